@@ -1,0 +1,7 @@
+"""What runs on a node: standard library only, shipped as one zipapp; torch only inside engine and worker.
+
+In: frames from supervisors, from the other agents of the job and from this node's engine.
+Out: worker processes, their files, the job's journal, answers.
+"""
+
+__version__ = "0.1.0"

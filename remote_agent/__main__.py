@@ -1,0 +1,60 @@
+"""What the zipapp and `python -m remote_agent` run: connect, serve or engine.
+
+In: argv. Out: the exit status of the chosen part; each part is imported only when it is chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one part of the node's side and return its exit status."""
+    parser = argparse.ArgumentParser(prog="agent", description="The node's side of supervisor.")
+    modes = parser.add_subparsers(dest="mode", required=True)
+    modes.add_parser("connect", help="bridge between stdin/stdout and the agents of this node")
+    serve = modes.add_parser("serve", help="the agent of one job")
+    serve.add_argument("--job", required=True)
+    serve.add_argument("--detach", action="store_true", help="go on in a grandchild; its pid is printed")
+    engine = modes.add_parser("engine", help="the part that imports torch; started by the agent")
+    engine.add_argument("--job", required=True)
+    engine.add_argument("--runtime", default="")
+    args = parser.parse_args(argv)
+    if args.mode == "connect":
+        from remote_agent import bridge
+
+        return bridge.main()
+    if args.mode == "serve":
+        if args.detach:
+            _detach()
+        from remote_agent import agent
+
+        return agent.main(args.job)
+    from remote_agent import engine as engine_part
+
+    return engine_part.main(args.job, args.runtime)
+
+
+def _detach() -> None:
+    """Fork a second time, so that init adopts and reaps the agent; the first child prints its pid and is gone.
+
+    The caller has made a session of its own, and has set stdin and stderr; stdout becomes what stderr is.
+    """
+    pid = os.fork()
+    if pid:
+        os.write(1, b"%d\n" % pid)
+        os._exit(0)
+    os.dup2(2, 1)
+    # A handler, not SIG_IGN: an ignored signal would still be ignored in the workers.
+    signal.signal(signal.SIGHUP, _stay)
+
+
+def _stay(_number: int, _frame: object) -> None:
+    """Do nothing: a lost terminal never ends an agent."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

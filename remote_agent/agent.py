@@ -1,0 +1,331 @@
+"""The agent of one node in one job: what holds follower, coordinator's role, journal, logs and servers together.
+
+In: the job directory that `start` has written. Out: a served job; the process ends when the job is over and nobody
+looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from remote_agent import election, member, paths, peers, restore
+from remote_agent import state as s
+from remote_agent.follower import Follower
+from remote_agent.journal import Journal
+from remote_agent.logs import LogStore
+from remote_agent.role import Role
+from remote_agent.tasks import Tasks
+from remote_agent.wire import Answer, Channel, Handler, Items, JobSpec, Problem
+
+log = logging.getLogger(__name__)
+
+# An agent that nobody gives a coordinator ends by itself.
+ASSIGN_TIMEOUT_S = 180.0
+# After the end: long enough for a supervisor that is just about to read the outcome.
+LINGER_S = 5.0
+ABANDONED_S = 3600.0
+DEAD_CHECKS_S = (0.0, 0.1, 0.3, 0.6, 1.0, 2.0)
+
+
+class Agent:
+    """One node's agent; `run` is its whole life."""
+
+    def __init__(self, files: paths.JobFiles) -> None:
+        self.files = files
+        self.spec = JobSpec.from_json(json.loads(files.spec.read_text()))
+        self.node = str(json.loads(files.node.read_text())["node"])
+        own = self.spec.node(self.node)
+        self.address = own.address if own is not None else ""
+        self.port = 0
+        self.members: dict[str, dict[str, Any]] = {}
+        self.journal = Journal(files.events)
+        self.logs = LogStore(files.root, live=True)
+        self.role: Role | None = None
+        self.follower = Follower(self, self._last_view())
+        self.operators = 0
+        self.operators_changed = asyncio.Event()
+        self._assigned = asyncio.Event()
+        self._finished = asyncio.Event()
+        self._tasks = Tasks()
+        self._peers: dict[str, Channel] = {}
+
+    def _last_view(self) -> member.Member:
+        """What this agent had agreed to before it was restarted; the lease of then is not ours any more."""
+        view = member.Member(me=self.node, node_timeout=self.spec.node_timeout, contact=time.monotonic())
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            saved = json.loads(self.files.term.read_text())
+            self.members.update(saved["members"])
+            view = dataclasses.replace(view, term=saved["term"], voted=saved["voted"])
+        return view
+
+    def save_term(self) -> None:
+        """Write down what we agreed to, before anybody is told."""
+        data = {**self.follower.member.to_json(), "members": self.members}
+        paths.atomic_write(self.files.term, json.dumps(data).encode())
+
+    async def run(self) -> None:
+        """Serve until the job is over and nobody looks."""
+        from remote_agent.server import serve_operators
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.finish, f"the agent got {signal.Signals(number).name}")
+        server, self.port = await peers.listen(self.files, self.spec.coordinator_port, self._accept)
+        self.members[self.node] = {"address": self.address, "port": self.port}
+        await self.logs.start()
+        self.follower.start()
+        self._tasks.spawn(self._watch_assignment(), "assignment")
+        operators = await serve_operators(self)
+        log.info("agent of %s for %s, peers on port %d", self.node, self.spec.job, self.port)
+        try:
+            await self._finished.wait()
+            await self._wind_down()
+        finally:
+            operators.close()
+            server.close()
+            await self._close()
+
+    async def _wind_down(self) -> None:
+        """Let everybody read the end."""
+        if self.role is not None:
+            await self.role.flushed(LINGER_S)
+        await self.logs.end()
+        self.journal.end()
+        quiet_since = time.monotonic()
+        while time.monotonic() - quiet_since < LINGER_S:
+            self.operators_changed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.operators_changed.wait(), LINGER_S)
+            if self.operators:
+                quiet_since = time.monotonic()
+
+    async def _close(self) -> None:
+        if self.role is not None:
+            await self.role.close()
+        await self.follower.close()
+        for channel in list(self._peers.values()):
+            await channel.close()
+        await self._tasks.close()
+        await self.logs.stop()
+        self.journal.close()
+
+    def finish(self, reason: str) -> None:
+        """The job is over for this node."""
+        if not self._finished.is_set():
+            log.info("ending: %s", reason)
+            self._finished.set()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job is over for this node."""
+        return self._finished.is_set()
+
+    async def _watch_assignment(self) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._assigned.wait(), ASSIGN_TIMEOUT_S)
+        if not self._assigned.is_set() and not self.follower.member.term:
+            self.finish("nobody named a coordinator")
+            return
+        alone_since = time.monotonic()
+        while time.monotonic() - alone_since < ABANDONED_S:
+            await asyncio.sleep(60.0)
+            if self.role is not None or self.follower.channel is not None or self.operators:
+                alone_since = time.monotonic()
+        self.finish("no coordinator for an hour")
+
+    # The role
+
+    async def assign(self, args: dict[str, Any]) -> None:
+        """Take the supervisor's word for who coordinates; raises Problem when this job knows better."""
+        coordinator = args["coordinator"]
+        self.members.update(args["members"])
+        self.members[coordinator["node"]] = {"address": coordinator["address"], "port": coordinator["port"]}
+        self.members[self.node] = {"address": self.address, "port": self.port}
+        if not self.follower.follow(int(args["term"]), coordinator["node"]):
+            raise Problem("stale", f"this job is in term {self.follower.member.term} already")
+        self._assigned.set()
+        if coordinator["node"] == self.node and self.role is None:
+            state = restore.initial(self.spec, self.node, time.monotonic())
+            self._begin(Role(self, state), dict(args.get("absent") or {}))
+
+    async def take_role(self, term: int, former: str | None) -> None:
+        """Become the coordinator of that term: this node has the votes."""
+        records = self.journal.records
+        state = restore.take_over(self.spec, self.node, term, records, time.monotonic())
+        self.follower.follow(term, self.node)
+        role = Role(self, state)
+        self._begin(role, {})
+        role.record("coordinator_changed", self.node, former=former, term=term)
+        for name in self.members:
+            if name != self.node:
+                self._tasks.spawn(self._announce(name), "announce")
+
+    def _begin(self, role: Role, absent: dict[str, str]) -> None:
+        self.role = role
+        role.start(absent)
+        self.follower.in_charge()
+
+    async def drop_role(self) -> None:
+        """Another node is the coordinator now."""
+        role, self.role = self.role, None
+        if role is not None:
+            log.warning("%s is the coordinator now", self.follower.member.coordinator)
+            await role.close()
+
+    async def _announce(self, name: str) -> None:
+        found = {"term": self.follower.member.term, "coordinator": self.node, "members": self.members}
+        await election.ask(self.follower, name, "announce", found)
+
+    # Peers
+
+    async def _accept(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        channel = Channel(reader, writer)
+        channel.handler = self.peer_handler(name, channel)
+        try:
+            await channel.run()
+        finally:
+            if self.role is not None and self.role.lost_channel(name, channel):
+                self._tasks.spawn(self._check_dead(name), f"check {name}")
+
+    async def _check_dead(self, name: str) -> None:
+        """Call a node dead as soon as its machine says that nothing listens any more; else its heartbeat decides."""
+        where = self.members.get(name)
+        for pause in DEAD_CHECKS_S:
+            await asyncio.sleep(pause)
+            role = self.role
+            if where is None or role is None or name in role.connected:
+                return
+            if await peers.is_dead(where["address"], int(where["port"])):
+                role.feed(s.Gone(name, "its agent died (connection refused)", time.time_ns()))
+                return
+
+    def peer_handler(self, name: str, channel: Channel | None = None) -> Handler:
+        """Return what answers a node; its name comes from its certificate."""
+
+        async def handle(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+            return await self._peer(name, channel, op, args)
+
+        return handle
+
+    async def _peer(self, name: str, channel: Channel | None, op: str, args: dict[str, Any]) -> Answer:
+        if op in ("join", "report", "beat", "request"):
+            return await self._as_coordinator(name, channel, op, args)
+        if op in ("order", "journal", "members", "moved"):
+            self._as_member(name, op, args)
+            return Answer({})
+        if op == "vote":
+            return Answer(election.give_vote(self.follower, args))
+        if op == "who":
+            return Answer(self._who())
+        if op == "announce":
+            self.members.update(args["members"])
+            self.follower.follow(int(args["term"]), str(args["coordinator"]))
+            return Answer({})
+        if op == "take_over":
+            refusal = await election.stand(self.follower)
+            if refusal:
+                raise Problem("election", refusal)
+            return Answer({})
+        raise Problem("unknown_op", f"no such request between agents: {op}")
+
+    def _who(self) -> dict[str, Any]:
+        view = self.follower.member
+        return {"term": view.term, "coordinator": view.coordinator, "members": self.members}
+
+    async def _as_coordinator(self, name: str, channel: Channel | None, op: str, args: dict[str, Any]) -> Answer:
+        role = self.role
+        if role is None:
+            raise Problem("not_coordinator", f"{self.node} is not the coordinator")
+        if op == "join":
+            term = int(args["term"])
+            if term > role.state.term:
+                raise Problem("stale", f"{self.node} coordinates term {role.state.term}, {name} is in {term}")
+            assert channel is not None
+            self.members[name] = {"address": args["address"], "port": args["port"]}
+            role.join(name, channel, args)
+            role.tell("members", {"members": self.members})
+        elif op == "report":
+            role.hear(name, args["op"], args["args"])
+        elif op == "beat":
+            received_ns = time.time_ns()
+            role.beat(name, args)
+            return Answer({"received_ns": received_ns, "answered_ns": time.time_ns()})
+        elif op == "request":
+            return Answer(role.status() if args["op"] == "status" else role.request(args["op"], args["args"]))
+        return Answer({})
+
+    def _as_member(self, name: str, op: str, args: dict[str, Any]) -> None:
+        if name != self.follower.member.coordinator:
+            log.warning("%s from %s ignored: %s coordinates", op, name, self.follower.member.coordinator)
+        elif op == "order" and int(args["term"]) == self.follower.member.term:
+            self.follower.order(args["op"], args["args"])
+        elif op == "journal":
+            if args["reset"]:
+                self.journal.reset([])
+            self.journal.extend(args["records"])
+        elif op == "members":
+            self.members.update(args["members"])
+            self.save_term()
+        elif op == "moved":
+            self.follower.member = dataclasses.replace(self.follower.member, heir=args["heir"])
+
+    # What the engine needs to know of the job
+
+    def launch(self, generation: int) -> dict[str, Any]:
+        """Return the part of `go` that does not change from generation to generation."""
+        spec = self.spec
+        own = spec.node(self.node)
+        base = str(self.files.home.trees / spec.tree) if spec.tree else "/"
+        return {
+            "run_id": spec.job,
+            "role": spec.role,
+            "env": {**spec.env, **(own.env if own is not None else {})},
+            "cwd": os.path.normpath(os.path.join(base, spec.workdir)),
+            "kind": spec.kind,
+            "script": spec.script,
+            "args": list(spec.args),
+            "log_dir": str(self.files.generation(generation)),
+        }
+
+    def operator_came(self) -> None:
+        """Count an operator's connection."""
+        self.operators += 1
+        self.operators_changed.set()
+
+    def operator_left(self) -> None:
+        """Count an operator's connection out."""
+        self.operators -= 1
+        self.operators_changed.set()
+
+
+def main(job: str) -> int:
+    """Run the agent of a job on this node; returns the exit status."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    files = paths.Home.from_environment().job(job)
+    lock = paths.lock_agent(files)
+    if lock is None:
+        log.error("an agent of %s runs here already", job)
+        return 1
+
+    async def live() -> None:
+        await Agent(files).run()
+
+    try:
+        asyncio.run(live())
+    except Exception:
+        log.exception("the agent failed")
+        return 1
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            files.sock.unlink()
+        os.close(lock)
+    return 0

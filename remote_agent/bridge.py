@@ -1,0 +1,308 @@
+"""`connect`: the node's end of one SSH connection.
+
+In: frames on stdin. Out: answers on stdout; after `open`, a plain pipe to the job's agent, or a reader of its files.
+The bridge ends when stdin does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import logging
+import os
+import platform
+import shutil
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from remote_agent import __version__, jobs
+from remote_agent.paths import READ_AHEAD, Home, JobFiles, NameRefused, agent_alive, check_name, open_unix
+from remote_agent.tree import TreeSync
+from remote_agent.wire import MAGIC, PROTOCOL, Answer, Channel, Frame, Handler, Problem, WireError, encode, read_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+log = logging.getLogger(__name__)
+
+CHUNK = 256 * 1024
+AGENT_DEADLINE_S = 5.0
+# Another operator's sync of the same tree: long enough for a small one to end.
+LOCK_DEADLINE_S = 10.0
+POLL_S = 0.05
+FLUSH_DEADLINE_S = 10.0
+
+
+class Bridge:
+    """The requests that need no agent."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self._sync = TreeSync(home)
+        self._ops: dict[str, Callable[[dict[str, Any], bytes], Awaitable[dict[str, Any]]]] = {
+            "hello": self._hello,
+            "jobs": self._jobs,
+            "tree_plan": self._tree_plan,
+            "tree_put": self._tree_put,
+            "tree_commit": self._tree_commit,
+            "start": self._start,
+            "clean": self._clean,
+        }
+
+    def close(self) -> None:
+        """Give back what a half-done sync holds."""
+        self._sync.close()
+
+    async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer:
+        """Answer one request; raises Problem."""
+        handler = self._ops.get(op)
+        if handler is None:
+            raise Problem("unknown_op", f"no such request before open: {op}")
+        return Answer(await handler(args, body))
+
+    async def _hello(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        try:
+            self.home.make()
+            disk_free = shutil.disk_usage(self.home.root).free
+        except OSError as error:
+            hint = "set SUPERVISOR_HOME through env to a directory you may write"
+            raise Problem("home_not_writable", f"{error.filename}: {error.strerror}", hint) from error
+        return {
+            "protocol": PROTOCOL,
+            "version": __version__,
+            "hostname": socket.gethostname(),
+            "user": _user(),
+            "python": platform.python_version(),
+            "executable": sys.executable,
+            "home": str(self.home.root),
+            "cpu_count": len(os.sched_getaffinity(0)),
+            "disk_free": disk_free,
+            "shm_free": shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else None,
+            "time_ns": time.time_ns(),
+            "pid": os.getpid(),
+        }
+
+    async def _jobs(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        described = []
+        for name in self.home.job_names():
+            # A job may be cleaned away while we look.
+            with contextlib.suppress(OSError):
+                described.append(jobs.describe(self.home.job(name)))
+        return {"jobs": described}
+
+    async def _tree_plan(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        tree = _tree_name(args)
+        deadline = time.monotonic() + LOCK_DEADLINE_S
+        while not self._sync.lock(tree):
+            if time.monotonic() > deadline:
+                raise Problem("tree_busy", f"tree {tree} is being synced by somebody else", "try again in a moment")
+            await asyncio.sleep(POLL_S)
+        try:
+            plan = await asyncio.to_thread(self._sync.plan, tree, body)
+            user = jobs.running_from(self.home, tree) if plan.changed or plan.removed else None
+            if user is not None and not args.get("force"):
+                hint = f"stop {user} first, or launch with --no-sync to run the files that are there"
+                raise Problem("tree_in_use", f"job {user} runs from tree {tree}, whose files would change", hint)
+        except BaseException:
+            self._sync.close()
+            raise
+        return {
+            "missing": list(plan.missing),
+            "changed": len(plan.changed),
+            "removed": len(plan.removed),
+            "conflicts": plan.conflicts[:20],
+            "root": str(plan.root),
+        }
+
+    async def _tree_put(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        self._sync.put(_tree_name(args), args["parts"], body, bool(args.get("packed")))
+        return {}
+
+    async def _tree_commit(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        plan = await asyncio.to_thread(self._sync.commit, _tree_name(args))
+        return {
+            "root": str(plan.root),
+            "changed": len(plan.changed),
+            "removed": len(plan.removed),
+            "conflicts": plan.conflicts[:20],
+            "kept_in": str(plan.side / "replaced") if plan.conflicts else None,
+        }
+
+    async def _start(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        from remote_agent.starting import start
+
+        return await start(self.home, args)
+
+    async def _clean(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        return await asyncio.to_thread(jobs.clean, self.home, args.get("job"))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _tree_name(args: dict[str, Any]) -> str:
+    try:
+        return check_name(str(args.get("tree")), "tree")
+    except NameRefused as error:
+        raise Problem("bad_name", str(error)) from error
+
+
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, home: Home) -> None:
+    """Answer requests in order until `open` or the end of the stream."""
+    bridge = Bridge(home)
+    writer.write(MAGIC)
+    try:
+        await writer.drain()
+        while True:
+            frame = await read_frame(reader)
+            if frame is None:
+                return
+            if frame.header.get("op") == "open":
+                bridge.close()
+                if await _open(frame, reader, writer, home):
+                    return
+            elif "op" in frame.header:
+                await _answer(bridge, frame, writer)
+    except (WireError, ConnectionError) as error:
+        log.info("the connection ends: %s", error)
+    finally:
+        bridge.close()
+
+
+async def _answer(bridge: Bridge, frame: Frame, writer: asyncio.StreamWriter) -> None:
+    number = frame.header.get("id")
+    op = str(frame.header["op"])
+    try:
+        answer = await bridge.handle(op, frame.header.get("args") or {}, frame.body)
+        writer.write(encode({"re": number, "ok": answer.data}, answer.body))
+    except Problem as problem:
+        writer.write(_error(number, problem))
+    except Exception as error:  # the border of one request: it must not end the connection
+        log.exception("request %s failed", op)
+        writer.write(_error(number, Problem("internal", f"{op}: {type(error).__name__}: {error}")))
+    await writer.drain()
+
+
+def _error(number: object, problem: Problem) -> bytes:
+    return encode({"re": number, "error": {"kind": problem.kind, "message": problem.message, "hint": problem.hint}})
+
+
+async def _open(
+    frame: Frame, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, home: Home
+) -> bool:
+    """Become a pipe to a job's agent, or a reader; return False when the request was refused."""
+    number = frame.header.get("id")
+    try:
+        files = jobs.job_files(home, (frame.header.get("args") or {}).get("job"))
+        if not files.root.is_dir():
+            raise Problem("no_such_job", f"job {files.name} is not known here", "supervisor jobs lists those that are")
+        agent = await _reach(files) if agent_alive(files) is not None else None
+        handler = None if agent is not None else _reader(files)
+    except Problem as problem:
+        writer.write(_error(number, problem))
+        await writer.drain()
+        return False
+    node = jobs.read_json(files.node).get("node")
+    writer.write(encode({"re": number, "ok": {"live": agent is not None, "node": node}}))
+    await writer.drain()
+    if agent is not None:
+        await _splice(reader, writer, *agent)
+    elif handler is not None:
+        await Channel(reader, writer, handler).run()
+    return True
+
+
+def _reader(files: JobFiles) -> Handler:
+    """Return what answers from the files of a job that has no agent; raises Problem."""
+    from remote_agent.server import reader_handler
+
+    try:
+        return reader_handler(files)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        message = f"the files of job {files.name} cannot be read: {error}"
+        raise Problem("broken_job", message, f"supervisor clean removes it; its logs lie in {files.root}") from error
+
+
+async def _reach(files: JobFiles) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    """Connect to a live agent, which may be just starting or just ending; None when it has ended meanwhile."""
+    deadline = time.monotonic() + AGENT_DEADLINE_S
+    while True:
+        try:
+            return await asyncio.wait_for(open_unix(files.sock), AGENT_DEADLINE_S)
+        except (OSError, asyncio.TimeoutError):
+            pid = agent_alive(files)
+            if pid is None:
+                return None
+            if time.monotonic() > deadline:
+                hint = f"look at {files.log}; kill {pid} ends it and its workers"
+                raise Problem("agent_silent", f"the agent of {files.name} (pid {pid}) does not answer", hint) from None
+        await asyncio.sleep(POLL_S)
+
+
+async def _splice(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    agent_reader: asyncio.StreamReader,
+    agent_writer: asyncio.StreamWriter,
+) -> None:
+    """Copy bytes both ways until either side ends."""
+    pumps = [
+        asyncio.ensure_future(_pump(reader, agent_writer)),
+        asyncio.ensure_future(_pump(agent_reader, writer)),
+    ]
+    try:
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+        agent_writer.close()
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(agent_writer.wait_closed(), 1.0)
+
+
+async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError, OSError):
+        while data := await source.read(CHUNK):
+            sink.write(data)
+            await sink.drain()
+
+
+async def _stdio() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return stdin and stdout as streams; stdout itself is then given to stderr, so that no print can spoil frames."""
+    loop = asyncio.get_running_loop()
+    output = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    reader = asyncio.StreamReader(limit=READ_AHEAD, loop=loop)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader, loop=loop), sys.stdin.buffer)
+    # A reader's protocol also for the pipe that is only written to: it is the one that can wait for the last byte.
+    unread = asyncio.StreamReader(loop=loop)
+    transport, protocol = await loop.connect_write_pipe(
+        lambda: asyncio.StreamReaderProtocol(unread, loop=loop), output
+    )
+    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
+
+
+async def _run() -> None:
+    reader, writer = await _stdio()
+    await serve(reader, writer, Home.from_environment())
+    writer.close()
+    with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
+        await asyncio.wait_for(writer.wait_closed(), FLUSH_DEADLINE_S)
+
+
+def main() -> int:
+    """Run the bridge on stdin and stdout; returns the exit status."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(message)s")
+    # The end of stdin is what ends a bridge.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    asyncio.run(_run())
+    return 0

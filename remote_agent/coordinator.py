@@ -1,0 +1,243 @@
+"""Who is in the group, and when it starts, stops and ends: a pure state machine without I/O and without a clock.
+
+In: (State, Event, now). Out: the next State and the commands for the shell. Every message carries its generation;
+one that speaks of another generation changes nothing.
+
+    forming -> preparing -> starting -> running -> ended
+       ^                       |          |
+       +------- stopping <-----+----------+
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from remote_agent import formation, policy
+from remote_agent import state as s
+from remote_agent.operator_requests import on_add, on_remove, on_restart, on_stop
+from remote_agent.turn import Turn, lose_node, stop_group
+
+# A store opens in milliseconds; a node that takes longer than this for it has a problem.
+STARTED_TIMEOUT = 60.0
+# Of node_timeout: from here on a member may have given us up, so it no longer counts for our quorum.
+HELD_SHARE = 0.6
+
+
+def step(state: s.State, event: s.Event, now: float) -> s.Turned:
+    """Return the state after the event, and what to do; `now` is seconds of a clock that never goes back."""
+    turn = Turn(state, now)
+    HANDLERS[type(event)](turn, event)
+    if turn.state.phase == s.STOPPING and not turn.state.waiting:
+        turn.mark("idle")
+        policy.after_stop(turn)
+    if turn.state.phase == s.FORMING:
+        formation.try_form(turn)
+    return turn.state, tuple(turn.commands)
+
+
+def on_joined(turn: Turn, event: s.Joined) -> None:
+    node = turn.state.nodes.get(event.node)
+    if node is None:
+        return
+    fresh = node.incarnation != event.incarnation
+    turn.set_node(
+        event.node,
+        connected=True,
+        seen=turn.now,
+        held=turn.now,
+        running=event.running,
+        incarnation=event.incarnation,
+        ready=node.ready and not fresh,
+    )
+    state = turn.state
+    if state.phase == s.ENDED:
+        turn.send(event.node, "end", state=state.ended)
+    elif node.status == "removed" and not fresh:
+        turn.send(event.node, "leave", reason="it was removed from the job")
+    elif event.node in state.members and state.phase in (s.STARTING, s.RUNNING) and event.running != state.generation:
+        lose_node(turn, event.node, "its agent was restarted, its workers are gone")
+        turn.set_node(event.node, connected=True, seen=turn.now)
+    elif event.running is not None and not _carries_on(state, event):
+        turn.send(event.node, "stop", generation=event.running, grace_s=state.spec.stop_grace, collect=False)
+    elif state.phase == s.STOPPING and event.running is None:
+        on_idle(turn, s.Idle(event.node, state.generation))
+
+
+def _carries_on(state: s.State, event: s.Joined) -> bool:
+    return state.phase in (s.STARTING, s.RUNNING) and event.running == state.generation and event.node in state.members
+
+
+def on_ready(turn: Turn, event: s.Ready) -> None:
+    node = turn.state.nodes.get(event.node)
+    if node is None:
+        return
+    was_ready = node.ready
+    turn.set_node(event.node, ready=True, nproc=event.nproc)
+    if was_ready or node.status in ("removed", "failed", "draining"):
+        return
+    if node.status in ("connecting", "lost"):
+        returned = node.status == "lost"
+        turn.set_node(event.node, status="spare" if node.spec.spare else "ready", reason=None)
+        turn.emit("node_ready", node=event.node, nproc=event.nproc, returned=returned)
+    formation.admit(turn, event.node)
+
+
+def on_unfit(turn: Turn, event: s.Unfit) -> None:
+    node = turn.state.nodes.get(event.node)
+    if node is None or node.status in ("removed", "failed"):
+        return
+    lose_node(turn, event.node, event.reason, status="failed")
+
+
+def on_beat(turn: Turn, event: s.Beat) -> None:
+    if event.node in turn.state.nodes:
+        turn.set_node(event.node, seen=turn.now, held=max(turn.node(event.node).held, turn.now - event.heard_age))
+        if event.stepped:
+            turn.set(stepped=True)
+
+
+def on_gone(turn: Turn, event: s.Gone) -> None:
+    if event.node in turn.state.nodes:
+        lose_node(turn, event.node, event.reason, time_ns=event.time_ns)
+
+
+def on_prepared(turn: Turn, event: s.Prepared) -> None:
+    state = turn.state
+    if state.phase == s.PREPARING and event.generation == state.generation and event.node == state.members[0]:
+        formation.go(turn, event.port, STARTED_TIMEOUT)
+
+
+def on_started(turn: Turn, event: s.Started) -> None:
+    state = turn.state
+    if event.generation != state.generation or state.phase not in (s.STARTING, s.RUNNING, s.STOPPING):
+        return
+    ranks = dict(state.ranks)
+    for rank, local_rank, pid in event.ranks:
+        known = ranks.get(rank)
+        outcome = known.state if known is not None and known.state not in ("starting",) else "running"
+        code = known.code if known is not None else None
+        signal = known.signal if known is not None else None
+        ranks[rank] = s.Rank(rank, event.node, local_rank, pid, outcome, code, signal)
+    turn.set(ranks=ranks)
+    turn.set_node(event.node, running=event.generation)
+    if state.phase == s.STARTING:
+        turn.set(waiting=state.waiting - {event.node})
+        if state.spec.kind == "binary":
+            turn.set(mains=turn.state.mains | {rank for rank, _, _ in event.ranks})
+        if not turn.state.waiting:
+            turn.mark("started")
+            turn.set(deadline=None)
+        formation.running_when_all_are(turn)
+
+
+def on_main(turn: Turn, event: s.Main) -> None:
+    state = turn.state
+    if event.generation == state.generation and state.phase == s.STARTING:
+        turn.set(mains=state.mains | {event.rank})
+        formation.running_when_all_are(turn)
+
+
+def on_exited(turn: Turn, event: s.Exited) -> None:
+    state = turn.state
+    if event.generation != state.generation or state.phase not in (s.STARTING, s.RUNNING, s.STOPPING):
+        return
+    failed = turn.record_exit(event.node, event.exit)
+    if state.phase == s.STOPPING:
+        return
+    if failed:
+        stop_group(turn, "failure", age=event.age)
+        return
+    turn.set(mains=turn.state.mains | {int(event.exit["rank"])})
+    formation.running_when_all_are(turn)
+    ranks = turn.state.ranks
+    if ranks and all(rank.state == "succeeded" for rank in ranks.values()):
+        turn.end("succeeded", "every rank exited with 0")
+
+
+def on_idle(turn: Turn, event: s.Idle) -> None:
+    state = turn.state
+    if event.node not in state.nodes:
+        return
+    node = turn.node(event.node)
+    if node.running is not None and node.running <= event.generation:
+        turn.set_node(event.node, running=None)
+    if event.generation != state.generation or state.phase not in (s.STARTING, s.RUNNING, s.STOPPING):
+        return
+    for ended in event.exits:
+        turn.record_exit(event.node, ended)
+    if state.phase == s.STOPPING:
+        turn.set(waiting=state.waiting - {event.node})
+    elif event.node in state.members and not _done(turn.state, event.node):
+        lose_node(turn, event.node, "it stopped its workers by itself: it had lost the coordinator")
+        turn.set_node(event.node, connected=True, ready=True, status="ready", reason=None)
+
+
+def _done(state: s.State, node: str) -> bool:
+    return all(rank.state == "succeeded" for rank in state.ranks.values() if rank.node == node)
+
+
+def on_order_failed(turn: Turn, event: s.OrderFailed) -> None:
+    state = turn.state
+    if event.generation == state.generation and state.phase in (s.PREPARING, s.STARTING):
+        turn.set(lost={**state.lost, event.node: (0, event.message)})
+        stop_group(turn, "failure")
+
+
+def on_tick(turn: Turn, event: s.Tick) -> None:
+    state = turn.state
+    if state.phase == s.ENDED:
+        return
+    timeout = state.spec.node_timeout
+    for name, node in state.nodes.items():
+        if node.connected and name != state.me and turn.now - node.seen > timeout:
+            lose_node(turn, name, f"no heartbeat for {timeout:g} s", time_ns=event.time_ns)
+    _keep_quorum(turn)
+    _keep_deadline(turn)
+
+
+def _keep_quorum(turn: Turn) -> None:
+    """Stop our side while it could be the smaller one: the others may form a group of their own."""
+    state = turn.state
+    if state.phase not in (s.PREPARING, s.STARTING, s.RUNNING):
+        return
+    limit = HELD_SHARE * state.spec.node_timeout
+    held = [name for name in state.members if name == state.me or (turn.now - state.nodes[name].held <= limit)]
+    if 2 * len(held) < len(state.members):
+        turn.emit("quorum_lost", held=held, members=list(state.members))
+        stop_group(turn, "quorum", kill=True)
+
+
+def _keep_deadline(turn: Turn) -> None:
+    state = turn.state
+    if state.deadline is None or turn.now < state.deadline:
+        return
+    turn.set(deadline=None)
+    if state.phase == s.STOPPING:
+        for name in sorted(state.waiting):
+            lose_node(turn, name, "it did not stop its workers in time", status="failed")
+    elif state.phase == s.PREPARING:
+        on_order_failed(turn, s.OrderFailed(state.members[0], state.generation, "it did not open the store in time"))
+    elif state.phase == s.STARTING:
+        for name in sorted(state.waiting):
+            lose_node(turn, name, "it did not start its workers in time", status="failed")
+
+
+HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
+    s.Joined: on_joined,
+    s.Ready: on_ready,
+    s.Unfit: on_unfit,
+    s.Beat: on_beat,
+    s.Gone: on_gone,
+    s.Prepared: on_prepared,
+    s.Started: on_started,
+    s.OrderFailed: on_order_failed,
+    s.Main: on_main,
+    s.Exited: on_exited,
+    s.Idle: on_idle,
+    s.Restart: on_restart,
+    s.Remove: on_remove,
+    s.Add: on_add,
+    s.Stop: on_stop,
+    s.Tick: on_tick,
+}

@@ -1,0 +1,124 @@
+"""Finding the coordinator, or becoming it.
+
+In: a follower whose coordinator is gone. Out: a coordinator that more than half of the last group agreed upon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from remote_agent import member, peers, restore
+from remote_agent.wire import CallFailed, WireError
+
+if TYPE_CHECKING:
+    from remote_agent.agent import Agent
+    from remote_agent.follower import Follower
+
+log = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 5.0
+
+
+def base(agent: Agent) -> list[str]:
+    """Return the nodes whose majority elects: the last group, less what was removed; before the first, all nodes."""
+    state = restore.fold(agent.spec, agent.journal.records)
+    group = state.members or tuple(state.nodes)
+    return [name for name in group if state.nodes[name].status not in ("removed", "failed")]
+
+
+def order(agent: Agent) -> list[str]:
+    """Return who may stand, in turn: the group without the coordinator that is gone."""
+    return [name for name in base(agent) if name != agent.follower.member.coordinator]
+
+
+async def ask(follower: Follower, name: str, op: str, args: dict[str, Any]) -> dict[str, Any] | None:
+    """Return another node's answer to one question, or None when there is none."""
+    agent = follower.agent
+    where = agent.members.get(name)
+    if where is None or name == agent.node:
+        return None
+    try:
+        channel = await peers.connect(agent.files, name, where["address"], int(where["port"]), agent.peer_handler(name))
+    except (peers.PeerRefused, peers.PeerUnreachable):
+        return None
+    running = asyncio.ensure_future(channel.run())
+    try:
+        return (await channel.call(op, args, timeout=ASK_TIMEOUT_S)).data
+    except (WireError, CallFailed, asyncio.TimeoutError) as error:
+        log.info("%s to %s: %s", op, name, error)
+        return None
+    finally:
+        await channel.close()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def ask_around(follower: Follower) -> None:
+    """Learn from the others whether a newer coordinator is there."""
+    agent = follower.agent
+    others = [name for name in agent.members if name not in (agent.node, follower.member.coordinator)]
+    answers = await asyncio.gather(*(ask(follower, name, "who", {}) for name in others))
+    for found in answers:
+        if found and found["coordinator"] and found["term"] > follower.member.term:
+            agent.members.update(found["members"])
+            follower.follow(int(found["term"]), str(found["coordinator"]))
+
+
+async def stand(follower: Follower, force: bool = False) -> str:
+    """Ask for votes and take the role when more than half agree (force: in any case); returns "" or why not."""
+    agent = follower.agent
+    now = time.monotonic()
+    if not member.leaderless(follower.member, now):
+        return f"{follower.member.coordinator} is in charge"
+    term = follower.member.term + 1
+    voters = base(agent)
+    former = follower.member.coordinator
+    follower.member, reason = member.vote(follower.member, term, agent.node, now)
+    if reason:
+        return reason
+    agent.save_term()
+    wish = {"term": term, "candidate": agent.node}
+    others = [name for name in voters if name != agent.node]
+    answers = await asyncio.gather(*(ask(follower, name, "vote", wish) for name in others))
+    granted = [name for name, found in zip(others, answers) if found and found["granted"]]
+    votes = len(granted) + (agent.node in voters)
+    log.info("term %d: %d of %d votes (%s)", term, votes, len(voters), " ".join(granted))
+    if follower.member.term != term or follower.member.voted != agent.node:
+        return "another candidate came first"
+    if not member.quorum(votes, len(voters)) and not force:
+        return f"{votes} of {len(voters)} votes: more than half are needed ({_reasons(others, answers)})"
+    for found in answers:
+        if found and found["granted"]:
+            _catch_up(agent, found)
+    await agent.take_role(term, former)
+    return ""
+
+
+def _reasons(others: list[str], answers: list[dict[str, Any] | None]) -> str:
+    refusals = [
+        f"{name}: {found['reason'] if found else 'no answer'}"
+        for name, found in zip(others, answers)
+        if not (found and found["granted"])
+    ]
+    return "; ".join(refusals)
+
+
+def _catch_up(agent: Agent, found: dict[str, Any]) -> None:
+    """Take a voter's journal over when it knows more than ours."""
+    records = found["records"]
+    if records and (records[-1].get("term", 0), len(records)) > (agent.journal.last_term, agent.journal.last_seq):
+        agent.journal.reset(records)
+
+
+def give_vote(follower: Follower, args: dict[str, Any]) -> dict[str, Any]:
+    """Answer a candidate; a granted vote brings the voter's journal along where it is longer."""
+    agent = follower.agent
+    if agent.role is not None and follower.member.coordinator == agent.node:
+        return {"granted": False, "reason": f"{agent.node} is the coordinator", "records": []}
+    follower.member, reason = member.vote(follower.member, int(args["term"]), str(args["candidate"]), time.monotonic())
+    if reason:
+        return {"granted": False, "reason": reason, "records": []}
+    agent.save_term()
+    return {"granted": True, "reason": "", "records": agent.journal.records}

@@ -1,0 +1,98 @@
+"""The directory through which a generation's workers reach their engine, and the command that starts one.
+
+In: a generation's log directory. Out: the bootstrap as a file, a pipe for the workers' word, paths of their sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pkgutil
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from remote_agent.worker import HIDDEN_NAME, WORD
+
+
+class Word(NamedTuple):
+    """One worker is about to run the script."""
+
+    rank: int
+    t_ns: int
+
+
+class BootDirectory:
+    """A private directory, made for one generation and removed after it; close() when done."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self.path = _make(log_dir)
+        self._rest = b""
+        self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Open for writing too: so it never ends, and a worker can tell that its engine lives.
+        self.pipe = os.open(self.path / WORD, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def words(self) -> list[Word]:
+        """Return what workers said since the last time, without waiting."""
+        with contextlib.suppress(BlockingIOError):
+            self._rest += os.read(self.pipe, 65536)
+        *lines, self._rest = self._rest.split(b"\n")
+        words = []
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                rank, t_ns = line.split()
+                words.append(Word(int(rank), int(t_ns)))
+        return words
+
+    def socket(self, rank: int) -> str:
+        """Return a path, short enough for a socket, of that rank's worker server."""
+        return f"/proc/self/fd/{self._directory}/{rank}.sock"
+
+    def has_socket(self, rank: int) -> bool:
+        """Tell whether that rank has a worker server."""
+        return (self.path / f"{rank}.sock").exists()
+
+    def close(self) -> None:
+        """Remove the directory; calling it again does nothing."""
+        if self.pipe < 0:
+            return
+        os.close(self.pipe)
+        os.close(self._directory)
+        self.pipe = self._directory = -1
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _make(log_dir: Path) -> Path:
+    bootstrap = pkgutil.get_data("remote_agent", "worker.py")
+    if bootstrap is None:
+        raise FileNotFoundError("remote_agent/worker.py is missing from the agent")
+    # Beside the logs, which last as long as the job; a file system without pipes leaves the system's own place.
+    for parent in (str(log_dir), None):
+        path = Path(tempfile.mkdtemp(prefix=".run-", dir=parent))
+        try:
+            os.mkfifo(path / WORD, 0o600)
+        except OSError:
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        (path / f"{HIDDEN_NAME}.py").write_bytes(bootstrap)
+        return path
+    raise OSError(f"no pipe can be made in {log_dir} or {tempfile.gettempdir()}")
+
+
+def command(job: str, kind: str, boot: Path, env: dict[str, str], words: list[str]) -> list[str]:
+    """Return the command that starts one worker: words are the script (module, program) and its arguments."""
+    if kind == "binary":
+        return [sys.executable, "-I", "-S", str(boot / f"{HIDDEN_NAME}.py"), job, *words]
+    python = env.get("PYTHON_EXEC") or os.environ.get("PYTHON_EXEC") or sys.executable
+    # The option means nothing to Python: it shows the job to ps.
+    module = ["-m"] if kind == "module" else []
+    return [python, "-X", f"supervisor={job}", "-u", *module, *words]
+
+
+def add_bootstrap(env: dict[str, str], boot: Path) -> None:
+    """Put the bootstrap first on the PYTHONPATH of a worker; its `hide` takes it off again."""
+    given = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    here = str(boot)
+    env["PYTHONPATH"] = here if given is None else here + os.pathsep + (given or here)

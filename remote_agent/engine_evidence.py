@@ -1,0 +1,113 @@
+"""What a rank tells of itself: error file and last lines when it is dead, stacks and collectives while it lives.
+
+In: files of a dead rank, sockets of live ones. Out: plain values; whatever is missing or broken is None.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+TAIL_LINES = 40
+TAIL_BYTES = 64 * 1024
+# Above this nobody waits for the number of lines: about 50 ms of reading.
+COUNT_BYTES = 64 * 1024 * 1024
+ERROR_BYTES = 4 * 1024 * 1024
+ANSWER_BYTES = 64 * 1024 * 1024
+# torch writes whole seconds; the file's own time is finer, and right unless the file was copied.
+STAMP_SLACK_NS = 2_000_000_000
+
+
+def read_error(path: Path) -> dict[str, Any] | None:
+    """Return {message, callstack, timestamp_ns} of an error file; None when there is none that can be read."""
+    try:
+        with open(path, "rb") as file:
+            document = json.loads(file.read(ERROR_BYTES))
+            modified_ns = os.fstat(file.fileno()).st_mtime_ns
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or "message" not in document:
+        return None
+    inner = document["message"]
+    if not isinstance(inner, dict):
+        return _error(inner, None, document.get("timestamp"), modified_ns)
+    extra = inner.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
+    return _error(inner.get("message"), extra.get("py_callstack"), extra.get("timestamp"), modified_ns)
+
+
+def _error(message: Any, callstack: Any, timestamp: Any, modified_ns: int) -> dict[str, Any]:
+    try:
+        said_ns = int(timestamp) * 1_000_000_000
+    except (TypeError, ValueError):
+        said_ns = modified_ns
+    near = abs(modified_ns - said_ns) <= STAMP_SLACK_NS
+    return {
+        "message": str(message),
+        "callstack": None if callstack is None else str(callstack),
+        "timestamp_ns": modified_ns if near else said_ns,
+    }
+
+
+def read_tail(path: Path) -> tuple[str, int | None]:
+    """Return the last lines of a file as text, and how many lines it has; None lines when it is too long to count."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = max(0, size - TAIL_BYTES)
+            file.seek(start)
+            text = file.read(TAIL_BYTES)
+            file.seek(0)
+            count = _count_lines(file) if size <= COUNT_BYTES else None
+    except OSError:
+        return "", None
+    lines = text.split(b"\n")
+    if start > 0:
+        # The first one began before the window.
+        lines = lines[1:] or lines
+    if lines and not lines[-1]:
+        lines.pop()
+    return b"\n".join(lines[-TAIL_LINES:]).decode("utf-8", "replace"), count
+
+
+def _count_lines(file: Any) -> int:
+    count, last = 0, b"\n"
+    while block := file.read(1 << 20):
+        count += block.count(b"\n")
+        last = block[-1:]
+    return count + (last != b"\n")
+
+
+def of_the_dead(directory: Path) -> dict[str, Any]:
+    """Return what a dead rank left in its directory: error, tail, stderr_lines."""
+    tail, lines = read_tail(directory / "stderr.log")
+    return {"error": read_error(directory / "error.json"), "tail": tail, "stderr_lines": lines}
+
+
+async def ask(socket: str, handler: str) -> bytes:
+    """Return what a rank's worker server answers; raises OSError or ValueError. It has no deadline of its own."""
+    reader, writer = await asyncio.open_unix_connection(socket)
+    try:
+        request = f"POST /handler/{handler} HTTP/1.0\r\nHost: rank\r\nContent-Length: 0\r\n\r\n"
+        writer.write(request.encode())
+        await writer.drain()
+        answer = b""
+        while len(answer) < ANSWER_BYTES and (block := await reader.read(1 << 20)):
+            answer += block
+    finally:
+        writer.close()
+    head, separator, body = answer.partition(b"\r\n\r\n")
+    status = head.split(b" ", 2)[1:2]
+    if not separator or status != [b"200"]:
+        raise ValueError(f"{handler}: {head[:200].decode('utf-8', 'replace')!r}")
+    return body
+
+
+def tidy_stacks(text: bytes) -> str:
+    """Return a traceback dump without the threads that run no Python: the server's own."""
+    blocks = text.decode("utf-8", "replace").rstrip("\n").split("\n\n")
+    kept = [block for block in blocks if "<no Python frame>" not in block]
+    return "\n\n".join(kept or blocks) + "\n"

@@ -1,0 +1,118 @@
+"""The agent's side of its engine: start it, call it, hear from it, and end what it left behind.
+
+In: orders. Out: answers and notices of the engine; no worker of ours survives an engine that dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from remote_agent.paths import JobFiles, start_ticks
+from remote_agent.wire import Answer, CallFailed, Channel, ChannelClosed
+
+log = logging.getLogger(__name__)
+
+# A cold file system may need this long to import torch.
+IMPORT_TIMEOUT_S = 300.0
+CALL_MARGIN_S = 30.0
+Notice = Callable[[str, "dict[str, Any]"], Awaitable[None]]
+
+
+def agent_command(mode: str, job: str) -> list[str]:
+    """Return how to start this very code in another mode, from a zipapp or from source."""
+    program = sys.argv[0] if sys.argv[0].endswith(".pyz") else ""
+    return [sys.executable, *([program] if program else ["-m", "remote_agent"]), mode, "--job", job]
+
+
+class EngineLink:
+    """One engine process."""
+
+    def __init__(self, files: JobFiles, notice: Notice) -> None:
+        self._files = files
+        self._notice = notice
+        self._workers: dict[int, int | None] = {}
+        self.facts: dict[str, Any] = {}
+        self.problem: str | None = None
+        self.ready = asyncio.Event()
+        """Set when the engine is up, or cannot come up (`problem`)."""
+        self._channel: Channel | None = None
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def run(self) -> str:
+        """Start the engine and serve its notices until it ends; returns how it ended."""
+        self._process = await asyncio.create_subprocess_exec(
+            *agent_command("engine", self._files.name),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        output, feed = self._process.stdout, self._process.stdin
+        if output is None or feed is None:
+            raise RuntimeError("the engine has no pipes")
+        self._channel = Channel(output, feed, self._hear)
+        greeting = asyncio.ensure_future(self._greet())
+        try:
+            await self._channel.run()
+            status = await asyncio.wait_for(self._process.wait(), 10.0)
+        except asyncio.TimeoutError:
+            status = None
+        finally:
+            greeting.cancel()
+            await asyncio.gather(greeting, return_exceptions=True)
+            self._end()
+        how = f"exit status {status}" if status is not None else "it hung"
+        if self.problem is None:
+            self.problem = f"the engine ended ({how})"
+        self.ready.set()
+        return how
+
+    async def call(self, op: str, args: dict[str, Any], timeout: float = CALL_MARGIN_S) -> dict[str, Any]:
+        """Return the engine's answer; raises CallFailed, ChannelClosed, asyncio.TimeoutError."""
+        if self._channel is None:
+            raise ChannelClosed("the engine has not started")
+        answer: Answer = await self._channel.call(op, args, timeout=timeout)
+        for rank in answer.data.get("ranks", ()) if op == "go" else ():
+            self._workers[int(rank["pid"])] = rank.get("started")
+        if op == "stop":
+            self._workers.clear()
+        return answer.data
+
+    async def close(self) -> None:
+        """End the engine: it kills what it still runs when its input ends."""
+        if self._channel is not None:
+            await self._channel.close()
+
+    async def _greet(self) -> None:
+        try:
+            self.facts = await self.call("hello", {}, IMPORT_TIMEOUT_S)
+        except CallFailed as failed:
+            self.problem = failed.message
+        except asyncio.TimeoutError:
+            self.problem = f"torch was not imported within {IMPORT_TIMEOUT_S:.0f} s"
+        except ChannelClosed:
+            return
+        self.ready.set()
+
+    async def _hear(self, op: str, args: dict[str, Any], body: bytes) -> Answer:
+        if op == "exited":
+            self._workers.pop(int(args["exit"]["pid"]), None)
+        await self._notice(op, args)
+        return Answer({})
+
+    def _end(self) -> None:
+        """Kill the engine and the workers it left, each only if it is still the process we started."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        for pid, started in self._workers.items():
+            if started is not None and start_ticks(pid) == started:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+        self._workers.clear()

@@ -1,0 +1,123 @@
+"""A generation's order, and what its workers are started with.
+
+In: the arguments of `go`. Out: environment of each rank as torchrun makes it, directories for its files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from remote_agent.wire import Problem
+
+KINDS = ("script", "module", "binary")
+# Ours, not the worker's: where the supervisor keeps its files on this node.
+OWN_VARIABLES = ("SUPERVISOR_HOME",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """What `go` asks for."""
+
+    generation: int
+    run_id: str
+    role: str
+    group_rank: int
+    base_rank: int
+    local_world_size: int
+    world_size: int
+    group_world_size: int
+    master_addr: str
+    master_port: int
+    restart_count: int
+    max_restarts: int
+    env: dict[str, str]
+    cwd: str
+    kind: str
+    script: str
+    args: tuple[str, ...]
+    log_dir: Path
+
+    @classmethod
+    def from_args(cls, args: dict[str, Any]) -> Order:
+        """Read the arguments of `go`; raises Problem that names what is wrong."""
+        try:
+            values = {field.name: args[field.name] for field in dataclasses.fields(cls)}
+            values["env"] = {str(key): str(value) for key, value in args["env"].items()}
+            values["args"] = tuple(str(word) for word in args["args"])
+            values["log_dir"] = Path(args["log_dir"])
+            order = cls(**values)
+        except KeyError as error:
+            raise Problem("bad_request", f"go without {error}") from error
+        except (AttributeError, TypeError) as error:
+            raise Problem("bad_request", f"go: {error}") from error
+        order.check()
+        return order
+
+    def check(self) -> None:
+        """Raise Problem when the order cannot be carried out on this node."""
+        if self.kind not in KINDS:
+            raise Problem("bad_request", f"unknown kind of script: {self.kind}")
+        if self.local_world_size < 1 or self.base_rank + self.local_world_size > self.world_size:
+            raise Problem(
+                "bad_request",
+                f"{self.local_world_size} workers from rank {self.base_rank} in a world of {self.world_size}",
+            )
+        if not self.log_dir.is_absolute():
+            raise Problem("bad_request", f"log_dir is not absolute: {self.log_dir}")
+        if not os.path.isdir(self.cwd):
+            raise Problem("cwd", f"no such directory on this node: {self.cwd}", "is the work tree synced here?")
+
+
+def worker_environment(order: Order, local_rank: int, leaked: dict[str, str]) -> dict[str, str]:
+    """Return what a worker's environment has beside, or instead of, this process's own."""
+    env = dict(order.env)
+    rank = order.base_rank + local_rank
+    env.update(leaked)
+    env.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(local_rank),
+        GROUP_RANK=str(order.group_rank),
+        ROLE_RANK=str(rank),
+        ROLE_NAME=order.role,
+        LOCAL_WORLD_SIZE=str(order.local_world_size),
+        WORLD_SIZE=str(order.world_size),
+        GROUP_WORLD_SIZE=str(order.group_world_size),
+        ROLE_WORLD_SIZE=str(order.world_size),
+        MASTER_ADDR=order.master_addr,
+        MASTER_PORT=str(order.master_port),
+        TORCHELASTIC_RESTART_COUNT=str(order.restart_count),
+        TORCHELASTIC_MAX_RESTARTS=str(order.max_restarts),
+        TORCHELASTIC_RUN_ID=order.run_id,
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    given = {**os.environ, **order.env}
+    env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = given.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if order.local_world_size > 1 and "OMP_NUM_THREADS" not in given:
+        env["OMP_NUM_THREADS"] = "1"
+    if "PWD" in given:
+        # A shell that had started torchrun there would have said so.
+        env["PWD"] = order.cwd
+    return env
+
+
+def rank_directories(order: Order) -> dict[int, Path]:
+    """Make each local rank's directory, empty; an earlier one with files is kept aside. Raises OSError."""
+    order.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directories = {}
+    for local_rank in range(order.local_world_size):
+        directory = order.log_dir / f"rank_{order.base_rank + local_rank}"
+        if directory.exists() and any(directory.iterdir()):
+            directory.rename(_free_name(directory))
+        directory.mkdir(mode=0o700, exist_ok=True)
+        directories[local_rank] = directory
+    return directories
+
+
+def _free_name(directory: Path) -> Path:
+    number = 1
+    while (aside := directory.with_name(f"{directory.name}.old{number}")).exists():
+        number += 1
+    return aside

@@ -1,0 +1,204 @@
+"""Worker processes: when and how each one died, and what it left running.
+
+In: pids. Out: deaths with a time in nanoseconds; no process that a dead worker started stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+PR_SET_CHILD_SUBREAPER = 36
+# Only where the kernel has no pidfd (before 5.3).
+POLL_S = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Death:
+    """How a process ended."""
+
+    code: int | None
+    """Exit status; None when a signal ended it."""
+    signal: str | None
+    core: bool
+    t_ns: int
+    """time_ns at which we saw it."""
+
+
+class Worker:
+    """One rank's process, from its start until it is reaped."""
+
+    def __init__(self, rank: int, local_rank: int, pid: int, directory: Path) -> None:
+        self.rank = rank
+        self.local_rank = local_rank
+        self.pid = pid
+        self.directory = directory
+        self.started = start_ticks(pid)
+        self.death: Death | None = None
+        self.is_ours = False
+        """We signalled it while it lived: its death is our doing."""
+        self._pidfd = _open_pidfd(pid)
+        self._poller: asyncio.Task[None] | None = None
+
+    def watch(self, died: Callable[[Worker], None]) -> None:
+        """Call `died` once, as soon as the process is dead."""
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().add_reader(self._pidfd, self.look, died)
+        else:
+            self._poller = asyncio.ensure_future(self._poll(died))
+
+    async def _poll(self, died: Callable[[Worker], None]) -> None:
+        while self.death is None:
+            self.look(died)
+            await asyncio.sleep(POLL_S)
+
+    def look(self, died: Callable[[Worker], None]) -> None:
+        """Notice the death if there is one, now."""
+        if self.death is not None:
+            return
+        t_ns = time.time_ns()
+        # WNOWAIT: the dead process keeps its pid, and so its group, until we have killed what is left of them.
+        result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if result is None:
+            return
+        self.death = decode(result.si_code, result.si_status, t_ns)
+        self.close()
+        self.kill_group(signal.SIGKILL)
+        died(self)
+
+    def kill_group(self, number: signal.Signals) -> None:
+        """Send a signal to the worker's process group; only before the worker is reaped."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._poller is not None and self._poller is not asyncio.current_task():
+            self._poller.cancel()
+
+
+def decode(si_code: int, si_status: int, t_ns: int) -> Death:
+    """Return the death that waitid tells of."""
+    if si_code == os.CLD_EXITED:
+        return Death(si_status, None, False, t_ns)
+    try:
+        name = signal.Signals(si_status).name
+    except ValueError:
+        name = f"SIG{si_status}"
+    return Death(None, name, si_code == os.CLD_DUMPED, t_ns)
+
+
+def _open_pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name: [0] is the state; empty when the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot; None when it is gone."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies, so that none can leave us."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children() -> set[int]:
+    """Return the pids of this process's children, dead ones that nobody waited for included."""
+    found: set[int] = set()
+    try:
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+                found.update(int(pid) for pid in file.read().split())
+    except FileNotFoundError:
+        # A thread ended meanwhile, or a kernel without this file.
+        me = str(os.getpid())
+        found = {int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _stat(int(pid))[1:2] == [me]}
+    return found
+
+
+class Orphans:
+    """Children that we did not start: descendants of workers that outlived their parent."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+
+    def tend(self, workers: Iterable[Worker], *, kill_all: bool = False) -> int:
+        """Reap dead orphans, kill those whose worker is dead (or all); returns how many live."""
+        known = {worker.pid for worker in workers}
+        dead = [worker for worker in workers if worker.death is not None]
+        alive = 0
+        for pid in children() - known:
+            fields = _stat(pid)
+            if not fields or fields[0] in "ZX":
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+                continue
+            alive += 1
+            if kill_all or any(_belongs(pid, fields, worker) for worker in dead):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        return alive
+
+    async def sweep(self, workers: Iterable[Worker], deadline_s: float) -> int:
+        """Kill every orphan, and what is orphaned by that; returns how many would not die in time."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + deadline_s
+        while True:
+            self.changed.clear()
+            alive = self.tend(workers, kill_all=True)
+            left = end - loop.time()
+            if alive == 0 or left <= 0:
+                return alive
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.changed.wait(), min(left, POLL_S))
+
+
+def _belongs(pid: int, fields: list[str], worker: Worker) -> bool:
+    if fields[3] == str(worker.pid):
+        return True
+    mark = b"TORCHELASTIC_ERROR_FILE=" + os.fsencode(worker.directory / "error.json")
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def exit_document(worker: Worker, evidence: dict[str, Any]) -> dict[str, Any]:
+    """Return the `Exit` of the wire; the worker must be dead."""
+    death = worker.death
+    if death is None:
+        raise ValueError(f"rank {worker.rank} has not ended")
+    return {
+        "rank": worker.rank,
+        "local_rank": worker.local_rank,
+        "pid": worker.pid,
+        **dataclasses.asdict(death),
+        "stopped_by_us": worker.is_ours,
+        **evidence,
+    }

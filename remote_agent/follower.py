@@ -1,0 +1,314 @@
+"""A node's part in its job: its engine, its link to the coordinator, its lease.
+
+In: orders with their term, notices of the engine. Out: reports to the coordinator, heartbeats; dead workers when the
+lease is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from remote_agent import election, member, peers
+from remote_agent.engine_link import EngineLink
+from remote_agent.tasks import Tasks
+from remote_agent.wire import Answer, CallFailed, Channel, Problem, WireError
+
+if TYPE_CHECKING:
+    from remote_agent.agent import Agent
+
+log = logging.getLogger(__name__)
+
+RETRY_S = (0.1, 0.2, 0.5, 1.0)
+ENGINE_STARTS = 3
+LEASE_CHECK_S = 0.1
+CALL_TIMEOUT_S = 10.0
+STOP_MARGIN_S = 30.0
+
+
+class Follower:
+    """This node as a member; also the coordinator's own node is one."""
+
+    def __init__(self, agent: Agent, view: member.Member) -> None:
+        self.agent = agent
+        self.member = view
+        self.incarnation = secrets.token_hex(8)
+        self.engine = EngineLink(agent.files, self._hear_engine)
+        self.clock = peers.Clock()
+        self.channel: Channel | None = None
+        """To the coordinator; None while there is none, or while we are it."""
+        self.running: int | None = None
+        self.generation = -1
+        self._pids: dict[int, dict[str, Any]] = {}
+        self._reports: list[dict[str, Any]] = []
+        self._orders: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        self._look_again = asyncio.Event()
+        self._tasks = Tasks()
+
+    def start(self) -> None:
+        """Begin: the engine at once, the coordinator as soon as it is known."""
+        self._tasks.spawn(self._engines(), "engine")
+        self._tasks.spawn(self._links(), "link to the coordinator")
+        self._tasks.spawn(self._keep_lease(), "lease")
+        self._tasks.spawn(self._obey(), "orders")
+
+    async def close(self) -> None:
+        """End the engine, and with it the workers; then all else."""
+        await self.engine.close()
+        await self._tasks.close()
+
+    # The coordinator's side
+
+    def follow(self, term: int, node: str) -> bool:
+        """Take a node's word as the coordinator's; False when its term is over."""
+        self.member, accepted = member.accept(self.member, term, node, time.monotonic())
+        if accepted:
+            self.agent.save_term()
+            self._look_again.set()
+            if node != self.agent.node and self.agent.role is not None:
+                self._tasks.spawn(self.agent.drop_role(), "drop the role")
+        return accepted
+
+    def in_charge(self) -> None:
+        """Note that this very node is the coordinator, and report to it what this node has."""
+        role = self.agent.role
+        if role is not None:
+            role.hear_join(self.agent.node, self.introduction())
+
+    def introduction(self) -> dict[str, Any]:
+        """Return what a member says when it joins."""
+        journal = self.agent.journal
+        return {
+            "term": self.member.term,
+            "incarnation": self.incarnation,
+            "last_seq": journal.last_seq,
+            "digest": journal.digest(journal.last_seq),
+            "running": self.running,
+            "address": self.agent.address,
+            "port": self.agent.port,
+            "reports": [*self._readiness(), *self._reports],
+        }
+
+    def order(self, op: str, args: dict[str, Any]) -> None:
+        """Queue an order of the coordinator; an immediate kill overtakes what is queued."""
+        if op == "stop" and not args["grace_s"]:
+            self._tasks.spawn(self._stop(args), "kill")
+        else:
+            self._orders.put_nowait((op, args))
+
+    def report(self, op: str, args: dict[str, Any]) -> None:
+        """Tell the coordinator; what concerns this generation is told again after a new connection."""
+        if op in ("started", "main", "exited", "idle"):
+            self._reports.append({"op": op, "args": args})
+        if self.agent.role is not None:
+            self.agent.role.hear(self.agent.node, op, args)
+        elif self.channel is not None:
+            self._tasks.spawn(self._tell(self.channel, op, args), "report")
+
+    async def _tell(self, channel: Channel, op: str, args: dict[str, Any]) -> None:
+        with contextlib.suppress(WireError):
+            await channel.notify("report", {"op": op, "args": args})
+
+    def _readiness(self) -> list[dict[str, Any]]:
+        if not self.engine.ready.is_set():
+            return []
+        try:
+            return [{"op": "ready", "args": {"nproc": self.nproc()}}]
+        except Problem as problem:
+            return [{"op": "unfit", "args": {"reason": problem.message}}]
+
+    def nproc(self) -> int:
+        """Return how many ranks this node runs; raises Problem when its engine or its GPUs are not there."""
+        if self.engine.problem is not None:
+            raise Problem("engine", self.engine.problem)
+        spec = self.agent.spec.node(self.agent.node)
+        wish = spec.nproc_per_node if spec is not None else "auto"
+        gpus = int(self.engine.facts.get("gpus", 0))
+        if wish == "gpu" and not gpus:
+            raise Problem("engine", "nproc_per_node is gpu, and torch sees no GPU here")
+        if wish in ("auto", "gpu") and gpus:
+            return gpus
+        return int(wish) if wish.isdigit() else os.cpu_count() or 1
+
+    # Loops
+
+    async def _engines(self) -> None:
+        """Keep an engine running; after it died, this node joins anew, without workers."""
+        for _ in range(ENGINE_STARTS):
+            greeting = self._tasks.spawn(self._greet(), "greet")
+            how = await self.engine.run()
+            greeting.cancel()
+            came_up = bool(self.engine.facts)
+            log.warning("the engine ended: %s", how)
+            if not came_up:
+                return
+            self.engine = EngineLink(self.agent.files, self._hear_engine)
+            self.incarnation = secrets.token_hex(8)
+            self.running, self._reports = None, []
+            await self._rejoin()
+        self.report("unfit", {"reason": f"its engine died {ENGINE_STARTS} times"})
+
+    async def _greet(self) -> None:
+        await self.engine.ready.wait()
+        for report in self._readiness():
+            self.report(report["op"], report["args"])
+
+    async def _rejoin(self) -> None:
+        if self.agent.role is not None:
+            self.in_charge()
+        elif self.channel is not None:
+            await self.channel.close()
+
+    async def _links(self) -> None:
+        """Stay connected to the coordinator, whoever it is; ask the others for it when it is gone."""
+        tries = 0
+        while True:
+            self._look_again.clear()
+            name = self.member.coordinator
+            where = self.agent.members.get(name or "")
+            if self.agent.role is None and name not in (None, self.agent.node) and where:
+                try:
+                    await self._one_link(str(name), where)
+                    tries = 0
+                except peers.PeerRefused as error:
+                    log.info("coordinator: %s", error)
+                    self.member = member.refused(self.member, time.monotonic())
+                except (peers.PeerUnreachable, WireError, Problem, asyncio.TimeoutError) as error:
+                    log.info("coordinator: %s", error)
+                await election.ask_around(self)
+            elif self.agent.role is not None and self.agent.role.is_short():
+                await election.ask_around(self)
+            pause = RETRY_S[min(tries, len(RETRY_S) - 1)]
+            tries += 1
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._look_again.wait(), pause)
+
+    async def _one_link(self, name: str, where: dict[str, Any]) -> None:
+        handler = self.agent.peer_handler(name)
+        channel = await peers.connect(self.agent.files, name, where["address"], int(where["port"]), handler)
+        running = asyncio.ensure_future(channel.run())
+        try:
+            await channel.call("join", self.introduction(), timeout=CALL_TIMEOUT_S)
+            self.channel = channel
+            log.info("joined %s", name)
+            await self._beat(channel)
+        finally:
+            if self.channel is channel:
+                self.channel = None
+            await channel.close()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def _beat(self, channel: Channel) -> None:
+        """Send heartbeats until the wire ends or another coordinator is known."""
+        interval = min(1.0, self.agent.spec.node_timeout / 15)
+        name = self.member.coordinator
+        while self.member.coordinator == name and not channel.closed.is_set():
+            sent, sent_ns = time.monotonic(), time.time_ns()
+            answer = await channel.call("beat", self.facts(), timeout=self.agent.spec.node_timeout)
+            self.clock.sample(sent_ns, int(answer.data["received_ns"]), int(answer.data["answered_ns"]))
+            self.member = member.heard(self.member, sent)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(channel.closed.wait(), interval)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a heartbeat carries."""
+        now_ns = time.time_ns()
+        ranks: dict[str, dict[str, Any]] = {}
+        if self.generation >= 0:
+            for rank, seen in self.agent.logs.progress(self.generation).items():
+                last = seen.get("last_output_ns")
+                age = None if last is None else round((now_ns - last) / 1e9, 2)
+                ranks[str(rank)] = {"step": seen.get("step"), "last_output_age_s": age}
+        heard_age = time.monotonic() - self.member.contact
+        return {
+            "generation": self.generation,
+            "ranks": ranks,
+            "agent_pid": os.getpid(),
+            "offset_ns": self.clock.offset_ns,
+            "heard_age": heard_age,
+        }
+
+    async def _keep_lease(self) -> None:
+        """Kill the workers when the lease is over; ask for votes when it is our turn."""
+        while True:
+            await asyncio.sleep(LEASE_CHECK_S)
+            now = time.monotonic()
+            if self.agent.role is not None:
+                self.member = member.heard(self.member, now)
+                self.agent.role.beat(self.agent.node, self.facts()) if int(now * 10) % 10 == 0 else None
+                continue
+            if self.running is not None and self.member.term and member.lease_over(self.member, now):
+                log.warning(
+                    "the coordinator has not answered for %.1f s: stopping the workers", now - self.member.contact
+                )
+                await self._stop({"generation": self.running, "grace_s": 0.0, "collect": False})
+            if member.election_due(self.member, election.order(self.agent), now):
+                await election.stand(self)
+
+    # Orders
+
+    async def _obey(self) -> None:
+        while True:
+            op, args = await self._orders.get()
+            if op == "stop":
+                await self._stop(args)
+            elif op in ("prepare", "go"):
+                await self._try(op, args)
+            elif op in ("leave", "end"):
+                await self._stop({"generation": self.generation, "grace_s": 0.0, "collect": False})
+                self.agent.finish(str(args.get("state") or args.get("reason")))
+
+    async def _try(self, op: str, args: dict[str, Any]) -> None:
+        generation = int(args["generation"])
+        if generation < self.generation or (op == "go" and self.running is not None):
+            log.warning("order %s of generation %d ignored: this node is in %d", op, generation, self.generation)
+            return
+        try:
+            if op == "prepare":
+                done = await self.engine.call("prepare", args)
+                self.report("prepared", {"generation": generation, "port": done["port"]})
+            else:
+                self.generation, self.running, self._reports = generation, generation, []
+                done = await self.engine.call("go", {**args, **self.agent.launch(generation)}, CALL_TIMEOUT_S * 6)
+                self.report("started", {"generation": generation, "ranks": done["ranks"]})
+        except (CallFailed, WireError, asyncio.TimeoutError) as error:
+            self.report(
+                "order_failed", {"generation": generation, "message": f"{op}: {str(error) or 'no answer in time'}"}
+            )
+
+    async def _stop(self, args: dict[str, Any]) -> None:
+        generation = int(args["generation"])
+        exits: list[dict[str, Any]] = []
+        if self.running is not None and self.running <= generation:
+            wish = {**args, "generation": self.running}
+            try:
+                exits = (await self.engine.call("stop", wish, float(args["grace_s"]) + STOP_MARGIN_S))["exits"]
+            except (CallFailed, WireError, asyncio.TimeoutError) as error:
+                log.warning("stop: %s; ending the engine", error)
+                await self.engine.close()
+            self.running = None
+        self.report("idle", {"generation": generation, "exits": exits})
+
+    async def _hear_engine(self, op: str, args: dict[str, Any]) -> None:
+        self.report(op, args)
+
+    async def stacks(self, ranks: list[int] | None) -> dict[str, Any]:
+        """Return the Python stacks of this node's live ranks."""
+        return await self.engine.call("stacks", {"ranks": ranks})
+
+    async def forward(self, op: str, args: dict[str, Any]) -> Answer:
+        """Pass a request on to the coordinator; raises Problem when there is none."""
+        channel = self.channel
+        if channel is None:
+            name = self.member.coordinator or "none"
+            raise Problem("no_coordinator", f"the coordinator ({name}) cannot be reached from {self.agent.node}")
+        try:
+            return await channel.call("request", {"op": op, "args": args}, timeout=CALL_TIMEOUT_S)
+        except (WireError, asyncio.TimeoutError) as error:
+            raise Problem("no_coordinator", f"the coordinator did not answer: {error}") from error

@@ -1,0 +1,171 @@
+"""Forming a generation: which nodes, which ranks, when it counts as running.
+
+In: a Turn whose group is to be formed. Out: prepare and go orders, generation_started and generation_running.
+"""
+
+from __future__ import annotations
+
+from remote_agent import state as s
+from remote_agent.turn import Turn, stop_group
+
+PREPARE_TIMEOUT_S = 30.0
+# How long too few nodes are waited for before the job counts as failed.
+ALONE_TIMEOUT_S = 3600.0
+
+
+def floor(state: s.State) -> int:
+    """Return how many nodes the group needs: what an operator removed is not waited for."""
+    return max(1, min(state.spec.min_nodes, len(_wanted(state))))
+
+
+def _wanted(state: s.State) -> list[s.Node]:
+    return [node for node in state.nodes.values() if node.status != "removed" and not node.spec.spare]
+
+
+def try_form(turn: Turn) -> None:
+    """Form the next generation if enough nodes are ready; else wait, and say since when."""
+    state = turn.state
+    if state.deadline is not None and turn.now >= state.deadline:
+        turn.set(deadline=None)
+        for name, node in state.nodes.items():
+            if node.connected and node.running is not None:
+                turn.set_node(name, status="failed", reason="it did not stop its old workers", connected=False)
+        state = turn.state
+    if state.deadline is not None and any(_is_pending(state, node) for node in state.nodes.values()):
+        return
+    group = choose(state)
+    if len(group) < floor(state) or not _quorum(state):
+        _wait_for_nodes(turn, len(group))
+        return
+    turn.set(
+        phase=s.PREPARING,
+        generation=state.generation + 1,
+        members=tuple(group),
+        ranks={},
+        waiting=frozenset(),
+        mains=frozenset(),
+        exits={},
+        lost={},
+        stepped=False,
+        cause=None,
+        alone_since=None,
+        deadline=turn.now + PREPARE_TIMEOUT_S,
+        incident=state.incident,
+    )
+    for name in group:
+        turn.set_node(name, status="running", reason=None)
+    first = turn.node(group[0])
+    turn.send(first.name, "prepare", generation=turn.state.generation, host=first.spec.address)
+
+
+def _is_pending(state: s.State, node: s.Node) -> bool:
+    """Whether a node may still come, or still has workers to stop."""
+    if node.status in ("removed", "failed"):
+        return False
+    if node.connected:
+        return node.running is not None or (not node.ready and not node.spec.spare)
+    return node.status == "connecting" and not node.spec.spare
+
+
+def choose(state: s.State) -> list[str]:
+    """Return the nodes of the next generation in inventory order; spares fill the places of absent nodes."""
+    fit = [node for node in state.nodes.values() if node.connected and node.ready and node.running is None]
+    regular = [node.name for node in fit if node.status in ("ready", "running")]
+    spare = [node.name for node in fit if node.status == "spare"]
+    limit = min(state.spec.max_nodes, max(len(_wanted(state)), floor(state)))
+    regular.sort(key=lambda name: name not in state.members)
+    chosen = set(regular[: state.spec.max_nodes])
+    chosen.update(spare[: max(0, limit - len(chosen))])
+    return [name for name in state.nodes if name in chosen]
+
+
+def _quorum(state: s.State) -> bool:
+    """Whether we hold at least half of the last generation, less those that were removed."""
+    base = [name for name in state.members if state.nodes[name].status != "removed"]
+    held = [name for name in base if state.nodes[name].connected]
+    return 2 * len(held) >= len(base)
+
+
+def _wait_for_nodes(turn: Turn, ready: int) -> None:
+    state = turn.state
+    if state.alone_since is None:
+        turn.set(alone_since=turn.now)
+        if state.generation >= 0 or state.deadline is None:
+            turn.emit("job_degraded", ready=ready, needed=floor(state))
+    elif turn.now - state.alone_since > ALONE_TIMEOUT_S:
+        turn.end("failed", f"fewer than {floor(state)} nodes for {ALONE_TIMEOUT_S / 60:.0f} minutes")
+
+
+def go(turn: Turn, port: int, started_timeout: float) -> None:
+    """Order every member to start its workers, with ranks in inventory order."""
+    state = turn.state
+    spec = state.spec
+    nodes = [turn.node(name) for name in state.members]
+    world = sum(node.nproc for node in nodes)
+    turn.mark("go")
+    turn.set(phase=s.STARTING, waiting=frozenset(state.members), deadline=turn.now + started_timeout)
+    ranks: dict[int, s.Rank] = {}
+    plan = []
+    for group_rank, node in enumerate(nodes):
+        base = len(ranks)
+        for local_rank in range(node.nproc):
+            ranks[base + local_rank] = s.Rank(base + local_rank, node.name, local_rank)
+        plan.append({"node": node.name, "group_rank": group_rank, "base_rank": base, "nproc": node.nproc})
+        turn.send(
+            node.name,
+            "go",
+            generation=state.generation,
+            group_rank=group_rank,
+            base_rank=base,
+            local_world_size=node.nproc,
+            world_size=world,
+            group_world_size=len(nodes),
+            master_addr=nodes[0].spec.address,
+            master_port=port,
+            restart_count=state.generation,
+            max_restarts=spec.max_restarts,
+        )
+    turn.set(ranks=ranks)
+    turn.emit(
+        "generation_started",
+        world_size=world,
+        members=plan,
+        master=f"{nodes[0].spec.address}:{port}",
+        restarts=state.restarts,
+        fingerprint=state.fingerprint,
+    )
+
+
+def running_when_all_are(turn: Turn) -> None:
+    """Call the generation running once every rank is in the user's main, and say how long each phase took."""
+    state = turn.state
+    if state.phase != s.STARTING or state.waiting or len(state.mains) < len(state.ranks):
+        return
+    marks = state.marks
+    turn.mark("running")
+    turn.set(phase=s.RUNNING, deadline=None)
+    start = marks.get("forming", marks["go"])
+    order = [
+        ("detect", marks.get("cause", start), marks.get("stop", start)),
+        ("stop", marks.get("stop", start), marks.get("idle", start)),
+        ("rendezvous", marks.get("idle", start), marks["go"]),
+        ("spawn", marks["go"], marks["started"]),
+        ("main", marks["started"], turn.now),
+    ]
+    phases = {name: round(max(0.0, end - begin) * 1000, 1) for name, begin, end in order}
+    turn.emit(
+        "generation_running",
+        phases=phases,
+        world_size=len(state.ranks),
+        pids={str(rank.rank): rank.pid for rank in state.ranks.values()},
+    )
+
+
+def admit(turn: Turn, name: str) -> None:
+    """Take a ready node that is not in the running group into a new generation, if there is room."""
+    state = turn.state
+    node = turn.node(name)
+    if state.phase not in (s.STARTING, s.RUNNING) or name in state.members or node.status != "ready":
+        return
+    if len(state.members) < state.spec.max_nodes:
+        stop_group(turn, "returned")

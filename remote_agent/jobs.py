@@ -1,0 +1,128 @@
+"""The jobs that have a directory on this node: list them, remove the finished ones.
+
+In: `jobs/`. Out: answers of the `jobs` and `clean` requests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.paths import Home, JobFiles, NameRefused, agent_alive, lock_agent
+from remote_agent.wire import JobSpec, Problem, SpecError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ENDED = ("succeeded", "failed", "stopped")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object, or an empty one when the file is missing or damaged."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def job_files(home: Home, job: object) -> JobFiles:
+    """Return the files of a job named by a request; raises Problem."""
+    try:
+        return home.job(job if isinstance(job, str) else "")
+    except NameRefused as error:
+        raise Problem("bad_name", str(error)) from error
+
+
+def describe(files: JobFiles) -> dict[str, Any]:
+    """Return what this node knows of one job without asking its agent; raises OSError."""
+    # Folding the journal needs half of the agent: not loaded for a mere connection.
+    from remote_agent.journal import read_records
+    from remote_agent.restore import fold
+    from remote_agent.status import job_state
+
+    pid = agent_alive(files)
+    spec = read_json(files.spec)
+    described: dict[str, Any] = {
+        "job": files.name,
+        "node": read_json(files.node).get("node"),
+        "live": pid is not None,
+        "agent_pid": pid,
+        "tree": spec.get("tree"),
+        "script": spec.get("script"),
+        "created_ns": spec.get("created_ns"),
+        "updated_ns": _newest(files.events, files.spec, files.root),
+        "state": "starting",
+        "generation": 0,
+        "world_size": 0,
+    }
+    try:
+        state = fold(JobSpec.from_json(spec), read_records(files.events))
+    except (SpecError, KeyError, TypeError, ValueError):
+        return described
+    described.update(state=job_state(state), generation=max(0, state.generation), world_size=len(state.ranks))
+    return described
+
+
+def _newest(*paths: Path) -> int | None:
+    for path in paths:
+        try:
+            return path.stat().st_mtime_ns
+        except OSError:
+            continue
+    return None
+
+
+def running_from(home: Home, tree: str) -> str | None:
+    """Return a job that is not over and whose agent runs here from a tree, or None."""
+    for name in home.job_names():
+        files = home.job(name)
+        uses_it = read_json(files.spec).get("tree") == tree and agent_alive(files) is not None
+        if uses_it and describe(files)["state"] not in ENDED:
+            return name
+    return None
+
+
+def clean(home: Home, job: object) -> dict[str, Any]:
+    """Remove the files of one job, or of all that have no agent; raises Problem."""
+    if job is None:
+        chosen = [home.job(name) for name in home.job_names()]
+    else:
+        chosen = [job_files(home, job)]
+        if not chosen[0].root.is_dir():
+            raise Problem("no_such_job", f"job {job} is not known here", "supervisor jobs lists those that are")
+    removed, kept, size = [], [], 0
+    for files in chosen:
+        freed = _remove(files)
+        if freed is None:
+            kept.append(files.name)
+        else:
+            removed.append(files.name)
+            size += freed
+    return {"removed": removed, "bytes": size, "kept": kept}
+
+
+def _remove(files: JobFiles) -> int | None:
+    """Remove a job's directory and return its size, or None when its agent is alive."""
+    # Held until the end, so that no agent can start in a directory that is being removed.
+    lock = lock_agent(files)
+    if lock is None:
+        return None
+    try:
+        size = _size(files.root)
+        shutil.rmtree(files.root)
+    except OSError as error:
+        raise Problem("clean", f"{error.filename}: cannot be removed: {error.strerror}") from error
+    finally:
+        os.close(lock)
+    return size
+
+
+def _size(root: Path) -> int:
+    total = 0
+    for directory, _dirs, names in os.walk(root):
+        for name in names:
+            total += os.lstat(os.path.join(directory, name)).st_size
+    return total

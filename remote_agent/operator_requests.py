@@ -1,0 +1,105 @@
+"""What operators ask of the coordinator: restart, remove, add, stop.
+
+In: a Turn and the request. Out: a Reply, and the stop of the group where it follows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from remote_agent import policy
+from remote_agent import state as s
+from remote_agent.turn import Turn, stop_group
+
+ACTIVE = (s.PREPARING, s.STARTING, s.RUNNING)
+
+
+def _over(turn: Turn) -> bool:
+    state = turn.state
+    if state.phase != s.ENDED:
+        return False
+    turn.refuse("over", f"the job is over: {state.ended or 'its coordinator moved'}")
+    return True
+
+
+def _known(turn: Turn, name: str) -> bool:
+    if name in turn.state.nodes:
+        return True
+    turn.refuse("unknown_node", f"no node {name!r} in this job", "its nodes: " + " ".join(turn.state.nodes))
+    return False
+
+
+def on_restart(turn: Turn, event: s.Restart) -> None:
+    """Restart the whole group, free of charge."""
+    if _over(turn):
+        return
+    turn.emit("restart_requested", operator=event.operator)
+    if turn.state.phase not in ACTIVE:
+        turn.reply("a new generation is being formed already")
+        return
+    turn.reply("the group restarts")
+    turn.mark("cause")
+    stop_group(turn, "restart")
+
+
+def on_remove(turn: Turn, event: s.Remove) -> None:
+    """Go on without a node; its workers get SIGTERM first, so that the script can save."""
+    if _over(turn) or not _known(turn, event.node):
+        return
+    state = turn.state
+    if turn.node(event.node).status in ("removed", "draining"):
+        turn.refuse("done", f"{event.node} is already {turn.node(event.node).status}")
+        return
+    others = [name for name in state.members if name != event.node and name not in state.leaving]
+    if state.members and not others:
+        turn.refuse("last_node", f"{event.node} is the last node of the job", "end the job with: supervisor stop")
+        return
+    if event.node == state.me and policy.successor(state) is None:
+        turn.refuse("no_successor", f"{event.node} holds the coordinator and no other node is ready to take over")
+        return
+    if event.node in state.members and state.phase in (*ACTIVE, s.STOPPING):
+        turn.reply(f"{event.node} drains")
+        turn.set(leaving=state.leaving | {event.node})
+        turn.set_node(event.node, status="draining", reason="removed by an operator")
+        stop_group(turn, "removed")
+        return
+    turn.reply(f"{event.node} is out")
+    policy.remove(turn, event.node)
+    if event.node == state.me:
+        policy.hand_over(turn)
+
+
+def on_add(turn: Turn, event: s.Add) -> None:
+    """Take a node in that is connected and ready; until then the old group goes on."""
+    if _over(turn):
+        return
+    state = turn.state
+    name = event.spec.name
+    node = state.nodes.get(name)
+    if node is None or not node.connected or not node.ready:
+        turn.refuse("not_ready", f"{name} is not ready", "its agent must run first; `supervisor add` starts it")
+        return
+    if name in state.members and node.status in ("running", "draining") and state.phase != s.FORMING:
+        turn.refuse("done", f"{name} is in the group already")
+        return
+    spec = dataclasses.replace(event.spec, spare=False)
+    turn.set_node(name, spec=spec, status="ready", reason=None, losses=())
+    turn.emit("node_added", node=name, nproc=node.nproc, spec=dataclasses.asdict(spec), operator=event.operator)
+    room = len(state.members) + (name not in state.members)
+    if room > state.spec.max_nodes:
+        turn.set(spec=dataclasses.replace(turn.state.spec, max_nodes=room))
+    turn.reply(f"{name} joins")
+    if state.phase in ACTIVE:
+        stop_group(turn, "added")
+
+
+def on_stop(turn: Turn, event: s.Stop) -> None:
+    """End the job."""
+    if _over(turn):
+        return
+    turn.reply("the job is being stopped")
+    turn.emit("stop_requested", operator=event.operator, kill=event.kill)
+    if turn.state.phase == s.FORMING:
+        turn.end("stopped", "an operator stopped the job")
+    else:
+        stop_group(turn, "stop", kill=event.kill)

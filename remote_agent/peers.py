@@ -1,0 +1,119 @@
+"""Mutual TLS between the agents of one job, and the offset between two clocks.
+
+In: the job's key material, addresses. Out: channels whose other end is a node of this job, by certificate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from remote_agent.wire import Channel, Handler
+
+if TYPE_CHECKING:
+    from remote_agent.paths import JobFiles
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 5.0
+# Enough to find a quiet moment of the network; few enough to follow a clock that drifts.
+CLOCK_SAMPLES = 16
+
+
+class PeerRefused(Exception):
+    """Nothing listens there: the agent is dead."""
+
+
+class PeerUnreachable(Exception):
+    """No answer, or not from the node we meant."""
+
+
+def _context(files: JobFiles, side: ssl.Purpose) -> ssl.SSLContext:
+    context = ssl.create_default_context(side, cafile=str(files.ca))
+    context.load_cert_chain(str(files.cert), str(files.key))
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def peer_name(writer: asyncio.StreamWriter) -> str:
+    """Return the node name in the other side's certificate, "" when there is none."""
+    certificate = writer.get_extra_info("peercert") or {}
+    names = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
+    return names[0] if names else ""
+
+
+async def listen(
+    files: JobFiles, port: int, accepted: Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+) -> tuple[asyncio.AbstractServer, int]:
+    """Serve the other agents; port 0: any. A port that is taken is replaced by a free one. Returns server and port."""
+    context = _context(files, ssl.Purpose.CLIENT_AUTH)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await accepted(peer_name(writer), reader, writer)
+        except (OSError, ssl.SSLError) as error:
+            log.info("a peer's connection ended: %s", error)
+        finally:
+            writer.close()
+
+    try:
+        server = await asyncio.start_server(connected, None, port, ssl=context)
+    except OSError as error:
+        if port == 0:
+            raise
+        log.warning("port %d is taken (%s): using a free one", port, error)
+        server = await asyncio.start_server(connected, None, 0, ssl=context)
+    return server, int(server.sockets[0].getsockname()[1])
+
+
+async def connect(files: JobFiles, node: str, address: str, port: int, handler: Handler) -> Channel:
+    """Return a channel to a node; raises PeerRefused, PeerUnreachable. The caller runs the channel."""
+    context = _context(files, ssl.Purpose.SERVER_AUTH)
+    try:
+        reader, writer = await asyncio.wait_for(
+            asyncio.open_connection(address, port, ssl=context, server_hostname=node), CONNECT_TIMEOUT_S
+        )
+    except ConnectionRefusedError as error:
+        raise PeerRefused(f"{node} ({address}:{port}): {error}") from error
+    except (OSError, ssl.SSLError, asyncio.TimeoutError) as error:
+        raise PeerUnreachable(f"{node} ({address}:{port}): {str(error) or 'no answer'}") from error
+    return Channel(reader, writer, handler)
+
+
+async def is_dead(address: str, port: int) -> bool:
+    """Whether the machine answers and says that nothing listens there."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), 2.0)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, asyncio.TimeoutError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError, asyncio.TimeoutError):
+        await asyncio.wait_for(writer.wait_closed(), 1.0)
+    return False
+
+
+class Clock:
+    """How far the coordinator's wall clock is ahead of ours, from heartbeats and their answers (as NTP does)."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[int, int]] = []
+
+    def sample(self, sent_ns: int, received_there_ns: int, answered_there_ns: int) -> None:
+        """Take one heartbeat's four times in; the fourth is now."""
+        now_ns = time.time_ns()
+        delay = (now_ns - sent_ns) - (answered_there_ns - received_there_ns)
+        offset = ((received_there_ns - sent_ns) + (answered_there_ns - now_ns)) // 2
+        self._samples = [*self._samples[-CLOCK_SAMPLES + 1 :], (delay, offset)]
+
+    @property
+    def offset_ns(self) -> int:
+        """Nanoseconds to add to our time to get the coordinator's: of the sample with the shortest way."""
+        return min(self._samples)[1] if self._samples else 0

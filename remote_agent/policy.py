@@ -1,0 +1,108 @@
+"""What follows when the group has stopped: a new generation, an end, or the role's hand-over.
+
+In: a Turn whose members are all idle, with the cause and the evidence. Out: incident, restart charge, end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from remote_agent import state as s
+from remote_agent.judge import judge
+
+if TYPE_CHECKING:
+    from remote_agent.turn import Turn
+
+# A script that prints no step counts as having made none only this long after its start.
+EARLY_S = 60.0
+
+
+def after_stop(turn: Turn) -> None:
+    """Decide what comes after a stopped group."""
+    state = turn.state
+    cause = state.cause or "restart"
+    stop_ms = round((turn.now - state.marks.get("stop", turn.now)) * 1000, 1)
+    turn.emit("generation_stopped", cause=cause, stop_ms=stop_ms)
+    incident = _incident(turn) if _is_failure(state) else None
+    for name in state.members:
+        if turn.node(name).status == "running":
+            turn.set_node(name, status="ready")
+    _let_go(turn)
+    if cause == "stop":
+        turn.end("stopped", "an operator stopped the job")
+    elif incident is not None and incident["category"] != "node_lost" and not _charge(turn, incident):
+        return
+    else:
+        _form_again(turn)
+
+
+def _is_failure(state: s.State) -> bool:
+    return state.cause != "stop" and (state.cause in ("failure", "node_lost") or bool(state.lost))
+
+
+def _incident(turn: Turn) -> dict[str, Any]:
+    number = turn.state.incidents + 1
+    incident, fingerprint = judge(turn.state, number)
+    turn.set(incidents=number, incident=incident)
+    turn.emit("incident", **incident, fingerprint=fingerprint)
+    return {**incident, "fingerprint": fingerprint}
+
+
+def _charge(turn: Turn, incident: dict[str, Any]) -> bool:
+    """Charge one restart; return False when the job ended instead."""
+    state = turn.state
+    fingerprint = str(incident["fingerprint"])
+    early = _came_early(state) and incident["exit"].get("signal") is None
+    if early and fingerprint == state.fingerprint:
+        reason = f"the same failure twice in a row before the first step: {incident['summary']}"
+    elif state.restarts >= state.spec.max_restarts:
+        reason = f"max_restarts ({state.spec.max_restarts}) is used up: {incident['summary']}"
+    else:
+        turn.set(restarts=state.restarts + 1, fingerprint=fingerprint if early else None)
+        return True
+    turn.end("failed", reason)
+    return False
+
+
+def _came_early(state: s.State) -> bool:
+    running = state.marks.get("running")
+    return not state.stepped and (running is None or state.marks["stop"] - running < EARLY_S)
+
+
+def _let_go(turn: Turn) -> None:
+    for name in sorted(turn.state.leaving):
+        if turn.node(name).status != "removed":
+            remove(turn, name)
+
+
+def remove(turn: Turn, name: str) -> None:
+    """Take a node out for good; its agent leaves once it has read the journal's end."""
+    turn.set_node(name, status="removed", reason="removed by an operator")
+    turn.emit("node_removed", node=name, reason="removed by an operator")
+    if name != turn.state.me and turn.node(name).connected:
+        turn.send(name, "leave", reason="it was removed from the job")
+
+
+def _form_again(turn: Turn) -> None:
+    state = turn.state
+    turn.set(phase=s.FORMING, deadline=None, leaving=frozenset(), alone_since=None)
+    if state.me in state.leaving:
+        hand_over(turn)
+
+
+def successor(state: s.State) -> str | None:
+    """Return the node that takes over when ours leaves: the first ready one."""
+    for name, node in state.nodes.items():
+        if name != state.me and node.connected and node.ready and node.status in ("ready", "running", "spare"):
+            return name
+    return None
+
+
+def hand_over(turn: Turn) -> None:
+    """Give the role away; nothing is formed here any more."""
+    heir = successor(turn.state)
+    if heir is None:
+        turn.end("failed", "no node is left to take over")
+        return
+    turn.set(phase=s.ENDED, ended=None)
+    turn.commands.append(s.HandOver(heir))

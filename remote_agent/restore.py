@@ -1,0 +1,179 @@
+"""The coordinator's state, from the job's description and from its journal.
+
+In: JobSpec and journal records. Out: a State: to begin with, to take the role over, or to answer for a finished job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from remote_agent import state as s
+from remote_agent.wire import JobSpec, NodeSpec
+
+if TYPE_CHECKING:
+    from remote_agent.journal import Record
+
+# How long a new coordinator waits for the members of the last generation before it goes on without the rest.
+TAKEOVER_SHARE = 1.0
+
+
+def initial(spec: JobSpec, me: str, now: float) -> s.State:
+    """Return the state of a job that has not begun."""
+    nodes = {node.name: s.Node(node) for node in spec.nodes}
+    return s.State(spec=spec, me=me, term=1, nodes=nodes, deadline=now + spec.join_timeout)
+
+
+def take_over(spec: JobSpec, me: str, term: int, records: Iterable[Record], now: float) -> s.State:
+    """Return the state for a new coordinator: the group of the last generation is to be formed again."""
+    state = fold(spec, records, me)
+    if state.phase == s.ENDED:
+        return dataclasses.replace(state, term=term)
+    nodes = {name: dataclasses.replace(node, status=_expected(node)) for name, node in state.nodes.items()}
+    deadline = now + TAKEOVER_SHARE * spec.node_timeout
+    return dataclasses.replace(
+        state, term=term, nodes=nodes, phase=s.FORMING, deadline=deadline, ranks={}, marks={}, cause=None
+    )
+
+
+def _expected(node: s.Node) -> str:
+    return "connecting" if node.status in ("running", "ready", "spare", "draining", "connecting") else node.status
+
+
+def fold(spec: JobSpec, records: Iterable[Record], me: str = "") -> s.State:
+    """Return what the journal says of the job."""
+    nodes = {node.name: s.Node(node) for node in spec.nodes}
+    state = s.State(spec=spec, me=me, term=0, nodes=nodes)
+    for record in records:
+        state = dataclasses.replace(state, term=max(state.term, int(record.get("term", 0))))
+        apply = FOLDS.get(record["type"])
+        if apply is not None:
+            state = apply(state, record)
+    return state
+
+
+def _with_node(state: s.State, name: str, **changes: Any) -> s.State:
+    node = state.nodes.get(name)
+    if node is None:
+        return state
+    return dataclasses.replace(state, nodes={**state.nodes, name: dataclasses.replace(node, **changes)})
+
+
+def _job_started(state: s.State, record: Record) -> s.State:
+    return dataclasses.replace(state, started_at=record["time"])
+
+
+def _node_ready(state: s.State, record: Record) -> s.State:
+    node = state.nodes.get(record["node"])
+    status = "spare" if node is not None and node.spec.spare else "ready"
+    return _with_node(state, record["node"], status=status, reason=None, nproc=record["detail"]["nproc"])
+
+
+def _node_lost(state: s.State, record: Record) -> s.State:
+    reason = str(record["detail"].get("reason"))
+    status = str(record["detail"]["status"])
+    ranks = {
+        number: dataclasses.replace(rank, state="killed")
+        if rank.node == record["node"] and rank.state in ("starting", "running")
+        else rank
+        for number, rank in state.ranks.items()
+    }
+    return _with_node(dataclasses.replace(state, ranks=ranks), record["node"], status=status, reason=reason)
+
+
+def _node_removed(state: s.State, record: Record) -> s.State:
+    return _with_node(state, record["node"], status="removed", reason=record["detail"].get("reason"))
+
+
+def _node_added(state: s.State, record: Record) -> s.State:
+    spec = NodeSpec(**record["detail"]["spec"])
+    known = state.nodes.get(spec.name, s.Node(spec))
+    node = dataclasses.replace(known, spec=spec, status="ready", reason=None, nproc=record["detail"]["nproc"])
+    nodes = {**state.nodes, spec.name: node}
+    room = max(state.spec.max_nodes, sum(one.status in ("ready", "running") for one in nodes.values()))
+    return dataclasses.replace(state, nodes=nodes, spec=dataclasses.replace(state.spec, max_nodes=room))
+
+
+def _generation_started(state: s.State, record: Record) -> s.State:
+    detail = record["detail"]
+    ranks: dict[int, s.Rank] = {}
+    for member in detail["members"]:
+        state = _with_node(state, member["node"], status="running", reason=None, nproc=member["nproc"])
+        for local_rank in range(member["nproc"]):
+            number = member["base_rank"] + local_rank
+            ranks[number] = s.Rank(number, member["node"], local_rank)
+    return dataclasses.replace(
+        state,
+        phase=s.STARTING,
+        generation=record["generation"],
+        members=tuple(member["node"] for member in detail["members"]),
+        ranks=ranks,
+        restarts=detail["restarts"],
+        fingerprint=detail.get("fingerprint"),
+    )
+
+
+def _generation_running(state: s.State, record: Record) -> s.State:
+    pids: Mapping[str, int] = record["detail"].get("pids", {})
+    ranks = {
+        number: dataclasses.replace(
+            rank, pid=pids.get(str(number)), state="running" if rank.state == "starting" else rank.state
+        )
+        for number, rank in state.ranks.items()
+    }
+    return dataclasses.replace(state, phase=s.RUNNING, ranks=ranks)
+
+
+def _rank_failed(state: s.State, record: Record) -> s.State:
+    rank = state.ranks.get(record["rank"])
+    if rank is None or record["generation"] != state.generation:
+        return state
+    ended = record["detail"]["exit"]
+    failed = dataclasses.replace(rank, state="failed", code=ended["code"], signal=ended["signal"])
+    return dataclasses.replace(state, ranks={**state.ranks, rank.rank: failed})
+
+
+def _generation_stopped(state: s.State, record: Record) -> s.State:
+    ranks = {
+        number: dataclasses.replace(rank, state="killed") if rank.state in ("starting", "running") else rank
+        for number, rank in state.ranks.items()
+    }
+    for name, node in state.nodes.items():
+        if node.status == "running":
+            state = _with_node(state, name, status="ready")
+    return dataclasses.replace(state, phase=s.FORMING, ranks=ranks)
+
+
+def _incident(state: s.State, record: Record) -> s.State:
+    return dataclasses.replace(state, incidents=state.incidents + 1, incident=dict(record["detail"]))
+
+
+def _ended(state: s.State, record: Record) -> s.State:
+    how = record["type"].split("_", 1)[1]
+    ranks = state.ranks
+    if how == "succeeded":
+        ranks = {number: dataclasses.replace(rank, state="succeeded", code=0) for number, rank in ranks.items()}
+    for name, node in state.nodes.items():
+        if node.status == "running":
+            state = _with_node(state, name, status="ready")
+    failure = record["detail"].get("reason") if how == "failed" else None
+    return dataclasses.replace(state, phase=s.ENDED, ended=how, ranks=ranks, failure=failure)
+
+
+FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
+    "job_started": _job_started,
+    "node_ready": _node_ready,
+    "node_lost": _node_lost,
+    "node_failed": _node_lost,
+    "node_removed": _node_removed,
+    "node_added": _node_added,
+    "generation_started": _generation_started,
+    "generation_running": _generation_running,
+    "rank_failed": _rank_failed,
+    "generation_stopped": _generation_stopped,
+    "incident": _incident,
+    "job_succeeded": _ended,
+    "job_failed": _ended,
+    "job_stopped": _ended,
+}

@@ -1,0 +1,301 @@
+"""The coordinator's shell: it feeds the pure state machine and carries its commands out.
+
+In: what members report, what operators ask, time. Out: orders to members, the journal, the status document.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from remote_agent import state as s
+from remote_agent.coordinator import step
+from remote_agent.journal import utc
+from remote_agent.status import document
+from remote_agent.tasks import Tasks
+from remote_agent.wire import Channel, NodeSpec, Problem, WireError
+
+if TYPE_CHECKING:
+    from remote_agent.agent import Agent
+
+log = logging.getLogger(__name__)
+
+JOURNAL_CHUNK = 500
+TICK_S = 0.25
+HAND_OVER_TIMEOUT_S = 30.0
+
+
+class Outbox:
+    """What one member still has to be sent, in order."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.queue: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+
+    def put(self, op: str, args: dict[str, Any]) -> None:
+        """Add a notice."""
+        self.queue.put_nowait((op, args))
+
+    async def run(self) -> None:
+        """Send notices until the wire ends."""
+        while True:
+            op, args = await self.queue.get()
+            try:
+                await self.channel.notify(op, args)
+            except WireError:
+                return
+            finally:
+                self.queue.task_done()
+
+
+class Role:
+    """The coordinator of the job, in this agent."""
+
+    def __init__(self, agent: Agent, state: s.State) -> None:
+        self._agent = agent
+        self.state = state
+        self.facts: dict[str, dict[str, Any]] = {}
+        self.offsets_ns: dict[str, int] = {}
+        self.changed = asyncio.Event()
+        self._outboxes: dict[str, Outbox] = {}
+        self._operators: dict[str, int] = {}
+        self._tasks = Tasks()
+
+    def start(self, absent: dict[str, str]) -> None:
+        """Begin; absent: nodes that never came up, with the reason."""
+        if not self._agent.journal.records:
+            self._record(s.Emit("job_started", -1, detail=self._description()))
+        for name, reason in absent.items():
+            self.feed(s.Unfit(name, reason))
+        self._tasks.spawn(self._tick(), "coordinator tick")
+
+    async def close(self) -> None:
+        """Stop acting as the coordinator."""
+        await self._tasks.close()
+
+    @property
+    def connected(self) -> frozenset[str]:
+        """The members that have a connection to us."""
+        return frozenset(self._outboxes)
+
+    def is_short(self) -> bool:
+        """Whether too few nodes are here: the others may have another coordinator by now."""
+        return self.state.phase == s.FORMING and self.state.alone_since is not None
+
+    def feed(self, event: s.Event) -> s.Reply | None:
+        """Take one event in and carry the commands out; returns the reply to an operator, if it was a request."""
+        self.state, commands = step(self.state, event, time.monotonic())
+        reply: s.Reply | None = None
+        for command in commands:
+            if isinstance(command, s.Emit):
+                self._record(command)
+            elif isinstance(command, s.Send):
+                self._send(command.node, command.op, dict(command.args))
+            elif isinstance(command, s.HandOver):
+                self._tasks.spawn(self._hand_over(command.node), "hand over")
+            else:
+                reply = command
+        if commands or not isinstance(event, (s.Tick, s.Beat)):
+            self._wake()
+        return reply
+
+    def request(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Carry out an operator's request; raises Problem when it is refused."""
+        if op == "operator":
+            self._count_operator(args)
+            return {}
+        expected = args.get("if_generation")
+        if expected is not None and expected != self.state.generation:
+            raise Problem("stale", f"generation {expected} is over: the job is in generation {self.state.generation}")
+        seq = self._agent.journal.last_seq
+        reply = self.feed(self._event(op, args))
+        if reply is None:
+            raise Problem("internal", f"{op} got no reply")
+        if not reply.accepted:
+            raise Problem(reply.kind, reply.message, reply.hint)
+        return {"accepted": True, "message": reply.message, "generation": reply.generation, "seq": seq}
+
+    def _event(self, op: str, args: dict[str, Any]) -> s.Event:
+        operator = str(args.get("operator", ""))
+        if op == "restart":
+            return s.Restart(operator)
+        if op == "stop":
+            return s.Stop(bool(args.get("kill")), operator)
+        name = str(args.get("node", ""))
+        if op == "remove":
+            return s.Remove(name, operator)
+        known = self.state.nodes.get(name)
+        if args.get("spec") is not None:
+            return s.Add(NodeSpec(**args["spec"]), operator)
+        if known is None:
+            raise Problem("unknown_node", f"no node {name!r} in this job")
+        return s.Add(known.spec, operator)
+
+    def _count_operator(self, args: dict[str, Any]) -> None:
+        """Note who looks: one event when an operator comes, one when its last connection has gone."""
+        name, came = str(args["operator"]), bool(args["came"])
+        count = self._operators.get(name, 0) + (1 if came else -1)
+        self._operators[name] = max(0, count)
+        if came and count == 1:
+            self.record("operator_attached", operator=name, mode=args.get("mode"))
+        elif not came and count == 0:
+            self.record("operator_detached", operator=name)
+
+    def status(self) -> dict[str, Any]:
+        """Return the status document."""
+        return document(self.state, self.facts, self._agent.node)
+
+    # What members say
+
+    def join(self, node: str, channel: Channel, args: dict[str, Any]) -> None:
+        """Take a member's connection in: first its journal, then what it says of itself, then orders."""
+        journal = self._agent.journal
+        outbox = Outbox(channel)
+        last = int(args["last_seq"])
+        known = last <= journal.last_seq and journal.digest(last) == args["digest"]
+        records = journal.since(last if known else 0)
+        for start in range(0, max(1, len(records)), JOURNAL_CHUNK):
+            chunk = records[start : start + JOURNAL_CHUNK]
+            outbox.put("journal", {"records": chunk, "reset": not known and start == 0})
+        outbox.put("members", {"members": self._agent.members})
+        self._outboxes[node] = outbox
+        self._tasks.spawn(outbox.run(), f"orders for {node}")
+        self.hear_join(node, args)
+
+    def hear_join(self, node: str, args: dict[str, Any]) -> None:
+        """Take in what a member says of itself when it joins."""
+        if node not in self.state.nodes:
+            spec = NodeSpec(name=node, address=str(args.get("address", "")))
+            new = s.Node(spec, status="removed", reason="not in the group: add it")
+            self.state = dataclasses.replace(self.state, nodes={**self.state.nodes, node: new})
+        self.feed(s.Joined(node, str(args["incarnation"]), args.get("running")))
+        for report in args.get("reports", ()):
+            self.hear(node, report["op"], report["args"])
+
+    def lost_channel(self, node: str, channel: Channel) -> bool:
+        """Forget a member's connection; returns whether it was the current one."""
+        outbox = self._outboxes.get(node)
+        if outbox is None or outbox.channel is not channel:
+            return False
+        del self._outboxes[node]
+        return True
+
+    def hear(self, node: str, op: str, args: dict[str, Any]) -> None:
+        """Take a member's report in."""
+        generation = int(args.get("generation", -1))
+        if op == "ready":
+            self.feed(s.Ready(node, int(args["nproc"])))
+        elif op == "unfit":
+            self.feed(s.Unfit(node, str(args["reason"])))
+        elif op == "prepared":
+            self.feed(s.Prepared(node, generation, int(args["port"])))
+        elif op == "order_failed":
+            self.feed(s.OrderFailed(node, generation, str(args["message"])))
+        elif op == "started":
+            ranks = tuple((int(rank["rank"]), int(rank["local_rank"]), int(rank["pid"])) for rank in args["ranks"])
+            self.feed(s.Started(node, generation, ranks))
+        elif op == "main":
+            self.feed(s.Main(node, generation, int(args["rank"])))
+        elif op == "exited":
+            ended = self._corrected(node, args["exit"])
+            age = max(0.0, (time.time_ns() - int(ended["t_ns"])) / 1e9)
+            self.feed(s.Exited(node, generation, ended, age))
+        elif op == "idle":
+            exits = tuple(self._corrected(node, ended) for ended in args["exits"])
+            self.feed(s.Idle(node, generation, exits))
+
+    def beat(self, node: str, args: dict[str, Any]) -> None:
+        """Take a heartbeat in."""
+        self.offsets_ns[node] = int(args.get("offset_ns", 0))
+        ranks = args.get("ranks", {})
+        offset_ms = round(-self.offsets_ns[node] / 1e6, 3)
+        self.facts[node] = {"agent_pid": args.get("agent_pid"), "clock_offset_ms": offset_ms, "ranks": ranks}
+        stepped = any(rank.get("step") is not None for rank in ranks.values())
+        current = args.get("generation") == self.state.generation
+        self.feed(s.Beat(node, float(args.get("heard_age", 0.0)), stepped and current))
+        self._wake()
+
+    def _corrected(self, node: str, ended: dict[str, Any]) -> dict[str, Any]:
+        return {**ended, "t_ns": int(ended["t_ns"]) + self.offsets_ns.get(node, 0)}
+
+    # What goes out
+
+    def record(self, kind: str, node: str | None = None, **detail: Any) -> None:
+        """Write a fact that the state machine does not know of, such as an operator who looks."""
+        self._record(s.Emit(kind, self.state.generation, node, detail=detail))
+
+    def _record(self, emit: s.Emit) -> None:
+        journal = self._agent.journal
+        now = utc(time.time_ns())
+        record = {
+            "seq": journal.last_seq + 1,
+            "time": now,
+            "type": emit.type,
+            "generation": emit.generation,
+            "node": emit.node,
+            "rank": emit.rank,
+            "detail": dict(emit.detail),
+            "term": self.state.term,
+        }
+        if emit.type == "job_started":
+            self.state = dataclasses.replace(self.state, started_at=now)
+        journal.append(record)
+        for outbox in self._outboxes.values():
+            outbox.put("journal", {"records": [record], "reset": False})
+
+    def _description(self) -> dict[str, Any]:
+        spec = self.state.spec
+        return {
+            "script": spec.script,
+            "args": list(spec.args),
+            "kind": spec.kind,
+            "nodes": [node.name for node in spec.nodes],
+            "min_nodes": spec.min_nodes,
+            "max_nodes": spec.max_nodes,
+            "max_restarts": spec.max_restarts,
+        }
+
+    def _send(self, node: str, op: str, args: dict[str, Any]) -> None:
+        if node == self._agent.node:
+            self._agent.follower.order(op, args)
+        elif node in self._outboxes:
+            self._outboxes[node].put("order", {"op": op, "args": args, "term": self.state.term})
+
+    def tell(self, op: str, args: dict[str, Any]) -> None:
+        """Send every member a notice."""
+        for outbox in self._outboxes.values():
+            outbox.put(op, args)
+
+    async def _hand_over(self, heir: str) -> None:
+        """Name the heir to all, and let it ask for votes once it has the whole journal."""
+        self.tell("moved", {"heir": heir, "term": self.state.term})
+        outbox = self._outboxes.get(heir)
+        if outbox is not None:
+            try:
+                await asyncio.wait_for(outbox.queue.join(), HAND_OVER_TIMEOUT_S)
+                await outbox.channel.call("take_over", {"term": self.state.term}, timeout=HAND_OVER_TIMEOUT_S)
+            except (WireError, Problem, asyncio.TimeoutError) as error:
+                # The others elect one of themselves once we are gone.
+                log.warning("%s did not take over: %s", heir, error)
+        self._agent.finish("it was removed from the job")
+
+    async def flushed(self, timeout: float) -> None:
+        """Wait until every member has been sent all, for at most that long."""
+        joins = [outbox.queue.join() for outbox in self._outboxes.values()]
+        try:
+            await asyncio.wait_for(asyncio.gather(*joins), timeout)
+        except asyncio.TimeoutError:
+            log.warning("some members did not take everything")
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.feed(s.Beat(self._agent.node))
+            self.feed(s.Tick(time.time_ns()))
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()

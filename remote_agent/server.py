@@ -1,0 +1,333 @@
+"""What supervisors ask of one node: status, journal, logs, stacks, and the operator's verbs.
+
+In: requests over the agent's unix socket, or, where no agent lives any more, the job's files. Out: answers, streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Union
+
+from remote_agent import election, paths, restore
+from remote_agent.journal import Record, public, read_records
+from remote_agent.logs import LogStore
+from remote_agent.status import document
+from remote_agent.wire import Answer, Channel, Handler, Items, JobSpec, Problem, WireError
+
+if TYPE_CHECKING:
+    from remote_agent.agent import Agent
+
+OPERATOR_VERBS = ("restart", "remove", "add", "stop")
+# `watch` sends at most this often, and at least that often.
+WATCH_MIN_S = 0.1
+WATCH_MAX_S = 1.0
+Op = Callable[["dict[str, Any]"], Union[Items, Awaitable[Answer]]]
+
+
+class Desk:
+    """The requests that need only files: journal and logs."""
+
+    def __init__(self, logs: LogStore) -> None:
+        self.logs = logs
+        self.ops: dict[str, Op] = {
+            "events": self.events,
+            "incidents": self.incidents,
+            "log_list": self.log_list,
+            "log_read": self.log_read,
+            "log_window": self.log_window,
+            "log_merged": self.log_merged,
+            "log_follow": lambda args: self.logs.follow(**args),
+            "log_search": lambda args: self.logs.search(**args),
+        }
+
+    async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        """Answer one request; raises Problem."""
+        serve = self.ops.get(op)
+        if serve is None:
+            raise Problem("unknown_op", f"this job cannot answer {op!r} now: {self.limits}")
+        result = serve(args)
+        return result if hasattr(result, "__aiter__") else await result  # type: ignore[return-value,misc]
+
+    limits = "this agent does not know the request"
+
+    @property
+    def records(self) -> list[Record]:
+        """The journal as far as this node has it."""
+        raise NotImplementedError
+
+    async def events(self, args: dict[str, Any]) -> Items:
+        """Stream journal records after `since`."""
+        for record in self.records[max(0, int(args.get("since", 0))) :]:
+            yield Answer({"event": public(record)})
+
+    async def incidents(self, args: dict[str, Any]) -> Answer:
+        """Answer with every incident so far."""
+        found = [record["detail"] for record in self.records if record["type"] == "incident"]
+        return Answer({"incidents": [{key: one[key] for key in one if key != "fingerprint"} for one in found]})
+
+    async def log_list(self, args: dict[str, Any]) -> Answer:
+        """Answer with the log files of this node."""
+        return await self.logs.list()
+
+    async def log_read(self, args: dict[str, Any]) -> Answer:
+        """Answer with raw bytes of one file."""
+        return await self.logs.read(**args)
+
+    async def log_window(self, args: dict[str, Any]) -> Answer:
+        """Answer with lines of one file."""
+        return await self.logs.window(**args)
+
+    async def log_merged(self, args: dict[str, Any]) -> Answer:
+        """Answer with lines of several files in order of arrival."""
+        return await self.logs.merged(**args)
+
+
+class FileDesk(Desk):
+    """A job whose agent is not there: it has ended, or its agent died."""
+
+    limits = "no agent of it runs on this node"
+
+    def __init__(self, files: paths.JobFiles) -> None:
+        super().__init__(LogStore(files.root, live=False))
+        self._files = files
+        self._records = read_records(files.events)
+        self._node = str(json.loads(files.node.read_text())["node"])
+        self._spec = JobSpec.from_json(json.loads(files.spec.read_text()))
+        self._started = False
+        self.ops.update(
+            {
+                "identity": self.identity,
+                "status": self.status,
+                "watch": self.watch,
+                "ca": self.ca,
+                "attach": self.attach,
+            }
+        )
+
+    @property
+    def records(self) -> list[Record]:
+        return self._records
+
+    async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        if op.startswith("log_") and not self._started:
+            self._started = True
+            await self.logs.start()
+        return await super().handle(op, args, body)
+
+    async def identity(self, args: dict[str, Any]) -> Answer:
+        """Answer who we are: nobody that could act."""
+        term = self._records[-1].get("term", 0) if self._records else 0
+        return Answer(
+            {
+                "job": self._spec.job,
+                "node": self._node,
+                "term": term,
+                "role": "files",
+                "coordinator": None,
+                "coordinator_reachable": False,
+                "live": False,
+                "peer_port": 0,
+                "last_seq": len(self._records),
+                "incarnation": "",
+                "members": {},
+            }
+        )
+
+    def _document(self) -> dict[str, Any]:
+        state = restore.fold(self._spec, self._records)
+        found = document(state, {}, None)
+        return {**found, "coordinator_reachable": False, "node": self._node, "last_seq": len(self._records)}
+
+    async def status(self, args: dict[str, Any]) -> Answer:
+        """Answer with the status as the journal tells it."""
+        return Answer(self._document())
+
+    async def watch(self, args: dict[str, Any]) -> Items:
+        """Send the one status there is."""
+        yield Answer({"status": self._document()})
+
+    async def ca(self, args: dict[str, Any]) -> Answer:
+        """Answer with the job's authority."""
+        return Answer({"ca": self._files.ca.read_text(), "ca_key": self._files.ca_key.read_text()})
+
+    async def attach(self, args: dict[str, Any]) -> Answer:
+        """Nobody is there to be told."""
+        return Answer({})
+
+
+class AgentDesk(Desk):
+    """A live agent, for one operator's connection."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent.logs)
+        self._agent = agent
+        self._operator: dict[str, Any] | None = None
+        self.ops.update(
+            {
+                "identity": self.identity,
+                "assign": self.assign,
+                "await_engine": self.await_engine,
+                "status": self.status,
+                "watch": self.watch,
+                "events": self.events,
+                "promote": self.promote,
+                "ca": self.ca,
+                "attach": self.attach,
+                "stacks": self.stacks,
+                "exit": self.exit,
+            }
+        )
+
+    @property
+    def records(self) -> list[Record]:
+        return self._agent.journal.records
+
+    async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        if op in OPERATOR_VERBS:
+            return Answer(await self._to_coordinator(op, args))
+        return await super().handle(op, args, body)
+
+    async def _to_coordinator(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        role = self._agent.role
+        if role is not None:
+            return role.status() if op == "status" else role.request(op, args)
+        return (await self._agent.follower.forward(op, args)).data
+
+    async def identity(self, args: dict[str, Any]) -> Answer:
+        """Answer who this agent is and whom it follows."""
+        agent, view = self._agent, self._agent.follower.member
+        reachable = agent.role is not None or agent.follower.channel is not None
+        role = "coordinator" if agent.role is not None else "member" if reachable else "waiting"
+        return Answer(
+            {
+                "job": agent.spec.job,
+                "node": agent.node,
+                "term": view.term,
+                "role": role,
+                "coordinator": view.coordinator,
+                "coordinator_reachable": reachable,
+                "live": True,
+                "peer_port": agent.port,
+                "last_seq": agent.journal.last_seq,
+                "incarnation": agent.follower.incarnation,
+                "members": agent.members,
+            }
+        )
+
+    async def assign(self, args: dict[str, Any]) -> Answer:
+        """Take the coordinator's name from the supervisor that launches."""
+        await self._agent.assign(args)
+        return Answer({})
+
+    async def await_engine(self, args: dict[str, Any]) -> Answer:
+        """Answer when the engine is up; raises Problem when it cannot be."""
+        engine = self._agent.follower.engine
+        await engine.ready.wait()
+        return Answer({**engine.facts, "nproc": self._agent.follower.nproc()})
+
+    async def _document(self) -> dict[str, Any]:
+        agent = self._agent
+        extra = {"node": agent.node, "term": agent.follower.member.term, "last_seq": agent.journal.last_seq}
+        try:
+            found = await self._to_coordinator("status", {})
+        except Problem as problem:
+            state = restore.fold(agent.spec, agent.journal.records, agent.node)
+            found = document(state, {agent.node: agent.follower.facts()}, agent.follower.member.coordinator)
+            return {**found, **extra, "coordinator_reachable": False, "plan": problem.message}
+        return {**found, **extra, "coordinator_reachable": True}
+
+    async def status(self, args: dict[str, Any]) -> Answer:
+        """Answer with the status document."""
+        return Answer(await self._document())
+
+    async def watch(self, args: dict[str, Any]) -> Items:
+        """Stream the status document whenever it changed."""
+        last: dict[str, Any] = {}
+        while True:
+            role = self._agent.role
+            wake = role.changed if role is not None else None
+            found = await self._document()
+            if found != last:
+                last = found
+                yield Answer({"status": found})
+            if self._agent.finished and found["state"] in ("succeeded", "failed", "stopped"):
+                return
+            await asyncio.sleep(WATCH_MIN_S)
+            with contextlib.suppress(asyncio.TimeoutError):
+                waiting = wake.wait() if wake is not None else self._agent.journal.wait_change(WATCH_MAX_S)
+                await asyncio.wait_for(waiting, WATCH_MAX_S)
+
+    async def events(self, args: dict[str, Any]) -> Items:
+        """Stream journal records after `since`; with `follow` until the job is over."""
+        if not args.get("follow"):
+            async for item in super().events(args):
+                yield item
+            return
+        async for record in self._agent.journal.follow(int(args.get("since", 0))):
+            yield Answer({"event": public(record)})
+
+    async def promote(self, args: dict[str, Any]) -> Answer:
+        """Let this node ask for votes, because an operator says so; raises Problem when it does not get them."""
+        agent = self._agent
+        if agent.role is None:
+            refusal = await election.stand(agent.follower, bool(args.get("force")))
+            if refusal:
+                raise Problem("election", refusal)
+        return Answer({"term": agent.follower.member.term, "coordinator": agent.node})
+
+    async def ca(self, args: dict[str, Any]) -> Answer:
+        """Answer with the job's authority, so that the operator can admit a node."""
+        files = self._agent.files
+        return Answer({"ca": files.ca.read_text(), "ca_key": files.ca_key.read_text()})
+
+    async def stacks(self, args: dict[str, Any]) -> Answer:
+        """Answer with the Python stacks of this node's live ranks."""
+        try:
+            return Answer(await self._agent.follower.stacks(args.get("ranks")))
+        except (WireError, asyncio.TimeoutError) as error:
+            raise Problem("engine", f"the engine on {self._agent.node} did not answer: {error}") from error
+
+    async def exit(self, args: dict[str, Any]) -> Answer:
+        """End this agent: the launch it belongs to was given up."""
+        if self._agent.follower.member.term:
+            raise Problem("running", "this job has a coordinator: stop it instead")
+        self._agent.finish("the launch was given up")
+        return Answer({})
+
+    async def attach(self, args: dict[str, Any]) -> Answer:
+        """Note an operator who looks, until this connection ends."""
+        self._operator = {"operator": str(args["operator"]), "mode": str(args.get("mode", "watch"))}
+        await self._note(came=True)
+        return Answer({})
+
+    async def _note(self, came: bool) -> None:
+        if self._operator is not None:
+            with contextlib.suppress(Problem):
+                await self._to_coordinator("operator", {**self._operator, "came": came})
+
+    async def left(self) -> None:
+        """Note that the operator's connection ended."""
+        await self._note(came=False)
+
+
+async def serve_operators(agent: Agent) -> asyncio.AbstractServer:
+    """Answer supervisors on the job's unix socket."""
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        desk = AgentDesk(agent)
+        agent.operator_came()
+        try:
+            await Channel(reader, writer, desk.handle).run()
+            await desk.left()
+        finally:
+            agent.operator_left()
+
+    return await paths.serve_unix(agent.files.sock, connected)
+
+
+def reader_handler(files: paths.JobFiles) -> Handler:
+    """Return what answers for a job whose agent is not there; raises OSError, ValueError for broken files."""
+    return FileDesk(files).handle

@@ -1,0 +1,155 @@
+"""Start the agent of a job, detached from the connection that asked for it.
+
+In: the `start` request. Out: the job's directory with its description and keys, and a running agent that accepts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from remote_agent.jobs import job_files, read_json
+from remote_agent.paths import Home, JobFiles, NameRefused, agent_alive, atomic_write, open_unix
+from remote_agent.tree import full
+from remote_agent.wire import JobSpec, Problem, SpecError
+
+START_DEADLINE_S = 20.0
+# The agent offers its socket some 100 ms after it starts; nothing announces that moment to another process.
+POLL_S = 0.02
+LOG_TAIL = 4000
+
+
+async def start(home: Home, args: dict[str, Any]) -> dict[str, Any]:
+    """Write the job's directory and start its agent; returns {agent_pid}. Raises Problem."""
+    files, node = _check(home, args)
+    try:
+        _write(files, node, args)
+        process = _spawn(files)
+    except OSError as error:
+        raise _refusal(files, error) from error
+    pid = await asyncio.wait_for(asyncio.to_thread(_read_pid, process), START_DEADLINE_S)
+    if pid is None:
+        raise Problem("start", f"the agent did not start (status {process.returncode}): {_tail(files)}")
+    await _until_accepting(files, pid)
+    return {"agent_pid": pid}
+
+
+def command() -> list[str]:
+    """Return how this very agent is run again: from the zipapp, or from a source tree."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return [sys.executable, root] if os.path.isfile(root) else [sys.executable, "-m", "remote_agent"]
+
+
+def _check(home: Home, args: dict[str, Any]) -> tuple[JobFiles, str]:
+    spec = args.get("spec")
+    node = args.get("node")
+    if not isinstance(spec, dict) or not isinstance(node, str):
+        raise Problem("bad_request", "start needs spec and node")
+    try:
+        parsed = JobSpec.from_json(spec)
+    except SpecError as error:
+        raise Problem("bad_request", str(error)) from error
+    files = job_files(home, parsed.job)
+    if parsed.tree is not None:
+        try:
+            home.tree(parsed.tree)
+        except NameRefused as error:
+            raise Problem("bad_name", str(error)) from error
+    _refuse_second(files, node)
+    return files, node
+
+
+def _refuse_second(files: JobFiles, node: str) -> None:
+    there = read_json(files.node)
+    here = socket.gethostname()
+    other = there.get("node", node) != node
+    # Names of hosts can be equal, so on a shared home a second node is known by its name in the inventory.
+    if there and (other or there.get("hostname", here) != here):
+        message = f"{files.root} belongs to node {there.get('node')} on {there.get('hostname')}: the nodes share a home"
+        hint = 'give each node a root of its own: env = { SUPERVISOR_HOME = "/local/disk/supervisor" }'
+        raise Problem("shared_home", message, hint)
+    pid = agent_alive(files)
+    if pid is not None:
+        raise Problem("already_running", f"job {files.name} already has an agent here (pid {pid})", "attach to it")
+
+
+def _write(files: JobFiles, node: str, args: dict[str, Any]) -> None:
+    files.make()
+    for name, path in (("ca", files.ca), ("cert", files.cert), ("key", files.key), ("ca_key", files.ca_key)):
+        content = args.get(name)
+        if isinstance(content, str) and content:
+            atomic_write(path, content.encode())
+    atomic_write(files.spec, json.dumps(args["spec"]).encode())
+    atomic_write(files.node, json.dumps({"node": node, "hostname": socket.gethostname()}).encode())
+
+
+def _spawn(files: JobFiles) -> subprocess.Popen[bytes]:
+    env = dict(os.environ)
+    if command()[1] == "-m":
+        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
+    log = os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        return subprocess.Popen(
+            [*command(), "serve", "--job", files.name, "--detach"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=files.home.root,
+            env=env,
+            start_new_session=True,
+            close_fds=True,
+        )
+    finally:
+        os.close(log)
+
+
+def _read_pid(process: subprocess.Popen[bytes]) -> int | None:
+    """Wait for the first child, which prints the agent's pid and is gone."""
+    out, _ = process.communicate()
+    text = out.split()
+    return int(text[0]) if process.returncode == 0 and text else None
+
+
+async def _until_accepting(files: JobFiles, pid: int) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + START_DEADLINE_S
+    while loop.time() < deadline:
+        with contextlib.suppress(OSError):
+            _reader, writer = await open_unix(files.sock)
+            writer.close()
+            return
+        if not os.path.exists(f"/proc/{pid}"):
+            raise Problem("start", f"the agent ended while it started: {_tail(files)}")
+        await asyncio.sleep(POLL_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    raise Problem("start", f"the agent did not accept within {START_DEADLINE_S:.0f} s: {_tail(files)}")
+
+
+def _tail(files: JobFiles) -> str:
+    try:
+        with open(files.log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL))
+            text = file.read().decode(errors="replace").strip()
+    except OSError:
+        text = ""
+    return text or f"{files.log} is empty"
+
+
+def _refusal(files: JobFiles, error: OSError) -> Problem:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return full(files.root, 1024 * 1024)
+    return Problem(
+        "home_not_writable",
+        f"{error.filename or files.root}: {error.strerror}",
+        "set SUPERVISOR_HOME through env to a directory you may write",
+    )

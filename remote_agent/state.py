@@ -1,0 +1,303 @@
+"""What the coordinator knows, what can happen to it, and what it may order: plain frozen data.
+
+In: nothing. Out: State, Event and Command types that coordinator.py, restore.py and status.py share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+if TYPE_CHECKING:
+    from remote_agent.wire import JobSpec, NodeSpec
+
+FORMING = "forming"
+PREPARING = "preparing"
+STARTING = "starting"
+RUNNING = "running"
+STOPPING = "stopping"
+ENDED = "ended"
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One node of the job as the coordinator sees it; times are seconds of the caller's monotonic clock."""
+
+    spec: NodeSpec
+    nproc: int = 0
+    status: str = "connecting"
+    """A node state of the contract."""
+    reason: str | None = None
+    connected: bool = False
+    ready: bool = False
+    """Its engine is up: it can start workers."""
+    running: int | None = None
+    """The generation whose workers it has; None: it has none."""
+    incarnation: str = ""
+    seen: float = 0.0
+    held: float = 0.0
+    """When this node last knew that it is ours: the basis of quorum."""
+    losses: tuple[float, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The node's name in the inventory."""
+        return self.spec.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Rank:
+    """One rank of the newest generation."""
+
+    rank: int
+    node: str
+    local_rank: int
+    pid: int | None = None
+    state: str = "starting"
+    code: int | None = None
+    signal: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """All that the coordinator decides upon."""
+
+    spec: JobSpec
+    me: str
+    term: int
+    nodes: Mapping[str, Node]
+    phase: str = FORMING
+    generation: int = -1
+    members: tuple[str, ...] = ()
+    """The nodes of the newest generation, in group rank order."""
+    ranks: Mapping[int, Rank] = dataclasses.field(default_factory=dict)
+    restarts: int = 0
+    """Failures charged to max_restarts."""
+    deadline: float | None = None
+    waiting: frozenset[str] = frozenset()
+    """Nodes that still have to answer in this phase."""
+    mains: frozenset[int] = frozenset()
+    cause: str | None = None
+    """Why the group is being stopped: failure, node_lost, restart, removed, added, returned, stop, quorum."""
+    leaving: frozenset[str] = frozenset()
+    marks: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    exits: Mapping[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    lost: Mapping[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
+    """Nodes lost in this generation: wall clock ns and reason."""
+    stepped: bool = False
+    fingerprint: str | None = None
+    """Of the last failure that came before the first step; None after any other outcome."""
+    incidents: int = 0
+    incident: dict[str, Any] | None = None
+    ended: str | None = None
+    failure: str | None = None
+    """Why the job failed, in words."""
+    started_at: str | None = None
+    alone_since: float | None = None
+    """Since when fewer nodes than needed are there."""
+
+
+# Events: what a node or an operator says, and time. `node` is the one that speaks.
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """A node's agent is connected; `running` is the generation whose workers it has."""
+
+    node: str
+    incarnation: str
+    running: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """A node's engine is up."""
+
+    node: str
+    nproc: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Unfit:
+    """A node cannot take part: its engine does not start, or it never came up."""
+
+    node: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Beat:
+    """A heartbeat; `heard_age`: seconds since the node last heard from us."""
+
+    node: str
+    heard_age: float = 0.0
+    stepped: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Gone:
+    """A node's agent is certainly dead: nothing listens at its address any more."""
+
+    node: str
+    reason: str
+    time_ns: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """The first member has opened the generation's store."""
+
+    node: str
+    generation: int
+    port: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """A node has started its workers: (rank, local rank, pid) each."""
+
+    node: str
+    generation: int
+    ranks: tuple[tuple[int, int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class OrderFailed:
+    """A node could not carry out prepare or go."""
+
+    node: str
+    generation: int
+    message: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Main:
+    """A rank is in the user's main."""
+
+    node: str
+    generation: int
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Exited:
+    """A worker ended; `age`: seconds since, `exit`: the engine's Exit with t_ns in our clock."""
+
+    node: str
+    generation: int
+    exit: dict[str, Any]
+    age: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Idle:
+    """A node has no workers of that generation left; `exits`: the engine's Exits."""
+
+    node: str
+    generation: int
+    exits: tuple[dict[str, Any], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Restart:
+    """An operator wants a new generation."""
+
+    operator: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Remove:
+    """An operator wants the job to go on without a node."""
+
+    node: str
+    operator: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Add:
+    """An operator wants a node in the group; it must be connected and ready."""
+
+    spec: NodeSpec
+    operator: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """An operator wants the job to end; `kill`: without grace."""
+
+    kill: bool = False
+    operator: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+    time_ns: int = 0
+
+
+Event = Union[
+    Joined,
+    Ready,
+    Unfit,
+    Beat,
+    Gone,
+    Prepared,
+    Started,
+    OrderFailed,
+    Main,
+    Exited,
+    Idle,
+    Restart,
+    Remove,
+    Add,
+    Stop,
+    Tick,
+]
+
+
+# Commands: what the shell has to do, in this order.
+
+
+@dataclasses.dataclass(frozen=True)
+class Emit:
+    """Write a fact to the journal."""
+
+    type: str
+    generation: int
+    node: str | None = None
+    rank: int | None = None
+    detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Send:
+    """Send an order to a node's agent; the shell adds the term."""
+
+    node: str
+    op: str
+    args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class HandOver:
+    """Give the role to that node; it forms the next generation."""
+
+    node: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """Answer the operator's request: accepted, or refused with kind, message and hint."""
+
+    accepted: bool
+    message: str
+    generation: int = -1
+    kind: str = ""
+    hint: str = ""
+
+
+Command = Union[Emit, Send, HandOver, Reply]
+Turned = tuple[State, "tuple[Command, ...]"]
+MaybeNode = Optional[Node]

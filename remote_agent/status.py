@@ -1,0 +1,89 @@
+"""The status document of the contract.
+
+In: the coordinator's State (live, or folded from the journal) and what nodes said of their ranks. Out: JSON data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from remote_agent import state as s
+
+# A rank that has said nothing for this long is called silent.
+SILENT_AFTER_S = 60.0
+Facts = Mapping[str, Mapping[str, Any]]
+
+
+def job_state(state: s.State) -> str:
+    """Return the job's state in the contract's word."""
+    if state.phase == s.ENDED:
+        return state.ended or "running"
+    if state.phase == s.RUNNING:
+        return "running"
+    if state.phase == s.FORMING and state.alone_since is not None:
+        return "degraded"
+    return "starting" if state.generation <= 0 and not state.marks.get("stop") else "restarting"
+
+
+def document(state: s.State, facts: Facts, coordinator: str | None) -> dict[str, Any]:
+    """Return `status --json`; facts: by node: agent_pid, clock_offset_ms, ranks: {rank: {step, last_output_age_s}}."""
+    return {
+        "job": state.spec.job,
+        "state": job_state(state),
+        "generation": state.generation,
+        "restarts": state.restarts,
+        "max_restarts": state.spec.max_restarts,
+        "min_nodes": state.spec.min_nodes,
+        "max_nodes": state.spec.max_nodes,
+        "world_size": len(state.ranks),
+        "coordinator": coordinator,
+        "started_at": state.started_at,
+        "nodes": [_node(state, node, facts.get(name, {})) for name, node in state.nodes.items()],
+        "incident": state.incident,
+        "failure": state.failure,
+        "plan": _plan(state),
+        "script": {"kind": state.spec.kind, "script": state.spec.script, "args": list(state.spec.args)},
+    }
+
+
+def _node(state: s.State, node: s.Node, facts: Mapping[str, Any]) -> dict[str, Any]:
+    live: Mapping[str, Any] = facts.get("ranks", {})
+    ranks = [rank for rank in state.ranks.values() if rank.node == node.name]
+    return {
+        "name": node.name,
+        "address": node.spec.address,
+        "state": node.status,
+        "group_rank": state.members.index(node.name) if node.name in state.members and ranks else None,
+        "reason": node.reason,
+        "agent_pid": facts.get("agent_pid") if node.connected or node.name == state.me else None,
+        "clock_offset_ms": facts.get("clock_offset_ms"),
+        "ranks": [_rank(rank, live.get(str(rank.rank), {})) for rank in sorted(ranks, key=lambda rank: rank.rank)],
+    }
+
+
+def _rank(rank: s.Rank, live: Mapping[str, Any]) -> dict[str, Any]:
+    age = live.get("last_output_age_s")
+    silent = rank.state == "running" and age is not None and age > SILENT_AFTER_S
+    return {
+        "rank": rank.rank,
+        "local_rank": rank.local_rank,
+        "pid": rank.pid,
+        "state": "silent" if silent else rank.state,
+        "exit_code": rank.code,
+        "signal": rank.signal,
+        "step": live.get("step"),
+        "last_output_age_s": age,
+    }
+
+
+def _plan(state: s.State) -> str | None:
+    """Say what happens next, where that is not obvious from the state."""
+    if state.phase == s.STOPPING:
+        waits = " ".join(sorted(state.waiting))
+        return f"stopping generation {state.generation} ({state.cause}); waiting for {waits}"
+    if state.phase == s.FORMING and state.alone_since is not None:
+        return "waiting for nodes: too few are ready; bring one back or add one"
+    if state.phase in (s.PREPARING, s.STARTING):
+        return f"starting generation {state.generation} on {' '.join(state.members)}"
+    return None

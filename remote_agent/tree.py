@@ -1,0 +1,383 @@
+"""The node's side of the work tree sync: say what is missing, take it, put it in place.
+
+In: a manifest, contents named by their hash. Out: `trees/<tree>/` as the operator has it. Files that the script made
+there are never touched; a synced file that the script changed is moved aside before it is replaced, never lost.
+
+Beside the trees lies `trees/.state/<tree>/`: lock, state.json, incoming/ and replaced/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.tree_manifest import File, Manifest, State, stamp, unpack
+from remote_agent.wire import Problem
+
+if TYPE_CHECKING:
+    from remote_agent.paths import Home
+
+READ_SIZE = 1024 * 1024
+# Left free on the disk for the job's own first files.
+RESERVE = 16 * 1024 * 1024
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclasses.dataclass
+class Plan:
+    """One sync between `tree_plan` and `tree_commit`."""
+
+    name: str
+    root: Path
+    side: Path
+    manifest: Manifest
+    state: State
+    present: dict[str, str]
+    """Path -> hash of every regular file of the old or new manifest as it lies on the disk now."""
+    missing: dict[str, int]
+    """Hash -> size of the contents that must come over the wire."""
+    changed: list[str]
+    removed: list[str]
+    conflicts: list[str]
+    """Paths that somebody on the node changed and the operator has too."""
+
+
+def hash_file(path: Path) -> str:
+    """Return the sha256 of a file; raises OSError."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(READ_SIZE):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def free_bytes(path: Path) -> int:
+    """Return what this user may still write where the path is; raises OSError."""
+    info = os.statvfs(path)
+    return info.f_bavail * info.f_frsize
+
+
+def full(path: Path, needed: int) -> Problem:
+    """Return the refusal for a disk that has no room."""
+    try:
+        free = f"{free_bytes(path):,}"
+    except OSError:
+        free = "an unknown number of"
+    return Problem(
+        "disk_full",
+        f"no space left for {path}: {needed:,} bytes are needed, {free} are free",
+        "free some space (supervisor clean), or set SUPERVISOR_HOME through env to a larger disk",
+    )
+
+
+class TreeSync:
+    """The sync of one bridge: at most one tree at a time, locked from plan to commit."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._lock: int | None = None
+        self._plan: Plan | None = None
+        self._hashing: dict[str, Any] = {}
+        self.hashed_files = 0
+        """How many files had to be read to know their content: 0 where nothing changed."""
+
+    def lock(self, tree: str) -> bool:
+        """Take the lock of a tree, or return False when another sync holds it; raises OSError."""
+        self.close()
+        side = self._side(tree)
+        side.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(side / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        self._lock = fd
+        return True
+
+    def close(self) -> None:
+        """Forget the plan and give the lock back; what came over the wire so far is kept for the next try."""
+        self._plan = None
+        self._hashing.clear()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def plan(self, tree: str, body: bytes) -> Plan:
+        """Compare the disk with a manifest; the tree must be locked. Raises Problem, OSError."""
+        manifest = unpack(body)
+        root, side = self._home.tree(tree), self._side(tree)
+        plan = Plan(tree, root, side, manifest, State.load(side / "state.json"), {}, {}, [], [], [])
+        try:
+            for place in (root, side / "incoming"):
+                place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_directories(plan)
+            for path in {**plan.state.files, **manifest.files}:
+                self._look_at(plan, path)
+            _compare(plan)
+        except OSError as error:
+            raise _translate(error, root, 0) from error
+        have = {*plan.present.values(), *_complete(side / "incoming")}
+        wanted = {file.sha256: file.size for file in manifest.files.values()}
+        plan.missing = {sha: size for sha, size in wanted.items() if sha not in have}
+        needed = sum(manifest.files[path].size for path in plan.changed if path in manifest.files)
+        if needed and needed + RESERVE > free_bytes(root):
+            raise full(root, needed + RESERVE)
+        self._plan = plan
+        return plan
+
+    def put(self, tree: str, parts: list[list[Any]], body: bytes, packed: bool) -> None:
+        """Take pieces [sha256, offset, size, length] whose bytes follow each other in the body; raises Problem."""
+        plan = self._current(tree)
+        try:
+            data = zlib.decompress(body) if packed else body
+            at = 0
+            for sha, offset, size, length in parts:
+                self._put_one(plan, sha, offset, size, data[at : at + length])
+                at += length
+        except (ValueError, TypeError, zlib.error) as error:
+            raise Problem("bad_piece", f"piece of a file: {error}") from error
+        except OSError as error:
+            raise _translate(error, plan.root, sum(plan.missing.values())) from error
+
+    def commit(self, tree: str) -> Plan:
+        """Put everything in place and give the lock back; raises Problem."""
+        plan = self._current(tree)
+        if not set(plan.missing) <= _complete(plan.side / "incoming"):
+            raise Problem("incomplete", f"tree {tree}: not all contents have arrived", "run it again")
+        try:
+            _set_aside(plan)
+            _stage_moved(plan)
+            _remove_gone(plan)
+            _write(plan)
+            shutil.rmtree(plan.side / "incoming", ignore_errors=True)
+        except OSError as error:
+            raise _translate(error, plan.root, sum(plan.missing.values())) from error
+        self.close()
+        return plan
+
+    def _side(self, tree: str) -> Path:
+        return self._home.tree(tree).parent / ".state" / tree
+
+    def _current(self, tree: str) -> Plan:
+        if self._plan is None or self._plan.name != tree:
+            raise Problem("no_plan", f"tree {tree}: tree_plan must come first")
+        return self._plan
+
+    def _look_at(self, plan: Plan, path: str) -> None:
+        """Learn the hash of what lies at a path, reading it only when its stamp is not the one we left."""
+        place = plan.root / path
+        try:
+            info = os.lstat(place)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        if not stat.S_ISREG(info.st_mode):
+            return
+        known = plan.state.files.get(path)
+        if known is not None and plan.state.stamps.get(path) == stamp(info):
+            plan.present[path] = known.sha256
+            return
+        self.hashed_files += 1
+        plan.present[path] = hash_file(place)
+
+    def _put_one(self, plan: Plan, sha: str, offset: int, size: int, data: bytes) -> None:
+        if plan.missing.get(sha) != size or offset + len(data) > size:
+            raise ValueError(f"{sha} was not asked for in this size")
+        part = plan.side / "incoming" / f"{sha}.part"
+        if offset == 0:
+            self._hashing[sha] = hashlib.sha256()
+        elif sha not in self._hashing or part.stat().st_size != offset:
+            raise ValueError(f"{sha} at {offset} is out of order")
+        with open(part, "wb" if offset == 0 else "ab", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+        self._hashing[sha].update(data)
+        if offset + len(data) == size:
+            if self._hashing.pop(sha).hexdigest() != sha:
+                part.unlink()
+                raise Problem("changed", "a file changed while it was being sent", "run it again")
+            os.replace(part, part.with_suffix(""))
+
+
+def _translate(error: OSError, root: Path, needed: int) -> Problem:
+    if error.errno in _FULL:
+        return full(root, needed)
+    named = error.filename2 or error.filename
+    name = os.fsdecode(named) if isinstance(named, (str, bytes, os.PathLike)) else str(root)
+    return Problem(
+        "tree_conflict",
+        f"{name}: {error.strerror}",
+        "something on the node is in the way; remove it there, or exclude it here",
+    )
+
+
+def _complete(incoming: Path) -> set[str]:
+    try:
+        return {name for name in os.listdir(incoming) if "." not in name}
+    except FileNotFoundError:
+        return set()
+
+
+def _check_directories(plan: Plan) -> None:
+    """Refuse to write through a symbolic link or over a file that we did not put where a directory must be."""
+    ours = {*plan.state.files, *plan.state.links}
+    for path in sorted(plan.manifest.parents()):
+        try:
+            info = os.lstat(plan.root / path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if stat.S_ISDIR(info.st_mode) or path in ours:
+            continue
+        kind = "a symbolic link" if stat.S_ISLNK(info.st_mode) else "a file"
+        raise Problem(
+            "tree_conflict",
+            f"{plan.root / path} is {kind} on the node, but a directory here",
+            "remove it there, or exclude it here",
+        )
+
+
+def _compare(plan: Plan) -> None:
+    """Fill in what changes, what goes and what somebody on the node changed."""
+    manifest, state = plan.manifest, plan.state
+    for path, file in manifest.files.items():
+        if plan.present.get(path) != file.sha256 or _mode(plan.root / path) != file.mode:
+            plan.changed.append(path)
+            if plan.present.get(path) != file.sha256 and _is_foreign(plan, path):
+                plan.conflicts.append(path)
+    for path, target in manifest.links.items():
+        if _link(plan.root / path) != target:
+            plan.changed.append(path)
+            if _is_foreign(plan, path):
+                plan.conflicts.append(path)
+    plan.changed.extend(path for path in manifest.dirs if not (plan.root / path).is_dir())
+    listed = {*manifest.files, *manifest.links}
+    gone = [path for path in (*state.files, *state.links) if path not in listed]
+    for path in gone:
+        if os.path.lexists(plan.root / path) and _is_inside(plan, path) and not _is_foreign(plan, path):
+            plan.removed.append(path)
+
+
+def _is_foreign(plan: Plan, path: str) -> bool:
+    """Tell whether a file or link lies at a path that is not what the last sync put there."""
+    link = _link(plan.root / path)
+    if link is not None:
+        return plan.state.links.get(path) != link
+    try:
+        if not stat.S_ISREG(os.lstat(plan.root / path).st_mode):
+            return False
+    except OSError:
+        return False
+    known = plan.state.files.get(path)
+    return known is None or plan.present.get(path) != known.sha256
+
+
+def _is_inside(plan: Plan, path: str) -> bool:
+    """Tell whether no directory on the way has become a symbolic link: never remove what lies elsewhere."""
+    parent = os.path.dirname(path)
+    return os.path.realpath(plan.root / parent) == os.path.join(os.path.realpath(plan.root), parent).rstrip("/")
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return stat.S_IMODE(os.lstat(path).st_mode) & 0o777
+    except OSError:
+        return None
+
+
+def _link(path: Path) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def _set_aside(plan: Plan) -> None:
+    """Keep what was changed on the node under replaced/<time>/, out of the way of the operator's version."""
+    if not plan.conflicts:
+        return
+    keep = plan.side / "replaced" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    for path in plan.conflicts:
+        place = keep / path
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.replace(plan.root / path, place)
+        plan.present.pop(path, None)
+
+
+def _stage_moved(plan: Plan) -> None:
+    """Copy contents that are needed at a new path and still lie at an old one, before that is replaced or removed."""
+    incoming = plan.side / "incoming"
+    complete = _complete(incoming)
+    source = {sha: path for path, sha in plan.present.items()}
+    for path in plan.changed:
+        file = plan.manifest.files.get(path)
+        if file is None or file.sha256 in complete or plan.present.get(path) == file.sha256:
+            continue
+        shutil.copyfile(plan.root / source[file.sha256], incoming / f"{file.sha256}.copy")
+        os.replace(incoming / f"{file.sha256}.copy", incoming / file.sha256)
+        complete.add(file.sha256)
+
+
+def _remove_gone(plan: Plan) -> None:
+    for path in plan.removed:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(plan.root / path)
+    needed = plan.manifest.parents()
+    for path in sorted(plan.state.dirs, reverse=True):
+        if path not in needed:
+            # Not empty means that the script has put something there.
+            with contextlib.suppress(OSError):
+                os.rmdir(plan.root / path)
+
+
+def _write(plan: Plan) -> None:
+    manifest = plan.manifest
+    for path in sorted(manifest.parents()):
+        place = plan.root / path
+        place.mkdir(mode=0o700, exist_ok=True)
+        if path in manifest.dirs:
+            # The owner must be able to write, or the next sync could not.
+            os.chmod(place, manifest.dirs[path] | 0o700)
+    changed = set(plan.changed)
+    uses: dict[str, int] = {}
+    for path, file in manifest.files.items():
+        if path in changed and plan.present.get(path) != file.sha256:
+            uses[file.sha256] = uses.get(file.sha256, 0) + 1
+    for path, file in manifest.files.items():
+        if path in changed:
+            _write_file(plan, path, file, uses)
+    for path, target in manifest.links.items():
+        if path in changed:
+            temporary = plan.side / "incoming" / f"{secrets.token_hex(8)}.link"
+            os.symlink(target, temporary)
+            os.replace(temporary, plan.root / path)
+    stamps = {path: stamp(os.lstat(plan.root / path)) for path in manifest.files}
+    State(manifest.files, stamps, manifest.links, dict.fromkeys(manifest.parents(), 0o700)).save(
+        plan.side / "state.json"
+    )
+
+
+def _write_file(plan: Plan, path: str, file: File, uses: dict[str, int]) -> None:
+    place = plan.root / path
+    if plan.present.get(path) == file.sha256:
+        os.chmod(place, file.mode)
+        return
+    blob = plan.side / "incoming" / file.sha256
+    uses[file.sha256] -= 1
+    if uses[file.sha256]:
+        copy = blob.with_suffix(".copy")
+        shutil.copyfile(blob, copy)
+        blob = copy
+    os.chmod(blob, file.mode)
+    os.replace(blob, place)

@@ -1,0 +1,125 @@
+"""The list of what a work tree shall hold, and what we know to have written into it before.
+
+In: a manifest from the wire, the state file of the last sync.
+Out: checked, plain objects; nothing here touches the tree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import zlib
+from typing import TYPE_CHECKING
+
+from remote_agent.paths import atomic_write
+from remote_agent.wire import Problem
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+# 100,000 entries make some 15 MB of JSON; more is no work tree but a data set.
+MAX_ENTRIES = 100_000
+MAX_TEXT = 64 * 1024 * 1024
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """One regular file as it shall be."""
+
+    mode: int
+    size: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a tree shall hold, by path relative to its root."""
+
+    files: dict[str, File]
+    links: dict[str, str]
+    dirs: dict[str, int]
+
+    def parents(self) -> set[str]:
+        """Return every directory that must exist, listed or implied."""
+        found = set(self.dirs)
+        for path in (*self.files, *self.links, *self.dirs):
+            found.update(path[:index] for index, char in enumerate(path) if char == "/")
+        return found
+
+
+def stamp(stat: os.stat_result) -> tuple[int, int, int, int]:
+    """Return what tells that a file is untouched: size, times of content and inode in ns, inode."""
+    return (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+
+
+@dataclasses.dataclass
+class State:
+    """What the last sync wrote; a file whose stamp still matches need not be read again."""
+
+    files: dict[str, File] = dataclasses.field(default_factory=dict)
+    stamps: dict[str, tuple[int, int, int, int]] = dataclasses.field(default_factory=dict)
+    links: dict[str, str] = dataclasses.field(default_factory=dict)
+    dirs: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path) -> State:
+        """Read the state file; a missing or damaged one means that everything is looked at again."""
+        try:
+            data = json.loads(path.read_bytes())
+            return cls(
+                files={name: File(*entry) for name, entry in data["files"].items()},
+                stamps={name: (entry[0], entry[1], entry[2], entry[3]) for name, entry in data["stamps"].items()},
+                links=dict(data["links"]),
+                dirs=dict(data["dirs"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+            return cls()
+
+    def save(self, path: Path) -> None:
+        """Write the state file; raises OSError."""
+        files = {name: [file.mode, file.size, file.sha256] for name, file in self.files.items()}
+        data = {"files": files, "stamps": self.stamps, "links": self.links, "dirs": self.dirs}
+        atomic_write(path, json.dumps(data, separators=(",", ":")).encode())
+
+
+def unpack(body: bytes) -> Manifest:
+    """Read a manifest from the wire, zlib over JSON; raises Problem for anything that could leave the tree."""
+    try:
+        inflater = zlib.decompressobj()
+        text = inflater.decompress(body, MAX_TEXT)
+        if inflater.unconsumed_tail:
+            raise ValueError("over the limit")
+        data = json.loads(text)
+        files = {str(path): File(int(mode), int(size), str(sha)) for path, mode, size, sha in data["files"]}
+        links = {str(path): str(link) for path, link in data["links"]}
+        dirs = {str(path): int(mode) for path, mode in data["dirs"]}
+    except (zlib.error, ValueError, KeyError, TypeError) as error:
+        raise Problem("bad_manifest", f"the list of files cannot be read: {error}") from error
+    if len(files) + len(links) + len(dirs) > MAX_ENTRIES:
+        raise Problem("bad_manifest", f"the tree has more than {MAX_ENTRIES} entries")
+    manifest = Manifest(files, links, dirs)
+    _check(manifest)
+    return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    if len({*manifest.files, *manifest.links, *manifest.dirs}) != (
+        len(manifest.files) + len(manifest.links) + len(manifest.dirs)
+    ):
+        raise Problem("bad_manifest", "one path is listed twice")
+    for path in (*manifest.files, *manifest.links, *manifest.dirs):
+        if path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+            raise Problem("bad_manifest", f"path {path!r} would leave the tree")
+    for path in manifest.parents():
+        if path in manifest.files or path in manifest.links:
+            raise Problem("bad_manifest", f"path {path!r} is a directory and something else")
+    for path, file in manifest.files.items():
+        if not _SHA256.fullmatch(file.sha256) or file.size < 0 or not 0 <= file.mode <= 0o777:
+            raise Problem("bad_manifest", f"path {path!r} has a bad size, mode or hash")
+    if any(not 0 <= mode <= 0o777 for mode in manifest.dirs.values()):
+        raise Problem("bad_manifest", "a directory has a bad mode")
+    if any(not link or "\0" in link for link in manifest.links.values()):
+        raise Problem("bad_manifest", "a symbolic link has a bad target")

@@ -1,0 +1,159 @@
+"""One turn of the coordinator: the state as it changes, the commands so far, and the moves several handlers share.
+
+In: a State and now. Out: the changed State and its commands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from remote_agent import state as s
+
+# A node that is lost this often in this time is left out until an operator adds it again.
+QUARANTINE_LOSSES = 3
+QUARANTINE_WINDOW_S = 600.0
+# On top of the workers' own grace: collecting stacks, reaping, the way back.
+STOP_MARGIN_S = 20.0
+# When an operator asks for an immediate end.
+KILL_GRACE_S = 0.0
+
+
+class Turn:
+    """The coordinator's state during one event; only `step` makes one."""
+
+    def __init__(self, state: s.State, now: float) -> None:
+        self.state = state
+        self.now = now
+        self.commands: list[s.Command] = []
+
+    def set(self, **changes: Any) -> None:
+        """Change fields of the state."""
+        self.state = dataclasses.replace(self.state, **changes)
+
+    def node(self, name: str) -> s.Node:
+        """Return a node that is known."""
+        return self.state.nodes[name]
+
+    def set_node(self, name: str, **changes: Any) -> None:
+        """Change fields of a node."""
+        changed = dataclasses.replace(self.state.nodes[name], **changes)
+        self.set(nodes={**self.state.nodes, name: changed})
+
+    def mark(self, name: str, age: float = 0.0) -> None:
+        """Remember when a phase of the restart was reached."""
+        self.set(marks={**self.state.marks, name: self.now - age})
+
+    def emit(self, kind: str, *, node: str | None = None, rank: int | None = None, **detail: Any) -> None:
+        """Write a fact to the journal."""
+        self.commands.append(s.Emit(kind, self.state.generation, node, rank, detail))
+
+    def send(self, node: str, op: str, **args: Any) -> None:
+        """Give a node an order."""
+        self.commands.append(s.Send(node, op, args))
+
+    def reply(self, message: str) -> None:
+        """Accept the operator's request; it leads to the next generation."""
+        self.commands.append(s.Reply(True, message, self.state.generation + 1))
+
+    def refuse(self, kind: str, message: str, hint: str = "") -> None:
+        """Refuse the operator's request."""
+        self.commands.append(s.Reply(False, message, self.state.generation, kind, hint))
+
+    def record_exit(self, node: str, ended: dict[str, Any]) -> bool:
+        """Note how a rank ended, once; return whether it failed by itself."""
+        number = int(ended["rank"])
+        known = self.state.ranks.get(number)
+        if number in self.state.exits or (known is not None and known.state in ("succeeded", "failed", "killed")):
+            return False
+        code, signal, ours = ended.get("code"), ended.get("signal"), bool(ended.get("stopped_by_us"))
+        failed = code != 0 and not ours
+        outcome = "succeeded" if code == 0 else "failed" if failed else "killed"
+        rank = s.Rank(number, node, int(ended["local_rank"]), ended.get("pid"), outcome, code, signal)
+        self.set(ranks={**self.state.ranks, number: rank})
+        if code != 0:
+            self.set(exits={**self.state.exits, number: {**ended, "node": node}})
+        if failed:
+            error = ended.get("error") or {}
+            self.emit(
+                "rank_failed",
+                node=node,
+                rank=number,
+                local_rank=rank.local_rank,
+                pid=rank.pid,
+                exit={"code": code, "signal": signal},
+                time_ns=ended.get("t_ns"),
+                message=error.get("message"),
+            )
+        return failed
+
+    def end(self, how: str, reason: str) -> None:
+        """End the job: succeeded, failed or stopped."""
+        self.set(phase=s.ENDED, ended=how, deadline=None, failure=reason if how == "failed" else None)
+        self.emit(f"job_{how}", reason=reason, restarts=self.state.restarts)
+        for name, node in self.state.nodes.items():
+            if node.connected:
+                self.send(name, "end", state=how)
+            if node.status in ("running", "draining"):
+                self.set_node(name, status="ready")
+
+
+def stop_group(turn: Turn, cause: str, age: float = 0.0, kill: bool = False) -> None:
+    """Order every live member to stop its workers; `age`: seconds since what caused it."""
+    state = turn.state
+    if state.phase == s.STOPPING:
+        if cause == "stop":
+            turn.set(cause=cause)
+        if kill:
+            _order_stop(turn, grace=KILL_GRACE_S, collect=False)
+        return
+    grace = KILL_GRACE_S if kill else state.spec.stop_grace
+    turn.set(
+        phase=s.STOPPING,
+        cause=cause,
+        waiting=frozenset(name for name in state.members if state.nodes[name].connected),
+        deadline=turn.now + grace + STOP_MARGIN_S,
+        marks={"cause": turn.now - age, "stop": turn.now, **_kept(state)},
+    )
+    _order_stop(turn, grace, collect=cause in ("failure", "node_lost"))
+
+
+def _kept(state: s.State) -> dict[str, float]:
+    return {"running": state.marks["running"]} if "running" in state.marks else {}
+
+
+def _order_stop(turn: Turn, grace: float, collect: bool) -> None:
+    for name in turn.state.members:
+        if turn.node(name).connected:
+            turn.send(name, "stop", generation=turn.state.generation, grace_s=grace, collect=collect)
+
+
+def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost", time_ns: int = 0) -> None:
+    """Take a node out: it is dead, cut off, or unable; its group goes on without it."""
+    node = turn.node(name)
+    if node.status in ("removed", "lost", "failed"):
+        turn.set_node(name, connected=False, ready=False, running=None)
+        return
+    losses = (*tuple(when for when in node.losses if turn.now - when < QUARANTINE_WINDOW_S), turn.now)
+    if len(losses) >= QUARANTINE_LOSSES and status == "lost":
+        status, reason = "failed", f"quarantined: lost {len(losses)} times in 10 minutes, last: {reason}"
+    if node.status == "draining":
+        status = "removed"
+    changes = {"connected": False, "ready": False, "running": None}
+    turn.set_node(name, status=status, reason=reason, losses=losses, **changes)
+    kind = "node_removed" if status == "removed" else "node_lost" if node.incarnation else "node_failed"
+    turn.emit(kind, node=name, reason=reason, status=status)
+    state = turn.state
+    if name not in state.members or state.phase not in (s.PREPARING, s.STARTING, s.RUNNING, s.STOPPING):
+        return
+    if status != "removed":
+        turn.set(lost={**state.lost, name: (time_ns, reason)})
+    ranks = {
+        number: dataclasses.replace(rank, state="killed") if rank.node == name and rank.code is None else rank
+        for number, rank in state.ranks.items()
+    }
+    turn.set(ranks=ranks)
+    if state.phase != s.STOPPING:
+        stop_group(turn, "node_lost")
+        return
+    turn.set(waiting=state.waiting - {name})

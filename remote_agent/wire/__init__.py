@@ -1,0 +1,48 @@
+"""All that both sides share: frames, calls, the documents they carry.
+
+In: bytes of a stream. Out: frames, answers, typed documents. Nothing here is pickled or evaluated.
+"""
+
+from remote_agent.wire.channel import (
+    Answer,
+    CallFailed,
+    Channel,
+    ChannelClosed,
+    Handler,
+    Items,
+    Problem,
+)
+from remote_agent.wire.frames import (
+    MAGIC,
+    MAX_BODY,
+    MAX_HEADER,
+    PROTOCOL,
+    Frame,
+    ProtocolError,
+    WireError,
+    encode,
+    read_frame,
+)
+from remote_agent.wire.spec import JobSpec, NodeSpec, SpecError
+
+__all__ = [
+    "MAGIC",
+    "MAX_BODY",
+    "MAX_HEADER",
+    "PROTOCOL",
+    "Answer",
+    "CallFailed",
+    "Channel",
+    "ChannelClosed",
+    "Frame",
+    "Handler",
+    "Items",
+    "JobSpec",
+    "NodeSpec",
+    "Problem",
+    "ProtocolError",
+    "SpecError",
+    "WireError",
+    "encode",
+    "read_frame",
+]

@@ -1,0 +1,262 @@
+"""Calls, streams and notices over one pair of asyncio streams; both ends may call.
+
+In: frames. Out: answers to our calls, calls to our handler.
+
+Headers: call {id, op, args}, notice {op, args}, answer {re, ok}, stream item {re, item}, end {re, end},
+error {re, error: {kind, message, hint}}, cancel {cancel}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, NamedTuple, Union
+
+from remote_agent.wire.frames import Frame, ProtocolError, WireError, encode, read_frame
+
+log = logging.getLogger(__name__)
+
+# Items of one stream that may wait unread here before we stop reading the wire.
+STREAM_BACKLOG = 64
+
+
+class ChannelClosed(WireError):
+    """The other side is gone."""
+
+
+class Problem(Exception):
+    """A handler's refusal: kind for programs, message and hint for people."""
+
+    def __init__(self, kind: str, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.hint = hint
+
+
+class CallFailed(Problem):
+    """The other side answered a call with an error."""
+
+
+class Answer(NamedTuple):
+    """What a handler returns, and what a call gets."""
+
+    data: dict[str, Any]
+    body: bytes = b""
+
+
+Items = AsyncGenerator[Answer, None]
+Handler = Callable[[str, "dict[str, Any]", bytes], Awaitable[Union[Answer, Items]]]
+
+
+async def refuse(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+    """Answer every call with an error: the handler of a side that only calls."""
+    raise Problem("unknown_op", f"no such request: {op}")
+
+
+class Channel:
+    """One wire with calls in both directions. `run` must be awaited by an owner for as long as it lives."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler = refuse) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.handler = handler
+        self.closed = asyncio.Event()
+        self._next_id = 0
+        self._calls: dict[int, asyncio.Future[Answer]] = {}
+        self._streams: dict[int, asyncio.Queue[Answer | Problem | WireError | None]] = {}
+        self._serving: dict[int, asyncio.Task[None]] = {}
+        self._write_lock = asyncio.Lock()
+        self._running: asyncio.Task[Any] | None = None
+
+    async def run(self) -> None:
+        """Read and dispatch until the other side closes; then fail what waits and end what we serve."""
+        self._running = asyncio.current_task()
+        try:
+            while True:
+                frame = await read_frame(self._reader)
+                if frame is None:
+                    return
+                await self._dispatch(frame)
+        except (ProtocolError, ConnectionError, OSError) as error:
+            log.debug("channel ends: %s", error)
+        finally:
+            await self._finish()
+
+    async def call(
+        self, op: str, args: dict[str, Any] | None = None, body: bytes = b"", timeout: float = 30.0
+    ) -> Answer:
+        """Return the answer to one request; raises CallFailed, ChannelClosed, asyncio.TimeoutError."""
+        number = self._number()
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._calls[number] = future
+        try:
+            return await asyncio.wait_for(self._call(number, op, args, body, future), timeout)
+        except asyncio.TimeoutError:
+            with contextlib.suppress(WireError):
+                await asyncio.wait_for(self._send({"cancel": number}), 1.0)
+            raise
+        finally:
+            self._calls.pop(number, None)
+
+    async def _call(
+        self, number: int, op: str, args: dict[str, Any] | None, body: bytes, future: asyncio.Future[Answer]
+    ) -> Answer:
+        await self._send({"id": number, "op": op, "args": args or {}}, body)
+        return await future
+
+    async def stream(self, op: str, args: dict[str, Any] | None = None, body: bytes = b"") -> Items:
+        """Yield the items of one request; closing the generator cancels it there. Raises CallFailed, ChannelClosed."""
+        number = self._number()
+        queue: asyncio.Queue[Answer | Problem | WireError | None] = asyncio.Queue(STREAM_BACKLOG)
+        self._streams[number] = queue
+        ended = False
+        try:
+            await self._send({"id": number, "op": op, "args": args or {}}, body)
+            while True:
+                item = await queue.get()
+                if isinstance(item, Answer):
+                    yield item
+                    continue
+                ended = True
+                if item is None:
+                    return
+                raise item
+        finally:
+            self._streams.pop(number, None)
+            # A reader that waits for room in this queue must not wait for ever.
+            while not queue.empty():
+                queue.get_nowait()
+            if not ended and not self.closed.is_set():
+                with contextlib.suppress(WireError, asyncio.TimeoutError):
+                    await asyncio.wait_for(self._send({"cancel": number}), 1.0)
+
+    async def notify(self, op: str, args: dict[str, Any] | None = None, body: bytes = b"") -> None:
+        """Send a request that wants no answer; raises ChannelClosed."""
+        await self._send({"op": op, "args": args or {}}, body)
+
+    async def close(self) -> None:
+        """End the wire and wait until `run` is over, if somebody runs it."""
+        self._writer.close()
+        with contextlib.suppress(asyncio.TimeoutError, OSError):
+            await asyncio.wait_for(self._writer.wait_closed(), 2.0)
+        if self._running is not None and self._running is not asyncio.current_task():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.closed.wait(), 2.0)
+
+    def _number(self) -> int:
+        if self.closed.is_set():
+            raise ChannelClosed("the connection is closed")
+        self._next_id += 1
+        return self._next_id
+
+    async def _send(self, header: dict[str, Any], body: bytes = b"") -> None:
+        data = encode(header, body)
+        if self.closed.is_set():
+            raise ChannelClosed("the connection is closed")
+        async with self._write_lock:
+            try:
+                self._writer.write(data)
+                await self._writer.drain()
+            except (ConnectionError, OSError, RuntimeError) as error:
+                raise ChannelClosed(f"the connection is closed: {error}") from error
+
+    async def _dispatch(self, frame: Frame) -> None:
+        header = frame.header
+        if "re" in header:
+            await self._receive(header, frame.body)
+        elif "cancel" in header:
+            task = self._serving.get(header["cancel"])
+            if task is not None:
+                task.cancel()
+        elif isinstance(header.get("op"), str):
+            number = header.get("id")
+            args = header.get("args") or {}
+            if number is None:
+                # Notices are handled in the order they came: a state change must not overtake another.
+                await self._serve(None, header["op"], args, frame.body)
+            else:
+                task = asyncio.ensure_future(self._serve(number, header["op"], args, frame.body))
+                self._serving[number] = task
+                task.add_done_callback(lambda _done, key=number: self._serving.pop(key, None))  # type: ignore[misc]
+        else:
+            raise ProtocolError("a frame without op and without answer")
+
+    async def _receive(self, header: dict[str, Any], body: bytes) -> None:
+        number = header["re"]
+        failure: CallFailed | None = None
+        if "error" in header:
+            error = header["error"]
+            failure = CallFailed(str(error.get("kind")), str(error.get("message")), str(error.get("hint") or ""))
+        queue = self._streams.get(number)
+        if queue is not None:
+            if failure is not None:
+                await queue.put(failure)
+            elif "item" in header:
+                await queue.put(Answer(header["item"], body))
+            elif "ok" in header:
+                await queue.put(Answer(header["ok"], body))
+                await queue.put(None)
+            else:
+                await queue.put(None)
+            return
+        future = self._calls.get(number)
+        if future is None or future.done():
+            return
+        if failure is not None:
+            future.set_exception(failure)
+        elif "ok" in header:
+            future.set_result(Answer(header["ok"], body))
+        else:
+            future.set_exception(CallFailed("protocol", "a stream where one answer was expected"))
+
+    async def _serve(self, number: int | None, op: str, args: dict[str, Any], body: bytes) -> None:
+        try:
+            result = await self.handler(op, args, body)
+            if isinstance(result, Answer):
+                if number is not None:
+                    await self._send({"re": number, "ok": result.data}, result.body)
+                return
+            try:
+                async for item in result:
+                    await self._send({"re": number, "item": item.data}, item.body)
+            finally:
+                await result.aclose()
+            await self._send({"re": number, "end": True})
+        except Problem as problem:
+            await self._refuse(number, problem)
+        except WireError as error:
+            log.debug("request %s: %s", op, error)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            log.exception("request %s failed", op)
+            await self._refuse(number, Problem("internal", f"{op}: {type(error).__name__}: {error}"))
+
+    async def _refuse(self, number: int | None, problem: Problem) -> None:
+        if number is None:
+            log.warning("notice refused: %s", problem.message)
+            return
+        error = {"kind": problem.kind, "message": problem.message, "hint": problem.hint}
+        with contextlib.suppress(WireError):
+            await self._send({"re": number, "error": error})
+
+    async def _finish(self) -> None:
+        self.closed.set()
+        gone = ChannelClosed("the other side closed the connection")
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(gone)
+                # A caller that was cancelled meanwhile never looks at it.
+                future.exception()
+        for queue in self._streams.values():
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(gone)
+        tasks = list(self._serving.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._writer.close()

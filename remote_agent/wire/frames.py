@@ -1,0 +1,70 @@
+"""Frames: two lengths, a JSON header, raw bytes.
+
+In: an asyncio stream. Out: frames. Every wire of ours (SSH, TLS between agents, the engine's pipes) carries them.
+
+    WireError
+     ├ ProtocolError      the other side does not speak this protocol, or a frame is over its limit
+     └ ChannelClosed      the other side is gone (channel.py)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from typing import Any, NamedTuple
+
+PROTOCOL = 1
+# Printed by the node before the first frame, so that a banner or a motd is never taken for data.
+MAGIC = b"SUPERVISOR-AGENT %d\n" % PROTOCOL
+MAX_HEADER = 8 * 1024 * 1024
+MAX_BODY = 8 * 1024 * 1024
+_LENGTHS = struct.Struct(">II")
+
+
+class WireError(Exception):
+    """Base of all that can go wrong on a wire."""
+
+
+class ProtocolError(WireError):
+    """The other side does not speak this protocol, or a frame is over its limit."""
+
+
+class Frame(NamedTuple):
+    """One unit on the wire: a JSON object and raw bytes."""
+
+    header: dict[str, Any]
+    body: bytes
+
+
+def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
+    """Return the bytes of one frame; raises ProtocolError over the limits."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    if len(text) > MAX_HEADER or len(body) > MAX_BODY:
+        raise ProtocolError(f"frame too large: header {len(text)} bytes, body {len(body)} bytes")
+    return _LENGTHS.pack(len(text), len(body)) + text + body
+
+
+async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
+    """Return the next frame, or None when the stream ends between two frames; raises ProtocolError."""
+    try:
+        lengths = await reader.readexactly(_LENGTHS.size)
+    except asyncio.IncompleteReadError as short:
+        if short.partial:
+            raise ProtocolError("the stream ended inside a frame") from short
+        return None
+    header_length, body_length = _LENGTHS.unpack(lengths)
+    if header_length > MAX_HEADER or body_length > MAX_BODY:
+        raise ProtocolError(f"frame over the limit: header {header_length} bytes, body {body_length} bytes")
+    try:
+        text = await reader.readexactly(header_length)
+        body = await reader.readexactly(body_length)
+    except asyncio.IncompleteReadError as short:
+        raise ProtocolError("the stream ended inside a frame") from short
+    try:
+        header = json.loads(text)
+    except ValueError as bad:
+        raise ProtocolError("a frame's header is not JSON") from bad
+    if not isinstance(header, dict):
+        raise ProtocolError("a frame's header is not a JSON object")
+    return Frame(header, body)

@@ -1,0 +1,74 @@
+"""The job as the supervisor describes it to the agents.
+
+In: JSON of the `start` request. Out: frozen objects, the same on every node.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+class SpecError(ValueError):
+    """A job description that this agent cannot read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeSpec:
+    """One node of the job, in inventory order."""
+
+    name: str
+    address: str
+    """What the other nodes connect to: a host name or an address."""
+    nproc_per_node: str = "auto"
+    """auto, gpu, cpu, or a number as text."""
+    spare: bool = False
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class JobSpec:
+    """All that agents need to know of a job. Times are seconds unless the name says otherwise."""
+
+    job: str
+    script: str
+    """Relative to the working directory, or absolute; a module name or a program by `kind`."""
+    nodes: tuple[NodeSpec, ...]
+    args: tuple[str, ...] = ()
+    kind: str = "script"
+    """script, module (`python -m`) or binary (no Python)."""
+    tree: str | None = None
+    """Name of the synced tree under `trees/`; None: the tree is already on the nodes."""
+    workdir: str = "."
+    """Working directory of the workers: relative to the tree, absolute where there is none."""
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+    min_nodes: int = 1
+    max_nodes: int = 1
+    max_restarts: int = 0
+    node_timeout: float = 15.0
+    stop_grace: float = 15.0
+    join_timeout: float = 120.0
+    """How long generation 0 waits for all members before it starts with at least min_nodes."""
+    coordinator_port: int = 0
+    role: str = "default"
+    created_ns: int = 0
+
+    def node(self, name: str) -> NodeSpec | None:
+        """Return the node of that name, or None."""
+        return next((node for node in self.nodes if node.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that `from_json` reads."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> JobSpec:
+        """Read a document; raises SpecError that names what is wrong."""
+        try:
+            known = {field.name for field in dataclasses.fields(cls)}
+            values = {key: value for key, value in data.items() if key in known}
+            values["nodes"] = tuple(NodeSpec(**node) for node in data["nodes"])
+            values["args"] = tuple(data.get("args", ()))
+            return cls(**values)
+        except (KeyError, TypeError) as error:
+            raise SpecError(f"job description: {error!r}") from error
