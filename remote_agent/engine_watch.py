@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from remote_agent.paths import start_ticks
+
 PR_SET_CHILD_SUBREAPER = 36
 # Only where the kernel has no pidfd (before 5.3).
 POLL_S = 0.05
@@ -114,12 +116,6 @@ def _stat(pid: int) -> list[str]:
             return file.read().rpartition(")")[2].split()
     except OSError:
         return []
-
-
-def start_ticks(pid: int) -> int | None:
-    """Return when a process started, in clock ticks since boot; None when it is gone."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields else None
 
 
 def adopt_orphans() -> None:

@@ -165,7 +165,7 @@ def admit(turn: Turn, name: str) -> None:
     """Take a ready node that is not in the running group into a new generation, if there is room."""
     state = turn.state
     node = turn.node(name)
-    if state.phase not in (s.STARTING, s.RUNNING) or name in state.members or node.status != "ready":
+    if state.phase not in (s.PREPARING, s.STARTING, s.RUNNING) or name in state.members or node.status != "ready":
         return
     if len(state.members) < state.spec.max_nodes:
         stop_group(turn, "returned")

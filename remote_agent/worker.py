@@ -7,7 +7,7 @@ as torchrun does. Python imports it while it starts, so the script is then run b
 tracebacks, multiprocessing and exit codes are the real ones because nothing of ours is on the stack.
 
 As a program (`python sitecustomize.py JOB PROGRAM ARGS`) it becomes PROGRAM: the bootstrap of a worker without Python.
-Nothing here may disturb a script: every part works for itself, or is left out. Only what costs next to nothing is imported.
+Nothing here may disturb a script: each part works for itself, or is left out. What is imported costs next to nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def die_with_engine() -> None:
         # ctypes itself takes a millisecond longer to import.
         import _ctypes as c
 
-        prctl = c.dlsym(c.dlopen(None, 0), "prctl")
+        prctl = c.dlsym(c.dlopen(None, 0), "prctl")  # type: ignore[arg-type]
         c.call_function(prctl, (PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0))
     except (ImportError, AttributeError):
         import ctypes
@@ -170,7 +170,7 @@ class AfterImport:
             del loader.exec_module
             execute(module)
             if self in sys.meta_path:
-                sys.meta_path.remove(self)  # type: ignore[arg-type]
+                sys.meta_path.remove(self)
                 quietly(self._then)
 
         loader.exec_module = exec_module
@@ -185,7 +185,7 @@ def serve_stacks_later(here: str) -> None:
             record_collectives()
             serve_stacks(here)
 
-    sys.meta_path.insert(0, AfterImport("torch.distributed", start))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, AfterImport("torch.distributed", start))
 
 
 def record_collectives() -> None:
@@ -207,7 +207,7 @@ def serve_stacks(here: str) -> None:
     directory = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         # The path of a socket has 108 bytes at most, wherever the directory lies.
-        path = "/proc/self/fd/%d/%d.sock" % (directory, int(os.environ["RANK"]))
+        path = f"/proc/self/fd/{directory}/{int(os.environ['RANK'])}.sock"
         server = without_its_words(lambda: _WorkerServer(path))
     finally:
         os.close(directory)
@@ -259,14 +259,14 @@ def bootstrap() -> None:
 
 def become(argv: list[str]) -> int:
     """Replace this process by a program: argv is JOB PROGRAM ARGS; returns a shell's exit status if that fails."""
-    import _signal
+    import signal
 
     program = argv[1:]
     here = os.path.dirname(os.path.abspath(__file__))
     quietly(die_with_engine)
     # Python ignores them for itself; a program started by torchrun has them at their defaults.
-    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
-        _signal.signal(number, _signal.SIG_DFL)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
     quietly(tell_engine, here)
     try:
         os.execvp(program[0], program)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -54,7 +56,7 @@ def test_a_failed_rank_restarts_all_and_is_charged() -> None:
 def test_job_fails_when_the_budget_is_used_up() -> None:
     world = World(spec(2, max_restarts=2))
     for number in range(3):
-        world.state = s.dataclasses.replace(world.state, stepped=True)
+        world.state = dataclasses.replace(world.state, stepped=True)
         world.fail(1, f"ValueError: another {'x' * number}")
         world.settle()
     assert world.state.ended == "failed"
@@ -271,12 +273,14 @@ def records(world: World) -> list[dict[str, object]]:
 
 
 MOVES = st.lists(
-    st.tuples(st.sampled_from(["deliver", "fail", "die", "join", "restart", "remove", "add", "time"]), st.integers(0, 31)),
+    st.tuples(
+        st.sampled_from(["deliver", "fail", "die", "join", "restart", "remove", "add", "time"]), st.integers(0, 31)
+    ),
     max_size=60,
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(MOVES)
 def test_whatever_happens_one_generation_runs_and_nothing_deadlocks(moves: list[tuple[str, int]]) -> None:
     world = World(spec(4, min_nodes=2, max_restarts=100), start=False)

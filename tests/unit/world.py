@@ -80,12 +80,16 @@ class World:
         self.reports[name].clear()
         self.feed(s.Gone(name, "its agent died"))
 
-    def fail(self, rank: int, message: str = "ValueError: bad", signal: str | None = None, code: int | None = 1) -> None:
+    def fail(
+        self, rank: int, message: str = "ValueError: bad", signal: str | None = None, code: int | None = 1
+    ) -> None:
         """A rank fails by itself, if it runs."""
         for machine in self.machines.values():
             if rank in machine.ranks and machine.running is not None:
                 ended = self.exit(machine, rank, code=None if signal else code, signal=signal)
-                ended["error"] = {"message": message, "callstack": "", "timestamp_ns": 1} if code and not signal else None
+                ended["error"] = (
+                    {"message": message, "callstack": "", "timestamp_ns": 1} if code and not signal else None
+                )
                 self.reports[machine.name].append(s.Exited(machine.name, machine.running, ended))
 
     def finish(self) -> None:
@@ -96,7 +100,12 @@ class World:
                 self.reports[machine.name].append(s.Exited(machine.name, machine.running or 0, ended))
 
     def exit(self, machine: Machine, rank: int, **how: Any) -> dict[str, Any]:
-        base = {"rank": rank, "local_rank": rank - machine.ranks[0], "pid": 1000 + rank, "t_ns": int(self.now * 1e9) + rank}
+        base = {
+            "rank": rank,
+            "local_rank": rank - machine.ranks[0],
+            "pid": 1000 + rank,
+            "t_ns": int(self.now * 1e9) + rank,
+        }
         return {**base, "code": None, "signal": None, "stopped_by_us": False, "error": None, "tail": "", **how}
 
     def pass_time(self, seconds: float) -> None:
@@ -146,9 +155,7 @@ class World:
         elif order.op == "stop":
             exits: tuple[dict[str, Any], ...] = ()
             if machine.running is not None and machine.running <= args["generation"]:
-                exits = tuple(
-                    self.exit(machine, rank, signal="SIGTERM", stopped_by_us=True) for rank in machine.ranks
-                )
+                exits = tuple(self.exit(machine, rank, signal="SIGTERM", stopped_by_us=True) for rank in machine.ranks)
                 machine.running = None
             say.append(s.Idle(name, args["generation"], exits))
         elif order.op in ("leave", "end"):

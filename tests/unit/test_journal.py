@@ -1,0 +1,96 @@
+"""The journal: whole, in order, the same after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from remote_agent.journal import Journal, public, read_records, utc
+
+
+def record(seq: int, **changes: Any) -> dict[str, Any]:
+    base = {
+        "seq": seq,
+        "time": utc(seq * 10**9),
+        "type": "t",
+        "generation": 0,
+        "node": None,
+        "rank": None,
+        "detail": {},
+    }
+    return {**base, "term": 1, **changes}
+
+
+def test_records_survive_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+
+    async def first() -> None:
+        journal = Journal(path)
+        journal.extend(record(number) for number in (1, 2, 3))
+        journal.close()
+
+    asyncio.run(first())
+    with path.open("a") as file:
+        file.write('{"seq": 4, "ti')
+    assert [one["seq"] for one in read_records(path)] == [1, 2, 3]
+
+    async def second() -> None:
+        journal = Journal(path)
+        journal.append(record(4))
+        journal.close()
+
+    asyncio.run(second())
+    assert [one["seq"] for one in read_records(path)] == [1, 2, 3, 4]
+
+
+def test_no_gap_and_no_duplicate_can_enter(tmp_path: Path) -> None:
+    async def check() -> None:
+        journal = Journal(tmp_path / "events.jsonl")
+        for seq in (1, 1, 3, 2, 3):
+            journal.append(record(seq))
+        assert [one["seq"] for one in journal.records] == [1, 2, 3]
+        journal.close()
+
+    asyncio.run(check())
+
+
+def test_a_follower_gets_every_record_once_and_ends(tmp_path: Path) -> None:
+    async def check() -> None:
+        journal = Journal(tmp_path / "events.jsonl")
+        journal.append(record(1))
+
+        async def follow() -> list[int]:
+            return [one["seq"] async for one in journal.follow(0)]
+
+        task = asyncio.ensure_future(follow())
+        for seq in range(2, 50):
+            journal.append(record(seq))
+            if seq % 7 == 0:
+                await asyncio.sleep(0)
+        journal.end()
+        assert await asyncio.wait_for(task, 5.0) == list(range(1, 50))
+        journal.close()
+
+    asyncio.run(check())
+
+
+def test_two_journals_with_other_tails_have_other_digests(tmp_path: Path) -> None:
+    async def check() -> None:
+        one, other = Journal(tmp_path / "a.jsonl"), Journal(tmp_path / "b.jsonl")
+        one.append(record(1))
+        other.append(record(1, type="else"))
+        assert one.digest(1) != other.digest(1)
+        assert one.digest(0) == other.digest(0) == ""
+        one.close()
+        other.close()
+
+    asyncio.run(check())
+
+
+def test_the_term_stays_between_agents() -> None:
+    assert set(public(record(1))) == {"seq", "time", "type", "generation", "node", "rank", "detail"}
+
+
+def test_times_are_utc_with_milliseconds() -> None:
+    assert utc(1_700_000_000_123_456_789) == "2023-11-14T22:13:20.123Z"
