@@ -21,7 +21,6 @@ def main(argv: list[str] | None = None) -> int:
     serve.add_argument("--detach", action="store_true", help="go on in a grandchild; its pid is printed")
     engine = modes.add_parser("engine", help="the part that imports torch; started by the agent")
     engine.add_argument("--job", required=True)
-    engine.add_argument("--runtime", default="")
     args = parser.parse_args(argv)
     if args.mode == "connect":
         from remote_agent import bridge
@@ -35,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         return agent.main(args.job)
     from remote_agent import engine as engine_part
 
-    return engine_part.main(args.job, args.runtime)
+    return engine_part.main(args.job)
 
 
 def _detach() -> None:

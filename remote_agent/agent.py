@@ -169,6 +169,15 @@ class Agent:
             if name != self.node:
                 self._tasks.spawn(self._announce(name), "announce")
 
+    async def keep_role(self, term: int) -> None:
+        """Go on as the coordinator, in a newer term."""
+        if self.role is not None:
+            self.follower.follow(term, self.node)
+            self.role.state = dataclasses.replace(self.role.state, term=term)
+            for name in self.members:
+                if name != self.node:
+                    self._tasks.spawn(self._announce(name), "announce")
+
     def _begin(self, role: Role, absent: dict[str, str]) -> None:
         self.role = role
         role.start(absent)
@@ -248,6 +257,7 @@ class Agent:
         if op == "join":
             term = int(args["term"])
             if term > role.state.term:
+                self._tasks.spawn(election.renew(self.follower, term), "renew the term")
                 raise Problem("stale", f"{self.node} coordinates term {role.state.term}, {name} is in {term}")
             assert channel is not None
             self.members[name] = {"address": args["address"], "port": args["port"]}
@@ -266,8 +276,9 @@ class Agent:
     def _as_member(self, name: str, op: str, args: dict[str, Any]) -> None:
         if name != self.follower.member.coordinator:
             log.warning("%s from %s ignored: %s coordinates", op, name, self.follower.member.coordinator)
-        elif op == "order" and int(args["term"]) == self.follower.member.term:
-            self.follower.order(args["op"], args["args"])
+        elif op == "order":
+            if int(args["term"]) == self.follower.member.term or self.follower.follow(int(args["term"]), name):
+                self.follower.order(args["op"], args["args"])
         elif op == "journal":
             if args["reset"]:
                 self.journal.reset([])

@@ -73,27 +73,57 @@ async def stand(follower: Follower, force: bool = False) -> str:
     if not member.leaderless(follower.member, now):
         return f"{follower.member.coordinator} is in charge"
     term = follower.member.term + 1
-    voters = base(agent)
     former = follower.member.coordinator
+    if not force:
+        # A sounding leaves no trace: a node that cannot win must not raise everybody's term.
+        refusal = (await _poll(follower, term, sounding=True))[1]
+        if refusal:
+            return refusal
     follower.member, reason = member.vote(follower.member, term, agent.node, now)
     if reason:
         return reason
     agent.save_term()
-    wish = {"term": term, "candidate": agent.node}
-    others = [name for name in voters if name != agent.node]
-    answers = await asyncio.gather(*(ask(follower, name, "vote", wish) for name in others))
-    granted = [name for name, found in zip(others, answers) if found and found["granted"]]
-    votes = len(granted) + (agent.node in voters)
-    log.info("term %d: %d of %d votes (%s)", term, votes, len(voters), " ".join(granted))
+    answers, refusal = await _poll(follower, term, sounding=False)
     if follower.member.term != term or follower.member.voted != agent.node:
         return "another candidate came first"
-    if not member.quorum(votes, len(voters)) and not force:
-        return f"{votes} of {len(voters)} votes: more than half are needed ({_reasons(others, answers)})"
+    if refusal and not force:
+        return refusal
     for found in answers:
-        if found and found["granted"]:
-            _catch_up(agent, found)
+        _catch_up(agent, found)
     await agent.take_role(term, former)
     return ""
+
+
+async def renew(follower: Follower, term: int) -> None:
+    """Raise the term of a coordinator that is in charge above one that a candidate without success has left behind."""
+    agent = follower.agent
+    role = agent.role
+    if role is None or term < follower.member.term:
+        return
+    follower.member, reason = member.vote(follower.member, term + 1, agent.node, time.monotonic())
+    if reason:
+        return
+    agent.save_term()
+    _, refusal = await _poll(follower, term + 1, sounding=False)
+    if refusal or agent.role is not role:
+        log.warning("term %d: %s", term + 1, refusal)
+        return
+    await agent.keep_role(term + 1)
+
+
+async def _poll(follower: Follower, term: int, *, sounding: bool) -> tuple[list[dict[str, Any]], str]:
+    """Ask for votes (sounding: only whether they would be given); returns the granting answers and "" or why not."""
+    agent = follower.agent
+    voters = base(agent)
+    wish = {"term": term, "candidate": agent.node, "sounding": sounding}
+    others = [name for name in voters if name != agent.node]
+    answers = await asyncio.gather(*(ask(follower, name, "vote", wish) for name in others))
+    granted = [found for found in answers if found and found["granted"]]
+    votes = len(granted) + (agent.node in voters)
+    if member.quorum(votes, len(voters)):
+        return granted, ""
+    reasons = _reasons(others, answers)
+    return granted, f"{votes} of {len(voters)} votes: more than half are needed ({reasons})"
 
 
 def _reasons(others: list[str], answers: list[dict[str, Any] | None]) -> str:
@@ -117,8 +147,11 @@ def give_vote(follower: Follower, args: dict[str, Any]) -> dict[str, Any]:
     agent = follower.agent
     if agent.role is not None and follower.member.coordinator == agent.node:
         return {"granted": False, "reason": f"{agent.node} is the coordinator", "records": []}
-    follower.member, reason = member.vote(follower.member, int(args["term"]), str(args["candidate"]), time.monotonic())
+    view, reason = member.vote(follower.member, int(args["term"]), str(args["candidate"]), time.monotonic())
     if reason:
         return {"granted": False, "reason": reason, "records": []}
+    if args["sounding"]:
+        return {"granted": True, "reason": "", "records": []}
+    follower.member = view
     agent.save_term()
     return {"granted": True, "reason": "", "records": agent.journal.records}

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 RETRY_S = (0.1, 0.2, 0.5, 1.0)
 ENGINE_STARTS = 3
 LEASE_CHECK_S = 0.1
+ELECTION_PAUSE_S = 1.0
 CALL_TIMEOUT_S = 10.0
 STOP_MARGIN_S = 30.0
 
@@ -48,6 +49,7 @@ class Follower:
         self._reports: list[dict[str, Any]] = []
         self._orders: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         self._look_again = asyncio.Event()
+        self._no_election_before = 0.0
         self._tasks = Tasks()
 
     def start(self) -> None:
@@ -248,8 +250,11 @@ class Follower:
                     "the coordinator has not answered for %.1f s: stopping the workers", now - self.member.contact
                 )
                 await self._stop({"generation": self.running, "grace_s": 0.0, "collect": False})
-            if member.election_due(self.member, election.order(self.agent), now):
-                await election.stand(self)
+            if now > self._no_election_before and member.election_due(self.member, election.order(self.agent), now):
+                refusal = await election.stand(self)
+                if refusal:
+                    log.info("not elected: %s", refusal)
+                    self._no_election_before = time.monotonic() + ELECTION_PAUSE_S
 
     # Orders
 
@@ -292,6 +297,7 @@ class Follower:
             except (CallFailed, WireError, asyncio.TimeoutError) as error:
                 log.warning("stop: %s; ending the engine", error)
                 await self.engine.close()
+            await self.agent.logs.finish(self.running)
             self.running = None
         self.report("idle", {"generation": generation, "exits": exits})
 

@@ -92,7 +92,7 @@ def vote(member: Member, term: int, candidate: str, now: float) -> tuple[Member,
     if term == member.term and member.coordinator is not None:
         return member, f"{member.coordinator} is the coordinator of term {term}"
     in_charge = member.coordinator is not None and not leaderless(member, now)
-    if in_charge and candidate != member.heir:
+    if in_charge and candidate not in (member.heir, member.coordinator):
         return member, f"{member.coordinator} is in charge"
     return dataclasses.replace(member, term=term, voted=candidate, coordinator=None), ""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable
@@ -63,13 +64,21 @@ async def listen(
             writer.close()
 
     try:
-        server = await asyncio.start_server(connected, None, port, ssl=context)
+        listener = _listener(port)
     except OSError as error:
         if port == 0:
             raise
         log.warning("port %d is taken (%s): using a free one", port, error)
-        server = await asyncio.start_server(connected, None, 0, ssl=context)
-    return server, int(server.sockets[0].getsockname()[1])
+        listener = _listener(0)
+    server = await asyncio.start_server(connected, sock=listener, ssl=context)
+    return server, int(listener.getsockname()[1])
+
+
+def _listener(port: int) -> socket.socket:
+    """Return one socket for IPv4 and IPv6: two would get two ports."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
 
 
 async def connect(files: JobFiles, node: str, address: str, port: int, handler: Handler) -> Channel:

@@ -49,7 +49,7 @@ class Desk:
         if serve is None:
             raise Problem("unknown_op", f"this job cannot answer {op!r} now: {self.limits}")
         result = serve(args)
-        return result if hasattr(result, "__aiter__") else await result  # type: ignore[return-value,misc]
+        return result if hasattr(result, "__aiter__") else await result  # type: ignore[return-value]
 
     limits = "this agent does not know the request"
 

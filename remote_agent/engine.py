@@ -1,0 +1,271 @@
+"""The agent's child that has torch: it starts and stops this node's workers, generation by generation.
+
+In: requests on stdin. Out: answers and notices on stdout. When stdin ends, every worker is killed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from remote_agent import engine_boot, engine_watch
+from remote_agent.engine_group import Group
+from remote_agent.engine_start import OWN_VARIABLES, Order, rank_directories, worker_environment
+from remote_agent.wire import Answer, Channel, ChannelClosed, Problem
+
+log = logging.getLogger(__name__)
+
+# A start takes milliseconds; a `stop` that comes meanwhile waits for it, on a node that swaps for longer.
+START_S = 20.0
+STORE_S = 30.0
+# From the agent's death to the end of all its workers: two seconds are promised.
+VANISH_S = 0.7
+REAP_S = 5
+
+
+class Engine:
+    """What this process is asked to do, one generation at a time."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        # Only this thread starts processes: the kernel kills them when the thread that started them ends,
+        # and torch does not install its signal handlers in it.
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "torch")
+        self._torch: asyncio.Future[Any] = asyncio.ensure_future(self._in_thread(_import_torch))
+        self._current = -1
+        """The newest generation that was started."""
+        self._floor = -1
+        """No generation up to this one may be started any more."""
+        self._group: Group | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._starting: asyncio.Future[None] | None = None
+        self._store: Any = None
+        self._outbox: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        self._ops = {
+            "hello": self._hello,
+            "prepare": self._prepare,
+            "go": self._go,
+            "stop": self._stop,
+            "stacks": self._stacks,
+        }
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer until the agent is gone, then end every worker."""
+        channel = Channel(reader, writer, self._handle)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._child_died)
+        told = asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, told.set)
+        # `closed` is set before `run` has ended what it serves: workers must not wait for that.
+        waits = (channel.run(), self._send_notices(channel), channel.closed.wait(), told.wait())
+        await asyncio.wait([asyncio.ensure_future(wait) for wait in waits], return_when=asyncio.FIRST_COMPLETED)
+        await self._vanish()
+
+    async def _handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer:
+        handler = self._ops.get(op)
+        if handler is None:
+            raise Problem("unknown_op", f"no such request to an engine: {op}")
+        return Answer(await handler(args))
+
+    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args))
+
+    async def _torch_module(self) -> Any:
+        """Return engine_torch once it is imported; raises Problem when it cannot be."""
+        try:
+            return await asyncio.shield(self._torch)
+        except Exception as error:  # whatever a broken installation raises
+            message = f"torch does not import: {type(error).__name__}: {error}"
+            raise Problem("engine", message, f"look at {sys.executable} -c 'import torch'") from error
+
+    async def _hello(self, args: dict[str, Any]) -> dict[str, Any]:
+        torch = await self._torch_module()
+        facts: dict[str, Any] = await self._in_thread(torch.facts)
+        return facts
+
+    async def _prepare(self, args: dict[str, Any]) -> dict[str, Any]:
+        generation = _number(args, "generation")
+        if generation <= self._floor:
+            raise Problem("stale", f"generation {generation} is over")
+        torch = await self._torch_module()
+        opening = self._in_thread(torch.open_store, str(args.get("host")))
+        try:
+            store = await asyncio.wait_for(opening, STORE_S)
+        except (RuntimeError, ValueError, asyncio.TimeoutError) as error:
+            text = str(error).partition("\n")[0] or "no answer"
+            hint = "is the `address` of this host right?"
+            raise Problem("store", f"no store on {args.get('host')}: {text}", hint) from error
+        # The one before served a generation that is over.
+        self._store = store
+        return {"port": store.port}
+
+    async def _go(self, args: dict[str, Any]) -> dict[str, Any]:
+        order = Order.from_args(args)
+        torch = await self._torch_module()
+        if order.generation <= self._floor:
+            raise Problem("stale", f"generation {order.generation} is over")
+        if self._starting is not None or (self._group is not None and not self._group.ended.is_set()):
+            raise Problem("busy", f"generation {self._current} still runs")
+        self._current = self._floor = order.generation
+        self._starting = asyncio.get_running_loop().create_future()
+        try:
+            group, ranks = await self._start(torch, order)
+        except (OSError, RuntimeError, ValueError) as error:
+            await engine_watch.Orphans().sweep((), VANISH_S)
+            raise Problem("start", f"workers do not start: {type(error).__name__}: {error}") from error
+        finally:
+            self._starting.set_result(None)
+            self._starting = None
+        # From here to the answer nothing else runs: no notice of this generation comes before it.
+        self._group = group
+        self._runner = asyncio.ensure_future(group.run())
+        group.watch(lambda op, notice: self._outbox.put_nowait((op, notice)))
+        return {"ranks": ranks, "t_ns": time.time_ns()}
+
+    async def _start(self, torch: Any, order: Order) -> tuple[Group, list[dict[str, Any]]]:
+        directories = rank_directories(order)
+        boot = engine_boot.BootDirectory(order.log_dir)
+        try:
+            context = await self._in_thread(_start_workers, torch, self._job, order, boot.path, directories)
+        except BaseException:
+            boot.close()
+            raise
+        workers = [
+            engine_watch.Worker(order.base_rank + local_rank, local_rank, pid, directories[local_rank])
+            for local_rank, pid in sorted(context.pids().items())
+        ]
+        group = Group(order.generation, boot, workers, partial(context.close, signal.SIGKILL, REAP_S))
+        ranks = [
+            {"rank": one.rank, "local_rank": one.local_rank, "pid": one.pid, "started": one.started} for one in workers
+        ]
+        return group, ranks
+
+    async def _stop(self, args: dict[str, Any]) -> dict[str, Any]:
+        generation = _number(args, "generation")
+        if generation < self._current:
+            raise Problem("stale", f"generation {generation} is over, {self._current} is here")
+        # A `go` that comes later than its `stop` must not start anything.
+        self._floor = max(self._floor, generation)
+        if self._starting is not None:
+            try:
+                await asyncio.wait_for(asyncio.shield(self._starting), START_S)
+            except asyncio.TimeoutError as error:
+                raise Problem("stuck", f"workers of generation {self._current} are still being started") from error
+        if self._group is None or self._group.generation < self._current:
+            # Nothing was started since: the newest start failed, or there was none.
+            return {"exits": [], "stacks": {}}
+        return await self._group.stop(float(args.get("grace_s", 0.0)), bool(args.get("collect", False)))
+
+    async def _stacks(self, args: dict[str, Any]) -> dict[str, Any]:
+        if self._group is None or self._group.ended.is_set():
+            raise Problem("no_workers", "no worker runs on this node")
+        return await self._group.stacks(args.get("ranks"))
+
+    async def _send_notices(self, channel: Channel) -> None:
+        with contextlib.suppress(ChannelClosed):
+            while True:
+                await channel.notify(*await self._outbox.get())
+
+    def _child_died(self) -> None:
+        # While workers are being started nobody knows which children are theirs.
+        if self._group is not None and self._starting is None:
+            self._group.tend()
+
+    async def _vanish(self) -> None:
+        if self._starting is not None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._starting), VANISH_S)
+        if self._group is not None:
+            await self._group.vanish(VANISH_S)
+        await engine_watch.Orphans().sweep((), VANISH_S)
+
+
+def _import_torch() -> Any:
+    return importlib.import_module("remote_agent.engine_torch")
+
+
+def _start_workers(torch: Any, job: str, order: Order, boot: Path, directories: dict[int, Path]) -> Any:
+    """Start the workers, in the thread that lives as long as this process; returns torch's PContext."""
+    leaked = torch.leaked_environment()
+    envs, commands = {}, {}
+    for local_rank in directories:
+        env = worker_environment(order, local_rank, leaked)
+        commands[local_rank] = engine_boot.command(job, order.kind, boot, env, [order.script, *order.args])
+        if order.kind != "binary":
+            engine_boot.add_bootstrap(env, boot)
+        envs[local_rank] = env
+    # Workers inherit the directory; everything of ours is absolute.
+    os.chdir(order.cwd)
+    files = torch.RankFiles(str(order.log_dir), {number: str(path) for number, path in directories.items()})
+    return torch.start(order.role, commands, envs, files)
+
+
+def _number(args: dict[str, Any], name: str) -> int:
+    value = args.get(name)
+    if not isinstance(value, int):
+        raise Problem("bad_request", f"{name} is not a number: {value!r}")
+    return value
+
+
+def take_wire() -> tuple[int, int]:
+    """Return private copies of stdin and stdout; then stdin is empty and stdout goes to stderr, for whoever prints."""
+    wire = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return wire
+
+
+async def _connect(read_fd: int, write_fd: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_fd, "rb", 0))
+    transport, protocol = await loop.connect_write_pipe(
+        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), os.fdopen(write_fd, "wb", 0)
+    )
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+async def _run(job: str, wire: tuple[int, int]) -> None:
+    reader, writer = await _connect(*wire)
+    await Engine(job).serve(reader, writer)
+
+
+def inherit_nothing_unusual() -> None:
+    """Undo what the agent set for itself, so that workers start as under torchrun: signals, mask, variables."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        # Not SIG_IGN, which a worker would inherit: a handler is reset when it starts.
+        signal.signal(number, lambda _number, _frame: None)
+    for name in OWN_VARIABLES:
+        os.environ.pop(name, None)
+
+
+def main(job: str) -> int:
+    """Serve the agent on stdin and stdout until it is gone; then this process ends, whatever torch's threads do."""
+    wire = take_wire()
+    layout = f"%(asctime)s engine {job} %(levelname)s %(message)s"
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=layout)
+    inherit_nothing_unusual()
+    engine_watch.adopt_orphans()
+    status = 1
+    try:
+        asyncio.new_event_loop().run_until_complete(_run(job, wire))
+        status = 0
+    except BaseException:
+        log.exception("the engine fails")
+        raise
+    finally:
+        os._exit(status)

@@ -1,0 +1,196 @@
+"""This node's workers of one generation: watch them, report each death, stop them, leave nothing behind.
+
+In: workers that torch has just started. Out: notices `main` and `exited`; stacks; an end that is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from remote_agent import engine_evidence as evidence
+from remote_agent.engine_watch import Orphans, Worker, exit_document
+from remote_agent.wire import Problem
+
+if TYPE_CHECKING:
+    from remote_agent.engine_boot import BootDirectory
+
+log = logging.getLogger(__name__)
+
+# Evidence of live ranks in all: the rest of the cluster waits for it.
+COLLECT_S = 1.5
+# After SIGKILL: a process that stays longer is stuck in the kernel.
+KILL_S = 10.0
+SWEEP_S = 2.0
+Tell = Callable[[str, "dict[str, Any]"], None]
+
+
+class Group:
+    """One generation's workers on this node. `run` must be awaited by an owner."""
+
+    def __init__(self, generation: int, boot: BootDirectory, workers: list[Worker], reap: Callable[[], None]) -> None:
+        self.generation = generation
+        self.ended = asyncio.Event()
+        """Set when every worker is dead, reported and reaped, and nothing of theirs is left."""
+        self._boot = boot
+        self._workers = {worker.rank: worker for worker in workers}
+        self._reap = reap
+        self._tell: Tell = lambda _op, _args: None
+        self._orphans = Orphans()
+        self._all_dead = asyncio.Event()
+        self._reports: list[asyncio.Task[None]] = []
+        self._exits: dict[int, dict[str, Any]] = {}
+
+    def watch(self, tell: Tell) -> None:
+        """Begin to report; `tell` is called with notices in the order in which things happened."""
+        self._tell = tell
+        asyncio.get_running_loop().add_reader(self._boot.pipe, self._hear)
+        for worker in self._workers.values():
+            worker.watch(self._died)
+
+    async def run(self) -> None:
+        """Return when the generation has ended here, whatever ended it."""
+        await self._all_dead.wait()
+        await asyncio.gather(*self._reports)
+        left = await self._orphans.sweep(self._workers.values(), SWEEP_S)
+        if left:
+            log.warning("generation %d: %d descendants of its workers do not die", self.generation, left)
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.wait_for(loop.run_in_executor(None, self._reap), KILL_S)
+        except asyncio.TimeoutError:
+            log.warning("generation %d: workers cannot be reaped", self.generation)
+        self.close()
+        self.ended.set()
+
+    def close(self) -> None:
+        """Stop watching and remove the workers' directory."""
+        for worker in self._workers.values():
+            worker.close()
+        if self._boot.pipe >= 0:
+            asyncio.get_running_loop().remove_reader(self._boot.pipe)
+        self._boot.close()
+
+    def tend(self) -> None:
+        """Look after orphans: to be called when a child has died."""
+        self._orphans.changed.set()
+        self._orphans.tend(self._workers.values())
+
+    async def stop(self, grace_s: float, collect: bool) -> dict[str, Any]:
+        """End all workers; returns their exits and what stacks were collected. Raises Problem if one cannot be ended.
+
+        A second call with a shorter grace ends them sooner.
+        """
+        stacks = await self._collect() if collect else {}
+        for worker in self._alive():
+            worker.is_ours = True
+            worker.kill_group(signal.SIGTERM)
+        if not await _within(self._all_dead, grace_s):
+            self.kill()
+        if not await _within(self.ended, KILL_S + SWEEP_S):
+            stuck = ", ".join(f"rank {worker.rank} (pid {worker.pid})" for worker in self._alive()) or "leftovers"
+            raise Problem("stuck", f"not dead after SIGKILL: {stuck}", "it hangs in the kernel: look at dmesg")
+        return {"exits": self.exits(), "stacks": stacks}
+
+    def kill(self) -> None:
+        """Send SIGKILL to every worker that lives, and to its process group."""
+        for worker in self._alive():
+            worker.is_ours = True
+            worker.kill_group(signal.SIGKILL)
+
+    async def vanish(self, deadline_s: float) -> None:
+        """Kill everything at once, for an engine that must end; nothing is reported."""
+        self.kill()
+        await _within(self._all_dead, deadline_s)
+        await self._orphans.sweep(self._workers.values(), deadline_s)
+        self.close()
+
+    def exits(self) -> list[dict[str, Any]]:
+        """Return the exits so far, by rank."""
+        return [self._exits[rank] for rank in sorted(self._exits)]
+
+    async def stacks(self, ranks: Iterable[int] | None) -> dict[str, Any]:
+        """Return stacks of the live ones of these ranks (None: all), and why there are none of the others."""
+        texts: dict[str, str] = {}
+        unreachable: dict[str, str] = {}
+        wanted = sorted(self._workers) if ranks is None else [rank for rank in ranks if rank in self._workers]
+        answers = await asyncio.gather(*(self._ask(rank, "dump_traceback") for rank in wanted))
+        for rank, answer in zip(wanted, answers):
+            if isinstance(answer, bytes):
+                texts[str(rank)] = evidence.tidy_stacks(answer)
+            else:
+                unreachable[str(rank)] = answer
+        return {"stacks": texts, "unreachable": unreachable}
+
+    async def _ask(self, rank: int, handler: str) -> bytes | str:
+        """Return the answer of a rank's worker server, or why there is none."""
+        worker = self._workers[rank]
+        if worker.death is not None:
+            return "the process has ended"
+        if not self._boot.has_socket(rank):
+            return "the script has not imported torch.distributed, or this torch has no worker server"
+        try:
+            return await asyncio.wait_for(evidence.ask(self._boot.socket(rank), handler), COLLECT_S)
+        except asyncio.TimeoutError:
+            return f"no answer within {COLLECT_S} s: the rank holds Python's lock, or is stopped"
+        except (OSError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    async def _collect(self) -> dict[str, str]:
+        """Save stacks and flight records of the survivors beside their logs; returns the stacks."""
+        alive = [worker for worker in self._alive() if self._boot.has_socket(worker.rank)]
+        records = asyncio.gather(*(self._ask(worker.rank, "fr_trace_json") for worker in alive))
+        dumped, flights = await asyncio.gather(self.stacks([worker.rank for worker in alive]), records)
+        stacks: dict[str, str] = dumped["stacks"]
+        for worker, flight in zip(alive, flights):
+            with contextlib.suppress(OSError):
+                if str(worker.rank) in stacks:
+                    (worker.directory / "stacks.txt").write_text(stacks[str(worker.rank)], encoding="utf-8")
+                if isinstance(flight, bytes) and _is_json(flight):
+                    (worker.directory / "flight.json").write_bytes(flight)
+        return stacks
+
+    def _alive(self) -> list[Worker]:
+        """Return the workers that live at this very moment."""
+        for worker in self._workers.values():
+            worker.look(self._died)
+        return [worker for worker in self._workers.values() if worker.death is None]
+
+    def _hear(self) -> None:
+        for rank, t_ns in self._boot.words():
+            self._tell("main", {"generation": self.generation, "rank": rank, "t_ns": t_ns})
+
+    def _died(self, worker: Worker) -> None:
+        # What it said before it died must not come after its death.
+        self._hear()
+        self._reports.append(asyncio.ensure_future(self._report(worker)))
+        self.tend()
+        if all(other.death is not None for other in self._workers.values()):
+            self._all_dead.set()
+
+    async def _report(self, worker: Worker) -> None:
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(None, evidence.of_the_dead, worker.directory)
+        document = exit_document(worker, found)
+        self._exits[worker.rank] = document
+        self._tell("exited", {"generation": self.generation, "exit": document})
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    """Tell whether the event is set before so many seconds have passed."""
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()

@@ -1,0 +1,156 @@
+"""Real agents, engines and workers on this machine: generations, failures, membership, succession."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.agent.nodes import Nodes, WAIT_S
+
+pytestmark = pytest.mark.torch
+
+LIGHT = """
+import os, signal, sys, time
+from pathlib import Path
+flag = Path("stop")
+generation = os.environ["TORCHELASTIC_RESTART_COUNT"]
+Path(f"ran_{generation}_{os.environ['RANK']}").write_text(os.environ["WORLD_SIZE"])
+print("step=1", flush=True)
+while not flag.exists():
+    if Path(f"fail_{generation}_{os.environ['RANK']}").exists():
+        raise ValueError("told to fail")
+    time.sleep(0.02)
+"""
+
+
+def test_a_light_job_runs_to_success_on_two_nodes(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 2, LIGHT, nproc=2) as nodes:
+            await nodes.launch()
+            running = await nodes.until("generation_running")
+            assert running["detail"]["world_size"] == 4
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded")
+            status = await nodes.call("n2", "status")
+            assert status["state"] == "succeeded"
+            assert [rank["state"] for node in status["nodes"] for rank in node["ranks"]] == ["succeeded"] * 4
+
+    asyncio.run(check())
+
+
+def test_a_failing_rank_is_named_and_all_restart_together(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 2, LIGHT, nproc=2) as nodes:
+            await nodes.launch()
+            await nodes.until("generation_running")
+            (nodes.work / "fail_0_3").touch()
+            incident = (await nodes.until("incident"))["detail"]
+            assert incident["culprit_ranks"] == [3]
+            assert incident["culprit_node"] == "n2"
+            assert "told to fail" in incident["summary"]
+            await nodes.until("generation_running", generation=1)
+            assert sorted(path.name for path in nodes.work.glob("ran_1_*")) == [f"ran_1_{rank}" for rank in range(4)]
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded")
+
+    asyncio.run(check())
+
+
+def test_every_node_keeps_the_whole_journal(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 2, LIGHT) as nodes:
+            await nodes.launch()
+            await nodes.until("generation_running", "n2")
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded", "n2")
+            logs = [(node.home / "jobs/job-test/events.jsonl").read_text() for node in nodes.nodes.values()]
+            assert logs[0] == logs[1]
+
+    asyncio.run(check())
+
+
+def test_a_killed_agent_takes_its_workers_along_and_the_rest_go_on(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 3, LIGHT, nproc=2, min_nodes=2) as nodes:
+            await nodes.launch()
+            running = await nodes.until("generation_running")
+            pids = [running["detail"]["pids"][str(rank)] for rank in (4, 5)]
+            agent = (await nodes.call("n1", "status"))["nodes"][2]["agent_pid"]
+            os.kill(agent, signal.SIGKILL)
+            await wait_gone(pids, 2.0)
+            again = await nodes.until("generation_running", generation=1)
+            assert again["detail"]["world_size"] == 4
+            await nodes.start("n3")
+            await rejoin(nodes, "n3")
+            third = await nodes.until("generation_running", generation=2)
+            assert third["detail"]["world_size"] == 6
+            assert (await nodes.call("n1", "status"))["restarts"] == 0
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded")
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("how", ["remove", "kill"])
+def test_the_job_survives_its_coordinator(tmp_path: Path, how: str) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 3, LIGHT, min_nodes=2) as nodes:
+            await nodes.launch()
+            await nodes.until("generation_running")
+            if how == "remove":
+                await nodes.call("n2", "remove", {"node": "n1"})
+            else:
+                os.kill((await nodes.call("n1", "status"))["nodes"][0]["agent_pid"], signal.SIGKILL)
+            again = await nodes.until("generation_running", "n2", generation=1)
+            assert again["detail"]["world_size"] == 2
+            status = await nodes.call("n3", "status")
+            assert (status["coordinator"], status["restarts"]) == ("n2", 0)
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded", "n3")
+
+    asyncio.run(check())
+
+
+def test_an_agent_ends_soon_after_its_job(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 1, LIGHT) as nodes:
+            await nodes.launch()
+            agent = (await nodes.call("n1", "status"))["nodes"][0]["agent_pid"]
+            await nodes.until("generation_running")
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded")
+            await nodes.nodes["n1"].close()
+            await wait_gone([agent], 30.0)
+            status = await nodes.call("n1", "status")
+            assert status["state"] == "succeeded"
+
+    asyncio.run(check())
+
+
+async def rejoin(nodes: Nodes, name: str) -> None:
+    """Tell a restarted agent where the coordinator is."""
+    found = await nodes.call("n1", "identity")
+    members = found["members"]
+    coordinator = {"node": found["coordinator"], **members[found["coordinator"]]}
+    await nodes.call(name, "assign", {"term": found["term"], "coordinator": coordinator, "members": members})
+
+
+async def wait_gone(pids: list[int], within_s: float) -> None:
+    """Wait until none of these processes lives."""
+    end = time.monotonic() + min(within_s, WAIT_S)
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < end, "processes outlived their agent"
+        await asyncio.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
