@@ -180,7 +180,7 @@ def _done(state: s.State, node: str) -> bool:
 def on_order_failed(turn: Turn, event: s.OrderFailed) -> None:
     state = turn.state
     if event.generation == state.generation and state.phase in (s.PREPARING, s.STARTING):
-        turn.set(lost={**state.lost, event.node: (0, event.message)})
+        turn.set(troubles={**state.troubles, event.node: event.message})
         stop_group(turn, "failure")
 
 

@@ -102,7 +102,7 @@ class Engine:
         opening = self._in_thread(torch.open_store, str(args.get("host")))
         try:
             store = await asyncio.wait_for(opening, STORE_S)
-        except (RuntimeError, ValueError, asyncio.TimeoutError) as error:
+        except (OSError, RuntimeError, ValueError, asyncio.TimeoutError) as error:
             text = str(error).partition("\n")[0] or "no answer"
             hint = "is the `address` of this host right?"
             raise Problem("store", f"no store on {args.get('host')}: {text}", hint) from error
@@ -162,10 +162,12 @@ class Engine:
                 await asyncio.wait_for(asyncio.shield(self._starting), START_S)
             except asyncio.TimeoutError as error:
                 raise Problem("stuck", f"workers of generation {self._current} are still being started") from error
-        if self._group is None or self._group.generation < self._current:
-            # Nothing was started since: the newest start failed, or there was none.
-            return {"exits": [], "stacks": {}}
-        return await self._group.stop(float(args.get("grace_s", 0.0)), bool(args.get("collect", False)))
+        nothing: dict[str, Any] = {"exits": [], "stacks": {}}
+        if self._group is None:
+            return nothing
+        # Also what an older generation left running: nothing up to this one may go on.
+        answer = await self._group.stop(float(args.get("grace_s", 0.0)), bool(args.get("collect", False)))
+        return answer if self._group.generation == generation else nothing
 
     async def _stacks(self, args: dict[str, Any]) -> dict[str, Any]:
         if self._group is None or self._group.ended.is_set():

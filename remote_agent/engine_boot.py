@@ -81,19 +81,23 @@ def _bootstrap() -> tuple[bytes, bytes]:
 
 def _make(log_dir: Path) -> Path:
     # Beside the logs, which last as long as the job; a file system without pipes leaves the system's own place.
-    for parent in (str(log_dir), None):
-        path = Path(tempfile.mkdtemp(prefix=".run-", dir=parent))
-        try:
-            os.mkfifo(path / WORD, 0o600)
-        except OSError:
-            shutil.rmtree(path, ignore_errors=True)
-            continue
-        source, compiled = _bootstrap()
+    try:
+        return _fill(Path(tempfile.mkdtemp(prefix=".run-", dir=log_dir)))
+    except OSError:
+        return _fill(Path(tempfile.mkdtemp(prefix="supervisor-run-")))
+
+
+def _fill(path: Path) -> Path:
+    source, compiled = _bootstrap()
+    try:
+        os.mkfifo(path / WORD, 0o600)
         (path / f"{HIDDEN_NAME}.py").write_bytes(source)
         (path / "__pycache__").mkdir()
         (path / "__pycache__" / f"{HIDDEN_NAME}.{sys.implementation.cache_tag}.pyc").write_bytes(compiled)
-        return path
-    raise OSError(f"no pipe can be made in {log_dir} or {tempfile.gettempdir()}")
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return path
 
 
 def command(job: str, kind: str, boot: Path, env: dict[str, str], words: list[str]) -> list[str]:

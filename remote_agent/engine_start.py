@@ -45,19 +45,22 @@ class Order:
         """Read the arguments of `go`; raises Problem that names what is wrong."""
         try:
             values = {field.name: args[field.name] for field in dataclasses.fields(cls)}
-            values["env"] = {str(key): str(value) for key, value in args["env"].items()}
+            values["env"] = {str(key): str(args["env"][key]) for key in args["env"] if key not in OWN_VARIABLES}
             values["args"] = tuple(str(word) for word in args["args"])
             values["log_dir"] = Path(args["log_dir"])
             order = cls(**values)
         except KeyError as error:
             raise Problem("bad_request", f"go without {error}") from error
-        except (AttributeError, TypeError) as error:
+        except TypeError as error:
             raise Problem("bad_request", f"go: {error}") from error
         order.check()
         return order
 
     def check(self) -> None:
         """Raise Problem when the order cannot be carried out on this node."""
+        for field in dataclasses.fields(self):
+            if field.type == "int" and type(getattr(self, field.name)) is not int:
+                raise Problem("bad_request", f"{field.name} is not a number: {getattr(self, field.name)!r}")
         if self.kind not in KINDS:
             raise Problem("bad_request", f"unknown kind of script: {self.kind}")
         if self.local_world_size < 1 or self.base_rank + self.local_world_size > self.world_size:
@@ -65,8 +68,9 @@ class Order:
                 "bad_request",
                 f"{self.local_world_size} workers from rank {self.base_rank} in a world of {self.world_size}",
             )
-        if not self.log_dir.is_absolute():
-            raise Problem("bad_request", f"log_dir is not absolute: {self.log_dir}")
+        for name in ("log_dir", "cwd"):
+            if not os.path.isabs(getattr(self, name)):
+                raise Problem("bad_request", f"{name} is not absolute: {getattr(self, name)}")
         if not os.path.isdir(self.cwd):
             raise Problem("cwd", f"no such directory on this node: {self.cwd}", "is the work tree synced here?")
 

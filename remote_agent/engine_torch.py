@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import os
 import platform
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -46,7 +47,9 @@ def _device_count() -> int:
 
 
 def open_store(host: str) -> TCPStore:
-    """Serve a fresh store on a free port; raises RuntimeError when `host` is no address of this machine."""
+    """Serve a fresh store on a free port; raises OSError or RuntimeError when `host` is no address of this machine."""
+    # torch asks for a name that does not exist until its time is over.
+    socket.getaddrinfo(host, None)
     return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
 
 

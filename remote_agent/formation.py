@@ -46,6 +46,7 @@ def try_form(turn: Turn) -> None:
         mains=frozenset(),
         exits={},
         lost={},
+        troubles={},
         stepped=False,
         cause=None,
         alone_since=None,

@@ -5,14 +5,37 @@ In: State with exits and lost nodes. Out: the contract's incident, and its finge
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.diagnose import Context, RankEvidence, fingerprint, verdict
+
+if TYPE_CHECKING:
+    from remote_agent.state import State
 
 
-def judge(state: Any, number: int) -> tuple[dict[str, Any], str]:
-    ours = {r: e for r, e in state.exits.items() if not e.get("stopped_by_us")}
-    first = min(ours, key=lambda r: ours[r]["t_ns"], default=None)
-    if state.lost:
-        return {"id": number, "category": "node_lost", "culprit_ranks": [], "culprit_node": next(iter(state.lost)), "summary": "lost", "exit": {"code": None, "signal": None}}, "lost"
-    e = ours[first] if first is not None else {}
-    m = (e.get("error") or {}).get("message", "")
-    return {"id": number, "category": "user_exception", "culprit_ranks": [first], "culprit_node": e.get("node"), "summary": m, "exit": {"code": e.get("code"), "signal": e.get("signal")}}, m
+def judge(state: State, number: int, now_ns: int | None = None) -> tuple[dict[str, Any], str]:
+    """Return the incident of the generation that has just stopped, and what it is recognised by."""
+    evidence = [
+        RankEvidence.of_exit(ended, ended["node"], _files(state.generation, rank))
+        for rank, ended in sorted(state.exits.items())
+    ]
+    evidence += [RankEvidence(rank=None, node=node, tail=said) for node, said in state.troubles.items()]
+    ranks_per_node: dict[str, list[int]] = {}
+    for rank in state.ranks.values():
+        ranks_per_node.setdefault(rank.node, []).append(rank.rank)
+    context = Context(
+        generation=state.generation,
+        incident_id=number,
+        world_size=len(state.ranks),
+        ranks_per_node=ranks_per_node,
+        lost_nodes=state.lost,
+        now_ns=now_ns,
+    )
+    incident = verdict(evidence, context)
+    return incident.to_json(), fingerprint(incident)
+
+
+def _files(generation: int, rank: int) -> dict[str, str]:
+    """Name a rank's files relative to the job's directory, which is the same on every node."""
+    base = f"generation_{generation}/rank_{rank}"
+    return {"stdout": f"{base}/stdout.log", "stderr": f"{base}/stderr.log", "error": f"{base}/error.json"}

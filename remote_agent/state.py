@@ -84,7 +84,9 @@ class State:
     marks: Mapping[str, float] = dataclasses.field(default_factory=dict)
     exits: Mapping[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     lost: Mapping[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
-    """Nodes lost in this generation: wall clock ns and reason."""
+    """Nodes lost in this generation: wall clock ns of the last sign of life, and reason."""
+    troubles: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Nodes that could not carry out an order of this generation, with what they said."""
     stepped: bool = False
     fingerprint: str | None = None
     """Of the last failure that came before the first step; None after any other outcome."""

@@ -147,7 +147,8 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost", time_
     if name not in state.members or state.phase not in (s.PREPARING, s.STARTING, s.RUNNING, s.STOPPING):
         return
     if status != "removed":
-        turn.set(lost={**state.lost, name: (time_ns, reason)})
+        alive_ns = time_ns - int((turn.now - node.seen) * 1e9) if time_ns else 0
+        turn.set(lost={**state.lost, name: (alive_ns, reason)})
     ranks = {
         number: dataclasses.replace(rank, state="killed") if rank.node == name and rank.code is None else rank
         for number, rank in state.ranks.items()

@@ -94,8 +94,9 @@ class Channel:
         self._calls[number] = future
         try:
             return await asyncio.wait_for(self._call(number, op, args, body, future), timeout)
-        except asyncio.TimeoutError:
-            with contextlib.suppress(WireError):
+        except (asyncio.TimeoutError, asyncio.CancelledError):
+            # Nobody waits for the answer any more: the other side need not work for it.
+            with contextlib.suppress(WireError, asyncio.TimeoutError):
                 await asyncio.wait_for(self._send({"cancel": number}), 1.0)
             raise
         finally:
@@ -165,6 +166,7 @@ class Channel:
 
     async def _dispatch(self, frame: Frame) -> None:
         header = frame.header
+        _check(header)
         if "re" in header:
             await self._receive(header, frame.body)
         elif "cancel" in header:
@@ -227,6 +229,8 @@ class Channel:
             await self._send({"re": number, "end": True})
         except Problem as problem:
             await self._refuse(number, problem)
+        except ProtocolError as error:
+            await self._refuse(number, Problem("too_large", f"{op}: {error}"))
         except WireError as error:
             log.debug("request %s: %s", op, error)
         except asyncio.CancelledError:
@@ -260,3 +264,11 @@ class Channel:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._writer.close()
+
+
+def _check(header: dict[str, Any]) -> None:
+    """Refuse a header whose parts have the wrong types; raises ProtocolError."""
+    if any(not isinstance(header.get(key, 0), int) for key in ("id", "re", "cancel")):
+        raise ProtocolError("a frame's number is not a number")
+    if any(not isinstance(header.get(key, {}), dict) for key in ("args", "ok", "item", "error")):
+        raise ProtocolError("a part of a frame's header is not a JSON object")

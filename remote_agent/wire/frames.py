@@ -63,7 +63,7 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
         raise ProtocolError("the stream ended inside a frame") from short
     try:
         header = json.loads(text)
-    except ValueError as bad:
+    except (ValueError, RecursionError) as bad:
         raise ProtocolError("a frame's header is not JSON") from bad
     if not isinstance(header, dict):
         raise ProtocolError("a frame's header is not a JSON object")

@@ -326,3 +326,14 @@ def play(world: World, kind: str, number: int) -> None:
         world.feed(s.Add(NodeSpec(other, "10.0.0.9", "2")))
     else:
         world.pass_time(float(number))
+
+
+def test_an_order_that_cannot_be_carried_out_is_a_charged_failure() -> None:
+    world = World(spec(2, max_restarts=1))
+    world.feed(s.Restart())
+    while not (world.orders["n1"] and world.orders["n1"][0].op == "go"):
+        world.deliver(*world.waiting()[0])
+    world.feed(s.OrderFailed("n1", 1, "go: [Errno 28] No space left on device"))
+    world.settle()
+    assert world.state.restarts == 1
+    assert "n1" in world.last("incident").detail["summary"]

@@ -1,0 +1,21 @@
+"""Lines, exits, dumps -> evidence -> verdict. Pure: no files, no clock, no network.
+
+In: RankEvidence of each rank, Context. Out: an Incident: one cause, its victims, where to look.
+"""
+
+from remote_agent.diagnose.exits import decode_exit
+from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, iso_time
+from remote_agent.diagnose.verdict import describe, fingerprint, verdict
+
+__all__ = [
+    "Context",
+    "Evidence",
+    "Incident",
+    "RankEvidence",
+    "Victims",
+    "decode_exit",
+    "describe",
+    "fingerprint",
+    "iso_time",
+    "verdict",
+]

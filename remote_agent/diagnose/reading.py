@@ -1,0 +1,284 @@
+"""What one rank's evidence says: its role in the failure, its category, the lines that show it.
+
+In: exit, error.json and text of a rank, the notes of its host. Out: a Finding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from remote_agent.diagnose.exits import CATEGORIES, decode_exit, signal_name
+from remote_agent.diagnose.hints import HINTS
+from remote_agent.diagnose.model import Evidence, RankEvidence
+from remote_agent.diagnose.patterns import GENERIC, NEUTRAL, PATTERNS, PRIMARY, SECONDARY, Pattern
+from remote_agent.diagnose.shapes import clip, lines_of, signature
+from remote_agent.diagnose.traces import Trace, find_traces, of_error, strip_tag
+
+# Roles beside those of the patterns: failed without saying why, ended by us, ended well or still there.
+UNEXPLAINED, STOPPED, FINE = "unexplained", "stopped", "fine"
+
+_OOM_NOTE = re.compile(
+    r"oom-kill|Out of memory: Killed process|Memory cgroup out of memory|oom_kill [1-9]|oom_reaper", re.I
+)
+_PRESSURE_NOTE = re.compile(r"memory pressure|page allocation failure|oom [1-9]", re.I)
+_ROLE_ORDER = {PRIMARY: 0, GENERIC: 1, SECONDARY: 2, NEUTRAL: 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What is known of one rank's end."""
+
+    rank: int | None
+    node: str | None
+    t_ns: int | None
+    role: str
+    category: str
+    headline: str
+    """For the summary: what happened, without who."""
+    place: str = ""
+    hint: str = ""
+    signature: str = ""
+    """The same for the same failure on another rank or in another generation."""
+    traceback: str | None = None
+    evidence: tuple[Evidence, ...] = ()
+    exit_code: int | None = None
+    exit_signal: str | None = None
+    named_rank: int | None = None
+    """The rank that this rank's text names as the one to look at."""
+    proven: bool = False
+    """True when the rank's own traceback, the kernel, or the wait status shows it."""
+
+    @property
+    def text(self) -> str:
+        """Return headline and place."""
+        return f"{self.headline} in {self.place}" if self.place else self.headline
+
+
+def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Finding:
+    """Return what this rank's evidence says; notes: kernel and cgroup lines of its node."""
+    exit_ = evidence.exit or {}
+    code, signal = exit_.get("code"), signal_name(exit_.get("code"), exit_.get("signal"))
+    if evidence.stopped_by_us:
+        return _stopped(evidence, code, signal)
+    if evidence.exit is not None and signal is None and code == 0:
+        return _base(evidence, FINE, "other", decode_exit(code, None))
+    if signal is not None:
+        return _signalled(evidence, signal, notes)
+    found = _from_text(evidence)
+    if found is not None:
+        return found
+    if evidence.exit is None:
+        return _base(evidence, FINE, "other", "")
+    headline = f"{decode_exit(code, None)} and left no error text"
+    hint = "run it with more logging; look at stdout, and for sys.exit or os._exit in the script"
+    return dataclasses.replace(
+        _base(evidence, UNEXPLAINED, "other", headline), hint=hint, evidence=_last_lines(evidence), proven=True
+    )
+
+
+def _base(evidence: RankEvidence, role: str, category: str, headline: str) -> Finding:
+    exit_ = evidence.exit or {}
+    code, signal = exit_.get("code"), exit_.get("signal")
+    return Finding(
+        rank=evidence.rank,
+        node=evidence.node,
+        t_ns=_time_of(evidence),
+        role=role,
+        category=category,
+        headline=headline,
+        hint=HINTS.get(category, ""),
+        signature=signature(category, signal_name(code, signal) or "", "", headline),
+        exit_code=None if code is None and signal is None else code,
+        exit_signal=signal_name(code, signal) if signal or (code is not None and code < 0) else None,
+    )
+
+
+def _time_of(evidence: RankEvidence) -> int | None:
+    """Return when the rank failed: when its exception was recorded, else when its end was seen."""
+    ended: int | None = (evidence.exit or {}).get("t_ns")
+    raised: int | None = (evidence.error or {}).get("timestamp_ns")
+    if raised is None:
+        return ended
+    raised += evidence.clock_shift_ns
+    return raised if ended is None else min(raised, ended)
+
+
+def _from_text(evidence: RankEvidence) -> Finding | None:
+    """Return what the rank's exception or, without one, its text says; None: nothing known."""
+    traces = find_traces(evidence.tail)
+    if evidence.error and evidence.error.get("message"):
+        own = of_error(str(evidence.error["message"]), evidence.error.get("callstack"))
+    else:
+        own = [trace for trace in traces if not trace.fault]
+    chosen = _cause_of(own)
+    hit = _best_hit(evidence.tail)
+    if chosen is not None:
+        trace, pattern = chosen
+        earlier = hit is not None and hit[0].role in (PRIMARY, GENERIC)
+        if pattern is None or pattern.role == PRIMARY or not earlier:
+            return _of_trace(evidence, trace, pattern, own, traces)
+    return _of_hit(evidence, *hit) if hit is not None else None
+
+
+def _cause_of(traces: list[Trace]) -> tuple[Trace, Pattern | None] | None:
+    """Return the exception that tells the cause: the first with a meaning of its own, else the last that may be one."""
+    judged = [(trace, _meaning(trace)) for trace in traces]
+    for trace, pattern in judged:
+        if pattern is not None and pattern.role == PRIMARY:
+            return trace, pattern
+    plain = [(trace, pattern) for trace, pattern in judged if pattern is None]
+    if plain:
+        return plain[-1]
+    return judged[0] if judged else None
+
+
+def _meaning(trace: Trace) -> Pattern | None:
+    hit = _best_hit(f"{trace.type}: {trace.message}")
+    return hit[0] if hit is not None and hit[0].role != GENERIC else None
+
+
+def _best_hit(text: str) -> tuple[Pattern, re.Match[str]] | None:
+    """Return the first hit of the weightiest role."""
+    best: tuple[Pattern, re.Match[str]] | None = None
+    for pattern in PATTERNS:
+        match = pattern.regex.search(text)
+        if match is None:
+            continue
+        rank = (_ROLE_ORDER[pattern.role], match.start())
+        if best is None or rank < (_ROLE_ORDER[best[0].role], best[1].start()):
+            best = pattern, match
+    return best
+
+
+def _role(pattern: Pattern | None) -> str:
+    if pattern is None or pattern.role == GENERIC:
+        return PRIMARY
+    return UNEXPLAINED if pattern.role == NEUTRAL else pattern.role
+
+
+def _of_trace(
+    evidence: RankEvidence, trace: Trace, pattern: Pattern | None, own: list[Trace], in_tail: list[Trace]
+) -> Finding:
+    category = pattern.category if pattern is not None else "user_exception"
+    title = pattern.title if pattern is not None else ""
+    frame = trace.user_frame
+    seen = next((each for each in in_tail if each.headline == trace.headline), None)
+    if seen is not None:
+        number = None if evidence.tail_line is None else evidence.tail_line + seen.last_line
+        line = Evidence(evidence.node, evidence.rank, evidence.files.get("stderr"), number, clip(trace.headline))
+    else:
+        line = Evidence(evidence.node, evidence.rank, evidence.files.get("error"), None, clip(trace.headline))
+    place = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame is not None else ""
+    return dataclasses.replace(
+        _base(evidence, _role(pattern), category, title or clip(trace.headline) or "failed"),
+        place=frame.place() if frame is not None else "",
+        hint=(pattern.hint if pattern is not None else "") or HINTS[category],
+        signature=signature(category, trace.type, place, trace.message),
+        traceback="\n\n".join(each.text for each in own),
+        evidence=(line,),
+        named_rank=_named_rank(pattern, f"{trace.type}: {trace.message}"),
+        proven=True,
+    )
+
+
+def _of_hit(evidence: RankEvidence, pattern: Pattern, match: re.Match[str]) -> Finding:
+    before = evidence.tail.count("\n", 0, match.start())
+    text = strip_tag(lines_of(evidence.tail)[before]).strip() if evidence.tail else ""
+    number = None if evidence.tail_line is None else evidence.tail_line + before
+    line = Evidence(evidence.node, evidence.rank, evidence.files.get("stderr"), number, clip(text))
+    return dataclasses.replace(
+        _base(evidence, _role(pattern), pattern.category, pattern.title or clip(text)),
+        hint=pattern.hint or HINTS[pattern.category],
+        signature=signature(pattern.category, "", "", pattern.title or text),
+        evidence=(line,),
+        named_rank=_named_rank(pattern, match.group()),
+    )
+
+
+def _named_rank(pattern: Pattern | None, text: str) -> int | None:
+    if pattern is None or "rank" not in pattern.regex.groupindex:
+        return None
+    match = pattern.regex.search(text)
+    return None if match is None else int(match["rank"])
+
+
+def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Finding:
+    """Judge a death by a signal that was not ours."""
+    if signal == "SIGKILL":
+        return _killed(evidence, notes)
+    category = CATEGORIES.get(signal, "other")
+    exit_ = evidence.exit or {}
+    headline = decode_exit(exit_.get("code"), signal)
+    if category == "signal_preempted":
+        headline += " from outside (not by supervisor)"
+    elif signal == "SIGABRT":
+        # abort() is the last step: what asked for it stands above.
+        found = _from_text(evidence)
+        if found is not None and found.category not in ("sigabrt", "signal_preempted"):
+            return found
+    if exit_.get("core"):
+        headline += "; core dumped"
+    dump = next((trace for trace in find_traces(evidence.tail) if trace.fault), None)
+    frame = dump.user_frame if dump is not None else None
+    place = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame is not None else ""
+    return dataclasses.replace(
+        _base(evidence, PRIMARY, category, headline),
+        place=frame.place() if frame is not None else "",
+        signature=signature(category, signal, place, ""),
+        traceback=dump.text if dump is not None else None,
+        evidence=_last_lines(evidence),
+        proven=True,
+    )
+
+
+def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
+    pid = (evidence.exit or {}).get("pid")
+    oom = [note for note in notes if _OOM_NOTE.search(note)]
+    named = [note for note in oom if pid is not None and re.search(rf"\b{pid}\b", note)]
+    pressure = [note for note in notes if _PRESSURE_NOTE.search(note)]
+    shown = named or oom or pressure
+    if shown:
+        lines = tuple(Evidence(evidence.node, None, None, None, clip(note)) for note in shown[:3])
+        how = "killed by the host's OOM killer" if oom else "killed by SIGKILL while the host ran out of memory"
+        return dataclasses.replace(
+            _base(evidence, PRIMARY, "host_oom_kill", how),
+            evidence=lines,
+            signature=signature("host_oom_kill", "SIGKILL", "", ""),
+            proven=bool(named),
+        )
+    return dataclasses.replace(
+        _base(evidence, PRIMARY, "other", "killed by SIGKILL from outside (not by supervisor); exit -9"),
+        hint="look at dmesg -T and at the cgroup's memory.events on the node: the OOM killer ends processes so, "
+        "and so does anybody with kill -9",
+        signature=signature("other", "SIGKILL", "", ""),
+        evidence=_last_lines(evidence),
+    )
+
+
+def _stopped(evidence: RankEvidence, code: int | None, signal: str | None) -> Finding:
+    """Judge a rank that we ended: never a cause, but it may carry the cause's own exception."""
+    how = f"stopped by supervisor ({signal})" if signal else f"stopped by supervisor (exit {code})"
+    found = _from_text(evidence)
+    if found is None:
+        return _base(evidence, STOPPED, "signal_preempted", how)
+    failed_itself = found.role == PRIMARY and signal is None and code != 0
+    return dataclasses.replace(
+        found,
+        role=STOPPED,
+        category=found.category if failed_itself or found.role == SECONDARY else "signal_preempted",
+        headline=found.headline if failed_itself or found.role == SECONDARY else how,
+        place=found.place if failed_itself else "",
+        signature=found.signature if failed_itself else "",
+    )
+
+
+def _last_lines(evidence: RankEvidence) -> tuple[Evidence, ...]:
+    """Return the last line of text as evidence."""
+    lines = lines_of(evidence.tail)
+    for number in range(len(lines) - 1, -1, -1):
+        if lines[number].strip():
+            line = None if evidence.tail_line is None else evidence.tail_line + number
+            return (Evidence(evidence.node, evidence.rank, evidence.files.get("stderr"), line, clip(lines[number])),)
+    return ()

@@ -1,0 +1,161 @@
+"""Python tracebacks in text.
+
+In: the text of a rank, with or without `[rank3]:` before each line. Out: exceptions with frames and message, in order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+
+from remote_agent.diagnose.shapes import lines_of
+
+_TAG = re.compile(r"^(?:\x1b\[[\d;]*m)*(?:\[(?:rank|default)?\d+\]: ?|\(\w+ pid=\d+[^)]*\) ?)")
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:,? in (?P<function>.+?))?\s*$')
+# A frame outside of any traceback: the beginning is not in the text, or it is a SyntaxError, which has none.
+_HEADLESS = re.compile(r'^  File "[^"]+", line \d+(?:, in |$)')
+_EXCEPTION = re.compile(r"^(?P<type>(?:[\w$<>]+\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*)|\s*)$")
+_FAULT_HEAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\):")
+_FATAL = re.compile(r"^Fatal Python error: (?P<message>.+)$")
+_NAMED_AS_ERROR = re.compile(r"(?:Error|Exception|Interrupt|Failure|Timeout|Expired)$")
+_HEAD = "Traceback (most recent call last):"
+_CHAINS = ("During handling of the above exception", "The above exception was the direct cause")
+# Where a message of several lines is over.
+_OTHER_TEXT = re.compile(
+    r"^\s*$|^\[[EWIF]\d{0,4} |^[EWIF]\d{4} |^\[rank\d+\]|^Fatal Python error|^\d{4}-\d\d-\d\d|^(?:Original )?Traceback"
+)
+_MESSAGE_LINES = 8
+# Frames of the libraries, of Python and of our own bootstrap: not where the user would look first.
+_LIBRARY = re.compile(
+    r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*)/|^<|\.pyz/|(?:^|/)remote_agent/|^torch/|\.so\b"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """One frame of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def place(self) -> str:
+        """Return train.py:88 forward."""
+        function = "" if self.function in ("", "<module>") else f" {self.function}"
+        return f"{os.path.basename(self.file)}:{self.line}{function}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """One exception with its stack, outermost frame first; first_line and last_line count from 0 in the text."""
+
+    type: str
+    message: str
+    frames: tuple[Frame, ...]
+    first_line: int
+    last_line: int
+    text: str
+    fault: bool = False
+    """True for a dump by faulthandler: a crash, not an exception."""
+
+    @property
+    def headline(self) -> str:
+        """Return type and the message's first line."""
+        first = self.message.strip().partition("\n")[0].strip()
+        return f"{self.type}: {first}" if first else self.type
+
+    @property
+    def user_frame(self) -> Frame | None:
+        """Return the innermost frame in the user's own code, else the innermost of all."""
+        own = [frame for frame in self.frames if not _LIBRARY.search(frame.file)]
+        return (own or list(self.frames) or [None])[-1]  # type: ignore[list-item]
+
+
+def strip_tag(line: str) -> str:
+    """Return a line without the rank's tag before it."""
+    return _TAG.sub("", line, count=1)
+
+
+def find_traces(text: str) -> list[Trace]:
+    """Return all tracebacks and crash dumps in the text, in order."""
+    lines = [strip_tag(line) for line in lines_of(text)]
+    traces: list[Trace] = []
+    number = 0
+    while number < len(lines):
+        found: Trace | None = None
+        if lines[number].rstrip().endswith(_HEAD):
+            found = _read_traceback(lines, number)
+        elif _HEADLESS.match(lines[number]):
+            found = _read_traceback(lines, number - 1)
+        elif _FATAL.match(lines[number]):
+            found = _read_fault(lines, number)
+        if found is not None:
+            traces.append(found)
+            number = found.last_line + 1
+        else:
+            number += 1
+    return traces
+
+
+def _read_traceback(lines: list[str], start: int) -> Trace | None:
+    """Read the frames behind this line, and the exception behind them."""
+    headless = start < 0 or not lines[start].rstrip().endswith(_HEAD)
+    indent = 0 if headless else len(lines[start]) - len(lines[start].lstrip())
+    frames: list[Frame] = []
+    number = start + 1
+    while number < len(lines):
+        line = lines[number]
+        frame = _FRAME.match(line)
+        if frame is not None:
+            frames.append(Frame(frame["file"], int(frame["line"]), frame["function"] or ""))
+        elif line.strip() and len(line) - len(line.lstrip()) <= indent:
+            break
+        number += 1
+    if number >= len(lines):
+        return None
+    exception = _EXCEPTION.match(lines[number].strip())
+    if exception is None or (headless and not _NAMED_AS_ERROR.search(exception["type"])):
+        return None
+    last = number
+    message = [exception["message"] or ""]
+    while last + 1 < len(lines) and len(message) < _MESSAGE_LINES and not _OTHER_TEXT.match(lines[last + 1]):
+        last += 1
+        message.append(lines[last])
+    body = "\n".join(lines[start + headless : last + 1])
+    return Trace(exception["type"], "\n".join(message), tuple(frames), start, number, body)
+
+
+def _read_fault(lines: list[str], start: int) -> Trace:
+    """Read `Fatal Python error: …` and the stack of the thread that it names first."""
+    frames: list[Frame] = []
+    last = start
+    inside = False
+    for number in range(start + 1, len(lines)):
+        frame = _FRAME.match(lines[number])
+        if _FAULT_HEAD.match(lines[number]):
+            if inside:
+                break
+            inside = True
+        elif frame is not None and inside:
+            frames.append(Frame(frame["file"], int(frame["line"]), frame["function"] or ""))
+        elif lines[number].strip():
+            break
+        last = number
+    fatal = _FATAL.match(lines[start])
+    message = fatal["message"] if fatal is not None else ""
+    text = "\n".join(lines[start : last + 1])
+    return Trace("Fatal Python error", message, tuple(reversed(frames)), start, last, text, fault=True)
+
+
+def of_error(message: str, callstack: str | None) -> list[Trace]:
+    """Return the exceptions of an error.json: those of its call stack, or its message alone."""
+    traces = find_traces(callstack or "")
+    if traces:
+        return traces
+    first, _, rest = message.partition("\n")
+    exception = _EXCEPTION.match(first.strip())
+    if exception is None or not (exception["message"] or exception["type"][:1].isupper()):
+        return [Trace("", message, (), 0, 0, callstack or message)]
+    text = (exception["message"] or "") + ("\n" + rest if rest else "")
+    return [Trace(exception["type"], text, (), 0, 0, callstack or message)]

@@ -1,0 +1,331 @@
+"""The verdict across ranks and nodes: one cause, its victims, the evidence. A pure function.
+
+In: what each rank left behind, what is known of the nodes. Out: an Incident.
+
+**What we stopped is never a cause. A closed connection, a watchdog, a timeout of the store mark victims unless there is
+nothing else. When the texts do not say, the verdict says so and what to look at next.**
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from remote_agent.diagnose.exits import decode_exit
+from remote_agent.diagnose.hangs import find_missing
+from remote_agent.diagnose.hints import HINTS
+from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, name_nodes, name_ranks
+from remote_agent.diagnose.patterns import PRIMARY, SECONDARY
+from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED, Finding, read_rank
+from remote_agent.diagnose.shapes import clip, shape, signature
+
+# The same failure this much later on another rank is the same cause.
+_WINDOW_NS = 60_000_000_000
+# A GPU error spreads: only ranks that fail at once share it.
+_WINDOWS_NS = {"cuda_error": 1_000_000_000}
+# Nothing that a rank did: no rank is blamed.
+_OUTSIDE = ("rendezvous_timeout", "port_in_use", "nccl_network")
+_MAX_EVIDENCE = 12
+
+
+class _Cause(NamedTuple):
+    """The findings that together are the cause, and how sure that is."""
+
+    findings: list[Finding]
+    scope: str
+    confidence: str
+    category: str
+    headline: str
+    hint: str
+    ranks: list[int]
+    node: str | None
+    missing: dict[str, Any] | None = None
+
+
+def verdict(evidence: Sequence[RankEvidence], context: Context) -> Incident:
+    """Return the incident that this evidence shows."""
+    findings = sorted((read_rank(each, context.host_notes.get(each.node or "", ())) for each in evidence), key=_order)
+    cause = (
+        _node_lost(findings, context)
+        or _own_failure(findings, context)
+        or _missing_rank(evidence, findings, context)
+        or _left_early(findings, context)
+        or _only_victims(findings, context)
+    )
+    first = cause.findings[0] if cause.findings else None
+    return Incident(
+        id=context.incident_id,
+        generation=context.generation,
+        time_ns=_time(cause, findings, context),
+        category=cause.category,
+        scope=cause.scope,
+        culprit_ranks=tuple(sorted(cause.ranks)),
+        culprit_node=cause.node,
+        confidence=cause.confidence,
+        summary=clip(f"{_who(cause, context)}{cause.headline}"),
+        evidence=_evidence(cause, findings),
+        traceback=first.traceback if first is not None else None,
+        exit_code=first.exit_code if first is not None else None,
+        exit_signal=first.exit_signal if first is not None else None,
+        hint=cause.hint,
+        victims=_victims(cause, findings, context),
+        missing=cause.missing,
+        signature=_signature(cause),
+    )
+
+
+def fingerprint(incident: Incident) -> str:
+    """Return what is the same for the same failure in another generation or on another rank."""
+    return incident.signature
+
+
+def _order(finding: Finding) -> tuple[bool, int, int]:
+    rank = finding.rank if finding.rank is not None else -1
+    return finding.t_ns is None, finding.t_ns or 0, rank
+
+
+def _error_ns(context: Context, *nodes: str | None) -> int:
+    """Return how far the order of stamps of these nodes may be wrong."""
+    return int(sum(context.clock_error_ms.get(node or "", 0.0) for node in nodes) * 1e6)
+
+
+def _node_lost(findings: list[Finding], context: Context) -> _Cause | None:
+    """A lost node is the cause unless a rank elsewhere failed by itself before its last sign of life."""
+    if not context.lost_nodes:
+        return None
+    node, (t_ns, reason) = min(context.lost_nodes.items(), key=lambda item: item[1][0])
+    own = [each for each in findings if each.role == PRIMARY and each.node != node]
+    earlier = [each for each in own if each.t_ns is not None and each.t_ns + _error_ns(context, node, each.node) < t_ns]
+    if earlier:
+        return None
+    ranks = context.ranks_of(node)
+    on_it = f" ({name_ranks(ranks)})" if ranks else ""
+    others = [name for name in context.lost_nodes if name != node]
+    also = f"; also lost: {', '.join(sorted(others))}" if others else ""
+    return _Cause(
+        findings=[],
+        scope="outside_the_ranks",
+        confidence="supported" if own else "established",
+        category="node_lost",
+        headline=f"node {node} lost: {reason}{on_it}{also}",
+        hint=HINTS["node_lost"],
+        ranks=[],
+        node=node,
+    )
+
+
+def _own_failure(findings: list[Finding], context: Context) -> _Cause | None:
+    """The first rank that failed by itself, with all that failed in the same way."""
+    own = [each for each in findings if each.role == PRIMARY]
+    silent = [each for each in findings if each.role == UNEXPLAINED]
+    candidates = own or silent
+    if not candidates:
+        return None
+    first = candidates[0]
+    same = [each for each in findings if each is first or _shares(first, each)]
+    others = [each for each in own if each not in same]
+    clear = all(_clearly_before(first, each, context) for each in others)
+    confidence = "established" if first.proven and clear and own else "supported"
+    if not own and any(not _clearly_before(first, each, context) for each in findings if each.role == SECONDARY):
+        confidence = "unknown"
+    ranks = [each.rank for each in same if each.rank is not None]
+    nodes = {each.node for each in same}
+    if first.named_rank is not None:
+        return _named(first, same, context)
+    return _Cause(
+        findings=same,
+        scope=_scope(first, ranks, context),
+        confidence=confidence,
+        category=first.category,
+        headline=first.text,
+        hint=first.hint,
+        ranks=[] if _scope(first, ranks, context) == "outside_the_ranks" else ranks,
+        node=first.node if len(nodes) == 1 else None,
+    )
+
+
+def _shares(first: Finding, other: Finding) -> bool:
+    """True when the other rank failed in the same way at about the same time, even if we then stopped it."""
+    if other.role not in (PRIMARY, UNEXPLAINED, STOPPED) or not other.signature or other.signature != first.signature:
+        return False
+    if other.role != first.role and other.role != STOPPED:
+        return False
+    if first.t_ns is None or other.t_ns is None:
+        return True
+    return abs(other.t_ns - first.t_ns) <= _WINDOWS_NS.get(first.category, _WINDOW_NS)
+
+
+def _clearly_before(first: Finding, other: Finding, context: Context) -> bool:
+    if first.t_ns is None or other.t_ns is None:
+        return False
+    return other.t_ns - first.t_ns > _error_ns(context, first.node, other.node if other.node != first.node else None)
+
+
+def _scope(first: Finding, ranks: list[int], context: Context) -> str:
+    if first.category in _OUTSIDE:
+        return "outside_the_ranks"
+    if first.category == "signal_preempted" and (len(ranks) != 1 or (context.world_size or 0) == 1):
+        return "outside_the_ranks"
+    if not ranks:
+        return "not_in_text"
+    return "one_rank" if len(ranks) == 1 else "several_or_all_ranks"
+
+
+def _named(first: Finding, same: list[Finding], context: Context) -> _Cause:
+    """A rank says which other rank is the one to look at."""
+    named = first.named_rank if first.named_rank is not None else -1
+    node = next((name for name in context.ranks_per_node if named in context.ranks_of(name)), None)
+    said = f" (says {name_ranks([first.rank])})" if first.rank is not None else ""
+    return _Cause(same, "one_rank", "supported", first.category, first.headline + said, first.hint, [named], node)
+
+
+def _missing_rank(evidence: Sequence[RankEvidence], findings: list[Finding], context: Context) -> _Cause | None:
+    """Watchdogs gave up on some ranks: those that did not come are the ones to look at."""
+    missing = find_missing(evidence, context)
+    if missing is None:
+        return None
+    ranks: list[int] = missing["missing"]
+    nodes = {name for name in context.ranks_per_node for rank in ranks if rank in context.ranks_of(name)}
+    waiting = name_ranks(missing["waiting"])
+    return _Cause(
+        findings=[each for each in findings if each.rank in ranks],
+        scope="one_rank" if len(ranks) == 1 else "several_or_all_ranks",
+        confidence="supported",
+        category="nccl_timeout_watchdog",
+        headline=f"did not come to {missing['collective']} number {missing['seq']}, where {waiting} waited",
+        hint=HINTS["nccl_timeout_watchdog"],
+        ranks=ranks,
+        node=nodes.pop() if len(nodes) == 1 else None,
+        missing=missing,
+    )
+
+
+def _left_early(findings: list[Finding], context: Context) -> _Cause | None:
+    """Some ranks ended well before the others lost their connections: they left too early."""
+    broken = [each for each in findings if each.role == SECONDARY]
+    if not broken:
+        return None
+    left = [each for each in findings if each.role == FINE and each.exit_code == 0]
+    left = [each for each in left if _clearly_before(each, broken[0], context)]
+    if not left or len(left) > len(broken):
+        return None
+    ranks = [each.rank for each in left if each.rank is not None]
+    nodes = {each.node for each in left}
+    return _Cause(
+        findings=left,
+        scope="one_rank" if len(ranks) == 1 else "several_or_all_ranks",
+        confidence="supported",
+        category="collective_desync",
+        headline=f"left early: exited with code 0 while {name_ranks(_ranks(broken))} still communicated",
+        hint="each rank must run the same number of steps and collectives: compare the lengths of the data per rank",
+        ranks=ranks,
+        node=left[0].node if len(nodes) == 1 else None,
+    )
+
+
+def _only_victims(findings: list[Finding], context: Context) -> _Cause:
+    """Nothing tells the cause: say what was seen, and what to look at next."""
+    broken = [each for each in findings if each.role == SECONDARY]
+    if not broken:
+        return _nothing(findings)
+    # What a launcher did to the ranks it stopped says least of all.
+    first = min(broken, key=lambda each: each.category == "signal_preempted")
+    where = (
+        f"first on {name_ranks([first.rank])}{name_nodes([first.node])}" if first.rank is not None else "in the text"
+    )
+    silent = sorted({rank for ranks in context.ranks_per_node.values() for rank in ranks} - set(_ranks(findings)))
+    hint = first.hint
+    if silent:
+        hint = f"look at {name_ranks(silent)} first: nothing is known of {'it' if len(silent) == 1 else 'them'}; {hint}"
+    outside = first.category in (*_OUTSIDE, "signal_preempted")
+    return _Cause(
+        findings=[],
+        scope="outside_the_ranks" if outside else "not_in_text",
+        confidence="supported" if outside else "unknown",
+        category=first.category,
+        headline=f"{first.headline}, {where}; the logs do not say why",
+        hint=hint,
+        ranks=[],
+        node=None,
+    )
+
+
+def _nothing(findings: list[Finding]) -> _Cause:
+    stopped = [each for each in findings if each.role == STOPPED]
+    text = "the supervisor stopped the ranks; none failed by itself" if stopped else "no failure in what the ranks left"
+    hint = "look at the events before it, and at stdout of the ranks"
+    return _Cause([], "not_in_text", "unknown", "other", text, hint, [], None)
+
+
+def _ranks(findings: Sequence[Finding]) -> list[int]:
+    return [each.rank for each in findings if each.rank is not None]
+
+
+def _who(cause: _Cause, context: Context) -> str:
+    """Return the summary's subject."""
+    ranks = cause.ranks or _ranks(cause.findings)
+    if not ranks:
+        return ""
+    nodes = [each.node for each in cause.findings] if cause.findings else []
+    if cause.node is not None:
+        nodes = [cause.node]
+    if len(ranks) > 1 and len(ranks) == context.world_size:
+        return f"all {len(ranks)} ranks{name_nodes(nodes)}: "
+    return f"{name_ranks(ranks)}{name_nodes(nodes)}: "
+
+
+def _time(cause: _Cause, findings: list[Finding], context: Context) -> int | None:
+    if cause.category == "node_lost" and cause.node is not None:
+        return context.lost_nodes[cause.node][0]
+    times = [each.t_ns for each in (cause.findings or findings) if each.t_ns is not None]
+    return min(times, default=context.now_ns)
+
+
+def _evidence(cause: _Cause, findings: list[Finding]) -> tuple[Evidence, ...]:
+    """Return the lines of the cause, then one line for each other failure of a kind."""
+    lines = [line for each in cause.findings for line in each.evidence][: _MAX_EVIDENCE // 2]
+    seen = {each.category for each in cause.findings}
+    for each in findings:
+        if each.role in (PRIMARY, SECONDARY, UNEXPLAINED) and each.category not in seen and each not in cause.findings:
+            seen.add(each.category)
+            lines.extend(each.evidence[:1])
+    return tuple(lines[:_MAX_EVIDENCE])
+
+
+def _victims(cause: _Cause, findings: list[Finding], context: Context) -> tuple[Victims, ...]:
+    """Return all other ranks that ended badly, those alike together, in the order in which they did."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    guilty = set(cause.ranks)
+    for each in findings:
+        if each.role == FINE or each in cause.findings or each.rank is None or each.rank in guilty:
+            continue
+        groups.setdefault((each.category, shape(each.text)), []).append(each)
+    victims = []
+    for (category, _), alike in groups.items():
+        ranks = tuple(sorted(_ranks(alike)))
+        times = f"{len(ranks)} x " if len(ranks) > 1 else ""
+        later = "later: " if alike[0].role == PRIMARY else ""
+        victims.append(Victims(ranks, category, f"{times}{later}{alike[0].text}"))
+    gone = [name for name in context.lost_nodes if name != cause.node or cause.category != "node_lost"]
+    victims.extend(
+        Victims(tuple(context.ranks_of(name)), "node_lost", f"node {name} lost: {context.lost_nodes[name][1]}")
+        for name in gone
+    )
+    return tuple(victims)
+
+
+def _signature(cause: _Cause) -> str:
+    if cause.findings and cause.missing is None and cause.category != "collective_desync":
+        return cause.findings[0].signature
+    return signature(cause.category, "", cause.node or "" if cause.category == "node_lost" else "", cause.headline)
+
+
+def describe(incident: Incident) -> str:
+    """Return the incident as a few lines for people: summary, exit, hint, victims."""
+    lines = [incident.summary]
+    if incident.exit_code is not None or incident.exit_signal is not None:
+        lines.append(f"exit: {decode_exit(incident.exit_code, incident.exit_signal)}")
+    if incident.hint:
+        lines.append(f"hint: {incident.hint}")
+    lines.extend(f"victims: {name_ranks(each.ranks)}: {each.summary}" for each in incident.victims if each.ranks)
+    return "\n".join(lines)

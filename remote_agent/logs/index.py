@@ -1,0 +1,260 @@
+"""The sparse index of one file: where lines begin and when they came.
+
+In: the file's bytes in order, in pieces of any size, each with its time of arrival.
+Out: blocks of at most 256 lines with offset, arrival and level bits; line <-> time <-> offset.
+
+**An entry stands at the start of a line. Lines, offsets and times grow strictly from entry to entry, and a block
+holds at most 256 lines and, but for its last line, at most 1 MiB.** Within a block line k came k ns after the first
+one, so that the times of a file's lines are all different and order them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+from remote_agent.logs.levels import OVERLAP, block_bits
+
+LINES_PER_BLOCK = 256
+BYTES_PER_BLOCK = 1024 * 1024
+# A line that comes this long after the last entry gets its own one, so that slow output is merged in the right order.
+MARK_GAP_NS = 10_000_000
+# More entries than this are thinned: marks of time go from the older half, lines and bytes per block stay bounded.
+ENTRIES_LIMIT = 32_768
+UPPER_BOUND = 0x80
+_NEWLINE = b"\n"
+
+
+class Block(NamedTuple):
+    """Lines [line, line + lines) in bytes [offset, end); `closed`: the last line ends with a newline at end - 1."""
+
+    line: int
+    lines: int
+    offset: int
+    end: int
+    t_ns: int
+    bits: int
+    upper: bool
+    closed: bool
+
+
+class Entry(NamedTuple):
+    """A new index entry, with the level bits of the block before it: what the sidecar keeps."""
+
+    line: int
+    offset: int
+    t_ns: int
+    bits_before: int
+    upper: bool
+
+
+def after_newlines(data: bytes, start: int, wanted: int, mean: int) -> int:
+    """Return the position behind the wanted-th newline from start on, or -1; mean: expected bytes per line."""
+    length = len(data)
+    while wanted > 8 and start < length:
+        end = min(length, start + wanted * mean)
+        seen = data.count(_NEWLINE, start, end)
+        if seen > wanted:
+            if mean == 1:
+                break
+            mean = max(1, mean * wanted // (seen + 1))
+            continue
+        if seen == wanted:
+            return data.rfind(_NEWLINE, start, end) + 1
+        if end == length:
+            return -1
+        mean = max(mean, (end - start) // (seen + 1))
+        wanted -= seen
+        start = end
+    while wanted:
+        start = data.find(_NEWLINE, start) + 1
+        if not start:
+            return -1
+        wanted -= 1
+    return start
+
+
+class LineIndex:
+    """Sparse index of one file, fed with its bytes."""
+
+    __slots__ = (
+        "_bits", "_carry", "_limit", "_lines", "_mean", "_offsets", "_times",
+        "fresh", "line_start", "newlines", "scanned",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._lines = array("Q")
+        self._offsets = array("Q")
+        self._times = array("q")
+        self._bits = array("B")
+        self._carry = b""
+        self._mean = 100
+        self._limit = ENTRIES_LIMIT
+        self.scanned = 0
+        self.newlines = 0
+        self.line_start = 0
+        """Offset of the line that is not finished yet."""
+        self.fresh: list[Entry] = []
+        """Entries made since somebody last took them (the sidecar's writer)."""
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @property
+    def total_lines(self) -> int:
+        """Number of lines, the unfinished one included."""
+        return self.newlines + (1 if self.scanned > self.line_start else 0)
+
+    @property
+    def first_ns(self) -> int | None:
+        """Arrival of the first line."""
+        return self._times[0] if self._times else None
+
+    @property
+    def last_mark_ns(self) -> int | None:
+        """Arrival of the first line of the last block."""
+        return self._times[-1] if self._times else None
+
+    def feed(self, data: bytes, t_ns: int, upper: bool = False) -> None:
+        """Take the next bytes of the file; upper: t_ns is only an upper bound of their arrival."""
+        if not data:
+            return
+        base, seg, pos = self.scanned, 0, 0
+        at_start = self.line_start == base
+        if at_start and self._due(t_ns):
+            self._close_block(b"", 0)
+            self._add(self.newlines, base, t_ns, upper)
+        elif t_ns - self._times[-1] >= MARK_GAP_NS:
+            pos = data.find(_NEWLINE) + 1
+            if 0 < pos < len(data):
+                self.newlines += 1
+                self._close_block(data[:pos], pos)
+                self._add(self.newlines, base + pos, t_ns, upper)
+                seg = pos
+            else:
+                pos = 0
+        while True:
+            nxt = self._next_entry(data, pos, base)
+            if nxt <= 0 or nxt == len(data):
+                break
+            self.newlines += data.count(_NEWLINE, pos, nxt)
+            self._close_block(data[seg:nxt], nxt - seg)
+            self._add(self.newlines, base + nxt, t_ns, upper)
+            pos = seg = nxt
+        self.newlines += data.count(_NEWLINE, pos)
+        self._bits[-1] = block_bits(self._carry + data[seg:], self._bits[-1])
+        self._carry = (self._carry + data)[-OVERLAP:]
+        last = data.rfind(_NEWLINE)
+        if last >= 0:
+            self.line_start = base + last + 1
+        self.scanned = base + len(data)
+
+    def restore(self, entry: Entry) -> bool:
+        """Take the next entry of a sidecar; False when it does not continue the ones before it."""
+        if self._lines:
+            lines = entry.line - self._lines[-1]
+            grows = lines > 0 and entry.offset > self._offsets[-1] and entry.t_ns > self._times[-1]
+            if not grows or lines > entry.offset - self._offsets[-1]:
+                return False
+            self._bits[-1] = entry.bits_before
+        elif entry.line or entry.offset:
+            return False
+        self._push(entry.line, entry.offset, entry.t_ns, entry.upper)
+        self.newlines = entry.line
+        self.line_start = self.scanned = entry.offset
+        return True
+
+    def blocks_of(self, line: int) -> int:
+        """Return the number of the block that holds this line."""
+        return bisect_right(self._lines, line) - 1
+
+    def block_at(self, offset: int) -> int:
+        """Return the number of the block that holds this byte."""
+        return bisect_right(self._offsets, offset) - 1
+
+    def block(self, number: int) -> Block:
+        """Return one block; number counts from 0 to len - 1."""
+        line, offset, bits = self._lines[number], self._offsets[number], self._bits[number]
+        if number + 1 < len(self._lines):
+            count, end, closed = self._lines[number + 1] - line, self._offsets[number + 1], True
+        else:
+            count, end, closed = self.total_lines - line, self.scanned, self.line_start == self.scanned
+        return Block(line, count, offset, end, self._times[number], bits & 0x7F, bool(bits & UPPER_BOUND), closed)
+
+    def lines_before(self, t_ns: int) -> int:
+        """Return how many lines came before this time."""
+        number = bisect_left(self._times, t_ns) - 1
+        if number < 0:
+            return 0
+        block = self.block(number)
+        return block.line + min(block.lines, t_ns - block.t_ns)
+
+    def offset_after(self, t_ns: int, floor: int) -> int | None:
+        """Return the offset of the first entry that came after t_ns, if it is behind floor."""
+        number = bisect_right(self._times, t_ns)
+        if number < len(self._offsets) and self._offsets[number] > floor:
+            return self._offsets[number]
+        return None
+
+    def _due(self, t_ns: int) -> bool:
+        if not self._lines:
+            return True
+        return (
+            self.newlines - self._lines[-1] >= LINES_PER_BLOCK
+            or self.scanned - self._offsets[-1] >= BYTES_PER_BLOCK
+            or (t_ns - self._times[-1] >= MARK_GAP_NS and self.newlines > self._lines[-1])
+        )
+
+    def _next_entry(self, data: bytes, pos: int, base: int) -> int:
+        """Return where the block that is open at pos must end, or 0 or -1: not in this data."""
+        wanted = LINES_PER_BLOCK - (self.newlines - self._lines[-1])
+        by_lines = after_newlines(data, pos, wanted, self._mean)
+        if by_lines > 0:
+            self._mean = max(1, (by_lines - pos) // max(wanted, 1))
+        full = self._offsets[-1] + BYTES_PER_BLOCK - base
+        if full >= len(data) or 0 < by_lines <= full:
+            return by_lines
+        by_bytes = data.find(_NEWLINE, max(pos, full - 1)) + 1
+        return min(by_bytes, by_lines) if by_bytes > 0 and by_lines > 0 else max(by_bytes, by_lines)
+
+    def _close_block(self, data: bytes, length: int) -> None:
+        if self._bits and length:
+            self._bits[-1] = block_bits(self._carry + data, self._bits[-1])
+        if length:
+            self._carry = b""
+
+    def _add(self, line: int, offset: int, t_ns: int, upper: bool) -> None:
+        before = self._bits[-1] & 0x7F if self._bits else 0
+        if self._lines:
+            t_ns = max(t_ns, self._times[-1] + line - self._lines[-1])
+        self._push(line, offset, t_ns, upper)
+        self.fresh.append(Entry(line, offset, t_ns, before, upper))
+
+    def _push(self, line: int, offset: int, t_ns: int, upper: bool) -> None:
+        if len(self._lines) >= self._limit:
+            self._thin()
+        self._lines.append(line)
+        self._offsets.append(offset)
+        self._times.append(t_ns)
+        self._bits.append(UPPER_BOUND if upper else 0)
+
+    def _thin(self) -> None:
+        """Join neighbours in the older half where a joined block keeps its bounds."""
+        half = len(self._lines) // 2
+        kept = [0]
+        for number in range(1, half):
+            first = kept[-1]
+            after = number + 1
+            joined = self._lines[after] - self._lines[first] <= LINES_PER_BLOCK
+            if joined and self._offsets[after] - self._offsets[first] <= BYTES_PER_BLOCK:
+                self._bits[first] |= self._bits[number]
+            else:
+                kept.append(number)
+        for name in ("_lines", "_offsets", "_times", "_bits"):
+            old = getattr(self, name)
+            new = array(old.typecode, [old[number] for number in kept])
+            new.extend(old[half:])
+            setattr(self, name, new)
+        if len(self._lines) > self._limit * 3 // 4:
+            self._limit *= 2

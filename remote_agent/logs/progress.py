@@ -1,0 +1,76 @@
+"""Training progress read from the lines, without any change of the script.
+
+In: new bytes of a rank's streams. Out: the last step it named, the time of its last output.
+
+Only the last matching text of each batch is parsed, found by a search from its end, so that a flood stays cheap.
+"""
+
+from __future__ import annotations
+
+import re
+
+# (what to find from the end, what must stand there), the best source first: once a better one was seen,
+# a worse one is no longer believed (an epoch is not a step).
+# A number at the very end of what has arrived may not be whole yet: something must follow it.
+_NUMBER = rb"(\d{1,15})(?=[^\d.]|\.(?!\d)[\s\S])"
+_BETWEEN = rb"[\"']?\s{0,4}[=:#]?\s{0,8}[\[(]?\s{0,4}"
+_KINDS: tuple[tuple[tuple[bytes, ...], re.Pattern[bytes]], ...] = (
+    (
+        (b"tep", b"TEP"),
+        re.compile(rb"(?<![A-Za-z_])(?:(?:global|current|train|training)[_ ]?)?step" + _BETWEEN + _NUMBER, re.I),
+    ),
+    ((b"ter", b"TER"), re.compile(rb"(?<![A-Za-z_])iter(?:ation)?" + _BETWEEN + _NUMBER, re.I)),
+    ((b"%|",), re.compile(rb"\d%\|[^|\r\n]{0,400}\|\s*" + _NUMBER + rb"/\d+ \[")),
+    ((b"poch", b"POCH"), re.compile(rb"(?<![A-Za-z_])epoch" + _BETWEEN + _NUMBER, re.I)),
+)
+# Longest text before the found letters that belongs to the match ("training_s"), and longest match after them.
+_BEFORE = 16
+_AFTER = 512
+_TRIES = 24
+
+
+def _last_number(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[bytes]) -> int | None:
+    stop = len(data)
+    for _ in range(_TRIES):
+        found = max(data.rfind(mark, 0, stop) for mark in marks)
+        if found < 0:
+            return None
+        begin = max(0, found - _BEFORE)
+        # The window keeps the byte before the word: the pattern looks at it.
+        last = None
+        for last in pattern.finditer(data, begin, min(len(data), found + _AFTER)):
+            if last.end() > found:
+                break
+        if last is not None:
+            return int(last.group(1))
+        stop = found
+    return None
+
+
+class StepReader:
+    """Progress of one rank over its streams."""
+
+    __slots__ = ("_carry", "_kind", "last_output_ns", "step")
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self.last_output_ns: int | None = None
+        self._kind = len(_KINDS)
+        self._carry: dict[str, bytes] = {}
+
+    def feed(self, stream: str, data: bytes, t_ns: int | None) -> None:
+        """Take new bytes of one stream; t_ns: their arrival."""
+        if not data:
+            return
+        if t_ns is not None and (self.last_output_ns is None or t_ns > self.last_output_ns):
+            self.last_output_ns = t_ns
+        carry = self._carry.get(stream)
+        if carry:
+            data = carry + data
+        last = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        self._carry[stream] = data[max(last, len(data) - _AFTER) :]
+        for kind, (marks, pattern) in enumerate(_KINDS[: self._kind + 1]):
+            number = _last_number(data, marks, pattern)
+            if number is not None:
+                self.step, self._kind = number, kind
+                return

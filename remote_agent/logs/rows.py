@@ -1,0 +1,77 @@
+"""Rows: what a screen shows of a line.
+
+In: raw lines. Out: visible text, clipped; heads and continuation lines of records such as tracebacks.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+# A row's text is cut here; the bytes stay in the file and `read` gives them.
+CLIP = 64 * 1024
+
+_RANK_TAG = re.compile(rb"^(?:\x1b\[[\d;]*m)*(?:\[(?:rank|default)?\d+\]: ?)?")
+_LAST_OF_TRACEBACK = re.compile(rb"(?:[\w$]+\.)*[A-Z]\w*(?::\s|:?\s*$)")
+_CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
+
+
+class Row(NamedTuple):
+    """One line: number, bytes [offset, end) without its newline, arrival (upper: no later than that), level bit."""
+
+    line: int
+    offset: int
+    end: int
+    t_ns: int
+    upper: bool
+    text: bytes
+    level: int
+
+
+def visible(raw: bytes) -> bytes:
+    """Return what a terminal would show in the end of a whole line: the last state of a progress bar, clipped."""
+    if len(raw) > CLIP:
+        return visible_ends(raw[:CLIP], raw[-CLIP:])
+    if b"\r" not in raw:
+        return raw
+    shown = raw.rstrip(b"\r")
+    return shown[shown.rfind(b"\r") + 1 :]
+
+
+def visible_ends(head: bytes, tail: bytes) -> bytes:
+    """Return the visible text of a line over 64 KiB from its first and last 64 KiB."""
+    shown = tail.rstrip(b"\r")
+    start = shown.rfind(b"\r")
+    return shown[start + 1 :] if start >= 0 else head
+
+
+class RecordReader:
+    """Tells, line after line, which ones continue the record before: indented lines and the parts of a traceback."""
+
+    __slots__ = ("_chained", "_continued", "_indented")
+
+    def __init__(self) -> None:
+        self._indented = False
+        self._continued = False
+        self._chained = False
+
+    def continues(self, text: bytes) -> bool:
+        """Take the next line; True when it belongs to the one before."""
+        tag = _RANK_TAG.match(text)
+        rest = text[tag.end() :] if tag is not None else text
+        blank = not rest.strip()
+        indented = rest[:1] in (b" ", b"\t") and not blank
+        if blank:
+            answer = self._continued or self._chained
+        elif indented:
+            answer = True
+        elif rest.startswith(_CHAINED):
+            answer = self._continued
+        elif rest.startswith(b"Traceback (most recent call last)"):
+            answer = self._chained
+        else:
+            answer = self._indented and _LAST_OF_TRACEBACK.match(rest) is not None
+        self._chained = rest.startswith(_CHAINED) or (blank and self._chained)
+        self._indented = indented
+        self._continued = answer
+        return answer

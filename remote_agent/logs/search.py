@@ -1,0 +1,227 @@
+"""Search over whole files, on the node: the text stays here, only hits leave.
+
+In: files, a pattern, limits of level and time. Out: batches of rows, and at the end how much was read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from remote_agent.logs.levels import level_of
+from remote_agent.logs.rows import CLIP, Row, visible
+from remote_agent.logs.slices import Breather
+from remote_agent.logs.window import index_until, row_json
+from remote_agent.wire import Answer
+
+if TYPE_CHECKING:
+    from remote_agent.logs.index import Block
+    from remote_agent.logs.logfile import LogFile
+    from remote_agent.logs.pattern import Pattern
+
+SLICE = 256 * 1024
+_BATCH_ROWS = 256
+_BATCH_BYTES = 512 * 1024
+_BATCH_S = 0.2
+# The event loop is asked for its turn this often while nothing is found.
+_LINES_PER_TURN = 64
+# Longest wait for the index of a file that was there before us.
+_INDEX_WAIT_S = 60.0
+
+
+class Query(NamedTuple):
+    """What is looked for; level: bit of the lowest one wanted, 0 for all; since_ns <= arrival < until_ns."""
+
+    pattern: Pattern
+    level: int = 0
+    since_ns: int | None = None
+    until_ns: int | None = None
+    limit: int | None = None
+
+
+class _Run(NamedTuple):
+    """Neighbouring blocks to be searched: bytes [offset, end), the first of which begins `line`."""
+
+    line: int
+    offset: int
+    end: int
+
+
+class _Batch:
+    """Rows on their way out."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.texts: list[bytes] = []
+        self.size = 0
+        self._since = time.monotonic()
+
+    def add(self, file: LogFile, row: Row) -> None:
+        generation, rank, stream = file.key
+        self.rows.append({"generation": generation, "rank": rank, "stream": stream, **row_json(row)})
+        self.texts.append(row.text)
+        self.size += len(row.text)
+
+    def is_due(self) -> bool:
+        full = len(self.rows) >= _BATCH_ROWS or self.size >= _BATCH_BYTES
+        return full or (bool(self.rows) and time.monotonic() - self._since >= _BATCH_S)
+
+    def take(self, **more: Any) -> Answer:
+        answer = Answer({"rows": self.rows, **more}, b"\n".join(self.texts))
+        self.rows, self.texts, self.size, self._since = [], [], 0, time.monotonic()
+        return answer
+
+
+async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, None]:
+    """Yield hits file by file, in the order of lines; the last item says done, searched_bytes, hits."""
+    batch, breather = _Batch(), Breather()
+    hits = searched = 0
+    for file in files:
+        await index_until(file, None, _INDEX_WAIT_S)
+        epoch = file.epoch
+        for run in _runs(file, query):
+            searched += run.end - run.offset
+            for row in _hits(file, run, query):
+                await breather.breathe()
+                if batch.is_due():
+                    yield batch.take()
+                if file.epoch != epoch:
+                    break
+                if row is None:
+                    continue
+                hits += 1
+                batch.add(file, row)
+                if query.limit is not None and hits >= query.limit:
+                    yield batch.take(done=True, searched_bytes=searched, hits=hits, limited=True)
+                    return
+    yield batch.take(done=True, searched_bytes=searched, hits=hits)
+
+
+def _wanted(block: Block, query: Query) -> bool:
+    if block.bits < query.level:
+        return False
+    if query.until_ns is not None and block.t_ns >= query.until_ns:
+        return False
+    return query.since_ns is None or block.t_ns + block.lines > query.since_ns
+
+
+def _runs(file: LogFile, query: Query) -> Iterator[_Run]:
+    """Yield the parts of the file that may hold hits, as the index is now."""
+    index = file.index
+    count = len(index)
+    run: _Run | None = None
+    for number in range(count):
+        block = index.block(number)
+        if not _wanted(block, query):
+            if run is not None:
+                yield run
+            run = None
+        elif run is not None and block.offset - run.offset < SLICE:
+            run = run._replace(end=block.end)
+        else:
+            if run is not None:
+                yield run
+            run = _Run(block.line, block.offset, block.end)
+    if run is not None:
+        yield run
+
+
+def _hits(file: LogFile, run: _Run, query: Query) -> Iterator[Row | None]:
+    """Yield the matching rows of one run; None between slices of work."""
+    line, offset = run.line, run.offset
+    while offset < run.end:
+        data = file.pread(offset, min(run.end - offset, SLICE + CLIP))
+        if not data:
+            return
+        whole = data.rfind(b"\n") + 1
+        if not whole and offset + len(data) < run.end:
+            # One line longer than all that was read: found by its end, shown by its ends.
+            end = _line_end(file, offset + len(data), run.end)
+            while isinstance(end, _Further):
+                yield None
+                end = _line_end(file, end.offset, run.end)
+            yield _row(file, query, line, offset, end, None)
+            line, offset = line + 1, end + 1
+            continue
+        if offset + len(data) < run.end:
+            data = data[:whole]
+        for start, end, number in _candidates(data, query.pattern, line):
+            row = _row(file, query, number, offset + start, offset + end, data[start:end])
+            if row is not None or number % _LINES_PER_TURN == 0:
+                yield row
+        line += data.count(b"\n")
+        offset += len(data)
+        yield None
+
+
+class _Further(NamedTuple):
+    offset: int
+
+
+def _line_end(file: LogFile, offset: int, limit: int) -> int | _Further:
+    """Return where the line ends that goes on at offset, or from where to look on."""
+    data = file.pread(offset, min(SLICE * 4, limit - offset))
+    newline = data.find(b"\n")
+    if newline >= 0:
+        return offset + newline
+    return _Further(offset + len(data)) if data and offset + len(data) < limit else limit
+
+
+def _row(file: LogFile, query: Query, line: int, start: int, end: int, raw: bytes | None) -> Row | None:
+    """Return the row if it is a hit."""
+    text = visible(raw) if raw is not None else file.visible(start, end)
+    # A plain literal has matched already, unless it stands where the row does not show it.
+    if not (query.pattern.plain and raw is not None and len(text) == len(raw)) and not query.pattern.matches(text):
+        return None
+    block = file.index.block(file.index.blocks_of(line))
+    t_ns = block.t_ns + line - block.line
+    if query.since_ns is not None and t_ns < query.since_ns:
+        return None
+    if query.until_ns is not None and t_ns >= query.until_ns:
+        return None
+    level = level_of(text)
+    if level < query.level:
+        return None
+    return Row(line, start, end, t_ns, block.upper, text, level)
+
+
+def _candidates(data: bytes, pattern: Pattern, line: int) -> Iterator[tuple[int, int, int]]:
+    """Yield start, end and number of the lines that may match."""
+    counted = 0
+    for found in _places(data, pattern):
+        start = data.rfind(b"\n", 0, found) + 1
+        end = data.find(b"\n", found)
+        end = len(data) if end < 0 else end
+        line += data.count(b"\n", counted, start)
+        counted = start
+        yield start, end, line
+
+
+def _places(data: bytes, pattern: Pattern) -> Iterator[int]:
+    """Yield one position in each line that may match, in order."""
+    where = data.lower() if pattern.lower and pattern.choices else data
+    position = 0
+    if pattern.choices:
+        # The rarest set has the fewest lines to try.
+        choices = pattern.choices
+        best = choices[0] if len(choices) == 1 else min(choices, key=lambda c: sum(map(where.count, c)))
+        nexts = [(where.find(literal), literal) for literal in best]
+        while True:
+            nexts = [(at if at >= position else where.find(literal, position), literal) for at, literal in nexts]
+            nexts = [(at, literal) for at, literal in nexts if at >= 0]
+            if not nexts:
+                return
+            found = min(at for at, _ in nexts)
+            yield found
+            position = data.find(b"\n", found) + 1 or len(data)
+    # A row shows what follows the last \r: there a line begins that the scanner does not know of.
+    scanner = None if b"\r" in data else pattern.scanner
+    while position < len(data):
+        if scanner is not None:
+            match = scanner.search(data, position)
+            if match is None or match.start() >= len(data):
+                return
+            position = match.start()
+        yield position
+        position = data.find(b"\n", position) + 1 or len(data)

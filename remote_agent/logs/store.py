@@ -1,0 +1,212 @@
+"""The logs of one job on this node: the answers to all log requests.
+
+In: the job's directory, requests. Out: lists, bytes, windows, merged rows, streams; progress of ranks.
+
+Workers write straight into the files; we only read. **No request holds the event loop for more than some 20 ms.**
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remote_agent.logs import follow as following
+from remote_agent.logs import search as searching
+from remote_agent.logs import selection
+from remote_agent.logs.catalogue import Catalogue
+from remote_agent.logs.follower import Follower, adopt
+from remote_agent.logs.logfile import Key, LogFile
+from remote_agent.logs.merged import merged
+from remote_agent.logs.pattern import compile_pattern
+from remote_agent.logs.slices import Bell, Breather
+from remote_agent.logs.window import index_until, window
+from remote_agent.wire import Answer, Problem
+
+if TYPE_CHECKING:
+    from remote_agent.logs.selection import Generations
+
+MAX_READ = 1024 * 1024
+
+
+class LogStore:
+    """All logs of a job on this node. live: follow what workers write; else read what an ended job left."""
+
+    def __init__(self, root: Path, live: bool) -> None:
+        self.live = live
+        self._catalogue = Catalogue(root, writable=live)
+        self._bell = Bell()
+        self._follower = Follower(self._catalogue, self._bell)
+        self._finished: set[int] = set()
+        self._ended = not live
+
+    async def start(self) -> None:
+        """Find the files that are there; if live, start to follow. Generations that exist already count as finished."""
+        if self.live:
+            await self._follower.start()
+            self._finished.update(self._catalogue.folders)
+        else:
+            await self._rescan()
+
+    async def stop(self) -> None:
+        """End the follower, keep its index on disk, close all files; streams end."""
+        self._ended = True
+        if self.live:
+            await self._follower.stop()
+        self._bell.ring()
+        self._catalogue.descriptors.close()
+
+    async def finish(self, generation: int) -> None:
+        """Say that all ranks of a generation are over: all they wrote is indexed, half lines are sent."""
+        if self.live:
+            await self._follower.catch_up(generation)
+        self._finished.add(generation)
+        self._bell.ring()
+
+    async def end(self) -> None:
+        """Say that the job is over: streams end when all is sent."""
+        self._catalogue.scan_root()
+        for generation in sorted(self._catalogue.folders):
+            await self.finish(generation)
+        self._ended = True
+        self._bell.ring()
+
+    def progress(self, generation: int) -> dict[int, dict[str, int | None]]:
+        """Return the last step (None: none seen) and the time of the last output in ns, per rank."""
+        return {
+            rank: {"step": steps.step, "last_output_ns": steps.last_output_ns}
+            for (number, rank), steps in self._catalogue.steps.items()
+            if number == generation
+        }
+
+    async def list(self) -> Answer:
+        """Answer log_list; lines and first_ns are null while a file is not indexed to its end."""
+        await self._rescan()
+        files = []
+        for file in self._catalogue.select(None, None, None):
+            await index_until(file, None, 0.0)
+            generation, rank, stream = file.key
+            known = not file.behind
+            files.append(
+                {
+                    "generation": generation,
+                    "rank": rank,
+                    "stream": stream,
+                    "size": file.size,
+                    "lines": file.index.total_lines if known else None,
+                    "first_ns": file.index.first_ns if known else None,
+                    "last_ns": file.last_read_ns,
+                }
+            )
+        return Answer({"files": files})
+
+    async def read(self, generation: int, rank: int, stream: str, offset: int, length: int) -> Answer:
+        """Answer log_read: raw bytes, at most 1 MiB; eof: nothing is behind them now. Raises Problem."""
+        file = await self._find(generation, rank, stream)
+        if offset < 0 or length < 0:
+            raise Problem("usage", "offset and length must not be negative")
+        file.absorb(time.time_ns())
+        body = file.pread(offset, min(length, MAX_READ))
+        size = max(file.size, offset + len(body) if body else 0)
+        return Answer({"offset": offset, "size": size, "eof": offset + len(body) >= size}, body)
+
+    async def window(self, generation: int, rank: int, stream: str, line: int, count: int) -> Answer:
+        """Answer log_window: rows from a line on (negative: from the end); complete: the file is indexed to its end.
+
+        While it is not, rows asked for from the end carry negative numbers. Raises Problem.
+        """
+        return await window(await self._find(generation, rank, stream), line, count)
+
+    async def merged(
+        self,
+        generation: Generations = None,
+        ranks: Sequence[int] | None = None,
+        streams: Sequence[str] | None = None,
+        before_ns: int | None = None,
+        count: int = 256,
+        level: str | None = None,
+    ) -> Answer:
+        """Answer log_merged: the last rows before a time, over all files chosen; raises Problem."""
+        lowest = selection.check_level(level)
+        await self._rescan()
+        return await merged(selection.select(self._catalogue, generation, ranks, streams), before_ns, count, lowest)
+
+    async def follow(
+        self,
+        generation: Generations = None,
+        ranks: Sequence[int] | None = None,
+        streams: Sequence[str] | None = None,
+        start: str = "end",
+    ) -> AsyncGenerator[Answer, None]:
+        """Answer log_follow: pieces of whole lines until the job, or the one generation asked for, is over.
+
+        Raises Problem.
+        """
+        chosen = selection.check_streams(streams)
+        if start not in ("begin", "end"):
+            raise Problem("usage", f"no such start: {start}", "begin or end")
+        await self._rescan()
+        first = (self._catalogue.newest or 0) if generation is None else 0
+
+        def files() -> list[LogFile]:
+            if isinstance(generation, int):
+                return self._catalogue.select([generation], ranks, chosen)
+            generations = [number for number in self._catalogue.folders if number >= first]
+            return self._catalogue.select(generations, ranks, chosen)
+
+        def is_over() -> bool:
+            return self._ended or (isinstance(generation, int) and generation in self._finished)
+
+        def is_final(key: Key) -> bool:
+            return self._ended or key.generation in self._finished
+
+        view = following.View(files, is_final, is_over, self._bell)
+        items = following.follow(view, start == "end")
+        try:
+            async for item in items:
+                yield item
+        finally:
+            await items.aclose()
+
+    async def search(
+        self,
+        pattern: str,
+        generation: Generations = None,
+        ranks: Sequence[int] | None = None,
+        streams: Sequence[str] | None = None,
+        ignore_case: bool = False,
+        level: str | None = None,
+        since_ns: int | None = None,
+        until_ns: int | None = None,
+        limit: int | None = None,
+    ) -> AsyncGenerator[Answer, None]:
+        """Answer log_search: hits file by file, then {done, searched_bytes, hits}; raises Problem."""
+        query = searching.Query(
+            compile_pattern(pattern, ignore_case), selection.check_level(level), since_ns, until_ns, limit
+        )
+        await self._rescan()
+        files = selection.select(self._catalogue, generation, ranks, streams)
+        items = searching.search(files, query)
+        try:
+            async for item in items:
+                yield item
+        finally:
+            await items.aclose()
+
+    async def _find(self, generation: int, rank: int, stream: str) -> LogFile:
+        if Key(generation, rank, stream) not in self._catalogue.files:
+            await self._rescan()
+        return selection.find(self._catalogue, generation, rank, stream)
+
+    async def _rescan(self) -> None:
+        """A reader looks for new files at each request; a live store has its follower."""
+        if self.live:
+            return
+        known = set(self._catalogue.files)
+        self._catalogue.scan_root()
+        breather = Breather()
+        for generation in sorted(self._catalogue.folders):
+            self._catalogue.scan(generation)
+            await breather.breathe()
+        await adopt([file for key, file in self._catalogue.files.items() if key not in known])

@@ -1,0 +1,90 @@
+"""Windows: the rows that a screen shows of one file.
+
+In: a file, a line, a count. Out: rows with their text; no more is read than the blocks they lie in.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.logs.levels import LETTERS
+from remote_agent.logs.selection import BODY_LIMIT
+from remote_agent.logs.slices import Breather
+from remote_agent.wire import Answer
+
+if TYPE_CHECKING:
+    from remote_agent.logs.logfile import LogFile
+    from remote_agent.logs.rows import Row
+
+MAX_ROWS = 4096
+# How long a request waits for the index of a file that was there before us.
+INDEX_WAIT_S = 1.0
+
+
+def row_json(row: Row) -> dict[str, Any]:
+    """Return the wire form of a row, without its text; t_upper: the time is only an upper bound."""
+    answer = {"line": row.line, "offset": row.offset, "t_ns": row.t_ns, "level": LETTERS[row.level]}
+    if row.upper:
+        answer["t_upper"] = True
+    return answer
+
+
+async def index_until(file: LogFile, line: int | None, wait_s: float) -> bool:
+    """Index up to a line (None: to the end), at most wait_s seconds; True when all of the file is indexed."""
+    until = time.monotonic() + wait_s
+    breather = Breather()
+    # A live file may be ahead of its follower; a slice is enough to be exact for all but a flood.
+    more = file.absorb(time.time_ns())
+    while more and (line is None or file.index.newlines <= line) and time.monotonic() < until:
+        await breather.breathe()
+        more = file.absorb(time.time_ns())
+    return not file.behind
+
+
+async def window(file: LogFile, line: int, count: int) -> Answer:
+    """Return `count` rows from `line` on; a negative line counts from the end."""
+    count = max(0, min(count, MAX_ROWS))
+    complete = await index_until(file, None if line < 0 else line + count, 0.0 if line < 0 else INDEX_WAIT_S)
+    if line < 0 and not complete:
+        rows = _clip(file.last_lines(min(-line, MAX_ROWS), BODY_LIMIT)[:count])
+        first = rows[0].line if rows else line
+    else:
+        first = max(0, file.index.total_lines + line) if line < 0 else line
+        rows = await rows_from(file, first, count)
+    data = {
+        "line": first,
+        "total_lines": file.index.total_lines,
+        "size": file.size,
+        "complete": complete,
+        "rows": [row_json(row) for row in rows],
+    }
+    return Answer(data, b"\n".join(row.text for row in rows))
+
+
+async def rows_from(file: LogFile, line: int, count: int) -> list[Row]:
+    """Return rows by number, as many as there are and as fit into one answer."""
+    rows: list[Row] = []
+    size = 0
+    breather = Breather()
+    number = file.index.blocks_of(line)
+    while 0 <= number < len(file.index) and len(rows) < count and size < BODY_LIMIT:
+        block = file.index.block(number)
+        for row in file.rows_of(block, line, line + count):
+            if rows and size + len(row.text) >= BODY_LIMIT:
+                return rows
+            rows.append(row)
+            size += len(row.text) + 1
+        number += 1
+        await breather.breathe()
+    return rows
+
+
+def _clip(rows: list[Row]) -> list[Row]:
+    """Return the first rows that fit into one answer."""
+    size = 0
+    for number, row in enumerate(rows):
+        size += len(row.text) + 1
+        if number and size > BODY_LIMIT:
+            return rows[:number]
+    return rows

@@ -1,0 +1,85 @@
+"""The examples run under torch's own torchrun, save a snapshot and resume from it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+]
+
+
+def _torchrun(script: Path, directory: Path, *args: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), *args],
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_ddp_trains_and_resumes(repository: Path, tmp_path: Path) -> None:
+    script = repository / "examples" / "ddp" / "train.py"
+    short = ["--steps-per-epoch", "3", "--step-time", "0"]
+    first = _torchrun(script, tmp_path, "--epochs", "2", *short)
+    assert first.count("step=6 loss=") == 2  # on each rank
+    assert "saved snapshot.pt: epochs_run=2 step=6" in first
+    assert "resumed" not in first
+    second = _torchrun(script, tmp_path, "--epochs", "3", *short)
+    assert second.count("resumed from snapshot.pt: epochs_run=2 step=6") == 2
+    assert "step=6 loss=" not in second
+    assert second.count("step=9 loss=") == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["snapshot.pt"]
+
+
+def test_ddp_resumes_from_whichever_rank_has_a_snapshot(repository: Path, tmp_path: Path) -> None:
+    script = repository / "examples" / "ddp" / "train.py"
+    wrapper = tmp_path / "own_directory.py"  # each rank sees files of its own, as on hosts without a shared disk
+    wrapper.write_text(
+        "import os, runpy, sys\n"
+        "os.environ['LOCAL_RANK'] = '0'\n"
+        "os.makedirs(os.environ['RANK'], exist_ok=True)\n"
+        "os.chdir(os.environ['RANK'])\n"
+        f"sys.argv[0] = {str(script)!r}\n"
+        f"runpy.run_path({str(script)!r}, run_name='__main__')\n"
+    )
+    short = ["--steps-per-epoch", "3", "--step-time", "0"]
+    _torchrun(wrapper, tmp_path, "--epochs", "2", *short)
+    kept = tmp_path / "1" / "snapshot.pt"
+    (tmp_path / "0" / "snapshot.pt").unlink()
+    assert kept.exists()
+    second = _torchrun(wrapper, tmp_path, "--epochs", "3", *short)
+    assert second.count("resumed from snapshot.pt: epochs_run=2 step=6") == 2
+    assert (tmp_path / "0" / "snapshot.pt").exists()
+
+
+def test_ddp_learns(repository: Path, tmp_path: Path) -> None:
+    script = repository / "examples" / "ddp" / "train.py"
+    out = _torchrun(script, tmp_path, "--epochs", "2", "--steps-per-epoch", "20", "--step-time", "0")
+    losses = [float(line.rpartition("loss=")[2]) for line in out.splitlines() if "loss=" in line]
+    assert losses[-1] < losses[0] / 2
+
+
+def test_gpt_trains_and_resumes(repository: Path, tmp_path: Path) -> None:
+    script = repository / "examples" / "gpt" / "train.py"
+    small = ["--batch-size", "4", "--context", "32", "--width", "32", "--log-every", "1"]
+    first = _torchrun(script, tmp_path, "--steps", "4", *small)
+    assert first.count("step=4 loss=") == 2
+    second = _torchrun(script, tmp_path, "--steps", "6", *small)
+    assert second.count("resumed from snapshot.pt: step=4") == 2
+    assert "step=4 loss=" not in second
+    assert second.count("step=6 loss=") == 2

@@ -1,0 +1,278 @@
+"""The verdict across ranks and nodes: one cause, its victims, and no blame without a reason.
+
+In: evidence as the engines of several nodes report it. Out: incidents.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from remote_agent.diagnose import Context, Incident, RankEvidence, describe, fingerprint, verdict
+
+SECOND = 1_000_000_000
+START = 1_795_000_000 * SECOND
+NODES = {"n1": [0, 1], "n2": [2, 3]}
+
+
+def trace(text: str, line: int = 88, function: str = "forward") -> str:
+    return f'Traceback (most recent call last):\n  File "/w/train.py", line {line}, in {function}\n    go()\n{text}\n'
+
+
+RESET = trace("RuntimeError: [gloo/transport/tcp/pair.cc:544] Connection closed by peer [10.0.0.3]:40112", 90, "step")
+
+
+def rank(
+    number: int, at_s: float, tail: str = "", code: int | None = 1, signal: str | None = None, **more: Any
+) -> RankEvidence:
+    node = more.pop("node", None) or next(name for name, ranks in NODES.items() if number in ranks)
+    exit_ = {
+        "rank": number, "local_rank": number % 2, "pid": 4000 + number, "code": code, "signal": signal,
+        "t_ns": START + int(at_s * SECOND), "stopped_by_us": False, "error": None, "tail": tail,
+        "stderr_lines": 100 + len(tail.splitlines()), "core": False, **more,
+    }  # fmt: skip
+    return RankEvidence.of_exit(exit_, node, {"stderr": f"/j/generation_0/rank_{number}/stderr.log"})
+
+
+def stopped(
+    number: int, at_s: float, tail: str = "", code: int | None = None, signal: str | None = "SIGTERM"
+) -> RankEvidence:
+    return rank(number, at_s, tail, code, signal, stopped_by_us=True)
+
+
+def judge(*evidence: RankEvidence, **more: Any) -> Incident:
+    more.setdefault("ranks_per_node", NODES)
+    return verdict(evidence, Context(generation=2, incident_id=7, world_size=4, **more))
+
+
+OOM = trace("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def test_the_contract_s_example() -> None:
+    incident = judge(rank(3, 1.123, OOM), rank(0, 1.4, RESET), rank(1, 1.5, RESET), stopped(2, 2))
+    answer = incident.to_json()
+    assert answer.pop("evidence")[0] == {
+        "node": "n2", "rank": 3, "file": "/j/generation_0/rank_3/stderr.log", "line": 104,
+        "text": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    }  # fmt: skip
+    assert answer.pop("hint")
+    assert answer == {
+        "id": 7, "generation": 2, "time": "2026-11-18T11:06:41.123Z", "category": "cuda_oom", "scope": "one_rank",
+        "culprit_ranks": [3], "culprit_node": "n2", "confidence": "established",
+        "summary": "rank 3 (n2): CUDA out of memory in train.py:88 forward",
+        "traceback": OOM.strip(), "exit": {"code": 1, "signal": None},
+        "victims": [
+            {"ranks": [0, 1], "category": "gloo_connection_reset",
+             "summary": "2 x RuntimeError: [gloo/transport/tcp/pair.cc:544] Connection closed by peer [10.0.0.3]:40112"
+             " in train.py:90 step"},
+            {"ranks": [2], "category": "signal_preempted", "summary": "stopped by supervisor (SIGTERM)"},
+        ],
+        "missing": None,
+    }  # fmt: skip
+
+
+def test_the_order_in_which_evidence_comes_does_not_matter() -> None:
+    evidence = [rank(3, 1, OOM), rank(0, 1.4, RESET), rank(1, 1.5, RESET), stopped(2, 2)]
+    answers = [judge(*order).to_json() for order in itertools.permutations(evidence)]
+    assert all(answer == answers[0] for answer in answers)
+
+
+def test_a_victim_that_was_seen_first_is_not_blamed() -> None:
+    """A slow death, as with a core dump, is reaped after those it broke."""
+    incident = judge(rank(0, 1.0, RESET), rank(2, 3.0, "", None, "SIGSEGV", core=True))
+    assert (incident.category, incident.culprit_ranks, incident.culprit_node) == ("segfault", (2,), "n2")
+    assert incident.summary == "rank 2 (n2): killed by SIGSEGV (invalid memory access); core dumped"
+    assert incident.to_json()["exit"] == {"code": None, "signal": "SIGSEGV"}
+
+
+def test_the_time_of_the_exception_counts_and_the_clock_is_corrected() -> None:
+    """Rank 1 raised first, though its process ended last; its node's clock is 5 s ahead."""
+    error = {"message": "ValueError: bad", "callstack": trace("ValueError: bad"), "timestamp_ns": START + 6 * SECOND}
+    late = RankEvidence.of_exit(
+        {"rank": 2, "code": 1, "signal": None, "t_ns": START + 4 * SECOND, "error": error, "tail": ""},
+        "n2",
+        clock_shift_ns=-5 * SECOND,
+    )
+    incident = judge(rank(0, 2, trace("KeyError: 'x'", 10, "load")), late)
+    assert incident.culprit_ranks == (2,)
+    assert incident.time_ns == START + SECOND
+    assert [each.summary for each in incident.victims] == ["later: KeyError: 'x' in train.py:10 load"]
+
+
+@pytest.mark.parametrize(("apart_s", "confidence"), [(0.5, "established"), (0.001, "supported")])
+def test_an_order_within_the_clock_s_error_is_not_called_established(apart_s: float, confidence: str) -> None:
+    incident = judge(
+        rank(0, 1, trace("KeyError: 'x'", 10, "load")),
+        rank(2, 1 + apart_s, trace("ValueError: bad")),
+        clock_error_ms={"n1": 2.0, "n2": 2.0},
+    )
+    assert incident.culprit_ranks == (0,)
+    assert incident.confidence == confidence
+
+
+def test_the_same_exception_everywhere_is_one_cause() -> None:
+    """Also on ranks that we stopped while they failed; one that only got our signal is a victim."""
+    same = [
+        trace(f"FileNotFoundError: [Errno 2] No such file or directory: '/data/{each}.bin'", 5, "main")
+        for each in range(4)
+    ]
+    all_of_them = judge(
+        rank(0, 1, same[0]), rank(1, 1.1, same[1]), rank(2, 1.1, same[2]), stopped(3, 1.2, same[3], 1, None)
+    )
+    assert all_of_them.scope == "several_or_all_ranks"
+    assert all_of_them.culprit_ranks == (0, 1, 2, 3)
+    assert all_of_them.culprit_node is None
+    assert all_of_them.summary.startswith("all 4 ranks (n1, n2): FileNotFoundError")
+    assert all_of_them.victims == ()
+    some = judge(rank(2, 1, same[2]), rank(3, 1.1, same[3]), stopped(0, 1.2), stopped(1, 1.2))
+    assert (some.culprit_ranks, some.culprit_node) == ((2, 3), "n2")
+    assert some.summary.startswith("ranks 2-3 (n2): FileNotFoundError")
+    assert [(each.ranks, each.summary) for each in some.victims] == [((0, 1), "2 x stopped by supervisor (SIGTERM)")]
+
+
+def test_what_we_stopped_is_never_a_cause() -> None:
+    incident = judge(*(stopped(each, 1, trace("ValueError: in the handler of SIGTERM")) for each in range(4)))
+    assert incident.culprit_ranks == ()
+    assert (incident.scope, incident.confidence) == ("not_in_text", "unknown")
+    killed = judge(stopped(0, 1, "", None, "SIGKILL"), rank(1, 2, OOM))
+    assert killed.culprit_ranks == (1,)
+
+
+def test_a_lost_node_outranks_the_connections_it_broke() -> None:
+    lost = {"n2": (START + SECOND, "no heartbeat for 15 s")}
+    incident = judge(rank(0, 1.2, RESET), rank(1, 1.2, RESET), lost_nodes=lost)
+    assert (incident.category, incident.scope, incident.culprit_node) == ("node_lost", "outside_the_ranks", "n2")
+    assert incident.culprit_ranks == ()
+    assert incident.confidence == "established"
+    assert incident.summary == "node n2 lost: no heartbeat for 15 s (ranks 2-3)"
+    assert incident.victims[0].ranks == (0, 1)
+
+
+def test_a_failure_before_the_loss_of_a_node_is_the_cause() -> None:
+    lost = {"n2": (START + 5 * SECOND, "no heartbeat for 15 s")}
+    incident = judge(rank(0, 1, OOM), lost_nodes=lost)
+    assert (incident.category, incident.culprit_ranks) == ("cuda_oom", (0,))
+    assert incident.victims[-1].category == "node_lost"
+    after = judge(rank(0, 6, OOM), lost_nodes=lost)
+    assert (after.category, after.confidence) == ("node_lost", "supported")
+
+
+def test_a_kill_from_outside_is_told_from_the_oom_killer() -> None:
+    incident = judge(rank(3, 1, "", None, "SIGKILL"), rank(0, 1.2, RESET))
+    assert incident.category == "other"
+    assert incident.summary == "rank 3 (n2): killed by SIGKILL from outside (not by supervisor); exit -9"
+    assert incident.confidence == "supported"
+    notes = {"n2": ["Out of memory: Killed process 4003 (python) total-vm:99kB"]}
+    incident = judge(rank(3, 1, "", None, "SIGKILL"), rank(0, 1.2, RESET), host_notes=notes)
+    assert (incident.category, incident.confidence) == ("host_oom_kill", "established")
+    assert judge(rank(0, 1, "", None, "SIGKILL"), host_notes=notes).category == "other", "the notes of another node"
+
+
+def test_sigterm_from_outside_is_a_preemption_unless_something_failed_before() -> None:
+    whole = judge(*(rank(each, 1 + each / 100, "", None, "SIGTERM") for each in range(4)))
+    assert (whole.category, whole.scope, whole.culprit_ranks) == ("signal_preempted", "outside_the_ranks", ())
+    one = judge(rank(2, 1, "", None, "SIGTERM"), rank(0, 1.3, RESET))
+    assert (one.scope, one.culprit_ranks) == ("one_rank", (2,))
+    assert one.summary == "rank 2 (n2): killed by SIGTERM (asked to end) from outside (not by supervisor)"
+    later = judge(rank(1, 0.5, OOM), rank(2, 1, "", None, "SIGTERM"))
+    assert later.culprit_ranks == (1,)
+
+
+def test_an_exit_without_words_comes_before_broken_connections() -> None:
+    incident = judge(rank(1, 1, "", 3), rank(0, 1.2, RESET), rank(2, 1.3, RESET))
+    assert (incident.culprit_ranks, incident.confidence) == ((1,), "supported")
+    assert incident.summary == "rank 1 (n1): exited with code 3 and left no error text"
+    after = judge(rank(0, 1, RESET), rank(1, 2, "", 3))
+    assert after.confidence == "unknown"
+
+
+def test_a_rank_that_left_early_is_named() -> None:
+    incident = judge(rank(3, 1, "", 0), rank(0, 1.2, RESET), rank(1, 1.2, RESET), stopped(2, 2, RESET))
+    assert (incident.category, incident.culprit_ranks) == ("collective_desync", (3,))
+    assert incident.summary.startswith("rank 3 (n2): left early: exited with code 0")
+
+
+def test_a_rank_named_by_another_is_the_one() -> None:
+    text = "RuntimeError: Rank 1 failed to pass monitoredBarrier in 30000 ms"
+    incident = judge(rank(0, 1, trace(text, 20, "sync")), stopped(1, 2), stopped(2, 2), stopped(3, 2))
+    assert (incident.culprit_ranks, incident.culprit_node) == ((1,), "n1")
+    assert incident.summary == "rank 1 (n1): did not come to monitoredBarrier (says rank 0)"
+    assert 0 in incident.victims[0].ranks or incident.evidence[0].rank == 0
+
+
+def watchdog(number: int, seq: int, enqueued: int) -> str:
+    tag = f"[rank{number}]:[E1120 10:00:00.1 ProcessGroupNCCL.cpp:632] [Rank {number}]"
+    work = f"WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, NumelIn=1, Timeout(ms)=600000)"
+    return (
+        f"{tag} Watchdog caught collective operation timeout: {work} ran for 600004 milliseconds\n"
+        f"{tag} last enqueued work: {enqueued}, last completed work: {seq - 1}\n"
+    )
+
+
+def test_who_did_not_come_to_the_collective() -> None:
+    incident = judge(*(rank(each, 1, watchdog(each, 44, 44), None, "SIGABRT") for each in (0, 2, 3)), stopped(1, 2))
+    assert (incident.category, incident.culprit_ranks) == ("nccl_timeout_watchdog", (1,))
+    assert incident.missing == {
+        "collective": "ALLREDUCE", "seq": 44, "waiting": [0, 2, 3], "missing": [1], "stacks": {},
+    }  # fmt: skip
+    assert incident.summary == "rank 1 (n1): did not come to ALLREDUCE number 44, where ranks 0,2-3 waited"
+    assert incident.confidence == "supported"
+    behind = judge(*(rank(each, 1, watchdog(each, 44, 43 + (each != 2)), None, "SIGABRT") for each in range(4)))
+    assert behind.culprit_ranks == (2,)
+
+
+def test_one_watchdog_alone_blames_nobody() -> None:
+    incident = judge(rank(0, 1, watchdog(0, 44, 44), None, "SIGABRT"), *(stopped(each, 2) for each in (1, 2, 3)))
+    assert (incident.scope, incident.culprit_ranks, incident.confidence) == ("not_in_text", (), "unknown")
+
+
+def test_when_the_texts_do_not_say_the_verdict_says_so() -> None:
+    incident = judge(rank(0, 1, RESET), rank(1, 1.1, RESET))
+    assert (incident.scope, incident.confidence, incident.culprit_ranks) == ("not_in_text", "unknown", ())
+    assert "the logs do not say why" in incident.summary
+    assert incident.hint.startswith("look at ranks 2-3 first")
+    empty = verdict([], Context())
+    assert (empty.category, empty.scope) == ("other", "not_in_text")
+    assert empty.to_json()["time"] is None
+
+
+def test_512_ranks_yield_one_cause_and_one_line_of_victims() -> None:
+    nodes = {f"n{node:02}": list(range(node * 8, node * 8 + 8)) for node in range(64)}
+    evidence: list[RankEvidence] = []
+    for node, ranks in nodes.items():
+        for number in ranks:
+            text = f"RuntimeError: [pair.cc:544] Connection closed by peer [10.0.{number}.1]:{40000 + number}"
+            tail = trace("IndexError: list index out of range", 31, "collate") if number == 363 else trace(text, 90)
+            evidence.append(rank(number, 1 + number / 1000, tail, node=node))
+    incident = verdict(evidence, Context(world_size=512, ranks_per_node=nodes))
+    assert incident.summary == "rank 363 (n45): IndexError: list index out of range in train.py:31 collate"
+    (victims,) = incident.victims
+    assert len(victims.ranks) == 511
+    assert victims.summary.startswith("511 x RuntimeError")
+    assert len(incident.evidence) <= 12
+
+
+def test_fingerprints_hold_over_ranks_and_generations_and_tell_failures_apart() -> None:
+    def of(number: int, text: str, **more: Any) -> str:
+        return fingerprint(judge(rank(number, 1, trace(text, **more))))
+
+    one = of(0, "ValueError: bad batch 17 in /data/a/x.bin at 0x7fffaa")
+    assert one == of(3, "ValueError: bad batch 99 in /data/b/y.bin at 0x7ffbbb", line=93)
+    assert one != of(0, "ValueError: bad batch 17 in /data/a/x.bin at 0x7fffaa", function="backward")
+    assert one != of(0, "KeyError: 'x'")
+    kill = fingerprint(judge(rank(1, 1, "", None, "SIGKILL")))
+    assert kill == fingerprint(judge(rank(2, 9, "last words\n", None, "SIGKILL")))
+    assert kill != fingerprint(judge(rank(1, 1, "", None, "SIGSEGV")))
+    lost = [judge(lost_nodes={node: (START, "gone")}) for node in ("n1", "n2")]
+    assert fingerprint(lost[0]) != fingerprint(lost[1])
+
+
+def test_people_get_summary_exit_hint_and_victims() -> None:
+    lines: Sequence[str] = describe(judge(rank(3, 1, OOM), rank(0, 1.4, RESET))).splitlines()
+    assert lines[0] == "rank 3 (n2): CUDA out of memory in train.py:88 forward"
+    assert lines[1] == "exit: exited with code 1"
+    assert lines[2].startswith("hint: a smaller batch")
+    assert lines[3].startswith("victims: rank 0: RuntimeError")
