@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import signal
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ COLLECT_S = 1.5
 # After SIGKILL: a process that stays longer is stuck in the kernel.
 KILL_S = 10.0
 SWEEP_S = 2.0
+# A wrapper named by PYTHON_EXEC may keep our bootstrap out: whoever lives this long is taken to run its script.
+SILENT_S = 15.0
 Tell = Callable[[str, "dict[str, Any]"], None]
 
 
@@ -45,11 +48,15 @@ class Group:
         self._all_dead = asyncio.Event()
         self._reports: list[asyncio.Task[None]] = []
         self._exits: dict[int, dict[str, Any]] = {}
+        self._silent = set(self._workers)
+        self._patience: asyncio.TimerHandle | None = None
 
     def watch(self, tell: Tell) -> None:
         """Begin to report; `tell` is called with notices in the order in which things happened."""
         self._tell = tell
-        asyncio.get_running_loop().add_reader(self._boot.pipe, self._hear)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._boot.pipe, self._hear)
+        self._patience = loop.call_later(SILENT_S, self._assume)
         for worker in self._workers.values():
             worker.watch(self._died)
 
@@ -70,6 +77,8 @@ class Group:
 
     def close(self) -> None:
         """Stop watching and remove the workers' directory."""
+        if self._patience is not None:
+            self._patience.cancel()
         for worker in self._workers.values():
             worker.close()
         if self._boot.pipe >= 0:
@@ -163,7 +172,15 @@ class Group:
 
     def _hear(self) -> None:
         for rank, t_ns in self._boot.words():
+            self._silent.discard(rank)
             self._tell("main", {"generation": self.generation, "rank": rank, "t_ns": t_ns})
+
+    def _assume(self) -> None:
+        for worker in self._alive():
+            if worker.rank in self._silent:
+                log.warning("rank %d does not say that it runs: the bootstrap did not reach it", worker.rank)
+                args = {"generation": self.generation, "rank": worker.rank, "t_ns": time.time_ns(), "assumed": True}
+                self._tell("main", args)
 
     def _died(self, worker: Worker) -> None:
         # What it said before it died must not come after its death.

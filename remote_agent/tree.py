@@ -122,6 +122,7 @@ class TreeSync:
         try:
             for place in (root, side / "incoming"):
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _forget_unwanted(side / "incoming", {file.sha256 for file in manifest.files.values()})
             _check_directories(plan)
             for path in {**plan.state.files, **manifest.files}:
                 self._look_at(plan, path)
@@ -228,6 +229,13 @@ def _complete(incoming: Path) -> set[str]:
         return {name for name in os.listdir(incoming) if "." not in name}
     except FileNotFoundError:
         return set()
+
+
+def _forget_unwanted(incoming: Path, wanted: set[str]) -> None:
+    """Remove what an earlier sync left: halves of files, and contents that nobody wants any more."""
+    for name in os.listdir(incoming):
+        if name not in wanted:
+            (incoming / name).unlink()
 
 
 def _check_directories(plan: Plan) -> None:

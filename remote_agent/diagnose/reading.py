@@ -71,10 +71,18 @@ def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Finding:
         return found
     if evidence.exit is None:
         return _base(evidence, FINE, "other", "")
-    headline = f"{decode_exit(code, None)} and left no error text"
-    hint = "run it with more logging; look at stdout, and for sys.exit or os._exit in the script"
+    return _unexplained(evidence, decode_exit(code, None))
+
+
+def _unexplained(evidence: RankEvidence, how: str) -> Finding:
+    """Judge an exit that is no success, without an exception: its last line may still say why."""
+    lines = _last_lines(evidence)
+    said = f", last line of stderr: {lines[0].text}" if lines else " and left nothing on stderr"
     return dataclasses.replace(
-        _base(evidence, UNEXPLAINED, "other", headline), hint=hint, evidence=_last_lines(evidence), proven=True
+        _base(evidence, UNEXPLAINED, "other", clip(how + said)),
+        hint="look at stdout too, and for sys.exit or os._exit in the script",
+        evidence=lines,
+        proven=True,
     )
 
 

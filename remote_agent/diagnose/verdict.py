@@ -17,7 +17,7 @@ from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, name_nodes, name_ranks
 from remote_agent.diagnose.patterns import PRIMARY, SECONDARY
 from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED, Finding, read_rank
-from remote_agent.diagnose.shapes import clip, shape, signature
+from remote_agent.diagnose.shapes import clip, lines_of, shape, signature
 
 # The same failure this much later on another rank is the same cause.
 _WINDOW_NS = 60_000_000_000
@@ -50,6 +50,7 @@ def verdict(evidence: Sequence[RankEvidence], context: Context) -> Incident:
         or _own_failure(findings, context)
         or _missing_rank(evidence, findings, context)
         or _left_early(findings, context)
+        or _node_trouble(evidence)
         or _only_victims(findings, context)
     )
     first = cause.findings[0] if cause.findings else None
@@ -167,7 +168,7 @@ def _scope(first: Finding, ranks: list[int], context: Context) -> str:
     if first.category == "signal_preempted" and (len(ranks) != 1 or (context.world_size or 0) == 1):
         return "outside_the_ranks"
     if not ranks:
-        return "not_in_text"
+        return "not_in_text" if first.node is None else "outside_the_ranks"
     return "one_rank" if len(ranks) == 1 else "several_or_all_ranks"
 
 
@@ -221,6 +222,16 @@ def _left_early(findings: list[Finding], context: Context) -> _Cause | None:
         ranks=ranks,
         node=left[0].node if len(nodes) == 1 else None,
     )
+
+
+def _node_trouble(evidence: Sequence[RankEvidence]) -> _Cause | None:
+    """A node, not one of its ranks, says what went wrong."""
+    said = next((each for each in evidence if each.rank is None and each.node and each.tail.strip()), None)
+    if said is None:
+        return None
+    headline = clip(lines_of(said.tail.strip())[0])
+    hint = f"look at the agent's log on {said.node}"
+    return _Cause([], "outside_the_ranks", "supported", "other", headline, hint, [], said.node)
 
 
 def _only_victims(findings: list[Finding], context: Context) -> _Cause:

@@ -58,8 +58,10 @@ class Catalogue:
     def scan(self, generation: int) -> list[LogFile]:
         """Look for new ranks and files of one generation; return the new files."""
         new: list[LogFile] = []
-        folders = self.folders.setdefault(generation, set())
         folder = self.root / f"generation_{generation}"
+        if not folder.is_dir():
+            return new
+        folders = self.folders.setdefault(generation, {folder})
         for rank, path in _numbered(folder, _RANK):
             folders.add(path)
             new.extend(self.scan_rank(generation, rank, path))

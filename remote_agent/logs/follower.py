@@ -105,12 +105,11 @@ class Follower:
     async def _look(self, changed: set[Path] | None) -> None:
         """Find and index what is new in these directories, or in the newest two generations."""
         catalogue, breather = self._catalogue, Breather()
-        before = set(catalogue.folders)
         if changed is None or catalogue.root in changed:
             catalogue.scan_root()
-        generations = set(catalogue.folders) - before
-        if changed is None:
-            generations |= set(sorted(catalogue.folders)[-2:])
+        newest = sorted(catalogue.folders)[-2:]
+        # Others may have found directories before us: what counts is whether we watch them.
+        generations = {each for each in newest if changed is None or catalogue.folders[each] - self._watched}
         folders: set[Path] = set()
         for path in changed or ():
             generation = catalogue.generation_of(path)

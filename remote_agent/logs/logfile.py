@@ -46,6 +46,7 @@ class LogFile:
         self._descriptors = descriptors
         self._steps = steps
         self._sidecar = Sidecar(path.with_suffix(".idx"), writable)
+        self._writable = writable
         self._inode: int | None = None
         self._stamp = b""
         self._preexisting = 0
@@ -199,6 +200,8 @@ class LogFile:
             self.last_ns = now_ns
             self._steps.feed(self.key.stream, data, now_ns)
         self._stamp = (self._stamp + data)[-_STAMP:]
+        if not self._writable:
+            self.index.fresh.clear()
 
     def _fits(self) -> bool:
         """Look whether lines really begin where the index says so."""

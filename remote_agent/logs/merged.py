@@ -134,8 +134,9 @@ async def merged(files: list[LogFile], before_ns: int | None, count: int, level:
     count = max(1, min(count, MAX_ROWS))
     breather = Breather()
     heap: list[tuple[int, int, _Backwards, Record]] = []
+    complete = True
     for order, file in enumerate(files):
-        await index_until(file, None, _INDEX_WAIT_S)
+        complete = await index_until(file, None, _INDEX_WAIT_S) and complete
         _push(heap, -order, _Backwards(file, before_ns, level))
         await breather.breathe()
     taken: list[tuple[LogFile, Record]] = []
@@ -152,7 +153,7 @@ async def merged(files: list[LogFile], before_ns: int | None, count: int, level:
         size += sum(len(row.text) + 1 for row in record.rows)
         _push(heap, order, source)
         await breather.breathe()
-    return _answer(taken[::-1])
+    return _answer(taken[::-1], complete)
 
 
 def _push(heap: list[tuple[int, int, _Backwards, Record]], order: int, source: _Backwards) -> None:
@@ -169,11 +170,11 @@ def _bounded(record: Record) -> Record:
     return Record(record.t_ns, [row._replace(text=row.text[:clip]) for row in record.rows])
 
 
-def _answer(taken: list[tuple[LogFile, Record]]) -> Answer:
+def _answer(taken: list[tuple[LogFile, Record]], complete: bool) -> Answer:
     rows: list[dict[str, Any]] = []
     texts: list[bytes] = []
     for file, record in taken:
         for row in record.rows:
             rows.append({**file.key._asdict(), **row_json(row), "t_ns": record.t_ns})
             texts.append(row.text)
-    return Answer({"rows": rows}, b"\n".join(texts))
+    return Answer({"rows": rows, "complete": complete}, b"\n".join(texts))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from remote_agent.logs.selection import Generations
 
 MAX_READ = 1024 * 1024
+RESCAN_S = 1.0
 
 
 class LogStore:
@@ -40,6 +41,7 @@ class LogStore:
         self._follower = Follower(self._catalogue, self._bell)
         self._finished: set[int] = set()
         self._ended = not live
+        self._rescan_at = 0.0
 
     async def start(self) -> None:
         """Find the files that are there; if live, start to follow. Generations that exist already count as finished."""
@@ -127,7 +129,10 @@ class LogStore:
         count: int = 256,
         level: str | None = None,
     ) -> Answer:
-        """Answer log_merged: the last rows before a time, over all files chosen; raises Problem."""
+        """Answer log_merged: the last rows before a time, over all files chosen; raises Problem.
+
+        complete: all of these files are indexed to their end; else newer rows may be missing.
+        """
         lowest = selection.check_level(level)
         await self._rescan()
         return await merged(selection.select(self._catalogue, generation, ranks, streams), before_ns, count, lowest)
@@ -200,9 +205,10 @@ class LogStore:
         return selection.find(self._catalogue, generation, rank, stream)
 
     async def _rescan(self) -> None:
-        """A reader looks for new files at each request; a live store has its follower."""
-        if self.live:
+        """A reader looks for new files at a request, at most once a second; a live store has its follower."""
+        if self.live or time.monotonic() < self._rescan_at:
             return
+        self._rescan_at = time.monotonic() + RESCAN_S
         known = set(self._catalogue.files)
         self._catalogue.scan_root()
         breather = Breather()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MAX_ROWS = 4096
 # How long a request waits for the index of a file that was there before us.
 INDEX_WAIT_S = 1.0
+# The end of a file can be shown without an index.
+TAIL_WAIT_S = 0.02
 
 
 def row_json(row: Row) -> dict[str, Any]:
@@ -45,7 +47,10 @@ async def index_until(file: LogFile, line: int | None, wait_s: float) -> bool:
 async def window(file: LogFile, line: int, count: int) -> Answer:
     """Return `count` rows from `line` on; a negative line counts from the end."""
     count = max(0, min(count, MAX_ROWS))
-    complete = await index_until(file, None if line < 0 else line + count, 0.0 if line < 0 else INDEX_WAIT_S)
+    if line < 0:
+        complete = await index_until(file, None, TAIL_WAIT_S)
+    else:
+        complete = await index_until(file, line + count, INDEX_WAIT_S)
     if line < 0 and not complete:
         rows = _clip(file.last_lines(min(-line, MAX_ROWS), BODY_LIMIT)[:count])
         first = rows[0].line if rows else line

@@ -30,7 +30,8 @@ class Job:
         self.work = work
         work.mkdir(parents=True, exist_ok=True)
         (work / "train.py").write_text(script)
-        self.inventory = cluster.inventory(work / "hosts.toml", **{"nproc_per_node": 2, "stop_grace": 3.0, **job})
+        keys: dict[str, Any] = {"nproc_per_node": 2, "stop_grace": 3.0, **job}
+        self.inventory = cluster.inventory(work / "hosts.toml", **keys)
         self.arguments = arguments
         self.out = work.parent / f"{work.name}.out"
         self.err = work.parent / f"{work.name}.err"
@@ -92,7 +93,8 @@ class Job:
         """Return the first status in which every rank has made that step."""
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
-            status: dict[str, Any] = self.ask("status")
+            done = self.run("status", "--json")
+            status: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"nodes": []}
             ranks = self.ranks(status)
             if ranks and all((rank["step"] or 0) >= step for rank in ranks.values()):
                 return status
@@ -102,9 +104,7 @@ class Job:
     @staticmethod
     def ranks(status: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
         """Return the ranks of a status document, each with its node's name."""
-        return {
-            rank["rank"]: {**rank, "node": node["name"]} for node in status["nodes"] for rank in node["ranks"]
-        }
+        return {rank["rank"]: {**rank, "node": node["name"]} for node in status["nodes"] for rank in node["ranks"]}
 
     def errors(self) -> str:
         """Return what `up` has written to stderr."""

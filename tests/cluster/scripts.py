@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # Saves after each epoch on every host, resumes from it; each rank says which generation it is in.
-TRAIN = '''
+TRAIN = """
 import argparse, os, sys, time
 from pathlib import Path
 import torch
@@ -43,10 +43,10 @@ for epoch in range(first, options.epochs):
         part.replace(snapshot)
 dist.barrier()
 dist.destroy_process_group()
-'''
+"""
 
 # Bytes that a log pipeline likes to spoil, and the environment.
-BYTES = '''
+BYTES = """
 import json, os, sys
 import torch.distributed as dist
 dist.init_process_group("gloo")
@@ -60,10 +60,10 @@ with open(f"environ_{rank}.json", "w") as file:
     json.dump({"environ": dict(os.environ), "argv": sys.argv, "path0": sys.path[0], "cwd": os.getcwd()}, file)
 dist.barrier()
 dist.destroy_process_group()
-'''
+"""
 
-LIGHT = '''
+LIGHT = """
 import os, time
 print("in main", os.environ["RANK"], flush=True)
 time.sleep(float(os.environ.get("STAY_S", "3600")))
-'''
+"""

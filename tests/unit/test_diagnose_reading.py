@@ -83,10 +83,8 @@ def test_a_syntax_error_and_an_import_error_have_places(tmp_path: Path) -> None:
 
 def test_error_json_is_preferred_and_found_again_in_the_text(tmp_path: Path) -> None:
     tail, _ = fail(tmp_path, "raise ValueError('bad batch')\n")
-    noise = (
-        tail
-        + 'Exception ignored in atexit\nTraceback (most recent call last):\n  File "x.py", line 1, in f\nOSError: late\n'
-    )
+    late = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\nOSError: late\n'
+    noise = f"{tail}Exception ignored in atexit\n{late}"
     error = {"message": "ValueError: bad batch", "callstack": tail, "timestamp_ns": 5}
     found = read_rank(ended(noise, error=error))
     assert found.text == "ValueError: bad batch in train.py:1"
@@ -177,7 +175,7 @@ def test_broken_connections_mark_victims(text: str, category: str) -> None:
 def test_before_a_broken_connection_an_own_error_in_the_text_counts() -> None:
     tail = (
         "CUDA error: an illegal memory access was encountered\n"
-        'Traceback (most recent call last):\n  File "/w/train.py", line 8, in step\nRuntimeError: Connection closed by peer\n'
+        'Traceback (most recent call last):\n  File "a.py", line 8, in f\nRuntimeError: Connection closed by peer\n'
     )
     assert read_rank(ended(tail)).category == "cuda_error"
 
@@ -209,7 +207,7 @@ def test_a_kill_is_called_out_of_memory_only_with_evidence() -> None:
 def test_ends_without_words() -> None:
     silent = read_rank(ended("loading data\n", 3))
     assert silent.role == UNEXPLAINED
-    assert silent.headline == "exited with code 3 and left no error text"
+    assert silent.headline == "exited with code 3, last line of stderr: loading data"
     assert silent.evidence[0].text == "loading data"
     assert read_rank(ended("Traceback-free\n", 0)).role == FINE
     assert read_rank(RankEvidence(0, "n1", tail="step 5\n")).role == FINE

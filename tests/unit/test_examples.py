@@ -32,46 +32,39 @@ def _torchrun(script: Path, directory: Path, *args: str) -> str:
     return done.stdout
 
 
-def test_ddp_trains_and_resumes(repository: Path, tmp_path: Path) -> None:
+# Each rank sees files of its own, as on hosts without a shared disk.
+_OWN_DIRECTORY = """
+import os, runpy, sys
+os.environ["LOCAL_RANK"] = "0"
+os.makedirs(os.environ["RANK"], exist_ok=True)
+os.chdir(os.environ["RANK"])
+sys.argv[0] = {script!r}
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+def test_ddp_learns_and_resumes(repository: Path, tmp_path: Path) -> None:
     script = repository / "examples" / "ddp" / "train.py"
-    short = ["--steps-per-epoch", "3", "--step-time", "0"]
+    short = ["--steps-per-epoch", "10", "--step-time", "0"]
     first = _torchrun(script, tmp_path, "--epochs", "2", *short)
-    assert first.count("step=6 loss=") == 2  # on each rank
-    assert "saved snapshot.pt: epochs_run=2 step=6" in first
+    assert first.count("step=20 loss=") == 2  # on each rank
+    assert "saved snapshot.pt: epochs_run=2 step=20" in first
     assert "resumed" not in first
+    losses = [float(line.rpartition("loss=")[2]) for line in first.splitlines() if "loss=" in line]
+    assert losses[-1] < losses[0] / 2
     second = _torchrun(script, tmp_path, "--epochs", "3", *short)
-    assert second.count("resumed from snapshot.pt: epochs_run=2 step=6") == 2
-    assert "step=6 loss=" not in second
-    assert second.count("step=9 loss=") == 2
+    assert second.count("resumed from snapshot.pt: epochs_run=2 step=20") == 2
+    assert "step=20 loss=" not in second
+    assert second.count("step=30 loss=") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["snapshot.pt"]
 
-
-def test_ddp_resumes_from_whichever_rank_has_a_snapshot(repository: Path, tmp_path: Path) -> None:
-    script = repository / "examples" / "ddp" / "train.py"
-    wrapper = tmp_path / "own_directory.py"  # each rank sees files of its own, as on hosts without a shared disk
-    wrapper.write_text(
-        "import os, runpy, sys\n"
-        "os.environ['LOCAL_RANK'] = '0'\n"
-        "os.makedirs(os.environ['RANK'], exist_ok=True)\n"
-        "os.chdir(os.environ['RANK'])\n"
-        f"sys.argv[0] = {str(script)!r}\n"
-        f"runpy.run_path({str(script)!r}, run_name='__main__')\n"
-    )
-    short = ["--steps-per-epoch", "3", "--step-time", "0"]
-    _torchrun(wrapper, tmp_path, "--epochs", "2", *short)
-    kept = tmp_path / "1" / "snapshot.pt"
-    (tmp_path / "0" / "snapshot.pt").unlink()
-    assert kept.exists()
-    second = _torchrun(wrapper, tmp_path, "--epochs", "3", *short)
-    assert second.count("resumed from snapshot.pt: epochs_run=2 step=6") == 2
+    apart = tmp_path / "apart.py"
+    apart.write_text(_OWN_DIRECTORY.format(script=str(script)))
+    (tmp_path / "1").mkdir()
+    (tmp_path / "snapshot.pt").rename(tmp_path / "1" / "snapshot.pt")
+    third = _torchrun(apart, tmp_path, "--epochs", "4", *short)
+    assert third.count("resumed from snapshot.pt: epochs_run=3 step=30") == 2
     assert (tmp_path / "0" / "snapshot.pt").exists()
-
-
-def test_ddp_learns(repository: Path, tmp_path: Path) -> None:
-    script = repository / "examples" / "ddp" / "train.py"
-    out = _torchrun(script, tmp_path, "--epochs", "2", "--steps-per-epoch", "20", "--step-time", "0")
-    losses = [float(line.rpartition("loss=")[2]) for line in out.splitlines() if "loss=" in line]
-    assert losses[-1] < losses[0] / 2
 
 
 def test_gpt_trains_and_resumes(repository: Path, tmp_path: Path) -> None:

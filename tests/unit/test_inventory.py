@@ -52,7 +52,7 @@ def test_the_shortest_inventory(tmp_path: Path) -> None:
     assert not host.local
     assert not host.spare
     job = inventory.job
-    assert (job.min_nodes, job.max_nodes, job.max_restarts, job.sync, job.sync_limit_mb) == (1, 1, 0, True, 512)
+    assert (job.min_nodes, job.max_nodes, job.max_restarts, job.sync, job.sync_limit_mb) == (1, 1, 3, True, 512)
     assert job.workdir == tmp_path
     assert inventory.host("n1") is host
     assert inventory.host("n2") is None

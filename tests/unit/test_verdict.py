@@ -184,7 +184,7 @@ def test_sigterm_from_outside_is_a_preemption_unless_something_failed_before() -
 def test_an_exit_without_words_comes_before_broken_connections() -> None:
     incident = judge(rank(1, 1, "", 3), rank(0, 1.2, RESET), rank(2, 1.3, RESET))
     assert (incident.culprit_ranks, incident.confidence) == ((1,), "supported")
-    assert incident.summary == "rank 1 (n1): exited with code 3 and left no error text"
+    assert incident.summary == "rank 1 (n1): exited with code 3 and left nothing on stderr"
     after = judge(rank(0, 1, RESET), rank(1, 2, "", 3))
     assert after.confidence == "unknown"
 
@@ -237,6 +237,17 @@ def test_when_the_texts_do_not_say_the_verdict_says_so() -> None:
     empty = verdict([], Context())
     assert (empty.category, empty.scope) == ("other", "not_in_text")
     assert empty.to_json()["time"] is None
+
+
+def test_what_a_node_says_itself_counts_when_no_rank_failed() -> None:
+    said = RankEvidence(None, "n2", tail="n2 could not obey: workers do not start: no such script: train.py")
+    incident = judge(said, stopped(0, 1), stopped(1, 1, RESET))
+    assert (incident.category, incident.scope, incident.culprit_node) == ("other", "outside_the_ranks", "n2")
+    assert incident.summary == said.tail
+    full = RankEvidence(None, "n2", tail="n2 could not obey: [Errno 28] No space left on device")
+    incident = judge(full, stopped(0, 1))
+    assert (incident.category, incident.scope, incident.culprit_node) == ("disk_full", "outside_the_ranks", "n2")
+    assert judge(said, rank(3, 1, OOM)).category == "cuda_oom"
 
 
 def test_512_ranks_yield_one_cause_and_one_line_of_victims() -> None:

@@ -1,0 +1,163 @@
+"""The registry of verbs: the command line's sub-commands, the TUI's keys, help, palette and confirmations come from it.
+
+In: nothing. Out: `ACTIONS` in the order in which help shows them; the effect of each on a job, in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Scope = Literal["job", "node", "rank"]
+Status = Mapping[str, Any]
+Effect = Callable[[Status, "str | None"], str]
+
+
+def _nothing(status: Status, target: str | None) -> str:
+    return "nothing is changed"
+
+
+def _live_nodes(status: Status) -> list[Mapping[str, Any]]:
+    return [node for node in status.get("nodes", ()) if node.get("group_rank") is not None]
+
+
+def _ranks_on(status: Status, name: str | None) -> int:
+    return sum(len(node.get("ranks", ())) for node in status.get("nodes", ()) if node.get("name") == name)
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def _group(status: Status) -> str:
+    nodes = _count(len(_live_nodes(status)), "node")
+    return f"{_count(int(status.get('world_size') or 0), 'rank')} on {nodes}"
+
+
+def _next(status: Status) -> int:
+    generation = status.get("generation")
+    return (-1 if generation is None else int(generation)) + 1
+
+
+def _restart(status: Status, target: str | None) -> str:
+    return (
+        f"stops all {_group(status)} and starts them again as generation {_next(status)}, "
+        f"from their last snapshot; not charged to max_restarts"
+    )
+
+
+def _remove(status: Status, target: str | None) -> str:
+    left = int(status.get("world_size") or 0) - _ranks_on(status, target)
+    moved = "; another node takes the coordinator over" if status.get("coordinator") == target else ""
+    return (
+        f"drains {target} ({_count(_ranks_on(status, target), 'rank')}); the group goes on as generation "
+        f"{_next(status)} with world size {left}{moved}; not charged to max_restarts"
+    )
+
+
+def _add(status: Status, target: str | None) -> str:
+    return (
+        f"brings {target} up first, while the group goes on; then stops all {_group(status)} and starts them with "
+        f"{target} as generation {_next(status)}; not charged to max_restarts"
+    )
+
+
+def _stop(status: Status, target: str | None) -> str:
+    return f"ends the job: SIGTERM to all {_group(status)}, SIGKILL after the grace period; logs stay on the nodes"
+
+
+def _kill(status: Status, target: str | None) -> str:
+    return f"ends the job at once: SIGKILL to all {_group(status)}; nothing is saved; logs stay on the nodes"
+
+
+def _promote(status: Status, target: str | None) -> str:
+    return (
+        f"{target} takes the coordinator over, if the old one is gone and most of the last group is in reach; "
+        f"a new generation {_next(status)} is formed"
+    )
+
+
+def _stacks(status: Status, target: str | None) -> str:
+    return "asks every rank for its Python stack; the ranks go on"
+
+
+def _clean(status: Status, target: str | None) -> str:
+    return "deletes the logs and journals of finished jobs on the nodes; live jobs are left alone"
+
+
+@dataclass(frozen=True)
+class Action:
+    """One verb. `key` is its letter in the TUI ("" where it has none there)."""
+
+    id: str
+    verb: str
+    """The command line's sub-command, "" where it has none."""
+    key: str
+    label: str
+    """What a button or a palette says."""
+    help: str
+    """One line, for --help, the help screen and the palette."""
+    scope: Scope = "job"
+    confirm: Literal[0, 1, 2] = 0
+    """0 none, 1 a dialog with targets and effect, 2 the job's name must be typed."""
+    effect: Effect = _nothing
+    """(status, node or None) -> what will happen, in one line."""
+    destructive: bool = False
+    """Refused by --read-only."""
+    op: str | None = None
+    """The agents' request, for `Session.request` (destructive ones) or `Session.call`."""
+    args: tuple[tuple[str, Any], ...] = ()
+    """Fixed arguments of the request."""
+
+
+ACTIONS: tuple[Action, ...] = (
+    Action("job.up", "up", "", "Launch", "launch a job and watch it (TUI on a terminal)"),
+    Action("job.attach", "attach", "", "Attach", "open the TUI on a running or finished job"),
+    Action("job.status", "status", "", "Status", "show nodes, ranks and the job's state", op="status"),
+    Action("job.logs", "logs", "l", "Logs", "show, search or follow what the ranks print", scope="rank"),
+    Action("job.events", "events", "v", "Events", "show the job's journal: every fact, in order", op="events"),
+    Action("job.incidents", "incidents", "i", "Incident", "show failures with their verdicts", op="incidents"),
+    Action(
+        "job.restart", "restart", "r", "Restart group", "restart the whole worker group, coordinated",
+        confirm=1, effect=_restart, destructive=True, op="restart",
+    ),
+    Action(
+        "node.remove", "remove", "m", "Remove node", "scale down by one node",
+        scope="node", confirm=1, effect=_remove, destructive=True, op="remove",
+    ),
+    Action(
+        "node.add", "add", "a", "Add node", "scale up by one node of the inventory",
+        scope="node", confirm=1, effect=_add, destructive=True, op="add",
+    ),
+    Action(
+        "job.stop", "stop", "S", "Stop job", "end the job",
+        confirm=2, effect=_stop, destructive=True, op="stop", args=(("kill", False),),
+    ),
+    Action(
+        "job.kill", "", "K", "Kill job", "end the job at once, without grace",
+        confirm=2, effect=_kill, destructive=True, op="stop", args=(("kill", True),),
+    ),
+    Action(
+        "node.promote", "", "P", "Promote node", "give a node the coordinator's role when the coordinator is gone",
+        scope="node", confirm=1, effect=_promote, destructive=True, op="promote", args=(("force", False),),
+    ),
+    Action(
+        "rank.stacks", "stacks", "d", "Dump stacks", "show Python stacks of live ranks, grouped by equality",
+        scope="rank", effect=_stacks, op="stacks",
+    ),
+    Action("jobs.list", "jobs", "", "Jobs", "list the jobs that the agents on these hosts know"),
+    Action(
+        "jobs.clean", "clean", "", "Clean", "remove files of finished jobs from the nodes",
+        confirm=1, effect=_clean, destructive=True,
+    ),
+    Action("demo.run", "demo", "", "Demo", "run a real DDP job on two embedded SSH hosts; nothing to configure"),
+)  # fmt: skip
+
+BY_ID: Mapping[str, Action] = {action.id: action for action in ACTIONS}
+BY_VERB: Mapping[str, Action] = {action.verb: action for action in ACTIONS if action.verb}
+
+
+def menu(scope: Scope) -> tuple[Action, ...]:
+    """Return the actions that act on the cluster, for the TUI's action menu: those of the scope and of the job."""
+    return tuple(action for action in ACTIONS if action.op and action.key and action.scope in (scope, "job"))

@@ -1,0 +1,8 @@
+"""The command line: verbs, their options, plain and JSON output.
+
+In: argv. Out: `main`, which returns an exit status of the contract; each verb is a module that is imported when used.
+"""
+
+from supervisor.cli.entry import main
+
+__all__ = ["main"]

@@ -1,0 +1,117 @@
+"""Find the verb, run it, turn what went wrong into one clear message and an exit status.
+
+In: argv. Out: an exit status of the contract.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from supervisor import __version__
+from supervisor.actions import ACTIONS, BY_VERB
+from supervisor.errors import SupervisorError, UsageError
+
+# Verb -> module with `run(argv) -> int`; imported only when used, so that `--help` stays quick.
+MODULES = {
+    "up": "up",
+    "attach": "attach",
+    "status": "status",
+    "logs": "logs",
+    "events": "journal",
+    "incidents": "journal",
+    "restart": "steer",
+    "remove": "steer",
+    "add": "steer",
+    "stop": "steer",
+    "stacks": "stacks",
+    "jobs": "jobs",
+    "clean": "jobs",
+    "demo": "demo",
+}
+# Verbs of the contract that a later release brings.
+LATER = {"check": "`supervisor up` names each host that cannot take part", "diagnose": "see `supervisor incidents`"}
+INTERRUPTED = 130
+# What a shell reports for a program that wrote into a closed pipe.
+CLOSED_PIPE = 141
+
+
+def overview() -> str:
+    """Return the text of `supervisor --help`."""
+    width = max(len(action.verb) for action in ACTIONS)
+    verbs = "\n".join(f"  {action.verb:<{width}}  {action.help}" for action in ACTIONS if action.verb)
+    return (
+        "usage: supervisor VERB [HOSTS] [JOB] [options]\n\n"
+        "torchrun over SSH: launch, watch, restart and scale PyTorch jobs on several hosts.\n\n"
+        f"verbs:\n{verbs}\n\n"
+        "HOSTS is an inventory, a file that ends in .toml; without it, this machine alone. JOB may be left out\n"
+        "where there is exactly one live job. `supervisor VERB --help` tells a verb's options.\n\n"
+        "options:\n"
+        "  --help     show this\n"
+        "  --version  show the version\n"
+        "  --debug    (any verb) log and show tracebacks\n"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _dispatch(words)
+        sys.stdout.flush()
+        return status
+    except SupervisorError as error:
+        _show_traceback(words)
+        say(str(error))
+        return error.exit_status
+    except KeyboardInterrupt:
+        _show_traceback(words)
+        say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has enough; nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return CLOSED_PIPE
+    except Exception as error:  # noqa: BLE001  the border to the user: no traceback unless asked for
+        _show_traceback(words)
+        say(f"internal error: {type(error).__name__}: {error}\n  hint: --debug shows where")
+        return 1
+
+
+def say(text: str) -> None:
+    """Write one message on stderr; a closed stderr is no error."""
+    try:
+        sys.stderr.write(f"supervisor: {text}\n")
+        sys.stderr.flush()
+    except OSError:
+        pass
+
+
+def _show_traceback(words: list[str]) -> None:
+    if "--debug" in words:
+        traceback.print_exc()
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        sys.stdout.write(overview())
+        return 0 if words else UsageError.exit_status
+    if words[0] in ("-V", "--version"):
+        sys.stdout.write(f"supervisor {__version__}\n")
+        return 0
+    verb = words[0]
+    if verb in LATER:
+        raise UsageError(f"`supervisor {verb}` is not in this release", LATER[verb])
+    if verb not in BY_VERB:
+        near = difflib.get_close_matches(verb, BY_VERB, 1)
+        hint = f"did you mean `supervisor {near[0]}`?" if near else "`supervisor --help` lists the verbs"
+        raise UsageError(f"no such verb: {verb}", hint)
+    level = logging.DEBUG if "--debug" in words else logging.CRITICAL
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    module = importlib.import_module(f"supervisor.cli.{MODULES[verb]}")
+    return int(module.run(verb, words[1:]))

@@ -1,0 +1,230 @@
+"""A job watched without a TUI: its merged log on stdout, what happens to it on stderr, its exit status.
+
+In: a session, Ctrl-C. Out: whole lines `node:rank| text`, event lines, the incident last; an exit status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import IO, TYPE_CHECKING, Any
+
+from supervisor import plain
+from supervisor.cli.entry import INTERRUPTED, say
+from supervisor.cli.output import Prefixer, Writer, write_lines
+from supervisor.errors import HostFailure, SupervisorError
+from supervisor.session.logs import Selection
+from supervisor.session.tasks import cancel_all
+from supervisor.session.view import ENDED_STATES
+
+if TYPE_CHECKING:
+    from supervisor.session.session import Session
+
+EXIT_STATUS = {"succeeded": 0, "failed": 1, "stopped": 4}
+# After Ctrl-C: how long a reader of our stdout that takes nothing is waited for, seconds.
+PATIENCE = 2.0
+# How long the outcome of an ended job is waited for, seconds.
+LAST_NEWS = 15.0
+
+
+class Headless:
+    """One run without a screen."""
+
+    def __init__(self, session: Session, stdout: IO[bytes]) -> None:
+        self._session = session
+        self._stdout = stdout
+        self._interrupts = 0
+        self._interrupted = asyncio.Event()
+        self._requests: set[asyncio.Task[None]] = set()
+        self._told_events = 0
+        self._told_notices = 0
+        self._told_hosts: dict[str, str] = {}
+
+    async def launched(self, *, detach: bool, hosts: str | None) -> int:
+        """Watch a launch and its job to the end (or, `detach`, until all ranks run); returns the exit status."""
+        session = self._session
+        say(f"job {session.job}: bringing up {len([link for link in session.links.values() if link.active])} host(s)")
+        async with self._watched():
+            if not await self._until(session.ready()):
+                say("interrupted; the launch is undone")
+                await session.cancel_launch()
+                return INTERRUPTED
+            if detach:
+                return await self._detach(hosts)
+            return await self._follow(Selection(generation="all"), "begin", hosts)
+
+    async def attached(self, *, hosts: str | None) -> int:
+        """Watch an existing job from now on; returns the exit status."""
+        async with self._watched():
+            if not await self._until(self._session.ready()):
+                return INTERRUPTED
+            return await self._follow(Selection(), "end", hosts)
+
+    @contextlib.asynccontextmanager
+    async def _watched(self) -> Any:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        try:
+            async with self._session:
+                telling = asyncio.ensure_future(self._tell())
+                try:
+                    yield
+                finally:
+                    await cancel_all((telling, *self._requests))
+                    self._tell_new()
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    async def _until(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Await work; False when Ctrl-C came first. Raises what the work raises."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._interrupted.wait())
+        try:
+            await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                return False
+            await task
+            return True
+        finally:
+            await cancel_all((task, stop))
+
+    # --- Ctrl-C
+
+    def _interrupt(self) -> None:
+        self._interrupts += 1
+        self._interrupted.set()
+        if not self._session.job or self._session.launching:
+            if self._interrupts > 1:
+                raise KeyboardInterrupt
+            return
+        if self._interrupts > 2:
+            raise KeyboardInterrupt
+        kill = self._interrupts == 2
+        say("killing the job" if kill else "stopping the job; Ctrl-C again kills it at once")
+        task = asyncio.get_running_loop().create_task(self._stop(kill))
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+
+    async def _stop(self, kill: bool) -> None:
+        try:
+            await self._session.request("stop", kill=kill)
+        except SupervisorError as error:
+            say(str(error))
+
+    # --- the log
+
+    async def _follow(self, selection: Selection, start: str, hosts: str | None) -> int:
+        session = self._session
+        writer = Writer(self._stdout)
+        await self._copy(selection, start, writer)
+        patience = PATIENCE if self._interrupts else None
+        await asyncio.to_thread(writer.close, patience)
+        if writer.broken:
+            say(f"stdout is closed; the job goes on: {attach_command(hosts, session.job)}")
+            return 0
+        await self._await_end()
+        self._tell_new()
+        if session.state == "failed":
+            self._tell_incident()
+        if self._interrupts and session.state == "stopped":
+            return INTERRUPTED
+        return EXIT_STATUS.get(session.state, 1)
+
+    async def _copy(self, selection: Selection, start: str, writer: Writer) -> None:
+        prefixer = Prefixer()
+        chunks = self._session.follow(selection, start)
+        try:
+            async for chunk in chunks:
+                writer.put(prefixer.feed(chunk))
+                while writer.full:
+                    await writer.room()
+                    if self._interrupts and writer.stalled_s > PATIENCE:
+                        say("nobody reads stdout; the rest of the log stays on the nodes")
+                        return
+                if writer.broken:
+                    return
+            writer.put(prefixer.rest())
+        finally:
+            await chunks.aclose()
+
+    async def _await_end(self) -> None:
+        session = self._session
+        deadline = asyncio.get_running_loop().time() + LAST_NEWS
+        while not session.ended and asyncio.get_running_loop().time() < deadline:
+            await session.wait_change(0.5)
+
+    # --- detach
+
+    async def _detach(self, hosts: str | None) -> int:
+        session = self._session
+        while True:
+            kinds = {event.get("type") for event in session.events}
+            if session.state in ENDED_STATES or session.ended:
+                await self._await_end()
+                self._tell_new()
+                if session.state == "failed":
+                    self._tell_incident()
+                if self._interrupts and session.state == "stopped":
+                    return INTERRUPTED
+                if session.state != "succeeded":
+                    return EXIT_STATUS.get(session.state, 1)
+                kinds.add("generation_running")
+            if "generation_running" in kinds:
+                self._tell_new()
+                write_lines([session.job])
+                say(f"job {session.job} runs; watch it with: {attach_command(hosts, session.job)}")
+                return 0
+            await session.wait_change(0.5)
+
+    # --- news on stderr
+
+    async def _tell(self) -> None:
+        version = -1
+        while True:
+            self._tell_new()
+            version = await self._session.wait_change(1.0, version)
+
+    def _tell_new(self) -> None:
+        session = self._session
+        lines = []
+        for view in session.hosts.values():
+            ready = session.launching and view.step == "ready"
+            news = f"{view.state} {view.error}" if view.error else f"ready {view.text}" if ready else "up"
+            if self._told_hosts.get(view.name, "up") != news:
+                self._told_hosts[view.name] = news
+                if view.error:
+                    lines.append(str(HostFailure(view.name, view.step, view.error, view.hint)))
+                elif ready:
+                    lines.append(f"{view.name}: {plain.one_line(view.text)}")
+        lines += [plain.one_line(notice.text) for notice in session.notices[self._told_notices :]]
+        self._told_notices = len(session.notices)
+        lines += [plain.event_line(event) for event in session.events[self._told_events :]]
+        self._told_events = len(session.events)
+        if lines:
+            _write_err(lines)
+
+    def _tell_incident(self) -> None:
+        incidents = self._session.incidents or [one for one in [self._session.status.get("incident")] if one]
+        failure = self._session.status.get("failure")
+        lines = [f"job {self._session.job} failed: {plain.one_line(failure)}"] if failure else []
+        if incidents:
+            lines += plain.incident_lines(incidents[-1])
+            earlier = len(incidents) - 1
+            lines += [f"({earlier} earlier: supervisor incidents)"] if earlier > 0 else []
+        _write_err(lines)
+
+
+def attach_command(hosts: str | None, job: str) -> str:
+    """Return the command line that attaches to the job."""
+    return " ".join(word for word in ("supervisor attach", hosts or "", job) if word)
+
+
+def _write_err(lines: list[str]) -> None:
+    try:
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.flush()
+    except (OSError, UnicodeError):
+        pass

@@ -1,0 +1,113 @@
+"""`supervisor jobs` and `supervisor clean`: what the hosts know, and how to make them forget it.
+
+In: argv. Out: tables or JSON; hosts that do not answer are named on stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.wire import CallFailed, WireError
+from supervisor import plain
+from supervisor.cli.entry import say
+from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
+from supervisor.cli.output import is_rich, write_json, write_lines, write_table
+from supervisor.errors import Unreachable, UsageError
+
+if TYPE_CHECKING:
+    from supervisor.inventory import Host, Inventory
+
+CONNECT_DEADLINE = 20.0
+# Removing gigabytes of logs takes a while.
+CALL_DEADLINE = 300.0
+LIMIT = 64
+
+
+async def ask_hosts(
+    inventory: Inventory, op: str, args: dict[str, Any]
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """Return (answers, reasons of hosts without one) to a request that needs no job."""
+    from supervisor.ssh import AgentFile, HostError, connect
+
+    agent = await asyncio.to_thread(AgentFile.build)
+    limit = asyncio.Semaphore(LIMIT)
+    answers: dict[str, dict[str, Any]] = {}
+    failures: dict[str, str] = {}
+
+    async def one(host: Host) -> None:
+        async with limit:
+            try:
+                node = await connect(host, agent=agent, progress=lambda step, text: None, deadline_s=CONNECT_DEADLINE)
+                try:
+                    answers[host.name] = (await node.channel.call(op, args, timeout=CALL_DEADLINE)).data
+                finally:
+                    await node.close()
+            except HostError as error:
+                failures[host.name] = f"{error.step}: {error.reason}" + (f" ({error.hint})" if error.hint else "")
+            except CallFailed as error:
+                failures[host.name] = error.message
+            except (WireError, asyncio.TimeoutError) as error:
+                failures[host.name] = str(error) or "no answer in time"
+
+    await asyncio.gather(*(one(host) for host in inventory.hosts))
+    return {host.name: answers[host.name] for host in inventory.hosts if host.name in answers}, failures
+
+
+def run(verb: str, argv: Sequence[str]) -> int:
+    """List or clean jobs; returns the exit status."""
+    parser = make_parser(verb, "[HOSTS] [--json]" if verb == "jobs" else "[HOSTS] [JOB] [--json]")
+    add_json(parser)
+    options = parse(parser, argv)
+    hosts, job = split_target(options.target)
+    if verb == "jobs" and job is not None:
+        raise UsageError(f"jobs takes no JOB: {job}", f"supervisor status {job}")
+    inventory = load_inventory(hosts)
+    if verb == "jobs":
+        return _list(inventory, as_json=options.json)
+    return _clean(inventory, job, as_json=options.json)
+
+
+def _list(inventory: Inventory, *, as_json: bool) -> int:
+    from supervisor.session.jobs import group_jobs
+
+    answers, failures = asyncio.run(ask_hosts(inventory, "jobs", {}))
+    _require(answers, failures)
+    rows = group_jobs({name: answer["jobs"] for name, answer in answers.items()})
+    if as_json:
+        write_json({"jobs": rows, "unreachable": failures})
+        return 0
+    if rows:
+        write_table(plain.job_rows(rows), rich=is_rich())
+    else:
+        write_lines(["no jobs"])
+    for name, reason in failures.items():
+        say(f"{name}: {reason}")
+    return 0
+
+
+def _clean(inventory: Inventory, job: str | None, *, as_json: bool) -> int:
+    answers, failures = asyncio.run(ask_hosts(inventory, "clean", {"job": job}))
+    if job is not None and not answers and failures and all("not known" in text for text in failures.values()):
+        raise UsageError(f"no job named {job} on these hosts", "`supervisor jobs` lists them")
+    _require(answers, failures)
+    removed = sorted({name for answer in answers.values() for name in answer["removed"]})
+    kept = sorted({name for answer in answers.values() for name in answer["kept"]})
+    size = sum(int(answer["bytes"]) for answer in answers.values())
+    refused = {name: text for name, text in failures.items() if job is None or "not known" not in text}
+    if as_json:
+        write_json({"removed": removed, "kept": kept, "bytes": size, "unreachable": refused})
+    else:
+        what = " ".join(removed) or "nothing"
+        write_lines([f"removed {what} ({plain.size(size)}) on {len(answers)} host(s)"])
+        if kept:
+            write_lines([f"kept, live: {' '.join(kept)}"])
+        for name, reason in refused.items():
+            say(f"{name}: {reason}")
+    return 1 if refused or (job is not None and kept) else 0
+
+
+def _require(answers: dict[str, dict[str, Any]], failures: dict[str, str]) -> None:
+    if not answers:
+        raise Unreachable("\n".join([*(f"{name}: {text}" for name, text in failures.items()), "no host answers"]))

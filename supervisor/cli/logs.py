@@ -1,0 +1,311 @@
+"""`supervisor logs`: what the ranks printed, merged by time of arrival, filtered, followed, or raw.
+
+In: argv. Out: lines `node:rank| text`; with --raw the very bytes of one stream of one rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from supervisor.cli.entry import say
+from supervisor.cli.options import load_inventory, make_parser, parse, read_duration, read_ranks, split_target
+from supervisor.cli.output import Prefixer, Writer
+from supervisor.errors import RequestFailed, UsageError
+from supervisor.session import logs
+from supervisor.session.logs import Row, Selection
+
+if TYPE_CHECKING:
+    from supervisor.session.follow import Chunk, Seen
+    from supervisor.session.session import Session
+
+USAGE = (
+    "[HOSTS] [JOB] [--rank R[,R…]] [--node N] [--stream stdout|stderr|nccl|all] [--generation G]\n"
+    "                       [--grep REGEX] [--level warn|error] [--since 10m] [--tail N] [-f] [--raw]"
+)
+STREAMS = {
+    "stdout": ("stdout",),
+    "stderr": ("stderr",),
+    "nccl": ("nccl",),
+    "both": ("stdout", "stderr"),
+    "all": ("stdout", "stderr", "nccl"),
+}
+# How often errors are looked for with -f --level, seconds, and how many rows one look takes.
+LOOK = 0.5
+LOOK_ROWS = 2000
+
+
+def read_generation(text: str) -> int | str:
+    """Return a generation's number, or "all"; raises argparse.ArgumentTypeError."""
+    if text == "all" or text.isdecimal():
+        return text if text == "all" else int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}: a number, or all")
+
+
+def read_count(text: str) -> int:
+    """Return a whole number of 0 or more; raises argparse.ArgumentTypeError."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number of 0 or more")
+    return int(text)
+
+
+def parse_logs(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options, checked against each other; raises UsageError."""
+    parser = make_parser("logs", USAGE)
+    parser.add_argument("--rank", type=read_ranks, metavar="R", help="only these ranks: 0,2-4")
+    parser.add_argument("--node", metavar="N", help="only the ranks on this node")
+    parser.add_argument("--stream", choices=sorted(STREAMS), help="default: stdout and stderr")
+    parser.add_argument("--generation", type=read_generation, metavar="G", help="a number or all (default: the newest)")
+    parser.add_argument("--grep", metavar="REGEX", help="only lines that match")
+    parser.add_argument("-i", "--ignore-case", action="store_true", help="--grep does not tell A from a")
+    parser.add_argument("--level", choices=["debug", "info", "warn", "error"], help="only lines of this level or worse")
+    parser.add_argument("--since", type=read_duration, metavar="T", help="only what came in the last T: 90s, 10m, 2h")
+    parser.add_argument("--tail", type=read_count, metavar="N", help="only the last N lines")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on as lines come, until the job is over")
+    parser.add_argument("--raw", action="store_true", help="the very bytes of one stream of one rank, nothing added")
+    options = parse(parser, argv)
+    if options.grep is not None:
+        try:
+            re.compile(options.grep)
+        except re.error as error:
+            raise UsageError(f"--grep {options.grep!r}: {error}") from error
+    if options.raw:
+        _check_raw(options)
+    return options
+
+
+def _check_raw(options: argparse.Namespace) -> None:
+    filters = [name for name in ("grep", "level", "since", "tail") if getattr(options, name) is not None]
+    if filters:
+        raise UsageError(f"--raw and --{filters[0]} exclude each other: --raw writes every byte")
+    if options.rank is None or len(options.rank) != 1:
+        raise UsageError("--raw writes one stream of one rank", "add --rank R")
+    if options.stream in ("both", "all"):
+        raise UsageError(f"--raw writes one stream, not {options.stream}", "choose stdout, stderr or nccl")
+    if options.generation == "all":
+        raise UsageError("--raw writes one generation, not all")
+
+
+def run(verb: str, argv: Sequence[str]) -> int:
+    """Show logs; returns the exit status."""
+    options = parse_logs(argv)
+    hosts, job = split_target(options.target)
+    inventory = load_inventory(hosts)
+    from supervisor.session.session import open_session
+
+    async def show() -> int:
+        async with open_session(inventory, job, feed=options.follow) as session:
+            await session.ready()
+            for view in await session.settle():
+                say(f"{view.name}: {view.step}: {view.error or 'no answer yet'}; its log is not shown")
+            if not options.follow:
+                # For the clocks of the nodes.
+                session.set_status(await session.call("status"))
+            writer = Writer(sys.stdout.buffer)
+            try:
+                await (_raw(session, options, writer) if options.raw else _lines(session, options, writer))
+            finally:
+                await asyncio.to_thread(writer.close)
+            if writer.broken:
+                raise BrokenPipeError
+        return 0
+
+    return asyncio.run(show())
+
+
+async def _put(writer: Writer, data: bytes) -> None:
+    """Queue bytes, and wait while the reader is behind; raises BrokenPipeError."""
+    writer.put(data)
+    while writer.full and not writer.broken:
+        await writer.room()
+    if writer.broken:
+        raise BrokenPipeError
+
+
+# --- raw
+
+
+async def _raw(session: Session, options: argparse.Namespace, writer: Writer) -> None:
+    stream, rank = options.stream or "stdout", options.rank[0]
+    nodes = [options.node] if options.node else None
+    found = [
+        file
+        for file in await logs.files(session, nodes)
+        if file["rank"] == rank and file["stream"] == stream and options.generation in (None, file["generation"])
+    ]
+    if not found:
+        where = f" in generation {options.generation}" if options.generation is not None else ""
+        raise RequestFailed(f"no {stream} of rank {rank}{where} on the hosts that answer")
+    newest = max(found, key=lambda file: int(file["generation"]))
+    async for data in logs.read_raw(session, newest, follow=options.follow):
+        await _put(writer, data)
+
+
+# --- lines
+
+
+def selection_of(options: argparse.Namespace) -> Selection:
+    """Return which files the options mean."""
+    return Selection(
+        generation=options.generation,
+        ranks=options.rank,
+        streams=STREAMS[options.stream or "both"],
+        nodes=[options.node] if options.node else None,
+    )
+
+
+async def _lines(session: Session, options: argparse.Namespace, writer: Writer) -> None:
+    selection = selection_of(options)
+    if options.generation is None and not options.follow:
+        # Fixed once: the group may be restarted while we read.
+        selection = Selection(
+            logs.newest(await logs.files(session, selection.nodes)), selection.ranks, selection.streams, selection.nodes
+        )
+    if not options.follow:
+        await _past(session, selection, options, writer)
+    elif options.level is not None:
+        await _follow_level(session, selection, options, writer)
+    else:
+        await _follow(session, selection, options, writer)
+
+
+def _line(row: Row) -> bytes:
+    return f"{row.node}:{row.rank}| ".encode() + row.text + b"\n"
+
+
+async def _past(session: Session, selection: Selection, options: argparse.Namespace, writer: Writer) -> None:
+    """Write what is there: all of it, or what passes the filters, or the last lines."""
+    if _is_filtered(options):
+        rows = await _search(session, selection, options)
+        for row in last(rows, options.tail):
+            await _put(writer, _line(row))
+    elif options.tail is not None:
+        for row in await _tail(session, selection, options.tail):
+            await _put(writer, _line(row))
+    else:
+        async for row in logs.dump(session, selection):
+            await _put(writer, _line(row))
+
+
+def _is_filtered(options: argparse.Namespace) -> bool:
+    return any(getattr(options, name) is not None for name in ("grep", "level", "since"))
+
+
+async def _search(session: Session, selection: Selection, options: argparse.Namespace) -> list[Row]:
+    since = None if options.since is None else time.time_ns() - int(options.since * 1e9)
+    query: dict[str, Any] = {
+        "pattern": options.grep or "",
+        "ignore_case": options.ignore_case,
+        "level": options.level,
+        "since_ns": since,
+    }
+    rows = [row async for row in logs.search(session, selection, **query)]
+    return sorted(rows, key=lambda row: (row.t_ns, row.rank, row.stream, row.line))
+
+
+async def _tail(session: Session, selection: Selection, count: int) -> list[Row]:
+    """Return the last `count` rows, however many pages that takes."""
+    rows: list[Row] = []
+    while len(rows) < count:
+        before = rows[0].t_ns if rows else None
+        page = await logs.merged(session, selection, min(4096, count - len(rows)), before)
+        if not page:
+            break
+        rows = page + rows
+    return last(rows, count)
+
+
+def last(rows: list[Row], count: int | None) -> list[Row]:
+    """Return the last `count` rows; None: all."""
+    return rows if count is None else rows[len(rows) - min(count, len(rows)) :]
+
+
+# --- follow
+
+
+async def _follow(session: Session, selection: Selection, options: argparse.Namespace, writer: Writer) -> None:
+    """Write what is there (all, or the last lines, or what matches), then what comes."""
+    start, seen = "begin", None
+    if options.tail is not None or options.since is not None:
+        start = "resume"
+        seen = await _positions(session)
+        rows = await _recent(session, selection, options)
+        for row in rows:
+            place = seen.setdefault(row.node, {})
+            key = (row.generation, row.rank, row.stream)
+            place[key] = max(place.get(key, 0), row.offset + len(row.text))
+            await _put(writer, _line(row))
+    pattern = _pattern(options)
+    prefixer = Prefixer()
+    chunks = session.follow(selection, start, seen)
+    try:
+        async for chunk in _without_torn(chunks, seen):
+            await _put(writer, matching(prefixer.feed(chunk), pattern))
+        await _put(writer, matching(prefixer.rest(), pattern))
+    finally:
+        await chunks.aclose()
+
+
+async def _positions(session: Session) -> Seen:
+    seen: Seen = {}
+    for file in await logs.files(session):
+        seen.setdefault(file["node"], {})[(file["generation"], file["rank"], file["stream"])] = int(file["size"])
+    return seen
+
+
+async def _recent(session: Session, selection: Selection, options: argparse.Namespace) -> list[Row]:
+    if not _is_filtered(options):
+        return await _tail(session, selection, options.tail)
+    return last(await _search(session, selection, options), options.tail)
+
+
+async def _without_torn(chunks: AsyncIterator[Chunk], seen: Seen | None) -> AsyncIterator[Chunk]:
+    """Drop the newline of a row that has been written already: a row's text comes without it."""
+    begun = {(node, *key): offset for node, places in (seen or {}).items() for key, offset in places.items()}
+    async for chunk in chunks:
+        start = begun.pop((chunk.node, chunk.generation, chunk.rank, chunk.stream), None)
+        if start is not None and chunk.offset == start and chunk.data[:1] == b"\n":
+            yield chunk._replace(offset=chunk.offset + 1, data=chunk.data[1:])
+        else:
+            yield chunk
+
+
+def _pattern(options: argparse.Namespace) -> re.Pattern[bytes] | None:
+    if options.grep is None:
+        return None
+    return re.compile(options.grep.encode(), re.IGNORECASE if options.ignore_case else 0)
+
+
+def matching(lines: bytes, pattern: re.Pattern[bytes] | None) -> bytes:
+    """Return the prefixed lines whose text matches."""
+    if pattern is None or not lines:
+        return lines
+    return b"".join(line for line in lines.splitlines(keepends=True) if pattern.search(line.partition(b"| ")[2]))
+
+
+async def _follow_level(session: Session, selection: Selection, options: argparse.Namespace, writer: Writer) -> None:
+    """Write lines of a level as they come: the nodes know the levels, so they are asked again and again."""
+    pattern = _pattern(options)
+    since = 0 if options.since is None else time.time_ns() - int(options.since * 1e9)
+    known: set[tuple[str, int, int, str, int]] = set()
+    count = options.tail if options.tail is not None else LOOK_ROWS
+    while True:
+        over = session.ended
+        rows = await logs.merged(session, selection, max(1, count), None, options.level)
+        for row in rows:
+            key = (row.node, row.generation, row.rank, row.stream, row.line)
+            if key in known or row.t_ns < since:
+                continue
+            known.add(key)
+            if options.tail != 0 or count == LOOK_ROWS:
+                await _put(writer, matching(_line(row), pattern))
+        if over:
+            return
+        count = LOOK_ROWS
+        await session.wait_change(LOOK)
+        await asyncio.sleep(LOOK / 2)  # at most four looks a second, however fast the job changes

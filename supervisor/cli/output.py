@@ -1,0 +1,208 @@
+"""Writing for people and for programs: tables, JSON, and merged logs at full speed.
+
+In: documents, chunks of log. Out: bytes on stdout, whole lines only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+from supervisor import plain
+from supervisor.session.tasks import wait_event
+
+if TYPE_CHECKING:
+    from supervisor.session.follow import Chunk
+
+# Bytes that may wait for a slow reader of our stdout before the nodes are no longer read.
+BUFFER_LIMIT = 4 * 1024 * 1024
+# A line longer than this is torn, so that one rank cannot fill our memory.
+LINE_LIMIT = 4 * 1024 * 1024
+
+
+def write_json(document: Any) -> None:
+    """Print one JSON document on one line."""
+    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def write_lines(lines: Sequence[str]) -> None:
+    """Print lines; characters that the terminal's encoding lacks are escaped."""
+    encoding = sys.stdout.encoding or "utf-8"
+    text = "".join(f"{line}\n" for line in lines)
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    sys.stdout.flush()
+
+
+def is_rich(*, ascii_only: bool = False) -> bool:
+    """True where stdout is a terminal that can show more than plain text."""
+    if ascii_only or os.environ.get("TERM") == "dumb":
+        return False
+    try:
+        return sys.stdout.isatty()
+    except ValueError:
+        return False
+
+
+def write_table(rows: list[list[str]], *, rich: bool) -> None:
+    """Print a table whose first row is its head."""
+    if not rich:
+        write_lines(plain.table(rows))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows[1:]:
+        table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
+    Console().print(table)
+
+
+STYLES = {
+    "running": "green",
+    "ready": "green",
+    "succeeded": "green",
+    "starting": "cyan",
+    "connecting": "cyan",
+    "restarting": "cyan",
+    "draining": "yellow",
+    "degraded": "yellow",
+    "silent": "yellow",
+    "removed": "dim",
+    "spare": "dim",
+    "stopped": "dim",
+    "lost": "red",
+    "failed": "red",
+    "killed": "red",
+}
+
+
+class Prefixer:
+    """Turns chunks of many ranks into whole lines `node:rank| text`; a half line waits for its end."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, int, int, str], bytes] = {}
+        self._newest: dict[str, int] = {}
+
+    def feed(self, chunk: Chunk) -> bytes:
+        """Return the lines that are whole now."""
+        ready = b""
+        if chunk.generation > self._newest.get(chunk.node, -1):
+            # The ranks of older generations are gone: nothing will complete their last lines.
+            ready = self._flush(chunk.node)
+            self._newest[chunk.node] = chunk.generation
+        key = (chunk.node, chunk.generation, chunk.rank, chunk.stream)
+        data = self._held.pop(key, b"") + chunk.data
+        cut = data.rfind(b"\n") + 1
+        if len(data) - cut > LINE_LIMIT:
+            data += b"\n"
+            cut = len(data)
+        if cut < len(data):
+            self._held[key] = data[cut:]
+        return ready + _prefixed(chunk.node, chunk.rank, data[:cut])
+
+    def rest(self) -> bytes:
+        """Return the half lines at the end of everything."""
+        return b"".join(self._flush(node) for node in list(self._newest))
+
+    def _flush(self, node: str) -> bytes:
+        keys = [key for key in self._held if key[0] == node]
+        return b"".join(_prefixed(node, key[2], self._held.pop(key) + b"\n") for key in keys)
+
+
+def _prefixed(node: str, rank: int, lines: bytes) -> bytes:
+    if not lines:
+        return b""
+    prefix = f"{node}:{rank}| ".encode()
+    return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+
+
+class Writer:
+    """Writes bytes to a file in a thread of its own: a slow reader stops neither the event loop nor Ctrl-C."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._parts: list[bytes] = []
+        self._waiting = 0
+        self._change = threading.Condition()
+        self._busy_since: float | None = None
+        self._ending = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._taken = asyncio.Event()
+        self.broken = False
+        """Whoever read the other end is gone."""
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._thread.start()
+
+    def put(self, data: bytes) -> None:
+        """Queue bytes; never waits."""
+        if data and not self.broken:
+            with self._change:
+                self._parts.append(data)
+                self._waiting += len(data)
+                self._change.notify()
+
+    @property
+    def full(self) -> bool:
+        """True when no more should be put for a while."""
+        return self._waiting > BUFFER_LIMIT
+
+    @property
+    def stalled_s(self) -> float:
+        """How long the reader has taken nothing, seconds."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    async def room(self) -> None:
+        """Wait until the reader has taken something, at most 0.1 s."""
+        self._loop = asyncio.get_running_loop()
+        self._taken = asyncio.Event()
+        if self.full and not self.broken:
+            await wait_event(self._taken, 0.1)
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Write what is queued, then end; False when the reader did not take it in time."""
+        with self._change:
+            self._ending = True
+            self._change.notify()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                while not self._parts and not self._ending:
+                    self._change.wait()
+                data = b"".join(self._parts)
+                self._parts.clear()
+            if not data:
+                return
+            self._busy_since = time.monotonic()
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+                self._file.flush()
+            except (OSError, ValueError):
+                self.broken = True
+            self._busy_since = None
+            with self._change:
+                self._waiting -= len(data)
+                if self.broken:
+                    self._parts.clear()
+                    self._waiting = 0
+            if self._loop is not None:
+                with contextlib.suppress(RuntimeError):  # the loop may be closed already
+                    self._loop.call_soon_threadsafe(self._taken.set)
+            if self.broken:
+                return

@@ -1,0 +1,104 @@
+"""`supervisor restart | remove | add | stop`: ask the cluster to act, and wait for the outcome.
+
+In: argv. Out: one line such as `generation 3 running: world size 6, 0.84 s (…)`, or one JSON document.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from supervisor import plain
+from supervisor.actions import BY_VERB
+from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
+from supervisor.cli.output import write_json, write_lines
+from supervisor.errors import RequestFailed
+from supervisor.session.view import ENDED_EVENTS
+
+if TYPE_CHECKING:
+    from supervisor.session.session import Session
+
+# The script may take its whole grace period to save, and torch its time to start, seconds.
+DEADLINE = 600.0
+
+
+def run(verb: str, argv: Sequence[str]) -> int:
+    """Carry out one verb; returns the exit status."""
+    action = BY_VERB[verb]
+    parser = make_parser(verb, "[HOSTS] [JOB]" + (" --node N" if action.scope == "node" else "") + " [--json]")
+    if action.scope == "node":
+        parser.add_argument("--node", required=True, metavar="N", help="the node, as the inventory names it")
+    if verb == "stop":
+        parser.add_argument("--kill", action="store_true", help="at once, without grace")
+    add_json(parser)
+    options = parse(parser, argv)
+    hosts, job = split_target(options.target)
+    inventory = load_inventory(hosts)
+    args: dict[str, Any] = {"node": options.node} if action.scope == "node" else {}
+    if verb == "stop":
+        args["kill"] = options.kill
+    from supervisor.session.session import open_session
+
+    async def steer() -> int:
+        async with open_session(inventory, job, feed=True, live_only=True) as session:
+            await session.ready()
+            answer = await session.request(str(action.op), **args)
+            outcome = await await_outcome(session, str(action.op), answer)
+            if options.json:
+                write_json({"job": session.job, "request": verb, **answer, "outcome": outcome})
+            else:
+                write_lines([plain.outcome_line(outcome)])
+            return 0 if is_success(verb, outcome) else 1
+
+    return asyncio.run(steer())
+
+
+def is_success(verb: str, outcome: dict[str, Any]) -> bool:
+    """Tell whether the event is what the verb asked for; a job that ended meanwhile was not restarted."""
+    if verb == "stop":
+        return outcome["type"] in ("job_stopped", "job_succeeded")
+    return outcome["type"] not in ENDED_EVENTS
+
+
+async def await_outcome(
+    session: Session, op: str, answer: dict[str, Any], deadline_s: float = DEADLINE
+) -> dict[str, Any]:
+    """Return the event that ends a request; raises RequestFailed when none comes in time."""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        version = session.version
+        found = find_outcome(session.events, op, int(answer["seq"]), answer.get("generation"))
+        if found is not None:
+            return found
+        if session.ended:
+            return session.events[-1]
+        await session.wait_change(1.0, version)
+    raise RequestFailed(
+        f"{op} was accepted ({answer.get('message')}), and is not done after {deadline_s:g} s: job is {session.state}",
+        "`supervisor events` shows what goes on",
+        "timeout",
+    )
+
+
+def find_outcome(
+    events: Sequence[dict[str, Any]], op: str, since: int, generation: int | None
+) -> dict[str, Any] | None:
+    """Return the event after `since` that ends the request, or None; `generation`: the one that it leads to."""
+    stopped = False
+    for event in events:
+        if int(event["seq"]) <= since:
+            continue
+        kind = event["type"]
+        if kind in ENDED_EVENTS:
+            return event
+        if op == "stop":
+            continue
+        stopped = stopped or kind in ("generation_stopped", "generation_started")
+        if kind == "generation_running" and int(event["generation"]) >= (generation or 0):
+            return event
+        if op == "remove" and kind == "node_removed" and not stopped:
+            # It was not in the group, which goes on as it was.
+            return event
+    return None

@@ -1,0 +1,130 @@
+"""`supervisor up`: launch a job and watch it.
+
+In: argv, PET_* variables, the inventory. Out: a job on the nodes; the TUI, a merged log, or the job's id.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from supervisor.cli import torchrun
+from supervisor.cli.entry import say
+from supervisor.cli.options import add_screen, is_terminal, load_inventory, make_parser
+from supervisor.errors import UsageError
+
+if TYPE_CHECKING:
+    from supervisor.inventory import Inventory
+    from supervisor.session.session import Session
+    from supervisor.session.specs import Plan, UpOptions
+
+USAGE = "[HOSTS] [options] SCRIPT [ARGS…]"
+EPILOG = """\
+HOSTS ends in .toml; without it the job runs on this machine alone. What follows SCRIPT goes to the script untouched.
+
+exit status: 0 succeeded (or detached), 1 failed, 2 wrong usage, 3 too few nodes, 4 stopped by an operator, 130 Ctrl-C
+"""
+
+
+def parse_up(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options, with `hosts`, `script` and `args`; raises UsageError."""
+    parser = make_parser("up", USAGE, target=False)
+    parser.epilog = EPILOG
+    parser.add_argument("--detach", action="store_true", help="return once all ranks run; print the job's id")
+    parser.add_argument("--job", metavar="ID", help="the job's id (default: SCRIPT's name and four letters)")
+    parser.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable for all workers")
+    parser.add_argument("--no-sync", "--no_sync", action="store_true", help="the work tree is on the nodes already")
+    add_screen(parser)
+    torchrun.add_torchrun(parser)
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="[HOSTS] SCRIPT [ARGS…]")
+    options = parser.parse_args(list(argv))
+    options.hosts = None
+    words, ended = _strip_dashes(options.words)
+    if words and words[0].endswith(".toml") and len(words) > 1:
+        options.hosts = words[0]
+        words = words[1:]
+        if not ended:
+            # What stands between HOSTS and SCRIPT is still ours.
+            options = parser.parse_args(words, options)
+            words, _ = _strip_dashes(options.words)
+    if not words:
+        raise UsageError("SCRIPT is missing", f"supervisor up {USAGE}")
+    if words[0].endswith(".toml"):
+        missing = options.hosts is None
+        raise UsageError(
+            f"SCRIPT is missing after {words[0]}" if missing else f"two inventories: {options.hosts} and {words[0]}",
+            f"supervisor up {USAGE}",
+        )
+    options.script, options.args = words[0], tuple(words[1:])
+    torchrun.apply_environment(options)
+    return options
+
+
+def _strip_dashes(words: list[str]) -> tuple[list[str], bool]:
+    """Take a leading `--` away; returns whether there was one: all that follows it is positional."""
+    return (words[1:], True) if words[:1] == ["--"] else (words, False)
+
+
+def job_options(options: argparse.Namespace) -> UpOptions:
+    """Return what the command line says of the job; raises UsageError."""
+    from supervisor.session.specs import UpOptions, check_env
+
+    if options.module and options.no_python:
+        raise UsageError("--module and --no-python exclude each other")
+    rdzv_id = options.rdzv_id if options.rdzv_id not in (None, "none") else None
+    if options.job and rdzv_id and options.job != rdzv_id:
+        raise UsageError(f"--job {options.job} and --rdzv-id {rdzv_id} both name the job", "give one of them")
+    return UpOptions(
+        script=options.script,
+        args=options.args,
+        kind="module" if options.module else "binary" if options.no_python else "script",
+        job=options.job or rdzv_id,
+        nnodes=options.nnodes,
+        nproc_per_node=options.nproc_per_node,
+        max_restarts=torchrun.number(options, "max_restarts"),
+        stop_grace=torchrun.duration(options, "shutdown_timeout"),
+        role=options.role or "default",
+        env=check_env(options.env),
+        sync=not options.no_sync,
+        standalone=bool(options.standalone),
+    )
+
+
+def run(verb: str, argv: Sequence[str]) -> int:
+    """Launch; returns the exit status."""
+    from supervisor.session.specs import make_plan
+
+    options = parse_up(argv)
+    notices = torchrun.notices(options)
+    inventory = load_inventory(options.hosts)
+    plan = make_plan(inventory, job_options(options), Path.cwd())
+    for notice in notices:
+        say(notice)
+    if options.detach or options.headless or not is_terminal():
+        return _headless(inventory, plan, options)
+    return _tui(inventory, plan, options)
+
+
+def _headless(inventory: Inventory, plan: Plan, options: argparse.Namespace) -> int:
+    from supervisor.cli.headless import Headless
+    from supervisor.session.launch import launch_session
+
+    async def launch() -> int:
+        session = launch_session(inventory, plan, read_only=options.read_only)
+        return await Headless(session, sys.stdout.buffer).launched(detach=options.detach, hosts=options.hosts)
+
+    return asyncio.run(launch())
+
+
+def _tui(inventory: Inventory, plan: Plan, options: argparse.Namespace) -> int:
+    from supervisor.session.launch import launch_session
+    from supervisor.tui.app import run_tui
+
+    def session() -> Session:
+        return launch_session(inventory, plan, read_only=options.read_only)
+
+    return run_tui(session, theme=options.theme, read_only=options.read_only, ascii_only=options.ascii)

@@ -1,0 +1,327 @@
+"""SSH hosts inside this process: servers on loopback addresses, each with a home of its own.
+
+In: how many, and a directory for their homes.
+Out: `DemoHosts`: names, addresses, homes, keys, a hosts.toml; commands run as real processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import getpass
+import json
+import logging
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import asyncssh
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+log = logging.getLogger(__name__)
+
+MARK = "SUPERVISOR_DEMO"
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+_HANGUP_GRACE_S = 1.0
+_CHUNK = 65536
+_THREAD_DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True)
+class DemoHost:
+    """One embedded host: n1 is 127.0.0.2, n2 is 127.0.0.3, and so on."""
+
+    name: str
+    address: str
+    port: int
+    home: Path
+
+
+@dataclass(frozen=True)
+class DemoHosts:
+    """All embedded hosts; `mark` is in the environment of every process that was started through them."""
+
+    root: Path
+    hosts: tuple[DemoHost, ...]
+    identity_file: Path
+    known_hosts: Path
+    mark: str
+
+    def inventory(self, path: Path, python: str, job: Mapping[str, object]) -> Path:
+        """Write a hosts.toml for these hosts, with `job` as keys of [job], and return its path."""
+        tables = [_table("[job]", job), _table("[defaults]", self.defaults(python))]
+        tables += [_table("[[hosts]]", {"name": h.name, "ssh": h.address, "port": h.port}) for h in self.hosts]
+        path.write_text("\n".join(tables))
+        return path
+
+    def defaults(self, python: str) -> dict[str, object]:
+        """The [defaults] of a hosts.toml for these hosts."""
+        return {
+            "user": getpass.getuser(),
+            "identity_file": str(self.identity_file),
+            "known_hosts": str(self.known_hosts),
+            "python": python,
+        }
+
+    def processes(self) -> dict[int, str]:
+        """The command lines by pid of everything alive that was started through these hosts."""
+        return marked_processes(self.mark)
+
+    def end_processes(self, grace_s: float) -> list[str]:
+        """SIGTERM, wait at most this long, SIGKILL; returns the command lines of those that had to be killed."""
+        for pid in self.processes():
+            _signal(pid, signal.SIGTERM)
+        self.await_end(grace_s)
+        killed: list[str] = []
+        while left := self.processes():
+            killed += [line for line in left.values() if line not in killed]
+            for pid in left:
+                _signal(pid, signal.SIGKILL)
+            time.sleep(0.01)  # not our children: nothing tells us when they are gone
+        return killed
+
+    def await_end(self, deadline_s: float) -> bool:
+        """Wait until nothing that was started through these hosts is alive; false after the deadline."""
+        end = time.monotonic() + deadline_s
+        while self.processes():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)  # not our children: nothing tells us when they are gone
+        return True
+
+
+@dataclass
+class _Server:
+    """What one host's sessions share."""
+
+    home: Path
+    address: str
+    mark: str
+    sessions: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def environment(self) -> dict[str, str]:
+        """The environment of a login, and no more: nothing of the operator's leaks into a host."""
+        user = getpass.getuser()
+        return {
+            "HOME": str(self.home),
+            "USER": user,
+            "LOGNAME": user,
+            "SHELL": "/bin/sh",
+            "PATH": _PATH,
+            "LANG": os.environ.get("LANG", "C.UTF-8"),
+            "SSH_CONNECTION": f"127.0.0.1 0 {self.address} 22",
+            MARK: self.mark,
+        }
+
+    async def serve(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
+        """Run one command of a client to its end, or to the end of the channel."""
+        task = asyncio.current_task()
+        if task is not None:
+            self.sessions.add(task)
+            task.add_done_callback(self.sessions.discard)
+        child = await asyncio.create_subprocess_exec(
+            *("/bin/sh", "-c", process.command or "exec /bin/sh"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=self.environment(),
+            cwd=self.home,
+            start_new_session=True,
+        )
+        try:
+            await self._until_over(process, child)
+        finally:
+            await _end_group(child)
+
+    async def _until_over(self, process: asyncssh.SSHServerProcess[bytes], child: asyncio.subprocess.Process) -> None:
+        closed = asyncio.ensure_future(process.wait_closed())
+        answered = asyncio.ensure_future(_answer(process, child))
+        try:
+            await asyncio.wait({closed, answered}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            closed.cancel()
+            answered.cancel()
+            await asyncio.gather(closed, answered, return_exceptions=True)
+
+
+async def _answer(process: asyncssh.SSHServerProcess[bytes], child: asyncio.subprocess.Process) -> None:
+    """Pass bytes both ways until the command has closed its outputs, then its exit status."""
+    if child.stdin is None or child.stdout is None or child.stderr is None:
+        raise RuntimeError("the command was started without pipes")
+    feeder = asyncio.ensure_future(_feed(process.stdin, child.stdin))
+    outputs = [
+        asyncio.ensure_future(_pass_on(child.stdout, process.stdout)),
+        asyncio.ensure_future(_pass_on(child.stderr, process.stderr)),
+    ]
+    try:
+        await asyncio.gather(*outputs)
+        status = await child.wait()
+    finally:
+        for task in (feeder, *outputs):
+            task.cancel()
+        await asyncio.gather(feeder, *outputs, return_exceptions=True)
+    if status >= 0:
+        process.exit(status)
+    else:
+        process.exit_with_signal(signal.Signals(-status).name.removeprefix("SIG"))
+
+
+async def _feed(source: asyncssh.SSHReader[bytes], target: asyncio.StreamWriter) -> None:
+    try:
+        while chunk := await source.read(_CHUNK):
+            target.write(chunk)
+            await target.drain()
+    except (OSError, asyncssh.Error):
+        log.debug("the command or its client stopped listening")
+    finally:
+        target.close()
+
+
+async def _pass_on(source: asyncio.StreamReader, target: asyncssh.SSHWriter[bytes]) -> None:
+    try:
+        while chunk := await source.read(_CHUNK):
+            target.write(chunk)
+            await target.drain()
+    except (OSError, asyncssh.Error):
+        log.debug("the client stopped listening")
+
+
+async def _end_group(child: asyncio.subprocess.Process) -> None:
+    """End a command whose channel is gone, with its process group; what left the group (a daemon) stays."""
+    if child.returncode is not None:
+        return
+    os.killpg(child.pid, signal.SIGHUP)
+    try:
+        await asyncio.wait_for(child.wait(), _HANGUP_GRACE_S)
+    except asyncio.TimeoutError:
+        os.killpg(child.pid, signal.SIGKILL)
+        await child.wait()
+
+
+@asynccontextmanager
+async def demo_hosts(count: int, root: Path) -> AsyncIterator[DemoHosts]:
+    """Serve `count` hosts until the block ends; raises OSError where 127.0.0.2 and up are not loopback addresses."""
+    identity = asyncssh.generate_private_key("ssh-ed25519")
+    identity_file = root / "identity"
+    identity_file.touch(mode=0o600)
+    identity_file.write_bytes(identity.export_private_key("openssh"))
+    authorized = asyncssh.import_authorized_keys(identity.export_public_key("openssh").decode())
+    mark = secrets.token_hex(16)
+    known: list[str] = []
+    hosts: list[DemoHost] = []
+    servers: list[_Server] = []
+    acceptors: list[asyncssh.SSHAcceptor] = []
+    try:
+        for number in range(1, count + 1):
+            name, address = f"n{number}", f"127.0.0.{number + 1}"
+            home = root / name
+            home.mkdir(mode=0o700)
+            server = _Server(home, address, mark)
+            host_key = asyncssh.generate_private_key("ssh-ed25519")
+            acceptor = await asyncssh.listen(
+                address,
+                0,
+                server_host_keys=[host_key],
+                authorized_client_keys=authorized,
+                process_factory=server.serve,
+                encoding=None,
+            )
+            acceptors.append(acceptor)
+            servers.append(server)
+            hosts.append(DemoHost(name, address, acceptor.get_port(), home))
+            public = host_key.export_public_key("openssh").decode().strip()
+            known.append(f"[{address}]:{acceptor.get_port()} {public}\n")
+        (root / "known_hosts").write_text("".join(known))
+        yield DemoHosts(root, tuple(hosts), identity_file, root / "known_hosts", mark)
+    finally:
+        await _close(acceptors, servers)
+
+
+async def _close(acceptors: Sequence[asyncssh.SSHAcceptor], servers: Sequence[_Server]) -> None:
+    for acceptor in acceptors:
+        acceptor.close()
+    sessions = [task for server in servers for task in server.sessions]
+    for task in sessions:
+        task.cancel()
+    await asyncio.gather(*sessions, return_exceptions=True)
+    for acceptor in acceptors:
+        await asyncio.wait_for(acceptor.wait_closed(), 5.0)
+
+
+@contextmanager
+def hosts_in_thread(count: int, root: Path) -> Iterator[DemoHosts]:
+    """Serve as `demo_hosts` does, from a thread with an event loop of its own; raises OSError."""
+    ready: concurrent.futures.Future[tuple[DemoHosts, asyncio.AbstractEventLoop, asyncio.Event]]
+    ready = concurrent.futures.Future()
+    thread = threading.Thread(target=_serve, args=(count, root, ready), name="demo-hosts", daemon=True)
+    thread.start()
+    hosts, loop, over = ready.result(timeout=_THREAD_DEADLINE_S)
+    try:
+        yield hosts
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(timeout=_THREAD_DEADLINE_S)
+
+
+def _serve(
+    count: int,
+    root: Path,
+    ready: concurrent.futures.Future[tuple[DemoHosts, asyncio.AbstractEventLoop, asyncio.Event]],
+) -> None:
+    async def serve() -> None:
+        over = asyncio.Event()
+        async with demo_hosts(count, root) as hosts:
+            ready.set_result((hosts, asyncio.get_running_loop(), over))
+            await over.wait()
+
+    try:
+        asyncio.run(serve())
+    except Exception as error:
+        if ready.done():
+            log.exception("the embedded hosts failed")
+        else:
+            ready.set_exception(error)
+
+
+def marked_processes(mark: str) -> dict[int, str]:
+    """The command lines by pid of the living processes whose environment carries the mark."""
+    wanted = f"{MARK}={mark}".encode()
+    found: dict[int, str] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            environment = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+            line = Path(f"/proc/{entry}/cmdline").read_bytes()
+        except OSError:
+            continue
+        # A zombie has an empty environment, so it does not count.
+        if wanted in environment:
+            found[int(entry)] = line.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    return found
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        log.debug("process %d has ended by itself", pid)
+
+
+def _table(head: str, table: Mapping[str, object]) -> str:
+    return "".join([f"{head}\n", *(f"{key} = {_toml(value)}\n" for key, value in table.items())])
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(str(key))} = {_toml(item)}" for key, item in value.items()) + " }"
+    return json.dumps(value)  # strings, numbers, booleans and lists of them are written alike in JSON and TOML

@@ -1,0 +1,218 @@
+"""Which keys a table of hosts.toml may have, of which type, and what to say about the others.
+
+In: a table as tomllib read it. Out: its values, or an InventoryError with a suggestion.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING, Any
+
+from supervisor.inventory.model import InventoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NPROC_WORDS = ("auto", "gpu", "cpu")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HOP = re.compile(r"(?:[^@\s,]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[^@\s,:\[\]]+)(?::\d{1,5})?")
+
+
+class Place:
+    """Where in which file a value stands: names itself in every message."""
+
+    def __init__(self, file: Path | str, table: str) -> None:
+        self.file = file
+        self.table = table
+
+    def wrong(self, key: str, message: str, hint: str = "") -> InventoryError:
+        """Return the error for one key of this table."""
+        dot = "." if key else ""
+        return InventoryError(f"{self.file}: {self.table}{dot}{key}: {message}", hint)
+
+
+def _type_name(value: object) -> str:
+    names = {bool: "true/false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
+    return names.get(type(value), type(value).__name__)
+
+
+def text(place: Place, key: str, value: Any) -> str:
+    """Check for text that is not empty and holds no control characters."""
+    if not isinstance(value, str):
+        hint = f'write {key} = "{value}"' if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
+        raise place.wrong(key, f"must be text in quotes, not {_type_name(value)}", hint)
+    if not value.strip():
+        raise place.wrong(key, "is empty", "give a value or leave the key out")
+    if "\0" in value:
+        raise place.wrong(key, "holds a NUL character")
+    return value
+
+
+def line(place: Place, key: str, value: Any) -> str:
+    """Check for text of one line without spaces around it."""
+    content = text(place, key, value)
+    if content != content.strip() or not content.isprintable():
+        raise place.wrong(key, f"has spaces or control characters around or inside it: {content!r}")
+    return content
+
+
+def target(place: Place, key: str, value: Any) -> str:
+    """Check for a host name, address or alias; a user or an option smuggled into it is refused."""
+    name = line(place, key, value)
+    if "@" in name:
+        user, _, host = name.rpartition("@")
+        raise place.wrong(key, f"{name!r} holds a user", f'write {key} = "{host}" and user = "{user}"')
+    if name.startswith("-") or " " in name:
+        raise place.wrong(key, f"{name!r} is not a host name, an address or an alias of ~/.ssh/config")
+    return name
+
+
+def truth(place: Place, key: str, value: Any) -> bool:
+    """Check for true or false."""
+    if not isinstance(value, bool):
+        raise place.wrong(key, f"must be true or false, not {value!r}", f"write {key} = true or {key} = false")
+    return value
+
+
+def whole(low: int, high: int | None = None) -> Callable[[Place, str, Any], int]:
+    """Make a check for a whole number between two bounds, both allowed."""
+
+    def check(place: Place, key: str, value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            hint = f"write {key} = {value}" if isinstance(value, str) and value.isdigit() else ""
+            raise place.wrong(key, f"must be a whole number, not {value!r}", hint)
+        if value < low or (high is not None and value > high):
+            span = f"from {low} to {high}" if high is not None else f"{low} or more"
+            raise place.wrong(key, f"must be {span}, not {value}")
+        return value
+
+    return check
+
+
+def seconds(zero: bool) -> Callable[[Place, str, Any], float]:
+    """Make a check for a number of seconds; zero tells whether 0 is allowed."""
+
+    def check(place: Place, key: str, value: Any) -> float:
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise place.wrong(key, f"must be a number of seconds, not {value!r}", f"write {key} = 15.0")
+        if not (0 <= value < float("inf")) or (value == 0 and not zero):
+            raise place.wrong(key, f"must be {'0 or more' if zero else 'more than 0'} seconds, not {value}")
+        return float(value)
+
+    return check
+
+
+def nproc(place: Place, key: str, value: Any) -> str:
+    """Check for auto, gpu, cpu or a number of at least 1; return it as text."""
+    if isinstance(value, str) and (value in NPROC_WORDS or (value.isdecimal() and int(value) > 0)):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return str(value)
+    raise place.wrong(key, f"must be auto, gpu, cpu or a number of at least 1, not {value!r}", f'write {key} = "auto"')
+
+
+def environment(place: Place, key: str, value: Any) -> dict[str, str]:
+    """Check for a table of texts."""
+    if not isinstance(value, dict):
+        raise place.wrong(key, f"must be a table, not {_type_name(value)}", f'write {key} = {{ NAME = "value" }}')
+    for name, content in value.items():
+        if not _ENV_NAME.fullmatch(name):
+            raise place.wrong(f"{key}.{name}", "is not a name for an environment variable")
+        if not isinstance(content, str):
+            shown = str(content).lower() if isinstance(content, bool) else content
+            raise place.wrong(
+                f"{key}.{name}", f"must be text, not {_type_name(content)}", f'write {name} = "{shown}"'
+            )
+        if "\0" in content:
+            raise place.wrong(f"{key}.{name}", "holds a NUL character")
+    return dict(value)
+
+
+def texts(place: Place, key: str, value: Any) -> tuple[str, ...]:
+    """Check for a list of texts."""
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise place.wrong(key, f"must be a list of texts, not {value!r}", f'write {key} = ["*.pt", "data/"]')
+    return tuple(value)
+
+
+def hops(place: Place, key: str, value: Any) -> str:
+    """Check for [user@]host[:port], several separated by commas, or none."""
+    value = line(place, key, value)
+    for hop in value.split(","):
+        if not _HOP.fullmatch(hop.strip()) or hop.strip().startswith("-"):
+            raise place.wrong(
+                key, f"{hop.strip()!r} is not [user@]host[:port]", f'write {key} = "me@login.example.org:22"'
+            )
+    return ",".join(hop.strip() for hop in value.split(","))
+
+
+JOB: dict[str, Any] = {
+    "nproc_per_node": nproc,
+    "min_nodes": whole(1),
+    "max_nodes": whole(1),
+    "max_restarts": whole(0),
+    "workdir": line,
+    "sync": truth,
+    "sync_limit_mb": whole(1),
+    "exclude": texts,
+    "env": environment,
+    "coordinator_port": whole(0, 65535),
+    "node_timeout": seconds(zero=False),
+    "stop_grace": seconds(zero=True),
+}
+DEFAULTS: dict[str, Any] = {
+    "user": line,
+    "port": whole(1, 65535),
+    "identity_file": line,
+    "known_hosts": line,
+    "python": line,
+    "prelude": text,
+    "proxy_jump": hops,
+}
+HOSTS: dict[str, Any] = {
+    "name": line,
+    "ssh": target,
+    "address": target,
+    "nproc_per_node": nproc,
+    "spare": truth,
+    "env": environment,
+    **DEFAULTS,
+}
+TABLES = {"job": JOB, "defaults": DEFAULTS, "hosts": HOSTS}
+
+
+def check_table(place: Place, table: dict[str, Any], which: str) -> dict[str, Any]:
+    """Return the checked values of one table; raises InventoryError for the first wrong key."""
+    known = TABLES[which]
+    values = {}
+    for key, value in table.items():
+        if key not in known:
+            raise place.wrong(key, "unknown key", _suggestion(key, which))
+        values[key] = known[key](place, key, value)
+    return values
+
+
+def _suggestion(key: str, which: str) -> str:
+    elsewhere = [name for name, table in TABLES.items() if key in table and name != which]
+    if elsewhere:
+        return f"{key} belongs in {' or '.join(_header(name) for name in elsewhere)}"
+    near = difflib.get_close_matches(key.replace("-", "_").lower(), TABLES[which], n=1)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"known keys: {', '.join(sorted(TABLES[which]))}"
+
+
+def suggest_table(name: str) -> str:
+    """Return what a table or key at the top level was probably meant to be."""
+    elsewhere = [table for table, keys in TABLES.items() if name in keys]
+    if elsewhere:
+        return f"{name} belongs in {' or '.join(_header(table) for table in elsewhere)}"
+    near = difflib.get_close_matches(name.lower(), [*TABLES, "host", "default"], n=1)
+    meant = {"host": "hosts", "default": "defaults"}.get(near[0], near[0]) if near else ""
+    return f"did you mean {_header(meant)}?" if meant else "known tables: [job], [defaults], [[hosts]]"
+
+
+def _header(table: str) -> str:
+    return "[[hosts]]" if table == "hosts" else f"[{table}]"

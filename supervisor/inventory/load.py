@@ -1,0 +1,257 @@
+"""Read hosts.toml.
+
+In: a path. Out: a checked, frozen Inventory, or the first thing that is wrong, with what to write instead.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from supervisor.inventory.keys import TABLES, Place, check_table, suggest_table
+from supervisor.inventory.model import Host, Inventory, InventoryError, JobDefaults
+from supervisor.inventory.pattern import PatternError, expand
+from supervisor.inventory.sshconfig import SshConfigError, resolve
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# A node's name is a certificate's common name (64 at most) and part of our command lines.
+_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Read beside the host keys, one value for all the names of a pattern.
+_SAME_FOR_ALL = ("user", "port", "python", "prelude", "proxy_jump", "nproc_per_node", "spare")
+_FILES = ("identity_file", "known_hosts")
+
+
+def load(path: Path | str) -> Inventory:
+    """Read and check an inventory; raises InventoryError."""
+    path = Path(path)
+    document = _parse(path)
+    for table in document:
+        if table not in TABLES:
+            raise Place(path, table).wrong("", "unknown table", suggest_table(table))
+    directory = path.absolute().parent
+    job_place = Place(path, "[job]")
+    job = check_table(job_place, _table(path, document, "job"), "job")
+    defaults_place = Place(path, "[defaults]")
+    defaults = check_table(defaults_place, _table(path, document, "defaults"), "defaults")
+    _resolve_files(defaults_place, defaults, directory)
+    hosts = []
+    for place, host_table in _host_tables(path, document):
+        values = check_table(place, host_table, "hosts")
+        _resolve_files(place, values, directory)
+        hosts.extend(_expand_hosts(place, values, defaults, job))
+    _refuse_duplicates(path, hosts)
+    return Inventory(path, tuple(host for host, _place in hosts), _job(job_place, job, directory, hosts))
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise InventoryError(
+            f"{path}: there is no such file", "copy hosts.example.toml, or leave HOSTS out to run on this machine alone"
+        ) from None
+    except OSError as error:
+        raise InventoryError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InventoryError(f"{path}: line {line}: not UTF-8 text") from error
+    except tomllib.TOMLDecodeError as error:
+        raise InventoryError(f"{path}: not valid TOML: {error}", _toml_hint(str(error), data.decode())) from error
+
+
+def _toml_hint(message: str, content: str) -> str:
+    match = re.search(r"line (\d+)", message)
+    if match is None:
+        return ""
+    lines = content.splitlines()
+    number = int(match[1])
+    shown = lines[number - 1].strip() if 0 < number <= len(lines) else ""
+    return f"line {number} is: {shown}" if shown else ""
+
+
+def _table(path: Path, document: dict[str, Any], name: str) -> dict[str, Any]:
+    table = document.get(name, {})
+    if not isinstance(table, dict):
+        raise Place(path, name).wrong("", "must be a table", f"write [{name}] on a line of its own")
+    return table
+
+
+def _host_tables(path: Path, document: dict[str, Any]) -> list[tuple[Place, dict[str, Any]]]:
+    tables = document.get("hosts")
+    example = 'add a table: [[hosts]] on a line of its own, then name = "gpu1"'
+    if not tables and not isinstance(tables, dict):
+        raise Place(path, "[[hosts]]").wrong("", "the inventory has no hosts", example)
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise Place(path, "hosts").wrong("", "must be a list of tables", example)
+    found = []
+    for number, table in enumerate(tables, 1):
+        name = table.get("name")
+        place = Place(path, f"[[hosts]] {name}" if isinstance(name, str) and name else f"[[hosts]] number {number}")
+        found.append((place, table))
+    return found
+
+
+def _resolve_files(place: Place, values: dict[str, Any], directory: Path) -> None:
+    for key in _FILES:
+        if key not in values:
+            continue
+        try:
+            file = Path(values[key]).expanduser()
+        except RuntimeError as error:
+            raise place.wrong(key, f"{values[key]}: {error}") from error
+        values[key] = directory / file
+    if "identity_file" in values:
+        _check_identity(place, values["identity_file"])
+    known_hosts = values.get("known_hosts")
+    # A file that is not there yet is reported per host, with the command that makes it.
+    if known_hosts is not None and known_hosts.exists():
+        _check_readable(place, "known_hosts", known_hosts)
+
+
+def _check_readable(place: Place, key: str, file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise place.wrong(key, f"{file}: there is no such file", "correct the path or leave the key out") from None
+    except IsADirectoryError:
+        raise place.wrong(key, f"{file} is a directory", "name a file in it") from None
+    except OSError as error:
+        raise place.wrong(key, f"{file} cannot be read: {error.strerror}", f"try: ls -l {file}") from error
+
+
+def _check_identity(place: Place, file: Path) -> None:
+    content = _check_readable(place, "identity_file", file)
+    if b"PRIVATE KEY" not in content:
+        public = file.suffix == ".pub" or content.startswith((b"ssh-", b"ecdsa-", b"sk-"))
+        hint = f'write identity_file = "{file.with_suffix("")}"' if file.suffix == ".pub" else ""
+        raise place.wrong("identity_file", f"{file} is {'a public' if public else 'not a private'} key", hint)
+
+
+def _expand_hosts(
+    place: Place, values: dict[str, Any], defaults: dict[str, Any], job: dict[str, Any]
+) -> list[tuple[Host, Place]]:
+    if "name" not in values:
+        raise place.wrong("name", "is missing", 'every host needs one: name = "gpu1"')
+    names = _names(place, "name", values["name"])
+    for name in names:
+        if not _NODE_NAME.fullmatch(name):
+            hint = f'write ssh = "{name}" and give it a short name' if len(name) < 200 else ""
+            raise place.wrong("name", f"{name!r} is not 1 to 64 letters, digits, dots, dashes or underscores", hint)
+    targets = _paired(place, values, "ssh", names) or names
+    addresses = _paired(place, values, "address", names)
+    merged = {**defaults, **{key: value for key, value in values.items() if key not in ("name", "ssh", "address")}}
+    common = {key: merged[key] for key in (*_SAME_FOR_ALL, *_FILES) if key in merged}
+    common.setdefault("nproc_per_node", job.get("nproc_per_node", "auto"))
+    env = dict(values.get("env", {}))
+    # The one variable that our own agent reads: it may stand where the workers' variables stand.
+    if "SUPERVISOR_HOME" in job.get("env", {}):
+        env.setdefault("SUPERVISOR_HOME", job["env"]["SUPERVISOR_HOME"])
+    hosts = []
+    for index, name in enumerate(names):
+        address = addresses[index] if addresses else _resolve(place, targets[index], common)[0]
+        hosts.append((Host(name=name, ssh=targets[index], address=address, env=dict(env), **common), place))
+    return hosts
+
+
+def _names(place: Place, key: str, pattern: str) -> list[str]:
+    try:
+        return expand(pattern)
+    except PatternError as error:
+        raise place.wrong(key, str(error), 'write a pattern such as "gpu[01-16]"') from error
+
+
+def _paired(place: Place, values: dict[str, Any], key: str, names: list[str]) -> list[str]:
+    """Expand a pattern that goes one by one with the names."""
+    if key not in values:
+        return []
+    found = _names(place, key, values[key])
+    if len(found) != len(names):
+        raise place.wrong(
+            key,
+            f"{values[key]!r} means {len(found)} hosts, but name = {values['name']!r} means {len(names)}",
+            "both patterns must have the same length",
+        )
+    return found
+
+
+def _resolve(place: Place, target: str, common: dict[str, Any]) -> tuple[str, int]:
+    try:
+        resolved = resolve(target, common.get("user"), common.get("port"))
+    except SshConfigError as error:
+        raise place.wrong("ssh", str(error)) from error
+    return resolved.host, resolved.port
+
+
+def _refuse_duplicates(path: Path, hosts: list[tuple[Host, Place]]) -> None:
+    names: dict[str, Place] = {}
+    doors: dict[tuple[str, int, str | None], str] = {}
+    peers: dict[str, str] = {}
+    for host, place in hosts:
+        if host.name in names:
+            raise place.wrong("name", f"two hosts are called {host.name}", "every host needs a name of its own")
+        names[host.name] = place
+        address, port = _resolve(place, host.ssh, {"user": host.user, "port": host.port})
+        # Behind different jump hosts the same private address is a different machine.
+        door = (_canonical(address), port, host.proxy_jump)
+        if door in doors:
+            raise place.wrong(
+                "ssh",
+                f"{doors[door]} and {host.name} are both at {address} port {port}",
+                "one host can be only one node; for several workers on it set nproc_per_node",
+            )
+        doors[door] = host.name
+        peer = _canonical(host.address)
+        if peer in peers and not _is_loopback(peer):
+            raise place.wrong(
+                "address",
+                f"{peers[peer]} and {host.name} have the same address {host.address}",
+                "give each the address at which the other nodes reach it",
+            )
+        peers[peer] = host.name
+
+
+def _canonical(address: str) -> str:
+    try:
+        return str(ipaddress.ip_address(address.strip("[]")))
+    except ValueError:
+        return address.lower().rstrip(".")
+
+
+def _is_loopback(address: str) -> bool:
+    """Several sshd on the ports of one loopback address are several homes on this machine, as in the demo."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _job(place: Place, job: dict[str, Any], directory: Path, hosts: list[tuple[Host, Place]]) -> JobDefaults:
+    regular = sum(not host.spare for host, _place in hosts)
+    if regular == 0:
+        raise place.wrong("", "every host is a spare", "set spare = false on those that should run from the start")
+    minimum = job.get("min_nodes", min(regular, job.get("max_nodes", regular)))
+    if minimum > len(hosts):
+        hint = f"set min_nodes to {len(hosts)} or less, or add hosts"
+        raise place.wrong("min_nodes", f"is {minimum}, but the inventory has {len(hosts)} hosts", hint)
+    maximum = job.get("max_nodes", max(regular, minimum))
+    if minimum > maximum:
+        raise place.wrong("min_nodes", f"is {minimum}, more than max_nodes, which is {maximum}", "swap the two")
+    try:
+        workdir = Path(job.get("workdir", ".")).expanduser()
+    except RuntimeError as error:
+        raise place.wrong("workdir", str(error)) from error
+    rest = {key: value for key, value in job.items() if key not in ("workdir", "min_nodes", "max_nodes")}
+    # normpath, not resolve: the tree's name on the nodes follows the path as the operator writes it.
+    absolute = Path(os.path.normpath(directory / workdir))
+    return JobDefaults(workdir=absolute, min_nodes=minimum, max_nodes=maximum, **rest)
+

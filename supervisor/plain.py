@@ -1,0 +1,352 @@
+"""Documents of the contract as lines for people: status, events, incidents, outcomes, jobs. Pure.
+
+In: status, event, incident and job documents. Out: text without colour, one fact a line.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Document = Mapping[str, Any]
+PHASES = ("detect", "stop", "rendezvous", "spawn", "main")
+# What a rank printed may hold anything; a terminal must not obey it.
+_UNSAFE = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
+LONGEST_FOLD = 12
+
+
+def safe(text: object) -> str:
+    """Return text with control characters made visible; newlines and tabs stay."""
+    return str(text).translate(_UNSAFE)
+
+
+def one_line(text: object) -> str:
+    """Return text as a single safe line."""
+    return " ".join(safe(text).split())
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return `0-2,5` for 0, 1, 2, 5."""
+    parts: list[str] = []
+    ordered = sorted(set(numbers))
+    start = 0
+    for place in range(1, len(ordered) + 1):
+        if place == len(ordered) or ordered[place] != ordered[place - 1] + 1:
+            first, last = ordered[start], ordered[place - 1]
+            parts.append(str(first) if first == last else f"{first}-{last}")
+            start = place
+    return ",".join(parts)
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows (the first is the head) with aligned columns, two spaces apart."""
+    if not rows:
+        return []
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def seconds(ms: float) -> str:
+    """Return milliseconds as `0.84 s`; below 10 ms with one more digit."""
+    value = ms / 1000.0
+    return f"{value:.3f} s" if 0 < value < 0.01 else f"{value:.2f} s"
+
+
+def age(value: object) -> str:
+    """Return an age in seconds as `0.2 s`, `3 min`, `2 h`."""
+    if not isinstance(value, (int, float)):
+        return "-"
+    if value < 100:
+        return f"{value:.1f} s"
+    return f"{value / 60:.0f} min" if value < 6000 else f"{value / 3600:.0f} h"
+
+
+def size(value: float) -> str:
+    """Return bytes as `12.3 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    raise ValueError(value)
+
+
+def clock(time: object) -> str:
+    """Return the time of day of a UTC stamp of the contract."""
+    text = str(time or "")
+    return text[11:23] if len(text) >= 23 else text
+
+
+def when(time_ns: object) -> str:
+    """Return nanoseconds since the epoch as a UTC date and time."""
+    if not isinstance(time_ns, int) or time_ns <= 0:
+        return "-"
+    return datetime.datetime.fromtimestamp(time_ns / 1e9, tz=datetime.timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+# --- status
+
+
+def header(status: Document) -> str:
+    """Return the job in one line."""
+    parts = [
+        f"job {status.get('job')}",
+        str(status.get("state")),
+        f"generation {status.get('generation')}",
+        f"world size {status.get('world_size')}",
+        f"restarts {status.get('restarts')}/{status.get('max_restarts')}",
+        f"coordinator {status.get('coordinator') or '-'}",
+        f"started {status.get('started_at') or '-'}",
+    ]
+    return "  ".join(one_line(part) for part in parts)
+
+
+def node_rows(status: Document) -> list[list[str]]:
+    """Return the table of nodes, its head first."""
+    rows = [["NODE", "STATE", "GROUP", "RANKS", "ADDRESS", "CLOCK", "AGENT", "REASON"]]
+    for node in status.get("nodes", ()):
+        offset = node.get("clock_offset_ms")
+        ranks = [int(rank["rank"]) for rank in node.get("ranks", ())]
+        rows.append(
+            [
+                one_line(node.get("name")),
+                one_line(node.get("state")),
+                _or_dash(node.get("group_rank")),
+                ranges(ranks) or "-",
+                one_line(node.get("address")),
+                "-" if offset is None else f"{float(offset):+.1f} ms",
+                _or_dash(node.get("agent_pid")),
+                one_line(node.get("reason") or ""),
+            ]
+        )
+    return rows
+
+
+def rank_rows(status: Document) -> list[list[str]]:
+    """Return the table of ranks, its head first."""
+    rows = [["RANK", "NODE", "LOCAL", "PID", "STATE", "EXIT", "STEP", "LAST OUTPUT"]]
+    found = [(rank, node) for node in status.get("nodes", ()) for rank in node.get("ranks", ())]
+    for rank, node in sorted(found, key=lambda pair: int(pair[0]["rank"])):
+        code = rank.get("signal") or rank.get("exit_code")
+        rows.append(
+            [
+                str(rank["rank"]),
+                one_line(node.get("name")),
+                _or_dash(rank.get("local_rank")),
+                _or_dash(rank.get("pid")),
+                one_line(rank.get("state")),
+                _or_dash(code),
+                _or_dash(rank.get("step")),
+                age(rank.get("last_output_age_s")),
+            ]
+        )
+    return rows
+
+
+def status_tail(status: Document) -> list[str]:
+    """Return what follows the tables: plan, end, newest incident."""
+    lines = [f"next: {one_line(status['plan'])}"] if status.get("plan") else []
+    if status.get("failure"):
+        lines.append(f"failed: {one_line(status['failure'])}")
+    incident = status.get("incident")
+    if incident:
+        lines.append(f"incident {incident.get('id')}: {one_line(incident.get('summary'))}")
+    if status.get("coordinator_reachable") is False:
+        lines.append(f"note: {status.get('node')} answers; the coordinator cannot be reached, so this may be old")
+    return lines
+
+
+def status_lines(status: Document) -> list[str]:
+    """Return the whole status as text."""
+    ranks = rank_rows(status)
+    lines = [header(status), "", *table(node_rows(status))]
+    if len(ranks) > 1:
+        lines += ["", *table(ranks)]
+    tail = status_tail(status)
+    return [*lines, "", *tail] if tail else lines
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else one_line(value)
+
+
+# --- events
+
+
+def event_line(event: Document) -> str:
+    """Return an event in one line: time, type, generation, node, rank, text."""
+    place = " ".join(
+        part
+        for part in (
+            one_line(event["node"]) if event.get("node") else "",
+            f"rank {event['rank']}" if event.get("rank") is not None else "",
+        )
+        if part
+    )
+    generation = event.get("generation")
+    group = "" if generation is None or int(generation) < 0 else f"g{generation}"
+    text = event_text(event)
+    return f"{clock(event.get('time'))} {event.get('type')!s:<20} {group:<4} {place:<14} {text}".rstrip()
+
+
+def event_text(event: Document) -> str:
+    """Return what an event says beside its type and place."""
+    detail: Document = event.get("detail") or {}
+    kind = str(event.get("type"))
+    if kind == "generation_running":
+        return running_text(detail)
+    if kind == "generation_started":
+        return f"world size {detail.get('world_size')} on {_members(detail)}"
+    if kind == "rank_failed":
+        message = _message(detail.get("message"))
+        return exit_text(detail.get("exit") or {}) + (f": {message}" if message else "")
+    if kind == "incident":
+        return one_line(detail.get("summary") or "")
+    if kind == "job_started":
+        return f"{one_line(detail.get('script'))} on {' '.join(map(str, detail.get('nodes') or ()))}"
+    for key in ("reason", "cause", "operator", "message"):
+        if detail.get(key):
+            return one_line(detail[key])
+    if kind == "node_ready" and detail.get("nproc") is not None:
+        return f"{detail['nproc']} ranks"
+    return " ".join(f"{key}={one_line(value)}" for key, value in detail.items() if not isinstance(value, (dict, list)))
+
+
+def _message(message: object) -> str:
+    if isinstance(message, Mapping):
+        message = message.get("message", "")
+    lines = [line for line in safe(message or "").splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""
+
+
+def _members(detail: Document) -> str:
+    return " ".join(str(member.get("node")) for member in detail.get("members") or ())
+
+
+def phases_of(detail: Document) -> dict[str, float]:
+    """Return the phases of a restart in milliseconds, in order."""
+    phases: Document = detail.get("phases") or detail
+    return {name: float(phases[name]) for name in PHASES if isinstance(phases.get(name), (int, float))}
+
+
+def running_text(detail: Document) -> str:
+    """Return `world size 6, 0.84 s (detect 0.00, stop 0.21, …)`."""
+    phases = phases_of(detail)
+    text = f"world size {detail.get('world_size')}"
+    if not phases:
+        return text
+    parts = ", ".join(f"{name} {value / 1000:.2f}" for name, value in phases.items() if value >= 5 or name != "detect")
+    return f"{text}, {seconds(sum(phases.values()))} ({parts})"
+
+
+def outcome_line(event: Document) -> str:
+    """Return how a request ended, in one line."""
+    kind = str(event.get("type"))
+    if kind == "generation_running":
+        return f"generation {event.get('generation')} running: {running_text(event.get('detail') or {})}"
+    text = event_text(event)
+    words = kind.replace("_", " ")
+    place = f" {one_line(event['node'])}" if event.get("node") else ""
+    return f"{words}{place}" + (f": {text}" if text else "")
+
+
+def exit_text(end: Document) -> str:
+    """Return `exit 1` or `killed by SIGKILL`."""
+    if end.get("signal"):
+        return f"killed by {end['signal']}"
+    return f"exit {end['code']}" if end.get("code") is not None else "ended"
+
+
+# --- incidents
+
+
+def incident_lines(incident: Document, *, traceback: bool = True) -> list[str]:
+    """Return a failure with its verdict: culprit, victims folded, evidence, traceback, what to do."""
+    generation = _or_dash(incident.get("generation"))
+    lines = [
+        f"incident {incident.get('id')}  generation {generation}  {clock(incident.get('time'))}",
+        f"  {one_line(incident.get('summary'))}",
+        f"  {_or_dash(incident.get('category'))}, {incident.get('confidence') or 'unknown'}; {_culprit(incident)}",
+    ]
+    end: Document = incident.get("exit") or {}
+    if end.get("code") is not None or end.get("signal"):
+        lines.append(f"  exit: {exit_text(end)}")
+    lines += _missing(incident.get("missing"))
+    for proof in incident.get("evidence") or ():
+        lines.append(f"  evidence: {_place(proof)}: {one_line(proof.get('text'))}")
+    if traceback and incident.get("traceback"):
+        lines.append("  traceback:")
+        lines += [f"    {line}" for line in safe(incident["traceback"]).rstrip("\n").splitlines()]
+    for victim in incident.get("victims") or ():
+        ranks = victim.get("ranks") or ()
+        lines.append(f"  victims: {_ranks(ranks)}: {victim.get('category')}: {one_line(victim.get('summary'))}")
+    if incident.get("hint"):
+        lines.append(f"  hint: {one_line(incident['hint'])}")
+    return lines
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}" if ranks else "no rank"
+
+
+def _culprit(incident: Document) -> str:
+    ranks = incident.get("culprit_ranks") or ()
+    node = incident.get("culprit_node")
+    where = f" on {one_line(node)}" if node else ""
+    return f"culprit: {_ranks(ranks)}{where}" if ranks or node else "no culprit named"
+
+
+def _missing(missing: Document | None) -> list[str]:
+    if not missing:
+        return []
+    what = f"{missing.get('collective') or 'collective'} {missing.get('seq') or ''}".strip()
+    absent, waiting = _ranks(missing.get("missing") or ()), _ranks(missing.get("waiting") or ())
+    lines = [f"  missing in {what}: {absent}; waiting: {waiting}"]
+    return lines + [f"    rank {rank}: {one_line(text)}" for rank, text in (missing.get("stacks") or {}).items()]
+
+
+def _place(proof: Document) -> str:
+    parts = [one_line(proof[key]) for key in ("node", "file") if proof.get(key)]
+    if proof.get("rank") is not None:
+        parts.insert(1 if proof.get("node") else 0, f"rank {proof['rank']}")
+    line = f":{proof['line']}" if proof.get("line") is not None else ""
+    return (" ".join(parts) or "?") + line
+
+
+# --- other
+
+
+def job_rows(jobs: Sequence[Document]) -> list[list[str]]:
+    """Return the table of jobs, its head first."""
+    rows = [["JOB", "STATE", "LIVE", "GENERATION", "WORLD", "CREATED", "HOSTS", "SCRIPT"]]
+    for job in jobs:
+        hosts = [str(host) for host in job.get("hosts", ())]
+        shown = " ".join(hosts[:LONGEST_FOLD]) + (f" +{len(hosts) - LONGEST_FOLD}" if len(hosts) > LONGEST_FOLD else "")
+        rows.append(
+            [
+                one_line(job.get("job")),
+                _or_dash(job.get("state")),
+                "yes" if job.get("live") else "no",
+                _or_dash(job.get("generation")),
+                _or_dash(job.get("world_size")),
+                when(job.get("created_ns")),
+                one_line(shown),
+                _or_dash(job.get("script")),
+            ]
+        )
+    return rows
+
+
+def stacks_lines(stacks: Mapping[str, str], unreachable: Mapping[str, str]) -> list[str]:
+    """Return stacks grouped by equality, the smallest group first: it is the odd one."""
+    groups: dict[str, list[int]] = {}
+    for rank, text in stacks.items():
+        groups.setdefault(text.strip(), []).append(int(rank))
+    lines: list[str] = []
+    for text, ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1])):
+        lines += [f"{_ranks(ranks)}:", *(f"  {line}" for line in safe(text).splitlines()), ""]
+    reasons: dict[str, list[int]] = {}
+    for rank, reason in unreachable.items():
+        reasons.setdefault(reason, []).append(int(rank))
+    lines += [f"{_ranks(ranks)}: no stack: {one_line(reason)}" for reason, ranks in reasons.items()]
+    return lines

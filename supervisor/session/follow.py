@@ -1,0 +1,220 @@
+"""The log of all nodes as it grows: every byte once, over lost links, until the job is over and all is sent.
+
+In: log_follow of each node; log_list and log_read for what a lost link left out.
+Out: chunks of whole lines, in the order in which they arrive here.
+
+**A chunk never overlaps another one of its file, and leaves no hole behind itself.**
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from remote_agent.wire import Answer, CallFailed, WireError
+from supervisor.session.logs import READ_SIZE, Selection
+from supervisor.session.tasks import cancel_all
+from supervisor.session.view import ENDED_STATES
+
+if TYPE_CHECKING:
+    from supervisor.session.link import Link
+    from supervisor.session.session import Session
+
+# Chunks (at most 64 KiB each) that wait for a slow reader before the nodes are no longer read.
+BACKLOG = 128
+# How long the text of a host that cannot be reached is waited for when the job is over, seconds.
+LAST_WAIT = 10.0
+RETRY = 0.5
+# How often nodes that have joined meanwhile are looked for, seconds.
+LOOK = 1.0
+
+# A file: generation, rank, stream. What has been passed on, in bytes, by node and file.
+File = tuple[int, int, str]
+Seen = dict[str, dict[File, int]]
+
+
+class Chunk(NamedTuple):
+    """Consecutive bytes of one file; whole lines but where the file itself ends or rests without a newline."""
+
+    node: str
+    generation: int
+    rank: int
+    stream: str
+    offset: int
+    t_ns: int
+    data: bytes
+
+
+class Follower:
+    """Follows one node's files for one reader."""
+
+    def __init__(
+        self, session: Session, link: Link, selection: Selection, start: str, queue: asyncio.Queue[Chunk | None]
+    ) -> None:
+        self._session = session
+        self._link = link
+        self._selection = selection
+        self._start = start
+        self._queue = queue
+        self.seen: dict[File, int] = {}
+        """Up to where each file has been passed on."""
+        self._base: dict[File, int] = {}
+        """How large the files were that were there before us, where only what comes is wanted."""
+        self._oldest = 0
+        """Without a generation in the selection: the newest one when we began."""
+
+    async def run(self) -> None:
+        """Pass all on until the job is over, or the host is out of reach then; then None."""
+        await self._until_over()
+        await self._queue.put(None)
+
+    async def _until_over(self) -> None:
+        session, link = self._session, self._link
+        unreached_since: float | None = None
+        sent_all_of = 0.0
+        while True:
+            over = session.ended or session.state in ENDED_STATES
+            if link.opened:
+                unreached_since = None
+                if sent_all_of != link.opened_at:
+                    try:
+                        opened_at = link.opened_at
+                        await self._once()
+                        sent_all_of = opened_at
+                        continue
+                    except (CallFailed, WireError, asyncio.TimeoutError):
+                        pass
+                elif over:
+                    return
+            elif over:
+                unreached_since = unreached_since or time.monotonic()
+                if link.missing or not link.active or time.monotonic() - unreached_since > LAST_WAIT:
+                    self._warn()
+                    return
+            await session.wait_change(RETRY)
+
+    def _warn(self) -> None:
+        if self.seen:
+            name = self._link.view.name
+            self._session.notice(f"{name}: out of reach; the end of its log is not shown here", "warning", name)
+
+    async def _once(self) -> None:
+        """Follow until the stream ends, then fetch what it may have left out."""
+        if self._start == "end":
+            await self._skip_old()
+        stream = self._link.stream("log_follow", {**self._selection.args(), "start": self._start})
+        # What comes after a lost link is fetched from where we were, not from the beginning.
+        first, self._start = self._start, "resume"
+        if first == "resume":
+            await stream.aclose()
+            await self._catch_up()
+            stream = self._link.stream("log_follow", {**self._selection.args(), "start": "end"})
+        try:
+            async for answer in stream:
+                await self._take(answer)
+        finally:
+            await stream.aclose()
+        await self._catch_up()
+
+    async def _skip_old(self) -> None:
+        for entry in (await self._link.call("log_list")).data["files"]:
+            self._base[_file(entry)] = int(entry["size"])
+            self._oldest = max(self._oldest, int(entry["generation"]))
+
+    async def _take(self, answer: Answer) -> None:
+        entry = answer.data
+        key, offset, data = _file(entry), int(entry["offset"]), answer.body
+        if not self.seen and self._selection.generation is None:
+            self._oldest = max(self._oldest, key[0])
+        if entry.get("replaced"):
+            self.seen[key] = offset
+        elif key not in self.seen:
+            # At the end means: the line that is being written now is given whole.
+            self.seen[key] = min(offset, self._base.get(key, 0))
+        if offset > self.seen[key]:
+            await self._fill(key, offset)
+        seen = self.seen[key]
+        if offset + len(data) <= seen:
+            return
+        data = data[max(0, seen - offset) :]
+        await self._pass_on(key, max(seen, offset), int(entry.get("t_ns") or 0), data)
+
+    async def _catch_up(self) -> None:
+        for entry in (await self._link.call("log_list")).data["files"]:
+            key = _file(entry)
+            if self._wants(key) and int(entry["size"]) > self._position(key):
+                await self._fill(key, int(entry["size"]))
+
+    def _position(self, key: File) -> int:
+        return self.seen.get(key, self._base.get(key, 0))
+
+    def _wants(self, key: File) -> bool:
+        selection = self._selection
+        generation, rank, stream = key
+        if stream not in selection.streams or (selection.ranks is not None and rank not in selection.ranks):
+            return False
+        if selection.generation is None:
+            return generation >= self._oldest
+        return selection.generation in ("all", generation)
+
+    async def _fill(self, key: File, until: int) -> None:
+        """Fetch one file from where we are to `until`."""
+        generation, rank, stream = key
+        place = {"generation": generation, "rank": rank, "stream": stream}
+        while (offset := self._position(key)) < until:
+            length = min(READ_SIZE, until - offset)
+            answer = await self._link.call("log_read", {**place, "offset": offset, "length": length}, timeout_s=60.0)
+            data = answer.body
+            if not data:
+                return
+            if offset + len(data) < until:
+                # A line is not torn only because a request ends within it.
+                data = data[: data.rfind(b"\n") + 1] or data
+            await self._pass_on(key, offset, 0, data)
+
+    async def _pass_on(self, key: File, offset: int, t_ns: int, data: bytes) -> None:
+        await self._queue.put(Chunk(self._link.view.name, *key, offset, t_ns, data))
+        self.seen[key] = offset + len(data)
+
+
+def _file(entry: dict[str, Any]) -> File:
+    return (int(entry["generation"]), int(entry["rank"]), str(entry["stream"]))
+
+
+async def follow(
+    session: Session, selection: Selection, start: str = "end", seen: Seen | None = None
+) -> AsyncGenerator[Chunk, None]:
+    """Yield chunks of all nodes until the job is over and all is sent; closing it ends the requests.
+
+    `start`: begin, end, or resume, which goes on from `seen` (by node and file). The session must be attached or fed.
+    """
+    queue: asyncio.Queue[Chunk | None] = asyncio.Queue(BACKLOG)
+    running: dict[str, asyncio.Task[None]] = {}
+    try:
+        while True:
+            for name, link in session.links.items():
+                if link.active and name not in running and (selection.nodes is None or name in selection.nodes):
+                    follower = Follower(session, link, selection, start, queue)
+                    follower.seen.update((seen or {}).get(name, {}))
+                    running[name] = asyncio.ensure_future(follower.run())
+            if queue.empty():
+                getter = asyncio.ensure_future(queue.get())
+                try:
+                    await asyncio.wait((getter,), timeout=LOOK)
+                    chunk = getter.result() if getter.done() else None
+                finally:
+                    getter.cancel()
+                if chunk is not None:
+                    yield chunk
+            while not queue.empty():
+                chunk = queue.get_nowait()
+                if chunk is not None:
+                    yield chunk
+            if all(task.done() for task in running.values()) and queue.empty():
+                break
+        for task in running.values():
+            task.result()
+    finally:
+        await cancel_all(running.values())

@@ -1,0 +1,244 @@
+"""What an operator's presence does for the job: a lost agent is started again, an orphaned group gets a coordinator.
+
+In: the session's links and newest status. Out: start, assign and promote requests, each announced as a notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.wire import CallFailed, JobSpec, SpecError, WireError
+from supervisor.errors import RequestFailed, SupervisorError
+from supervisor.session import bringup
+from supervisor.session.certificates import Authority
+from supervisor.session.specs import merge_host, tree_for
+from supervisor.session.view import ENDED_STATES
+from supervisor.ssh import HostError
+
+if TYPE_CHECKING:
+    from supervisor.session.link import Link
+    from supervisor.session.session import Session
+
+log = logging.getLogger(__name__)
+
+# How often a node's agent is started again, and in which time, seconds.
+RESTARTS = 3
+RESTART_WINDOW = 600.0
+# A link that has just found no agent may be ahead of the news that the job is over, seconds.
+SETTLE = 1.5
+INTERVAL = 1.0
+IDENTITY_DEADLINE = 5.0
+PROMOTE_DEADLINE = 30.0
+# How long a link that only reads files stays as it is before it looks for an agent again, seconds.
+LOOK_AGAIN = 5.0
+
+
+async def identities(session: Session) -> dict[str, dict[str, Any]]:
+    """Ask every live agent that we reach who it is, in inventory order."""
+    links = [link for link in session.links.values() if link.opened and link.view.live]
+
+    async def ask(link: Link) -> dict[str, Any] | None:
+        try:
+            answer = (await link.call("identity", timeout_s=IDENTITY_DEADLINE)).data
+        except (CallFailed, WireError, asyncio.TimeoutError):
+            return None
+        link.learn(answer)
+        return answer
+
+    answers = await asyncio.gather(*(ask(link) for link in links))
+    return {link.view.name: answer for link, answer in zip(links, answers, strict=True) if answer is not None}
+
+
+async def promote_if_orphaned(session: Session) -> bool:
+    """Give the role to the first live agent when all that we reach have lost their coordinator; refusals are fine.
+
+    Returns whether somebody took it. The agents check the quorum themselves.
+    """
+    if session.read_only or session.launching:
+        return False
+    # The cheap look first: whoever coordinates, or hears the one that does, says so.
+    known = [link.view.identity for link in session.opened_links(live=True)]
+    if not known or any(one.get("role") == "coordinator" or one.get("coordinator_reachable", True) for one in known):
+        return False
+    found = await identities(session)
+    if not found or any(one.get("role") == "coordinator" or one.get("coordinator_reachable") for one in found.values()):
+        return False
+    if not any(one.get("coordinator") for one in found.values()):
+        # A launch elsewhere has not come so far yet.
+        return False
+    for name in found:
+        try:
+            answer = (await session.links[name].call("promote", {"force": False}, timeout_s=PROMOTE_DEADLINE)).data
+        except CallFailed as refused:
+            log.info("promote %s: %s", name, refused.message)
+            continue
+        except (WireError, asyncio.TimeoutError):
+            continue
+        term = answer.get("term")
+        session.notice(f"{name} takes the coordinator over (term {term}): the old one is gone", "warning", name)
+        await identities(session)
+        return True
+    return False
+
+
+async def authority_of(session: Session) -> tuple[Authority, JobSpec]:
+    """Return the job's authority and description from any node that has them; raises RequestFailed."""
+    last = "no host of the job answers"
+    for link in session.opened_links():
+        try:
+            data = (await link.call("ca")).data
+            authority = Authority(data["ca"], data["ca_key"])
+            spec = session.spec or JobSpec.from_json(data["spec"])
+            return authority, spec
+        except (CallFailed, WireError, asyncio.TimeoutError, SpecError, KeyError) as error:
+            last = f"{link.view.name}: {error}"
+    raise RequestFailed(f"cannot get the job's certificate authority: {last}")
+
+
+async def bring_up_again(session: Session, name: str, *, full: bool) -> dict[str, Any]:
+    """Start the agent of a host (and, `full`, sync its tree), introduce it to the others, return its NodeSpec as JSON.
+
+    Raises RequestFailed that names host and step. A host whose agent is alive already is only introduced.
+    """
+    link = session.links.get(name)
+    if link is None:
+        raise RequestFailed(
+            f"no host {name!r} in the inventory", "its hosts: " + " ".join(session.links), "unknown_node"
+        )
+    try:
+        authority, spec = await authority_of(session)
+        spec = merge_host(spec, link.host, session.inventory)
+        tree = await asyncio.to_thread(tree_for, session.inventory, spec) if full else None
+        leaving = await _is_leaving(session, link)
+        if leaving or not (link.opened and link.view.live):
+            material = bringup.Material(spec, authority, tree, replaces=leaving)
+            await bringup.start_on(session, name, material)
+        await introduce(session, link, spec)
+        return next(dataclasses.asdict(node) for node in spec.nodes if node.name == name)
+    except HostError as error:
+        link.fail(error.step, error.reason, error.hint)
+        raise RequestFailed(f"{name}: {error.step}: {error.reason}", error.hint, "bring_up") from error
+
+
+async def _is_leaving(session: Session, link: Link) -> bool:
+    """Tell whether the host's agent is alive only to let operators read the end: it must not be used again."""
+    if not (link.opened and link.view.live):
+        return False
+    nodes = (await session.call("status")).get("nodes", ())
+    if not any(node["name"] == link.view.name and node.get("state") == "removed" for node in nodes):
+        return False
+    try:
+        await link.call("exit", timeout_s=IDENTITY_DEADLINE)
+    except (CallFailed, WireError, asyncio.TimeoutError) as error:
+        # It ends by itself once nobody is connected to it.
+        log.info("%s: %s", link.view.name, error)
+    return True
+
+
+async def introduce(session: Session, link: Link, spec: JobSpec) -> None:
+    """Tell a started agent who coordinates; raises HostError, RequestFailed."""
+    found = await identities(session)
+    mine = link.view.name
+    others = {name: one for name, one in found.items() if name != mine}
+    heads = [one for one in others.values() if one.get("coordinator")]
+    if not heads:
+        # Nobody else is left of the job: this one carries it on from its journal.
+        try:
+            await link.call("promote", {"force": False}, timeout_s=PROMOTE_DEADLINE)
+        except CallFailed as refused:
+            raise HostError(mine, "promote", refused.message, refused.hint) from refused
+        return
+    newest = max(heads, key=lambda one: (int(one.get("term") or 0), one.get("role") == "coordinator"))
+    members: dict[str, dict[str, Any]] = {**newest.get("members", {})}
+    members[mine] = await bringup.peer_address(link, spec)
+    coordinator = str(newest["coordinator"])
+    if coordinator not in members:
+        raise HostError(mine, "assign", f"nobody knows the address of the coordinator {coordinator}", "")
+    await bringup.assign(link, int(newest["term"]), coordinator, members)
+
+
+class Healer:
+    """The watch of an attached session. `run` is owned by the session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._starts: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RESTARTS))
+        self._given_up: set[str] = set()
+
+    async def run(self) -> None:
+        """Look once a second, and at every change of links, until the job is over."""
+        session = self._session
+        while not session.ended:
+            await asyncio.sleep(INTERVAL)
+            if session.launching or session.failure is not None or session.state in ENDED_STATES:
+                continue
+            try:
+                if session.attach == "control" and not session.read_only:
+                    await promote_if_orphaned(session)
+                    await self._restart_lost()
+                self._look_again()
+            except (SupervisorError, HostError, CallFailed, WireError, asyncio.TimeoutError) as error:
+                session.notice(f"healing: {error}", "warning")
+
+    def _dead_links(self) -> list[Link]:
+        now = time.monotonic()
+        return [
+            link
+            for link in self._session.links.values()
+            if link.opened and link.view.live is False and now - link.opened_at > SETTLE
+        ]
+
+    async def _restart_lost(self) -> None:
+        session = self._session
+        if not session.status:
+            return
+        nodes = session.status.get("nodes", ())
+        wanted = {node["name"] for node in nodes if node.get("state") not in ("removed", "failed")}
+        for link in self._dead_links():
+            name = link.view.name
+            if name not in wanted or await self._is_over(link) or not self._may_start(name):
+                continue
+            session.notice(f"{name}: its agent is gone; starting it again", "warning", name)
+            try:
+                await bring_up_again(session, name, full=False)
+            except RequestFailed as error:
+                if error.kind == "already_running":
+                    continue
+                session.notice(f"{name}: {error.message}", "error", name)
+            else:
+                session.notice(f"{name}: its agent is back", "info", name)
+
+    def _may_start(self, name: str) -> bool:
+        starts = self._starts[name]
+        now = time.monotonic()
+        if len(starts) == RESTARTS and now - starts[0] < RESTART_WINDOW:
+            if name not in self._given_up:
+                self._given_up.add(name)
+                self._session.notice(
+                    f"{name}: its agent was lost {RESTARTS} times in {RESTART_WINDOW / 60:.0f} minutes; left alone. "
+                    f"Look at agent.log on the host, then: supervisor add --node {name}",
+                    "error",
+                    name,
+                )
+            return False
+        self._given_up.discard(name)
+        starts.append(now)
+        return True
+
+    async def _is_over(self, link: Link) -> bool:
+        try:
+            return (await link.call("status")).data.get("state") in ENDED_STATES
+        except (CallFailed, WireError, asyncio.TimeoutError):
+            return False
+
+    def _look_again(self) -> None:
+        """Somebody else may have started an agent where we only read files."""
+        now = time.monotonic()
+        for link in self._dead_links():
+            if now - link.opened_at > LOOK_AGAIN:
+                link.reopen()

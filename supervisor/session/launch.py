@@ -1,0 +1,175 @@
+"""Launch a job: connect, sync, start an agent on every host, wait for its engine, name the coordinator.
+
+In: an inventory and a Plan. Out: a Session whose job runs on its own; or LaunchFailed, with nothing left running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.wire import CallFailed, WireError
+from supervisor.errors import HostFailure, LaunchFailed
+from supervisor.session import bringup
+from supervisor.session.certificates import make_authority
+from supervisor.session.session import Session
+from supervisor.session.specs import tree_for
+from supervisor.session.tasks import cancel_all
+from supervisor.ssh import HostError
+
+if TYPE_CHECKING:
+    from supervisor.inventory import Inventory
+    from supervisor.session.link import Link
+    from supervisor.session.specs import Plan
+    from supervisor.ssh import NodeLink
+
+log = logging.getLogger(__name__)
+
+FIRST_TERM = 1
+# How long an abandoned launch waits for an agent to stop and its host to be cleaned, seconds.
+ABANDON_DEADLINE = 20.0
+# An agent that was told to end is gone within a moment, or after it has let others read the end.
+CLEAN_TRIES = 20
+CLEAN_PAUSE = 0.5
+# How many hosts read the network at once: syncing to all of them shares one uplink.
+BRING_UP_LIMIT = 64
+
+
+def launch_session(inventory: Inventory, plan: Plan, *, read_only: bool = False) -> Session:
+    """Return a session that launches the planned job once begun; `ready` tells the outcome."""
+    launch = Launch(plan)
+    session = Session(
+        inventory,
+        plan.spec.job,
+        attach="control",
+        read_only=read_only,
+        only=plan.hosts,
+        spec=plan.spec,
+        launch=launch.run,
+    )
+    for name in plan.hosts:
+        session.links[name].held = True
+    return session
+
+
+class Launch:
+    """One launch in progress."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._failures: dict[str, HostFailure] = {}
+        self._begun: set[str] = set()
+
+    async def run(self, session: Session) -> None:
+        """Bring all hosts up and assign them; raises LaunchFailed after having undone what was done."""
+        try:
+            await self._run(session)
+        except (LaunchFailed, asyncio.CancelledError):
+            # Whoever interrupts us once more leaves agents behind that end by themselves: nobody coordinates them.
+            await asyncio.shield(asyncio.ensure_future(self._abandon(session)))
+            raise
+
+    async def _run(self, session: Session) -> None:
+        spec = self._plan.spec
+        tree = await asyncio.to_thread(tree_for, session.inventory, spec)
+        material = bringup.Material(spec, make_authority(spec.job), tree)
+        limit = asyncio.Semaphore(BRING_UP_LIMIT)
+
+        async def one(name: str) -> None:
+            async with limit:
+                await self._bring_up(session, name, material)
+
+        await asyncio.gather(*(one(name) for name in self._plan.hosts))
+        ready = [name for name in self._plan.hosts if name not in self._failures]
+        self._check_enough(session, ready)
+        await self._assign(session, ready)
+        ready = [name for name in ready if name not in self._failures]
+        self._check_enough(session, ready)
+        for name, failure in self._failures.items():
+            session.notice(f"{failure}; the job starts without it", "warning", name)
+            await self._end_agent(session.links[name])
+
+    async def _bring_up(self, session: Session, name: str, material: bringup.Material) -> None:
+        self._begun.add(name)
+        try:
+            await bringup.start_on(session, name, material)
+        except HostError as error:
+            self._note(session, session.links[name], error)
+
+    def _note(self, session: Session, link: Link, error: HostError) -> None:
+        name = link.host.name
+        self._failures[name] = HostFailure(name, error.step, error.reason, error.hint)
+        link.fail(error.step, error.reason, error.hint)
+
+    def _check_enough(self, session: Session, ready: list[str]) -> None:
+        spec = self._plan.spec
+        if len(ready) >= spec.min_nodes:
+            return
+        total = len(self._plan.hosts)
+        raise LaunchFailed(
+            f"job {spec.job} was not started: {len(ready)} of {total} hosts came up, {spec.min_nodes} are needed",
+            tuple(self._failures.values()),
+            "mend the hosts above, or ask for fewer with --nnodes" if ready else "",
+        )
+
+    async def _assign(self, session: Session, ready: list[str]) -> None:
+        spec = self._plan.spec
+        members = {}
+        for name in list(ready):
+            try:
+                members[name] = await bringup.peer_address(session.links[name], spec)
+            except HostError as error:
+                self._note(session, session.links[name], error)
+        # A spare may coordinate only where there is nothing else.
+        order = sorted(members, key=lambda name: bool((node := spec.node(name)) and node.spare))
+        if not order:
+            return
+        coordinator = order[0]
+        await asyncio.gather(*(self._tell(session, name, coordinator, members) for name in order))
+        if coordinator in self._failures:
+            raise LaunchFailed(
+                f"job {spec.job} was not started: its coordinator {coordinator} was lost",
+                tuple(self._failures.values()),
+            )
+
+    async def _tell(self, session: Session, name: str, coordinator: str, members: dict[str, dict[str, Any]]) -> None:
+        try:
+            absent = {name: f"{failure.step}: {failure.reason}" for name, failure in self._failures.items()}
+            await bringup.assign(session.links[name], FIRST_TERM, coordinator, members, absent)
+        except HostError as error:
+            self._note(session, session.links[name], error)
+
+    async def _abandon(self, session: Session) -> None:
+        """Stop what was started and remove its files, on every host that still answers."""
+        undoing = [asyncio.ensure_future(self._undo(session.links[name])) for name in sorted(self._begun)]
+        if undoing:
+            _, pending = await asyncio.wait(undoing, timeout=ABANDON_DEADLINE)
+            await cancel_all(pending)
+
+    async def _undo(self, link: Link) -> None:
+        if not link.connected:
+            return
+        await self._end_agent(link)
+        try:
+            await link.carry_out(lambda node: self._clean(node))
+        except (HostError, CallFailed, WireError, asyncio.TimeoutError) as error:
+            log.debug("clean on %s: %s", link.view.name, error)
+
+    async def _end_agent(self, link: Link) -> None:
+        if not (link.opened and link.view.live):
+            return
+        for op, args in (("exit", {}), ("stop", {"kill": True, "operator": "launch"})):
+            try:
+                await link.call(op, args, timeout_s=ABANDON_DEADLINE / 2)
+                return
+            except (CallFailed, WireError, asyncio.TimeoutError) as error:
+                log.debug("%s on %s: %s", op, link.view.name, error)
+
+    async def _clean(self, node: NodeLink) -> None:
+        """Remove the job's files once its agent has ended."""
+        for _ in range(CLEAN_TRIES):
+            answer = await node.channel.call("clean", {"job": self._plan.spec.job}, timeout=ABANDON_DEADLINE / 2)
+            if not answer.data["kept"]:
+                return
+            await asyncio.sleep(CLEAN_PAUSE)

@@ -1,0 +1,285 @@
+"""Log text of all nodes, put together by time of arrival: windows, last rows, searches, whole dumps.
+
+In: log_* answers of the nodes that hold the files. Out: rows in the order in which they were written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from remote_agent.wire import Answer, CallFailed, WireError
+from supervisor.errors import RequestFailed, Unreachable, why
+
+if TYPE_CHECKING:
+    from supervisor.session.link import Link
+    from supervisor.session.session import Session
+
+# Rows in one request of a dump: about 100 kB.
+WINDOW_ROWS = 1000
+READ_SIZE = 1024 * 1024
+# A node may have cut an answer of this size short, bytes.
+LARGE_ANSWER = 256 * 1024
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which log files are meant."""
+
+    generation: int | str | None = None
+    """A number, "all", or None: the newest (and, where followed, all later ones)."""
+    ranks: list[int] | None = None
+    streams: tuple[str, ...] = ("stdout", "stderr")
+    nodes: list[str] | None = None
+
+    def args(self) -> dict[str, Any]:
+        """Return the selection in the words of the log_* requests."""
+        return {"generation": self.generation, "ranks": self.ranks, "streams": list(self.streams)}
+
+
+class Row(NamedTuple):
+    """One line of one file; `t_ns`: its arrival, by the coordinator's clock."""
+
+    node: str
+    generation: int
+    rank: int
+    stream: str
+    line: int
+    offset: int
+    t_ns: int
+    level: str | None
+    text: bytes
+
+
+class Clocks:
+    """Puts times of the nodes on the coordinator's clock, by the offsets in the newest status."""
+
+    def __init__(self, session: Session) -> None:
+        self._ahead_ns = {
+            node["name"]: int(float(node.get("clock_offset_ms") or 0.0) * 1e6)
+            for node in session.status.get("nodes", ())
+        }
+
+    def ahead_ns(self, node: str) -> int:
+        """Return by how much the node's clock is ahead of the coordinator's."""
+        return self._ahead_ns.get(node, 0)
+
+    def at(self, node: str, t_ns: int | None) -> int | None:
+        """Return what the node's clock shows at a time of the coordinator's."""
+        return None if t_ns is None else t_ns + self.ahead_ns(node)
+
+    def rows(self, node: str, answer: Answer) -> list[Row]:
+        """Return the rows of a log_merged or log_search answer, with their texts."""
+        found = answer.data.get("rows")
+        if not found:
+            return []
+        texts = answer.body.split(b"\n")
+        return [
+            self.row(node, row["generation"], row["rank"], row["stream"], row, text)
+            for row, text in zip(found, texts, strict=True)
+        ]
+
+    def row(self, node: str, generation: int, rank: int, stream: str, row: dict[str, Any], text: bytes) -> Row:
+        """Return one row of a node."""
+        t_ns = int(row.get("t_ns") or 0) - self.ahead_ns(node)
+        return Row(node, generation, rank, stream, int(row["line"]), int(row["offset"]), t_ns, row.get("level"), text)
+
+
+def sources(session: Session, nodes: list[str] | None) -> list[Link]:
+    """Return the links that serve logs now; raises RequestFailed for an unknown node, Unreachable for none."""
+    for name in nodes or ():
+        if name not in session.links:
+            raise RequestFailed(f"no host {name!r} in the inventory", "its hosts: " + " ".join(session.links))
+    links = [link for name, link in session.links.items() if link.opened and (nodes is None or name in nodes)]
+    if not links:
+        raise session.unreachable()
+    return links
+
+
+async def ask(session: Session, node: str, op: str, args: dict[str, Any] | None, timeout_s: float) -> Answer:
+    """Send one request to one node; raises Unreachable, RequestFailed."""
+    link = session.links.get(node)
+    if link is None:
+        raise RequestFailed(f"no host {node!r} in the inventory")
+    try:
+        return await link.call(op, args, timeout_s=timeout_s)
+    except CallFailed as refused:
+        raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
+    except (WireError, asyncio.TimeoutError) as broken:
+        raise Unreachable(f"{node}: {why(broken)}") from broken
+
+
+async def files(session: Session, nodes: list[str] | None = None) -> list[dict[str, Any]]:
+    """Return every log file on every reachable node, with `node` added, in order of generation and rank."""
+    links = sources(session, nodes)
+
+    async def one(link: Link) -> list[dict[str, Any]]:
+        answer = await ask(session, link.view.name, "log_list", {}, 30.0)
+        return [{**entry, "node": link.view.name} for entry in answer.data["files"]]
+
+    found = await asyncio.gather(*(one(link) for link in links))
+    return sorted(
+        (entry for part in found for entry in part), key=lambda file: (file["generation"], file["rank"], file["stream"])
+    )
+
+
+def select(found: list[dict[str, Any]], selection: Selection) -> list[dict[str, Any]]:
+    """Return the files that the selection means; generation None: the newest of all."""
+    generation = selection.generation
+    if generation is None:
+        generation = max((file["generation"] for file in found), default=0)
+    return [
+        file
+        for file in found
+        if generation in ("all", file["generation"])
+        and file["stream"] in selection.streams
+        and (selection.ranks is None or file["rank"] in selection.ranks)
+    ]
+
+
+async def merged(
+    session: Session,
+    selection: Selection,
+    count: int,
+    before_ns: int | None = None,
+    level: str | None = None,
+) -> list[Row]:
+    """Return about the last `count` rows of all nodes by arrival, oldest first; raises Unreachable, RequestFailed.
+
+    Rows of one time are never parted: what comes before the first row here is the next page.
+    """
+    args = {**selection.args(), "count": count, "level": level}
+    if selection.generation is None:
+        args["generation"] = newest(await files(session, selection.nodes))
+    links = sources(session, selection.nodes)
+    clocks = Clocks(session)
+
+    async def one(name: str) -> tuple[list[Row], bool]:
+        answer = await ask(session, name, "log_merged", {**args, "before_ns": clocks.at(name, before_ns)}, 60.0)
+        rows = clocks.rows(name, answer)
+        return rows, len(rows) >= count or len(answer.body) >= LARGE_ANSWER
+
+    answers = await asyncio.gather(*(one(link.view.name) for link in links))
+    # Before the oldest row of a node that has more, rows of that node are missing.
+    horizon = max((rows[0].t_ns for rows, more in answers if more and rows), default=0)
+    merged_rows = heapq.merge(*(rows for rows, _ in answers), key=lambda row: row.t_ns)
+    found = [row for row in merged_rows if row.t_ns >= horizon]
+    start = max(0, len(found) - count)
+    while 0 < start < len(found) and found[start - 1].t_ns == found[start].t_ns:
+        start -= 1
+    return found[start:]
+
+
+def newest(found: list[dict[str, Any]]) -> int:
+    """Return the newest generation that has files anywhere: a node that was removed only has older ones."""
+    return max((int(file["generation"]) for file in found), default=0)
+
+
+async def search(
+    session: Session,
+    selection: Selection,
+    *,
+    pattern: str,
+    ignore_case: bool = False,
+    level: str | None = None,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    limit: int | None = None,
+) -> AsyncGenerator[Row, None]:
+    """Yield matching rows of all nodes as they are found, node by node; raises Unreachable, RequestFailed."""
+    args = {
+        **selection.args(),
+        "pattern": pattern,
+        "ignore_case": ignore_case,
+        "level": level,
+        "limit": limit,
+    }
+    if selection.generation is None:
+        args["generation"] = newest(await files(session, selection.nodes))
+    clocks = Clocks(session)
+    for link in sources(session, selection.nodes):
+        name = link.view.name
+        times = {"since_ns": clocks.at(name, since_ns), "until_ns": clocks.at(name, until_ns)}
+        stream = link.stream("log_search", {**args, **times})
+        try:
+            async for answer in stream:
+                for row in clocks.rows(name, answer):
+                    yield row
+        except CallFailed as refused:
+            raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
+        except WireError as broken:
+            raise Unreachable(f"{name}: {broken}") from broken
+        finally:
+            await stream.aclose()
+
+
+async def _windows(session: Session, clocks: Clocks, file: dict[str, Any]) -> AsyncGenerator[tuple[int, Row], None]:
+    """Yield all rows of one file with what orders them, a window at a time; a traceback stays together."""
+    line = when_ns = 0
+    indented = False
+    name, generation, rank, stream = file["node"], file["generation"], file["rank"], file["stream"]
+    place = {"generation": generation, "rank": rank, "stream": stream}
+    while True:
+        answer = await ask(session, name, "log_window", {**place, "line": line, "count": WINDOW_ROWS}, 60.0)
+        found = answer.data["rows"]
+        if not found:
+            return
+        for entry, text in zip(found, answer.body.split(b"\n"), strict=True):
+            row = clocks.row(name, generation, rank, stream, entry, text)
+            continues = text[:1] in (b" ", b"\t")
+            if not (continues or indented) or not when_ns:
+                when_ns = max(when_ns, row.t_ns)
+            indented = continues
+            yield when_ns, row
+        line = int(found[-1]["line"]) + 1
+        total = answer.data.get("total_lines")
+        if answer.data.get("complete", True) and total is not None and line >= int(total):
+            return
+
+
+async def dump(session: Session, selection: Selection) -> AsyncGenerator[Row, None]:
+    """Yield every selected row of all nodes by arrival, with one window per file in memory."""
+    found = select(await files(session, selection.nodes), selection)
+    clocks = Clocks(session)
+    streams = [_windows(session, clocks, file) for file in found if file.get("size") != 0]
+    try:
+        firsts = await asyncio.gather(*(_next(stream) for stream in streams))
+        heap = [(first[0], number, first[1]) for number, first in enumerate(firsts) if first is not None]
+        heapq.heapify(heap)
+        while heap:
+            _, number, row = heap[0]
+            yield row
+            following = await _next(streams[number])
+            if following is None:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (following[0], number, following[1]))
+    finally:
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _next(stream: AsyncGenerator[tuple[int, Row], None]) -> tuple[int, Row] | None:
+    try:
+        return await stream.__anext__()
+    except StopAsyncIteration:
+        return None
+
+
+async def read_raw(session: Session, file: dict[str, Any], *, follow: bool = False) -> AsyncGenerator[bytes, None]:
+    """Yield the very bytes of one file; `follow`: until the job is over."""
+    place = {key: file[key] for key in ("generation", "rank", "stream")}
+    offset = 0
+    while True:
+        over = session.ended
+        answer = await ask(session, file["node"], "log_read", {**place, "offset": offset, "length": READ_SIZE}, 60.0)
+        if answer.body:
+            yield answer.body
+            offset += len(answer.body)
+        elif not follow or over:
+            return
+        else:
+            await session.wait_change(0.5)

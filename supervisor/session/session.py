@@ -1,0 +1,379 @@
+"""One job seen from here: links to every host, the newest state, the journal, requests. It holds nothing that matters.
+
+In: an inventory, a job's name (or none: it is chosen), frames from agents.
+Out: `hosts`, `status`, `events`, `incidents`, `notices` for screens and printers; requests to the cluster.
+
+Use: `session = open_session(inventory, job, attach="control")`, `async with session: await session.ready()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.wire import Answer, CallFailed, JobSpec, WireError
+from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable, why
+from supervisor.session import heal, logs, opening
+from supervisor.session.feed import Feed
+from supervisor.session.follow import Chunk, Seen, follow
+from supervisor.session.link import Link
+from supervisor.session.tasks import cancel_all, wait_event
+from supervisor.session.view import ENDED_STATES, HostView, Notice
+from supervisor.ssh import AgentFile
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from supervisor.inventory import Inventory
+
+log = logging.getLogger(__name__)
+
+# How long hosts that do not answer are waited for where all of them matter, seconds.
+SETTLE_DEADLINE = 15.0
+# How long a node that is up may take to join the coordinator, seconds.
+JOIN_DEADLINE = 30.0
+# Undoing a launch has deadlines of its own, which end before this one, seconds.
+CANCEL_LAUNCH = 60.0
+# A request to the coordinator may have to wait for a state change in progress, seconds.
+REQUEST_DEADLINE = 60.0
+
+LaunchTask = Callable[["Session"], Coroutine[Any, Any, None]]
+
+
+def operator_name() -> str:
+    """Return `user@host` of whoever runs this supervisor."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+class Session:
+    """One job seen from here. All attributes may be read at any time; `wait_change` says when to look again."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        job: str | None = None,
+        *,
+        attach: str | None = None,
+        feed: bool = False,
+        live_only: bool = False,
+        read_only: bool = False,
+        only: Iterable[str] | None = None,
+        spec: JobSpec | None = None,
+        launch: LaunchTask | None = None,
+    ) -> None:
+        self.inventory = inventory
+        self.job, self.spec = job or "", spec
+        """Empty until a job has been chosen; its description where this session launched it."""
+        self.attach = attach
+        """None (no trace in the journal), "watch", or "control" (also heals)."""
+        self.fed = feed or attach is not None
+        """`status`, `events` and `incidents` are kept up to date."""
+        self.read_only = read_only
+        self.live_only = live_only
+        self.operator = operator_name()
+        self.agent = AgentFile.build()
+        wanted = frozenset(only if only is not None else (host.name for host in inventory.hosts))
+        self.links: dict[str, Link] = {
+            host.name: Link(host, self, active=host.name in wanted) for host in inventory.hosts
+        }
+        self.hosts: dict[str, HostView] = {name: link.view for name, link in self.links.items()}
+        """The link to each host, in inventory order."""
+        self.status: dict[str, Any] = {}
+        """The newest status document of the contract (with the agents' additions), or {}."""
+        self.events: list[dict[str, Any]] = []
+        """The journal from its first event, in order of `seq`, without gaps; kept up to date while attached."""
+        self.incidents: list[dict[str, Any]] = []
+        """The contract's incident objects, oldest first."""
+        self.notices: list[Notice] = []
+        """What this supervisor did or saw itself."""
+        self.launching = launch is not None
+        """True until all nodes of a launch have been assigned, or `failure` says why not."""
+        self.failure: SupervisorError | None = None
+        """Why the launch failed, or the job cannot be found; `ready` raises it."""
+        self.ended = False
+        """The job is over, and `events` holds its last event."""
+        self.version = 0
+        """Grows with every change."""
+        self.job_known = asyncio.Event()
+        self._status_at = 0.0
+        self._launch = launch
+        self._launch_task: asyncio.Task[None] | None = None
+        self._changed: asyncio.Event = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._feed = Feed(self)
+        self._healer = heal.Healer(self)
+
+    # --- life
+
+    async def __aenter__(self) -> Session:
+        self.begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def begin(self) -> None:
+        """Start connecting (and launching); does nothing when begun."""
+        if self._tasks:
+            return
+        if self.job:
+            self.job_known.set()
+        for name, link in self.links.items():
+            self._own(link.keep(), f"link {name}")
+        if not self.job:
+            self._own(opening.choose(self), "choose job")
+        if self._launch is not None:
+            self._launch_task = self._own(self._run_launch(self._launch), "launch")
+        if self.fed:
+            self._own(self._feed.run(), "feed")
+            self._own(self._healer.run(), "heal")
+
+    async def close(self) -> None:
+        """Detach: end all links. The job does not notice; a launch in progress is undone."""
+        await self.cancel_launch()
+        await cancel_all(self._tasks)
+        self._tasks.clear()
+
+    async def ready(self) -> None:
+        """Wait until the job is launched, or its best agent is connected; raises SupervisorError."""
+        while self.failure is None and (self.launching or not opening.is_reached(self)):
+            await self.wait_change(0.1)
+            if not self.launching and self.failure is None:
+                self.failure = opening.find_failure(self)
+        if self.failure is not None:
+            raise self.failure
+        if self.attach is None:
+            await heal.promote_if_orphaned(self)
+
+    async def settle(self, timeout_s: float = SETTLE_DEADLINE) -> list[HostView]:
+        """Wait until every host has answered or failed, at most `timeout_s`; returns those on which nothing answers."""
+        end = time.monotonic() + timeout_s
+        links = [link for link in self.links.values() if link.active]
+        while not all(link.tried for link in links) and time.monotonic() < end:
+            await self.wait_change(0.1)
+        return [link.view for link in links if not link.opened and not link.missing]
+
+    async def cancel_launch(self) -> None:
+        """Give up a launch in progress: what has been started is stopped again before this returns."""
+        if self._launch_task is not None and not self._launch_task.done():
+            # Once only: what undoes the launch must not be cancelled as well.
+            self._launch_task.cancel()
+            await asyncio.wait([self._launch_task], timeout=CANCEL_LAUNCH)
+
+    # --- state
+
+    @property
+    def status_age_s(self) -> float:
+        """Seconds since the newest status document came; infinite before the first."""
+        return time.monotonic() - self._status_at if self._status_at else float("inf")
+
+    @property
+    def state(self) -> str:
+        """The job's state as last heard, "" before the first status."""
+        return str(self.status.get("state", ""))
+
+    async def wait_change(self, timeout_s: float, since: int | None = None) -> int:
+        """Wait until `version` has grown (beyond `since`), at most `timeout_s`; returns the version."""
+        if since is None or self.version <= since:
+            await wait_event(self._changed, timeout_s)
+        return self.version
+
+    def touch(self) -> None:
+        """Say that something changed."""
+        self.version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def notice(self, text: str, level: str = "info", node: str | None = None) -> None:
+        """Tell the operator something that is not in the journal."""
+        self.notices.append(Notice(time.time_ns(), text, level, node))
+        self.touch()
+
+    def set_status(self, status: dict[str, Any]) -> None:
+        """Take a newer status document."""
+        self.status = status
+        self._status_at = time.monotonic()
+        self.activate(node["name"] for node in status.get("nodes", ()) if node.get("state") != "removed")
+        self.touch()
+
+    def confirm_status(self) -> None:
+        """Note that the newest status document still holds: its agent is there and has nothing newer."""
+        self._status_at = time.monotonic()
+
+    def node_of(self, rank: int) -> str | None:
+        """Return the node that holds this rank in the current generation."""
+        for node in self.status.get("nodes", ()):
+            if any(entry.get("rank") == rank for entry in node.get("ranks", ())):
+                return str(node["name"])
+        return None
+
+    def opened_links(self, live: bool | None = None) -> list[Link]:
+        """Return the links on which the job answers, best first: live, newest term, coordinator, longest journal."""
+        found = [link for link in self.links.values() if link.opened and live in (None, link.view.live)]
+        return sorted(found, key=lambda link: link.rank_as_source(), reverse=True)
+
+    # --- requests
+
+    async def call(self, op: str, args: dict[str, Any] | None = None, timeout_s: float = 30.0) -> dict[str, Any]:
+        """Ask the best agent something harmless, or the next one when a link breaks.
+
+        Raises Unreachable, RequestFailed.
+        """
+        last = ""
+        for link in self.opened_links():
+            try:
+                return (await link.call(op, args, timeout_s=timeout_s)).data
+            except CallFailed as refused:
+                raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
+            except (WireError, asyncio.TimeoutError) as broken:
+                last = f"{link.view.name}: {why(broken)}"
+        raise self.unreachable(last)
+
+    async def journal(self, since: int = 0) -> list[dict[str, Any]]:
+        """Return the events after number `since` as the best agent has them; raises Unreachable, RequestFailed."""
+        last = ""
+        for link in self.opened_links():
+            stream = link.stream("events", {"since": since, "follow": False})
+            try:
+                return [answer.data["event"] async for answer in stream]
+            except CallFailed as refused:
+                raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
+            except WireError as broken:
+                last = f"{link.view.name}: {broken}"
+            finally:
+                await stream.aclose()
+        raise self.unreachable(last)
+
+    async def request(self, verb: str, **args: Any) -> dict[str, Any]:
+        """Ask the cluster to act: restart, remove, add, stop, promote. `add` brings the host up first.
+
+        Raises RequestFailed (refused, with the reason), Unreachable. The outcome comes as events.
+        """
+        if self.read_only:
+            raise RequestFailed(f"{verb} refused: this supervisor is read-only", "leave --read-only out", "read_only")
+        wish = {**args, "operator": self.operator}
+        if verb != "add":
+            return await self._steer(verb, wish)
+        wish["spec"] = await heal.bring_up_again(self, str(args["node"]), full=True)
+        end = time.monotonic() + JOIN_DEADLINE
+        while True:
+            try:
+                return await self._steer(verb, wish)
+            except RequestFailed as refused:
+                # Its agent is up and has yet to reach the coordinator.
+                if refused.kind != "not_ready" or time.monotonic() > end:
+                    raise
+            await self.wait_change(0.2)
+
+    async def _steer(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        await heal.promote_if_orphaned(self)
+        last = ""
+        for link in self.opened_links(live=True):
+            try:
+                return (await link.call(op, args, timeout_s=REQUEST_DEADLINE)).data
+            except CallFailed as refused:
+                raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
+            except (WireError, asyncio.TimeoutError) as broken:
+                last = f"{link.view.name}: {why(broken)}"
+                # It may have been carried out: the next agent must not do it a second time.
+                if "generation" in self.status:
+                    args.setdefault("if_generation", self.status["generation"])
+        if self.state in ENDED_STATES:
+            raise RequestFailed(f"job {self.job} is over: {self.state}", kind="ended")
+        raise self.unreachable(last or "no agent is alive there")
+
+    # --- logs
+
+    async def log(self, node: str, op: str, args: dict[str, Any] | None = None, timeout_s: float = 30.0) -> Answer:
+        """Send one log_* request to the node that holds the files; raises Unreachable, RequestFailed."""
+        return await logs.ask(self, node, op, args, timeout_s)
+
+    def follow(
+        self, selection: logs.Selection, start: str = "end", seen: Seen | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        """Yield chunks of whole lines from all nodes as they come, until the job is over and all is sent.
+
+        `start`: begin, end, or resume, which goes on from `seen`. Needs an attached or fed session.
+        """
+        return follow(self, selection, start, seen)
+
+    async def merged(
+        self, selection: logs.Selection, count: int, before_ns: int | None = None, level: str | None = None
+    ) -> list[logs.Row]:
+        """Return the last `count` rows of all nodes by time of arrival, oldest first."""
+        return await logs.merged(self, selection, count, before_ns, level)
+
+    def search(self, selection: logs.Selection, **query: Any) -> AsyncGenerator[logs.Row, None]:
+        """Yield the rows that match, node by node (see logs.search for the query)."""
+        return logs.search(self, selection, **query)
+
+    async def log_files(self) -> list[dict[str, Any]]:
+        """Return every log file on every reachable node: the agents' log_list with `node` added."""
+        return await logs.files(self)
+
+    # --- inside
+
+    def unreachable(self, last: str = "") -> Unreachable:
+        """Return the error that names every host and why it does not answer."""
+        return opening.unreachable(self, last)
+
+    def activate(self, names: Iterable[str]) -> None:
+        """Connect to further hosts of the inventory: the job has spread to them."""
+        for name in names:
+            link = self.links.get(name)
+            if link is not None:
+                link.activate()
+
+    async def _run_launch(self, launch: LaunchTask) -> None:
+        try:
+            await launch(self)
+        except SupervisorError as error:
+            self.failure = error
+        except asyncio.CancelledError:
+            self.failure = self.failure or LaunchFailed("the launch was interrupted")
+            raise
+        finally:
+            self.launching = False
+            self.touch()
+
+    def _own(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is None:
+            return
+        error = task.exception()
+        log.error("task %s failed", task.get_name(), exc_info=error)
+        self.failure = self.failure or SupervisorError(f"internal error in {task.get_name()}: {error!r}")
+        self.notice(f"internal error in {task.get_name()}: {error!r}", "error")
+
+
+def open_session(
+    inventory: Inventory,
+    job: str | None = None,
+    *,
+    attach: str | None = None,
+    feed: bool = False,
+    live_only: bool = False,
+    read_only: bool = False,
+) -> Session:
+    """Return a session on an existing job (none named: the one live job, or the newest); begin it with `async with`.
+
+    `live_only`: without a name, only one live job will do; `feed`: keep it up to date without attaching.
+    """
+    return Session(inventory, job, attach=attach, feed=feed, live_only=live_only, read_only=read_only)

@@ -1,0 +1,242 @@
+"""From the inventory and the command line to the description of the job that the agents get.
+
+In: an Inventory and UpOptions. Out: a Plan: the JobSpec, the hosts to bring up, whether the tree is synced. Pure but
+for looking whether the script is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remote_agent.wire import JobSpec, NodeSpec
+from supervisor.errors import UsageError
+from supervisor.ssh.sync import Tree, scan, tree_name
+
+if TYPE_CHECKING:
+    from supervisor.inventory import Host, Inventory
+
+JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Crockford's base 32: no i, l, o, u, which are misread.
+LETTERS = "0123456789abcdefghjkmnpqrstvwxyz"
+LONGEST_STEM = 40
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """What the command line of `up` says; None: not said."""
+
+    script: str
+    args: tuple[str, ...] = ()
+    kind: str = "script"
+    job: str | None = None
+    nnodes: str | None = None
+    nproc_per_node: str | None = None
+    max_restarts: int | None = None
+    stop_grace: float | None = None
+    role: str = "default"
+    env: dict[str, str] = field(default_factory=dict)
+    sync: bool = True
+    standalone: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `launch` carries out."""
+
+    spec: JobSpec
+    hosts: tuple[str, ...]
+    """The hosts to bring up, in inventory order."""
+
+
+def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
+    """Return what to launch; raises UsageError. Nothing has been started when it does."""
+    if options.standalone and inventory.path is not None:
+        raise UsageError(f"--standalone means this machine alone, and {inventory.path} names hosts", "leave one out")
+    defaults = inventory.job
+    syncs = inventory.path is not None and defaults.sync and options.sync
+    script = locate_script(options, defaults.workdir, cwd, syncs=syncs, local=inventory.path is None)
+    hosts, min_nodes, max_nodes = choose_hosts(inventory, options.nnodes)
+    nproc = check_nproc(options.nproc_per_node, "--nproc-per-node") if options.nproc_per_node is not None else None
+    restarts = defaults.max_restarts if options.max_restarts is None else options.max_restarts
+    if restarts < 0:
+        raise UsageError(f"--max-restarts {restarts}: must be 0 or more")
+    spec = JobSpec(
+        job=check_job(options.job) if options.job is not None else make_job_name(script),
+        script=script,
+        args=options.args,
+        kind=options.kind,
+        nodes=tuple(node_spec(host, nproc) for host in hosts),
+        tree=tree_name(defaults.workdir) if syncs else None,
+        workdir="." if syncs else str(defaults.workdir if inventory.path is not None else cwd),
+        env={**defaults.env, **options.env},
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        max_restarts=restarts,
+        node_timeout=defaults.node_timeout,
+        stop_grace=defaults.stop_grace if options.stop_grace is None else options.stop_grace,
+        coordinator_port=defaults.coordinator_port,
+        role=options.role,
+        created_ns=time.time_ns(),
+    )
+    return Plan(spec, tuple(host.name for host in hosts))
+
+
+def check_job(name: str) -> str:
+    """Return the job's name; raises UsageError when it cannot be one."""
+    if not JOB_NAME.fullmatch(name) or name.endswith(".toml"):
+        raise UsageError(
+            f"job name {name!r}: 1 to 64 letters, digits, dots, dashes or underscores, a letter or digit first, "
+            "and not ending in .toml"
+        )
+    return name
+
+
+def make_job_name(script: str) -> str:
+    """Return `<script stem>-<4 letters>`."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem)[:LONGEST_STEM].strip("-._") or "job"
+    return f"{stem}-{''.join(secrets.choice(LETTERS) for _ in range(4))}"
+
+
+def check_nproc(value: str, where: str) -> str:
+    """Return auto, gpu, cpu or a positive number as text; raises UsageError."""
+    text = value.strip().lower()
+    if text in ("auto", "gpu", "cpu"):
+        return text
+    if text.isdecimal() and int(text) > 0:
+        return str(int(text))
+    raise UsageError(f"{where} {value!r}: must be auto, gpu, cpu or a number above 0")
+
+
+def check_env(pairs: list[str]) -> dict[str, str]:
+    """Return the variables of `--env K=V` (or `--env K`: its value here); raises UsageError. Values are never shown."""
+    env: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not ENV_NAME.fullmatch(name):
+            raise UsageError(f"--env {name!r}: not a variable's name", "write --env NAME=VALUE")
+        if not equals:
+            if name not in os.environ:
+                raise UsageError(f"--env {name}: not set here", f"write --env {name}=VALUE")
+            value = os.environ[name]
+        env[name] = value
+    return env
+
+
+def parse_nnodes(text: str) -> tuple[int, int]:
+    """Return (min, max) of torchrun's N or MIN:MAX; raises UsageError."""
+    parts = text.split(":")
+    if len(parts) > 2 or not all(part.strip().isdecimal() for part in parts):
+        raise UsageError(f"--nnodes {text!r}: must be N or MIN:MAX")
+    low, high = int(parts[0]), int(parts[-1])
+    if low < 1 or high < low:
+        raise UsageError(f"--nnodes {text!r}: MIN must be 1 or more, and MAX not below it")
+    return low, high
+
+
+def choose_hosts(inventory: Inventory, nnodes: str | None) -> tuple[tuple[Host, ...], int, int]:
+    """Return the hosts to bring up (spares too), min_nodes and max_nodes; raises UsageError."""
+    regular = [host for host in inventory.hosts if not host.spare]
+    where = str(inventory.path or "this machine alone")
+    if nnodes is not None:
+        low, high = parse_nnodes(nnodes)
+    else:
+        low = inventory.job.min_nodes or len(regular)
+        high = inventory.job.max_nodes or max(low, len(regular))
+    if low > len(inventory.hosts):
+        what = f"--nnodes {nnodes}" if nnodes is not None else f"min_nodes = {low}"
+        hint = "add hosts, or ask for fewer" if inventory.path else "name an inventory: supervisor up hosts.toml …"
+        raise UsageError(f"{what}: {where} has {len(inventory.hosts)} host(s)", hint)
+    if high < low:
+        raise UsageError(f"{where}: max_nodes = {high} is below min_nodes = {low}")
+    taken = {host.name for host in regular[:high]}
+    hosts = tuple(host for host in inventory.hosts if host.spare or host.name in taken)
+    return hosts, low, high
+
+
+def node_spec(host: Host, nproc: str | None = None) -> NodeSpec:
+    """Return the node's part of the job description; `nproc`: what the command line says for all hosts."""
+    return NodeSpec(
+        name=host.name,
+        address=host.address,
+        nproc_per_node=nproc if nproc is not None else host.nproc_per_node,
+        spare=host.spare,
+        env=dict(host.env),
+    )
+
+
+def merge_host(spec: JobSpec, host: Host, inventory: Inventory) -> JobSpec:
+    """Return the description with this host among the nodes, at its place in the inventory's order."""
+    if spec.node(host.name) is not None:
+        return spec
+    order = {one.name: place for place, one in enumerate(inventory.hosts)}
+    added = dataclasses.replace(node_spec(host), spare=False)
+    nodes = sorted([*spec.nodes, added], key=lambda node: order.get(node.name, len(order)))
+    return dataclasses.replace(spec, nodes=tuple(nodes))
+
+
+def tree_for(inventory: Inventory, spec: JobSpec) -> Tree | None:
+    """Read the work tree that the job runs from, None where it is not synced; raises UsageError, SyncError.
+
+    It may take seconds.
+    """
+    if spec.tree is None:
+        return None
+    job = inventory.job
+    tree = scan(job.workdir, job.exclude, job.sync_limit_mb * 1024 * 1024)
+    here = job.workdir / spec.script
+    if spec.kind == "script" and here.is_file() and not here.is_symlink():
+        sent = {file.path for file in tree.files}
+        if spec.script not in sent:
+            raise UsageError(
+                f"script {spec.script} is left out of the work tree {job.workdir} by `exclude` or a .gitignore",
+                "take it out of there",
+            )
+    return tree
+
+
+def locate_script(options: UpOptions, workdir: Path, cwd: Path, *, syncs: bool, local: bool) -> str:
+    """Return the script as the workers will name it; raises UsageError when it is not there."""
+    script = options.script
+    if options.kind == "module" or (options.kind == "binary" and "/" not in script):
+        return script
+    if local:
+        _check_there(cwd / script, script, f"in {cwd}")
+        return script
+    if not syncs and not workdir.is_dir():
+        # The tree is on the nodes only: nothing to look at from here.
+        return script
+    found = next((path for path in (cwd / script, workdir / script) if path.exists()), workdir / script)
+    looked = f"in {cwd}" if cwd == workdir else f"in {cwd} or in the workdir {workdir}"
+    _check_there(found, script, looked)
+    inside = _inside(found, workdir)
+    if inside is not None:
+        return inside
+    if syncs:
+        raise UsageError(
+            f"script {found} is outside the workdir {workdir}, which is what goes to the nodes",
+            "set `workdir` in [job], or use --no-sync where the nodes have it already",
+        )
+    return str(found)
+
+
+def _check_there(path: Path, script: str, looked: str) -> None:
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise UsageError(f"script {script} is a directory")
+    if not path.exists():
+        raise UsageError(f"script {script} does not exist {looked}")
+
+
+def _inside(path: Path, workdir: Path) -> str | None:
+    for one, base in ((os.path.abspath(path), os.path.abspath(workdir)), (path.resolve(), workdir.resolve())):
+        relative = os.path.relpath(one, base)
+        if relative != ".." and not relative.startswith("../"):
+            return relative
+    return None

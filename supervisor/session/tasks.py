@@ -1,0 +1,36 @@
+"""Waiting and ending without losing a cancellation.
+
+In: tasks, events. Out: the same, ended; a wait that a cancellation always ends.
+
+`asyncio.wait_for` before Python 3.12 returns normally when its inner wait ends in the same turn in which it is
+cancelled; a loop around it then goes on for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+# How long a cancelled task may take before it is cancelled again, seconds.
+AGAIN = 0.5
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait until all have ended; their errors are not raised."""
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=AGAIN)
+
+
+async def wait_event(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for an event, at most `timeout_s`; returns whether it is set."""
+    if not event.is_set():
+        waiter = asyncio.ensure_future(event.wait())
+        try:
+            await asyncio.wait((waiter,), timeout=timeout_s)
+        finally:
+            waiter.cancel()
+    return event.is_set()

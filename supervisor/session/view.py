@@ -1,0 +1,50 @@
+"""What a session knows, as plain state that screens and printers read.
+
+In: nothing; the session's tasks write these objects. Out: one view per host, notices for the operator.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+# A job in one of these states never changes again.
+ENDED_STATES = frozenset({"succeeded", "failed", "stopped"})
+ENDED_EVENTS = frozenset({"job_succeeded", "job_failed", "job_stopped"})
+
+
+@dataclass
+class HostView:
+    """One host as the operator sees it from here: the link to it, not the node's state in the job."""
+
+    name: str
+    state: str = "connecting"
+    """connecting (first time, or being launched), up, lost (was up; we try again), failed (never came up)."""
+    step: str = ""
+    """What is being done: resolve, connect, auth, push, sync, start, agent, engine, ready; or what failed."""
+    text: str = ""
+    """One line for people about that step."""
+    error: str | None = None
+    """Why the last step failed, without the host's name."""
+    hint: str = ""
+    """What the operator can do about `error`."""
+    live: bool | None = None
+    """True: an agent answers; False: only files are left; None: unknown, or this job never was there."""
+    identity: dict[str, Any] = field(default_factory=dict)
+    """The agent's last answer to `identity`."""
+    hello: dict[str, Any] = field(default_factory=dict)
+    """The host's answer to `hello`: python, cpu_count, disk_free …"""
+    changed_at: float = field(default_factory=time.monotonic)
+    """time.monotonic() of the last change of `state` or `step`."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that this supervisor did or saw, beside the job's journal."""
+
+    time_ns: int
+    text: str
+    level: str = "info"
+    """info, warning or error."""
+    node: str | None = None

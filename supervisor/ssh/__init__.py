@@ -1,0 +1,23 @@
+"""Hosts over SSH: connect, bring the agent, bring the work tree.
+
+In: hosts of the inventory. Out: one NodeLink a host, or a HostError that says why not.
+"""
+
+from supervisor.ssh.agent_file import AgentFile
+from supervisor.ssh.errors import HostError, SyncError
+from supervisor.ssh.link import NodeLink, connect, connect_all
+from supervisor.ssh.scan import Tree, scan
+from supervisor.ssh.sync import SyncResult, push_tree
+
+__all__ = [
+    "AgentFile",
+    "HostError",
+    "NodeLink",
+    "SyncError",
+    "SyncResult",
+    "Tree",
+    "connect",
+    "connect_all",
+    "push_tree",
+    "scan",
+]

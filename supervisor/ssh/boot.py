@@ -1,0 +1,161 @@
+"""From a login shell to a running agent.
+
+In: the streams of the one command that runs on a node. Out: the same streams right behind the agent's greeting, or a
+HostError with what the node said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import struct
+from typing import TYPE_CHECKING
+
+from remote_agent.wire import MAGIC, PROTOCOL
+from supervisor.ssh import loader, reasons
+from supervisor.ssh.errors import HostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.inventory import Host
+    from supervisor.ssh.agent_file import AgentFile
+    from supervisor.ssh.wires import Wire
+
+    Progress = Callable[[str, str], None]
+
+BOOT_DEADLINE_S = 20.0
+# `module load` or `conda activate` on a busy shared file system.
+PRELUDE_DEADLINE_S = 40.0
+# The slowest link on which a push is not called stuck.
+SLOWEST_BYTES_PER_S = 30_000
+# Banner, motd and whatever a login shell prints.
+MAX_NOISE = 64 * 1024
+READ_SIZE = 16 * 1024
+PUSH_CHUNK = 64 * 1024
+EXIT_DEADLINE_S = 2.0
+SHOWN = 600
+_TOKEN = re.compile(rb"SUPERVISOR-(?:NEED|ERROR|AGENT)\b[^\n]*\n")
+
+
+def command(host: Host, agent: AgentFile) -> str:
+    """Return the command that a host's login shell runs."""
+    home = host.env.get("SUPERVISOR_HOME")
+    return loader.command(host.python, host.prelude, home, agent.sha256, len(agent.data))
+
+
+async def boot(host: Host, wire: Wire, agent: AgentFile, progress: Progress) -> None:
+    """Read token lines until the agent runs, and push it where it is missing; raises HostError."""
+    progress("python", host.python)
+    noise = bytearray()
+    pushed = False
+    while True:
+        deadline = BOOT_DEADLINE_S + (PRELUDE_DEADLINE_S if host.prelude and not pushed else 0)
+        deadline += len(agent.data) / SLOWEST_BYTES_PER_S if pushed else 0
+        step = "push" if pushed else "prelude" if host.prelude else "python"
+        try:
+            line = await asyncio.wait_for(_line(wire, noise), deadline)
+        except asyncio.TimeoutError:
+            error = reasons.of_time(host.name, step, deadline)
+            raise HostError(host.name, step, error.reason + _said(wire, noise), error.hint) from None
+        if line is None:
+            raise await _ended(host, wire, noise, step)
+        if line == loader.NEED and not pushed:
+            pushed = True
+            progress("push", f"{len(agent.data) // 1000} kB")
+            await _push(host, wire, agent)
+        elif line.startswith(loader.ERROR):
+            raise _refusal(host, wire, line)
+        elif line == MAGIC.strip():
+            return
+        else:
+            reason = f"the agent there speaks {line.decode(errors='replace')!r}, not protocol {PROTOCOL}"
+            raise HostError(host.name, "start", reason, "use the same version of supervisor")
+
+
+async def _line(wire: Wire, noise: bytearray) -> bytes | None:
+    """Return the next token line and forget what came before it; None: the node closed the stream, or never stops."""
+    while len(noise) <= MAX_NOISE:
+        # Not only at the start of a line: a banner may lack its newline.
+        token = _TOKEN.search(bytes(noise))
+        if token is not None:
+            del noise[: token.end()]
+            return token[0].strip()
+        try:
+            chunk = await wire.reader.read(READ_SIZE)
+        except ConnectionError:
+            return None
+        if not chunk:
+            return None
+        noise.extend(chunk)
+    return None
+
+
+async def _push(host: Host, wire: Wire, agent: AgentFile) -> None:
+    data = struct.pack(">Q", len(agent.data)) + agent.data
+    try:
+        for at in range(0, len(data), PUSH_CHUNK):
+            wire.writer.write(data[at : at + PUSH_CHUNK])
+            deadline = BOOT_DEADLINE_S + PUSH_CHUNK / SLOWEST_BYTES_PER_S
+            await asyncio.wait_for(wire.writer.drain(), deadline)
+    except asyncio.TimeoutError:
+        raise reasons.of_time(host.name, "push", BOOT_DEADLINE_S) from None
+    except OSError:
+        # The loader has given up; what it said about that is still to be read.
+        return
+
+
+def _refusal(host: Host, wire: Wire, line: bytes) -> HostError:
+    try:
+        data = json.loads(line[len(loader.ERROR) :])
+        step, kind, message = str(data["step"]), str(data["kind"]), str(data["message"])
+    except (ValueError, KeyError, TypeError):
+        return HostError(host.name, "push", line.decode(errors="replace"))
+    if kind == "disk_full":
+        hint = "free some space there, or set SUPERVISOR_HOME through env to a larger disk"
+        return HostError(host.name, step, f"disk full: {message}", hint)
+    if kind == "home_not_writable":
+        hint = 'set env = { SUPERVISOR_HOME = "/a/directory/you/may/write" } for this host'
+        return HostError(host.name, step, f"home not writable: {message}", hint)
+    if kind == "python_too_old":
+        hint = 'python 3.9 or newer is needed: set python = "/path/to/python3" for this host'
+        return HostError(host.name, step, f"python too old: {message}", hint)
+    if kind == "prelude":
+        said = _tail(bytes(wire.stderr))
+        return HostError(host.name, step, f"prelude failed: {message}{said}", "try it by hand in a shell there")
+    return HostError(host.name, step, message)
+
+
+async def _ended(host: Host, wire: Wire, noise: bytearray, step: str) -> HostError:
+    """Tell why the command ended before the agent ran."""
+    status = None
+    with contextlib.suppress(asyncio.TimeoutError):
+        status = await asyncio.wait_for(wire.wait_exit(), EXIT_DEADLINE_S)
+    said = _said(wire, noise)
+    if len(noise) > MAX_NOISE:
+        hint = "make the shell's start files silent for sessions without a terminal"
+        return HostError(host.name, step, f"the login shell prints without end{said}", hint)
+    if step == "push":
+        return HostError(host.name, step, f"the node closed the connection during the push{said}")
+    if status == 127:
+        hint = 'install it there, or set python = "/path/to/python3" for this host'
+        return HostError(host.name, "python", f"no {host.python} there: command not found{said}", hint)
+    if status == 126:
+        return HostError(host.name, "python", f"{host.python} there cannot be executed{said}", f"ls -l {host.python}")
+    shown = "was killed or cut off" if status is None or status < 0 else f"ended with status {status}"
+    if step == "prelude":
+        return HostError(host.name, step, f"prelude failed: the shell {shown}{said}", "try it by hand in a shell there")
+    reason = f"the login shell {shown} before the agent ran{said}"
+    return HostError(host.name, step, reason, f"try: ssh {host.ssh} true")
+
+
+def _said(wire: Wire, noise: bytearray) -> str:
+    return _tail(bytes(wire.stderr) or bytes(noise))
+
+
+def _tail(output: bytes) -> str:
+    text = " / ".join(line.strip() for line in output.decode(errors="replace").splitlines() if line.strip())
+    printable = "".join(char if char.isprintable() else "?" for char in text)
+    return f"; it said: {printable[-SHOWN:]}" if printable else ""

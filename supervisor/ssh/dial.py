@@ -1,0 +1,321 @@
+"""One SSH connection, through jump hosts where there are any.
+
+In: Settings. Out: an authenticated asyncssh connection, or HostError. Jump hosts are connected once for all hosts
+behind them, for as long as any of these is connected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import socket
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import asyncssh
+
+from supervisor.inventory.sshconfig import config_files
+from supervisor.ssh import hostkeys, reasons
+from supervisor.ssh.errors import HostError
+from supervisor.ssh.settings import Hop, Settings, for_hop, hops
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from supervisor.inventory import Host
+
+    Progress = Callable[[str, str], None]
+
+RESOLVE_DEADLINE_S = 10.0
+CONNECT_DEADLINE_S = 20.0
+# A link that is dead without saying so is noticed after four of these.
+KEEPALIVE_S = 15.0
+KEEPALIVE_COUNT = 3
+# sshd drops connections at random when many come at once (MaxStartups); two more tries, spread out.
+RETRY_PAUSES_S = (0.3, 1.0)
+MAX_ADDRESSES = 4
+MAX_HOPS = 8
+
+
+@dataclasses.dataclass
+class Attempt:
+    """What is known of a connection that is being made."""
+
+    step: str = "connect"
+    address: str = ""
+    offered: asyncssh.SSHKey | None = None
+
+
+class _Client(asyncssh.SSHClient):
+    """Notes how far the handshake came; trusts nothing that known_hosts does not hold."""
+
+    def __init__(self, attempt: Attempt, settings: Settings, progress: Progress) -> None:
+        self._attempt = attempt
+        self._settings = settings
+        self._progress = progress
+
+    def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
+        """Learn the peer's address."""
+        peer = conn.get_extra_info("peername")
+        self._attempt.address = str(peer[0]) if peer else ""
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+        """Remember what was offered; it is not among the trusted keys, so it is refused."""
+        self._attempt.offered = key
+        return False
+
+    def begin_auth(self, username: str) -> None:
+        """The host key is good; now it is about us."""
+        self._attempt.step = "auth"
+        self._progress("auth", f"as {username}")
+
+
+async def dial(host: Host, settings: Settings, progress: Progress) -> tuple[asyncssh.SSHClientConnection, Lease | None]:
+    """Connect and authenticate; the caller closes the connection, then gives the lease back. Raises HostError."""
+    lease = None
+    if settings.jump:
+        lease = await _jumps().lease(host, settings, progress)
+    try:
+        return await _with_retries(settings, lease, progress), lease
+    except BaseException:
+        if lease is not None:
+            await lease.give_back()
+        raise
+
+
+async def _with_retries(settings: Settings, lease: Lease | None, progress: Progress) -> asyncssh.SSHClientConnection:
+    pauses = iter(RETRY_PAUSES_S)
+    while True:
+        attempt = Attempt()
+        try:
+            return await _once(settings, lease, progress, attempt)
+        except (asyncssh.ConnectionLost, ConnectionResetError) as error:
+            pause = next(pauses, None)
+            if pause is None or attempt.step != "connect" or attempt.offered is not None:
+                raise reasons.of_ssh(settings, attempt, error) from error
+            await asyncio.sleep(pause)
+        except asyncio.TimeoutError:
+            raise reasons.of_time(settings.label, attempt.step, CONNECT_DEADLINE_S, settings.where) from None
+        except (asyncssh.Error, OSError, ValueError, asyncio.IncompleteReadError) as error:
+            raise reasons.of_ssh(settings, attempt, error) from error
+
+
+async def _once(
+    settings: Settings, lease: Lease | None, progress: Progress, attempt: Attempt
+) -> asyncssh.SSHClientConnection:
+    options: dict[str, Any] = {"proxy_command": None}
+    sock = None
+    if lease is not None:
+        options["tunnel"] = lease.connection
+        progress("connect", f"{settings.where} through {settings.jump}")
+    elif settings.proxy_command:
+        options = {"proxy_command": settings.proxy_command, "tunnel": None}
+        progress("connect", f"{settings.where} by ProxyCommand")
+    else:
+        sock = await _tcp(settings, progress)
+        options.update(sock=sock, tunnel=None)
+    try:
+        return await asyncio.wait_for(_handshake(settings, progress, attempt, options), CONNECT_DEADLINE_S)
+    except BaseException:
+        if sock is not None:
+            sock.close()
+        raise
+
+
+async def _handshake(
+    settings: Settings, progress: Progress, attempt: Attempt, options: dict[str, Any]
+) -> asyncssh.SSHClientConnection:
+    keys = [str(path) for path in (*settings.keys, *settings.locked)]
+    if settings.only_these and keys:
+        public = await asyncio.to_thread(_public_halves, keys)
+        # The agent is asked for these keys only: one with many keys would use up the server's patience.
+        options["agent_identities"] = public or None
+    return await asyncssh.connect(
+        settings.alias,
+        settings.port,
+        username=settings.user,
+        known_hosts=hostkeys.read(settings),
+        config=[str(path) for path in config_files()],
+        client_keys=keys,
+        ignore_encrypted=True,
+        agent_path=settings.agent,
+        client_factory=lambda: _Client(attempt, settings, progress),
+        password_auth=False,
+        kbdint_auth=False,
+        keepalive_interval=KEEPALIVE_S,
+        keepalive_count_max=KEEPALIVE_COUNT,
+        login_timeout=CONNECT_DEADLINE_S,
+        connect_timeout=None,
+        **options,
+    )
+
+
+def _public_halves(files: list[str]) -> list[asyncssh.SSHKey]:
+    found = []
+    for file in files:
+        with contextlib.suppress(OSError, asyncssh.KeyImportError):
+            found.append(asyncssh.read_public_key(f"{file}.pub"))
+    return found
+
+
+async def _tcp(settings: Settings, progress: Progress) -> socket.socket:
+    """Return a connected socket; every address of the name is tried. Raises HostError."""
+    loop = asyncio.get_running_loop()
+    progress("resolve", settings.host)
+    try:
+        found = await asyncio.wait_for(
+            loop.getaddrinfo(settings.host, settings.port, family=settings.family, type=socket.SOCK_STREAM),
+            RESOLVE_DEADLINE_S,
+        )
+    except asyncio.TimeoutError:
+        raise reasons.of_time(settings.label, "resolve", RESOLVE_DEADLINE_S, settings.host) from None
+    except (OSError, UnicodeError) as error:
+        gai = error if isinstance(error, OSError) else socket.gaierror(socket.EAI_NONAME, str(error))
+        raise reasons.of_network(settings, gai) from error
+    progress("connect", settings.where)
+    failure: OSError | None = None
+    deadline = CONNECT_DEADLINE_S / min(len(found), MAX_ADDRESSES)
+    for family, kind, protocol, _name, address in found[:MAX_ADDRESSES]:
+        try:
+            return await asyncio.wait_for(_connect_socket(settings, (family, kind, protocol), address), deadline)
+        except asyncio.TimeoutError:
+            failure = failure or OSError(110, "no answer")
+        except OSError as error:
+            failure = error
+    if failure is None or failure.errno == 110:
+        raise reasons.of_time(settings.label, "connect", CONNECT_DEADLINE_S, settings.where)
+    raise reasons.of_network(settings, failure)
+
+
+async def _connect_socket(settings: Settings, kind: tuple[int, int, int], address: Any) -> socket.socket:
+    sock = socket.socket(*kind)
+    try:
+        sock.setblocking(False)
+        if settings.bind:
+            sock.bind((settings.bind, 0))
+        await asyncio.get_running_loop().sock_connect(sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class Lease:
+    """The right to use a jump host's connection."""
+
+    def __init__(self, connection: asyncssh.SSHClientConnection, give_back: Callable[[], Awaitable[None]]) -> None:
+        self.connection = connection
+        self._give_back = give_back
+        self._is_back = False
+
+    async def give_back(self) -> None:
+        """Say that this user is done; the last one closes the connection."""
+        if not self._is_back:
+            self._is_back = True
+            await self._give_back()
+
+
+@dataclasses.dataclass
+class _Shared:
+    """One connection to a jump host, and who uses it."""
+
+    task: asyncio.Task[tuple[asyncssh.SSHClientConnection, Lease | None]]
+    users: int = 0
+
+
+class _Jumps:
+    """The connections to jump hosts of one event loop."""
+
+    def __init__(self) -> None:
+        self._shared: dict[object, _Shared] = {}
+
+    async def lease(self, host: Host, settings: Settings, progress: Progress) -> Lease:
+        """Return a connection to the last jump host before a target; raises HostError."""
+        chain = hops(host.name, settings.jump or "")
+        return await self._lease_chain(host, chain, progress)
+
+    async def _lease_chain(self, host: Host, chain: list[Hop], progress: Progress) -> Lease:
+        if len(chain) > MAX_HOPS:
+            raise HostError(host.name, "resolve", f"more than {MAX_HOPS} jump hosts: does ProxyJump lead in a circle?")
+        key = (tuple(chain), host.identity_file, host.known_hosts)
+        shared = self._shared.get(key)
+        if shared is not None and _is_dead(shared):
+            shared = None
+        if shared is None:
+            shared = _Shared(asyncio.ensure_future(self._open(host, chain, progress)))
+            self._shared[key] = shared
+        shared.users += 1
+        try:
+            # Many wait for the same connection; one that gives up must not take it from the others.
+            connection, _before = await asyncio.shield(shared.task)
+        except HostError as error:
+            await self.release(key, shared)
+            via = error.host if error.host.startswith("jump host") else "jump host"
+            raise HostError(host.name, error.step, f"{via}: {error.reason}", error.hint) from error
+        except BaseException:
+            await self.release(key, shared)
+            raise
+        return Lease(connection, lambda: self.release(key, shared))
+
+    async def _open(
+        self, host: Host, chain: list[Hop], progress: Progress
+    ) -> tuple[asyncssh.SSHClientConnection, Lease | None]:
+        *before, last = chain
+        settings = for_hop(host, last)
+        if not before and settings.jump:
+            # What ~/.ssh/config says of the first hop; a pattern such as `Host *` names the jump host for itself too.
+            before = [hop for hop in hops(host.name, settings.jump) if hop.host not in (last.host, settings.host)]
+        lease = await self._lease_chain(host, before, progress) if before else None
+        settings = dataclasses.replace(settings, jump=",".join(hop.host for hop in before) or None)
+
+        def report(step: str, text: str) -> None:
+            progress("connect", f"{settings.label}: {step} {text}")
+
+        try:
+            return await _with_retries(settings, lease, report), lease
+        except BaseException:
+            if lease is not None:
+                await lease.give_back()
+            raise
+
+    async def release(self, key: object, shared: _Shared) -> None:
+        """Count a user out; close what nobody uses."""
+        shared.users -= 1
+        if shared.users:
+            return
+        if self._shared.get(key) is shared:
+            del self._shared[key]
+        shared.task.cancel()
+        (result,) = await asyncio.gather(shared.task, return_exceptions=True)
+        if isinstance(result, BaseException):
+            return
+        connection, before = result
+        await hang_up(connection)
+        if before is not None:
+            await before.give_back()
+
+
+def _is_dead(shared: _Shared) -> bool:
+    task = shared.task
+    if not task.done():
+        return False
+    return task.cancelled() or task.exception() is not None or task.result()[0].is_closed()
+
+
+async def hang_up(connection: asyncssh.SSHClientConnection) -> None:
+    """Close an SSH connection, politely for a moment, then at once."""
+    connection.close()
+    try:
+        await asyncio.wait_for(connection.wait_closed(), 2.0)
+    except asyncio.TimeoutError:
+        connection.abort()
+    except (asyncssh.Error, OSError):
+        return
+
+
+_by_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Jumps] = weakref.WeakKeyDictionary()
+
+
+def _jumps() -> _Jumps:
+    return _by_loop.setdefault(asyncio.get_running_loop(), _Jumps())

@@ -1,0 +1,195 @@
+"""A connected host.
+
+In: a Host. Out: a NodeLink, whose channel answers `hello`, `jobs`, `tree_*`, `start`, `clean` and `open`; or a
+HostError that says at which step it failed and what to do next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import asyncssh
+
+from remote_agent.wire import CallFailed, Channel, WireError
+from supervisor.ssh import boot, reasons
+from supervisor.ssh.dial import Attempt, dial, hang_up
+from supervisor.ssh.errors import HostError
+from supervisor.ssh.settings import for_host
+from supervisor.ssh.wires import OPEN_DEADLINE_S, LocalWire, SshWire, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from supervisor.inventory import Host
+    from supervisor.ssh.agent_file import AgentFile
+
+    Progress = Callable[[str, str], None]
+
+# Handshakes at once. More only makes all of them slower: each one costs some milliseconds of CPU here.
+MAX_AT_ONCE = 64
+# The socket and, for a local host, three pipes; an agent's socket and a key file for a moment.
+FILES_PER_HOST = 6
+FILES_OF_OURS = 64
+HELLO_DEADLINE_S = 20.0
+CLOSE_DEADLINE_S = 5.0
+
+
+class NodeLink:
+    """One host's channel, for as long as the connection lives."""
+
+    def __init__(self, host: Host, wire: Wire) -> None:
+        self.host = host
+        self.hello: dict[str, Any] = {}
+        self.closed = asyncio.Event()
+        self.channel = Channel(wire.reader, wire.writer)
+        self._wire = wire
+        self._owner = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        try:
+            await self.channel.run()
+        finally:
+            self.closed.set()
+            await self._wire.close()
+
+    async def close(self) -> None:
+        """End the connection; the agents and jobs on the node go on."""
+        # Closing the channel ends `run`, and that closes the rest.
+        await self.channel.close()
+        done, _ = await asyncio.wait([self._owner], timeout=CLOSE_DEADLINE_S)
+        if not done:
+            self._owner.cancel()
+        await asyncio.gather(self._owner, return_exceptions=True)
+
+    def said(self) -> str:
+        """Return the end of what the node's bridge wrote to stderr, for messages."""
+        return bytes(self._wire.stderr).decode(errors="replace").strip()
+
+
+async def connect(
+    host: Host, *, agent: AgentFile, progress: Progress | None = None, deadline_s: float | None = None
+) -> NodeLink:
+    """Connect to a host and bring the agent there, all within a number of seconds; raises HostError."""
+    current = ["resolve"]
+
+    def report(step: str, text: str) -> None:
+        current[0] = step
+        if progress is not None:
+            progress(step, text)
+
+    async with _gate():
+        try:
+            return await asyncio.wait_for(_connect(host, agent, report), deadline_s)
+        except asyncio.TimeoutError:
+            raise reasons.of_time(host.name, current[0], deadline_s or 0.0) from None
+
+
+async def connect_all(
+    hosts: Iterable[Host],
+    *,
+    agent: AgentFile,
+    progress: Callable[[str, str, str], None] | None = None,
+    deadline_s: float | None = None,
+    limit: int = MAX_AT_ONCE,
+) -> dict[str, NodeLink | HostError]:
+    """Connect to all hosts at once, at most `limit` in their handshake; progress gets (host, step, text)."""
+    turn = asyncio.Semaphore(limit)
+
+    async def one(host: Host) -> NodeLink | HostError:
+        def report(step: str, text: str) -> None:
+            if progress is not None:
+                progress(host.name, step, text)
+
+        async with turn:
+            try:
+                return await connect(host, agent=agent, progress=report, deadline_s=deadline_s)
+            except HostError as error:
+                return error
+
+    chosen = list(hosts)
+    tasks = [asyncio.ensure_future(one(host)) for host in chosen]
+    try:
+        results = await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(link.close() for link in ended if isinstance(link, NodeLink)), return_exceptions=True)
+        raise
+    return {host.name: result for host, result in zip(chosen, results, strict=True)}
+
+
+async def _connect(host: Host, agent: AgentFile, progress: Progress) -> NodeLink:
+    wire = await _open_local(host, agent) if host.local else await _open_ssh(host, agent, progress)
+    try:
+        await boot.boot(host, wire, agent, progress)
+    except BaseException:
+        await wire.close()
+        raise
+    link = NodeLink(host, wire)
+    try:
+        link.hello = (await link.channel.call("hello", timeout=HELLO_DEADLINE_S)).data
+    except CallFailed as error:
+        await link.close()
+        raise HostError(host.name, "push", f"{error.kind.replace('_', ' ')}: {error.message}", error.hint) from error
+    except (WireError, asyncio.TimeoutError) as error:
+        said = link.said()
+        await link.close()
+        text = f"the agent's bridge does not answer: {said or str(error) or 'no answer in time'}"
+        raise HostError(host.name, "start", text) from error
+    except BaseException:
+        await link.close()
+        raise
+    progress("start", f"python {link.hello['python']}")
+    return link
+
+
+async def _open_local(host: Host, agent: AgentFile) -> Wire:
+    try:
+        return await LocalWire.open(boot.command(host, agent))
+    except OSError as error:
+        raise HostError(host.name, "python", f"no process can be started: {error.strerror}") from error
+
+
+async def _open_ssh(host: Host, agent: AgentFile, progress: Progress) -> Wire:
+    progress("resolve", host.ssh)
+    settings = await asyncio.to_thread(for_host, host)
+    connection, lease = await dial(host, settings, progress)
+    try:
+        return await SshWire.open(connection, lease, boot.command(host, agent))
+    except BaseException as error:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await hang_up(connection)
+        if lease is not None:
+            await lease.give_back()
+        if isinstance(error, asyncssh.ChannelOpenError):
+            raise reasons.of_channel(settings, error) from error
+        if isinstance(error, asyncio.TimeoutError):
+            raise reasons.of_time(host.name, "python", OPEN_DEADLINE_S, settings.where) from error
+        if isinstance(error, (asyncssh.Error, OSError)):
+            raise reasons.of_ssh(settings, Attempt(step="python"), error) from error
+        raise
+
+
+_gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+
+
+def _gate() -> asyncio.Semaphore:
+    """Return what bounds the handshakes of this event loop."""
+    return _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(at_once()))
+
+
+def at_once() -> int:
+    """Return how many handshakes may run at once: bounded by open files, which are raised to the hard limit first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or soft < hard:
+        # Links stay open after their handshake, one socket each, so the default of 1024 bounds the hosts too.
+        wanted = max(soft, 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536))
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return max(1, min(MAX_AT_ONCE, (soft - FILES_OF_OURS) // FILES_PER_HOST))

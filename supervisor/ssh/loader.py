@@ -1,0 +1,151 @@
+"""The first code of ours that runs on a node: find the agent, or ask for it, and become it.
+
+In: argv (sha256, size); the agent's bytes on stdin if it is not there. Out: token lines on stdout, then the agent.
+
+LOADER must parse under every Python, so that an old one can be told that it is too old. A token line is
+
+    SUPERVISOR-NEED                     send 8 bytes of length (big-endian) and the agent
+    SUPERVISOR-ERROR {"step", "kind", "message"}
+    SUPERVISOR-AGENT <protocol>         the agent is running: frames follow
+"""
+
+from __future__ import annotations
+
+import base64
+import shlex
+
+NEED = b"SUPERVISOR-NEED"
+ERROR = b"SUPERVISOR-ERROR"
+
+LOADER = r'''
+import os, sys
+def say(text):
+    os.write(1, (text + "\n").encode("utf-8"))
+def fail(step, kind, message):
+    import json
+    say("SUPERVISOR-ERROR " + json.dumps({"step": step, "kind": kind, "message": message}))
+    os._exit(9)
+def refuse(error, path):
+    import errno
+    text = "%s: %s" % (getattr(error, "filename", None) or path, error.strerror)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        while not os.path.isdir(path):
+            path = os.path.dirname(path)
+        disk = os.statvfs(path)
+        free = disk.f_bavail * disk.f_frsize
+        fail("push", "disk_full", "%s: %d bytes are needed, %d are free" % (text, size, free))
+    fail("push", "home_not_writable", text)
+def read(count):
+    parts = []
+    while count:
+        part = os.read(0, min(count, 65536))
+        if not part:
+            os._exit(9)
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+def fetch(agents, path):
+    import hashlib, struct
+    home = os.path.dirname(agents)
+    try:
+        os.makedirs(home, 0o700, exist_ok=True)
+        os.makedirs(agents, 0o700, exist_ok=True)
+    except OSError as error:
+        refuse(error, home)
+    say("SUPERVISOR-NEED")
+    data = read(struct.unpack(">Q", read(8))[0])
+    if hashlib.sha256(data).hexdigest() != sha:
+        fail("push", "damaged", "the agent arrived damaged")
+    part = "%s.%d.tmp" % (path, os.getpid())
+    try:
+        with open(part, "wb") as file:
+            os.chmod(part, 0o600)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(part, path)
+    except OSError as error:
+        try:
+            os.unlink(part)
+        except OSError:
+            pass
+        refuse(error, agents)
+sha = sys.argv[2]
+size = int(sys.argv[3])
+if sys.version_info[:2] < (3, 9):
+    fail("python", "python_too_old", "%s is Python %d.%d.%d" % ((sys.executable,) + tuple(sys.version_info[:3])))
+if not sys.executable:
+    fail("python", "python_broken", "this Python does not know its own path")
+home = os.path.abspath(os.path.expanduser(os.environ.get("SUPERVISOR_HOME") or "~/.supervisor"))
+path = os.path.join(home, "agents", sha + ".pyz")
+try:
+    there = os.path.getsize(path) == size
+except OSError:
+    there = False
+if not there:
+    fetch(os.path.dirname(path), path)
+os.execv(sys.executable, [sys.executable, path, "connect"])
+'''
+
+# `python -c` puts the current directory, the user's home, before the standard library.
+STUB = "import sys;sys.path=[p for p in sys.path if p];import binascii;exec(binascii.a2b_base64(sys.argv[1]))"
+
+# On clusters `module` is a shell function that only login shells define.
+MODULES = (
+    "command -v module >/dev/null 2>&1 || for f in /etc/profile.d/lmod.sh /etc/profile.d/modules.sh"
+    " /usr/share/lmod/lmod/init/sh /usr/share/modules/init/sh; do [ -r $f ] && . $f && break; done; :"
+)
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _./:=+,@%^~-")
+
+
+def command(python: str, prelude: str | None, home: str | None, sha256: str, size: int) -> str:
+    """Return the one command for a node's login shell, whichever that is."""
+    loader = base64.b64encode(LOADER.encode()).decode()
+    words = [_double(python), "-c", _double(STUB), loader, sha256, str(size)]
+    if home:
+        words = ["env", f"SUPERVISOR_HOME={_double(home, tilde=False)}", *words]
+    start = "exec " + " ".join(words)
+    if not prelude:
+        return f"sh -c {shlex.quote(start)}" if _is_tame(start) else f"sh -c 'eval {_octal(start)}'"
+    check = (
+        f'[ $s -eq 0 ] || {{ printf \'{ERROR.decode()} {{"step": "prelude", "kind": "prelude", '
+        '"message": "it ended with status %d"}\\n\' $s; exit 9; }'
+    )
+    script = "\n".join(
+        [
+            "{",
+            MODULES if "module " in prelude or "ml " in prelude else ":",
+            prelude,
+            # The prelude must neither eat the agent's bytes nor write among the frames.
+            "} </dev/null >&2",
+            "s=$?",
+            check,
+            start,
+        ]
+    )
+    # Preludes are written for bash where there is one: `source`, `conda activate`, `module`.
+    return f"sh -c 'S={_octal(script)}; command -v bash >/dev/null 2>&1 && exec bash -c \"$S\"; eval \"$S\"'"
+
+
+def _double(text: str, tilde: bool = True) -> str:
+    """Quote for sh in double quotes; a leading ~/ is the node's home, not the operator's."""
+    start = ""
+    if tilde and text.startswith("~/"):
+        start, text = '"$HOME"/', text[2:]
+    for char in '\\"$`':
+        text = text.replace(char, "\\" + char)
+    return f'{start}"{text}"'
+
+
+def _is_tame(script: str) -> bool:
+    """Tell whether every login shell, csh and fish too, takes these characters literally in single quotes."""
+    return not set(script) & set("'!\\\n")
+
+
+def _octal(script: str) -> str:
+    """Return an sh word that stands for any script, in characters that no login shell changes."""
+    text = "".join(
+        char if char in _PLAIN else "".join(f"\\0{byte:03o}" for byte in char.encode("utf-8", "surrogateescape"))
+        for char in script
+    )
+    return f'"$(printf %b "{text}")"'

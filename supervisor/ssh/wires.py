@@ -1,0 +1,190 @@
+"""The streams of the command on a node: of an SSH session, or of a local process.
+
+In: an SSH connection or nothing. Out: reader and writer as Channel wants them, the end of stderr, the exit status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import asyncssh
+
+from supervisor.ssh.dial import Lease, hang_up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STDERR_KEPT = 8 * 1024
+STDERR_CHUNK = 4096
+STREAM_LIMIT = 1024 * 1024
+CLOSE_DEADLINE_S = 2.0
+OPEN_DEADLINE_S = 20.0
+
+
+class Wire(Protocol):
+    """One command on a node."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    stderr: bytearray
+    """The last of what it wrote to stderr."""
+
+    async def wait_exit(self) -> int | None:
+        """Return the exit status, None when there is none, negative for a signal."""
+
+    async def close(self) -> None:
+        """End the command and all that belongs to it."""
+
+
+async def _collect(read: Callable[[int], Any], kept: bytearray) -> None:
+    """Keep the end of a stream, and keep it flowing."""
+    with contextlib.suppress(ConnectionError, asyncssh.Error, OSError):
+        while chunk := await read(STDERR_CHUNK):
+            kept.extend(chunk)
+            del kept[:-STDERR_KEPT]
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+class _SshReader:
+    """asyncssh's reader with asyncio's exceptions."""
+
+    def __init__(self, reader: asyncssh.SSHReader[bytes]) -> None:
+        self._reader = reader
+
+    async def read(self, count: int = -1) -> bytes:
+        """Return up to that many bytes; raises ConnectionError."""
+        try:
+            return await self._reader.read(count)
+        except asyncssh.Error as error:
+            raise ConnectionResetError(str(error)) from error
+
+    async def readexactly(self, count: int) -> bytes:
+        """Return that many bytes; raises IncompleteReadError, ConnectionError."""
+        if count == 0:
+            return b""
+        try:
+            return await self._reader.readexactly(count)
+        except asyncssh.Error as error:
+            raise ConnectionResetError(str(error)) from error
+
+
+class _SshWriter:
+    """asyncssh's writer with asyncio's exceptions."""
+
+    def __init__(self, writer: asyncssh.SSHWriter[bytes]) -> None:
+        self._writer = writer
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes; raises OSError."""
+        self._writer.write(data)
+
+    async def drain(self) -> None:
+        """Wait until the queue is short; raises ConnectionError."""
+        try:
+            await self._writer.drain()
+        except asyncssh.Error as error:
+            raise ConnectionResetError(str(error)) from error
+
+    def close(self) -> None:
+        """End the session."""
+        self._writer.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until the session has ended."""
+        with contextlib.suppress(asyncssh.Error):
+            await self._writer.wait_closed()
+
+
+class SshWire:
+    """The command in an SSH session."""
+
+    def __init__(
+        self, connection: asyncssh.SSHClientConnection, lease: Lease | None, process: asyncssh.SSHClientProcess[bytes]
+    ) -> None:
+        self._connection = connection
+        self._lease = lease
+        self._process = process
+        self.reader = cast("asyncio.StreamReader", _SshReader(process.stdout))
+        self.writer = cast("asyncio.StreamWriter", _SshWriter(process.stdin))
+        self.stderr = bytearray()
+        self._collecting = asyncio.ensure_future(_collect(process.stderr.read, self.stderr))
+
+    @classmethod
+    async def open(cls, connection: asyncssh.SSHClientConnection, lease: Lease | None, command: str) -> SshWire:
+        """Run a command; raises asyncssh.Error, OSError, asyncio.TimeoutError."""
+        # ~/.ssh/config may ask for a terminal, which would change every byte.
+        opening = connection.create_process(command, encoding=None, request_pty=False, x11_forwarding=False)
+        return cls(connection, lease, await asyncio.wait_for(opening, OPEN_DEADLINE_S))
+
+    async def wait_exit(self) -> int | None:
+        """Return the exit status, None when there is none, negative for a signal."""
+        await self._process.wait_closed()
+        # What it said last may still be on its way here.
+        await asyncio.wait([self._collecting], timeout=CLOSE_DEADLINE_S)
+        return self._process.returncode
+
+    async def close(self) -> None:
+        """End the session, the connection and the use of a jump host."""
+        self._process.close()
+        await hang_up(self._connection)
+        await _end(self._collecting)
+        if self._lease is not None:
+            await self._lease.give_back()
+
+
+class LocalWire:
+    """The command as a process of this machine."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        if process.stdin is None or process.stdout is None or process.stderr is None:
+            raise ValueError("the process needs pipes")
+        self._process = process
+        self.reader = process.stdout
+        self.writer = process.stdin
+        self.stderr = bytearray()
+        self._collecting = asyncio.ensure_future(_collect(process.stderr.read, self.stderr))
+
+    @classmethod
+    async def open(cls, command: str) -> LocalWire:
+        """Run a command; raises OSError."""
+        # A session of its own: Ctrl-C in the terminal is for the supervisor to handle.
+        process = await asyncio.create_subprocess_shell(
+            command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=STREAM_LIMIT,
+            start_new_session=True,
+        )
+        return cls(process)
+
+    async def wait_exit(self) -> int | None:
+        """Return the exit status, negative for a signal."""
+        status = await self._process.wait()
+        await asyncio.wait([self._collecting], timeout=CLOSE_DEADLINE_S)
+        return status
+
+    async def close(self) -> None:
+        """Close stdin, which ends the bridge; kill it if that does not."""
+        # asyncio sees the end of a process only when its pipes have been read to their end.
+        reading = asyncio.ensure_future(_collect(self.reader.read, bytearray()))
+        self.writer.close()
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self.writer.wait_closed(), CLOSE_DEADLINE_S)
+        try:
+            await asyncio.wait_for(self._process.wait(), CLOSE_DEADLINE_S)
+        except asyncio.TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+        await _end(self._collecting)
+        await asyncio.wait([reading], timeout=CLOSE_DEADLINE_S)
+        await _end(reading)

@@ -1,0 +1,343 @@
+"""The application: one session, one timer, the screens and the way between them.
+
+In: a session, options of the command line. Out: an exit status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import locale
+import os
+import signal
+import sys
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+from textual.app import App
+
+from supervisor.paths import themes_dir
+from supervisor.session.logs import Selection
+from supervisor.tui import theming
+from supervisor.tui.cells import clean
+from supervisor.tui.desk import Desk
+from supervisor.tui.feeds import MergedFeed
+from supervisor.tui.model import Snapshot, take
+from supervisor.tui.screens.base import LiveScreen, Target
+from supervisor.tui.screens.incident import IncidentScreen
+from supervisor.tui.screens.launch import LaunchScreen
+from supervisor.tui.screens.lists import EventsScreen, NodesScreen, RanksScreen
+from supervisor.tui.screens.logs import BOTH, LogsScreen
+from supervisor.tui.screens.map import MapScreen
+from supervisor.tui.widgets.tables import RankTable
+from supervisor.tui.words import Glyphs
+
+if TYPE_CHECKING:
+    from textual.screen import Screen
+
+    from supervisor.tui.incident_rows import Place
+    from supervisor.tui.source import SessionContext, Source
+
+Level = Literal["information", "warning", "error"]
+TICK_S: Final = 1 / 8
+HISTORY: Final = 32
+DETACHED: Final = 0
+
+
+class SupervisorApp(App[int], inherit_bindings=False):
+    """The terminal UI of one job."""
+
+    TITLE = "supervisor"
+    CSS_PATH: ClassVar[Any] = themes_dir() / "app.tcss"
+    BINDINGS = []
+    ENABLE_COMMAND_PALETTE = False
+    ALLOW_SELECT = False
+    DEFAULT_MODE = "map"
+    MODES = {
+        "launch": LaunchScreen,
+        "map": MapScreen,
+        "nodes": NodesScreen,
+        "ranks": RanksScreen,
+        "logs": LogsScreen,
+        "incident": IncidentScreen,
+        "events": EventsScreen,
+    }
+
+    def __init__(
+        self, source: Source, *, theme: str | None = None, read_only: bool = False, ascii_only: bool = False
+    ) -> None:
+        no_color = _no_color()
+        super().__init__(ansi_color=True if no_color else None)
+        # Movement that nobody asked for only costs bytes on a slow line.
+        self.animation_level = "none"
+        self.source = source
+        self.read_only = read_only
+        self.glyphs = Glyphs(ascii_only or not _is_utf8())
+        self.snapshot: Snapshot = take(source)
+        self.skins, self._problems = theming.load_all()
+        self.desk = Desk(self)
+        self._drawn: tuple[int, bool] = (-1, False)
+        self._look = True
+        self._history: list[str] = []
+        self._announced = 0
+        self._incident_opened = False
+        self._was_launching = False
+        self.leave_when_ended = False
+        self._take_theme(theming.NO_COLOR_THEME if no_color else theme or theming.DEFAULT_THEME)
+
+    # --- themes
+
+    def _take_theme(self, name: str) -> None:
+        skin = self.skins.get(name)
+        if skin is None:
+            known = ", ".join(sorted(self.skins))
+            self._problems.append(f"no theme named {name}; there are: {known or 'none'}")
+            skin = self.skins.get(theming.DEFAULT_THEME) or theming.fallback()
+        self.palette = skin.palette
+        self.register_theme(skin.theme)
+        self.theme = skin.name
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """What Textual's own style sheets need and its own ansi themes define: a theme may leave it out."""
+        return theming.VARIABLE_DEFAULTS
+
+    def set_skin(self, name: str) -> None:
+        """Take a theme and draw everything with it."""
+        self._take_theme(name)
+        for stack in self._screen_stacks.values():
+            for screen in stack:
+                if hasattr(screen, "restyle"):
+                    screen.restyle()
+        self.look_again()
+
+    def next_theme(self) -> None:
+        """Take the next theme in order of names."""
+        names = sorted(self.skins)
+        if names:
+            at = names.index(self.palette.name) if self.palette.name in names else -1
+            self.set_skin(names[(at + 1) % len(names)])
+
+    # --- the tick
+
+    def on_mount(self) -> None:
+        """Start the one timer."""
+        self.set_class(self.glyphs.ascii, "-ascii")
+        if self.source.launching or self.snapshot.problem:
+            self.switch_mode("launch")
+            self._was_launching = self.source.launching
+        for problem in self._problems:
+            self.say(problem, title="theme", level="warning", seconds=10)
+        self.set_interval(TICK_S, self.tick)
+        self.call_after_refresh(_settle_memory)
+
+    def look_again(self) -> None:
+        """Draw the visible screen anew, soon."""
+        self._look = True
+        self.call_next(self.tick)
+
+    def tick(self) -> None:
+        """Hand the newest state to the screen that is visible; nothing else works."""
+        source = self.source
+        drawn = (source.version, source.status_age_s > 3.0)
+        changed = drawn != self._drawn or self._look
+        if changed:
+            self.snapshot = take(source)
+            self._drawn = drawn
+            self._look = False
+        screen = self.live_screen
+        if screen is not None and screen.is_mounted and screen.size:
+            screen.tick(self.snapshot, source.status_age_s, changed)
+        if changed:
+            self._steer()
+
+    @property
+    def live_screen(self) -> LiveScreen | None:
+        """The screen of the job that is visible, under a dialog or not."""
+        for screen in reversed(self.screen_stack):
+            if isinstance(screen, LiveScreen):
+                return screen
+        return None
+
+    def _steer(self) -> None:
+        """Move by itself where that is what everybody would do, and only from a screen without a dialog."""
+        for notice in self.source.notices[self._announced :]:
+            severity: Level = (
+                "error" if notice.level == "error" else "warning" if notice.level == "warning" else "information"
+            )
+            self.say(notice.text, level=severity, seconds=8)
+        self._announced = len(self.source.notices)
+        if len(self.screen_stack) > 1:
+            return
+        snapshot = self.snapshot
+        if snapshot.problem and self.current_mode == "map":
+            self.switch_mode("launch")
+        elif (
+            self.current_mode == "launch" and self._was_launching and not self.source.launching and not snapshot.problem
+        ):
+            self._was_launching = False
+            self.switch_mode("map")
+        if snapshot.ended and self.leave_when_ended:
+            self.exit(snapshot.exit_status or 0)
+        elif snapshot.ended and snapshot.state == "failed" and snapshot.incident and not self._incident_opened:
+            self._incident_opened = True
+            self.go("incident")
+
+    def say(self, text: str, *, title: str = "", level: Level = "information", seconds: float = 6) -> None:
+        """Show a notice; text of nodes is made safe to print."""
+        safe = "\n".join(clean(line) for line in text.splitlines())
+        self.notify(safe, title=clean(title), severity=level, timeout=seconds, markup=False)
+
+    # --- ways
+
+    def go(self, mode: str) -> None:
+        """Go to a screen."""
+        if mode != self.current_mode:
+            self._history = [*self._history[-HISTORY:], self.current_mode]
+            self.switch_mode(mode)
+            self.look_again()
+
+    def back(self) -> None:
+        """Go back; at the end of the way, to the map."""
+        mode = self._history.pop() if self._history else "map"
+        if mode != self.current_mode:
+            self.switch_mode(mode)
+            self.look_again()
+
+    def last(self) -> None:
+        """Change places with the screen before."""
+        if self._history:
+            mode = self._history.pop()
+            self._history.append(self.current_mode)
+            self.switch_mode(mode)
+            self.look_again()
+
+    def _on_screen(self, mode: str, work: Callable[[Screen[Any]], None]) -> None:
+        """Go to a screen, and do something there once it is mounted."""
+        self.go(mode)
+
+        def later() -> None:
+            if self.current_mode == mode and not self.screen_stack[0].is_mounted:
+                self.call_later(later)
+            elif self.current_mode == mode:
+                work(self.screen_stack[0])
+
+        self.call_later(later)
+
+    def open_log(self, target: Target, generation: int | None = None) -> None:
+        """Show the log of a rank, a node or all."""
+        self._on_screen("logs", lambda screen: _logs(screen).open_target(target, generation))
+
+    def open_place(self, place: Place) -> None:
+        """Show one line of a log."""
+        self._on_screen("logs", lambda screen: _logs(screen).open_place(place))
+
+    def go_to_rank_of(self, node: str) -> None:
+        """Show the ranks, the first one of a node selected."""
+        row = self.snapshot.nodes_by_name.get(node)
+        if row is None or not row.ranks:
+            self.open_log(Target(node))
+            return
+        first = row.ranks[0].rank
+
+        def select(screen: Screen[Any]) -> None:
+            table = screen.query_one(RankTable)
+            screen.show(self.snapshot)  # type: ignore[attr-defined]
+            table.select(first)
+
+        self._on_screen("ranks", select)
+
+    def target_of_event(self, index: Hashable) -> Target:
+        """The node and rank that an event speaks of."""
+        events = self.source.events
+        if not isinstance(index, int) or not 0 <= index < len(events):
+            return Target()
+        node, rank = events[index].get("node"), events[index].get("rank")
+        return Target(str(node) if node else None, rank if isinstance(rank, int) else None)
+
+    def open_event(self, index: Hashable) -> None:
+        """Show what an event speaks of: the incident, else the log."""
+        events = self.source.events
+        if isinstance(index, int) and 0 <= index < len(events) and events[index].get("type") == "incident":
+            self.go("incident")
+        else:
+            self.open_log(self.target_of_event(index))
+
+    def merged_feed(
+        self, target: Target | None, generation: int | None = None, streams: tuple[str, ...] = BOTH
+    ) -> MergedFeed:
+        """The rows of a target by time, over all generations unless one is named."""
+        where = target or Target()
+        ranks = None if where.rank is None else [where.rank]
+        nodes = [where.node] if where.node else None
+        wanted: int | str = "all" if generation is None else generation
+        return MergedFeed(self.source, Selection(generation=wanted, ranks=ranks, streams=streams, nodes=nodes))
+
+    def action_close_find(self) -> None:
+        """Close the line in which a pattern is typed."""
+        if isinstance(self.screen, LogsScreen):
+            self.screen.close_find()
+
+    # --- dialogs, all in desk.py
+
+    def open_menu(self, target: Target) -> None:
+        """Open the menu of actions."""
+        self.desk.open_menu(target)
+
+    def open_palette(self) -> None:
+        """Open the palette."""
+        self.desk.open_palette()
+
+    def open_help(self, screen: str) -> None:
+        """Open the help page."""
+        self.desk.open_help(screen)
+
+    def leave(self) -> None:
+        """Ask whether to detach or to stop; a job that is over needs no question."""
+        self.desk.leave()
+
+
+def _logs(screen: Screen[Any]) -> LogsScreen:
+    assert isinstance(screen, LogsScreen)
+    return screen
+
+
+def _no_color() -> bool:
+    """Whether the user wants no colour; an empty NO_COLOR means nothing, but Textual would take it for a yes."""
+    if os.environ.get("NO_COLOR") == "":
+        del os.environ["NO_COLOR"]
+    return "NO_COLOR" in os.environ
+
+
+def _is_utf8() -> bool:
+    encoding = (getattr(sys.stdout, "encoding", None) or locale.getpreferredencoding(False)).lower()
+    return encoding.replace("-", "").replace("_", "") == "utf8"
+
+
+def _settle_memory() -> None:
+    """What is there after the first paint stays: the collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
+
+
+async def _run(session_factory: Callable[[], SessionContext], make: Callable[[Source], SupervisorApp]) -> int:
+    async with session_factory() as source:
+        app = make(source)
+        loop = asyncio.get_running_loop()
+        # The job goes on; the terminal must be given back in order.
+        with contextlib.suppress(NotImplementedError, ValueError):
+            loop.add_signal_handler(signal.SIGTERM, app.exit, DETACHED)
+        status = await app.run_async()
+        return status if status is not None else app.return_code or DETACHED
+
+
+def run_tui(
+    session_factory: Callable[[], SessionContext], *, theme: str | None, read_only: bool, ascii_only: bool
+) -> int:
+    """Show a session until the user leaves; returns 0 detached or succeeded, 1 failed, 3 launch failed, 4 stopped."""
+
+    def make(source: Source) -> SupervisorApp:
+        return SupervisorApp(source, theme=theme, read_only=read_only, ascii_only=ascii_only)
+
+    return asyncio.run(_run(session_factory, make))

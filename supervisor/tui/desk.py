@@ -1,0 +1,266 @@
+"""What the user asks the cluster to do: menus and confirmations made from the registry, then one request each.
+
+In: a selection, answers of dialogs. Out: requests to the session, and what came of them as notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from remote_agent.wire import WireError
+from supervisor.actions import ACTIONS, Action
+from supervisor.errors import SupervisorError
+from supervisor.tui import keys, words
+from supervisor.tui.screens.base import Target
+from supervisor.tui.screens.dialogs import ButtonDialog, Choice, Confirm, ConfirmTyped, Menu, MenuItem
+from supervisor.tui.screens.palette import Entry, Help, Palette
+
+if TYPE_CHECKING:
+    from supervisor.tui.app import SupervisorApp
+    from supervisor.tui.model import NodeRow
+
+# Membership as the user saw it is part of these: they are refused when it has changed since.
+_BOUND_TO_GENERATION: Final = ("restart", "remove")
+_OUTSIDE: Final = ("removed", "spare", "lost", "failed", "")
+RANKS_IN_PALETTE: Final = 1024
+
+
+def offered() -> list[Action]:
+    """The actions that change something and have a letter."""
+    return [action for action in ACTIONS if action.destructive and action.key and action.op]
+
+
+class Desk:
+    """Asks, confirms, sends."""
+
+    def __init__(self, app: SupervisorApp) -> None:
+        self._app = app
+
+    # --- menu
+
+    def open_menu(self, target: Target) -> None:
+        """The actions, with what each would be about."""
+        items = [self._item(action, target) for action in offered()]
+
+        def chosen(name: str | None) -> None:
+            action = next((action for action in offered() if action.id == name), None)
+            if action is not None:
+                self.begin(action, target)
+
+        self._app.push_screen(Menu(f"actions on {self._name(target)}", items), chosen)
+
+    def _item(self, action: Action, target: Target) -> MenuItem:
+        off = ""
+        if self._app.read_only:
+            off = "this supervisor is read-only"
+        elif self._app.snapshot.ended:
+            off = "the job is over"
+        elif not self._app.snapshot.state:
+            off = "the job cannot be reached"
+        elif action.scope == "node" and not self._candidates(action):
+            off = "no node for it"
+        note = action.help
+        if action.scope == "node" and self._fits(action, target.node):
+            note = f"{target.node}: {action.help}"
+        return MenuItem(action.id, action.key, action.label, note, off)
+
+    def _name(self, target: Target) -> str:
+        if target.rank is not None:
+            return f"rank {target.rank} on {target.node}"
+        return target.node or self._app.snapshot.job or "the job"
+
+    def _candidates(self, action: Action) -> list[NodeRow]:
+        nodes = self._app.snapshot.nodes
+        if action.op == "add":
+            return [node for node in nodes if node.state in _OUTSIDE and not node.ranks]
+        if action.op == "remove":
+            return [node for node in nodes if node.state not in ("removed", "")]
+        return [node for node in nodes if node.state in ("running", "ready")]
+
+    def _fits(self, action: Action, node: str | None) -> bool:
+        return any(row.name == node for row in self._candidates(action))
+
+    # --- one action
+
+    def begin(self, action: Action, target: Target) -> None:
+        """Ask for the node if none is selected that fits, then for consent."""
+        if self._app.read_only or self._app.snapshot.ended:
+            self._warn(f"{action.label}: {'read-only' if self._app.read_only else 'the job is over'}")
+        elif action.scope != "node":
+            self._confirm(action, None)
+        elif self._fits(action, target.node):
+            self._confirm(action, target.node)
+        else:
+            self._choose_node(action)
+
+    def _choose_node(self, action: Action) -> None:
+        rows = self._candidates(action)
+        if not rows:
+            self._warn(f"{action.label}: no node for it")
+            return
+        items = [MenuItem(row.name, "", row.name, f"{row.look.word}  {row.why}".strip()) for row in rows]
+
+        def chosen(name: str | None) -> None:
+            if name is not None:
+                self._confirm(action, name)
+
+        self._app.push_screen(Menu(f"{action.label}: which one?", items), chosen)
+
+    def _confirm(self, action: Action, node: str | None) -> None:
+        snapshot = self._app.snapshot
+        facts = [
+            ("Target", node or f"job {snapshot.job}, {words.count(len(snapshot.ranks), 'rank')}"),
+            ("Effect", action.effect(self._app.source.status, node)),
+        ]
+        yes = f"{action.label} {node}" if node else action.label
+        generation = snapshot.generation
+
+        def answered(answer: str | None) -> None:
+            if answer == "yes":
+                self._app.run_worker(self.send(action, node, generation), exit_on_error=False, group="requests")
+
+        dialog: Confirm = Confirm(f"{action.label}?", facts, yes)
+        if action.confirm == 2 and snapshot.job:
+            dialog = ConfirmTyped(f"{action.label}?", facts, yes, snapshot.job)
+        self._app.push_screen(dialog, answered)
+
+    async def send(self, action: Action, node: str | None, generation: int | None) -> None:
+        """Send one request, and say what came of it."""
+        args: dict[str, Any] = dict(action.args)
+        if node is not None:
+            args["node"] = node
+        if action.op in _BOUND_TO_GENERATION and generation is not None:
+            args["if_generation"] = generation
+        what = f"{action.label} {node}" if node else action.label
+        if action.op == "add":
+            self._app.say(f"{what}: bringing it up; the job goes on meanwhile", seconds=8)
+        try:
+            answer = await self._app.source.request(str(action.op), **args)
+        except SupervisorError as error:
+            self._app.leave_when_ended = False
+            text = f"{error.message}\n{error.hint}" if error.hint else error.message
+            self._app.say(text, title=f"{what}: refused", level="error", seconds=12)
+        except (WireError, OSError, asyncio.TimeoutError) as error:
+            self._app.leave_when_ended = False
+            self._app.say(str(error) or "no answer", title=f"{what}: failed", level="error", seconds=12)
+        else:
+            self._app.say(str(answer.get("message") or "accepted"), title=what)
+
+    def _warn(self, text: str) -> None:
+        self._app.say(text, level="warning")
+
+    # --- leaving
+
+    def leave(self) -> None:
+        """Detach is the default; stopping asks once more."""
+        app, snapshot = self._app, self._app.snapshot
+        if snapshot.ended:
+            app.exit(snapshot.exit_status or 0)
+        elif app.source.failure is not None and not snapshot.state:
+            app.exit(int(getattr(app.source.failure, "exit_status", 3)))
+        elif app.source.launching:
+            self._ask_abort()
+        else:
+            self._ask_detach()
+
+    def _ask_detach(self) -> None:
+        app = self._app
+        job = app.snapshot.job
+        facts = [("", f"{job or 'The job'} goes on without this screen. `supervisor attach` brings it back.")]
+        choices = [Choice("detach", "Detach"), Choice("stop", "Stop the job", danger=True), Choice("cancel", "Cancel")]
+        if app.read_only:
+            choices.pop(1)
+
+        def answered(answer: str | None) -> None:
+            if answer == "detach":
+                app.exit(0)
+            elif answer == "stop":
+                app.leave_when_ended = True
+                self.begin(next(action for action in ACTIONS if action.id == "job.stop"), Target())
+
+        app.push_screen(ButtonDialog("Leave?", facts, choices, "detach"), answered)
+
+    def _ask_abort(self) -> None:
+        app = self._app
+        facts = [("", "The hosts are still being brought up. Giving up stops what has been started there.")]
+        choices = [Choice("cancel", "Go on"), Choice("abort", "Give up the launch", danger=True)]
+
+        def answered(answer: str | None) -> None:
+            if answer == "abort":
+                app.run_worker(self._abort(), exit_on_error=False, group="requests")
+
+        app.push_screen(ButtonDialog("Leave?", facts, choices, "cancel"), answered)
+
+    async def _abort(self) -> None:
+        self._app.say("stopping what has been started")
+        await self._app.source.cancel_launch()
+        self._app.exit(int(getattr(self._app.source.failure, "exit_status", 3)))
+
+    # --- palette and help
+
+    def open_palette(self) -> None:
+        """Everything by name."""
+        app = self._app
+        screen = app.live_screen
+        if screen is None:
+            return
+        target = screen.selection()
+
+        def chosen(name: str | None) -> None:
+            if name is not None:
+                self._run_entry(name, target)
+
+        app.push_screen(Palette(self._entries(screen.NAME)), chosen)
+
+    def _entries(self, screen: str) -> list[Entry]:
+        app = self._app
+        entries = [
+            Entry(f"key:{key.action}", (key.label or key.id).capitalize(), key.help, keys.shown(key.keys.split(",")[0]))
+            for key in keys.of(screen)
+            if key.palette
+        ]
+        if not app.read_only:
+            entries += [Entry(f"act:{action.id}", action.label, action.help, f"x {action.key}") for action in offered()]
+        entries += [Entry(f"node:{node.name}", node.name, f"log of node {node.name}") for node in app.snapshot.nodes]
+        ranks = app.snapshot.ranks[:RANKS_IN_PALETTE]
+        entries += [Entry(f"rank:{row.rank}", f"r{row.rank}", f"log of rank {row.rank} on {row.node}") for row in ranks]
+        entries += [Entry(f"theme:{name}", name, "theme", "T") for name in sorted(app.skins)]
+        return entries
+
+    def _run_entry(self, name: str, target: Target) -> None:
+        app = self._app
+        kind, _, value = name.partition(":")
+        if kind == "theme":
+            app.set_skin(value)
+        elif kind == "node":
+            app.open_log(Target(value))
+        elif kind == "rank":
+            row = app.snapshot.rank(int(value))
+            app.open_log(Target(row.node if row else None, int(value)))
+        elif kind == "act":
+            self.begin(next(action for action in ACTIONS if action.id == value), target)
+        elif kind == "key" and app.live_screen is not None:
+            app.call_later(app.live_screen.run_action, value)
+
+    def open_help(self, screen: str) -> None:
+        """The keys of a screen, and the letters of the menu of actions."""
+        here = [key for key in keys.of(screen) if key.where != "any"]
+        everywhere = [key for key in keys.of(screen) if key.where == "any"]
+        sections = [
+            ("this screen", [_help_entry(key) for key in here]),
+            ("everywhere", [_help_entry(key) for key in everywhere]),
+            ("after x, each with a question first", [Entry(a.id, a.label, a.help, a.key) for a in offered()]),
+            ("signs", _signs(self._app.glyphs)),
+        ]
+        self._app.push_screen(Help(f"help: {screen}", [section for section in sections if section[1]]))
+
+
+def _help_entry(key: keys.Key) -> Entry:
+    return Entry(key.id, key.label, key.help, " ".join(keys.shown(one) for one in key.keys.split(",")))
+
+
+def _signs(glyphs: words.Glyphs) -> list[Entry]:
+    entries = [Entry(name, name, f"rank {look.word}", glyphs.of(look)) for name, look in words.RANKS.items()]
+    old = Entry("old", "old", "too old to be shown as the present, or no link", glyphs.of(words.NO_LINK))
+    return [*entries, old]

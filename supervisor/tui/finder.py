@@ -1,0 +1,105 @@
+"""A search in the logs behind one view: run by the agents, hits collected here, stepped through in order of time.
+
+In: a pattern, rows from the session. Out: hits and where the next one is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from remote_agent.wire import WireError
+from supervisor.errors import SupervisorError
+
+if TYPE_CHECKING:
+    from supervisor.session.logs import Selection
+    from supervisor.tui.source import Source
+
+HITS_KEPT: Final = 5000
+SEARCH_DEADLINE: Final = 300.0
+
+Key = tuple[int, int, str, int]
+
+
+class Finder:
+    """Hits of one search."""
+
+    def __init__(self, source: Source, selection: Selection, pattern: str, level: str | None = None) -> None:
+        self.text = pattern
+        self.selection = selection
+        # As in lnav and vim: an upper case letter asks for exactly that.
+        self.ignore_case = pattern == pattern.lower()
+        self.pattern = compiled(pattern, self.ignore_case) if pattern else None
+        self.hits: list[tuple[int, Key]] = []
+        """Time of arrival and line, in order."""
+        self.current = -1
+        self.running = True
+        self.problem = ""
+        self._source = source
+        self._level = level
+
+    async def run(self, found: Callable[[], None]) -> None:
+        """Collect hits until all is searched or enough are found; `found` is called whenever there are more."""
+        query: dict[str, Any] = {"pattern": self.text, "ignore_case": self.ignore_case, "limit": HITS_KEPT}
+        if self._level:
+            query["level"] = self._level
+        try:
+            await asyncio.wait_for(self._collect(query, found), SEARCH_DEADLINE)
+        except asyncio.TimeoutError:
+            self.problem = "the search takes too long"
+        except SupervisorError as error:
+            self.problem = error.message
+        except (WireError, OSError, ValueError) as error:
+            self.problem = str(error) or type(error).__name__
+        finally:
+            self.running = False
+            found()
+
+    async def _collect(self, query: dict[str, Any], found: Callable[[], None]) -> None:
+        async with contextlib.aclosing(self._source.search(self.selection, **query)) as rows:
+            async for row in rows:
+                self.add(row.t_ns, (row.generation, row.rank, row.stream, row.line))
+                if len(self.hits) % 64 == 1:
+                    found()
+                if len(self.hits) >= HITS_KEPT:
+                    return
+
+    def add(self, t_ns: int, key: Key) -> None:
+        """Take a hit; the current one stays the current one."""
+        at = bisect.bisect(self.hits, (t_ns, key))
+        self.hits.insert(at, (t_ns, key))
+        if at <= self.current:
+            self.current += 1
+
+    def step(self, direction: int, t_ns: int | None) -> tuple[int, Key] | None:
+        """The next (1) or previous (-1) hit; the first step begins at the time that is on the screen."""
+        if not self.hits:
+            return None
+        if self.current < 0:
+            at = bisect.bisect_left(self.hits, (t_ns or 0, (-1, -1, "", -1)))
+            self.current = at % len(self.hits) if direction > 0 else (at - 1) % len(self.hits)
+        else:
+            self.current = (self.current + direction) % len(self.hits)
+        return self.hits[self.current]
+
+    def said(self) -> str:
+        """How the search stands."""
+        name = self.text or self._level or ""
+        if self.problem:
+            return f"{name}: {self.problem}"
+        if not self.hits:
+            return f"{name}: searching" if self.running else f"{name}: not found"
+        many = f"{len(self.hits):,}{'+' if self.running or len(self.hits) >= HITS_KEPT else ''}"
+        return f"{name}: hit {self.current + 1:,} of {many}"
+
+
+def compiled(pattern: str, ignore_case: bool) -> re.Pattern[str]:
+    """The pattern for highlighting; raises ValueError with what is wrong."""
+    try:
+        return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+    except re.error as error:
+        raise ValueError(f"pattern: {error}") from error

@@ -1,0 +1,124 @@
+"""The journal's events in words, one row each.
+
+In: event objects of the contract. Out: rows; what an event points at.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from supervisor.tui import words
+from supervisor.tui.cells import Row, clean, fit
+
+if TYPE_CHECKING:
+    from supervisor.tui.source import Json
+    from supervisor.tui.words import Glyphs
+
+# Glyph and role by type; anything else is a plain fact.
+_MARKS: Final = {
+    "rank_failed": ("X", "bad"),
+    "incident": ("!", "bad"),
+    "job_failed": ("X", "bad"),
+    "node_lost": ("X", "bad"),
+    "node_failed": ("X", "bad"),
+    "agent_lost": ("-", "warn"),
+    "job_degraded": ("!", "warn"),
+    "quorum_lost": ("!", "warn"),
+    "job_stopped": ("!", "warn"),
+    "stop_requested": ("!", "warn"),
+    "restart_requested": ("~", "warn"),
+    "generation_stopped": ("~", "start"),
+    "generation_started": ("~", "start"),
+    "node_removed": (".", "off"),
+    "generation_running": ("+", "ok"),
+    "node_ready": ("+", "ok"),
+    "node_added": ("+", "ok"),
+    "job_succeeded": ("+", "done"),
+}
+
+
+def event_text(event: Json) -> str:
+    """What happened, in one line."""
+    detail = event.get("detail")
+    facts = detail if isinstance(detail, dict) else {}
+    teller = _TELLERS.get(str(event.get("type")))
+    if teller is not None:
+        return clean(teller(facts))
+    shown = ((key, value) for key, value in facts.items() if isinstance(value, (str, int, float)) and value != "")
+    return clean("  ".join(f"{key} {value}" for key, value in shown))
+
+
+def _running(facts: Json) -> str:
+    phases = facts.get("phases")
+    said = " ".join(f"{name} {value:.0f}" for name, value in phases.items()) if isinstance(phases, dict) else ""
+    return f"world {facts.get('world_size', '?')}" + (f"   ms: {said}" if said else "")
+
+
+def _started(facts: Json) -> str:
+    members = facts.get("members") or []
+    names = " ".join(str(entry.get("node")) for entry in members if isinstance(entry, dict))
+    return f"world {facts.get('world_size', '?')} on {names}"
+
+
+def _failed(facts: Json) -> str:
+    ended = facts.get("exit") or {}
+    how = ended.get("signal") or f"exit {ended.get('code', '?')}"
+    return f"{how}  {facts.get('message') or ''}".rstrip()
+
+
+def _reason(facts: Json) -> str:
+    return str(facts.get("reason") or "")
+
+
+def _asked(facts: Json) -> str:
+    return f"by {facts.get('operator') or 'an operator'}"
+
+
+def _ready(facts: Json) -> str:
+    text = words.count(int(facts["nproc"]), "rank") if isinstance(facts.get("nproc"), int) else ""
+    return text + (", returned" if facts.get("returned") else "")
+
+
+_TELLERS: Final[dict[str, Any]] = {
+    "generation_running": _running,
+    "generation_started": _started,
+    "generation_stopped": lambda facts: f"{facts.get('cause', '')}  in {facts.get('stop_ms', '?')} ms",
+    "rank_failed": _failed,
+    "incident": lambda facts: str(facts.get("summary") or ""),
+    "node_ready": _ready,
+    "node_added": _asked,
+    "node_lost": _reason,
+    "node_failed": _reason,
+    "node_removed": _reason,
+    "agent_lost": _reason,
+    "job_failed": _reason,
+    "job_stopped": _reason,
+    "job_succeeded": lambda facts: "every rank ended with 0",
+    "job_degraded": lambda facts: f"{facts.get('ready', '?')} nodes ready, {facts.get('needed', '?')} needed",
+    "restart_requested": _asked,
+    "stop_requested": _asked,
+    "operator_attached": lambda facts: str(facts.get("operator") or ""),
+    "operator_detached": lambda facts: str(facts.get("operator") or ""),
+}
+
+
+def event_row(event: Json, glyphs: Glyphs, width: int, *, wide: bool = False) -> Row:
+    """One event; `wide` adds number and generation."""
+    kind = str(event.get("type") or "?")
+    mark, role = _MARKS.get(kind, (glyphs.dot, "dim"))
+    generation = event.get("generation")
+    spans = [(f" {words.clock(event.get('time'), millis=wide and width >= 100)} ", "time"), (f"{mark} ", role)]
+    if wide:
+        number = f"g{generation}" if isinstance(generation, int) and generation >= 0 else ""
+        spans.append((fit(number, 4, glyphs.more), "dim"))
+    place = " ".join(
+        part
+        for part in (str(event.get("node") or ""), "" if event.get("rank") is None else f"r{event['rank']}")
+        if part
+    )
+    room = 10 if width < 100 else 16
+    spans.append((fit(place, room, glyphs.more) + " ", "tag"))
+    loud = role if role in ("bad", "warn", "done") else "text"
+    spans.append((fit(kind.replace("_", " "), 19, glyphs.more) + " ", loud))
+    spans.append((event_text(event), "bad" if role == "bad" else "dim"))
+    return tuple(spans)

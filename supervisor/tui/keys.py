@@ -1,0 +1,165 @@
+"""The keys of every screen that move and look; those that act come from `supervisor.actions`.
+
+In: nothing. Out: bindings, footers and help, all from one table.
+
+Never bound here: ctrl+s q z a b h i j m, which terminals, shells and tmux use themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from textual.binding import Binding
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One thing to do with a key."""
+
+    id: str
+    keys: str
+    """As Textual names them, separated by commas; the first one is shown."""
+    action: str
+    label: str
+    """One or two words, for the footer."""
+    help: str
+    """What it does, for the help page and the palette."""
+    where: str = "any"
+    """any, or the screens it belongs to, separated by spaces."""
+    footer: int = 0
+    """Order in the footer from the left, 0: not there."""
+    bound: bool = True
+    """False: a widget binds it; it is listed here for the help page."""
+    palette: bool = False
+
+
+SCREENS: Final = (
+    ("map", "Map"),
+    ("nodes", "Nodes"),
+    ("ranks", "Ranks"),
+    ("logs", "Logs"),
+    ("incident", "Incident"),
+    ("events", "Events"),
+)
+
+_LISTS = "map nodes ranks events launch"
+
+KEYS: Final[tuple[Key, ...]] = (
+    *(
+        Key(f"screen.{name}", str(number), f"go('{name}')", title, f"{title} screen", palette=True)
+        for number, (name, title) in enumerate(SCREENS, 1)
+    ),
+    Key(
+        "open", "enter", "open", "open", "open what is selected: a node's ranks, a rank's log", _LISTS, 10, bound=False
+    ),
+    Key(
+        "evidence",
+        "enter",
+        "open",
+        "log line",
+        "evidence: its line in the log; victims: unfold",
+        "incident",
+        10,
+        bound=False,
+    ),
+    Key("detail", "enter", "detail", "whole line", "the whole line, wrapped", "logs", 45),
+    Key(
+        "logs",
+        "l",
+        "logs",
+        "logs",
+        "log of the selected rank or node",
+        "map nodes ranks events incident",
+        20,
+        palette=True,
+    ),
+    Key(
+        "incident",
+        "i",
+        "go('incident')",
+        "incident",
+        "the newest incident",
+        "map nodes ranks logs events",
+        48,
+        palette=True,
+    ),
+    Key("act", "x", "act", "actions", "what can be done with the selection and the job", "any", 50, palette=True),
+    Key("metric", "m", "metric", "", "heat map of: state, output, step", "map"),
+    Key("pane", "tab", "pane(1)", "pane", "next pane", "map", 60),
+    Key("pane.back", "shift+tab", "pane(-1)", "", "previous pane", "map"),
+    Key("log.follow", "f", "follow", "follow", "follow the end, or stop following", "logs", 10, palette=True),
+    Key("log.find", "slash", "find", "find", "find text or a pattern in this view", "logs", 20),
+    Key("log.next", "n", "hit(1)", "next", "next hit", "logs", 30),
+    Key("log.previous", "N", "hit(-1)", "", "previous hit", "logs"),
+    Key("log.errors", "e", "errors", "errors", "find lines that look like errors", "logs", 35),
+    Key("log.scope", "M", "scope", "scope", "scope: this rank, its node, all ranks", "logs", 40),
+    Key("log.stream", "s", "stream", "stream", "stream: stdout and stderr, stdout, stderr, nccl", "logs", 42),
+    Key(
+        "log.rank",
+        "less_than_sign,greater_than_sign",
+        "rank(0)",
+        "",
+        "log of the previous or next rank",
+        "logs",
+        bound=False,
+    ),
+    Key("log.generation", "left_square_bracket", "generation(-1)", "", "log of the generation before", "logs"),
+    Key("log.generation.next", "right_square_bracket", "generation(1)", "", "log of the next generation", "logs"),
+    Key("log.time", "t", "time", "", "time of arrival on and off", "logs"),
+    Key("log.source", "number_sign", "source", "", "node and rank on and off", "logs"),
+    Key("incident.older", "left_square_bracket", "turn(-1)", "older", "the incident before", "incident", 30),
+    Key("incident.newer", "right_square_bracket", "turn(1)", "newer", "the incident after", "incident", 31),
+    Key("move", "up,down,j,k", "", "", "move by one line", "any", bound=False),
+    Key("page", "pageup,pagedown", "", "", "move by one page", "any", bound=False),
+    Key("edge", "g,G", "", "", "first line, last line; in a log G also follows", "any", bound=False),
+    Key("half", "u,d", "", "", "half a page up, down", "logs", bound=False),
+    Key(
+        "side", "left,right,0,dollar_sign", "", "", "sideways; 0 first column, $ end of the lines", "logs", bound=False
+    ),
+    Key("palette", "colon,ctrl+p", "palette", "palette", "run any of these by name", "any", 70),
+    Key("help", "question_mark,f1", "help", "help", "this page", "any", 80),
+    Key("theme", "T", "theme", "", "next theme", "any", palette=True),
+    Key("back", "escape", "back", "back", "back to the screen before", "any", 75),
+    Key("last", "minus", "last", "", "the screen before, and forth again", "any"),
+    Key("quit", "q,ctrl+c", "leave", "detach", "detach, or stop the job: asks", "any", 90, palette=True),
+)
+
+_SHOWN: Final = {
+    "slash": "/",
+    "colon": ":",
+    "question_mark": "?",
+    "escape": "esc",
+    "minus": "-",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "less_than_sign": "<",
+    "greater_than_sign": ">",
+    "dollar_sign": "$",
+    "number_sign": "#",
+    "pageup": "pgup",
+    "pagedown": "pgdn",
+}
+
+
+def shown(key: str) -> str:
+    """A key as people write it."""
+    return _SHOWN.get(key, key)
+
+
+def of(screen: str) -> list[Key]:
+    """The keys that work on a screen."""
+    return [key for key in KEYS if key.where == "any" or screen in key.where.split()]
+
+
+def bindings(screen: str) -> list[Binding]:
+    """The bindings of a screen."""
+    return [
+        Binding(key.keys, key.action, key.label, show=False, id=f"{key.id}.{screen}") for key in of(screen) if key.bound
+    ]
+
+
+def footer(screen: str) -> list[tuple[str, str]]:
+    """Key and label of what matters on a screen, in order."""
+    chosen = sorted((key for key in of(screen) if key.footer), key=lambda key: key.footer)
+    return [(shown(key.keys.split(",")[0]), key.label) for key in chosen]

@@ -1,0 +1,299 @@
+"""The newest status document as frozen rows: what every screen draws, and nothing that it would have to look up.
+
+In: the status document, the hosts' progress, incidents. Out: `Snapshot`, a value; equal inputs give equal snapshots.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from supervisor.errors import LaunchFailed
+from supervisor.tui import words
+
+if TYPE_CHECKING:
+    from supervisor.tui.source import Host, Json, Source
+
+# The agents' `watch` sends a status at least every second: three missed ones make it old.
+STALE_S = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RankRow:
+    """One rank."""
+
+    rank: int
+    node: str
+    local_rank: int
+    pid: int | None
+    state: str
+    exit_code: int | None
+    signal: str | None
+    step: int | None
+    output_age_s: float | None
+    part: str = ""
+    """Its part in the incident of this generation: culprit, victim or none."""
+
+    @property
+    def look(self) -> words.Look:
+        """How its state is shown; who failed first stands out from those who followed."""
+        if self.state == "failed" and self.part == "victim":
+            return words.VICTIM
+        return words.RANKS.get(self.state, words.UNKNOWN)
+
+    @property
+    def outcome(self) -> str:
+        """`first: exit 1`, `SIGKILL`, or nothing while it runs."""
+        how = self.signal or ("" if self.exit_code is None else f"exit {self.exit_code}")
+        if self.part == "culprit" and self.state == "failed":
+            return f"first: {how}" if how else "first failure"
+        return how
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeRow:
+    """One node: what the job says of it, and how far we have come with it."""
+
+    name: str
+    state: str
+    """A node state of the contract; of the link's, where the job does not know it yet."""
+    address: str
+    group_rank: int | None
+    reason: str
+    clock_offset_ms: float | None
+    ranks: tuple[RankRow, ...]
+    link: str
+    """connecting, up, lost or failed: the state of our own connection."""
+    step: str
+    text: str
+    error: str
+    hint: str
+
+    @property
+    def look(self) -> words.Look:
+        """How its state is shown."""
+        return words.NODES.get(self.state, words.UNKNOWN)
+
+    @property
+    def why(self) -> str:
+        """One line on why it is in this state."""
+        return self.error or self.reason or self.text
+
+    @cached_property
+    def worst(self) -> RankRow | None:
+        """The rank that speaks for the node where there is one glyph per node."""
+        return min(self.ranks, key=_severity, default=None)
+
+    @cached_property
+    def train_step(self) -> int | None:
+        """The furthest step of its ranks."""
+        return max((rank.step for rank in self.ranks if rank.step is not None), default=None)
+
+    @cached_property
+    def output_age_s(self) -> float | None:
+        """Seconds since any of its ranks wrote."""
+        return min((rank.output_age_s for rank in self.ranks if rank.output_age_s is not None), default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """One job at one moment."""
+
+    job: str
+    state: str
+    """A job state of the contract, or "" before the first status."""
+    generation: int | None
+    restarts: int
+    max_restarts: int | None
+    world_size: int | None
+    coordinator: str
+    coordinator_reachable: bool
+    started_at: str
+    nodes: tuple[NodeRow, ...]
+    incident: Json | None
+    plan: str
+    failure: str
+    """Why the job failed, in words."""
+    problem: str
+    """Why there is no job to look at: a launch that failed, a job that cannot be found."""
+    hint: str
+    bringing_up: bool
+    """This session launches the job, or has tried to."""
+    script: str
+    ended: bool
+    stale: bool
+    """The status is too old to be shown as the present."""
+
+    @cached_property
+    def ranks(self) -> tuple[RankRow, ...]:
+        """All ranks, in order."""
+        return tuple(sorted((rank for node in self.nodes for rank in node.ranks), key=lambda rank: rank.rank))
+
+    @cached_property
+    def nodes_by_name(self) -> dict[str, NodeRow]:
+        """The nodes by name."""
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def train_step(self) -> int | None:
+        """The furthest step of any rank."""
+        return max((rank.step for rank in self.ranks if rank.step is not None), default=None)
+
+    @property
+    def look(self) -> words.Look:
+        """How the state of the job is shown."""
+        return words.JOBS.get(self.state, words.UNKNOWN)
+
+    @property
+    def exit_status(self) -> int | None:
+        """The exit status of a job that is over."""
+        return words.EXIT_STATUS.get(self.state)
+
+    @property
+    def launching(self) -> bool:
+        """No worker group has been formed yet."""
+        return not self.ended and self.state in ("", "starting") and not any(node.ranks for node in self.nodes)
+
+    def rank(self, number: int) -> RankRow | None:
+        """The rank of that number."""
+        return next((rank for rank in self.ranks if rank.rank == number), None)
+
+    def count(self, state: str) -> int:
+        """How many ranks are in a state."""
+        return sum(rank.state == state for rank in self.ranks)
+
+    def worst_first(self) -> tuple[NodeRow, ...]:
+        """The nodes, those that need a look first, else in inventory order."""
+        return tuple(sorted(self.nodes, key=_node_severity))
+
+
+def take(source: Source) -> Snapshot:
+    """The session at this moment."""
+    stale = source.status_age_s > STALE_S and not source.ended
+    snapshot = build(source.status, source.hosts, source.incidents, job=source.job, ended=source.ended, stale=stale)
+    failure = source.failure
+    if failure is None or snapshot.state:
+        return dataclasses.replace(snapshot, bringing_up=source.launching)
+    return dataclasses.replace(
+        snapshot,
+        problem=str(getattr(failure, "message", failure)),
+        hint=str(getattr(failure, "hint", "")),
+        bringing_up=isinstance(failure, LaunchFailed),
+    )
+
+
+def build(
+    status: Json, hosts: Mapping[str, Host], incidents: Sequence[Json], *, job: str, ended: bool, stale: bool
+) -> Snapshot:
+    """A snapshot from documents; fields that are missing or odd are shown as unknown, never guessed."""
+    documents = {str(node.get("name")): node for node in status.get("nodes") or () if isinstance(node, dict)}
+    names = [*hosts, *(name for name in documents if name not in hosts)]
+    incident = status.get("incident")
+    if not isinstance(incident, dict):
+        incident = incidents[-1] if incidents else None
+    generation = _int(status.get("generation"))
+    parts = _parts(incident) if incident and incident.get("generation") == generation else {}
+    return Snapshot(
+        job=str(status.get("job") or job or ""),
+        state=str(status.get("state") or ""),
+        generation=generation,
+        restarts=_int(status.get("restarts")) or 0,
+        max_restarts=_int(status.get("max_restarts")),
+        world_size=_int(status.get("world_size")),
+        coordinator=str(status.get("coordinator") or ""),
+        coordinator_reachable=bool(status.get("coordinator_reachable", True)),
+        started_at=str(status.get("started_at") or ""),
+        nodes=tuple(_node(name, documents.get(name), hosts.get(name), parts) for name in names),
+        incident=incident,
+        plan=str(status.get("plan") or ""),
+        failure=str(status.get("failure") or ""),
+        problem="",
+        hint="",
+        bringing_up=False,
+        script=_command(status),
+        ended=ended,
+        stale=stale,
+    )
+
+
+def _command(status: Json) -> str:
+    script = status.get("script")
+    if not isinstance(script, dict):
+        return ""
+    return " ".join(str(part) for part in (script.get("script") or "", *(script.get("args") or ())))
+
+
+def _parts(incident: Json) -> dict[int, str]:
+    parts = {
+        rank: "victim"
+        for group in incident.get("victims") or ()
+        if isinstance(group, dict)
+        for rank in group.get("ranks") or ()
+    }
+    return {**parts, **dict.fromkeys(incident.get("culprit_ranks") or (), "culprit")}
+
+
+def _node(name: str, document: Json | None, host: Host | None, parts: Mapping[int, str]) -> NodeRow:
+    data = document or {}
+    link = host.state if host is not None else ""
+    state = str(data.get("state") or "") or {"up": "ready"}.get(link, link)
+    ranks = tuple(_rank(name, rank, parts) for rank in data.get("ranks") or () if isinstance(rank, dict))
+    return NodeRow(
+        name=name,
+        state=state,
+        address=str(data.get("address") or ""),
+        group_rank=_int(data.get("group_rank")),
+        reason=str(data.get("reason") or ""),
+        clock_offset_ms=_float(data.get("clock_offset_ms")),
+        ranks=ranks,
+        link=link,
+        step=str(host.step or "") if host is not None else "",
+        text=str(host.text or "") if host is not None else "",
+        error=str(host.error or "") if host is not None else "",
+        hint=str(host.hint or "") if host is not None else "",
+    )
+
+
+def _rank(node: str, data: Json, parts: Mapping[int, str]) -> RankRow:
+    number = _int(data.get("rank")) or 0
+    return RankRow(
+        rank=number,
+        node=node,
+        local_rank=_int(data.get("local_rank")) or 0,
+        pid=_int(data.get("pid")),
+        state=str(data.get("state") or ""),
+        exit_code=_int(data.get("exit_code")),
+        signal=str(data["signal"]) if data.get("signal") else None,
+        step=_int(data.get("step")),
+        output_age_s=_float(data.get("last_output_age_s")),
+        part=parts.get(number, ""),
+    )
+
+
+def _int(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _float(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _severity(rank: RankRow) -> int:
+    order = words.RANK_ORDER
+    if rank.state == "failed" and rank.part == "victim":
+        return order.index("killed")
+    return order.index(rank.state) if rank.state in order else len(order)
+
+
+def _node_severity(node: NodeRow) -> int:
+    if node.state in ("failed", "lost"):
+        return 0
+    if node.worst is not None and node.worst.state == "failed":
+        return 1
+    if node.link in ("lost", "failed") or (node.worst is not None and node.worst.state == "silent"):
+        return 2
+    if node.state in ("connecting", "draining"):
+        return 3
+    return 5 if node.state in ("removed", "spare") else 4

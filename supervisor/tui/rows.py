@@ -1,0 +1,195 @@
+"""What the screens say of a job, as rows of exact width: pure functions of a snapshot.
+
+In: `model.Snapshot`, a width, glyphs. Out: rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from supervisor.tui import words
+from supervisor.tui.cells import Row, Span, clean, fit_row, row_width, width_of
+from supervisor.tui.textflow import wrap
+
+if TYPE_CHECKING:
+    from supervisor.tui.model import NodeRow, RankRow, Snapshot
+    from supervisor.tui.words import Glyphs
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Column(Generic[T]):
+    """One column of a table."""
+
+    name: str
+    width: int
+    """Cells; 0: what is left."""
+    cell: Callable[[T], Row]
+    """What stands in it."""
+    keep: int = 0
+    """Columns with the lowest number go first where there is no room; 9 always stays."""
+    at_right: bool = False
+
+
+class Table(Generic[T]):
+    """Columns laid out for one width."""
+
+    def __init__(self, columns: Sequence[Column[T]], width: int, glyphs: Glyphs) -> None:
+        self.width = width
+        self.glyphs = glyphs
+        chosen = list(columns)
+        while chosen and self._needs(chosen) > width:
+            weakest = min(chosen, key=lambda column: column.keep)
+            if weakest.keep >= 9:
+                break
+            chosen.remove(weakest)
+        self.columns = chosen
+        self._rest = max(0, width - self._needs(chosen, rest=0))
+
+    @staticmethod
+    def _needs(columns: Sequence[Column[T]], rest: int = 14) -> int:
+        return 1 + sum((column.width or rest) + 2 for column in columns) - 2
+
+    def head(self) -> Row:
+        """The names of the columns."""
+        return self._lay(lambda column: ((column.name, "head"),))
+
+    def row(self, item: T, *, faded: bool = False) -> Row:
+        """One line; faded where the facts are old."""
+        row = self._lay(lambda column: column.cell(item))
+        return tuple((text, "off") for text, _ in row) if faded else row
+
+    def _lay(self, cell: Callable[[Column[T]], Row]) -> Row:
+        spans: list[Span] = [(" ", "")]
+        for index, column in enumerate(self.columns):
+            if index:
+                spans.append(("  ", ""))
+            row = tuple((clean(text), role) for text, role in cell(column))
+            width = column.width or self._rest
+            if column.at_right:
+                row = ((" " * max(0, width - row_width(row)), ""), *row)
+            spans += fit_row(row, width, self.glyphs.more)
+        return tuple(spans)
+
+
+def state_cell(look: words.Look, glyphs: Glyphs, stale: bool) -> Row:
+    """Glyph and word of a state; `-` for the glyph of an old one."""
+    return ((f"{'-' if stale else glyphs.of(look)} {look.word}", "off" if stale else look.role),)
+
+
+def step_text(step: int | None) -> str:
+    """A training step."""
+    return "-" if step is None else f"{step:,}"
+
+
+def node_columns(glyphs: Glyphs, stale: bool, ranks_width: int, name_width: int) -> list[Column[NodeRow]]:
+    """The columns of the node table; `ranks_width`: cells for one glyph per rank, 0 for none."""
+    columns: list[Column[NodeRow]] = [
+        Column("state", 12, lambda node: state_cell(node.look, glyphs, stale), 9),
+        Column("node", name_width, lambda node: ((node.name, "text"),), 9),
+    ]
+    if ranks_width:
+        columns.append(Column("ranks", ranks_width, lambda node: tuple(glyph_spans(node.ranks, glyphs, stale)), 8))
+    else:
+        columns.append(Column("ranks", 5, lambda node: ((_running(node), "text"),), 6, at_right=True))
+    columns += [
+        Column("step", 9, lambda node: ((step_text(node.train_step), "text"),), 7, at_right=True),
+        Column("output", 6, lambda node: ((words.age(node.output_age_s), "dim"),), 5, at_right=True),
+        Column("link", 10, _link, 4),
+        Column("clock", 8, lambda node: ((_offset(node.clock_offset_ms), "dim"),), 2, at_right=True),
+        Column("address", 15, lambda node: ((node.address, "dim"),), 1),
+        Column("", 0, _why, 3),
+    ]
+    return columns
+
+
+def rank_columns(glyphs: Glyphs, stale: bool, name_width: int) -> list[Column[RankRow]]:
+    """The columns of the rank table."""
+    return [
+        Column("state", 11, lambda rank: state_cell(rank.look, glyphs, stale), 9),
+        Column("rank", 5, lambda rank: ((str(rank.rank), "text"),), 9, at_right=True),
+        Column("node", name_width, lambda rank: ((rank.node, "text"),), 8),
+        Column("local", 5, lambda rank: ((str(rank.local_rank), "dim"),), 2, at_right=True),
+        Column("step", 9, lambda rank: ((step_text(rank.step), "text"),), 7, at_right=True),
+        Column("output", 6, lambda rank: ((words.age(rank.output_age_s), "dim"),), 5, at_right=True),
+        Column("pid", 8, lambda rank: ((str(rank.pid or "-"), "dim"),), 3, at_right=True),
+        Column("", 0, lambda rank: ((rank.outcome, rank.look.role),), 4),
+    ]
+
+
+def _why(node: NodeRow) -> Row:
+    bad = node.state in ("failed", "lost") or node.link in ("failed", "lost")
+    said = node.why if bad or node.state in ("connecting", "removed") else node.reason
+    return ((said, "warn" if bad else "dim"),)
+
+
+def _link(node: NodeRow) -> Row:
+    word = {"up": "ok", "": "-"}.get(node.link, node.link)
+    return ((word, "dim" if word in ("ok", "-") else "warn"),)
+
+
+def _running(node: NodeRow) -> str:
+    alive = sum(rank.state in ("running", "silent", "starting") for rank in node.ranks)
+    return f"{alive}/{len(node.ranks)}" if node.ranks else "-"
+
+
+def _offset(offset_ms: float | None) -> str:
+    return "-" if offset_ms is None else f"{offset_ms:+.1f}ms"
+
+
+def glyph_spans(ranks: Sequence[RankRow], glyphs: Glyphs, stale: bool, selected: int | None = None) -> list[Span]:
+    """One glyph per rank, in the colour of its state; neighbours of one look share a span."""
+    spans: list[Span] = []
+    for rank in ranks:
+        glyph = "-" if stale else glyphs.of(rank.look)
+        role = "pill" if rank.rank == selected else "off" if stale else rank.look.role
+        if spans and spans[-1][1] == role:
+            spans[-1] = (spans[-1][0] + glyph, role)
+        else:
+            spans.append((glyph, role))
+    return spans
+
+
+LEGEND: Final = ("running", "starting", "silent", "failed", "killed", "succeeded")
+
+
+def legend(glyphs: Glyphs, ranks: Iterable[RankRow]) -> Row:
+    """What the glyphs mean, as far as they occur."""
+    spans: list[Span] = []
+    present = {words.RANKS["killed"] if rank.look is words.VICTIM else rank.look for rank in ranks}
+    for state in LEGEND:
+        look = words.RANKS[state]
+        if look in present:
+            word = "followed" if state == "killed" else look.word
+            spans += [("  " if spans else "", ""), (glyphs.of(look), look.role), (f" {word}", "dim")]
+    return tuple(spans)
+
+
+def node_lines(node: NodeRow, snapshot: Snapshot, width: int) -> list[Row]:
+    """All that is known of one node, and what to do where something is wrong."""
+    role = "coordinator" if node.name == snapshot.coordinator else "member" if node.ranks else "not in the group"
+    facts = [("role", role, "text"), ("state", f"{node.look.word}  {node.reason}".strip(), node.look.role)]
+    link = {"up": "ok"}.get(node.link, node.link or "not connected")
+    facts.append(("link", f"{link}  {node.step} {node.text}".strip(), "text" if node.link == "up" else "warn"))
+    if node.error:
+        facts.append(("why", node.error, "bad"))
+    if node.hint:
+        facts.append(("do", node.hint, "text"))
+    if node.address:
+        offset = "" if node.clock_offset_ms is None else f"   clock {_offset(node.clock_offset_ms)}"
+        facts.append(("address", f"{node.address}{offset}", "dim"))
+    if node.ranks:
+        facts.append(("ranks", words.spans_of([rank.rank for rank in node.ranks]), "text"))
+    lines: list[Row] = []
+    for name, text, look in facts:
+        for number, line in enumerate(wrap(text, max(20, width - 12))):
+            lines.append(((f"  {name if number == 0 else '':<9}", "dim"), (line, look)))
+    return lines
+
+
+def name_width(nodes: Sequence[NodeRow], at_most: int = 20) -> int:
+    """Cells for a column of node names."""
+    return max(4, min(at_most, max((width_of(clean(node.name)) for node in nodes), default=4)))

@@ -1,0 +1,4 @@
+"""The screens, one module each.
+
+In: snapshots of the session. Out: rows for the widgets, requests of the user.
+"""

@@ -1,0 +1,156 @@
+"""What every screen of the job has: the bars, a tick while it is visible, a selection, the keys that work everywhere.
+
+In: ticks of the application. Out: requests to it: go to a screen, open a log, act, leave.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar, Final, cast
+
+from textual.containers import Vertical
+from textual.screen import Screen
+
+from supervisor.tui import keys
+from supervisor.tui.cells import fit_row
+from supervisor.tui.widgets.bars import AlertBar, Bar, KeyBar
+from supervisor.tui.widgets.lines import Drawn, LineView
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import Binding
+    from textual.widget import Widget
+
+    from supervisor.tui.app import SupervisorApp
+    from supervisor.tui.model import Snapshot
+
+SMALLEST: Final = (60, 16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What the user has selected."""
+
+    node: str | None = None
+    rank: int | None = None
+
+
+def way_out(snapshot: Snapshot) -> str:
+    """What leaving means now, in a word."""
+    if snapshot.ended or snapshot.problem:
+        return "quit"
+    return "give up" if snapshot.bringing_up and not snapshot.state else "detach"
+
+
+class TooSmall(Bar):
+    """One line instead of a broken page."""
+
+    def _draw_all(self) -> list[Drawn]:
+        width, height = self.app.size
+        need = f"needs {SMALLEST[0]}x{SMALLEST[1]}, has {width}x{height}"
+        row = fit_row(((need, "warn"),), self.size.width, self.glyphs.more)
+        return [Drawn(row if y == 0 else (), "", ("", "")) for y in range(self.size.height)]
+
+
+class LiveScreen(Screen[None], inherit_bindings=False):
+    """One screen of the job."""
+
+    NAME: ClassVar[str] = ""
+    ESCAPE_TO_MINIMIZE = False
+
+    def __init_subclass__(cls, *, bind: Iterable[Binding] = (), **options: bool) -> None:
+        if cls.NAME:
+            cls.BINDINGS = [*keys.bindings(cls.NAME), *bind]
+        super().__init_subclass__(**options)
+
+    @property
+    def tui(self) -> SupervisorApp:
+        """The application."""
+        return cast("SupervisorApp", self.app)
+
+    def compose(self) -> ComposeResult:
+        """Bars above and below the body."""
+        yield TooSmall("small")
+        yield AlertBar("alert")
+        with Vertical(id="body"):
+            yield from self.body()
+        yield KeyBar(self.NAME)
+
+    def body(self) -> Iterable[Widget]:
+        """The widgets between the bars."""
+        return ()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show a newer state in the body."""
+
+    def selection(self) -> Target:
+        """What is selected."""
+        return Target()
+
+    def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+        """Called 8 times a second while the screen is visible; `changed`: there is something new to draw."""
+        small = self.size.width < SMALLEST[0] or self.size.height < SMALLEST[1]
+        self.set_class(small, "-small")
+        if small:
+            self.query_one(TooSmall).redraw()
+            return
+        self.query_one(AlertBar).show(snapshot, age_s)
+        if changed:
+            self.show(snapshot)
+            self.query_one(KeyBar).show(
+                theme=self.tui.palette.name,
+                read_only=self.tui.read_only,
+                way_out=way_out(snapshot),
+            )
+
+    def on_resize(self) -> None:
+        """Lay out for the new size."""
+        self.tui.look_again()
+
+    def on_screen_resume(self) -> None:
+        """Show what happened meanwhile."""
+        self.tui.look_again()
+
+    def restyle(self) -> None:
+        """Draw everything with another theme."""
+        for view in self.query(LineView):
+            view.restyle()
+
+    # --- keys that work everywhere
+
+    def action_go(self, name: str) -> None:
+        """Go to a screen."""
+        self.tui.go(name)
+
+    def action_back(self) -> None:
+        """Go back."""
+        self.tui.back()
+
+    def action_last(self) -> None:
+        """Go to the screen before this one."""
+        self.tui.last()
+
+    def action_logs(self) -> None:
+        """Open the log of the selection."""
+        self.tui.open_log(self.selection())
+
+    def action_act(self) -> None:
+        """Open the menu of actions."""
+        self.tui.open_menu(self.selection())
+
+    def action_palette(self) -> None:
+        """Open the palette."""
+        self.tui.open_palette()
+
+    def action_help(self) -> None:
+        """Open the help page."""
+        self.tui.open_help(self.NAME)
+
+    def action_theme(self) -> None:
+        """Take the next theme."""
+        self.tui.next_theme()
+
+    def action_leave(self) -> None:
+        """Ask whether to detach or to stop."""
+        self.tui.leave()

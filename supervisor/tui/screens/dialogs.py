@@ -1,0 +1,261 @@
+"""Questions and pages over a screen: confirm, leave, choose, read.
+
+In: what is asked. Out: the answer; closing a dialog in any way but its button means no.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
+
+from textual import events, on
+from textual.binding import Binding
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, Static
+
+from supervisor.tui.cells import Row, clean, fit
+from supervisor.tui.textflow import wrap
+from supervisor.tui.widgets.lines import Chrome, LineView
+from supervisor.tui.widgets.picker import Picker
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.widget import Widget
+
+T = TypeVar("T")
+
+# A key that was meant for the screen below must not confirm what has just opened, seconds.
+GUARD_S: Final = 0.3
+WIDEST: Final = 76
+
+
+class Dialog(ModalScreen[T], inherit_bindings=False):
+    """A box in the middle of the screen."""
+
+    ESCAPE_TO_MINIMIZE = False
+    BINDINGS = [
+        Binding("escape,ctrl+c", "cancel", show=False),
+        Binding("tab", "app.focus_next", show=False),
+        Binding("shift+tab", "app.focus_previous", show=False),
+    ]
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self._title = title
+        self._opened_at = time.monotonic()
+
+    @property
+    def inner_width(self) -> int:
+        """Cells for text in the box."""
+        return min(WIDEST, self.app.size.width - 4) - 6
+
+    def compose(self) -> ComposeResult:
+        """Title and content in a box."""
+        with Vertical(id="box") as box:
+            box.border_title = clean(self._title)
+            box.styles.width = self.inner_width + 6
+            yield from self.content()
+
+    def content(self) -> Iterable[Widget]:
+        """What stands in the box."""
+        return ()
+
+    def action_cancel(self) -> None:
+        """Close without doing anything."""
+        self.dismiss(None)
+
+    def restyle(self) -> None:
+        """Draw everything with another theme."""
+        for view in self.query(LineView):
+            view.restyle()
+
+    @property
+    def guarded(self) -> bool:
+        """The dialog has only just opened."""
+        return time.monotonic() - self._opened_at < GUARD_S
+
+
+class Choice(NamedTuple):
+    """A button."""
+
+    id: str
+    label: str
+    danger: bool = False
+
+
+class ButtonDialog(Dialog[str]):
+    """Text and buttons; answers with the id of a button, or None."""
+
+    BINDINGS = [
+        Binding("left", "app.focus_previous", show=False),
+        Binding("right", "app.focus_next", show=False),
+    ]
+
+    def __init__(self, title: str, facts: Sequence[tuple[str, str]], choices: Sequence[Choice], focus: str) -> None:
+        super().__init__(title)
+        self._facts = facts
+        self._choices = choices
+        self._focus = focus
+
+    def content(self) -> Iterable[Widget]:
+        """Facts as name and text, then the buttons."""
+        yield Static(self._text(), id="facts", markup=False)
+        yield from self.extra()
+        with Horizontal(id="buttons"):
+            for choice in self._choices:
+                yield Button(choice.label, id=choice.id, compact=True, classes="danger" if choice.danger else "")
+
+    def extra(self) -> Iterable[Widget]:
+        """More between the facts and the buttons."""
+        return ()
+
+    def _text(self) -> str:
+        room = max((len(name) for name, _ in self._facts), default=0) + (2 if any(n for n, _ in self._facts) else 0)
+        lines: list[str] = []
+        for name, text in self._facts:
+            for number, line in enumerate(wrap(text, self.inner_width - room)):
+                lines.append(fit(name if number == 0 else "", room) + line)
+        return "\n".join(lines)
+
+    def on_mount(self) -> None:
+        """The safe button has the focus."""
+        self.query_one(f"#{self._focus}", Button).focus()
+
+    @on(Button.Pressed)
+    def answer(self, event: Button.Pressed) -> None:
+        """Answer with the button; a dangerous one only when the dialog has been seen."""
+        event.stop()
+        if self.guarded and event.button.has_class("danger"):
+            return
+        self.dismiss(event.button.id)
+
+
+class Confirm(ButtonDialog):
+    """Targets and effect of an action; the focus is on Cancel."""
+
+    BINDINGS = [Binding("y", "yes", show=False), Binding("n", "cancel", show=False)]
+
+    def __init__(self, title: str, facts: Sequence[tuple[str, str]], yes: str) -> None:
+        super().__init__(title, facts, [Choice("cancel", "Cancel"), Choice("yes", yes, danger=True)], "cancel")
+
+    def action_yes(self) -> None:
+        """The same as the button."""
+        self.query_one("#yes", Button).press()
+
+
+class ConfirmTyped(Confirm):
+    """Asks to type a word first."""
+
+    BINDINGS = [Binding("y", "nothing", show=False)]
+
+    def __init__(self, title: str, facts: Sequence[tuple[str, str]], yes: str, word: str) -> None:
+        super().__init__(title, facts, yes)
+        self._word = word
+
+    def extra(self) -> Iterable[Widget]:
+        """Where the word is typed."""
+        yield Static(f"Type {clean(self._word)} to go on:", id="ask", markup=False)
+        field = Input(id="typed", compact=True, select_on_focus=False)
+        field.cursor_blink = False
+        yield field
+
+    def on_mount(self) -> None:
+        """The button is off until the word is there."""
+        super().on_mount()
+        self.query_one("#yes", Button).disabled = True
+
+    def on_key(self, event: events.Key) -> None:
+        """Typing goes to the field, wherever the focus is."""
+        field = self.query_one("#typed", Input)
+        if event.is_printable and event.character and not field.has_focus:
+            event.stop()
+            field.focus()
+            field.insert_text_at_cursor(event.character)
+
+    @on(Input.Changed)
+    def check(self, event: Input.Changed) -> None:
+        """Switch the button on or off."""
+        self.query_one("#yes", Button).disabled = event.value.strip() != self._word
+
+    @on(Input.Submitted)
+    def submit(self) -> None:
+        """Enter in the field goes to the button, and does not press it."""
+        button = self.query_one("#yes", Button)
+        if not button.disabled:
+            button.focus()
+
+    def action_nothing(self) -> None:
+        """A letter is text here."""
+
+
+class TextDialog(Dialog[None]):
+    """A long text to read."""
+
+    BINDINGS = [Binding("q,enter", "cancel", show=False)]
+
+    def __init__(self, title: str, text: str) -> None:
+        super().__init__(title)
+        self._text = text
+
+    def content(self) -> Iterable[Widget]:
+        """The text, wrapped."""
+        lines = wrap(self._text, self.inner_width)
+        picker = Picker(id="text")
+        picker.styles.height = min(len(lines), max(3, self.app.size.height - 6))
+        picker.show(range(len(lines)), lambda index: ((lines[index], "text"),))
+        yield picker
+
+
+class MenuItem(NamedTuple):
+    """A line of a menu."""
+
+    id: str
+    key: str
+    label: str
+    note: str
+    off: str = ""
+    """Why it cannot be chosen."""
+
+
+class Menu(Dialog[str]):
+    """A list to choose from by letter or by moving; answers with the id of an item."""
+
+    def __init__(self, title: str, items: Sequence[MenuItem]) -> None:
+        super().__init__(title)
+        self._items = {item.id: item for item in items}
+
+    def content(self) -> Iterable[Widget]:
+        """One line per item."""
+        picker = Picker(id="menu")
+        picker.styles.height = min(len(self._items), max(3, self.app.size.height - 6))
+        items = list(self._items.values())
+        room = max((len(item.label) for item in items), default=0)
+        picker.show([item.id for item in items], lambda index: self._row(items[index], room))
+        yield picker
+
+    def _row(self, item: MenuItem, room: int) -> Row:
+        more = cast("Chrome", self.app).glyphs.more
+        text = fit(item.off or item.note, max(0, self.inner_width - room - 6), more)
+        look = ("off", "off", "off") if item.off else ("key", "title", "dim")
+        return ((f" {item.key or ' '} ", look[0]), (fit(item.label, room) + "  ", look[1]), (text, look[2]))
+
+    def on_key(self, event: events.Key) -> None:
+        """A letter chooses at once; the next dialog asks."""
+        for item in self._items.values():
+            if item.key and event.character == item.key:
+                event.stop()
+                self._choose(item)
+                return
+
+    @on(Picker.Opened)
+    def chosen(self, event: Picker.Opened) -> None:
+        """Enter chooses."""
+        self._choose(self._items[str(event.key)])
+
+    def _choose(self, item: MenuItem) -> None:
+        if item.off:
+            self.notify(clean(item.off), severity="warning", markup=False)
+        else:
+            self.dismiss(item.id)

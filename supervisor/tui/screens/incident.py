@@ -1,0 +1,96 @@
+"""What failed first, why, who only followed, and what to do now.
+
+In: incidents. Out: a way to the line of evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from textual import on
+
+from supervisor.tui.cells import clean
+from supervisor.tui.incident_rows import Line, incident_lines
+from supervisor.tui.screens.base import LiveScreen, Target
+from supervisor.tui.widgets.picker import Picker
+
+if TYPE_CHECKING:
+    from textual.widget import Widget
+
+    from supervisor.tui.model import Snapshot
+    from supervisor.tui.source import Json
+
+
+class IncidentScreen(LiveScreen):
+    """One incident at a time, the newest first."""
+
+    NAME = "incident"
+
+    def body(self) -> Iterable[Widget]:
+        """One page."""
+        yield Picker(title="incident", id="incident")
+
+    def on_mount(self) -> None:
+        """Begin with the newest."""
+        self._back = 0
+        self._unfolded = False
+        self._lines: list[Line] = []
+        self._seen = 0
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show the incident; the one being read stays when another one comes."""
+        picker = self.query_one(Picker)
+        incidents = self.tui.source.incidents
+        if self._back and len(incidents) > self._seen:
+            self._back += len(incidents) - self._seen
+        self._seen = len(incidents)
+        incident = self._current()
+        if incident is None:
+            picker.heading, picker.note = "incident", ()
+            picker.placeholder = ((" no failure so far", "ok"),)
+            picker.show((), lambda index: ())
+            return
+        self._lines = incident_lines(
+            incident, snapshot, picker.line_width or self.size.width - 1, self.tui.glyphs, unfolded=self._unfolded
+        )
+        lines = self._lines
+        picker.heading = f"incident {incident.get('id', '?')}, generation {incident.get('generation', '?')}"
+        picker.note = ((f"{len(incidents) - self._back} of {len(incidents)}", "dim"),)
+        picker.show([line.key for line in lines], lambda index: lines[index].row)
+
+    def _current(self) -> Json | None:
+        incidents = self.tui.source.incidents
+        self._back = max(0, min(self._back, len(incidents) - 1))
+        return incidents[-1 - self._back] if incidents else self.tui.snapshot.incident
+
+    def selection(self) -> Target:
+        """The culprit."""
+        incident = self._current() or {}
+        ranks = [rank for rank in incident.get("culprit_ranks") or () if isinstance(rank, int)]
+        node = incident.get("culprit_node")
+        return Target(clean(node) if node else None, ranks[0] if ranks else None)
+
+    def action_turn(self, step: int) -> None:
+        """Show an older or newer incident."""
+        self._back = max(0, self._back - step)
+        picker = self.query_one(Picker)
+        picker.top = 0
+        picker.action_edge(False)
+        self.tui.look_again()
+
+    def action_logs(self) -> None:
+        """Open the culprit's log of that generation."""
+        incident = self._current() or {}
+        generation = incident.get("generation")
+        self.tui.open_log(self.selection(), generation if isinstance(generation, int) else None)
+
+    @on(Picker.Opened)
+    def open_line(self, event: Picker.Opened) -> None:
+        """Go to the evidence, or unfold the victims."""
+        line = next((line for line in self._lines if line.key == event.key), None)
+        if line is not None and line.place is not None:
+            self.tui.open_place(line.place)
+        elif line is not None and (line.unfolds or line.key[0].startswith("victims")):
+            self._unfolded = not self._unfolded
+            self.tui.look_again()

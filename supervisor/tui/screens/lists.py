@@ -1,0 +1,121 @@
+"""The screens that are one list: nodes, ranks, the journal.
+
+In: snapshots, events. Out: a selection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from textual import on
+
+from supervisor.tui.journal import event_row
+from supervisor.tui.rows import node_lines
+from supervisor.tui.screens.base import LiveScreen, Target
+from supervisor.tui.widgets.picker import Picker
+from supervisor.tui.widgets.tables import NodeTable, Page, RankTable
+
+if TYPE_CHECKING:
+    from textual.widget import Widget
+
+    from supervisor.tui.model import Snapshot
+
+
+class NodesScreen(LiveScreen):
+    """Every node, those that need a look first, with the reason of their state in full."""
+
+    NAME = "nodes"
+
+    def body(self) -> Iterable[Widget]:
+        """A table, and all about the selected node."""
+        yield NodeTable("nodes")
+        yield Page("detail")
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show a newer state."""
+        table = self.query_one(NodeTable)
+        table.show_nodes(snapshot, worst_first=True, with_ranks=self.size.width >= 100)
+        self._show_detail(snapshot)
+
+    @on(Picker.Moved)
+    def _moved(self) -> None:
+        self._show_detail(self.tui.snapshot)
+
+    def _show_detail(self, snapshot: Snapshot) -> None:
+        page = self.query_one(Page)
+        node = snapshot.nodes_by_name.get(self.selection().node or "")
+        lines = node_lines(node, snapshot, self.size.width - 1) if node is not None else []
+        page.display = node is not None
+        # The table keeps at least half of the screen.
+        page.styles.height = min(len(lines) + 1, (self.size.height - 4) // 2)
+        page.show_rows(f"node {node.name}" if node is not None else "", lines)
+
+    def selection(self) -> Target:
+        """The selected node."""
+        selected = self.query_one(NodeTable).selected
+        return Target(selected if isinstance(selected, str) else None)
+
+    @on(Picker.Opened)
+    def open_selection(self, event: Picker.Opened) -> None:
+        """Go to the node's ranks."""
+        self.tui.go_to_rank_of(str(event.key))
+
+
+class RanksScreen(LiveScreen):
+    """Every rank."""
+
+    NAME = "ranks"
+
+    def body(self) -> Iterable[Widget]:
+        """One table."""
+        yield RankTable("ranks")
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show a newer state."""
+        self.query_one(RankTable).show_ranks(snapshot, snapshot.ranks)
+
+    def selection(self) -> Target:
+        """The selected rank."""
+        selected = self.query_one(RankTable).selected
+        row = self.tui.snapshot.rank(selected) if isinstance(selected, int) else None
+        return Target(row.node, row.rank) if row is not None else Target()
+
+    @on(Picker.Opened)
+    def open_selection(self, event: Picker.Opened) -> None:
+        """Open the rank's log."""
+        self.tui.open_log(self.selection())
+
+
+class EventsScreen(LiveScreen):
+    """The whole journal, newest at the end."""
+
+    NAME = "events"
+
+    def body(self) -> Iterable[Widget]:
+        """One list."""
+        yield Picker(title="events", id="events")
+
+    def on_mount(self) -> None:
+        """Say so when there is nothing."""
+        self.query_one(Picker).placeholder = ((" nothing has happened yet", "dim"),)
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show the newest events; a reader who has left the end stays where he is."""
+        picker = self.query_one(Picker)
+        events = self.tui.source.events
+        at_end = picker.cursor in (-1, picker.line_count() - 1)
+        glyphs, width = self.tui.glyphs, self.size.width
+        picker.show(range(len(events)), lambda index: event_row(events[index], glyphs, width, wide=True))
+        picker.note = ((f"{len(events):,} in all", "dim"),)
+        if at_end and events:
+            picker.select(len(events) - 1)
+
+    def selection(self) -> Target:
+        """The node and rank of the selected event."""
+        return self.tui.target_of_event(self.query_one(Picker).selected)
+
+    @on(Picker.Opened)
+    def open_selection(self, event: Picker.Opened) -> None:
+        """Open what the event speaks of."""
+        self.tui.open_event(event.key)

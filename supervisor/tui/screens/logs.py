@@ -1,0 +1,295 @@
+"""The log of a rank, of a node, or of all ranks by time.
+
+In: the session's windows. Out: what the user reads; nothing of it moves unless he moves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from textual import on
+from textual.containers import Horizontal
+from textual.widgets import Input, Static
+
+from supervisor.session.logs import Selection
+from supervisor.tui import ansi, words
+from supervisor.tui.cells import clean
+from supervisor.tui.feeds import MergedFeed, RankFeed
+from supervisor.tui.finder import Finder
+from supervisor.tui.rows import name_width
+from supervisor.tui.screens.base import LiveScreen, Target
+from supervisor.tui.screens.dialogs import TextDialog
+from supervisor.tui.widgets.virtual_log import VirtualLog, position
+
+if TYPE_CHECKING:
+    from textual.widget import Widget
+
+    from supervisor.tui.cells import Span
+    from supervisor.tui.incident_rows import Place
+    from supervisor.tui.model import Snapshot
+
+BOTH: Final[tuple[str, ...]] = ("stdout", "stderr")
+STREAMS: Final[tuple[tuple[str, ...], ...]] = (BOTH, ("stdout",), ("stderr",), ("nccl",))
+# Every frame of a merged view asks all nodes.
+MERGED_EVERY_S: Final = 0.25
+
+
+class FindInput(Input):
+    """Where the pattern is typed."""
+
+    BINDINGS = [("escape", "app.close_find", "back")]
+
+
+class LogsScreen(LiveScreen):
+    """One log view."""
+
+    NAME = "logs"
+    AUTO_FOCUS = "#log"
+
+    def body(self) -> Iterable[Widget]:
+        """The log, and a line to type in."""
+        yield VirtualLog(title="log", id="log")
+        with Horizontal(id="find"):
+            yield Static("/", id="slash")
+            yield FindInput(id="pattern", compact=True, placeholder="text or regular expression")
+
+    def on_mount(self) -> None:
+        """Begin with all ranks."""
+        self.target = Target()
+        self.streams = BOTH
+        self.generation: int | None = None
+        self.finder: Finder | None = None
+        self.query_one("#find").display = False
+        self.query_one("#pattern", Input).cursor_blink = False
+
+    # --- what is shown
+
+    @property
+    def log_view(self) -> VirtualLog:
+        """The log."""
+        return self.query_one(VirtualLog)
+
+    def open_target(self, target: Target, generation: int | None = None) -> None:
+        """Show the log of a rank, a node, or all."""
+        self.target = target
+        self.generation = generation
+        self.streams = BOTH
+        self._open()
+
+    def open_place(self, place: Place) -> None:
+        """Show one line of one stream."""
+        self.target = Target(place.node, place.rank)
+        self.generation = place.generation
+        self.streams = (place.stream,)
+        feed = self._open()
+        line = place.line - 1
+        if isinstance(feed, RankFeed):
+            self.log_view.jump(line, (feed.generation, feed.rank, feed.stream, line))
+
+    def _open(self) -> MergedFeed | RankFeed:
+        log = self.log_view
+        node, rank = self.target.node, self.target.rank
+        feed: MergedFeed | RankFeed
+        if rank is not None and node and len(self.streams) == 1:
+            newest = self.tui.snapshot.generation or 0
+            generation = newest if self.generation is None else self.generation
+            feed = RankFeed(self.tui.source, node, generation, rank, self.streams[0])
+            log.show_source = False
+        else:
+            feed = self.tui.merged_feed(self.target, self.generation, self.streams)
+            log.show_source = True
+        log.set_pace(MERGED_EVERY_S if isinstance(feed, MergedFeed) else 0.0)
+        log.pattern, self.finder = None, None
+        log.open(feed)
+        self.tui.look_again()
+        return feed
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Keep the title right; the text looks after itself."""
+        log = self.log_view
+        if log.feed is None:
+            self.open_target(self.target)
+        if isinstance(log.feed, RankFeed) and log.follow and self.generation is None:
+            newest = snapshot.generation
+            if newest is not None and newest > log.feed.generation:
+                self._open()
+        log.source_width = name_width(snapshot.nodes) + 2 + len(str(max(1, len(snapshot.ranks) - 1)))
+        self._title()
+
+    def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+        """Let the log move."""
+        super().tick(snapshot, age_s, changed)
+        self.log_view.tick()
+
+    @on(VirtualLog.Changed)
+    def _title(self) -> None:
+        log = self.log_view
+        log.heading = "log of " + self.scope_text()
+        spans: list[Span] = []
+        if self.finder is not None:
+            spans.append((f"{clean(self.finder.said())}   ", "bad" if self.finder.problem else "mark"))
+        if log.problem and log.feed is not None and log.feed.count:
+            spans.append((f"{clean(log.problem)}   ", "warn"))
+        if log.left:
+            spans.append((f"column {log.left}   ", "dim"))
+        if log.follow:
+            spans.append((" following ", "pill"))
+        else:
+            spans += position(log)
+            if log.unseen:
+                spans += [("  ", ""), (f" +{log.unseen:,} {'line' if log.unseen == 1 else 'lines'} ", "pill")]
+        log.note = tuple(spans)
+        log.redraw()
+
+    def scope_text(self) -> str:
+        """What is shown, in words."""
+        node, rank = self.target.node, self.target.rank
+        who = f"rank {rank} on {node}" if rank is not None else f"node {node}" if node else "all ranks"
+        which = f", generation {self.generation}" if self.generation is not None else ""
+        return clean(f"{who}, {'+'.join(self.streams)}{which}")
+
+    def selection(self) -> Target:
+        """Whose log this is."""
+        return self.target
+
+    # --- keys
+
+    def action_follow(self) -> None:
+        """Follow, or stop following."""
+        self.log_view.set_follow(not self.log_view.follow)
+
+    def action_scope(self) -> None:
+        """This rank, its node, all, and back."""
+        node, rank = self.target.node, self.target.rank
+        if rank is not None:
+            self._last_rank = Target(node, rank)
+            self.open_target(Target(node))
+        elif node:
+            self.open_target(Target())
+        else:
+            first = next(iter(self.tui.snapshot.ranks), None)
+            back = getattr(self, "_last_rank", Target(first.node, first.rank) if first else Target())
+            self.open_target(back)
+
+    def action_stream(self) -> None:
+        """The next choice of streams."""
+        at = STREAMS.index(self.streams) if self.streams in STREAMS else 0
+        self.streams = STREAMS[(at + 1) % len(STREAMS)]
+        self._open()
+
+    def action_rank(self, step: int) -> None:
+        """The log of the next or previous rank."""
+        ranks = self.tui.snapshot.ranks
+        if not ranks:
+            return
+        numbers = [row.rank for row in ranks]
+        at = numbers.index(self.target.rank) if self.target.rank in numbers else -1 if step > 0 else 0
+        row = ranks[(at + step) % len(ranks)]
+        streams = self.streams
+        self.target = Target(row.node, row.rank)
+        self.streams = streams
+        self._open()
+
+    def action_generation(self, step: int) -> None:
+        """The log of the generation before or after."""
+        newest = self.tui.snapshot.generation or 0
+        now = newest if self.generation is None else self.generation
+        wanted = max(0, now + step) if self.generation is not None or step < 0 else None
+        self.generation = None if wanted is None or wanted > newest else wanted
+        self._open()
+
+    def action_time(self) -> None:
+        """Times on and off."""
+        self.log_view.show_time = not self.log_view.show_time
+        self.log_view.redraw()
+
+    def action_source(self) -> None:
+        """Node and rank on and off."""
+        self.log_view.show_source = not self.log_view.show_source
+        self.log_view.redraw()
+
+    def action_detail(self) -> None:
+        """The whole line that a jump has led to, else the first one on the screen."""
+        log = self.log_view
+        feed = log.feed
+        if feed is None:
+            return
+        here = [row for y in range(log.body_height) if (row := feed.row(log.top + y)) is not None]
+        row = next((row for row in here if row.key == log.pointer), here[-1] if here and log.follow else None)
+        row = row or (here[0] if here else None)
+        if row is not None:
+            title = f"{row.node} rank {row.rank}  {row.stream} line {row.line + 1}  {words.clock_ns(row.t_ns)}"
+            self.tui.push_screen(TextDialog(title, ansi.plain(row.raw)))
+
+    # --- search
+
+    def action_find(self) -> None:
+        """Ask for a pattern."""
+        self.query_one("#find").display = True
+        self.query_one("#pattern", Input).focus()
+
+    def close_find(self) -> None:
+        """Back to the log."""
+        self.query_one("#find").display = False
+        self.log_view.focus()
+
+    def action_back(self) -> None:
+        """End a search first; then go back."""
+        if self.finder is not None:
+            self.finder, self.log_view.pattern = None, None
+            self.workers.cancel_group(self, "find")
+            self._title()
+        else:
+            super().action_back()
+
+    @on(Input.Submitted, "#pattern")
+    def _find(self, event: Input.Submitted) -> None:
+        self.close_find()
+        if event.value:
+            self._search(event.value, None)
+
+    def action_errors(self) -> None:
+        """Search for what the agents take for errors."""
+        self._search("", "error")
+
+    def _search(self, text: str, level: str | None) -> None:
+        try:
+            finder = Finder(self.tui.source, self._selection(), text, level)
+        except ValueError as error:
+            self.tui.say(str(error), level="error")
+            return
+        self.finder = finder
+        self.log_view.pattern = finder.pattern
+        self.run_worker(finder.run(lambda: self._found(finder)), group="find", exclusive=True)
+        self._title()
+
+    def _selection(self) -> Selection:
+        feed = self.log_view.feed
+        if isinstance(feed, RankFeed):
+            return Selection(generation=feed.generation, ranks=[feed.rank], streams=(feed.stream,), nodes=[feed.node])
+        return self.tui.merged_feed(self.target, self.generation, self.streams).selection
+
+    def _found(self, finder: Finder) -> None:
+        if finder is not self.finder:
+            return
+        if finder.current < 0 and (finder.hits and not finder.running):
+            self.action_hit(1)
+        self._title()
+
+    def action_hit(self, direction: int) -> None:
+        """Go to the next or previous hit."""
+        log, finder = self.log_view, self.finder
+        feed = log.feed
+        if finder is None or feed is None:
+            return
+        first = next((row for y in range(log.body_height) if (row := feed.row(log.top + y)) is not None), None)
+        hit = finder.step(direction, first.t_ns if first is not None and not log.follow else None)
+        if hit is None:
+            return
+        t_ns, key = hit
+        if isinstance(feed, RankFeed):
+            log.jump(key[3], key)
+        else:
+            log.jump_to_time(t_ns, key)
+        self._title()

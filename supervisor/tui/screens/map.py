@@ -1,0 +1,170 @@
+"""The overview: nodes and ranks with their states, what happened, what is being printed.
+
+In: snapshots, the newest rows of all logs. Out: a selection; a way into everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from textual import on
+from textual.containers import Horizontal
+
+from supervisor.tui import rows
+from supervisor.tui.journal import event_row
+from supervisor.tui.layout import MapLayout, map_layout
+from supervisor.tui.screens.base import LiveScreen, Target
+from supervisor.tui.widgets.picker import Picker
+from supervisor.tui.widgets.rank_grid import METRICS, RankGrid, lines_needed, nodes_per_line
+from supervisor.tui.widgets.tables import NodeTable, RankTable
+from supervisor.tui.widgets.virtual_log import VirtualLog
+
+if TYPE_CHECKING:
+    from textual.widget import Widget
+
+    from supervisor.tui.model import Snapshot
+
+# The tail is a glance: a few frames a second are enough, and every frame asks all nodes.
+TAIL_EVERY_S = 0.4
+
+
+class MapScreen(LiveScreen):
+    """Nodes, ranks, events and the newest lines."""
+
+    NAME = "map"
+    AUTO_FOCUS = "#nodes"
+
+    def body(self) -> Iterable[Widget]:
+        """The panes; which of them are shown depends on the size."""
+        yield RankGrid("grid")
+        with Horizontal(id="band"):
+            yield NodeTable("nodes")
+            yield RankTable("side")
+        yield RankTable("ranks")
+        yield Picker(title="events", id="events")
+        yield VirtualLog(title="log", id="tail", every_s=TAIL_EVERY_S)
+
+    def on_mount(self) -> None:
+        """Prepare the panes."""
+        tail = self.query_one(VirtualLog)
+        tail.show_time = False
+        self.query_one("#events", Picker).placeholder = ((" nothing has happened yet", "dim"),)
+        self._layout: MapLayout | None = None
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Lay out for the job's size, then fill the panes that are visible."""
+        layout = self._arrange(snapshot)
+        if layout.nodes:
+            self.query_one(NodeTable).show_nodes(snapshot, worst_first=bool(layout.grid), with_ranks=not layout.grid)
+        if layout.ranks:
+            self.query_one("#side" if layout.beside else "#ranks", RankTable).show_ranks(snapshot, snapshot.ranks)
+        if layout.grid:
+            self.query_one(RankGrid).show(snapshot, layout.per_node)
+        self._show_events()
+        self._show_tail(snapshot, layout)
+
+    def _arrange(self, snapshot: Snapshot) -> MapLayout:
+        width, height = self.size.width, self.size.height - 4
+        per_node = nodes_per_line(width, rows.name_width(snapshot.nodes) + 1, True)
+        layout = map_layout(
+            width,
+            height,
+            len(snapshot.nodes),
+            len(snapshot.ranks),
+            lines_needed(snapshot, width),
+            -(-len(snapshot.nodes) // per_node),
+        )
+        if layout != self._layout:
+            self._layout = layout
+            self._apply(layout)
+        return layout
+
+    def _apply(self, layout: MapLayout) -> None:
+        heights = {
+            "#band": layout.nodes,
+            "#grid": layout.grid,
+            "#ranks": 0 if layout.beside else layout.ranks,
+            "#events": layout.events,
+            "#tail": layout.log,
+        }
+        for name, lines in heights.items():
+            pane = self.query_one(name)
+            pane.display = lines > 0
+            pane.styles.height = lines
+        self.query_one("#side").display = layout.beside
+        if self.focused is None or not self.focused.is_on_screen or not self.focused.display:
+            first = "#grid" if layout.grid else "#nodes"
+            self.set_focus(self.query_one(first), scroll_visible=False)
+
+    def _show_events(self) -> None:
+        picker = self.query_one("#events", Picker)
+        if not picker.display:
+            return
+        events = self.tui.source.events
+        at_end = picker.cursor in (-1, picker.line_count() - 1) or not picker.has_focus
+        glyphs, width = self.tui.glyphs, self.size.width
+        picker.show(range(len(events)), lambda index: event_row(events[index], glyphs, width))
+        picker.note = ((f"{len(events)}", "dim"),) if events else ()
+        if at_end and events:
+            picker.select(len(events) - 1)
+
+    def _show_tail(self, snapshot: Snapshot, layout: MapLayout) -> None:
+        tail = self.query_one(VirtualLog)
+        if not layout.log or snapshot.generation is None or snapshot.generation < 0:
+            return
+        if tail.feed is None:
+            tail.open(self.tui.merged_feed(None))
+        tail.source_width = rows.name_width(snapshot.nodes) + 2 + len(str(max(1, len(snapshot.ranks) - 1)))
+        tail.note = ((f"{tail.unseen:,} new lines  G follows", "pill"),) if tail.unseen else (("all ranks", "dim"),)
+
+    def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+        """Keep the tail moving beside everything else."""
+        super().tick(snapshot, age_s, changed)
+        tail = self.query_one(VirtualLog)
+        if tail.display and tail.feed is not None:
+            tail.tick()
+
+    def selection(self) -> Target:
+        """What the focused pane has selected; else what the first one has."""
+        focused = self.focused
+        if isinstance(focused, RankGrid):
+            node, rank = focused.selection
+            return Target(node, rank)
+        if isinstance(focused, RankTable) and isinstance(focused.selected, int):
+            row = self.tui.snapshot.rank(focused.selected)
+            return Target(row.node if row else None, focused.selected)
+        if focused is not None and focused.id == "events":
+            return self.tui.target_of_event(self.query_one("#events", Picker).selected)
+        if isinstance(focused, VirtualLog):
+            return Target()
+        selected = self.query_one(NodeTable).selected
+        return Target(selected if isinstance(selected, str) else None)
+
+    @on(Picker.Opened)
+    def open_selection(self, event: Picker.Opened) -> None:
+        """Open what was selected."""
+        if event.view.id == "events":
+            self.tui.open_event(event.key)
+        elif isinstance(event.view, NodeTable):
+            self.tui.go_to_rank_of(str(event.key))
+        else:
+            self.tui.open_log(self.selection())
+
+    def action_open(self) -> None:
+        """Open the selection."""
+        self.tui.open_log(self.selection())
+
+    def action_metric(self) -> None:
+        """Show another metric in the heat map."""
+        grid = self.query_one(RankGrid)
+        grid.metric = METRICS[(METRICS.index(grid.metric) + 1) % len(METRICS)]
+        self.tui.look_again()
+
+    def action_pane(self, step: int) -> None:
+        """Go to the next or previous pane."""
+        panes = [widget for widget in self.query("#grid, #nodes, #side, #ranks, #events, #tail") if widget.is_on_screen]
+        panes = [pane for pane in panes if pane.display and pane.parent is not None and pane.size.height]
+        if panes:
+            at = panes.index(self.focused) if self.focused in panes else -step
+            self.set_focus(panes[(at + step) % len(panes)], scroll_visible=False)

@@ -1,0 +1,112 @@
+"""All that the screens take from a session: nothing else may be used in this package.
+
+In: `supervisor.session.Session`, or a recorded one. Out: the types that the screens are written against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from remote_agent.wire import Answer
+
+Json = dict[str, Any]
+
+
+class Host(Protocol):
+    """How far one host has come, seen from here."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the inventory."""
+
+    @property
+    def state(self) -> str:
+        """connecting, up, lost or failed."""
+
+    @property
+    def step(self) -> str:
+        """The step that runs, or that failed."""
+
+    @property
+    def text(self) -> str:
+        """One line on that step."""
+
+    @property
+    def error(self) -> str | None:
+        """Why the last step failed."""
+
+    @property
+    def hint(self) -> str:
+        """What the operator can do about it."""
+
+
+class Source(Protocol):
+    """One job seen from here."""
+
+    @property
+    def job(self) -> str:
+        """The id of the job."""
+
+    @property
+    def hosts(self) -> Mapping[str, Host]:
+        """Hosts by name, in inventory order."""
+
+    @property
+    def status(self) -> Json:
+        """The newest status document, or {}; a new object whenever it changed."""
+
+    @property
+    def status_age_s(self) -> float:
+        """Seconds since the newest status came; infinite before the first."""
+
+    @property
+    def events(self) -> list[Json]:
+        """The journal so far, in order."""
+
+    @property
+    def incidents(self) -> list[Json]:
+        """The incidents so far, in order."""
+
+    @property
+    def notices(self) -> Sequence[Any]:
+        """What this supervisor did or saw itself: `text`, `level`."""
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of what stands above."""
+
+    @property
+    def ended(self) -> bool:
+        """The job is over."""
+
+    async def request(self, verb: str, **args: Any) -> Json:
+        """Ask for restart, remove, add, stop or promote; raises with a message (and hint) when it is refused."""
+
+    @property
+    def launching(self) -> bool:
+        """Nodes are still being brought up for a new job."""
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the launch failed, or why there is no job to look at: `message`, `hint`, `exit_status`."""
+
+    async def cancel_launch(self) -> None:
+        """Give up a launch: what has been started is stopped again before this returns."""
+
+    async def log(self, node: str, op: str, args: Json) -> Answer:
+        """One log request to the agent of a node."""
+
+    async def merged(self, selection: Any, count: int, before_ns: int | None = None) -> Sequence[Any]:
+        """The last `count` rows of all nodes by time of arrival, before a time."""
+
+    def search(self, selection: Any, **query: Any) -> AsyncGenerator[Any, None]:
+        """The rows that match."""
+
+    async def log_files(self) -> list[Json]:
+        """Every log file on every reachable node: the agents' log_list with `node` added."""
+
+
+SessionContext = AbstractAsyncContextManager[Source]

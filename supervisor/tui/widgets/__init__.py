@@ -1,0 +1,4 @@
+"""The widgets, one module each; all draw rows of spans through `lines.LineView`.
+
+In: rows. Out: strips of exact width.
+"""

@@ -1,0 +1,214 @@
+"""The base of all widgets: lines from a function, drawn only where they changed, with a scroll position in whole lines.
+
+In: `line_count()` and `line_at(index)` of a subclass. Out: strips; cost depends on the lines on screen alone.
+
+It does not build on Textual's ScrollView: there every growth of the content lays the screen out again and paints twice.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from supervisor.tui.cells import EMPTY, Palette, Row, Span, clean, fit_row, row_width
+
+if TYPE_CHECKING:
+    from rich.style import Style
+    from textual import events
+
+    from supervisor.tui.words import Glyphs
+
+# Strips kept per widget: some screens full. One takes 1 to 3 kB.
+STRIP_CACHE = 1000
+WHEEL_LINES = 3
+
+
+class Chrome(Protocol):
+    """What a widget needs to know of the application."""
+
+    palette: Palette
+    glyphs: Glyphs
+
+
+class Drawn(NamedTuple):
+    """One line as it is on the screen: equal values need no painting."""
+
+    row: Row
+    overlay: str
+    edge: Span
+
+
+class LineView(Widget, can_focus=True):
+    """Lines under an optional title rule."""
+
+    DEFAULT_CSS = "LineView { height: 1fr; width: 1fr; }"
+
+    def __init__(self, *, title: str = "", id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id, classes=classes)
+        self.top = 0
+        self.heading = title
+        self.note: Row = EMPTY
+        """Right part of the title rule."""
+        self._lines: list[Drawn] = []
+        self._base: Style | None = None
+        self._strips: OrderedDict[tuple[Drawn, int], Strip] = OrderedDict()
+
+    @property
+    def chrome(self) -> Chrome:
+        """Palette and glyphs of the application."""
+        return cast("Chrome", self.app)
+
+    @property
+    def glyphs(self) -> Glyphs:
+        """The drawing characters."""
+        return self.chrome.glyphs
+
+    @property
+    def body_height(self) -> int:
+        """Lines that fit below the title."""
+        return max(0, self.size.height - bool(self.heading))
+
+    @property
+    def line_width(self) -> int:
+        """Cells of a line: the last one is the scroll bar's."""
+        return max(0, self.size.width - 1)
+
+    @property
+    def last_top(self) -> int:
+        """The scroll position at the end."""
+        return max(0, self.line_count() - self.body_height)
+
+    def line_count(self) -> int:
+        """How many lines there are."""
+        return 0
+
+    def line_at(self, index: int) -> tuple[Row, str]:
+        """One line, and the role laid over it."""
+        return EMPTY, ""
+
+    def scroll_to_line(self, top: int) -> None:
+        """Show the lines from `top` on, as far as there are any."""
+        self.top = max(0, min(top, self.last_top))
+        self.redraw()
+
+    def redraw(self) -> None:
+        """Look at every visible line again and paint those that changed."""
+        if not self.is_attached or not self.size:
+            return
+        fresh = self._draw_all()
+        old = self._lines
+        self._lines = fresh
+        if len(old) != len(fresh):
+            self.refresh()
+            return
+        changed = [y for y, (before, now) in enumerate(zip(old, fresh, strict=False)) if before != now]
+        if len(changed) * 2 > len(fresh):
+            self.refresh()
+        elif changed:
+            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
+
+    def restyle(self) -> None:
+        """Forget all strips: the theme has changed."""
+        self._strips.clear()
+        self._base = None
+        self.refresh()
+
+    def notify_style_update(self) -> None:
+        """Forget all strips: the style sheet has changed."""
+        super().notify_style_update()
+        self._strips.clear()
+        self._base = None
+
+    def _draw_all(self) -> list[Drawn]:
+        height = self.body_height
+        total = self.line_count()
+        self.top = max(0, min(self.top, max(0, total - height)))
+        lines = [Drawn(row, "", ("", "")) for row in self._title_lines()][: self.size.height]
+        edges = self._edges(total, height)
+        for y in range(height):
+            index = self.top + y
+            row, overlay = self.line_at(index) if index < total else (EMPTY, "")
+            lines.append(Drawn(row, overlay, edges[y]))
+        return lines
+
+    def _edges(self, total: int, height: int) -> list[Span]:
+        if total <= height or not height:
+            return [(" ", "")] * height
+        size = max(1, round(height * height / total))
+        start = round((height - size) * self.top / max(1, total - height))
+        inside = range(start, start + size)
+        return [(self.glyphs.thumb, "dim") if y in inside else (self.glyphs.bar, "rule") for y in range(height)]
+
+    def _title_lines(self) -> list[Row]:
+        return [self._title_row()] if self.heading else []
+
+    def _title_row(self) -> Row:
+        width = self.size.width
+        rule = self.glyphs.rule
+        name: list[Span] = [
+            (rule + " ", "rule"),
+            (clean(self.heading), "accent" if self.has_focus else "head"),
+            (" ", ""),
+        ]
+        room = width - row_width(name) - 1
+        note = self.note if row_width(self.note) + 3 <= room else EMPTY
+        tail: list[Span] = [(" ", ""), *note, (" ", "")] if note else []
+        fill = max(0, room - row_width(tail))
+        return fit_row((*name, (rule * fill, "rule"), *tail, (rule, "rule")), width)
+
+    def render_line(self, y: int) -> Strip:
+        """One line of the widget, from the cache where it can be."""
+        if len(self._lines) != self.size.height:
+            self._lines = self._draw_all()
+        width = self.size.width
+        if y >= len(self._lines) or not width:
+            return Strip.blank(width)
+        drawn = self._lines[y]
+        key = (drawn, width)
+        strip = self._strips.get(key)
+        if strip is None:
+            strip = self._strip(drawn, width)
+            self._strips[key] = strip
+            if len(self._strips) > STRIP_CACHE:
+                self._strips.popitem(last=False)
+        else:
+            self._strips.move_to_end(key)
+        return strip
+
+    def _strip(self, drawn: Drawn, width: int) -> Strip:
+        palette = self.chrome.palette
+        base = self._base = self._base or self.rich_style
+        if not drawn.edge[0]:
+            return palette.strip(fit_row(drawn.row, width, self.glyphs.more), width, base)
+        body = palette.strip(fit_row(drawn.row, width - 1, self.glyphs.more), width - 1, base, drawn.overlay)
+        return Strip([*body, *palette.strip((drawn.edge,), 1, base)], width)
+
+    def on_resize(self) -> None:
+        """Fill the new size."""
+        self.redraw()
+
+    def on_focus(self) -> None:
+        """Show the focus in the title."""
+        self.redraw()
+
+    def on_blur(self) -> None:
+        """Show the focus in the title."""
+        self.redraw()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Scroll with the wheel."""
+        event.stop()
+        self.scroll_lines(WHEEL_LINES)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Scroll with the wheel."""
+        event.stop()
+        self.scroll_lines(-WHEEL_LINES)
+
+    def scroll_lines(self, delta: int) -> None:
+        """Move the view by some lines."""
+        self.scroll_to_line(self.top + delta)

@@ -1,0 +1,187 @@
+"""All ranks at a glance: a name and one glyph per rank for each node, or one glyph per node where they are too many.
+
+In: a snapshot. Out: rows; the selected rank or node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from textual.binding import Binding
+
+from supervisor.tui.cells import EMPTY, Row, Span, fit
+from supervisor.tui.rows import legend, name_width
+from supervisor.tui.widgets.lines import LineView
+from supervisor.tui.widgets.picker import Picker
+
+if TYPE_CHECKING:
+    from supervisor.tui.model import NodeRow, RankRow, Snapshot
+
+METRICS: Final = ("state", "output", "step")
+# A rank that wrote this long ago, or is this many steps behind, has the lowest bar.
+OUTPUT_FLOOR_S: Final = 60.0
+STEP_FLOOR: Final = 10
+GAP: Final = 2
+
+
+class RankGrid(LineView):
+    """The heat map of ranks."""
+
+    BINDINGS = [
+        Binding("left", "step(-1)", show=False),
+        Binding("right", "step(1)", show=False),
+        Binding("up,k", "row(-1)", show=False),
+        Binding("down,j", "row(1)", show=False),
+        Binding("pageup", "row(-8)", show=False),
+        Binding("pagedown", "row(8)", show=False),
+        Binding("home,g", "edge(0)", show=False),
+        Binding("end,G", "edge(-1)", show=False),
+        Binding("enter", "open", show=False),
+    ]
+
+    def __init__(self, id: str) -> None:  # noqa: A002
+        super().__init__(title="ranks", id=id)
+        self.metric = "state"
+        self.per_node = False
+        """One glyph per node."""
+        self.selected = 0
+        """Number of the selected rank; index of the selected node, with one glyph per node."""
+        self._cells: tuple[NodeRow, ...] = ()
+        self._stale = False
+        self._best_step = 0
+        self._name_width = 4
+        self._cell = 1
+
+    def show(self, snapshot: Snapshot, per_node: bool) -> None:
+        """Show a newer state."""
+        if per_node != self.per_node:
+            self.selected = 0
+        self.per_node = per_node
+        self._cells = tuple(node for node in snapshot.nodes if node.ranks or per_node)
+        self._stale = snapshot.stale
+        self._best_step = snapshot.train_step or 0
+        self._name_width = name_width(self._cells)
+        widest = 0 if per_node else max((len(node.ranks) for node in self._cells), default=1)
+        self._cell = self._name_width + 1 + widest
+        self.heading = "nodes by their worst rank" if per_node else f"ranks by {self.metric}"
+        self.note = legend(self.glyphs, snapshot.ranks) if not snapshot.stale else EMPTY
+        self.redraw()
+
+    @property
+    def per_line(self) -> int:
+        """Nodes in one line."""
+        return nodes_per_line(self.line_width, self._cell, self.per_node)
+
+    @property
+    def selection(self) -> tuple[str | None, int | None]:
+        """Node and rank of the selection."""
+        if self.per_node:
+            inside = 0 <= self.selected < len(self._cells)
+            return (self._cells[self.selected].name if inside else None), None
+        node = next((node for node in self._cells for rank in node.ranks if rank.rank == self.selected), None)
+        return (node.name, self.selected) if node is not None else (None, None)
+
+    def line_count(self) -> int:
+        """Lines of nodes."""
+        return -(-len(self._cells) // self.per_line)
+
+    def line_at(self, index: int) -> tuple[Row, str]:
+        """One line of nodes."""
+        nodes = self._cells[index * self.per_line : (index + 1) * self.per_line]
+        return (self._node_glyphs(nodes, index) if self.per_node else self._rank_glyphs(nodes)), ""
+
+    def _rank_glyphs(self, nodes: tuple[NodeRow, ...]) -> Row:
+        spans: list[Span] = [(" ", "")]
+        for node in nodes:
+            role = "warn" if node.state in ("lost", "failed") else "dim"
+            spans.append((fit(node.name, self._name_width, self.glyphs.more) + " ", role))
+            for rank in node.ranks:
+                _add(spans, self._glyph(rank), self._role(rank, rank.rank == self.selected and self.has_focus))
+            spans.append((" " * (self._cell - self._name_width - 1 - len(node.ranks) + GAP), ""))
+        return tuple(spans)
+
+    def _node_glyphs(self, nodes: tuple[NodeRow, ...], index: int) -> Row:
+        spans: list[Span] = [(" " + fit(nodes[0].name, self._name_width, self.glyphs.more) + " ", "dim")]
+        for number, node in enumerate(nodes, index * self.per_line):
+            look = node.worst.look if node.worst is not None and node.state == "running" else node.look
+            here = number == self.selected and self.has_focus
+            glyph = "-" if self._stale else self.glyphs.of(look)
+            _add(spans, glyph, "pill" if here else "off" if self._stale else look.role)
+        return tuple(spans)
+
+    def _glyph(self, rank: RankRow) -> str:
+        if self._stale:
+            return "-"
+        share = self._share(rank) if rank.state == "running" else None
+        return self.glyphs.of(rank.look) if share is None else self.glyphs.level(share)
+
+    def _share(self, rank: RankRow) -> float | None:
+        if self.metric == "output" and rank.output_age_s is not None:
+            return 1.0 - rank.output_age_s / OUTPUT_FLOOR_S
+        if self.metric == "step" and rank.step is not None:
+            return 1.0 - (self._best_step - rank.step) / STEP_FLOOR
+        return None
+
+    def _role(self, rank: RankRow, here: bool) -> str:
+        return "pill" if here else "off" if self._stale else rank.look.role
+
+    def _order(self) -> list[int]:
+        return list(range(len(self._cells))) if self.per_node else [r.rank for node in self._cells for r in node.ranks]
+
+    def _select(self, pick: Callable[[int, int], int]) -> None:
+        order = self._order()
+        if not order:
+            return
+        at = order.index(self.selected) if self.selected in order else 0
+        self.selected = order[max(0, min(pick(at, len(order)), len(order) - 1))]
+        self._follow_selection()
+        self.redraw()
+        self.post_message(Picker.Moved(self))
+
+    def _follow_selection(self) -> None:
+        node, _ = self.selection
+        index = next((i for i, row in enumerate(self._cells) if row.name == node), 0)
+        line = index // self.per_line
+        self.top = min(max(self.top, line - self.body_height + 1), line)
+
+    def action_step(self, delta: int) -> None:
+        """Select the next or previous rank."""
+        self._select(lambda at, _: at + delta)
+
+    def action_row(self, delta: int) -> None:
+        """Select in the next or previous line."""
+        ranks = 1 if self.per_node else max((len(node.ranks) for node in self._cells), default=1)
+        self._select(lambda at, _: at + delta * self.per_line * ranks)
+
+    def action_edge(self, end: int) -> None:
+        """Select the first or the last."""
+        self._select(lambda _, size: size - 1 if end else 0)
+
+    def action_open(self) -> None:
+        """Open the selection."""
+        node, rank = self.selection
+        key = ("rank", rank) if rank is not None else ("node", node)
+        self.post_message(Picker.Opened(self, key))
+
+
+def _add(spans: list[Span], text: str, role: str) -> None:
+    if spans and spans[-1][1] == role:
+        spans[-1] = (spans[-1][0] + text, role)
+    else:
+        spans.append((text, role))
+
+
+def nodes_per_line(width: int, cell: int, per_node: bool) -> int:
+    """How many nodes fit in a line of `width` cells."""
+    if per_node:
+        # Tens are easy to count.
+        return max(1, (width - cell - 2) // 10 * 10)
+    return max(1, (width - 1 + GAP) // (cell + GAP))
+
+
+def lines_needed(snapshot: Snapshot, width: int) -> int:
+    """Lines for one glyph per rank."""
+    nodes = [node for node in snapshot.nodes if node.ranks]
+    cell = name_width(nodes) + 1 + max((len(node.ranks) for node in nodes), default=1)
+    return -(-len(nodes) // nodes_per_line(width - 1, cell, False))

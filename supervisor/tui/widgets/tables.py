@@ -1,0 +1,76 @@
+"""The tables of nodes and ranks.
+
+In: snapshots. Out: rows; the selected node or rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from supervisor.tui.rows import Table, legend, name_width, node_columns, rank_columns
+from supervisor.tui.widgets.lines import LineView
+from supervisor.tui.widgets.picker import Picker
+
+if TYPE_CHECKING:
+    from supervisor.tui.cells import Row
+    from supervisor.tui.model import RankRow, Snapshot
+
+# Wider groups of ranks on one node are cut with a mark; the table of ranks has them all.
+RANKS_WIDTH = 16
+
+
+class NodeTable(Picker):
+    """One row per node."""
+
+    def __init__(self, id: str) -> None:  # noqa: A002
+        super().__init__(title="nodes", head=True, id=id)
+        self.placeholder = ((" no host in this job yet", "dim"),)
+
+    def show_nodes(self, snapshot: Snapshot, *, worst_first: bool = False, with_ranks: bool = True) -> None:
+        """Show a newer state."""
+        nodes = snapshot.worst_first() if worst_first else snapshot.nodes
+        widest = max((len(node.ranks) for node in nodes), default=0)
+        glyphs = min(RANKS_WIDTH, max(5, widest)) if with_ranks and widest else 0
+        columns = node_columns(self.glyphs, snapshot.stale, glyphs, name_width(nodes))
+        table = Table(columns, self.line_width, self.glyphs)
+        self.head = table.head()
+        self.heading = f"nodes ({len(nodes)}), worst first" if worst_first else "nodes"
+        self.note = legend(self.glyphs, snapshot.ranks) if with_ranks and not snapshot.stale else ()
+        self.show([node.name for node in nodes], lambda index: table.row(nodes[index], faded=snapshot.stale))
+
+
+class RankTable(Picker):
+    """One row per rank."""
+
+    def __init__(self, id: str) -> None:  # noqa: A002
+        super().__init__(title="ranks", head=True, id=id)
+        self.placeholder = ((" no ranks yet", "dim"),)
+
+    def show_ranks(self, snapshot: Snapshot, ranks: Sequence[RankRow]) -> None:
+        """Show a newer state."""
+        columns = rank_columns(self.glyphs, snapshot.stale, name_width(snapshot.nodes))
+        table = Table(columns, self.line_width, self.glyphs)
+        self.head = table.head()
+        self.show([rank.rank for rank in ranks], lambda index: table.row(ranks[index], faded=snapshot.stale))
+
+
+class Page(LineView, can_focus=False):
+    """Rows to read, under a title."""
+
+    def __init__(self, id: str) -> None:  # noqa: A002
+        super().__init__(title="-", id=id)
+        self._rows: Sequence[Row] = ()
+
+    def show_rows(self, title: str, rows: Sequence[Row]) -> None:
+        """Show other rows."""
+        self.heading, self._rows = title, rows
+        self.redraw()
+
+    def line_count(self) -> int:
+        """How many rows there are."""
+        return len(self._rows)
+
+    def line_at(self, index: int) -> tuple[Row, str]:
+        """One row."""
+        return self._rows[index], ""

@@ -1,0 +1,5 @@
+"""Follow a bad pointer."""
+
+import ctypes
+
+ctypes.string_at(0)

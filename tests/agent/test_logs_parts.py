@@ -1,0 +1,187 @@
+"""Logs: the parts that the store is made of, each alone.
+
+In: lines, bytes, patterns. Out: levels, records, steps, index entries, sidecars.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from remote_agent.logs import index
+from remote_agent.logs.index import LineIndex
+from remote_agent.logs.levels import DEBUG, ERROR, INFO, WARN, block_bits, level_of
+from remote_agent.logs.pattern import compile_pattern
+from remote_agent.logs.progress import StepReader
+from remote_agent.logs.rows import RecordReader
+from remote_agent.logs.sidecar import Covered, Sidecar
+
+LEVELS = [
+    (b"step 3 loss 2.1", INFO),
+    (b"2026-11-20 10:00:00 | INFO | error rate 0.1", INFO),
+    (b"DEBUG:root:x", DEBUG),
+    (b"WARNING:root:careful", WARN),
+    (b"/x/y.py:3: UserWarning: careful", WARN),
+    (b"[rank0]:[W1120 10:00:00.123 ProcessGroupNCCL.cpp:1250] Warning: x", WARN),
+    (b"W1120 10:00:00.123000 77 torch/distributed/run.py:774] x", WARN),
+    (b"[E ProcessGroupNCCL.cpp:474] x", ERROR),
+    (b"ValueError: bad", ERROR),
+    (b"Traceback (most recent call last):", ERROR),
+    (b"CRITICAL - out of luck", ERROR),
+    (b"gcc: error: no such file", ERROR),
+    (b"n1:77:99 [0] NCCL WARN socket", WARN),
+    (b"n1:77:99 [0] NCCL INFO Connected", INFO),
+    (b"", INFO),
+]
+
+
+@pytest.mark.parametrize(("line", "level"), LEVELS)
+def test_levels_of_lines_and_their_blocks(line: bytes, level: int) -> None:
+    assert level_of(line) == level
+    if level in (WARN, ERROR):
+        assert block_bits(b"fine\n" * 9 + line + b"\n") & level
+
+
+def test_a_quiet_block_has_no_levels() -> None:
+    assert block_bits(b"step 3 loss 2.1\n" * 100) == INFO
+
+
+def test_records_hold_tracebacks_together() -> None:
+    text = b"""\
+epoch 1
+Traceback (most recent call last):
+  File "a.py", line 1, in f
+    x
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "a.py", line 3, in f
+    ~~~~^^^
+my.own.Failure: at last
+epoch 2
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "b.py", line 1, in g
+[rank1]: ValueError: no
+Step: 4"""
+    reader = RecordReader()
+    heads = [line for line in text.split(b"\n") if not reader.continues(line)]
+    first = b"Traceback (most recent call last):"
+    assert heads == [b"epoch 1", first, b"epoch 2", b"[rank1]: " + first, b"Step: 4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        (b"step=120 loss=3\n", 120),
+        (b"[rank 3] step 120: loss 3\n", 120),
+        (b"Step: 120/500\n", 120),
+        (b"global_step 7, lr 3\n", 7),
+        (b"{'loss': 1.2, 'step': 44, 'epoch': 2}\n", 44),
+        (b"iter 12\n", 12),
+        (b"iteration 12/ 100 | loss\n", 12),
+        (b"Iter [12/100]\n", 12),
+        (b" 12%|#2        | 120/1000 [00:10<01:00, 9.9it/s]\r", 120),
+        (b"Epoch 3 | batch 10\n", 3),
+        (b"step 1\nstep 2\nnoise " + b"x" * 9000 + b"\nnoise\n", 2),
+        (b"epoch 3 step 9\nepoch 4\n", 9),
+        (b"steps per second 33\nmax_step 9 timestep 4\n", None),
+        (b"step time 0.3\n", None),
+    ],
+)
+def test_steps_are_read_from_the_lines_in_use(text: bytes, step: int | None) -> None:
+    whole = StepReader()
+    whole.feed("stdout", text, 5)
+    assert (whole.step, whole.last_output_ns) == (step, 5)
+    bytewise = StepReader()
+    for number in range(len(text)):
+        bytewise.feed("stdout", text[number : number + 1], number)
+    assert bytewise.step == step
+
+
+def test_a_number_that_has_not_wholly_come_is_not_read() -> None:
+    steps = StepReader()
+    steps.feed("stdout", b"step 119\nstep 12", 1)
+    assert steps.step == 119
+    steps.feed("stdout", b"0\n", 2)
+    assert steps.step == 120
+
+
+def test_a_better_source_of_progress_is_kept() -> None:
+    steps = StepReader()
+    steps.feed("stdout", b"epoch 1\n", 1)
+    steps.feed("stderr", b"  5%|#  | 50/1000 [00:01<\r", 2)
+    assert steps.step == 50
+    steps.feed("stdout", b"step 51\n", 3)
+    steps.feed("stderr", b"  6%|#  | 60/1000 [00:01<\r", 4)
+    steps.feed("stdout", b"epoch 2\n", 5)
+    assert steps.step == 51
+
+
+def test_thinning_keeps_lines_and_bounds() -> None:
+    """A file that is written a line at a time for long keeps a bounded index, and every line is still found."""
+    count = 4000
+    with mock.patch.object(index, "ENTRIES_LIMIT", 256):
+        made = LineIndex()
+        for number in range(count):
+            made.feed(b"line %d\n" % number, number * 10**9)
+    assert len(made) <= 256
+    blocks = [made.block(number) for number in range(len(made))]
+    assert sum(block.lines for block in blocks) == count
+    assert all(block.lines <= index.LINES_PER_BLOCK for block in blocks)
+    assert blocks[-1].t_ns == (count - 1) * 10**9
+    for line in (0, 1, 999, 3999):
+        block = made.block(made.blocks_of(line))
+        assert block.line <= line < block.line + block.lines
+
+
+def test_a_sidecar_gives_back_what_was_written_up_to_the_first_damage(tmp_path: Path) -> None:
+    made = LineIndex()
+    made.feed(b"x\n" * 2000, 5)
+    entries = made.fresh
+    path = tmp_path / "stdout.idx"
+    writer = Sidecar(path, writable=True)
+    writer.reset()
+    writer.append(entries[:3])
+    writer.append(entries[3:], Covered(4000, 9))
+    assert list(Sidecar(path, writable=False).load()) == [*entries, Covered(4000, 9)]
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        good = list(Sidecar(path, writable=False).load())
+        assert good == [*entries, Covered(4000, 9)][: max(0, place // 32 - 1)]
+    path.write_bytes(whole[:-1])
+    again = Sidecar(path, writable=True)
+    assert list(again.load()) == entries
+    again.append([], Covered(4000, 9))
+    assert path.read_bytes() == whole
+
+
+def test_a_full_disk_costs_the_sidecar_only(tmp_path: Path) -> None:
+    made = LineIndex()
+    made.feed(b"x\n" * 2000, 5)
+    writer = Sidecar(tmp_path / "gone" / "stdout.idx", writable=True)
+    writer.reset()
+    writer.append(made.fresh)
+    writer.append(made.fresh)
+    assert not list(Sidecar(tmp_path / "gone" / "stdout.idx", writable=False).load())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "ignore_case", "choices"),
+    [
+        ("needle", False, {(b"needle",)}),
+        ("NEEdle", True, {(b"needle",)}),
+        (r"step=\d+ loss", False, {(b"step=",), (b" loss",)}),
+        ("(?:cat|dog) food", False, {(b" food",), (b"cat", b"dog")}),
+        ("a?b*", False, set()),
+        ("(?i)needle", False, set()),
+        ("größe", True, set()),
+        (r"(?:x\d{2,3})+", False, {(b"x",)}),
+    ],
+)
+def test_literals_that_a_match_must_hold(pattern: str, ignore_case: bool, choices: set[tuple[bytes, ...]]) -> None:
+    assert set(compile_pattern(pattern, ignore_case).choices) == choices

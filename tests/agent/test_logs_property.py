@@ -1,0 +1,241 @@
+"""Logs: for any split of any bytes into writes, all readers agree with a naive reading of the whole file.
+
+In: bytes, places to cut them. Out: index, windows, search, follow, merged rows against the naive answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remote_agent.logs import LogStore, index, logfile
+from remote_agent.logs.catalogue import Catalogue
+from remote_agent.logs.logfile import Key, LogFile
+
+CLIP = 64 * 1024
+
+PIECES = st.one_of(
+    st.binary(max_size=12),
+    st.sampled_from(
+        [
+            b"\n", b"\n\n", b"\r\n", b"\r", b"\0", b"\xff\xfe", b"\x1b[31mred\x1b[0m", b" 10%|#  | 1/10 [\r 20%|##",
+            b"step=1 needle\n", b"Traceback (most recent call last):\n  File \"x.py\", line 1, in f\nValueError: no\n",
+            b"x" * 70_000, b"y" * 66_000 + b"\rneedle", b"WARNING needle\n",
+        ]
+    ),
+    st.integers(1, 400).map(lambda n: b"needle %d\n" % n * n),
+)  # fmt: skip
+TEXTS = st.lists(PIECES, max_size=12).map(b"".join)
+PATTERNS = st.sampled_from(["needle", "NEEDLE 1", "needle|Value", r"\d+7", "^n", "[xy]$", "e.*3", "[^x]9", ""])
+CUTS = st.lists(st.floats(0, 1), max_size=6)
+
+
+def split(data: bytes, cuts: list[float]) -> list[bytes]:
+    places = [0, *sorted(int(cut * len(data)) for cut in cuts), len(data)]
+    return [data[start:end] for start, end in itertools.pairwise(places)]
+
+
+def naive_lines(data: bytes) -> list[bytes]:
+    lines = data.split(b"\n")
+    return lines[:-1] if not lines[-1] else lines
+
+
+def naive_text(line: bytes) -> bytes:
+    shown = line.rstrip(b"\r") if len(line) <= CLIP else line[-CLIP:].rstrip(b"\r")
+    if b"\r" in shown:
+        return shown.rsplit(b"\r", 1)[1]
+    return shown if len(line) <= CLIP else line[:CLIP]
+
+
+class Job:
+    """A job directory with one log, written in pieces."""
+
+    def __init__(self, folder: str) -> None:
+        self.root = Path(folder)
+        self.path = self.root / "generation_0" / "rank_0" / "stdout.log"
+        self.path.parent.mkdir(parents=True)
+        self.path.touch()
+
+    def append(self, data: bytes) -> None:
+        with self.path.open("ab") as file:
+            file.write(data)
+
+    def indexed(self, pieces: list[bytes], gap_ns: int) -> LogFile:
+        """Write piece by piece, indexing after each one."""
+        catalogue = Catalogue(self.root, writable=True)
+        catalogue.scan(0)
+        file = catalogue.files[Key(0, 0, "stdout")]
+        for number, piece in enumerate(pieces):
+            self.append(piece)
+            while file.absorb(10**18 + number * gap_ns):
+                pass
+        return file
+
+
+@settings(max_examples=150, deadline=None)
+@given(TEXTS, CUTS, st.sampled_from([1, 10**8]), st.sampled_from([200, 256 * 1024]))
+def test_index_and_rows_agree_with_the_whole_file(data: bytes, cuts: list[float], gap_ns: int, block: int) -> None:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(index, "BYTES_PER_BLOCK", block),
+        mock.patch.object(logfile, "BYTES_PER_BLOCK", block),
+    ):
+        file = Job(folder).indexed(split(data, cuts), gap_ns)
+        blocks = [file.index.block(number) for number in range(len(file.index))]
+        rows = [row for each in blocks for row in file.rows_of(each)]
+        lines = naive_lines(data)
+        assert file.index.total_lines == len(lines)
+        assert [data[row.offset : row.end] for row in rows] == lines
+        assert [row.text for row in rows] == [naive_text(line) for line in lines]
+        assert [row.line for row in rows] == list(range(len(lines)))
+        assert all(each.lines <= index.LINES_PER_BLOCK for each in blocks)
+        assert all(row.level <= each.bits for each in blocks for row in file.rows_of(each))
+        times = [row.t_ns for row in rows]
+        assert times == sorted(set(times)), "arrival times order the lines"
+        for each in (*times[::7], *times[-1:]):
+            assert file.index.lines_before(each) == times.index(each)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXTS, CUTS, st.integers(-5, 300), st.integers(0, 300))
+def test_window_agrees_with_the_whole_file(data: bytes, cuts: list[float], line: int, count: int) -> None:
+    async def check(job: Job) -> None:
+        store = LogStore(job.root, live=True)
+        await store.start()
+        try:
+            for piece in split(data, cuts):
+                job.append(piece)
+                await store.window(0, 0, "stdout", 0, 1)
+            answer = await store.window(0, 0, "stdout", line, count)
+            lines = [naive_text(each) for each in naive_lines(data)]
+            first = max(0, len(lines) + line) if line < 0 else line
+            assert answer.data["complete"]
+            assert answer.data["total_lines"] == len(lines)
+            wanted = lines[first : first + count]
+            assert [row["line"] for row in answer.data["rows"]] == list(range(first, first + len(wanted)))
+            assert answer.body == b"\n".join(wanted)
+        finally:
+            await store.stop()
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(check(Job(folder)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    TEXTS,
+    CUTS,
+    st.sampled_from(["needle", "NEEDLE 1", "needle|Value", r"\d+7", "^n", "[xy]$", "e.*3", ""]),
+    st.booleans(),
+)
+def test_search_agrees_with_the_whole_file(data: bytes, cuts: list[float], pattern: str, ignore_case: bool) -> None:
+    async def check(job: Job) -> None:
+        job.indexed(split(data, cuts), 1)
+        store = LogStore(job.root, live=False)
+        await store.start()
+        found: list[tuple[int, bytes]] = []
+        last: dict[str, object] = {}
+        async for item in store.search(pattern, 0, ignore_case=ignore_case):
+            texts = item.body.split(b"\n") if item.data["rows"] else []
+            found += [(row["line"], text) for row, text in zip(item.data["rows"], texts, strict=True)]
+            last = item.data
+        regex = re.compile(pattern.encode(), re.I if ignore_case else 0)
+        texts = [naive_text(line) for line in naive_lines(data)]
+        assert found == [(number, text) for number, text in enumerate(texts) if regex.search(text)]
+        assert last["done"]
+        assert last["hits"] == len(found)
+        await store.stop()
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(check(Job(folder)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXTS, CUTS, st.integers(0, 6))
+def test_follow_gives_every_byte_once(data: bytes, cuts: list[float], late: int) -> None:
+    """A reader that starts at any point gets each byte once, in pieces that follow each other."""
+
+    async def check(job: Job) -> None:
+        store = LogStore(job.root, live=True)
+        await store.start()
+        pieces = split(data, cuts)
+        got = bytearray()
+
+        async def read() -> None:
+            async for item in store.follow("all", start="begin"):
+                assert item.data["offset"] == len(got)
+                assert len(item.body) <= 64 * 1024
+                got.extend(item.body)
+
+        reader: asyncio.Task[None] | None = None
+        for number, piece in enumerate(pieces):
+            if number == late:
+                reader = asyncio.ensure_future(read())
+            job.append(piece)
+            await asyncio.sleep(0)
+        reader = reader or asyncio.ensure_future(read())
+        await store.end()
+        await asyncio.wait_for(reader, 20)
+        await store.stop()
+        assert bytes(got) == data
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(check(Job(folder)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), TEXTS), max_size=5), st.integers(5, 200))
+def test_pages_of_merged_rows_hold_every_line_once(writes: list[tuple[int, bytes]], count: int) -> None:
+    """Going back page by page gives each line of each rank once, and each rank's lines in order."""
+
+    async def check(root: Path) -> None:
+        catalogue = Catalogue(root, writable=True)
+        for rank in range(3):
+            folder = root / "generation_0" / f"rank_{rank}"
+            folder.mkdir(parents=True)
+            (folder / "stdout.log").touch()
+        catalogue.scan(0)
+        whole = [b"", b"", b""]
+        for number, (rank, data) in enumerate(writes):
+            file = catalogue.files[Key(0, rank, "stdout")]
+            with file.path.open("ab") as out:
+                out.write(data)
+            whole[rank] += data
+            while file.absorb(10**18 + number * 10**8):
+                pass
+        for file in catalogue.files.values():
+            file.persist(last_word=True)
+        store = LogStore(root, live=False)
+        await store.start()
+        seen: list[list[int]] = [[], [], []]
+        before: int | None = None
+        while True:
+            answer = await store.merged(0, before_ns=before, count=count)
+            rows = answer.data["rows"]
+            if not rows:
+                break
+            assert [row["t_ns"] for row in rows] == sorted(row["t_ns"] for row in rows)
+            before = rows[0]["t_ns"]
+            for rank in range(3):
+                seen[rank] = [row["line"] for row in rows if row["rank"] == rank] + seen[rank]
+        assert seen == [list(range(len(naive_lines(data)))) for data in whole]
+        await store.stop()
+
+    with tempfile.TemporaryDirectory() as name:
+        asyncio.run(check(Path(name)))
+
+
+@pytest.mark.parametrize("length", [0, 1, CLIP, CLIP + 1, 3 * CLIP])
+def test_a_long_progress_bar_shows_its_last_state(length: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Job(folder).indexed([b"a" * length + b"\r" + b"99%|#########9| 99/100 [\r"], 1)
+        (row,) = file.rows_of(file.index.block(0))
+        assert row.text == b"99%|#########9| 99/100 ["

@@ -1,0 +1,306 @@
+"""Logs: the store over a job directory that workers write to, as the agent uses it.
+
+In: files made here, some while the store follows. Out: the answers to the log requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote_agent.logs import LogStore
+from remote_agent.wire import Answer, Problem
+
+TRACEBACK = (
+    b"Traceback (most recent call last):\n"
+    b'  File "/w/train.py", line 9, in <module>\n'
+    b"    main()\n"
+    b"ValueError: bad batch\n"
+)
+
+
+def log(root: Path, rank: int = 0, stream: str = "stdout", generation: int = 0) -> Path:
+    path = root / f"generation_{generation}" / f"rank_{rank}" / f"{stream}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+async def until(check: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until check says True; fails after 10 s."""
+    deadline = time.monotonic() + 10
+    while not await check():
+        assert time.monotonic() < deadline, "it never came"
+        await asyncio.sleep(0.005)
+
+
+def test_arrival_times_outlive_the_agent(tmp_path: Path) -> None:
+    """A later reader finds the times in the sidecar; without it, the file's mtime as an upper bound, and says so."""
+
+    async def write() -> list[int]:
+        store = LogStore(tmp_path, live=True)
+        await store.start()
+        for number in range(3):
+            append(log(tmp_path), b"line %d\n" % number)
+            await store.window(0, 0, "stdout", 0, 1)
+            await asyncio.sleep(0.03)
+        answer = await store.window(0, 0, "stdout", 0, 3)
+        await store.end()
+        await store.stop()
+        return [row["t_ns"] for row in answer.data["rows"]]
+
+    async def read() -> list[dict[str, Any]]:
+        store = LogStore(tmp_path, live=False)
+        await store.start()
+        answer = await store.window(0, 0, "stdout", 0, 3)
+        listed = (await store.list()).data["files"]
+        assert [each["lines"] for each in listed] == [3]
+        await store.stop()
+        rows: list[dict[str, Any]] = answer.data["rows"]
+        return rows
+
+    times = asyncio.run(write())
+    assert [row["t_ns"] for row in asyncio.run(read())] == times
+    sidecar = log(tmp_path).with_suffix(".idx")
+    whole = sidecar.read_bytes()
+    for damaged in (whole[:-5], whole[:40] + b"\xff" * 8 + whole[48:], b"", b"something else"):
+        sidecar.write_bytes(damaged)
+        rows = asyncio.run(read())
+        assert [row["line"] for row in rows] == [0, 1, 2]
+        assert all(row["t_ns"] == wanted or row.get("t_upper") for row, wanted in zip(rows, times, strict=True))
+        assert sidecar.read_bytes() == damaged, "a reader changes nothing"
+    sidecar.unlink()
+    rows = asyncio.run(read())
+    assert all(row["t_upper"] and row["t_ns"] >= log(tmp_path).stat().st_mtime_ns for row in rows)
+
+
+def test_a_restarted_agent_goes_on_with_the_index(tmp_path: Path) -> None:
+    async def run(text: bytes) -> Answer:
+        store = LogStore(tmp_path, live=True)
+        await store.start()
+        append(log(tmp_path), text)
+        answer = await store.window(0, 0, "stdout", 0, 2000)
+        await store.stop()
+        return answer
+
+    first = asyncio.run(run(b"a\n" * 700))
+    second = asyncio.run(run(b"b\n" * 700))
+    assert second.data["total_lines"] == 1400
+    assert second.data["rows"][:700] == first.data["rows"]
+    assert not any(row.get("t_upper") for row in second.data["rows"])
+
+
+def test_a_traceback_is_never_torn(tmp_path: Path) -> None:
+    """Its lines come one by one between the other rank's lines, and stay together."""
+
+    async def run() -> None:
+        store = LogStore(tmp_path, live=True)
+        await store.start()
+        for number, line in enumerate(TRACEBACK.splitlines(keepends=True)):
+            append(log(tmp_path, 0, "stderr"), line)
+            await store.window(0, 0, "stderr", 0, 1)
+            await asyncio.sleep(0.012)
+            append(log(tmp_path, 1, "stderr"), b"step %d\n" % number)
+            await store.window(0, 1, "stderr", 0, 1)
+            await asyncio.sleep(0.012)
+        answer = await store.merged(0, streams=["stderr"], count=20)
+        assert answer.body + b"\n" == TRACEBACK + b"step 0\nstep 1\nstep 2\nstep 3\n"
+        times = [row["t_ns"] for row in answer.data["rows"]]
+        assert len(set(times[:4])) == 1
+        assert times == sorted(times)
+        only = await store.merged(0, streams=["stderr"], count=20, level="error")
+        assert only.body + b"\n" == TRACEBACK
+        middle = await store.merged(0, streams=["stderr"], before_ns=times[0] + 20_000_000, count=20)
+        assert middle.body.startswith(TRACEBACK.rstrip()), "a time inside a record gives the whole record"
+        await store.stop()
+
+    asyncio.run(run())
+
+
+def test_levels_skip_what_cannot_match(tmp_path: Path) -> None:
+    append(
+        log(tmp_path), b"fine\n" * 5000 + b"x ERROR: broken\n" + b"fine\n" * 5000 + b"[W1120 10:00:00 a.cpp:3] late\n"
+    )
+
+    async def run() -> None:
+        store = LogStore(tmp_path, live=False)
+        await store.start()
+        rows = (await store.merged(0, level="warn", count=10)).data["rows"]
+        assert [(row["line"], row["level"]) for row in rows] == [(5000, "E"), (10001, "W")]
+        items = [item async for item in store.search("", 0, level="error")]
+        assert [row["line"] for row in items[0].data["rows"]] == [5000]
+        assert items[-1].data["searched_bytes"] < 10_000
+        await store.stop()
+
+    asyncio.run(run())
+
+
+def test_search_streams_hits_stops_at_a_limit_and_minds_the_time(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = LogStore(tmp_path, live=True)
+        await store.start()
+        append(log(tmp_path), b"hit early\n")
+        await store.window(0, 0, "stdout", 0, 1)
+        await asyncio.sleep(0.02)
+        between = time.time_ns()
+        await asyncio.sleep(0.02)
+        append(log(tmp_path), b"hit late\n" * 1000)
+        append(log(tmp_path, 1), b"hit elsewhere\n")
+
+        async def ready() -> bool:
+            return len((await store.list()).data["files"]) == 2
+
+        await until(ready)
+        every = [item async for item in store.search("HIT", ignore_case=True)]
+        assert sum(len(item.data["rows"]) for item in every) == 1002
+        assert len(every) > 2
+        early = [item async for item in store.search("hit", until_ns=between)]
+        assert [item.body for item in early] == [b"hit early"]
+        some = [item async for item in store.search("hit", since_ns=between, limit=3)]
+        assert [row["line"] for item in some for row in item.data["rows"]] == [1, 2, 3]
+        assert some[-1].data["done"]
+        assert some[-1].data["limited"]
+        other = [item async for item in store.search("hit", ranks=[1])]
+        assert [row["rank"] for row in other[0].data["rows"]] == [1]
+        await store.stop()
+
+    asyncio.run(run())
+
+
+def test_search_gives_the_event_loop_its_turns(tmp_path: Path) -> None:
+    """What makes an agent miss its heartbeat is time without a turn: most turns come within some 10 ms."""
+    append(log(tmp_path), b"nothing to be found in this line of text\n" * 400_000)
+
+    async def run() -> None:
+        store = LogStore(tmp_path, live=False)
+        await store.start()
+        await store.window(0, 0, "stdout", -1, 1)
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        started = time.process_time()
+        task = asyncio.ensure_future(count())
+        async for _ in store.search("[qz]+x"):
+            pass
+        task.cancel()
+        spent = time.process_time() - started
+        assert turns > spent / 0.05, f"{turns} turns in {spent:.2f} s"
+        await store.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(?:x*y?)*", "[", "*"])
+def test_patterns_that_cannot_be_run_are_refused(tmp_path: Path, pattern: str) -> None:
+    async def run() -> None:
+        store = LogStore(tmp_path, live=False)
+        await store.start()
+        with pytest.raises(Problem) as refused:
+            async for _ in store.search(pattern):
+                pass
+        assert refused.value.kind == "pattern"
+        await store.stop()
+
+    asyncio.run(run())
+
+
+def test_read_gives_the_very_bytes(tmp_path: Path) -> None:
+    data = os.urandom(100_000)
+    append(log(tmp_path), data)
+
+    async def run() -> None:
+        store = LogStore(tmp_path, live=False)
+        await store.start()
+        answer = await store.read(0, 0, "stdout", 10, 20)
+        assert (answer.body, answer.data) == (data[10:30], {"offset": 10, "size": 100_000, "eof": False})
+        answer = await store.read(0, 0, "stdout", 99_990, 2**30)
+        assert (answer.body, answer.data["eof"]) == (data[99_990:], True)
+        with pytest.raises(Problem, match="no stderr of rank 0"):
+            await store.read(0, 0, "stderr", 0, 1)
+        with pytest.raises(Problem, match="must not be negative"):
+            await store.read(0, 0, "stdout", -1, 1)
+        await store.stop()
+
+    asyncio.run(run())
+
+
+def test_the_end_of_a_large_file_is_shown_before_it_is_indexed(tmp_path: Path) -> None:
+    append(log(tmp_path), b"line of an earlier run\n" * 200_000 + b"the end\n")
+
+    async def run() -> None:
+        store = LogStore(tmp_path, live=False)
+        await store.start()
+        first = await store.window(0, 0, "stdout", -2, 2)
+        assert not first.data["complete"]
+        assert [row["line"] for row in first.data["rows"]] == [-2, -1]
+        assert first.body == b"line of an earlier run\nthe end"
+        late = await store.window(0, 0, "stdout", 200_000, 5)
+        assert [row["line"] for row in late.data["rows"]] == [200_000]
+        assert late.data["total_lines"] == 200_001
+        await store.stop()
+
+    asyncio.run(run())
+
+
+def test_a_line_of_100_mb_is_clipped_and_costs_little_memory(tmp_path: Path) -> None:
+    path = log(tmp_path)
+    with path.open("wb") as file:
+        file.write(b"before\n")
+        for _ in range(100):
+            file.write(b"x" * 1_000_000)
+        file.write(b"\nneedle after\n")
+
+    async def run() -> None:
+        import tracemalloc
+
+        store = LogStore(tmp_path, live=False)
+        await store.start()
+        tracemalloc.start()
+        while not (await store.window(0, 0, "stdout", 2, 1)).data["complete"]:
+            pass
+        answer = await store.window(0, 0, "stdout", 0, 10)
+        assert [len(text) for text in answer.body.split(b"\n")] == [6, 64 * 1024, 12]
+        hits = [row["line"] async for item in store.search("needle") for row in item.data["rows"]]
+        assert hits == [2]
+        size = 0
+        async for item in store.follow(start="begin"):
+            size += len(item.body)
+        assert size == path.stat().st_size
+        assert tracemalloc.get_traced_memory()[1] < 16 * 1024 * 1024
+        tracemalloc.stop()
+        await store.stop()
+
+    asyncio.run(run())
+
+
+def test_nonsense_is_refused_with_a_reason(tmp_path: Path) -> None:
+    async def run() -> None:
+        store = LogStore(tmp_path, live=False)
+        await store.start()
+        assert (await store.merged()).data["rows"] == []
+        with pytest.raises(Problem, match="no such stream: stdin"):
+            await store.merged(streams=["stdin"])
+        with pytest.raises(Problem, match="no such level: loud"):
+            await store.merged(level="loud")
+        with pytest.raises(Problem, match="no such generation"):
+            await store.merged("newest")
+        with pytest.raises(Problem, match="no such start"):
+            await store.follow(start="middle").__anext__()
+        await store.stop()
+
+    asyncio.run(run())

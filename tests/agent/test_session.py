@@ -1,0 +1,225 @@
+"""A session on real agents: launch, watch, steer, heal, lose links, come back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.errors import LaunchFailed, RequestFailed, Unreachable
+from supervisor.inventory import Inventory
+from supervisor.session.launch import launch_session
+from supervisor.session.logs import Selection, dump, merged
+from supervisor.session.session import Session, open_session
+from supervisor.session.specs import UpOptions, make_plan
+from tests.agent.test_session_hosts import WAIT_S, Hosts, hosts
+
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
+ALL = Selection(generation="all")
+
+
+def planned(inventory: Inventory, made: Hosts, *args: str, **options: Any) -> Session:
+    plan = make_plan(inventory, UpOptions("talk.py", args, job="job-t", **options), made.work)
+    return launch_session(inventory, plan)
+
+
+async def until(session: Session, done: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not done():
+        assert session.failure is None, session.failure
+        assert time.monotonic() < end, (session.status, session.events[-3:], session.notices)
+        await session.wait_change(0.2)
+
+
+def has(session: Session, kind: str, generation: int = 0) -> bool:
+    return any(event["type"] == kind and event["generation"] >= generation for event in session.events)
+
+
+def state_of(session: Session, node: str) -> str:
+    return next((str(one["state"]) for one in session.status.get("nodes", ()) if one["name"] == node), "")
+
+
+def files_of(made: Hosts) -> dict[tuple[int, int, str], bytes]:
+    found = {}
+    for path in made.root.glob("n*/jobs/job-t/generation_*/rank_*/std*.log"):
+        generation, rank = int(path.parents[1].name.split("_")[1]), int(path.parent.name.split("_")[1])
+        found[generation, rank, path.stem] = path.read_bytes()
+    return found
+
+
+async def collect(session: Session, selection: Selection, start: str) -> dict[tuple[int, int, str], bytes]:
+    got: dict[tuple[int, int, str], bytes] = {}
+    async for chunk in session.follow(selection, start):
+        key = (chunk.generation, chunk.rank, chunk.stream)
+        assert chunk.offset == len(got.get(key, b"")) or start == "end", "a gap or a byte twice"
+        got[key] = got.get(key, b"") + chunk.data
+    return got
+
+
+def test_a_job_from_launch_to_end(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        async with planned(made.inventory(), made, "2000") as session:
+            await session.ready()
+            got = await asyncio.wait_for(collect(session, ALL, "begin"), WAIT_S)
+            await until(session, lambda: session.ended)
+            assert session.state == "succeeded"
+            assert [event["seq"] for event in session.events] == list(range(1, len(session.events) + 1))
+            assert session.status["world_size"] == 2
+        files = files_of(made)
+        assert {key: text for key, text in files.items() if text} == got
+        assert files[0, 1, "stdout"].endswith(b"rank 1 half line")
+        # Read again by somebody else, from the files if the agents are gone.
+        async with open_session(made.inventory()) as later:
+            await later.ready()
+            assert await later.settle() == []
+            assert later.job == "job-t"
+            assert [event["type"] for event in await later.journal()][-1] == "job_succeeded"
+            rows = [row async for row in dump(later, Selection(streams=("stdout",), ranks=[1]))]
+            assert b"\n".join(row.text for row in rows) == files[0, 1, "stdout"]
+            last = await merged(later, Selection(streams=("stdout",)), 10)
+            assert 10 <= len(last) <= 12
+            assert last[-1].text.endswith(b"half line")
+
+    with hosts(tmp_path, 2) as made:
+        asyncio.run(scenario(made))
+
+
+def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
+    async def steer(session: Session, verb: str, **args: Any) -> None:
+        answer = await session.request(verb, **args)
+        await until(session, lambda: has(session, "generation_running", answer["generation"]))
+
+    async def scenario(made: Hosts) -> None:
+        async with planned(made.inventory(), made, "100000", "0.05") as session:
+            await session.ready()
+            await until(session, lambda: has(session, "generation_running"))
+            await steer(session, "restart")
+            await steer(session, "remove", node="n1")
+            await until(session, lambda: session.status.get("world_size") == 1)
+            # From outside: nothing but the inventory is known.
+            async with open_session(made.inventory(), feed=True, live_only=True) as other:
+                await other.ready()
+                await steer(other, "add", node="n1")
+                await until(other, lambda: other.status.get("world_size") == 2)
+                assert other.status["restarts"] == 0
+                with pytest.raises(RequestFailed, match="n9"):
+                    await other.request("add", node="n9")
+            await session.request("stop", kill=False)
+            await until(session, lambda: session.ended)
+            assert session.state == "stopped"
+            with pytest.raises(RequestFailed, match="over"):
+                await session.request("restart")
+
+    with hosts(tmp_path, 2, min_nodes=1) as made:
+        asyncio.run(scenario(made))
+
+
+def test_a_lost_agent_is_started_again_while_somebody_controls(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        async with planned(made.inventory(), made, "100000", "0.05") as session:
+            await session.ready()
+            await until(session, lambda: has(session, "generation_running"))
+            os.kill(made.agents()["n2/job-t"], signal.SIGKILL)
+            await until(session, lambda: has(session, "node_lost"))
+            await until(
+                session, lambda: session.status.get("world_size") == 2 and has(session, "generation_running", 2)
+            )
+            assert any("starting it again" in notice.text for notice in session.notices)
+            assert [event["seq"] for event in session.events] == list(range(1, len(session.events) + 1))
+            await session.request("stop", kill=True)
+            await until(session, lambda: session.ended)
+
+    with hosts(tmp_path, 2, min_nodes=1) as made:
+        asyncio.run(scenario(made))
+
+
+def test_no_byte_and_no_event_is_lost_with_a_link(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        async with planned(made.inventory(), made, "400", "0.005") as session:
+            await session.ready()
+            following = asyncio.ensure_future(collect(session, ALL, "begin"))
+            for _ in range(6):
+                await asyncio.sleep(0.3)
+                for link in session.links.values():
+                    link.reopen()
+            got = await asyncio.wait_for(following, WAIT_S)
+            await until(session, lambda: session.ended)
+            assert [event["seq"] for event in session.events] == list(range(1, len(session.events) + 1))
+        assert {key: text for key, text in files_of(made).items() if text} == got
+
+    with hosts(tmp_path, 2) as made:
+        asyncio.run(scenario(made))
+
+
+def test_too_few_nodes_leave_nothing_behind(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        inventory = made.inventory(n2={"python": "/no/such/python3"})
+        async with planned(inventory, made, "5") as session:
+            with pytest.raises(LaunchFailed) as caught:
+                await session.ready()
+        assert caught.value.exit_status == 3
+        assert "1 of 2 hosts came up, 2 are needed" in str(caught.value)
+        assert str(caught.value).startswith("n2: python: ")
+        assert made.agents() == {}
+        assert list(made.root.glob("n*/jobs/job-t")) == []
+
+    with hosts(tmp_path, 2) as made:
+        asyncio.run(scenario(made))
+
+
+def test_a_launch_that_is_given_up_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        async with planned(made.inventory(), made, "5") as session:
+            end = time.monotonic() + WAIT_S
+            while not made.agents():
+                assert time.monotonic() < end
+                await session.wait_change(0.05)
+            await session.cancel_launch()
+            assert isinstance(session.failure, LaunchFailed)
+        assert made.agents() == {}
+        assert list(made.root.glob("n*/jobs/job-t")) == []
+
+    with hosts(tmp_path, 2) as made:
+        asyncio.run(scenario(made))
+
+
+def test_one_node_less_is_named_and_the_job_runs(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        inventory = made.inventory(n2={"python": "/no/such/python3"})
+        async with planned(inventory, made, "5") as session:
+            await session.ready()
+            await until(session, lambda: session.ended)
+            assert session.state == "succeeded"
+            assert any(notice.node == "n2" and "starts without it" in notice.text for notice in session.notices)
+            assert session.hosts["n2"].state == "failed"
+            assert session.hosts["n2"].error
+
+    with hosts(tmp_path, 2, min_nodes=1) as made:
+        asyncio.run(scenario(made))
+
+
+def test_a_job_that_nobody_knows(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        for job in ("no-such", None):
+            async with open_session(made.inventory(), job) as session:
+                with pytest.raises(Unreachable, match="no-such there|know no job"):
+                    await session.ready()
+
+    with hosts(tmp_path, 2) as made:
+        asyncio.run(scenario(made))
+
+
+def test_a_read_only_session_refuses(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        async with open_session(made.inventory(), "any", read_only=True) as session:
+            with pytest.raises(RequestFailed, match="read-only"):
+                await session.request("stop", kill=False)
+
+    with hosts(tmp_path, 1) as made:
+        asyncio.run(scenario(made))

@@ -1,0 +1,298 @@
+"""The verbs on real agents: what they print, where, and with which exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import supervisor.inventory
+from supervisor.cli import main
+from tests.agent.test_session_hosts import WAIT_S, Hosts, hosts
+
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
+
+
+class Run:
+    """What one command line did."""
+
+    def __init__(self, status: int, out: bytes, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.decode().splitlines()
+
+
+class Cli:
+    """`supervisor …` in this process, on hosts of the test."""
+
+    def __init__(self, made: Hosts, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self.made = made
+        self._capfd = capfd
+        self.inventory = made.inventory()
+        monkeypatch.setattr(supervisor.inventory, "load", lambda path: self.inventory)
+        monkeypatch.chdir(made.work)
+
+    def __call__(self, *words: str) -> Run:
+        self._capfd.readouterr()
+        status = main(words)
+        sys.stdout.flush()
+        out, err = self._capfd.readouterr()
+        return Run(status, out.encode(), err)
+
+    def json(self, *words: str) -> Any:
+        run = self(*words)
+        assert run.status == 0, run.err
+        return json.loads(run.out)
+
+
+def test_a_run_and_everything_that_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with hosts(tmp_path, 2) as made:
+        cli = Cli(made, monkeypatch, capfd)
+        run = cli("up", "hosts.toml", "--headless", "--job", "job-t", "talk.py", "30")
+        assert run.status == 0, run.err
+        for rank, node in ((0, "n1"), (1, "n2")):
+            mine = [line for line in run.lines if line.startswith(f"{node}:{rank}| ")]
+            text = "".join(f"rank {rank} line {i} {'x' * (i % 50)}\n" for i in range(30))
+            assert [line for line in mine if " line " in line and "half" not in line and "error" not in line] == [
+                f"{node}:{rank}| {line}" for line in text.splitlines()
+            ]
+            assert f"{node}:{rank}| rank {rank} half line" in mine
+            assert f"{node}:{rank}| rank {rank} error line" in mine
+        assert "job_succeeded" in run.err
+        _check_readers(cli)
+        assert cli("clean", "h.toml").status == 0
+        assert cli.json("jobs", "h.toml", "--json")["jobs"] == []
+
+
+def _check_readers(cli: Cli) -> None:
+    status = cli.json("status", "h.toml", "--json")
+    assert (status["job"], status["state"], status["world_size"]) == ("job-t", "succeeded", 2)
+    events = [json.loads(line) for line in cli("events", "h.toml", "job-t", "--json").lines]
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert [job["job"] for job in cli.json("jobs", "h.toml", "--json")["jobs"]] == ["job-t"]
+    assert cli.json("incidents", "h.toml", "--json")["incidents"] == []
+    raw = cli("logs", "h.toml", "--raw", "--rank", "1")
+    assert raw.out == (cli.made.home("n2") / "jobs/job-t/generation_0/rank_1/stdout.log").read_bytes()
+    assert cli("logs", "h.toml", "--raw", "--rank", "7").status == 1
+    assert len(cli("logs", "h.toml", "--rank", "0", "--stream", "stdout").lines) == 31
+    assert cli("logs", "h.toml", "--node", "n2", "--tail", "1", "--stream", "stderr").lines == [
+        "n2:1| rank 1 error line"
+    ]
+    assert cli("logs", "h.toml", "--grep", r"line 7\b", "--rank", "0-1").lines == [
+        f"n{rank + 1}:{rank}| rank {rank} line 7 xxxxxxx" for rank in range(2)
+    ]
+    assert len(cli("logs", "h.toml", "-f", "--stream", "stdout").lines) == 62
+    assert len(cli("logs", "h.toml", "-f", "--tail", "3").lines) == 3
+    assert cli("logs", "h.toml", "--since", "1h", "--grep", "error line").status == 0
+    attached = cli("attach", "h.toml", "--headless")
+    assert attached.status == 0
+    assert "job_succeeded" in attached.err
+
+
+def test_a_failure_is_told_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with hosts(tmp_path, 2) as made:
+        cli = Cli(made, monkeypatch, capfd)
+        run = cli("up", "hosts.toml", "--headless", "--max-restarts", "0", "--job", "job-t", "talk.py", "3", "0", "1")
+        assert run.status == 1
+        assert "n2:1| ValueError: rank 1 gives up" in run.lines
+        tail = run.err[run.err.index("job_failed") :]
+        assert "incident 1" in tail
+        assert "rank 1" in tail
+        found = cli.json("incidents", "h.toml", "--json")["incidents"]
+        assert [one["culprit_ranks"] for one in found] == [[1]]
+        assert cli.json("status", "h.toml", "--json")["state"] == "failed"
+
+
+def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    with hosts(tmp_path, 2, min_nodes=1) as made:
+        cli = Cli(made, monkeypatch, capfd)
+        up = cli("up", "hosts.toml", "--detach", "--job", "job-t", "talk.py", "100000", "0.05")
+        assert (up.status, up.lines) == (0, ["job-t"])
+        assert "supervisor attach hosts.toml job-t" in up.err
+        restart = cli("restart", "h.toml")
+        assert restart.status == 0
+        assert restart.lines[0].startswith("generation 1 running: world size 2, ")
+        removed = cli.json("remove", "h.toml", "--node", "n2", "--json")
+        assert removed["accepted"]
+        assert removed["outcome"]["detail"]["world_size"] == 1
+        assert cli("remove", "h.toml", "--node", "n2").status == 1
+        assert cli("add", "h.toml", "--node", "n2").lines[0].startswith("generation 3 running: world size 2")
+        assert cli("stop", "h.toml").lines == ["job stopped: an operator stopped the job"]
+        assert cli("stop", "h.toml", "job-t").status == 1
+        assert cli("stop", "h.toml").status == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (("up", "h.toml", "no.py"), 2, "does not exist"),
+        (("up", "h.toml", "--nproc-per-node", "0", "talk.py"), 2, "nproc-per-node"),
+        (("status", "h.toml"), 3, "know no job"),
+        (("stop", "h.toml", "nobody"), 3, "no job named nobody"),
+        (("jobs", "h.toml", "x"), 2, "no JOB"),
+        (("sttus",), 2, "did you mean `supervisor status`?"),
+        (("check", "h.toml"), 2, "not in this release"),
+        (("remove", "h.toml"), 2, "--node"),
+    ],
+)
+def test_mistakes_are_one_message_and_the_right_status(
+    words: tuple[str, ...],
+    status: int,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with hosts(tmp_path, 1) as made:
+        run = Cli(made, monkeypatch, capfd)(*words)
+    assert run.status == status, run.err
+    assert run.out == b""
+    assert message in run.err
+    assert "Traceback" not in run.err
+    assert run.err.startswith("supervisor: ") or ": " in run.err.splitlines()[0]
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {repository!r})
+import supervisor.inventory
+from tests.agent.test_session_hosts import Hosts
+from supervisor.inventory import Host, Inventory, JobDefaults
+hosts = (Host("n1", "localhost", "127.0.0.1", python=sys.executable, nproc_per_node="2", local=True,
+              env={{"SUPERVISOR_HOME": {home!r}}}),)
+job = JobDefaults(workdir=Path({work!r}), min_nodes=1, max_nodes=1, stop_grace=5.0)
+supervisor.inventory.load = lambda path: Inventory(Path("hosts.toml"), hosts, job)
+from supervisor.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def _spawn(made: Hosts, repository: Path, *words: str, **streams: Any) -> subprocess.Popen[bytes]:
+    program = PROGRAM.format(repository=str(repository), home=str(made.home("n1")), work=str(made.work))
+    return subprocess.Popen([sys.executable, "-c", program, *words], cwd=made.work, **streams)
+
+
+def _wait_for(path: Path, text: bytes) -> None:
+    end = time.monotonic() + WAIT_S
+    while not path.exists() or text not in path.read_bytes():
+        assert time.monotonic() < end, path.read_bytes() if path.exists() else path
+        time.sleep(0.05)
+
+
+STUBBORN = """
+import signal, sys, time
+if sys.argv[1] == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("mode", "presses", "at_most_s"), [("kind", 1, 30.0), ("stubborn", 2, 4.5)])
+def test_ctrl_c_stops_and_a_second_one_kills(
+    mode: str, presses: int, at_most_s: float, tmp_path: Path, repository: Path
+) -> None:
+    with hosts(tmp_path, 1) as made:
+        (made.work / "wait.py").write_text(STUBBORN)
+        out, err = tmp_path / "out", tmp_path / "err"
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = _spawn(
+                made,
+                repository,
+                "up",
+                "h.toml",
+                "--headless",
+                "--job",
+                "j",
+                "wait.py",
+                mode,
+                stdout=stdout,
+                stderr=stderr,
+            )
+            try:
+                _wait_for(out, b"begun")
+                _wait_for(err, b"generation_running")
+                begin = time.monotonic()
+                process.send_signal(signal.SIGINT)
+                if presses == 2:
+                    _wait_for(err, b"Ctrl-C again kills")
+                    _wait_for(err, b"stop_requested")
+                    process.send_signal(signal.SIGINT)
+                assert process.wait(WAIT_S) == 130
+                assert time.monotonic() - begin < at_most_s
+            finally:
+                process.kill()
+                process.wait()
+        assert b"job_stopped" in err.read_bytes()
+        assert b"Traceback" not in err.read_bytes()
+
+
+def test_a_closed_terminal_does_not_touch_the_job(tmp_path: Path, repository: Path) -> None:
+    with hosts(tmp_path, 1) as made:
+        (made.work / "wait.py").write_text(STUBBORN)
+        err = tmp_path / "err"
+        with err.open("wb") as stderr:
+            process = _spawn(
+                made, repository, *("up", "h.toml", "--headless", "--job", "j", "wait.py", "kind"),
+                stdout=subprocess.DEVNULL, stderr=stderr,
+            )  # fmt: skip
+            try:
+                _wait_for(err, b"generation_running")
+                process.send_signal(signal.SIGHUP)
+                assert process.wait(WAIT_S) == -signal.SIGHUP
+            finally:
+                process.kill()
+                process.wait()
+        assert list(made.agents()) == ["n1/j"]
+        done = _spawn(made, repository, "status", "h.toml", "--json", stdout=subprocess.PIPE)
+        assert json.loads(done.communicate(timeout=WAIT_S)[0])["state"] == "running"
+        stop = _spawn(made, repository, "stop", "h.toml", stdout=subprocess.DEVNULL)
+        assert stop.wait(WAIT_S) == 0
+
+
+def test_a_reader_that_has_enough_ends_the_watch_and_not_the_job(tmp_path: Path, repository: Path) -> None:
+    with hosts(tmp_path, 1) as made:
+        read, write = os.pipe()
+        words = ("up", "h.toml", "--headless", "--job", "j", "talk.py", "100000", "0.01")
+        process = _spawn(made, repository, *words, stdout=write, stderr=subprocess.PIPE)
+        os.close(write)
+        try:
+            assert os.read(read, 10)
+            os.close(read)
+            _, err = process.communicate(timeout=WAIT_S)
+            assert process.returncode == 0
+            assert b"stdout is closed; the job goes on: supervisor attach h.toml j" in err
+        finally:
+            process.kill()
+            process.wait()
+        assert list(made.agents()) == ["n1/j"]
+
+
+def test_no_textual_and_no_torch_without_a_screen(tmp_path: Path, repository: Path) -> None:
+    with hosts(tmp_path, 1) as made:
+        program = PROGRAM.format(repository=str(repository), home=str(made.home("n1")), work=str(made.work)).replace(
+            "sys.exit(main(sys.argv[1:]))",
+            "main(sys.argv[1:]); print(sorted({'torch', 'textual', 'rich'} & set(sys.modules)))",
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, "jobs", "h.toml"],
+            cwd=made.work,
+            capture_output=True,
+            check=True,
+            timeout=WAIT_S,
+        )
+        assert done.stdout.splitlines()[-1] == b"[]"

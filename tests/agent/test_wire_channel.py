@@ -1,0 +1,326 @@
+"""The wire's calls and streams, both ways: refusals, cancel, and ends that come in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from remote_agent.wire import MAX_BODY, Answer, CallFailed, Channel, ChannelClosed, Handler, Items, Problem, encode
+from remote_agent.wire.channel import STREAM_BACKLOG, refuse
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def _pair() -> tuple[Streams, Streams]:
+    one, other = socket.socketpair()
+    return await asyncio.open_connection(sock=one), await asyncio.open_connection(sock=other)
+
+
+@contextlib.asynccontextmanager
+async def _channels(left: Handler = refuse, right: Handler = refuse) -> AsyncIterator[tuple[Channel, Channel]]:
+    ours, theirs = await _pair()
+    channels = Channel(*ours, left), Channel(*theirs, right)
+    owners = [asyncio.ensure_future(channel.run()) for channel in channels]
+    try:
+        yield channels
+    finally:
+        for channel in channels:
+            await channel.close()
+        await asyncio.wait_for(asyncio.gather(*owners), 5)
+
+
+def _run(body: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(body(), 20)
+
+    asyncio.run(bounded())
+
+
+def test_an_answer_over_the_limit_fails_its_call_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    async def handle(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        return Answer({}, bytes(args["size"]))
+
+    async def body() -> None:
+        async with _channels(right=handle) as (left, _):
+            with pytest.raises(CallFailed, match="frame too large"):
+                await left.call("big", {"size": MAX_BODY + 1}, timeout=5)
+            assert len((await left.call("big", {"size": MAX_BODY})).body) == MAX_BODY
+
+    with caplog.at_level(logging.CRITICAL):
+        _run(body)
+
+
+def test_both_sides_call_at_once() -> None:
+    async def handle(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        return Answer({"op": op, **args}, body[::-1])
+
+    async def body() -> None:
+        async with _channels(handle, handle) as (left, right):
+            calls = [side.call("echo", {"n": n}, b"%d" % n) for n in range(100) for side in (left, right)]
+            answers = await asyncio.gather(*calls)
+            assert [answer.data["n"] for answer in answers] == [n for n in range(100) for _ in range(2)]
+            assert answers[-1].body == b"99"[::-1]
+
+    _run(body)
+
+
+def test_a_refusal_carries_kind_message_and_hint() -> None:
+    async def handle(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        if op == "broken":
+            raise KeyError("oops")
+        raise Problem("stale", "too late", "look again")
+
+    async def body() -> None:
+        async with _channels(right=handle) as (left, right):
+            with pytest.raises(CallFailed) as refused:
+                await left.call("x")
+            error = refused.value
+            assert (error.kind, error.message, error.hint) == ("stale", "too late", "look again")
+            with pytest.raises(CallFailed) as broken:
+                await left.call("broken")
+            assert broken.value.kind == "internal"
+            with pytest.raises(CallFailed) as unknown:
+                await right.call("anything")
+            assert unknown.value.kind == "unknown_op"
+
+    _run(body)
+
+
+class _Counter:
+    """A handler with one endless stream and one of a given length."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.size = 10
+        self.ended = asyncio.Event()
+
+    async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        if op == "ping":
+            return Answer({})
+        return self._count(args.get("count"))
+
+    async def _count(self, count: int | None) -> Items:
+        try:
+            while count is None or self.sent < count:
+                yield Answer({"n": self.sent}, bytes(self.size))
+                self.sent += 1
+                if count is not None and self.sent == 3 and count == 5:
+                    raise Problem("broken", "in the middle")
+        finally:
+            self.ended.set()
+
+
+
+def test_a_stream_ends_by_itself_or_with_an_error() -> None:
+    async def body() -> None:
+        counter = _Counter()
+        async with _channels(right=counter.handle) as (left, _):
+            assert [item.data["n"] async for item in left.stream("count", {"count": 4})] == [0, 1, 2, 3]
+            counter.sent = 0
+            stream = left.stream("count", {"count": 5})
+            assert [(await stream.__anext__()).data["n"] for _ in range(3)] == [0, 1, 2]
+            with pytest.raises(CallFailed, match="in the middle"):
+                await stream.__anext__()
+
+    _run(body)
+
+
+def test_closing_a_stream_cancels_it_on_the_other_side() -> None:
+    async def body() -> None:
+        counter = _Counter()
+        async with _channels(right=counter.handle) as (left, _):
+            stream = left.stream("count")
+            async for item in stream:
+                if item.data["n"] == 10:
+                    break
+            await stream.aclose()
+            await asyncio.wait_for(counter.ended.wait(), 5)
+            # The wire is free for others: what was under way of the stream is thrown away.
+            assert (await left.call("ping", timeout=5)).data == {}
+
+    _run(body)
+
+
+def test_a_stream_that_is_given_up_while_its_queue_is_full_does_not_block_the_wire() -> None:
+    async def body() -> None:
+        counter = _Counter()
+        async with _channels(right=counter.handle) as (left, _):
+            stream = left.stream("count")
+            await stream.__anext__()
+            # The reader fills the queue and waits for room in it.
+            while counter.sent <= STREAM_BACKLOG + 2:
+                await asyncio.sleep(0.001)
+            await stream.aclose()
+            await asyncio.wait_for(counter.ended.wait(), 5)
+            assert (await left.call("ping", timeout=5)).data == {}
+
+    _run(body)
+
+
+def test_a_slow_reader_slows_the_sender_down() -> None:
+    async def body() -> None:
+        counter = _Counter()
+        counter.size = 64 * 1024
+        async with _channels(right=counter.handle) as (left, _):
+            stream = left.stream("count")
+            await stream.__anext__()
+            await asyncio.sleep(0.3)
+            # The queue, the sockets' buffers and the streams' own: far from everything.
+            assert counter.sent < 400
+            await stream.aclose()
+
+    _run(body)
+
+
+def test_a_call_that_times_out_is_cancelled_there() -> None:
+    async def body() -> None:
+        cancelled = asyncio.Event()
+
+        async def handle(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+            raise AssertionError("unreachable")
+
+        async with _channels(right=handle) as (left, _):
+            with pytest.raises(asyncio.TimeoutError):
+                await left.call("wait", timeout=0.05)
+            await asyncio.wait_for(cancelled.wait(), 5)
+
+    _run(body)
+
+
+def test_a_caller_that_is_cancelled_cancels_there_too() -> None:
+    async def body() -> None:
+        started, cancelled = asyncio.Event(), asyncio.Event()
+
+        async def handle(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+            started.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+            raise AssertionError("unreachable")
+
+        async with _channels(right=handle) as (left, _):
+            call = asyncio.ensure_future(left.call("wait"))
+            await started.wait()
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            await asyncio.wait_for(cancelled.wait(), 5)
+
+    _run(body)
+
+
+def test_what_waits_fails_when_the_other_side_is_gone() -> None:
+    async def body() -> None:
+        async def handle(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable")
+
+        async with _channels(right=handle) as (left, right):
+            call = asyncio.ensure_future(left.call("wait"))
+
+            async def read() -> None:
+                async for _ in left.stream("wait"):
+                    pass
+
+            stream = asyncio.ensure_future(read())
+            await asyncio.sleep(0.05)
+            await right.close()
+            for task in (call, stream):
+                with pytest.raises(ChannelClosed):
+                    await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(left.closed.wait(), 5)
+            with pytest.raises(ChannelClosed):
+                await left.call("again")
+            with pytest.raises(ChannelClosed):
+                await left.notify("again")
+
+    _run(body)
+
+
+@pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n", encode({"neither": 1}), encode({"op": "x"})[:-1]])
+def test_junk_and_half_frames_end_the_channel(junk: bytes) -> None:
+    async def body() -> None:
+        ours, (_, writer) = await _pair()
+        channel = Channel(*ours)
+        owner = asyncio.ensure_future(channel.run())
+        writer.write(junk)
+        writer.close()
+        await asyncio.wait_for(owner, 5)
+        assert channel.closed.is_set()
+        await writer.wait_closed()
+
+    _run(body)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"re": 1},
+        {"re": 1, "error": "text"},
+        {"re": [], "ok": {}},
+        {"re": 1, "item": {}},
+        {"re": {}, "end": True},
+        {"cancel": 99},
+        {"cancel": []},
+        {"op": "x", "args": []},
+        {"id": [], "op": "x"},
+    ],
+)
+def test_odd_headers_neither_hang_nor_leak(header: dict[str, Any]) -> None:
+    async def body() -> None:
+        ours, (_, writer) = await _pair()
+        channel = Channel(*ours)
+        owner = asyncio.ensure_future(channel.run())
+        call = asyncio.ensure_future(channel.call("x", timeout=5))
+        await asyncio.sleep(0)
+        writer.write(encode(header))
+        await writer.drain()
+        writer.close()
+        await asyncio.wait_for(owner, 5)
+        with pytest.raises((ChannelClosed, CallFailed)):
+            await call
+        await writer.wait_closed()
+
+    _run(body)
+
+
+def test_notices_are_handled_in_their_order() -> None:
+    async def body() -> None:
+        seen: list[int] = []
+
+        async def handle(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+            await asyncio.sleep(0.01 if args["n"] == 0 else 0)
+            seen.append(args["n"])
+            return Answer({})
+
+        async with _channels(right=handle) as (left, _):
+            for n in range(5):
+                await left.notify("note", {"n": n})
+            while len(seen) < 5:
+                await asyncio.sleep(0.001)
+        assert seen == [0, 1, 2, 3, 4]
+
+    _run(body)
+
+
+def test_closing_twice_and_from_inside_is_harmless() -> None:
+    async def body() -> None:
+        async with _channels() as (left, right):
+            await left.close()
+            await left.close()
+            await asyncio.wait_for(right.closed.wait(), 5)
+
+    _run(body)

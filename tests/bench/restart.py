@@ -1,0 +1,2 @@
+from tests.bench.report import Report
+def run() -> Report: raise AssertionError

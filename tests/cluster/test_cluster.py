@@ -1,0 +1,322 @@
+"""The cluster itself: hosts are different machines, faults are real, and nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster, ClusterError, cluster_obstacle
+from tests.cluster.network import NETNS_DIR, SSH_PORT, process_state
+from tests.cluster.state import abandoned, sweep
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(cluster_obstacle() is not None, reason=cluster_obstacle() or ""),
+]
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Cluster]:
+    with Cluster(3, operators=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def healed(three: Cluster) -> Iterator[None]:
+    yield
+    three.heal()
+
+
+# After a cut, ARP asks again only once a second: where a connection is expected it gets time.
+_LONG_S = 10.0
+_SHORT_S = 0.4
+
+
+def _reaches(address: str, timeout_s: float = _LONG_S) -> bool:
+    try:
+        with socket.create_connection((address, SSH_PORT), timeout=timeout_s) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def _peer_reaches(cluster: Cluster, source: str, target: str, timeout_s: float = _LONG_S) -> bool:
+    code = (
+        "import socket, sys\n"
+        "try: socket.create_connection((sys.argv[1], 22), timeout=float(sys.argv[2])).close()\n"
+        "except OSError: sys.exit(1)"
+    )
+    args = [sys.executable, "-c", code, cluster.host(target).address, str(timeout_s)]
+    return cluster.exec(source, args).returncode == 0
+
+
+def test_each_host_is_another_machine(three: Cluster) -> None:
+    line = 'hostname; echo "$HOME"; pwd; echo ~; getent passwd "$USER" | cut -d: -f6'
+    for host in three.hosts:
+        done = three.ssh(host, line)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == [host.name, *[str(host.home)] * 4]
+    assert three.exec(1, ["hostname"]).stdout.strip() == "n2"
+    assert len({host.home for host in three.hosts}) == 3
+    assert len({host.address for host in three.hosts}) == 3
+
+
+def test_hosts_keep_their_files_apart(three: Cluster) -> None:
+    assert three.ssh(0, "echo here > ~/mine").returncode == 0
+    assert (three.hosts[0].home / "mine").read_text() == "here\n"
+    assert three.ssh(1, "test -e ~/mine").returncode == 1
+
+
+def test_hosts_know_each_other_by_name(three: Cluster) -> None:
+    assert three.exec(0, ["getent", "hosts", "n3"]).stdout.split() == [three.hosts[2].address, "n3"]
+
+
+def test_exit_status_and_streams_come_back(three: Cluster) -> None:
+    done = three.ssh(0, "echo out; echo err >&2; exit 7")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "out\n", "err\n")
+
+
+def test_an_unknown_key_is_refused(three: Cluster, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
+    command = [str(other) if word == str(three.identity_file) else word for word in three.ssh_command(0)]
+    done = subprocess.run([*command, "true"], capture_output=True, text=True, check=False, timeout=20)
+    assert done.returncode == 255
+    assert "Permission denied" in done.stderr
+
+
+def test_a_cut_host_hears_nobody(three: Cluster) -> None:
+    address = three.hosts[1].address
+    assert _reaches(address)
+    three.cut(1)
+    assert not _reaches(address, _SHORT_S)
+    assert not _peer_reaches(three, "n1", "n2", _SHORT_S)
+    assert _peer_reaches(three, "n1", "n3")
+    three.heal(1)
+    assert _reaches(address)
+    assert _peer_reaches(three, "n1", "n2")
+
+
+def test_a_cut_between_two_leaves_the_others(three: Cluster) -> None:
+    three.cut("n1", "n2")
+    assert not _peer_reaches(three, "n1", "n2", _SHORT_S)
+    assert not _peer_reaches(three, "n2", "n1", _SHORT_S)
+    assert _peer_reaches(three, "n1", "n3")
+    assert _reaches(three.hosts[1].address)
+    three.heal("n2", "n1")
+    assert _peer_reaches(three, "n1", "n2")
+
+
+def test_a_partition_has_two_sides(three: Cluster) -> None:
+    three.partition(["n1"], ["n2", "n3"])
+    assert not _peer_reaches(three, "n1", "n3", _SHORT_S)
+    assert _peer_reaches(three, "n2", "n3")
+
+
+def test_the_operator_can_be_cut_off(three: Cluster) -> None:
+    three.cut("operator")
+    assert not _reaches(three.hosts[0].address, _SHORT_S)
+    assert _peer_reaches(three, "n1", "n2")
+    assert _peer_reaches(three, "op1", "n2")
+    three.heal("operator")
+    assert _reaches(three.hosts[0].address)
+
+
+def test_blocked_ssh_leaves_other_ports(three: Cluster) -> None:
+    listener = "import socket; s = socket.create_server(('', 7000)); print('up', flush=True); s.accept()"
+    with three.popen(0, [sys.executable, "-c", listener], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        three.block_ssh(0)
+        assert not _reaches(three.hosts[0].address, _SHORT_S)
+        socket.create_connection((three.hosts[0].address, 7000), timeout=5).close()
+    three.unblock_ssh(0)
+    assert _reaches(three.hosts[0].address)
+
+
+def test_a_cut_does_not_break_a_connection(three: Cluster) -> None:
+    with subprocess.Popen([*three.ssh_command(0), "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"before\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"before\n"
+        three.cut(0)
+        process.stdin.write(b"during\n")
+        process.stdin.flush()
+        three.heal(0)
+        assert process.stdout.readline() == b"during\n"
+        process.stdin.close()
+
+
+def test_a_delay_is_felt_both_ways(three: Cluster) -> None:
+    def seconds() -> float:
+        begin = time.monotonic()
+        assert _reaches(three.hosts[2].address)
+        return time.monotonic() - begin
+
+    three.delay(2, 100)
+    late = seconds()
+    # A connection and the banner: two round trips of 200 ms.
+    assert 0.4 <= late < 2.0
+    payload = three.ssh(2, "head -c 3000000 /dev/zero | tr '\\0' x")
+    assert len(payload.stdout) == 3_000_000
+    three.cut(2)
+    assert not _reaches(three.hosts[2].address, timeout_s=1.0)
+    three.heal(2)
+    assert seconds() < late / 2
+
+
+def test_a_crashed_host_is_silent_and_comes_back_with_its_files(three: Cluster) -> None:
+    three.ssh(1, "echo kept > ~/kept")
+    with subprocess.Popen([*three.ssh_command(1), "echo up; sleep 600"], stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"up\n"
+        assert any("sleep 600" in line for line in three.processes(1).values())
+        three.crash(1)
+        assert three.processes(1) == {}
+        assert not _reaches(three.hosts[1].address, _SHORT_S)
+        with pytest.raises(subprocess.TimeoutExpired):
+            client.wait(timeout=0.5)  # nothing told it
+        client.kill()
+    with pytest.raises(ClusterError, match="n2 is down"):
+        three.exec(1, ["true"])
+    three.boot(1)
+    assert three.ssh(1, "cat ~/kept; hostname").stdout == "kept\nn2\n"
+
+
+def test_a_frozen_host_takes_connections_but_does_not_answer(three: Cluster) -> None:
+    three.freeze(0)
+    try:
+        assert not _reaches(three.hosts[0].address, _SHORT_S)
+    finally:
+        three.thaw(0)
+    assert _reaches(three.hosts[0].address)
+
+
+def test_the_inventory_reaches_every_host(three: Cluster, tmp_path: Path) -> None:
+    path = three.inventory(tmp_path / "hosts.toml", nproc_per_node=2, hosts={"n3": {"spare": True}}, env={"A": 'b"c'})
+    text = path.read_text()
+    assert "nproc_per_node = 2\n" in text
+    assert 'env = { "A" = "b\\"c" }' in text
+    assert text.count("[[hosts]]") == 3
+    assert text.endswith("spare = true\n")
+    assert all(host.address in text for host in three.hosts)
+
+
+def test_two_clusters_at_once_do_not_meet(three: Cluster) -> None:
+    with Cluster(1) as other:
+        assert other.network.net_id != three.network.net_id
+        assert other.ssh(0, "hostname").stdout == "n1\n"
+        assert three.ssh(0, "hostname").stdout == "n1\n"
+
+
+def test_hosts_without_names_do_not_resolve() -> None:
+    with Cluster(2, resolve=False) as cluster:
+        assert cluster.exec(0, ["getent", "hosts", "n2"]).returncode == 2
+        assert cluster.exec(0, ["getent", "hosts", "n1"]).stdout.split() == ["127.0.1.1", "n1"]
+
+
+def test_nothing_is_left_of_a_cluster() -> None:
+    with pytest.raises(RuntimeError, match="the test fails"), Cluster(2) as cluster:
+        daemon = cluster.ssh(0, "setsid sleep 600 </dev/null >/dev/null 2>&1 & echo $!")
+        pid = int(daemon.stdout)
+        cluster.delay(1, 10)
+        network, directory = cluster.network, cluster.directory
+        raise RuntimeError("the test fails")
+    assert network.namespaces() == []
+    assert not Path(f"/sys/class/net/{network.uplink}").exists()
+    assert not directory.exists()
+    assert process_state(pid) in {"", "Z"}  # a zombie until init has collected it
+
+
+_OWNER = """
+import sys, time
+from tests.cluster import Cluster
+with Cluster(2) as cluster:
+    cluster.ssh(0, "setsid sleep 600 </dev/null >/dev/null 2>&1 &")
+    print(cluster.network.net_id, cluster.directory, flush=True)
+    time.sleep(600)
+"""
+
+
+def _owner(repository: Path) -> tuple[subprocess.Popen[str], str, Path]:
+    owner = subprocess.Popen([sys.executable, "-c", _OWNER], stdout=subprocess.PIPE, text=True, cwd=repository)
+    assert owner.stdout is not None
+    net_id, directory = owner.stdout.readline().split()
+    return owner, net_id, Path(directory)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_removes_the_cluster(number: signal.Signals, repository: Path) -> None:
+    owner, net_id, directory = _owner(repository)
+    with owner:
+        owner.send_signal(number)
+        assert owner.wait(timeout=20) != 0
+    assert list(NETNS_DIR.glob(f"sv-{net_id}-*")) == []
+    assert not directory.exists()
+
+
+def test_what_a_killed_owner_left_is_swept_up(repository: Path) -> None:
+    owner, net_id, directory = _owner(repository)
+    with owner:
+        owner.kill()
+        owner.wait(timeout=20)
+    assert directory in abandoned()
+    assert list(NETNS_DIR.glob(f"sv-{net_id}-*")) != []
+    assert directory in sweep()
+    assert list(NETNS_DIR.glob(f"sv-{net_id}-*")) == []
+    assert not directory.exists()
+
+
+def test_by_hand(repository: Path) -> None:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "tests.cluster", *words],
+            capture_output=True,
+            text=True,
+            cwd=repository,
+            check=False,
+            timeout=60,
+            env={**os.environ, "TMPDIR": str(state)},
+        )
+
+    state = Path(os.environ.get("TMPDIR", "/tmp")) / f"supervisor-by-hand-{os.getpid()}"
+    state.mkdir()
+    try:
+        up = run("up", "2")
+        assert up.returncode == 0, up.stderr
+        assert up.stdout.count("[[hosts]]") == 2
+        address = up.stdout.rpartition('ssh = "')[2].split('"')[0]
+        assert run("exec", "n2", "--", "hostname").stdout == "n2\n"
+        assert _reaches(address)
+        assert run("cut", "n2").returncode == 0
+        assert not _reaches(address, _SHORT_S)
+        assert run("delay", "n2", "5").returncode == 0
+        assert run("heal", "n2").returncode == 0
+        assert _reaches(address)
+        assert "n2" in run("list").stdout
+        wrong = run("cut", "n9")
+        assert (wrong.returncode, wrong.stderr) == (1, "no host n9; there are n1, n2\n")
+    finally:
+        down = run("down")
+        left = list(state.iterdir())
+        state.rmdir()
+    assert (down.returncode, left) == (0, [])
+
+
+@pytest.mark.perf
+def test_thirty_two_hosts_come_up_fast() -> None:
+    begin = time.monotonic()
+    with Cluster(32) as cluster:
+        took = time.monotonic() - begin
+        assert all(_reaches(host.address) for host in cluster.hosts)
+    assert took < 5.0, f"32 hosts took {took:.1f} s"

@@ -1,0 +1,54 @@
+"""What all tests share: an end on signals that lets everything be removed, and a look for what was left.
+
+In: the test session.
+Out: fixtures.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster, cluster_obstacle
+from tests.cluster.leftovers import MARK, describe, end, marked
+
+# Every process that a test starts inherits the mark, unless it goes through SSH to a host with an environment of its
+# own; those are ended with their host.
+os.environ[MARK] = secrets.token_hex(8)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """SIGTERM and SIGHUP end the run as Ctrl-C does: with all fixtures torn down."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """After the last test, no process that a test started is alive, and none of our namespaces exists."""
+    yield
+    left = marked(os.environ[MARK])
+    names = [describe(pid) for pid in left]
+    end(left)
+    assert not left, f"processes that tests left behind (ended now): {names}"
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Four hosts with a real sshd each; the test is skipped, with the reason, where they cannot be made."""
+    obstacle = cluster_obstacle()
+    if obstacle:
+        pytest.skip(obstacle)
+    with Cluster(4) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return Path(__file__).resolve().parent.parent

@@ -1,0 +1,104 @@
+"""The pushed agent: one small file, the same bytes for the same sources, which every shell and Python can start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from remote_agent.wire import MAGIC
+from supervisor.ssh import AgentFile, loader
+
+# Sent to every host over links that may be slow; read and compiled at every start.
+BUDGET_BYTES = 200_000
+
+
+def test_the_agent_is_small_and_always_the_same(agent: AgentFile, tmp_path: Path, repository: Path) -> None:
+    print(f"the agent has {len(agent.data):,} bytes")
+    assert len(agent.data) < BUDGET_BYTES
+    one, other = tmp_path / "one", tmp_path / "other"
+    shutil.copytree(repository / "remote_agent", one, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(one, other)
+    (other / "__pycache__").mkdir()
+    (other / "__pycache__" / "x.py").touch()
+    (other / "notes.txt~").touch()
+    os.utime(other / "bridge.py", (1, 1))
+    assert AgentFile.build(one) == AgentFile.build(other)
+    (other / "bridge.py").write_text("")
+    assert AgentFile.build(one).sha256 != AgentFile.build(other).sha256
+
+
+def test_modules_can_be_read_out_of_the_agent(agent: AgentFile, tmp_path: Path) -> None:
+    path = tmp_path / "agent.pyz"
+    path.write_bytes(agent.data)
+    code = "import sys;sys.path.insert(0,sys.argv[1]);import pkgutil,remote_agent.paths as p;"
+    code += "print(p.__file__);print(len(pkgutil.get_data('remote_agent','bridge.py')))"
+    out = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True, cwd="/")
+    assert out.stdout.split()[0] == f"{path}/remote_agent/paths.py"
+    assert int(out.stdout.split()[1]) > 1000
+    refused = subprocess.run([sys.executable, path, "dance"], capture_output=True, text=True, check=False, cwd="/")
+    assert refused.returncode == 2
+    assert "invalid choice: 'dance'" in refused.stderr
+
+
+SHELLS = [name for name in ("sh", "bash", "dash", "zsh", "tcsh", "csh", "fish", "ksh", "busybox") if shutil.which(name)]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("home", "prelude"),
+    [
+        ("plain", None),
+        ("it's a \"$HOME\" `x` \\ !home ü", None),
+        ("plain", "true"),
+        ("it's", "x='a b'\n[ \"$x\" = 'a b' ] && export Y=\"$x !\" # comment"),
+    ],
+)
+def test_every_login_shell_runs_the_command(
+    shell: str, home: str, prelude: str | None, agent: AgentFile, tmp_path: Path
+) -> None:
+    command = loader.command(sys.executable, prelude, str(tmp_path / home), agent.sha256, len(agent.data))
+    words = [shell, "sh", "-c", command] if shell == "busybox" else [shell, "-c", command]
+    data = len(agent.data).to_bytes(8, "big") + agent.data
+    first = subprocess.run(words, input=data, capture_output=True, check=False, timeout=30)
+    assert first.stdout == loader.NEED + b"\n" + MAGIC, first.stderr
+    assert (tmp_path / home / "agents" / f"{agent.sha256}.pyz").read_bytes() == agent.data
+    second = subprocess.run(words, input=b"", capture_output=True, check=False, timeout=30)
+    assert second.stdout == MAGIC, second.stderr
+
+
+def test_a_push_that_breaks_off_leaves_nothing(agent: AgentFile, tmp_path: Path) -> None:
+    command = loader.command(sys.executable, None, str(tmp_path), agent.sha256, len(agent.data))
+    cut = len(agent.data).to_bytes(8, "big") + agent.data[:-1]
+    done = subprocess.run(["sh", "-c", command], input=cut, capture_output=True, check=False, timeout=30)
+    assert done.stdout == loader.NEED + b"\n"
+    damaged = cut + b"x"
+    done = subprocess.run(["sh", "-c", command], input=damaged, capture_output=True, check=False, timeout=30)
+    assert b'"the agent arrived damaged"' in done.stdout
+    assert list((tmp_path / "agents").iterdir()) == []
+
+
+def test_a_program_beside_the_home_directory_does_not_shadow_the_library(agent: AgentFile, tmp_path: Path) -> None:
+    (tmp_path / "hashlib.py").write_text("raise SystemExit('shadowed')")
+    (tmp_path / "binascii.py").write_text("raise SystemExit('shadowed')")
+    command = loader.command(sys.executable, None, str(tmp_path / "s"), agent.sha256, len(agent.data))
+    data = len(agent.data).to_bytes(8, "big") + agent.data
+    done = subprocess.run(
+        ["sh", "-c", command], input=data, capture_output=True, check=False, timeout=30, cwd=tmp_path
+    )
+    assert done.stdout.endswith(MAGIC), done.stderr
+
+
+def test_a_tilde_is_the_nodes_home(agent: AgentFile, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(shutil.which("python3") or sys.executable)
+    command = loader.command("~/bin/python", None, "~/sup", agent.sha256, len(agent.data))
+    data = len(agent.data).to_bytes(8, "big") + agent.data
+    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["sh", "-c", command], input=data, capture_output=True, check=False, timeout=30, env=env)
+    assert done.stdout.endswith(MAGIC), done.stderr
+    assert (tmp_path / "sup" / "agents").is_dir()

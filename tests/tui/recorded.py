@@ -1,0 +1,233 @@
+"""A job as the agents told it, played back: the documents and log bytes of the contract, behind the session's face.
+
+In: documents of tests/tui/data, or the same made for many ranks. Out: what `supervisor.tui.source.Source` asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import heapq
+import json
+import re
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+from remote_agent.wire import Answer
+from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable
+from supervisor.session.logs import Row, Selection
+from supervisor.session.view import HostView, Notice
+
+DATA = Path(__file__).parent / "data"
+File = tuple[str, int, int, str]
+"""Node, generation, rank, stream."""
+
+
+@dataclasses.dataclass
+class Line:
+    """One recorded line."""
+
+    t_ns: int
+    level: str | None
+    text: bytes
+
+
+class RecordedSession:
+    """A session whose cluster is a recording; requests are kept in `requests`."""
+
+    def __init__(self, job: str = "train-k3f9") -> None:
+        self.job = job
+        self.hosts: dict[str, HostView] = {}
+        self.status: dict[str, Any] = {}
+        self.status_age_s = 0.2
+        self.events: list[dict[str, Any]] = []
+        self.incidents: list[dict[str, Any]] = []
+        self.notices: list[Notice] = []
+        self.launching = False
+        self.failure: SupervisorError | None = None
+        self.ended = False
+        self.version = 1
+        self.files: dict[File, list[Line]] = {}
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.refusal: RequestFailed | None = None
+        self.log_calls = 0
+        self.latency_s = 0.0
+        self.cancelled = False
+
+    async def __aenter__(self) -> RecordedSession:
+        return self
+
+    async def __aexit__(self, *problem: object) -> None:
+        return None
+
+    def touch(self, **changes: Any) -> None:
+        """Play a newer state."""
+        for name, value in changes.items():
+            setattr(self, name, value)
+        self.version += 1
+
+    def write(self, file: File, *texts: bytes, t_ns: int | None = None, level: str | None = None) -> None:
+        """Let a rank write lines."""
+        lines = self.files.setdefault(file, [])
+        for text in texts:
+            last = max((line.t_ns for lines in self.files.values() for line in lines[-1:]), default=0)
+            lines.append(Line(t_ns if t_ns is not None else last + 1_000_000, level, text))
+
+    async def request(self, verb: str, **args: Any) -> dict[str, Any]:
+        """Accept, or refuse as told to."""
+        self.requests.append((verb, args))
+        if self.refusal is not None:
+            raise self.refusal
+        return {"accepted": True, "message": f"{verb} accepted", "generation": 3, "seq": 40}
+
+    async def cancel_launch(self) -> None:
+        """Give up."""
+        self.cancelled = True
+        self.launching = False
+        self.failure = SupervisorError("the launch was interrupted")
+
+    async def _delay(self) -> None:
+        self.log_calls += 1
+        if self.latency_s:
+            await asyncio.sleep(self.latency_s)
+
+    async def log(self, node: str, op: str, args: dict[str, Any]) -> Answer:
+        """Answer log_window as an agent does."""
+        await self._delay()
+        if self.hosts.get(node) is not None and self.hosts[node].state != "up":
+            raise Unreachable(f"{node}: no link")
+        if op != "log_window":
+            raise RequestFailed(f"no such request: {op}", kind="unknown_op")
+        lines = self.files.get((node, args["generation"], args["rank"], args["stream"]), [])
+        first = max(0, len(lines) + args["line"] if args["line"] < 0 else args["line"])
+        chosen = lines[first : first + args["count"]]
+        rows = [
+            {"line": first + at, "offset": (first + at) * 80, "t_ns": line.t_ns, "level": line.level}
+            for at, line in enumerate(chosen)
+        ]
+        data = {"line": first, "total_lines": len(lines), "size": len(lines) * 80, "complete": True, "rows": rows}
+        return Answer(data, b"\n".join(line.text for line in chosen))
+
+    def _rows(self, selection: Selection) -> list[list[Row]]:
+        newest = max((file[1] for file in self.files), default=0)
+        wanted = newest if selection.generation is None else selection.generation
+        parts = []
+        for (node, generation, rank, stream), lines in self.files.items():
+            chosen = wanted in ("all", generation) and stream in selection.streams
+            chosen = chosen and (selection.ranks is None or rank in selection.ranks)
+            if chosen and (selection.nodes is None or node in selection.nodes):
+                parts.append(
+                    [
+                        Row(node, generation, rank, stream, at, at * 80, line.t_ns, line.level, line.text)
+                        for at, line in enumerate(lines)
+                    ]
+                )
+        return parts
+
+    async def merged(self, selection: Selection, count: int, before_ns: int | None = None) -> Sequence[Row]:
+        """The last rows by time."""
+        await self._delay()
+        tails = [
+            [row for row in part if before_ns is None or row.t_ns < before_ns][-count:]
+            for part in self._rows(selection)
+        ]
+        return list(heapq.merge(*tails, key=lambda row: (row.t_ns, row.rank, row.stream, row.line)))[-count:]
+
+    async def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
+        """Rows that match, file by file."""
+        await self._delay()
+        pattern = re.compile(query["pattern"].encode(), re.IGNORECASE if query.get("ignore_case") else 0)
+        for part in self._rows(selection):
+            for row in part:
+                if pattern.search(row.text) and query.get("level") in (None, row.level):
+                    yield row
+
+    async def log_files(self) -> list[dict[str, Any]]:
+        """What log_list of all nodes says."""
+        return [
+            {
+                "node": node,
+                "generation": generation,
+                "rank": rank,
+                "stream": stream,
+                "size": 80 * len(lines),
+                "lines": len(lines),
+                "first_ns": lines[0].t_ns if lines else None,
+                "last_ns": lines[-1].t_ns if lines else None,
+            }
+            for (node, generation, rank, stream), lines in self.files.items()
+        ]
+
+
+def load(name: str) -> RecordedSession:
+    """A recording of tests/tui/data."""
+    data = json.loads((DATA / f"{name}.json").read_text())
+    session = RecordedSession(data.get("status", {}).get("job", "train-k3f9"))
+    session.status = data.get("status", {})
+    session.hosts = {entry["name"]: HostView(**entry) for entry in data["hosts"]}
+    session.events = data.get("events", [])
+    session.incidents = data.get("incidents", [])
+    session.launching = data.get("launching", False)
+    session.ended = session.status.get("state") in ("succeeded", "failed", "stopped")
+    if not session.status:
+        session.status_age_s = float("inf")
+    if "failure" in data:
+        session.failure = LaunchFailed(data["failure"]["message"], hint=data["failure"]["hint"])
+    for entry in data.get("logs", ()):
+        file = (entry["node"], entry["generation"], entry["rank"], entry["stream"])
+        lines = session.files.setdefault(file, [])
+        lines += [Line(line[0], line[1], line[2].encode()) for line in entry["lines"]]
+    return session
+
+
+def many(nodes: int, per_node: int, state: str = "running") -> RecordedSession:
+    """A running job of any size, as its coordinator describes it."""
+    session = RecordedSession("llama-7b")
+    entries = []
+    for at in range(nodes):
+        name = f"n{at:03d}"
+        session.hosts[name] = HostView(name, "up", "ready", "", live=True)
+        ranks = [
+            {
+                "rank": at * per_node + local,
+                "local_rank": local,
+                "pid": 4000 + at * per_node + local,
+                "state": "running",
+                "exit_code": None,
+                "signal": None,
+                "step": 18240 - (at * 7 + local) % 3,
+                "last_output_age_s": ((at * 5 + local * 3) % 40) / 10,
+            }
+            for local in range(per_node)
+        ]
+        entries.append(
+            {
+                "name": name,
+                "address": f"10.0.{at // 250}.{at % 250 + 1}",
+                "state": "running",
+                "group_rank": at,
+                "reason": None,
+                "agent_pid": 900 + at,
+                "clock_offset_ms": (at % 9 - 4) / 10,
+                "ranks": ranks,
+            }
+        )
+    session.status = {
+        "job": "llama-7b",
+        "state": state,
+        "generation": 1,
+        "restarts": 0,
+        "max_restarts": 3,
+        "min_nodes": nodes - 1,
+        "max_nodes": nodes,
+        "world_size": nodes * per_node,
+        "coordinator": "n000",
+        "started_at": "2026-11-20T10:00:00.123Z",
+        "nodes": entries,
+        "incident": None,
+        "failure": None,
+        "plan": None,
+        "script": {"kind": "script", "script": "train_gpt.py", "args": ["--steps", "500000"]},
+    }
+    return session

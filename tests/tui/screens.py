@@ -1,0 +1,96 @@
+"""The application on a recorded job, without a terminal: what is on the screen, as text of exact width.
+
+In: a recording, a size. Out: text; a comparison with the stored one (UPDATE_SNAPSHOTS=1 stores it anew).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.cells import cell_len
+from textual.pilot import Pilot
+
+from supervisor.tui.app import SupervisorApp
+from tests.tui.recorded import RecordedSession
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+SIZES = ((60, 16), (80, 24), (120, 30), (160, 48))
+
+
+@asynccontextmanager
+async def running(
+    session: RecordedSession, size: tuple[int, int] = (80, 24), **options: Any
+) -> AsyncIterator[tuple[SupervisorApp, Pilot[int]]]:
+    """The application with its first screen painted."""
+    options.setdefault("ascii_only", False)
+    app = SupervisorApp(session, **options)
+    # The test runner's own output may not be UTF-8, as a terminal's is.
+    app.glyphs = type(app.glyphs)(options["ascii_only"])
+    async with app.run_test(size=size, notifications=True) as pilot:
+        await settle(app, pilot)
+        yield app, pilot
+
+
+def text_of(app: SupervisorApp) -> str:
+    """The screen as text; every line must have the width of the terminal."""
+    lines = [strip.text for strip in app.screen._compositor.render_strips()]
+    width, height = app.size
+    assert len(lines) == height, f"{len(lines)} lines instead of {height}"
+    for number, line in enumerate(lines):
+        assert cell_len(line) == width, f"line {number} has {cell_len(line)} cells instead of {width}: {line!r}"
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+async def settle(app: SupervisorApp, pilot: Pilot[int], turns: int = 5) -> str:
+    """Let the application work until the screen has been the same for some turns."""
+    text, same = "", 0
+    for _ in range(400):
+        app.tick()
+        await pilot.pause()
+        now = text_of(app)
+        same = same + 1 if now == text else 0
+        text = now
+        if same >= turns:
+            return text
+    raise AssertionError("the screen does not come to rest")
+
+
+async def until(app: SupervisorApp, pilot: Pilot[int], true: Callable[[], bool]) -> None:
+    """Let the application work until something is true."""
+    for _ in range(2000):
+        if true():
+            return
+        app.tick()
+        await pilot.pause(0.005)
+    raise AssertionError("it did not become true:\n" + text_of(app))
+
+
+async def press(app: SupervisorApp, pilot: Pilot[int], *keys: str) -> str:
+    """Press keys one after the other, and return what is on the screen then."""
+    for key in keys:
+        await pilot.press(key)
+        await settle(app, pilot, 2)
+    return await settle(app, pilot)
+
+
+def compare(name: str, app: SupervisorApp, text: str) -> None:
+    """Compare with the stored text; on a difference say where, and leave a picture."""
+    path = SNAPSHOTS / f"{name}.txt"
+    if os.environ.get("UPDATE_SNAPSHOTS") == "1":
+        path.write_text(text, encoding="utf-8")
+        return
+    stored = path.read_text(encoding="utf-8") if path.exists() else ""
+    if stored == text:
+        return
+    picture = Path(os.environ.get("XDG_CONFIG_HOME", "/tmp")) / f"{name}.svg"
+    picture.write_text(app.export_screenshot(), encoding="utf-8")
+    diff = "\n".join(difflib.unified_diff(stored.splitlines(), text.splitlines(), "stored", "now", lineterm="", n=1))
+    raise AssertionError(f"{name} looks different (UPDATE_SNAPSHOTS=1 stores it; picture: {picture})\n{diff}")
+
+
+Steps = Callable[[SupervisorApp, Pilot[int]], Awaitable[Any]]

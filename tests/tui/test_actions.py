@@ -1,0 +1,189 @@
+"""Nothing is destroyed by one key: every verb asks, says what it will do, and is refused in read-only."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from supervisor.errors import RequestFailed
+from supervisor.tui.desk import offered
+from supervisor.tui.screens import dialogs
+from tests.tui import recorded
+from tests.tui.screens import press, running, settle, text_of, until
+
+
+@pytest.fixture(autouse=True)
+def no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of a test come faster than any hand."""
+    monkeypatch.setattr(dialogs, "GUARD_S", 0.0)
+
+
+@pytest.mark.parametrize("action", offered(), ids=lambda action: action.id)
+def test_every_verb_asks_first(action: object) -> None:
+    async def scenario() -> None:
+        session = recorded.load("restarting_4x2")
+        async with running(session, (120, 30)) as (app, pilot):
+            name = next(entry for entry in offered() if entry is action)
+            text = await press(app, pilot, "x", name.key)
+            if "which one?" in text:
+                text = await press(app, pilot, "enter")
+            assert "Effect" in text
+            assert "Cancel" in text
+            assert session.requests == []
+            # The focus is on Cancel: enter does nothing else.
+            await press(app, pilot, "enter")
+            assert session.requests == []
+            assert len(app.screen_stack) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "key", ["r", "m", "a", "S", "K", "P", "d", "k", "y", "delete", "backspace", "ctrl+d", "ctrl+k"]
+)
+def test_no_single_key_asks_the_cluster_for_anything(key: str) -> None:
+    async def scenario() -> None:
+        session = recorded.load("restarting_4x2")
+        async with running(session) as (app, pilot):
+            for mode in "123456":
+                await pilot.press(mode, key)
+            await settle(app, pilot)
+            assert session.requests == []
+
+    asyncio.run(scenario())
+
+
+def test_restart_is_bound_to_the_generation_on_the_screen() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        async with running(session) as (app, pilot):
+            text = await press(app, pilot, "x", "r")
+            assert "stops all 4 ranks on 2 nodes" in text
+            # The cluster moves on while the dialog is open: the agents are told which generation was meant.
+            session.touch(status={**session.status, "generation": 1})
+            await press(app, pilot, "y")
+            assert session.requests == [("restart", {"if_generation": 0})]
+            assert "restart accepted" in text_of(app)
+
+    asyncio.run(scenario())
+
+
+def test_remove_is_about_the_selected_node() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        async with running(session) as (app, pilot):
+            text = await press(app, pilot, "j", "x", "m")
+            assert "Target  n2" in text
+            await press(app, pilot, "right", "enter")
+            assert session.requests == [("remove", {"node": "n2", "if_generation": 0})]
+
+    asyncio.run(scenario())
+
+
+def test_add_asks_which_node_when_the_selected_one_is_in() -> None:
+    async def scenario() -> None:
+        session = recorded.load("restarting_4x2")
+        async with running(session) as (app, pilot):
+            text = await press(app, pilot, "x", "a")
+            assert "which one?" in text
+            await press(app, pilot, "enter", "y")
+            assert session.requests == [("add", {"node": "n4"})]
+
+    asyncio.run(scenario())
+
+
+def test_stop_wants_the_name_of_the_job() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        async with running(session) as (app, pilot):
+            await press(app, pilot, "x", "S", *"train-k3f", "tab", "enter")
+            assert session.requests == []
+            await press(app, pilot, "escape", "x", "S", *"train-k3f9", "enter", "enter")
+            assert session.requests == [("stop", {"kill": False})]
+
+    asyncio.run(scenario())
+
+
+def test_a_key_held_down_does_not_confirm(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        async with running(session) as (app, pilot):
+            monkeypatch.setattr(dialogs, "GUARD_S", 60.0)
+            await press(app, pilot, "x", "r", "y", "y", "y")
+            assert session.requests == []
+            assert "Effect" in text_of(app)
+
+    asyncio.run(scenario())
+
+
+def test_a_refusal_is_shown_with_its_hint() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        session.refusal = RequestFailed("generation 0 is over", "look again, then decide", "stale")
+        async with running(session) as (app, pilot):
+            text = await press(app, pilot, "x", "r", "y")
+            assert "generation 0 is over" in text
+            assert "look again, then decide" in text
+
+    asyncio.run(scenario())
+
+
+def test_node_that_vanishes_while_its_dialog_is_open() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        async with running(session) as (app, pilot):
+            await press(app, pilot, "j", "x", "m")
+            nodes = session.status["nodes"][:1]
+            session.hosts.pop("n2")
+            session.touch(status={**session.status, "nodes": nodes, "generation": 1})
+            session.refusal = RequestFailed("no node n2 in the group", kind="stale")
+            assert "no node n2 in the group" in await press(app, pilot, "y")
+
+    asyncio.run(scenario())
+
+
+def test_read_only_offers_nothing_and_sends_nothing() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        async with running(session, read_only=True) as (app, pilot):
+            text = await press(app, pilot, "x")
+            assert text.count("this supervisor is read-only") == len(offered())
+            for action in offered():
+                await press(app, pilot, action.key)
+            await press(app, pilot, "enter", "escape")
+            text = await press(app, pilot, "colon", *"restart")
+            assert "Restart group" not in text
+            await press(app, pilot, "enter", "escape")
+            text = await press(app, pilot, "q")
+            assert "Stop the job" not in text
+            for action in offered():
+                app.desk.begin(action, app.live_screen.selection() if app.live_screen else None)  # type: ignore[arg-type]
+            await settle(app, pilot)
+            assert session.requests == []
+
+    asyncio.run(scenario())
+
+
+def test_a_job_that_is_over_takes_no_orders() -> None:
+    async def scenario() -> None:
+        session = recorded.load("succeeded_2x2")
+        async with running(session) as (app, pilot):
+            text = await press(app, pilot, "x", "r")
+            assert "the job is over" in text
+            assert session.requests == []
+
+    asyncio.run(scenario())
+
+
+def test_palette_runs_an_action_with_its_question() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        async with running(session) as (app, pilot):
+            text = await press(app, pilot, "colon", *"restart gr", "enter")
+            assert "Restart group?" in text
+            await press(app, pilot, "escape", "ctrl+p", *"r3", "enter")
+            await until(app, pilot, lambda: app.current_mode == "logs")
+            assert "log of rank 3 on n2" in await settle(app, pilot)
+
+    asyncio.run(scenario())

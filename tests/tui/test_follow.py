@@ -1,0 +1,244 @@
+"""Follow is a property of the view: what is being read never moves, on either axis, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+from textual.pilot import Pilot
+
+from remote_agent.wire import Answer
+from supervisor.errors import Unreachable
+from supervisor.session.logs import Row
+from supervisor.tui.app import SupervisorApp
+from supervisor.tui.feeds import MergedFeed, RankFeed
+from supervisor.tui.screens.logs import LogsScreen
+from supervisor.tui.widgets.virtual_log import VirtualLog
+from tests.tui import recorded
+from tests.tui.screens import press, running, settle, text_of, until
+
+FILE = ("n1", 0, 0, "stdout")
+
+
+def talking(lines: int = 3000) -> recorded.RecordedSession:
+    """Two nodes, of which one rank has written a lot."""
+    session = recorded.load("running_2x2")
+    session.files = {}
+    session.write(FILE, *(f"line {number:06d} ".encode() + b"x" * 200 for number in range(lines)))
+    return session
+
+
+def log_of(app: SupervisorApp) -> VirtualLog:
+    """The log of the log screen."""
+    screen = app.screen
+    assert isinstance(screen, LogsScreen)
+    return screen.log_view
+
+
+def body(app: SupervisorApp) -> list[str]:
+    """The lines of the log, without title and bars; the scroll bar may move."""
+    return [line[:79].rstrip() for line in text_of(app).splitlines()[3:-2]]
+
+
+async def open_stdout(app: SupervisorApp, pilot: Pilot[int]) -> VirtualLog:
+    """The stdout of rank 0, by line number."""
+    await press(app, pilot, "3", "enter", "s")
+    log = log_of(app)
+    assert isinstance(log.feed, RankFeed)
+    return log
+
+
+async def check_reader(app: SupervisorApp, pilot: Pilot[int], session: recorded.RecordedSession) -> None:
+    """Whatever is written, the lines on the screen stay; f shows the end."""
+    log = log_of(app)
+    await press(app, pilot, "pageup", "pageup", "right")
+    assert not log.follow
+    before = body(app)
+    for number in range(20):
+        session.write(FILE, *(f"new {number} {part}".encode() for part in range(50)))
+        await settle(app, pilot, 1)
+        assert body(app) == before
+    await until(app, pilot, lambda: log.unseen > 0)
+    assert body(app) == before
+    assert "lines" in text_of(app).splitlines()[2]
+    await press(app, pilot, "f", "0")
+    await until(app, pilot, lambda: any("new 19 49" in line for line in body(app)))
+
+
+def test_reader_of_one_stream_is_not_moved() -> None:
+    async def scenario() -> None:
+        session = talking()
+        async with running(session) as (app, pilot):
+            await open_stdout(app, pilot)
+            await check_reader(app, pilot, session)
+
+    asyncio.run(scenario())
+
+
+def test_reader_of_the_merged_log_is_not_moved() -> None:
+    async def scenario() -> None:
+        session = talking()
+        async with running(session) as (app, pilot):
+            await press(app, pilot, "4")
+            assert isinstance(log_of(app).feed, MergedFeed)
+            await check_reader(app, pilot, session)
+
+    asyncio.run(scenario())
+
+
+def test_reading_back_shows_every_line_once() -> None:
+    async def scenario() -> None:
+        session = talking(1500)
+        async with running(session) as (app, pilot):
+            await press(app, pilot, "4")
+            log = log_of(app)
+            seen: list[str] = []
+            for _ in range(400):
+                page = [line.split("line ")[1][:6] for line in body(app) if "line " in line]
+                seen = [number for number in page if number not in seen] + seen
+                if "000000" in page:
+                    break
+                top = log.top
+                await pilot.press("pageup")
+                await settle(app, pilot, 2)
+                assert log.top != top or "000000" in seen
+            assert seen == [f"{number:06d}" for number in range(1500)]
+
+    asyncio.run(scenario())
+
+
+def test_begin_and_end_of_ten_million_lines() -> None:
+    class Long(recorded.RecordedSession):
+        """A stream that is made when it is asked for."""
+
+        async def log(self, node: str, op: str, args: dict[str, object]) -> Answer:
+            line, count = int(str(args["line"])), int(str(args["count"]))
+            total = 10_000_000
+            first = max(0, total + line if line < 0 else line)
+            lines = range(first, min(total, first + count))
+            rows = [{"line": at, "offset": at * 9, "t_ns": at, "level": None} for at in lines]
+            body = b"\n".join(b"line %d" % at for at in lines)
+            return Answer({"line": first, "total_lines": total, "size": total * 9, "rows": rows}, body)
+
+    async def scenario() -> None:
+        session = Long()
+        source = recorded.load("running_2x2")
+        session.hosts, session.status = source.hosts, source.status
+        async with running(session) as (app, pilot):
+            log = await open_stdout(app, pilot)
+            assert "line 9999999" in body(app)[-1]
+            await press(app, pilot, "g")
+            assert "line 0" in body(app)[0]
+            assert not log.follow
+            log.jump(5_000_000)
+            await settle(app, pilot)
+            assert any("line 5000000" in line for line in body(app))
+            await press(app, pilot, "G")
+            assert log.follow
+            assert "line 9999999" in body(app)[-1]
+
+    asyncio.run(scenario())
+
+
+def test_sideways_position_survives_new_lines() -> None:
+    async def scenario() -> None:
+        session = talking(50)
+        async with running(session) as (app, pilot):
+            log = await open_stdout(app, pilot)
+            await press(app, pilot, "right", "right")
+            assert log.follow
+            assert log.left == 32
+            session.write(FILE, b"0123456789" * 10)
+            await until(app, pilot, lambda: any("2345678901" in line for line in body(app)))
+            assert log.left == 32
+            assert "column 32" in text_of(app)
+
+    asyncio.run(scenario())
+
+
+def test_restart_is_followed_into_the_next_generation() -> None:
+    async def scenario() -> None:
+        session = talking(50)
+        async with running(session) as (app, pilot):
+            await open_stdout(app, pilot)
+            session.write(("n1", 1, 0, "stdout"), b"hello from generation 1")
+            session.touch(status={**session.status, "generation": 1})
+            await until(app, pilot, lambda: any("hello from generation 1" in line for line in body(app)))
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_link_is_said_and_what_is_here_stays() -> None:
+    async def scenario() -> None:
+        session = talking(50)
+        async with running(session) as (app, pilot):
+            log = await open_stdout(app, pilot)
+            before = body(app)
+            session.hosts["n1"].state = "lost"
+            await until(app, pilot, lambda: bool(log.problem))
+            assert "n1: no link" in text_of(app)
+            assert body(app) == before
+            session.hosts["n1"].state = "up"
+            session.write(FILE, b"back again")
+            await until(app, pilot, lambda: any("back again" in line for line in body(app)))
+
+    asyncio.run(scenario())
+
+
+def test_search_steps_through_hits_and_back_ends_it() -> None:
+    async def scenario() -> None:
+        session = talking(2000)
+        for at in (100, 900, 1700):
+            session.files[FILE][at].text = b"a needle here"
+        async with running(session) as (app, pilot):
+            await open_stdout(app, pilot)
+            text = await press(app, pilot, "g", "slash", *"needle", "enter")
+            assert "hit 1 of 3" in text
+            assert "a needle here" in text
+            assert "hit 2 of 3" in await press(app, pilot, "n")
+            assert log_of(app).pointer == (0, 0, "stdout", 900)
+            assert "hit 1 of 3" in await press(app, pilot, "N")
+            assert "hit 3 of 3" in await press(app, pilot, "N")
+            text = await press(app, pilot, "escape")
+            assert "hit" not in text
+            assert app.current_mode == "logs"
+
+    asyncio.run(scenario())
+
+
+def test_search_in_the_merged_log_brings_lines_that_were_not_here() -> None:
+    async def scenario() -> None:
+        session = talking(5000)
+        session.files[FILE][40].text = b"a needle here"
+        async with running(session) as (app, pilot):
+            text = await press(app, pilot, "4", "slash", *"needle", "enter")
+            await until(app, pilot, lambda: "a needle here" in text_of(app))
+            assert "hit 1 of 1" in text_of(app)
+            assert "line 000041" in text_of(app), text
+
+    asyncio.run(scenario())
+
+
+def test_a_pattern_that_is_none_is_refused_in_words() -> None:
+    async def scenario() -> None:
+        async with running(talking(5)) as (app, pilot):
+            text = await press(app, pilot, "4", "slash", "left_parenthesis", "enter")
+            assert "pattern:" in text
+
+    asyncio.run(scenario())
+
+
+def test_no_agent_in_reach_at_all() -> None:
+    class Gone(recorded.RecordedSession):
+        """Nobody answers."""
+
+        async def merged(self, *args: object, **more: object) -> list[Row]:
+            raise Unreachable("n1: no link\ncannot reach job train-k3f9")
+
+    async def scenario() -> None:
+        source = recorded.load("running_2x2")
+        session = Gone()
+        session.hosts, session.status = source.hosts, source.status
+        async with running(session) as (app, pilot):
+            assert "cannot reach job" in await press(app, pilot, "4")
+
+    asyncio.run(scenario())

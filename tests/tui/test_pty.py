@@ -1,0 +1,132 @@
+"""The application on a real terminal: headless tests miss what a driver does."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.tui.test_robust import colours
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+from tests.tui import recorded
+from supervisor.tui.app import run_tui
+raise SystemExit(run_tui(lambda: recorded.load("running_2x2"), theme=None, read_only=False, ascii_only=False))
+"""
+DEADLINE_S = 30.0
+
+
+class Terminal:
+    """One process on a terminal of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+        self.process = process
+        self.master = master
+        self.seen = b""
+
+    def wait_for(self, text: bytes) -> None:
+        """Read until the text has come."""
+        deadline = time.monotonic() + DEADLINE_S
+        while text not in self.seen:
+            assert time.monotonic() < deadline, self.seen[-2000:]
+            self._read(deadline)
+
+    def wait_for_end(self) -> int:
+        """Read until the process has ended; returns its status."""
+        deadline = time.monotonic() + DEADLINE_S
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self.seen[-2000:]
+            self._read(time.monotonic() + 0.1)
+        return self.process.returncode
+
+    def _read(self, deadline: float) -> None:
+        ready, _, _ = select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))
+        if ready:
+            try:
+                self.seen += os.read(self.master, 65536)
+            except OSError:
+                # The other end is closed: what is left to wait for is the end of the process.
+                self.process.wait(5)
+
+    def send(self, keys: bytes) -> None:
+        """Type."""
+        os.write(self.master, keys)
+
+
+@contextmanager
+def terminal(width: int, height: int, **environment: str) -> Iterator[Terminal]:
+    """The application on a terminal of this size."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+    known = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
+    environment = {**known, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "TZ": "UTC", **environment}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        env={**environment, "PYTHONIOENCODING": "utf-8"},
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+    )
+    os.close(slave)
+    try:
+        yield Terminal(process, master)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+        os.close(master)
+
+
+def test_start_resize_detach() -> None:
+    with terminal(100, 30) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.wait_for(b"running")
+        fcntl.ioctl(tty.master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        os.kill(tty.process.pid, signal.SIGWINCH)
+        tty.send(b"q")
+        tty.wait_for(b"goes on without this screen")
+        tty.send(b"\r")
+        assert tty.wait_for_end() == 0
+        # The terminal is given back: alternate screen left, cursor shown.
+        assert b"\x1b[?1049l" in tty.seen
+        assert b"\x1b[?25h" in tty.seen
+
+
+def test_control_c_asks_as_well() -> None:
+    with terminal(80, 24) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.send(b"\x03")
+        tty.wait_for(b"goes on without this screen")
+        tty.send(b"\r")
+        assert tty.wait_for_end() == 0
+
+
+def test_sigterm_gives_the_terminal_back() -> None:
+    with terminal(80, 24) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.process.terminate()
+        assert tty.wait_for_end() == 0
+        assert b"\x1b[?1049l" in tty.seen
+
+
+def test_no_color_on_a_real_terminal() -> None:
+    with terminal(80, 24, NO_COLOR="1") as tty:
+        tty.wait_for(b"running")
+        tty.send(b"q")
+        tty.wait_for(b"goes on without")
+        tty.send(b"\r")
+        assert tty.wait_for_end() == 0
+        assert colours(tty.seen.decode("utf-8", "replace")) == set()

@@ -1,0 +1,250 @@
+"""Sizes, keys and themes that nobody has planned; no colour where none is wanted; nothing done for hidden screens."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote_agent.wire import Answer
+from supervisor.session.session import Session
+from supervisor.session.view import Notice
+from supervisor.tui import theming
+from supervisor.tui.app import SupervisorApp
+from supervisor.tui.source import Source
+from tests.tui import recorded
+from tests.tui.screens import press, running, settle, text_of, until
+from tests.tui.test_snapshots import SCREENS, open_recording
+
+KEYS = [
+    *"123456", *"lifxmTMsen/Nt#[]<>gGjkudb0?:-", "enter", "escape", "tab", "shift+tab", "up", "down", "left", "right",
+    "pageup", "pagedown", "home", "end", "space", "f1", "ctrl+p", "dollar_sign", "y", "a", "S", "backspace",
+]  # fmt: skip
+
+
+def as_source(session: Session) -> Source:
+    """The real session is a source: the type checker says so."""
+    return session
+
+
+@pytest.mark.parametrize("recording", ["running_2x2", "restarting_4x2", "failed_4x2", "launch", "64x8"])
+def test_300_random_keys(recording: str) -> None:
+    async def scenario() -> None:
+        session = open_recording(recording)
+        rng = random.Random(recording)
+        async with running(session, (80, 24)) as (app, pilot):
+            for number in range(300):
+                await pilot.press(rng.choice(KEYS))
+                if number % 10 == 0:
+                    session.touch()
+                    app.tick()
+                    text_of(app)
+                if app.return_value is not None:
+                    break
+            await settle(app, pilot)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_resize_during_everything(name: str) -> None:
+    async def scenario() -> None:
+        recording, keys = SCREENS[name]
+        async with running(open_recording(recording), (100, 30)) as (app, pilot):
+            await press(app, pilot, *keys)
+            for size in ((60, 16), (200, 60), (61, 17), (20, 5), (1, 1), (80, 24)):
+                await pilot.resize_terminal(*size)
+                await pilot.pause()
+                app.tick()
+                await pilot.pause()
+                text_of(app)
+            await settle(app, pilot)
+
+    asyncio.run(scenario())
+
+
+class Painted:
+    """What would go to the terminal: a headless application leaves the last step out."""
+
+    def __init__(self, app: SupervisorApp) -> None:
+        self.text = ""
+        self._app = app
+        display: Callable[..., None] = app._display
+        self._display = display
+        app._display = self.paint  # type: ignore[method-assign]
+
+    def paint(self, screen: Any, renderable: Any) -> None:
+        """Encode, then go on."""
+        if renderable is not None and hasattr(renderable, "render_segments"):
+            self.text += renderable.render_segments(self._app.console)
+        elif renderable is not None:
+            self.text += self._app.console._render_buffer(self._app.console.render(renderable))
+        self._display(screen, renderable)
+
+
+def colours(text: str) -> set[str]:
+    """Colour parameters of all SGR sequences, but for the default ones."""
+    found: set[str] = set()
+    for sequence in re.findall(r"\x1b\[([0-9;]*)m", text):
+        numbers = [int(part or 0) for part in sequence.split(";")]
+        found |= {str(n) for n in numbers if 30 <= n <= 38 or 40 <= n <= 48 or n >= 90}
+    return found
+
+
+async def _painted(size: tuple[int, int], keys: tuple[str, ...], recording: str) -> str:
+    session = recorded.load(recording)
+    app = SupervisorApp(session)
+    painted = Painted(app)
+    async with app.run_test(size=size) as pilot:
+        await settle(app, pilot)
+        await press(app, pilot, *keys)
+    return painted.text
+
+
+def test_no_color_means_no_colour_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    for recording, keys in (("failed_4x2", ("1", "2", "3", "4", "x", "escape", "q")), ("running_2x2", ("4", "x", "S"))):
+        text = asyncio.run(_painted((100, 30), keys, recording))
+        assert len(text) > 2000
+        assert colours(text) == set()
+
+
+def test_an_empty_no_color_means_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    text = asyncio.run(_painted((100, 30), ("1",), "failed_4x2"))
+    assert colours(text)
+
+
+@pytest.mark.parametrize("theme", sorted(theming.load_all()[0]))
+def test_every_theme_draws_every_kind_of_screen(theme: str) -> None:
+    async def scenario() -> None:
+        async with running(recorded.load("restarting_4x2"), (100, 30), theme=theme) as (app, pilot):
+            assert app.palette.name == theme
+            await press(app, pilot, "x", "escape", "5", "4", "question_mark", "escape", "q", "escape", "colon")
+
+    asyncio.run(scenario())
+
+
+def test_next_theme_redraws() -> None:
+    async def scenario() -> None:
+        async with running(recorded.load("running_2x2")) as (app, pilot):
+            names = [app.palette.name]
+            for _ in app.skins:
+                await press(app, pilot, "T")
+                names.append(app.palette.name)
+                assert app.palette.name in text_of(app)
+            assert set(names) == set(app.skins)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name = 'x'\nprimary = '#zzz'\n", "primary"),
+        ("name = 'x'\nprimary = '#112233'\nprimry = '#112233'\n", "primary"),
+        ("name = 'x'\nprimary = '#112233'\n[roles]\nbad = 'bold #nope'\n", "role bad"),
+        ("name = 'x'\nprimary = '#112233'\n[roles]\nbat = 'bold'\n", "did you mean"),
+        ("name = 'x'\nprimary = '#112233'\ndark = 'yes'\n", "dark"),
+        ("name = ", "x.toml"),
+        ("name = 'x'\n", "x.toml"),
+    ],
+)
+def test_a_bad_user_theme_is_a_notice(text: str, said: str, tmp_path: Path) -> None:
+    folder = tmp_path / "supervisor" / "themes"
+    folder.mkdir(parents=True)
+    (folder / "x.toml").write_text(text)
+
+    async def scenario() -> None:
+        async with running(recorded.load("running_2x2"), (160, 48), theme="x") as (app, pilot):
+            assert app.palette.name == theming.DEFAULT_THEME
+            assert "no theme named x" in await settle(app, pilot)
+
+    _, notices = theming.load_all()
+    assert len(notices) == 1
+    assert said in notices[0]
+    assert "x.toml" in notices[0]
+    asyncio.run(scenario())
+
+
+def test_a_good_user_theme_is_taken(tmp_path: Path) -> None:
+    folder = tmp_path / "supervisor" / "themes"
+    folder.mkdir(parents=True)
+    (folder / "mine.toml").write_text("primary = '#112233'\n[roles]\nok = 'bold #445566'\n")
+    skins, notices = theming.load_all()
+    assert notices == []
+    assert skins["mine"].palette.style("ok").bold
+
+
+def test_text_of_a_node_cannot_move_the_cursor_or_the_layout() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        evil = "a\x1b[2J\x1b]0;x\x07b\nc\td\u202eq [bold]e[/bold] 漢字😀"
+        session.status["nodes"][0]["reason"] = evil
+        session.status["plan"] = evil
+        session.status["script"]["script"] = evil
+        session.events.append({"seq": 7, "time": "x", "type": evil, "generation": None, "node": evil, "detail": None})
+        session.hosts["n1"].error = evil
+        session.incidents.append({"id": 1, "summary": evil, "evidence": [{"text": evil, "file": evil}], "victims": 3})
+        session.notices.append(Notice(0, evil, "warning"))
+        session.touch()
+        async with running(session, (90, 30)) as (app, pilot):
+            for key in "123456":
+                text = await press(app, pilot, key)
+                assert "\x1b" not in text
+                assert "\u202e" not in text
+
+    asyncio.run(scenario())
+
+
+def test_hidden_screens_do_not_work() -> None:
+    class Counting(recorded.RecordedSession):
+        """Counts what is asked of the agents."""
+
+        merged_calls = 0
+        window_calls = 0
+
+        async def merged(self, *args: Any, **more: Any) -> Any:
+            self.merged_calls += 1
+            return await super().merged(*args, **more)
+
+        async def log(self, node: str, op: str, args: dict[str, Any]) -> Answer:
+            self.window_calls += 1
+            return await super().log(node, op, args)
+
+    async def scenario() -> None:
+        source = recorded.load("running_2x2")
+        session = Counting()
+        session.hosts, session.status, session.files = source.hosts, source.status, source.files
+        async with running(session) as (app, pilot):
+            await press(app, pilot, "4", "6")
+            merged, windows = session.merged_calls, session.window_calls
+            for _ in range(30):
+                session.touch()
+                app.tick()
+                await pilot.pause(0.02)
+            assert (session.merged_calls, session.window_calls) == (merged, windows)
+
+    asyncio.run(scenario())
+
+
+def test_reading_an_old_incident_while_a_new_one_comes() -> None:
+    async def scenario() -> None:
+        session = recorded.load("restarting_4x2")
+        first = session.incidents[0]
+        session.incidents.append({**first, "id": 2, "summary": "the second"})
+        async with running(session) as (app, pilot):
+            await press(app, pilot, "5", "left_square_bracket")
+            assert "incident 1," in text_of(app)
+            session.incidents.append({**first, "id": 3, "summary": "the third"})
+            session.touch()
+            await until(app, pilot, lambda: "1 of 3" in text_of(app))
+            assert "incident 1," in text_of(app)
+
+    asyncio.run(scenario())

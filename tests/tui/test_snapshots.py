@@ -1,0 +1,96 @@
+"""Every screen as text, at the four sizes of the brief, in every mode that changes its characters."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.tui import recorded
+from tests.tui.screens import SIZES, compare, press, running
+
+# Name, recording, keys to the screen.
+SCREENS = {
+    "map": ("running_2x2", ()),
+    "map_stale": ("running_2x2", ()),
+    "map_restarting": ("restarting_4x2", ()),
+    "map_succeeded": ("succeeded_2x2", ()),
+    "map_512": ("64x8", ()),
+    "nodes": ("restarting_4x2", ("2",)),
+    "ranks": ("failed_4x2", ("3",)),
+    "logs": ("running_2x2", ("4",)),
+    "logs_found": ("failed_4x2", ("4", "slash", "C", "U", "D", "A", "enter")),
+    "incident": ("failed_4x2", ("5",)),
+    "evidence": ("failed_4x2", ("5", "G", "k", "k", "k", "k", "k", "k", "enter")),
+    "events": ("restarting_4x2", ("6",)),
+    "launch": ("launch", ()),
+    "launch_failed": ("launch_failed", ()),
+    "menu": ("restarting_4x2", ("x",)),
+    "confirm": ("restarting_4x2", ("down", "x", "m")),
+    "confirm_stop": ("running_2x2", ("x", "S")),
+    "leave": ("running_2x2", ("q",)),
+    "help": ("running_2x2", ("question_mark",)),
+    "palette": ("running_2x2", ("colon", "r", "e", "s")),
+}
+
+
+def open_recording(name: str) -> recorded.RecordedSession:
+    """A recording by name, or a job of so many nodes and ranks."""
+    if name[0].isdigit():
+        nodes, per_node = name.split("x")
+        session = recorded.many(int(nodes), int(per_node))
+        for node, local, state in ((17, 3, "failed"), (17, 4, "starting"), (41, 6, "silent"), (5, 2, "killed")):
+            session.status["nodes"][node]["ranks"][local]["state"] = state
+        session.status["nodes"][52].update(state="lost", reason="no heartbeat for 15 s")
+        return session
+    return recorded.load(name)
+
+
+async def _shot(name: str, size: tuple[int, int], suffix: str, **options: object) -> None:
+    recording, keys = SCREENS[name]
+    session = open_recording(recording)
+    if name == "map_stale":
+        session.status_age_s = 12.0
+    async with running(session, size, **options) as (app, pilot):
+        text = await press(app, pilot, *keys)
+        compare(f"{name}_{size[0]}x{size[1]}{suffix}", app, text)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("name", SCREENS)
+def test_screen(name: str, size: tuple[int, int]) -> None:
+    asyncio.run(_shot(name, size, ""))
+
+
+@pytest.mark.parametrize("name", ["map", "map_512", "incident", "confirm_stop", "logs_found"])
+def test_ascii(name: str) -> None:
+    asyncio.run(_shot(name, (80, 24), "_ascii", ascii_only=True))
+
+
+@pytest.mark.parametrize("name", ["map", "map_512", "incident", "confirm_stop", "logs_found", "menu", "launch_failed"])
+def test_ascii_mode_draws_ascii_only(name: str) -> None:
+    async def scenario() -> None:
+        recording, keys = SCREENS[name]
+        session = open_recording(recording)
+        # What the ranks print themselves is theirs.
+        session.files = {file: lines for file, lines in session.files.items() if file[3] == "stdout"}
+        async with running(session, (120, 30), ascii_only=True) as (app, pilot):
+            text = await press(app, pilot, *keys)
+            assert text.isascii(), [char for char in text if not char.isascii()]
+
+    asyncio.run(scenario())
+
+
+def test_read_only_menu() -> None:
+    asyncio.run(_shot("menu", (80, 24), "_read_only", read_only=True))
+
+
+def test_too_small() -> None:
+    async def scenario() -> None:
+        async with running(recorded.load("running_2x2"), (52, 14)) as (app, pilot):
+            text = await press(app, pilot, "j")
+            assert text.strip() == "needs 60x16, has 52x14"
+            await pilot.resize_terminal(60, 16)
+            assert "train-k3f9" in await press(app, pilot, "j")
+
+    asyncio.run(scenario())

@@ -1,0 +1,76 @@
+"""The registry: one place for verbs, keys, confirmations; what they say they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from supervisor.actions import ACTIONS, BY_ID, BY_VERB, menu
+from supervisor.cli.entry import MODULES, overview
+
+STATUS: dict[str, Any] = {
+    "job": "train-k3f9",
+    "generation": 2,
+    "world_size": 4,
+    "coordinator": "n1",
+    "nodes": [
+        {"name": "n1", "group_rank": 0, "ranks": [{"rank": 0}, {"rank": 1}]},
+        {"name": "n2", "group_rank": 1, "ranks": [{"rank": 2}, {"rank": 3}]},
+        {"name": "n3", "group_rank": None, "ranks": []},
+    ],
+}
+
+
+def test_ids_verbs_and_keys_are_unique() -> None:
+    assert len({action.id for action in ACTIONS}) == len(ACTIONS)
+    verbs = [action.verb for action in ACTIONS if action.verb]
+    assert len(set(verbs)) == len(verbs)
+    keys = [action.key for action in ACTIONS if action.key]
+    assert len(set(keys)) == len(keys)
+    assert all(len(key) == 1 for key in keys)
+
+
+def test_the_command_line_has_every_verb_of_the_registry() -> None:
+    assert set(BY_VERB) == set(MODULES)
+    text = overview()
+    assert all(f"  {verb} " in text for verb in BY_VERB)
+
+
+def test_what_destroys_is_confirmed_and_goes_through_a_request() -> None:
+    for action in ACTIONS:
+        if action.destructive:
+            assert action.confirm > 0
+        if action.confirm == 2:
+            assert action.destructive
+    assert BY_ID["job.kill"].args == (("kill", True),)
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "words"),
+    [
+        ("job.restart", None, ("4 ranks on 2 nodes", "generation 3", "not charged")),
+        ("node.remove", "n1", ("n1 (2 ranks)", "world size 2", "another node takes the coordinator over")),
+        ("node.remove", "n2", ("n2 (2 ranks)", "world size 2")),
+        ("node.add", "n3", ("n3", "generation 3", "4 ranks on 2 nodes")),
+        ("job.stop", None, ("SIGTERM", "4 ranks on 2 nodes")),
+        ("job.kill", None, ("SIGKILL", "nothing is saved")),
+    ],
+)
+def test_effects_name_targets_and_consequences(name: str, target: str | None, words: tuple[str, ...]) -> None:
+    effect = BY_ID[name].effect(STATUS, target)
+    assert all(word in effect for word in words), effect
+
+
+def test_removing_another_node_does_not_move_the_coordinator() -> None:
+    assert "coordinator" not in BY_ID["node.remove"].effect(STATUS, "n2")
+
+
+def test_effects_survive_an_empty_status() -> None:
+    for action in ACTIONS:
+        assert action.effect({}, "n1")
+
+
+def test_menus_hold_what_acts_on_the_selection() -> None:
+    assert {action.verb for action in menu("node")} >= {"remove", "add", "restart", "stop"}
+    assert "remove" not in {action.verb for action in menu("job")}

@@ -1,0 +1,232 @@
+"""What reaches stdout: whole lines, every byte, also when the reader is slow or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+from typing import Any
+
+import pytest
+
+from supervisor.cli.logs import matching
+from supervisor.cli.output import LINE_LIMIT, Prefixer, Writer
+from supervisor.cli.status import contract
+from supervisor.cli.steer import find_outcome, is_success
+from supervisor.errors import Unreachable, UsageError
+from supervisor.session.follow import Chunk
+from supervisor.session.jobs import choose_job, group_jobs
+
+
+def chunk(data: bytes, rank: int = 0, *, generation: int = 0, stream: str = "stdout", node: str = "n1") -> Chunk:
+    return Chunk(node, generation, rank, stream, 0, 0, data)
+
+
+def test_lines_carry_node_and_rank() -> None:
+    prefixer = Prefixer()
+    assert prefixer.feed(chunk(b"a\n\nb\n", 3)) == b"n1:3| a\nn1:3| \nn1:3| b\n"
+
+
+def test_half_lines_wait_for_their_end() -> None:
+    prefixer = Prefixer()
+    assert prefixer.feed(chunk(b"one\ntw")) == b"n1:0| one\n"
+    assert prefixer.feed(chunk(b"x\n", 1)) == b"n1:1| x\n"
+    assert prefixer.feed(chunk(b"err", 0, stream="stderr")) == b""
+    assert prefixer.feed(chunk(b"o\n")) == b"n1:0| two\n"
+    assert prefixer.rest() == b"n1:0| err\n"
+    assert prefixer.rest() == b""
+
+
+def test_the_last_words_of_a_generation_come_before_the_next_one() -> None:
+    prefixer = Prefixer()
+    prefixer.feed(chunk(b"dying"))
+    assert prefixer.feed(chunk(b"again\n", generation=1)) == b"n1:0| dying\nn1:0| again\n"
+
+
+def test_an_endless_line_is_torn_at_the_limit() -> None:
+    prefixer = Prefixer()
+    piece = b"x" * (1024 * 1024)
+    out = b"".join(prefixer.feed(chunk(piece)) for _ in range(5)) + prefixer.rest()
+    assert out.replace(b"n1:0| ", b"").replace(b"\n", b"") == piece * 5
+    assert max(len(line) for line in out.splitlines()) <= LINE_LIMIT + len(piece) + 10
+
+
+def test_no_byte_is_lost_however_the_chunks_are_cut() -> None:
+    rng = random.Random(7)
+    texts = {rank: bytes(rng.choice(b"ab\n\r\x00\xff") for _ in range(3000)) + b"\n" for rank in range(4)}
+    prefixer = Prefixer()
+    out = b""
+    left = dict(texts)
+    while any(left.values()):
+        rank = rng.choice([rank for rank, text in left.items() if text])
+        size = rng.randrange(1, 200)
+        out += prefixer.feed(chunk(left[rank][:size], rank))
+        left[rank] = left[rank][size:]
+    out += prefixer.rest()
+    for rank, text in texts.items():
+        mine = b"".join(
+            line.partition(b"| ")[2] + b"\n" for line in out.split(b"\n") if line.startswith(b"n1:%d| " % rank)
+        )
+        assert mine == text
+
+
+def test_the_writer_writes_all_in_order() -> None:
+    read, write = os.pipe()
+    got: list[bytes] = []
+
+    def drain() -> None:
+        while data := os.read(read, 65536):
+            got.append(data)
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    with open(write, "wb") as file:
+        writer = Writer(file)
+        for number in range(20_000):
+            writer.put(b"line %d\n" % number)
+        assert writer.close(10.0)
+    reader.join(10.0)
+    os.close(read)
+    assert b"".join(got) == b"".join(b"line %d\n" % number for number in range(20_000))
+
+
+def test_a_reader_that_is_gone_breaks_the_writer_quietly() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb", buffering=0) as file:
+        writer = Writer(file)
+        writer.put(b"x")
+        assert writer.close(10.0)
+    assert writer.broken
+    writer.put(b"y")
+    assert not writer.full
+
+
+def test_a_slow_reader_is_noticed_and_does_not_block_the_loop() -> None:
+    read, write = os.pipe()
+
+    async def scenario(writer: Writer) -> None:
+        for _ in range(6):
+            writer.put(b"x" * 1024 * 1024)
+        assert writer.full
+        await asyncio.wait_for(writer.room(), 1.0)
+        assert writer.full
+        assert writer.stalled_s > 0
+        assert not writer.close(0.05)
+
+    with open(write, "wb", buffering=0) as file:
+        writer = Writer(file)
+        asyncio.run(scenario(writer))
+        # A write that waits ends when its reader goes away.
+        os.close(read)
+        assert writer.close(10.0)
+    assert writer.broken
+
+
+def test_grep_looks_at_the_text_only() -> None:
+    import re
+
+    lines = b"n1:0| loss 1\nn1:1| other n1\nn10:2| n1\n"
+    assert matching(lines, re.compile(b"n1")) == b"n1:1| other n1\nn10:2| n1\n"
+    assert matching(lines, None) == lines
+
+
+def test_status_json_is_the_contracts_document() -> None:
+    rank = {"rank": 0, "local_rank": 0, "pid": 1, "state": "running", "exit_code": None, "signal": None, "step": 1}
+    node = {"name": "n1", "address": "a", "state": "running", "group_rank": 0, "reason": None, "ranks": [rank]}
+    document = contract({"job": "j", "state": "running", "nodes": [node], "plan": "x", "term": 3})
+    assert list(document) == [
+        *("job", "state", "generation", "restarts", "max_restarts", "world_size", "coordinator", "started_at"),
+        *("nodes", "incident"),
+    ]
+    assert list(document["nodes"][0]) == [
+        *("name", "address", "state", "group_rank", "reason", "agent_pid", "clock_offset_ms", "ranks"),
+    ]
+    assert list(document["nodes"][0]["ranks"][0]) == [
+        *("rank", "local_rank", "pid", "state", "exit_code", "step", "last_output_age_s"),
+    ]
+
+
+# --- outcomes
+
+
+def events(*kinds: tuple[str, int]) -> list[dict[str, Any]]:
+    return [
+        {"seq": seq, "type": kind, "generation": generation, "detail": {}}
+        for seq, (kind, generation) in enumerate(kinds, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("op", "since", "generation", "kinds", "outcome"),
+    [
+        ("restart", 1, 1, [("generation_running", 0), ("generation_stopped", 0), ("generation_running", 1)], 3),
+        ("restart", 1, 1, [("generation_running", 0), ("generation_stopped", 0), ("generation_started", 1)], None),
+        ("restart", 0, 2, [("generation_running", 1)], None),
+        ("restart", 0, 1, [("job_failed", 0)], 1),
+        ("remove", 0, 1, [("node_removed", 0)], 1),
+        ("remove", 0, 1, [("generation_stopped", 0), ("node_removed", 0)], None),
+        ("remove", 0, 1, [("generation_stopped", 0), ("node_removed", 0), ("generation_running", 1)], 3),
+        ("stop", 0, 1, [("generation_stopped", 0), ("generation_running", 1)], None),
+        ("stop", 0, 1, [("generation_stopped", 0), ("job_stopped", 0)], 2),
+        ("add", 0, 1, [("node_added", 0), ("generation_stopped", 0), ("generation_running", 1)], 3),
+    ],
+)
+def test_which_event_ends_a_request(
+    op: str, since: int, generation: int, kinds: list[tuple[str, int]], outcome: int | None
+) -> None:
+    found = find_outcome(events(*kinds), op, since, generation)
+    assert (found["seq"] if found else None) == outcome
+
+
+def test_what_counts_as_success() -> None:
+    assert is_success("stop", {"type": "job_stopped"})
+    assert not is_success("stop", {"type": "job_failed"})
+    assert is_success("restart", {"type": "generation_running"})
+    assert not is_success("restart", {"type": "job_succeeded"})
+
+
+# --- choosing a job
+
+
+def entry(job: str, created: int, *, live: bool = False, state: str = "running", **more: Any) -> dict[str, Any]:
+    return {"job": job, "created_ns": created, "live": live, "state": state, "generation": 0, "updated_ns": 0, **more}
+
+
+def test_the_one_live_job_is_meant_whoever_asks() -> None:
+    answers = {"n1": [entry("old", 5, state="failed"), entry("new", 1, live=True)], "n2": [entry("new", 1)]}
+    assert choose_job(answers, live_only=True) == "new"
+    assert choose_job(answers, live_only=False) == "new"
+
+
+def test_readers_take_the_newest_where_it_is_unclear() -> None:
+    assert choose_job({"n1": [entry("a", 1), entry("b", 2)]}, live_only=False) == "b"
+    both = {"n1": [entry("a", 1, live=True), entry("b", 2, live=True), entry("c", 3)]}
+    assert choose_job(both, live_only=False) == "b"
+    with pytest.raises(UsageError, match="2 jobs are live here: b a"):
+        choose_job(both, live_only=True)
+
+
+def test_no_job_to_choose() -> None:
+    with pytest.raises(Unreachable, match="no live job"):
+        choose_job({"n1": [entry("a", 1)]}, live_only=True)
+    with pytest.raises(Unreachable, match="know no job"):
+        choose_job({"n1": []}, live_only=False)
+
+
+def test_an_agent_that_lingers_after_the_end_is_not_a_live_job() -> None:
+    answers = {"n1": [entry("a", 1, live=True, state="succeeded")], "n2": [entry("b", 0, live=True)]}
+    assert choose_job(answers, live_only=True) == "b"
+
+
+def test_rows_take_the_state_of_the_newest_host() -> None:
+    rows = group_jobs(
+        {
+            "n1": [entry("a", 1, generation=1, updated_ns=5)],
+            "n2": [entry("a", 1, generation=4, updated_ns=2, state="failed")],
+        }
+    )
+    assert [(row["job"], row["state"], row["generation"], row["hosts"]) for row in rows] == [
+        ("a", "failed", 4, ["n1", "n2"])
+    ]

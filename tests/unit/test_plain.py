@@ -1,0 +1,188 @@
+"""Documents as text: what an operator reads in status, events, incidents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from supervisor import plain
+
+STATUS: dict[str, Any] = {
+    "job": "train-k3f9",
+    "state": "running",
+    "generation": 2,
+    "restarts": 1,
+    "max_restarts": 3,
+    "world_size": 3,
+    "coordinator": "n1",
+    "started_at": "2026-11-20T10:00:00.123Z",
+    "plan": "waiting for nodes",
+    "nodes": [
+        {
+            "name": "n1",
+            "address": "10.0.0.1",
+            "state": "running",
+            "group_rank": 0,
+            "reason": None,
+            "agent_pid": 4021,
+            "clock_offset_ms": 0.42,
+            "ranks": [
+                {
+                    "rank": 0,
+                    "local_rank": 0,
+                    "pid": 4100,
+                    "state": "running",
+                    "exit_code": None,
+                    "step": 120,
+                    "last_output_age_s": 0.2,
+                },
+                {
+                    "rank": 1,
+                    "local_rank": 1,
+                    "pid": 4101,
+                    "state": "failed",
+                    "exit_code": 1,
+                    "step": None,
+                    "last_output_age_s": 400.0,
+                },
+            ],
+        },
+        {
+            "name": "n2",
+            "address": "10.0.0.2",
+            "state": "lost",
+            "group_rank": None,
+            "reason": "no heartbeat\nfor 15 s",
+            "agent_pid": None,
+            "clock_offset_ms": None,
+            "ranks": [],
+        },
+    ],
+    "incident": {"id": 1, "summary": "rank 1 (n1): boom"},
+}
+INCIDENT: dict[str, Any] = {
+    "id": 1,
+    "generation": 0,
+    "time": "2026-11-20T10:00:00.123Z",
+    "category": "cuda_oom",
+    "scope": "one_rank",
+    "culprit_ranks": [3],
+    "culprit_node": "n2",
+    "confidence": "established",
+    "summary": "rank 3 (n2): CUDA out of memory in train.py:88 forward",
+    "evidence": [{"node": "n2", "rank": 3, "file": "stderr.log", "line": 412, "text": "OutOfMemoryError"}],
+    "traceback": 'Traceback (most recent call last):\n  File "train.py", line 88\x1b[2J\nOutOfMemoryError',
+    "exit": {"code": 1, "signal": None},
+    "hint": "lower the batch size",
+    "victims": [{"ranks": [0, 1, 2, 5], "category": "nccl_remote_error", "summary": "remote closed"}],
+    "missing": {"collective": "ALLREDUCE", "seq": 44, "waiting": [0, 2], "missing": [1], "stacks": {"1": "load"}},
+}
+
+
+def event(kind: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "seq": 1,
+        "time": "2026-11-20T10:00:00.123Z",
+        "type": kind,
+        "generation": 1,
+        "node": None,
+        "rank": None,
+        "detail": {},
+        **fields,
+    }
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], ""), ([0], "0"), ([0, 1, 2, 5], "0-2,5"), ([3, 1, 1, 9, 8], "1,3,8-9")]
+)
+def test_ranges(numbers: list[int], text: str) -> None:
+    assert plain.ranges(numbers) == text
+
+
+def test_status_shows_the_job_nodes_ranks_and_incident() -> None:
+    lines = plain.status_lines(STATUS)
+    text = "\n".join(lines)
+    assert lines[0].startswith("job train-k3f9  running  generation 2  world size 3  restarts 1/3  coordinator n1")
+    n1 = next(line for line in lines if line.startswith("n1 "))
+    assert n1.split() == ["n1", "running", "0", "0-1", "10.0.0.1", "+0.4", "ms", "4021"]
+    assert any(line.startswith("n2 ") and line.endswith("no heartbeat for 15 s") for line in lines)
+    assert any(line.split() == ["1", "n1", "1", "4101", "failed", "1", "-", "7", "min"] for line in lines)
+    assert "incident 1: rank 1 (n1): boom" in text
+    assert "next: waiting for nodes" in text
+
+
+def test_status_of_a_job_that_has_just_begun() -> None:
+    lines = plain.status_lines({"job": "j", "state": "starting", "generation": 0, "nodes": []})
+    assert lines[0].startswith("job j  starting")
+
+
+def test_events_are_one_safe_line_each() -> None:
+    line = plain.event_line(
+        event("rank_failed", node="n2", rank=5, detail={"exit": {"code": None, "signal": "SIGKILL"}})
+    )
+    assert line.split() == ["10:00:00.123", "rank_failed", "g1", "n2", "rank", "5", "killed", "by", "SIGKILL"]
+    failed = event("rank_failed", node="n2", rank=5, detail={"exit": {"code": 1}, "message": "A\nValueError: \x1b[1mx"})
+    assert plain.event_line(failed).endswith("exit 1: ValueError: \\x1b[1mx")
+    assert "\n" not in plain.event_line(event("job_failed", detail={"reason": "two\nlines"}))
+
+
+def test_a_restart_is_told_by_phase() -> None:
+    phases = {"detect": 0.4, "stop": 210.0, "rendezvous": 20.0, "spawn": 50.0, "main": 490.0}
+    running = event("generation_running", generation=3, detail={"phases": phases, "world_size": 6})
+    assert (
+        plain.outcome_line(running)
+        == "generation 3 running: world size 6, 0.77 s (stop 0.21, rendezvous 0.02, spawn 0.05, main 0.49)"
+    )
+    late = event("generation_running", detail={"phases": {**phases, "detect": 1500.0}, "world_size": 6})
+    assert "detect 1.50" in plain.event_line(late)
+    # The contract names the phases as keys of the detail itself.
+    assert "stop 0.21" in plain.event_line(event("generation_running", detail={**phases, "world_size": 6}))
+
+
+def test_outcomes_of_other_kinds() -> None:
+    stopped = event("job_stopped", detail={"reason": "an operator stopped the job"})
+    assert plain.outcome_line(stopped) == "job stopped: an operator stopped the job"
+    removed = event("node_removed", node="n2", detail={"reason": "removed by an operator"})
+    assert plain.outcome_line(removed) == "node removed n2: removed by an operator"
+
+
+def test_an_incident_names_culprit_victims_evidence_and_hint() -> None:
+    text = "\n".join(plain.incident_lines(INCIDENT))
+    for words in (
+        "CUDA out of memory in train.py:88",
+        "cuda_oom, established; culprit: rank 3 on n2",
+        "exit: exit 1",
+        "victims: ranks 0-2,5: nccl_remote_error",
+        "evidence: n2 rank 3 stderr.log:412: OutOfMemoryError",
+        "hint: lower the batch size",
+        "missing in ALLREDUCE 44: rank 1; waiting: ranks 0,2",
+        "\\x1b[2J",
+    ):
+        assert words in text, words
+    assert "\x1b" not in text
+
+
+def test_an_incident_that_names_nobody() -> None:
+    text = "\n".join(plain.incident_lines({"id": 2, "summary": "look at dmesg"}))
+    assert "no culprit named" in text
+
+
+def test_equal_stacks_are_folded_and_the_odd_one_comes_first() -> None:
+    lines = plain.stacks_lines({"0": "a\nb", "1": "a\nb", "2": "c", "4": "a\nb"}, {"3": "n2 cannot be reached"})
+    assert lines[0] == "rank 2:"
+    assert "ranks 0-1,4:" in lines
+    assert lines[-1] == "rank 3: no stack: n2 cannot be reached"
+
+
+def test_jobs_are_listed_with_their_hosts() -> None:
+    rows = plain.job_rows(
+        [{"job": "a-1", "state": "running", "live": True, "created_ns": 1_700_000_000_000_000_000, "hosts": ["n1"]}]
+    )
+    assert rows[1][:3] == ["a-1", "running", "yes"]
+    assert rows[1][5] == "2023-11-14 22:13:20Z"
+
+
+@pytest.mark.parametrize(("value", "text"), [(999, "999 B"), (1500, "1.5 kB"), (3.2e9, "3.2 GB")])
+def test_sizes(value: float, text: str) -> None:
+    assert plain.size(value) == text
