@@ -55,6 +55,7 @@ class Agent:
         self.operators_changed = asyncio.Event()
         self._assigned = asyncio.Event()
         self._finished = asyncio.Event()
+        self._hurry = asyncio.Event()
         self._tasks = Tasks()
         self._peers: dict[str, Channel] = {}
 
@@ -78,7 +79,7 @@ class Agent:
 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.finish, f"the agent got {signal.Signals(number).name}")
+            loop.add_signal_handler(number, self._interrupted, signal.Signals(number).name)
         server, self.port = await peers.listen(self.files, self.spec.coordinator_port, self._accept)
         self.members[self.node] = {"address": self.address, "port": self.port}
         await self.logs.start()
@@ -101,7 +102,7 @@ class Agent:
         await self.logs.end()
         self.journal.end()
         quiet_since = time.monotonic()
-        while time.monotonic() - quiet_since < LINGER_S:
+        while not self._hurry.is_set() and time.monotonic() - quiet_since < LINGER_S:
             self.operators_changed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.operators_changed.wait(), LINGER_S)
@@ -118,8 +119,15 @@ class Agent:
         await self.logs.stop()
         self.journal.close()
 
-    def finish(self, reason: str) -> None:
-        """The job is over for this node."""
+    def _interrupted(self, name: str) -> None:
+        """Whoever sends a signal does not want to wait for readers."""
+        self.finish(f"the agent got {name}", linger=False)
+
+    def finish(self, reason: str, *, linger: bool = True) -> None:
+        """The job is over for this node; linger: as long as somebody looks."""
+        if not linger:
+            self._hurry.set()
+            self.operators_changed.set()
         if not self._finished.is_set():
             log.info("ending: %s", reason)
             self._finished.set()

@@ -195,9 +195,7 @@ def _error(number: object, problem: Problem) -> bytes:
     return encode({"re": number, "error": {"kind": problem.kind, "message": problem.message, "hint": problem.hint}})
 
 
-async def _open(
-    frame: Frame, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, home: Home
-) -> bool:
+async def _open(frame: Frame, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, home: Home) -> bool:
     """Become a pipe to a job's agent, or a reader; return False when the request was refused."""
     number = frame.header.get("id")
     try:
@@ -285,9 +283,7 @@ async def _stdio() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader, loop=loop), sys.stdin.buffer)
     # A reader's protocol also for the pipe that is only written to: it is the one that can wait for the last byte.
     unread = asyncio.StreamReader(loop=loop)
-    transport, protocol = await loop.connect_write_pipe(
-        lambda: asyncio.StreamReaderProtocol(unread, loop=loop), output
-    )
+    transport, protocol = await loop.connect_write_pipe(lambda: asyncio.StreamReaderProtocol(unread, loop=loop), output)
     return reader, asyncio.StreamWriter(transport, protocol, None, loop)
 
 

@@ -267,7 +267,8 @@ class Follower:
                 await self._try(op, args)
             elif op in ("leave", "end"):
                 await self._stop({"generation": self.generation, "grace_s": 0.0, "collect": False})
-                self.agent.finish(str(args.get("state") or args.get("reason")))
+                # A node that leaves may be wanted again at once: a new agent takes this one's place.
+                self.agent.finish(str(args.get("state") or args.get("reason")), linger=op == "end")
 
     async def _try(self, op: str, args: dict[str, Any]) -> None:
         generation = int(args["generation"])

@@ -19,7 +19,10 @@ def judge(state: State, number: int, now_ns: int | None = None) -> tuple[dict[st
         RankEvidence.of_exit(ended, ended["node"], _files(state.generation, rank))
         for rank, ended in sorted(state.exits.items())
     ]
-    evidence += [RankEvidence(rank=None, node=node, tail=f"{node} could not obey: {said}") for node, said in state.troubles.items()]
+    evidence += [
+        RankEvidence(rank=None, node=node, tail=f"{node} could not obey: {said}")
+        for node, said in state.troubles.items()
+    ]
     ranks_per_node: dict[str, list[int]] = {}
     for rank in state.ranks.values():
         ranks_per_node.setdefault(rank.node, []).append(rank.rank)

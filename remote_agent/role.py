@@ -280,7 +280,7 @@ class Role:
             except (WireError, Problem, asyncio.TimeoutError) as error:
                 # The others elect one of themselves once we are gone.
                 log.warning("%s did not take over: %s", heir, error)
-        self._agent.finish("it was removed from the job")
+        self._agent.finish("it was removed from the job", linger=False)
 
     async def flushed(self, timeout: float) -> None:
         """Wait until every member has been sent all, for at most that long."""

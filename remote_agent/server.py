@@ -150,8 +150,9 @@ class FileDesk(Desk):
         yield Answer({"status": self._document()})
 
     async def ca(self, args: dict[str, Any]) -> Answer:
-        """Answer with the job's authority."""
-        return Answer({"ca": self._files.ca.read_text(), "ca_key": self._files.ca_key.read_text()})
+        """Answer with the job's authority and description."""
+        spec = self._spec.to_json()
+        return Answer({"ca": self._files.ca.read_text(), "ca_key": self._files.ca_key.read_text(), "spec": spec})
 
     async def attach(self, args: dict[str, Any]) -> Answer:
         """Nobody is there to be told."""
@@ -279,9 +280,10 @@ class AgentDesk(Desk):
         return Answer({"term": agent.follower.member.term, "coordinator": agent.node})
 
     async def ca(self, args: dict[str, Any]) -> Answer:
-        """Answer with the job's authority, so that the operator can admit a node."""
+        """Answer with the job's authority and description, so that the operator can admit a node."""
         files = self._agent.files
-        return Answer({"ca": files.ca.read_text(), "ca_key": files.ca_key.read_text()})
+        spec = self._agent.spec.to_json()
+        return Answer({"ca": files.ca.read_text(), "ca_key": files.ca_key.read_text(), "spec": spec})
 
     async def stacks(self, args: dict[str, Any]) -> Answer:
         """Answer with the Python stacks of this node's live ranks."""
@@ -292,9 +294,9 @@ class AgentDesk(Desk):
 
     async def exit(self, args: dict[str, Any]) -> Answer:
         """End this agent: the launch it belongs to was given up."""
-        if self._agent.follower.member.term:
+        if self._agent.follower.member.term and not self._agent.finished:
             raise Problem("running", "this job has a coordinator: stop it instead")
-        self._agent.finish("the launch was given up")
+        self._agent.finish("its operator asked for it", linger=False)
         return Answer({})
 
     async def attach(self, args: dict[str, Any]) -> Answer:

@@ -6,7 +6,8 @@ In: argv. Out: tables or JSON; hosts that do not answer are named on stderr.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
@@ -15,20 +16,44 @@ from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
 from supervisor.errors import Unreachable, UsageError
+from supervisor.session.view import ENDED_STATES
 
 if TYPE_CHECKING:
     from supervisor.inventory import Host, Inventory
+    from supervisor.ssh import NodeLink
 
 CONNECT_DEADLINE = 20.0
 # Removing gigabytes of logs takes a while.
 CALL_DEADLINE = 300.0
 LIMIT = 64
+# Agents stay for some seconds after the end of their job, seconds.
+LINGER = 10.0
+
+
+async def list_jobs(node: NodeLink) -> dict[str, Any]:
+    """Return the host's jobs; raises CallFailed, WireError."""
+    return (await node.channel.call("jobs", timeout=CALL_DEADLINE)).data
+
+
+async def clean(node: NodeLink, job: str | None) -> dict[str, Any]:
+    """Remove finished jobs from the host; agents of jobs that are just over are waited for."""
+    removed: list[str] = []
+    size = 0
+    end = time.monotonic() + LINGER
+    while True:
+        over = {one["job"] for one in (await list_jobs(node))["jobs"] if one.get("state") in ENDED_STATES}
+        answer = (await node.channel.call("clean", {"job": job}, timeout=CALL_DEADLINE)).data
+        removed += answer["removed"]
+        size += int(answer["bytes"])
+        if not over.intersection(answer["kept"]) or time.monotonic() > end:
+            return {"removed": removed, "bytes": size, "kept": answer["kept"]}
+        await asyncio.sleep(LINGER / 20)
 
 
 async def ask_hosts(
-    inventory: Inventory, op: str, args: dict[str, Any]
+    inventory: Inventory, work: Callable[[NodeLink], Awaitable[dict[str, Any]]]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Return (answers, reasons of hosts without one) to a request that needs no job."""
+    """Return (answers, reasons of hosts without one) to work that needs no job."""
     from supervisor.ssh import AgentFile, HostError, connect
 
     agent = await asyncio.to_thread(AgentFile.build)
@@ -41,7 +66,7 @@ async def ask_hosts(
             try:
                 node = await connect(host, agent=agent, progress=lambda step, text: None, deadline_s=CONNECT_DEADLINE)
                 try:
-                    answers[host.name] = (await node.channel.call(op, args, timeout=CALL_DEADLINE)).data
+                    answers[host.name] = await work(node)
                 finally:
                     await node.close()
             except HostError as error:
@@ -72,7 +97,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
 def _list(inventory: Inventory, *, as_json: bool) -> int:
     from supervisor.session.jobs import group_jobs
 
-    answers, failures = asyncio.run(ask_hosts(inventory, "jobs", {}))
+    answers, failures = asyncio.run(ask_hosts(inventory, list_jobs))
     _require(answers, failures)
     rows = group_jobs({name: answer["jobs"] for name, answer in answers.items()})
     if as_json:
@@ -88,21 +113,21 @@ def _list(inventory: Inventory, *, as_json: bool) -> int:
 
 
 def _clean(inventory: Inventory, job: str | None, *, as_json: bool) -> int:
-    answers, failures = asyncio.run(ask_hosts(inventory, "clean", {"job": job}))
+    answers, failures = asyncio.run(ask_hosts(inventory, lambda node: clean(node, job)))
     if job is not None and not answers and failures and all("not known" in text for text in failures.values()):
         raise UsageError(f"no job named {job} on these hosts", "`supervisor jobs` lists them")
     _require(answers, failures)
     removed = sorted({name for answer in answers.values() for name in answer["removed"]})
     kept = sorted({name for answer in answers.values() for name in answer["kept"]})
-    size = sum(int(answer["bytes"]) for answer in answers.values())
+    freed = sum(int(answer["bytes"]) for answer in answers.values())
     refused = {name: text for name, text in failures.items() if job is None or "not known" not in text}
     if as_json:
-        write_json({"removed": removed, "kept": kept, "bytes": size, "unreachable": refused})
+        write_json({"removed": removed, "kept": kept, "bytes": freed, "unreachable": refused})
     else:
         what = " ".join(removed) or "nothing"
-        write_lines([f"removed {what} ({plain.size(size)}) on {len(answers)} host(s)"])
+        write_lines([f"removed {what} ({plain.size(freed)}) on {len(answers)} host(s)"])
         if kept:
-            write_lines([f"kept, live: {' '.join(kept)}"])
+            write_lines([f"kept, because agents of them live: {' '.join(kept)}"])
         for name, reason in refused.items():
             say(f"{name}: {reason}")
     return 1 if refused or (job is not None and kept) else 0

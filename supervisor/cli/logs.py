@@ -10,7 +10,7 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from supervisor.cli.entry import say
@@ -38,6 +38,8 @@ STREAMS = {
 # How often errors are looked for with -f --level, seconds, and how many rows one look takes.
 LOOK = 0.5
 LOOK_ROWS = 2000
+# Rows that are handed to the writer at once.
+BATCH = 500
 
 
 def read_generation(text: str) -> int | str:
@@ -188,8 +190,21 @@ async def _past(session: Session, selection: Selection, options: argparse.Namesp
         for row in await _tail(session, selection, options.tail):
             await _put(writer, _line(row))
     else:
-        async for row in logs.dump(session, selection):
-            await _put(writer, _line(row))
+        await _write(writer, logs.dump(session, selection))
+
+
+async def _write(writer: Writer, rows: AsyncGenerator[Row, None]) -> None:
+    """Write rows, many at once."""
+    lines: list[bytes] = []
+    try:
+        async for row in rows:
+            lines.append(_line(row))
+            if len(lines) == BATCH:
+                await _put(writer, b"".join(lines))
+                lines.clear()
+    finally:
+        await rows.aclose()
+    await _put(writer, b"".join(lines))
 
 
 def _is_filtered(options: argparse.Namespace) -> bool:

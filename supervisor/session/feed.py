@@ -52,7 +52,8 @@ class Feed:
     async def _best(self) -> Link:
         while True:
             links = self._session.opened_links()
-            if links:
+            # Before its agents have been assigned, a job has nothing to tell.
+            if links and not self._session.launching:
                 return links[0]
             await self._session.wait_change(1.0)
 
@@ -73,9 +74,10 @@ class Feed:
                 await asyncio.wait((events,), timeout=SILENCE)
         finally:
             await cancel_all((watch, events))
-        for task in (watch, events):
-            if not task.cancelled():
-                task.result()
+        errors = [task.exception() for task in (watch, events) if not task.cancelled()]
+        for error in errors:
+            if error is not None:
+                raise error
 
     async def _watch(self, link: Link) -> None:
         session = self._session

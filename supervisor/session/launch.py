@@ -148,6 +148,8 @@ class Launch:
             await cancel_all(pending)
 
     async def _undo(self, link: Link) -> None:
+        # A start that is under way cannot be called back: let it end, then undo it.
+        await link.idle(ABANDON_DEADLINE / 2)
         if not link.connected:
             return
         await self._end_agent(link)

@@ -74,6 +74,7 @@ class Link:
         self._session = session
         self._node: NodeLink | None = None
         self._order: _Order | None = None
+        self._working = False
         self._wake = asyncio.Event()
         self._again = False
         self._delay = FIRST_DELAY
@@ -114,11 +115,13 @@ class Link:
         self._order = order
         self.activate()
         self._wake.set()
-        try:
-            await order.done
-        finally:
-            if self._order is order:
-                self._order = None
+        await order.done
+
+    async def idle(self, timeout_s: float) -> None:
+        """Wait until what is being carried out has ended, and the job has been opened if it is there."""
+        end = time.monotonic() + timeout_s
+        while (self._order is not None or self._working) and time.monotonic() < end:
+            await self._session.wait_change(0.1)
 
     def activate(self) -> None:
         """Begin to connect, where that has not been wanted so far."""
@@ -181,7 +184,7 @@ class Link:
             except (CallFailed, WireError, asyncio.TimeoutError) as error:
                 self._down("open", str(error) or "no answer in time")
             finally:
-                self._node, self.opened = None, False
+                self._node, self.opened, self._working = None, False, False
                 await node.close()
             self._session.touch()
             if not self._again and self._order is None:
@@ -212,9 +215,11 @@ class Link:
                     self._order, self._again = order, True
                     return
                 self.missing = self.held = False
+                self._working = True
                 await order.run(node)
             if not self.opened and not self.held:
                 await self._open(node)
+            self._working = False
             await self._wait(node)
             if self._again:
                 return

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.wire import Answer, CallFailed, WireError
 from supervisor.errors import RequestFailed, Unreachable, why
+from supervisor.session.tasks import cancel_all
 
 if TYPE_CHECKING:
     from supervisor.session.link import Link
     from supervisor.session.session import Session
 
-# Rows in one request of a dump: about 100 kB.
-WINDOW_ROWS = 1000
+# Rows in one request of a dump: about 400 kB. The nodes give no more than this at once.
+WINDOW_ROWS = 4096
 READ_SIZE = 1024 * 1024
 # A node may have cut an answer of this size short, bytes.
 LARGE_ANSWER = 256 * 1024
@@ -216,28 +217,49 @@ async def search(
             await stream.aclose()
 
 
+async def _pages(session: Session, file: dict[str, Any]) -> AsyncGenerator[Answer, None]:
+    """Yield all windows of one file; the next one is on its way while one is read."""
+    place = {key: file[key] for key in ("generation", "rank", "stream")}
+
+    def fetch(line: int) -> asyncio.Task[Answer]:
+        args = {**place, "line": line, "count": WINDOW_ROWS}
+        return asyncio.ensure_future(ask(session, file["node"], "log_window", args, 60.0))
+
+    coming = fetch(0)
+    try:
+        while True:
+            answer = await coming
+            rows = answer.data["rows"]
+            if not rows:
+                return
+            line = int(rows[-1]["line"]) + 1
+            total = answer.data.get("total_lines")
+            if answer.data.get("complete", True) and total is not None and line >= int(total):
+                yield answer
+                return
+            coming = fetch(line)
+            yield answer
+    finally:
+        await cancel_all([coming])
+
+
 async def _windows(session: Session, clocks: Clocks, file: dict[str, Any]) -> AsyncGenerator[tuple[int, Row], None]:
-    """Yield all rows of one file with what orders them, a window at a time; a traceback stays together."""
-    line = when_ns = 0
+    """Yield all rows of one file with what orders them; a traceback stays together."""
+    when_ns = 0
     indented = False
     name, generation, rank, stream = file["node"], file["generation"], file["rank"], file["stream"]
-    place = {"generation": generation, "rank": rank, "stream": stream}
-    while True:
-        answer = await ask(session, name, "log_window", {**place, "line": line, "count": WINDOW_ROWS}, 60.0)
-        found = answer.data["rows"]
-        if not found:
-            return
-        for entry, text in zip(found, answer.body.split(b"\n"), strict=True):
-            row = clocks.row(name, generation, rank, stream, entry, text)
-            continues = text[:1] in (b" ", b"\t")
-            if not (continues or indented) or not when_ns:
-                when_ns = max(when_ns, row.t_ns)
-            indented = continues
-            yield when_ns, row
-        line = int(found[-1]["line"]) + 1
-        total = answer.data.get("total_lines")
-        if answer.data.get("complete", True) and total is not None and line >= int(total):
-            return
+    pages = _pages(session, file)
+    try:
+        async for answer in pages:
+            for entry, text in zip(answer.data["rows"], answer.body.split(b"\n"), strict=True):
+                row = clocks.row(name, generation, rank, stream, entry, text)
+                continues = text[:1] in (b" ", b"\t")
+                if not (continues or indented) or not when_ns:
+                    when_ns = max(when_ns, row.t_ns)
+                indented = continues
+                yield when_ns, row
+    finally:
+        await pages.aclose()
 
 
 async def dump(session: Session, selection: Selection) -> AsyncGenerator[Row, None]:

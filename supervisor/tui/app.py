@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from supervisor.tui.source import SessionContext, Source
 
 Level = Literal["information", "warning", "error"]
+_LEVELS: Final[dict[str, Level]] = {"warning": "warning", "error": "error"}
 TICK_S: Final = 1 / 8
 HISTORY: Final = 32
 DETACHED: Final = 0
@@ -138,6 +139,8 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
     def tick(self) -> None:
         """Hand the newest state to the screen that is visible; nothing else works."""
+        if not self.is_running:
+            return
         source = self.source
         drawn = (source.version, source.status_age_s > 3.0)
         changed = drawn != self._drawn or self._look

@@ -6,7 +6,7 @@ In: text from anywhere, roles or styles. Out: rows, and strips for the terminal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
@@ -33,6 +33,16 @@ def clean(text: object) -> str:
     """Text of a node, safe to print: no control character, no change of writing direction, one line."""
     plain = str(text)
     return plain if plain.isascii() and plain.isprintable() else plain.translate(_CONTROLS)
+
+
+def entries(value: object) -> list[Any]:
+    """A list of a document, or nothing where it is none: documents come from other versions as well."""
+    return value if isinstance(value, list) else []
+
+
+def whole_numbers(value: object) -> list[int]:
+    """The numbers of a list of a document."""
+    return [entry for entry in entries(value) if isinstance(entry, int) and not isinstance(entry, bool)]
 
 
 def width_of(text: str) -> int:

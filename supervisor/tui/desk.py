@@ -117,7 +117,9 @@ class Desk:
         generation = snapshot.generation
 
         def answered(answer: str | None) -> None:
-            if answer == "yes":
+            if answer != "yes":
+                self._app.leave_when_ended = False
+            else:
                 self._app.run_worker(self.send(action, node, generation), exit_on_error=False, group="requests")
 
         dialog: Confirm = Confirm(f"{action.label}?", facts, yes)

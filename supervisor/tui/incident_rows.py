@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from supervisor.tui import words
-from supervisor.tui.cells import EMPTY, Row, Span, clean, fit
+from supervisor.tui.cells import EMPTY, Row, Span, clean, entries, fit, whole_numbers
 from supervisor.tui.textflow import wrap
 
 if TYPE_CHECKING:
@@ -99,16 +99,20 @@ def incident_lines(incident: Json, snapshot: Snapshot, width: int, glyphs: Glyph
 
 
 def _culprit(page: _Page, incident: Json) -> None:
-    confidence = str(incident.get("confidence") or "unknown")
+    confidence = clean(incident.get("confidence") or "unknown")
     page.section("first failure", f"confidence: {confidence}", "ok" if confidence == "established" else "warn")
-    ranks = [rank for rank in incident.get("culprit_ranks") or () if isinstance(rank, int)]
+    ranks = whole_numbers(incident.get("culprit_ranks"))
     who = f"rank {words.spans_of(ranks)}" if ranks else "no single rank"
     node = incident.get("culprit_node")
     spans: list[Span] = [("  X ", "bad"), (who, "title")]
     if node:
         spans += [(" on ", "dim"), (clean(node), "title")]
-    spans += [("   ", ""), (_exit(incident), "bad"), (f"   {words.clock(incident.get('time'), millis=True)}", "dim")]
-    spans.append((f"   {str(incident.get('category') or 'other').replace('_', ' ')}", "dim"))
+    spans += [
+        ("   ", ""),
+        (clean(_exit(incident)), "bad"),
+        (f"   {words.clock(incident.get('time'), millis=True)}", "dim"),
+    ]
+    spans.append((f"   {clean(incident.get('category') or 'other').replace('_', ' ')}", "dim"))
     page.add(tuple(spans))
     page.prose(str(incident.get("summary") or "no summary"), "bad", 4)
 
@@ -125,8 +129,8 @@ def _missing(page: _Page, incident: Json) -> None:
     if not isinstance(missing, dict):
         return
     page.section("who did not come")
-    absent = [rank for rank in missing.get("missing") or () if isinstance(rank, int)]
-    waiting = [rank for rank in missing.get("waiting") or () if isinstance(rank, int)]
+    absent = whole_numbers(missing.get("missing"))
+    waiting = whole_numbers(missing.get("waiting"))
     what = f"{missing.get('collective') or 'collective'} {missing.get('seq') or ''}".strip()
     page.prose(
         f"{what}: {words.count(len(waiting), 'rank')} waited, rank {words.spans_of(absent)} did not come", "text"
@@ -149,7 +153,7 @@ def _traceback(page: _Page, incident: Json) -> None:
 
 
 def _evidence(page: _Page, incident: Json, generation: int) -> None:
-    found: list[Any] = [entry for entry in incident.get("evidence") or () if isinstance(entry, dict)]
+    found: list[Any] = [entry for entry in entries(incident.get("evidence")) if isinstance(entry, dict)]
     if not found:
         return
     page.section("evidence", "enter: its line in the log")
@@ -170,14 +174,14 @@ def _evidence(page: _Page, incident: Json, generation: int) -> None:
 
 
 def _victims(page: _Page, incident: Json, unfolded: bool) -> None:
-    victims = [entry for entry in incident.get("victims") or () if isinstance(entry, dict)]
+    victims = [entry for entry in entries(incident.get("victims")) if isinstance(entry, dict)]
     if not victims:
         return
-    total = sum(len(entry.get("ranks") or ()) for entry in victims)
+    total = sum(len(whole_numbers(entry.get("ranks"))) for entry in victims)
     page.section(f"victims ({total})", "enter: fold" if unfolded else "enter: unfold")
     for entry in victims:
-        ranks = [rank for rank in entry.get("ranks") or () if isinstance(rank, int)]
-        kind = str(entry.get("category") or "other").replace("_", " ")
+        ranks = whole_numbers(entry.get("ranks"))
+        kind = clean(entry.get("category") or "other").replace("_", " ")
         page.add(
             ((f"  {len(ranks):>4} x  ", "text"), (f"{kind}  ", "dim"), (f"rank {words.spans_of(ranks)}", "tag")),
             unfolds=True,

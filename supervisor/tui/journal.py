@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.tui import words
-from supervisor.tui.cells import Row, clean, fit
+from supervisor.tui.cells import Row, clean, entries, fit
 
 if TYPE_CHECKING:
     from supervisor.tui.source import Json
@@ -50,18 +50,22 @@ def event_text(event: Json) -> str:
 
 def _running(facts: Json) -> str:
     phases = facts.get("phases")
-    said = " ".join(f"{name} {value:.0f}" for name, value in phases.items()) if isinstance(phases, dict) else ""
+    said = (
+        " ".join(f"{name} {value:.0f}" for name, value in phases.items() if isinstance(value, (int, float)))
+        if isinstance(phases, dict)
+        else ""
+    )
     return f"world {facts.get('world_size', '?')}" + (f"   ms: {said}" if said else "")
 
 
 def _started(facts: Json) -> str:
-    members = facts.get("members") or []
+    members = entries(facts.get("members"))
     names = " ".join(str(entry.get("node")) for entry in members if isinstance(entry, dict))
     return f"world {facts.get('world_size', '?')} on {names}"
 
 
 def _failed(facts: Json) -> str:
-    ended = facts.get("exit") or {}
+    ended = facts["exit"] if isinstance(facts.get("exit"), dict) else {}
     how = ended.get("signal") or f"exit {ended.get('code', '?')}"
     return f"{how}  {facts.get('message') or ''}".rstrip()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor.errors import LaunchFailed
 from supervisor.tui import words
+from supervisor.tui.cells import entries, whole_numbers
 
 if TYPE_CHECKING:
     from supervisor.tui.source import Host, Json, Source
@@ -188,7 +189,7 @@ def build(
     status: Json, hosts: Mapping[str, Host], incidents: Sequence[Json], *, job: str, ended: bool, stale: bool
 ) -> Snapshot:
     """A snapshot from documents; fields that are missing or odd are shown as unknown, never guessed."""
-    documents = {str(node.get("name")): node for node in status.get("nodes") or () if isinstance(node, dict)}
+    documents = {str(node.get("name")): node for node in entries(status.get("nodes")) if isinstance(node, dict)}
     names = [*hosts, *(name for name in documents if name not in hosts)]
     incident = status.get("incident")
     if not isinstance(incident, dict):
@@ -222,24 +223,20 @@ def _command(status: Json) -> str:
     script = status.get("script")
     if not isinstance(script, dict):
         return ""
-    return " ".join(str(part) for part in (script.get("script") or "", *(script.get("args") or ())))
+    return " ".join(str(part) for part in (script.get("script") or "", *entries(script.get("args"))))
 
 
 def _parts(incident: Json) -> dict[int, str]:
-    parts = {
-        rank: "victim"
-        for group in incident.get("victims") or ()
-        if isinstance(group, dict)
-        for rank in group.get("ranks") or ()
-    }
-    return {**parts, **dict.fromkeys(incident.get("culprit_ranks") or (), "culprit")}
+    groups = [group for group in entries(incident.get("victims")) if isinstance(group, dict)]
+    parts = {rank: "victim" for group in groups for rank in whole_numbers(group.get("ranks"))}
+    return {**parts, **dict.fromkeys(whole_numbers(incident.get("culprit_ranks")), "culprit")}
 
 
 def _node(name: str, document: Json | None, host: Host | None, parts: Mapping[int, str]) -> NodeRow:
     data = document or {}
     link = host.state if host is not None else ""
     state = str(data.get("state") or "") or {"up": "ready"}.get(link, link)
-    ranks = tuple(_rank(name, rank, parts) for rank in data.get("ranks") or () if isinstance(rank, dict))
+    ranks = tuple(_rank(name, rank, parts) for rank in entries(data.get("ranks")) if isinstance(rank, dict))
     return NodeRow(
         name=name,
         state=state,

@@ -149,9 +149,9 @@ def _theme(fields: dict[str, Any], path: Path) -> Theme:
     return theme
 
 
-def _check_color(key: str, value: str, path: Path) -> None:
+def _check_color(key: str, value: Any, path: Path) -> None:
     try:
-        Color.parse(value)
+        Color.parse(str(value))
     except ColorParseError as error:
         raise ThemeError(f"{path}: {key}: {error}") from error
 

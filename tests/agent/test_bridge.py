@@ -80,7 +80,7 @@ def test_hello_tells_what_a_launch_needs_to_know(tmp_path: Path) -> None:
 
 
 def test_jobs_are_listed_with_their_last_state(tmp_path: Path) -> None:
-    ended = [{"type": "job_started"}, {"type": "job_failed", "detail": {"reason": "x"}}]
+    ended: list[dict[str, Any]] = [{"type": "job_started"}, {"type": "job_failed", "detail": {"reason": "x"}}]
 
     async def body(node: Node, channel: Channel) -> None:
         assert (await channel.call("jobs")).data == {"jobs": []}

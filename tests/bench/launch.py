@@ -23,7 +23,7 @@ from tests.bench.steps import Step
 from tests.cluster import Cluster, ClusterError
 from tests.cluster.job import Job
 
-HOSTS = 6
+HOSTS = 32
 TIMEOUT_S = 400.0
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,7 +47,7 @@ class Bench:
         self._work = work
         self._count = 0
         (work / "once.py").write_text(stamps.ONCE)
-        (work / "torch.py").write_text(stamps.ONCE_TORCH)
+        (work / "imports.py").write_text(stamps.ONCE_TORCH)
         # The script comes with the work tree.
         self._job = Job(cluster, work / "tree", stamps.ONCE, nproc_per_node=1)
         self.steps: dict[str, list[Step]] = {}
@@ -96,11 +96,12 @@ class Bench:
         log = self._work / f"ours-{self._count}.log"
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         start_ns = time.time_ns()
-        with log.open("wb") as out, ended(
-            subprocess.Popen(
-                command, cwd=self._job.work, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-            )
-        ) as process:
+        with (
+            log.open("wb") as out,
+            ended(
+                subprocess.Popen(command, cwd=self._job.work, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            ) as process,
+        ):
             status = process.wait(TIMEOUT_S)
         done_s = (time.time_ns() - start_ns) / 1e9
         if status != 0:
@@ -133,7 +134,7 @@ def run() -> Report:
         plain, _ = bench.tool("clush", "clush, script without torch", "once.py")
         other, _ = bench.tool("pdsh", "pdsh, script without torch", "once.py")
         second = bench.up("supervisor up, second run (nothing new)")
-        torch, notes = bench.tool("clush", "clush, script imports torch", "torch.py")
+        torch, notes = bench.tool("clush", "clush, script imports torch", "imports.py")
         import_s = _import_s(notes)
         # The script's main() proper begins behind its imports.
         torch = Run(torch.label, (torch.main_s or 0.0) + import_s, torch.done_s)

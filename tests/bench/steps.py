@@ -14,9 +14,8 @@ MEANING = {
     "resolve": "interpreter, imports, inventory, work tree; wait for a turn",
     "connect": "TCP, key exchange, host key",
     "auth": "public key",
-    "python": "session, login shell, loader finds the agent or asks for it",
-    "push": "agent's bytes over the link, stored",
-    "hello": "the agent's bridge starts and says what is there",
+    "python": "session, login shell, loader; where the agent is there: its bridge starts and says hello",
+    "push": "the agent's bytes over the link and stored; its bridge starts and says hello",
     "sync": "work tree compared and sent",
     "start": "job directory, certificates, detached agent accepts",
     "engine": "import torch",
@@ -44,9 +43,8 @@ def read(path: Path, start_ns: int) -> list[Step]:
         word, host, name, _text = line.split(" ", 3)
         at = (int(word) - start_ns) / 1e9
         was, since = current.get(host, ("", 0.0))
-        # Both the bridge and the job's agent are reported as `start`.
-        name = "hello" if name == "start" and was in ("python", "push", "hello") else name
-        if name != was:
+        # The end of the connecting is reported as `start` too.
+        if name != was and not (name == "start" and was in ("python", "push")):
             current[host] = (name, at)
             begun.setdefault(name, []).append(at)
             if was:
@@ -61,4 +59,6 @@ def table(title: str, steps: list[Step]) -> Table:
         (step.name, seconds(step.first_s), seconds(step.last_s), seconds(step.median_s), MEANING.get(step.name, ""))
         for step in steps
     ]
-    return Table(title, ("step", "first host", "last host", "median stay", "what it is"), tuple(rows), text_columns=(0, 4))
+    return Table(
+        title, ("step", "first host", "last host", "median stay", "what it is"), tuple(rows), text_columns=(0, 4)
+    )

@@ -18,9 +18,9 @@ def trace(path: Path) -> None:
     notes = path.open("a", buffering=1)
     report = Link.progress
 
-    def progress(link: Link, step: str, text: str) -> None:
-        notes.write(f"{time.time_ns()} {link.host.name} {step} {text!r}\n")
-        report(link, step, text)
+    def progress(self: Link, step: str, text: str) -> None:
+        notes.write(f"{time.time_ns()} {self.host.name} {step} {text!r}\n")
+        report(self, step, text)
 
     Link.progress = progress  # type: ignore[method-assign]
 

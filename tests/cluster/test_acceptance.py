@@ -40,6 +40,13 @@ def worker_pid(job: Job, rank: int) -> int:
     return int(Job.ranks(job.ask("status"))[rank]["pid"])
 
 
+def first_line(job: Job, rank: int) -> str:
+    """Return what a rank of the newest generation printed first."""
+    done = job.run("logs", "--raw", "--rank", str(rank))
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().splitlines()[0]
+
+
 def agent_pids(cluster: Cluster, node: str) -> list[int]:
     """Return the pids of our agents on a host."""
     return [pid for pid, line in cluster.processes(node).items() if " serve " in f" {line} "]
@@ -90,6 +97,7 @@ def check_environment(hosts: Cluster, job: Job, tmp_path: Path) -> None:
         "SSH_TTY",
         "HOME",
         "SUPERVISOR_HOME",
+        "LC_CTYPE",  # Python's own, under the C locale
     }
     ignored |= {key for key in reference["environ"] if key.startswith("SUPERVISOR_TEST")}
     torch_keys = {key for key in reference["environ"] if key not in os.environ or key in OWN}
@@ -126,7 +134,7 @@ def test_a_killed_worker_is_named_and_the_job_finishes(hosts: Cluster, tmp_path:
         assert incident["culprit_node"] == "n3"
         assert incident["exit"]["signal"] == "SIGKILL"
         assert 5 not in [rank for victims in incident["victims"] for rank in victims["ranks"]]
-        starts = [job.run("logs", "--raw", "--rank", str(rank)).stdout.decode().splitlines()[0] for rank in range(8)]
+        starts = [first_line(job, rank) for rank in range(8)]
         assert all(line.startswith(f"generation 1 rank {rank} of 8") for rank, line in enumerate(starts)), starts
         assert not any(line.endswith("epoch 0") for line in starts)
         assert "rank 5" in job.errors()
@@ -146,7 +154,7 @@ def test_remove_and_add_a_node_while_training(hosts: Cluster, tmp_path: Path, no
         status = job.ask("status")
         assert (status["world_size"], status["restarts"], status["generation"]) == (8, 0, 2)
         assert job.wait(180) == 0, job.errors()[-3000:]
-        first = job.run("logs", "--raw", "--rank", "0").stdout.decode().splitlines()[0]
+        first = first_line(job, 0)
         assert first.startswith("generation 2")
         assert not first.endswith("epoch 0")
 

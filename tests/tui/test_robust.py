@@ -32,18 +32,17 @@ def as_source(session: Session) -> Source:
     return session
 
 
-@pytest.mark.parametrize("recording", ["running_2x2", "restarting_4x2", "failed_4x2", "launch", "64x8"])
+@pytest.mark.parametrize("recording", ["restarting_4x2", "failed_4x2", "64x8"])
 def test_300_random_keys(recording: str) -> None:
     async def scenario() -> None:
         session = open_recording(recording)
         rng = random.Random(recording)
         async with running(session, (80, 24)) as (app, pilot):
-            for number in range(300):
-                await pilot.press(rng.choice(KEYS))
-                if number % 10 == 0:
-                    session.touch()
-                    app.tick()
-                    text_of(app)
+            for _ in range(30):
+                await pilot.press(*rng.choices(KEYS, k=10))
+                session.touch()
+                app.tick()
+                text_of(app)
                 if app.return_value is not None:
                     break
             await settle(app, pilot)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from textual import on
 
-from supervisor.tui.cells import clean
+from supervisor.tui.cells import clean, whole_numbers
 from supervisor.tui.incident_rows import Line, incident_lines
 from supervisor.tui.screens.base import LiveScreen, Target
 from supervisor.tui.widgets.picker import Picker
@@ -67,7 +67,7 @@ class IncidentScreen(LiveScreen):
     def selection(self) -> Target:
         """The culprit."""
         incident = self._current() or {}
-        ranks = [rank for rank in incident.get("culprit_ranks") or () if isinstance(rank, int)]
+        ranks = whole_numbers(incident.get("culprit_ranks"))
         node = incident.get("culprit_node")
         return Target(clean(node) if node else None, ranks[0] if ranks else None)
 

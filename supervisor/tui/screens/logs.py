@@ -271,7 +271,8 @@ class LogsScreen(LiveScreen):
         return self.tui.merged_feed(self.target, self.generation, self.streams).selection
 
     def _found(self, finder: Finder) -> None:
-        if finder is not self.finder:
+        # The last word of a search may come while the application closes.
+        if finder is not self.finder or not self.tui.is_running:
             return
         if finder.current < 0 and (finder.hits and not finder.running):
             self.action_hit(1)
