@@ -15,6 +15,7 @@ import platform
 import shutil
 import signal
 import socket
+import stat
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -295,9 +296,17 @@ async def _run() -> None:
         await asyncio.wait_for(writer.wait_closed(), FLUSH_DEADLINE_S)
 
 
+def _is_pipe(fd: int) -> bool:
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
 def main() -> int:
     """Run the bridge on stdin and stdout; returns the exit status."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(message)s")
+    if not all(_is_pipe(fd) for fd in (0, 1)):
+        log.error("connect speaks frames on pipes: it is started by supervisor, over SSH")
+        return 2
     # The end of stdin is what ends a bridge.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     asyncio.run(_run())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def judge(state: State, number: int, now_ns: int | None = None) -> tuple[dict[str, Any], str]:
     """Return the incident of the generation that has just stopped, and what it is recognised by."""
     evidence = [
-        RankEvidence.of_exit(ended, ended["node"], _files(state.generation, rank))
+        RankEvidence.of_exit(ended, ended["node"], _files(state.generation, rank), int(ended.get("shift_ns", 0)))
         for rank, ended in sorted(state.exits.items())
     ]
     evidence += [

@@ -219,7 +219,8 @@ class Role:
         self._wake()
 
     def _corrected(self, node: str, ended: dict[str, Any]) -> dict[str, Any]:
-        return {**ended, "t_ns": int(ended["t_ns"]) + self.offsets_ns.get(node, 0)}
+        shift_ns = self.offsets_ns.get(node, 0)
+        return {**ended, "t_ns": int(ended["t_ns"]) + shift_ns, "shift_ns": shift_ns}
 
     # What goes out
 

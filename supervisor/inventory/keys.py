@@ -122,9 +122,7 @@ def environment(place: Place, key: str, value: Any) -> dict[str, str]:
             raise place.wrong(f"{key}.{name}", "is not a name for an environment variable")
         if not isinstance(content, str):
             shown = str(content).lower() if isinstance(content, bool) else content
-            raise place.wrong(
-                f"{key}.{name}", f"must be text, not {_type_name(content)}", f'write {name} = "{shown}"'
-            )
+            raise place.wrong(f"{key}.{name}", f"must be text, not {_type_name(content)}", f'write {name} = "{shown}"')
         if "\0" in content:
             raise place.wrong(f"{key}.{name}", "holds a NUL character")
     return dict(value)

@@ -254,4 +254,3 @@ def _job(place: Place, job: dict[str, Any], directory: Path, hosts: list[tuple[H
     # normpath, not resolve: the tree's name on the nodes follows the path as the operator writes it.
     absolute = Path(os.path.normpath(directory / workdir))
     return JobDefaults(workdir=absolute, min_nodes=minimum, max_nodes=maximum, **rest)
-

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, JobSpec, WireError
@@ -39,11 +39,21 @@ class Material:
     tree: Tree | None = None
     replaces: bool = False
     """An agent that was removed from the job may still be there for a moment: wait for its end."""
+    is_new: bool = False
+    """The job must not be there yet."""
+    begun: set[str] = field(default_factory=set)
+    """Hosts on which something of this job has been made."""
+
+
+class JobExists(HostError):
+    """A job of that name is on the host already, and it is not ours to touch."""
 
 
 async def prepare(session: Session, link: Link, node: NodeLink, material: Material) -> None:
     """Sync the tree and start the agent, on a connection without an open job; raises HostError, CallFailed."""
     name = link.host.name
+    if material.is_new:
+        await _refuse_known(node, material)
     if material.tree is not None:
         link.progress("sync", "comparing the work tree")
         try:
@@ -67,18 +77,39 @@ async def prepare(session: Session, link: Link, node: NodeLink, material: Materi
         "cert": leaf.cert,
         "key": leaf.key,
     }
+    material.begun.add(name)
     end = time.monotonic() + (REPLACE_DEADLINE if material.replaces else 0.0)
     while True:
         try:
             await node.channel.call("start", request, timeout=START_DEADLINE)
             return
         except CallFailed as refused:
+            if refused.kind in ("already_running", "shared_home"):
+                material.begun.discard(name)
             if refused.kind != "already_running" or time.monotonic() > end:
                 raise
         except asyncio.TimeoutError as late:
             raise HostError(name, "start", f"the agent did not start within {START_DEADLINE:g} s", "") from late
         link.progress("start", "waiting for the old agent to end")
         await asyncio.sleep(REPLACE_PAUSE)
+
+
+async def _refuse_known(node: NodeLink, material: Material) -> None:
+    """Raise JobExists when the host knows the job, HostError when another of our hosts has just made it there."""
+    job, name = material.spec.job, node.host.name
+    try:
+        known = (await node.channel.call("open", {"job": job}, timeout=START_DEADLINE)).data
+    except CallFailed as refused:
+        if refused.kind == "no_such_job":
+            return
+        raise
+    other = known.get("node")
+    if other != name and other in material.begun:
+        hint = 'give each node a root of its own: env = { SUPERVISOR_HOME = "/local/disk/supervisor" }'
+        raise HostError(name, "start", f"it shares its home with {other}", hint)
+    raise JobExists(
+        name, "start", f"a job named {job} is there already", f"choose another --job, or: supervisor clean {job}"
+    )
 
 
 async def engine(link: Link) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
-from supervisor.errors import HostFailure, LaunchFailed
+from supervisor.errors import HostFailure, LaunchFailed, SupervisorError, UsageError
 from supervisor.session import bringup
 from supervisor.session.certificates import make_authority
 from supervisor.session.session import Session
@@ -60,12 +60,14 @@ class Launch:
         self._plan = plan
         self._failures: dict[str, HostFailure] = {}
         self._begun: set[str] = set()
+        self._taken: set[str] = set()
+        """Hosts on which a job of that name is known."""
 
     async def run(self, session: Session) -> None:
         """Bring all hosts up and assign them; raises LaunchFailed after having undone what was done."""
         try:
             await self._run(session)
-        except (LaunchFailed, asyncio.CancelledError):
+        except (SupervisorError, asyncio.CancelledError):
             # Whoever interrupts us once more leaves agents behind that end by themselves: nobody coordinates them.
             await asyncio.shield(asyncio.ensure_future(self._abandon(session)))
             raise
@@ -73,7 +75,7 @@ class Launch:
     async def _run(self, session: Session) -> None:
         spec = self._plan.spec
         tree = await asyncio.to_thread(tree_for, session.inventory, spec)
-        material = bringup.Material(spec, make_authority(spec.job), tree)
+        material = bringup.Material(spec, make_authority(spec.job), tree, is_new=True, begun=self._begun)
         limit = asyncio.Semaphore(BRING_UP_LIMIT)
 
         async def one(name: str) -> None:
@@ -81,6 +83,12 @@ class Launch:
                 await self._bring_up(session, name, material)
 
         await asyncio.gather(*(one(name) for name in self._plan.hosts))
+        if self._taken:
+            where = " ".join(name for name in self._plan.hosts if name in self._taken)
+            raise UsageError(
+                f"a job named {spec.job} is on {where} already",
+                f"choose another --job, or: supervisor clean {spec.job}",
+            )
         ready = [name for name in self._plan.hosts if name not in self._failures]
         self._check_enough(session, ready)
         await self._assign(session, ready)
@@ -91,10 +99,11 @@ class Launch:
             await self._end_agent(session.links[name])
 
     async def _bring_up(self, session: Session, name: str, material: bringup.Material) -> None:
-        self._begun.add(name)
         try:
             await bringup.start_on(session, name, material)
         except HostError as error:
+            if isinstance(error, bringup.JobExists):
+                self._taken.add(name)
             self._note(session, session.links[name], error)
 
     def _note(self, session: Session, link: Link, error: HostError) -> None:

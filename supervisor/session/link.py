@@ -58,7 +58,7 @@ class Link:
         self.host = host
         self.active = active
         """False: not connected until `bring_up` asks for it (a host of the inventory outside this job)."""
-        self.view = HostView(host.name, "connecting" if active else "failed", "" if active else "not in this job")
+        self.view = HostView(host.name)
         self.jobs: list[dict[str, Any]] | None = None
         """The host's answer to `jobs`, where the session has no job yet."""
         self.tried = not active
@@ -234,13 +234,12 @@ class Link:
             self.progress("jobs", f"knows {len(self.jobs)} jobs")
             await session.job_known.wait()
         try:
-            await channel.call("open", {"job": session.job}, timeout=OPEN_DEADLINE)
+            known = (await channel.call("open", {"job": session.job}, timeout=OPEN_DEADLINE)).data
         except CallFailed as error:
-            self.missing, self.tried = True, True
-            self.view.live = None
-            if self.view.state != "failed":
-                self._set("up", "open", error.message)
-            session.touch()
+            self._note_missing(error.message)
+            return
+        if known.get("node") not in (None, self.host.name):
+            self._note_missing(f"shares its home with {known['node']}, and has no files of its own")
             return
         identity = (await channel.call("identity", timeout=OPEN_DEADLINE)).data
         if session.attach and identity.get("live"):
@@ -251,6 +250,13 @@ class Link:
         self._delay = FIRST_DELAY
         self.view.error, self.view.hint = None, ""
         self._set("up", "agent", "agent answers" if self.view.live else "no agent; reading its files")
+
+    def _note_missing(self, text: str) -> None:
+        self.missing, self.tried = True, True
+        self.view.live = None
+        if self.view.state != "failed":
+            self._set("up", "open", text)
+        self._session.touch()
 
     def _set(self, state: str, step: str, text: str) -> None:
         self.view.state, self.view.step, self.view.text = state, step, text

@@ -86,8 +86,6 @@ class Session:
         self.links: dict[str, Link] = {
             host.name: Link(host, self, active=host.name in wanted) for host in inventory.hosts
         }
-        self.hosts: dict[str, HostView] = {name: link.view for name, link in self.links.items()}
-        """The link to each host, in inventory order."""
         self.status: dict[str, Any] = {}
         """The newest status document of the contract (with the agents' additions), or {}."""
         self.events: list[dict[str, Any]] = []
@@ -173,6 +171,11 @@ class Session:
             await asyncio.wait([self._launch_task], timeout=CANCEL_LAUNCH)
 
     # --- state
+
+    @property
+    def hosts(self) -> dict[str, HostView]:
+        """The hosts that belong to the job as far as we know, in inventory order."""
+        return {name: link.view for name, link in self.links.items() if link.active}
 
     @property
     def status_age_s(self) -> float:

@@ -17,7 +17,7 @@ import shlex
 NEED = b"SUPERVISOR-NEED"
 ERROR = b"SUPERVISOR-ERROR"
 
-LOADER = r'''
+LOADER = r"""
 import os, sys
 def say(text):
     os.write(1, (text + "\n").encode("utf-8"))
@@ -85,7 +85,7 @@ except OSError:
 if not there:
     fetch(os.path.dirname(path), path)
 os.execv(sys.executable, [sys.executable, path, "connect"])
-'''
+"""
 
 # `python -c` puts the current directory, the user's home, before the standard library.
 STUB = "import sys;sys.path=[p for p in sys.path if p];import binascii;exec(binascii.a2b_base64(sys.argv[1]))"
@@ -124,7 +124,7 @@ def command(python: str, prelude: str | None, home: str | None, sha256: str, siz
         ]
     )
     # Preludes are written for bash where there is one: `source`, `conda activate`, `module`.
-    return f"sh -c 'S={_octal(script)}; command -v bash >/dev/null 2>&1 && exec bash -c \"$S\"; eval \"$S\"'"
+    return f'sh -c \'S={_octal(script)}; command -v bash >/dev/null 2>&1 && exec bash -c "$S"; eval "$S"\''
 
 
 def _double(text: str, tilde: bool = True) -> str:

@@ -104,9 +104,7 @@ def _manifest(tree: Tree) -> bytes:
     return zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 6)
 
 
-async def _send(
-    link: NodeLink, tree: Tree, missing: set[str], report: Callable[[str], None]
-) -> tuple[int, int]:
+async def _send(link: NodeLink, tree: Tree, missing: set[str], report: Callable[[str], None]) -> tuple[int, int]:
     """Send the missing contents, several batches under way at once; return bytes on the link and number of files."""
     chosen = {file.sha256: file for file in tree.files if file.sha256 in missing}
     total = sum(file.size for file in chosen.values())

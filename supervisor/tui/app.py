@@ -25,6 +25,7 @@ from supervisor.tui.desk import Desk
 from supervisor.tui.feeds import MergedFeed
 from supervisor.tui.model import Snapshot, take
 from supervisor.tui.screens.base import LiveScreen, Target
+from supervisor.tui.screens.dialogs import Dialog
 from supervisor.tui.screens.incident import IncidentScreen
 from supervisor.tui.screens.launch import LaunchScreen
 from supervisor.tui.screens.lists import EventsScreen, NodesScreen, RanksScreen
@@ -152,6 +153,8 @@ class SupervisorApp(App[int], inherit_bindings=False):
         if screen is not None and screen.is_mounted and screen.size:
             screen.tick(self.snapshot, source.status_age_s, changed)
         if changed:
+            if isinstance(self.screen, Dialog) and self.screen.is_mounted:
+                self.screen.tick()
             self._steer()
 
     @property

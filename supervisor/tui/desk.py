@@ -41,7 +41,9 @@ class Desk:
 
     def open_menu(self, target: Target) -> None:
         """The actions, with what each would be about."""
-        items = [self._item(action, target) for action in offered()]
+
+        def items() -> list[MenuItem]:
+            return [self._item(action, target) for action in offered()]
 
         def chosen(name: str | None) -> None:
             action = next((action for action in offered() if action.id == name), None)
@@ -95,11 +97,13 @@ class Desk:
             self._choose_node(action)
 
     def _choose_node(self, action: Action) -> None:
-        rows = self._candidates(action)
-        if not rows:
+        if not self._candidates(action):
             self._warn(f"{action.label}: no node for it")
             return
-        items = [MenuItem(row.name, "", row.name, f"{row.look.word}  {row.why}".strip()) for row in rows]
+
+        def items() -> list[MenuItem]:
+            rows = self._candidates(action)
+            return [MenuItem(row.name, "", row.name, f"{row.look.word}  {row.why}".strip()) for row in rows]
 
         def chosen(name: str | None) -> None:
             if name is not None:

@@ -49,13 +49,13 @@ def event_text(event: Json) -> str:
 
 
 def _running(facts: Json) -> str:
+    world = f"world {facts.get('world_size', '?')}"
     phases = facts.get("phases")
-    said = (
-        " ".join(f"{name} {value:.0f}" for name, value in phases.items() if isinstance(value, (int, float)))
-        if isinstance(phases, dict)
-        else ""
-    )
-    return f"world {facts.get('world_size', '?')}" + (f"   ms: {said}" if said else "")
+    if not isinstance(phases, dict):
+        return world
+    took = {name: value for name, value in phases.items() if isinstance(value, (int, float))}
+    parts = " ".join(f"{name} {value:.0f}" for name, value in took.items())
+    return f"{world} in {sum(took.values()):.0f} ms: {parts}"
 
 
 def _started(facts: Json) -> str:

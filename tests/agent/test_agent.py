@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.nodes import Nodes, WAIT_S
+from tests.agent.nodes import WAIT_S, Nodes
 
 pytestmark = pytest.mark.torch
 

@@ -279,6 +279,16 @@ def test_the_bridge_ends_with_its_input_and_at_junk(tmp_path: Path, repository: 
         assert b"Traceback" not in done.stderr
 
 
+def test_started_by_hand_it_says_what_it_is(tmp_path: Path, repository: Path) -> None:
+    env = {**os.environ, "SUPERVISOR_HOME": str(tmp_path), "PYTHONPATH": str(repository)}
+    command = [sys.executable, "-m", "remote_agent", "connect"]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, env=env, capture_output=True, text=True, check=False, timeout=20
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "started by supervisor, over SSH" in done.stderr
+
+
 @pytest.mark.parametrize("version", ["3.9", "3.13"])
 def test_the_agent_file_connects_under_old_and_new_pythons(tmp_path: Path, version: str) -> None:
     pyenv = Path(os.environ.get("PYENV_ROOT", "/root/.pyenv")) / "versions"

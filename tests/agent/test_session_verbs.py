@@ -130,6 +130,10 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         assert removed["outcome"]["detail"]["world_size"] == 1
         assert cli("remove", "h.toml", "--node", "n2").status == 1
         assert cli("add", "h.toml", "--node", "n2").lines[0].startswith("generation 3 running: world size 2")
+        again = cli("up", "hosts.toml", "--headless", "--job", "job-t", "talk.py", "1")
+        assert again.status == 2
+        assert "a job named job-t is on n1 n2 already" in again.err
+        assert cli.json("status", "h.toml", "--json")["state"] == "running"
         assert cli("stop", "h.toml").lines == ["job stopped: an operator stopped the job"]
         assert cli("stop", "h.toml", "job-t").status == 1
         assert cli("stop", "h.toml").status == 3

@@ -116,7 +116,6 @@ class _Counter:
             self.ended.set()
 
 
-
 def test_a_stream_ends_by_itself_or_with_an_error() -> None:
     async def body() -> None:
         counter = _Counter()

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import Cluster, ClusterError
+from tests.cluster import Cluster
+from tests.cluster.leftovers import end as kill
 
 QUIET_S = 30.0
 POLL_S = 0.1
@@ -52,13 +53,18 @@ def processes(cluster: Cluster) -> list[int]:
     return found
 
 
-def wait_quiet(cluster: Cluster) -> None:
-    """Wait until no process of ours is left, so that one measurement does not slow the next; raises ClusterError."""
+def wait_quiet(cluster: Cluster) -> int:
+    """Wait until no process of ours is left, so that one measurement does not slow the next.
+
+    Returns how many had to be killed because they did not end by themselves.
+    """
     end = time.monotonic() + QUIET_S
     while left := processes(cluster):
         if time.monotonic() > end:
-            raise ClusterError(f"{len(left)} processes of ours are still there after {QUIET_S:g} s: {left[:5]}")
+            kill(left)
+            return len(left)
         time.sleep(POLL_S)  # not our children: nothing tells us when they end
+    return 0
 
 
 @contextlib.contextmanager

@@ -53,7 +53,7 @@ SHELLS = [name for name in ("sh", "bash", "dash", "zsh", "tcsh", "csh", "fish", 
     ("home", "prelude"),
     [
         ("plain", None),
-        ("it's a \"$HOME\" `x` \\ !home ü", None),
+        ('it\'s a "$HOME" `x` \\ !home ü', None),
         ("plain", "true"),
         ("it's", "x='a b'\n[ \"$x\" = 'a b' ] && export Y=\"$x !\" # comment"),
     ],
@@ -87,9 +87,7 @@ def test_a_program_beside_the_home_directory_does_not_shadow_the_library(agent: 
     (tmp_path / "binascii.py").write_text("raise SystemExit('shadowed')")
     command = loader.command(sys.executable, None, str(tmp_path / "s"), agent.sha256, len(agent.data))
     data = len(agent.data).to_bytes(8, "big") + agent.data
-    done = subprocess.run(
-        ["sh", "-c", command], input=data, capture_output=True, check=False, timeout=30, cwd=tmp_path
-    )
+    done = subprocess.run(["sh", "-c", command], input=data, capture_output=True, check=False, timeout=30, cwd=tmp_path)
     assert done.stdout.endswith(MAGIC), done.stderr
 
 

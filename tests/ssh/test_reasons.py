@@ -177,7 +177,7 @@ def test_a_prelude_changes_the_environment_and_cannot_spoil_the_wire(tmp_path: P
     async def body(served: Served) -> None:
         prelude = 'export SUPERVISOR_HOME="$HOME/it\'s {!} \\"%s\\" ü"\necho SUPERVISOR-NEED; cat; echo on stdout'
         link = await connect(dataclasses.replace(served.hosts[0], prelude=prelude), agent=agent)
-        assert link.hello["home"] == str(served.home(0) / "it's {!} \"%s\" ü")
+        assert link.hello["home"] == str(served.home(0) / 'it\'s {!} "%s" ü')
         await link.close()
 
     with_hosts(tmp_path, body)

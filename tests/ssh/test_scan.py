@@ -96,7 +96,8 @@ def test_what_git_knows_is_sent_even_where_it_would_be_ignored(tmp_path: Path, m
 @pytest.mark.skipif(not HAS_GIT, reason="needs git")
 def test_a_directory_stays_when_only_its_content_is_ignored(tmp_path: Path) -> None:
     root = tmp_path / "work"
-    _fill(root, {".gitignore": "*.log\nout/\n", "logs/a.log": "", "out/x": "", "deep/er/b.log": "", "deep/c.py": "", ".h/x.log": ""})
+    _fill(root, {".gitignore": "*.log\nout/\n", "logs/a.log": "", "out/x": "", ".h/x.log": ""})
+    _fill(root, {"deep/er/b.log": "", "deep/c.py": ""})
     _git(root, "init")
     tree = scan(root)
     assert _paths(tree) == [".gitignore", "deep/c.py"]

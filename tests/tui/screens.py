@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.cells import cell_len
+from textual import events
+from textual.keys import _character_to_key, key_to_character
 from textual.pilot import Pilot
 
 from supervisor.tui.app import SupervisorApp
@@ -49,9 +51,13 @@ def text_of(app: SupervisorApp) -> str:
 async def settle(app: SupervisorApp, pilot: Pilot[int], turns: int = 5) -> str:
     """Let the application work until the screen has been the same for some turns."""
     text, same = "", 0
-    for _ in range(400):
+    for _ in range(1000):
         app.tick()
-        await pilot.pause()
+        await pilot.pause(0.008)
+        if not app.screen._compositor.render_strips():
+            # A screen that has just been pushed is laid out in its own time.
+            same = 0
+            continue
         now = text_of(app)
         same = same + 1 if now == text else 0
         text = now
@@ -73,9 +79,19 @@ async def until(app: SupervisorApp, pilot: Pilot[int], true: Callable[[], bool])
 async def press(app: SupervisorApp, pilot: Pilot[int], *keys: str) -> str:
     """Press keys one after the other, and return what is on the screen then."""
     for key in keys:
-        await pilot.press(key)
+        type_key(app, key)
         await settle(app, pilot, 2)
     return await settle(app, pilot)
+
+
+def type_key(app: SupervisorApp, key: str) -> None:
+    """Send a key as a terminal does. (`Pilot.press` waits for 60 ms or more.)"""
+    driver = app._driver
+    assert driver is not None
+    name = _character_to_key(key) if len(key) == 1 and not key.isalnum() else key
+    event = events.Key(name, key_to_character(name))
+    event.set_sender(app)
+    driver.send_message(event)
 
 
 def compare(name: str, app: SupervisorApp, text: str) -> None:

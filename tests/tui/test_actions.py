@@ -143,6 +143,21 @@ def test_node_that_vanishes_while_its_dialog_is_open() -> None:
     asyncio.run(scenario())
 
 
+def test_menu_follows_the_job_while_it_is_open() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        async with running(session) as (app, pilot):
+            text = await press(app, pilot, "j", "x")
+            assert "no node for it" in text
+            nodes = [session.status["nodes"][0], {**session.status["nodes"][1], "state": "removed", "ranks": []}]
+            session.touch(status={**session.status, "nodes": nodes, "generation": 1})
+            await until(app, pilot, lambda: "no node for it" not in text_of(app))
+            await press(app, pilot, "a", "y")
+            assert session.requests == [("add", {"node": "n2"})]
+
+    asyncio.run(scenario())
+
+
 def test_read_only_offers_nothing_and_sends_nothing() -> None:
     async def scenario() -> None:
         session = recorded.load("running_2x2")

@@ -18,7 +18,7 @@ from supervisor.tui import theming
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.source import Source
 from tests.tui import recorded
-from tests.tui.screens import press, running, settle, text_of, until
+from tests.tui.screens import press, running, settle, text_of, type_key, until
 from tests.tui.test_snapshots import SCREENS, open_recording
 
 KEYS = [
@@ -39,7 +39,9 @@ def test_300_random_keys(recording: str) -> None:
         rng = random.Random(recording)
         async with running(session, (80, 24)) as (app, pilot):
             for _ in range(30):
-                await pilot.press(*rng.choices(KEYS, k=10))
+                for key in rng.choices(KEYS, k=10):
+                    type_key(app, key)
+                    await pilot.pause(0.01)
                 session.touch()
                 app.tick()
                 text_of(app)

@@ -6,7 +6,7 @@ In: what is asked. Out: the answer; closing a dialog in any way but its button m
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
 from textual import events, on
@@ -15,7 +15,7 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Static
 
-from supervisor.tui.cells import Row, clean, fit
+from supervisor.tui.cells import Row, clean, fit, width_of
 from supervisor.tui.textflow import wrap
 from supervisor.tui.widgets.lines import Chrome, LineView
 from supervisor.tui.widgets.picker import Picker
@@ -65,6 +65,9 @@ class Dialog(ModalScreen[T], inherit_bindings=False):
     def action_cancel(self) -> None:
         """Close without doing anything."""
         self.dismiss(None)
+
+    def tick(self) -> None:
+        """Called when the state of the job has changed."""
 
     def restyle(self) -> None:
         """Draw everything with another theme."""
@@ -220,20 +223,32 @@ class MenuItem(NamedTuple):
 
 
 class Menu(Dialog[str]):
-    """A list to choose from by letter or by moving; answers with the id of an item."""
+    """A list to choose from by letter or by moving; answers with the id of an item.
 
-    def __init__(self, title: str, items: Sequence[MenuItem]) -> None:
+    The items are made anew while it is open: what can be done may change.
+    """
+
+    def __init__(self, title: str, make: Callable[[], Sequence[MenuItem]]) -> None:
         super().__init__(title)
-        self._items = {item.id: item for item in items}
+        self._make = make
+        self._items: dict[str, MenuItem] = {}
 
     def content(self) -> Iterable[Widget]:
         """One line per item."""
         picker = Picker(id="menu")
-        picker.styles.height = min(len(self._items), max(3, self.app.size.height - 6))
-        items = list(self._items.values())
-        room = max((len(item.label) for item in items), default=0)
-        picker.show([item.id for item in items], lambda index: self._row(items[index], room))
+        picker.styles.height = min(len(self._make()), max(3, self.app.size.height - 6))
+        self._fill(picker)
         yield picker
+
+    def tick(self) -> None:
+        """Show what can be done now."""
+        self._fill(self.query_one(Picker))
+
+    def _fill(self, picker: Picker) -> None:
+        items = list(self._make())
+        self._items = {item.id: item for item in items}
+        room = max((width_of(item.label) for item in items), default=0)
+        picker.show([item.id for item in items], lambda index: self._row(items[index], room))
 
     def _row(self, item: MenuItem, room: int) -> Row:
         more = cast("Chrome", self.app).glyphs.more
@@ -252,7 +267,9 @@ class Menu(Dialog[str]):
     @on(Picker.Opened)
     def chosen(self, event: Picker.Opened) -> None:
         """Enter chooses."""
-        self._choose(self._items[str(event.key)])
+        item = self._items.get(str(event.key))
+        if item is not None:
+            self._choose(item)
 
     def _choose(self, item: MenuItem) -> None:
         if item.off:

@@ -5,7 +5,7 @@ In: snapshots. Out: rows; the selected node or rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from supervisor.tui.rows import Table, legend, name_width, node_columns, rank_columns
@@ -20,15 +20,28 @@ if TYPE_CHECKING:
 RANKS_WIDTH = 16
 
 
-class NodeTable(Picker):
+class LaidOut(Picker):
+    """A table whose columns depend on its width."""
+
+    def __init__(self, title: str, nothing: str, id: str) -> None:  # noqa: A002
+        super().__init__(title=title, head=True, id=id)
+        self.placeholder = ((f" {nothing}", "dim"),)
+        self._again: Callable[[], None] = self.redraw
+
+    def on_resize(self) -> None:
+        """Lay the columns out anew."""
+        self._again()
+
+
+class NodeTable(LaidOut):
     """One row per node."""
 
     def __init__(self, id: str) -> None:  # noqa: A002
-        super().__init__(title="nodes", head=True, id=id)
-        self.placeholder = ((" no host in this job yet", "dim"),)
+        super().__init__("nodes", "no host in this job yet", id)
 
     def show_nodes(self, snapshot: Snapshot, *, worst_first: bool = False, with_ranks: bool = True) -> None:
         """Show a newer state."""
+        self._again = lambda: self.show_nodes(snapshot, worst_first=worst_first, with_ranks=with_ranks)
         nodes = snapshot.worst_first() if worst_first else snapshot.nodes
         widest = max((len(node.ranks) for node in nodes), default=0)
         glyphs = min(RANKS_WIDTH, max(5, widest)) if with_ranks and widest else 0
@@ -40,15 +53,15 @@ class NodeTable(Picker):
         self.show([node.name for node in nodes], lambda index: table.row(nodes[index], faded=snapshot.stale))
 
 
-class RankTable(Picker):
+class RankTable(LaidOut):
     """One row per rank."""
 
     def __init__(self, id: str) -> None:  # noqa: A002
-        super().__init__(title="ranks", head=True, id=id)
-        self.placeholder = ((" no ranks yet", "dim"),)
+        super().__init__("ranks", "no ranks yet", id)
 
     def show_ranks(self, snapshot: Snapshot, ranks: Sequence[RankRow]) -> None:
         """Show a newer state."""
+        self._again = lambda: self.show_ranks(snapshot, ranks)
         columns = rank_columns(self.glyphs, snapshot.stale, name_width(snapshot.nodes))
         table = Table(columns, self.line_width, self.glyphs)
         self.head = table.head()

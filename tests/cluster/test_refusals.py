@@ -1,0 +1,158 @@
+"""What cannot work is refused: one clear message, the right exit status, nothing left running."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster, cluster_obstacle
+from tests.cluster.job import WAIT_S
+
+pytestmark = [pytest.mark.cluster, pytest.mark.torch]
+
+IMPORT_ERROR = "import no_such_module_at_all\n"
+HELLO = "print('hello')\n"
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Cluster]:
+    """Two hosts, shared by this module: nothing may be left on them anyway."""
+    obstacle = cluster_obstacle()
+    if obstacle:
+        pytest.skip(obstacle)
+    with Cluster(2) as made:
+        yield made
+
+
+def up(work: Path, inventory: Path, *options: str, script: str | None = HELLO) -> subprocess.CompletedProcess[str]:
+    """Run `up --headless` on the inventory in `work`."""
+    work.mkdir(exist_ok=True)
+    if script is not None:
+        (work / "train.py").write_text(script)
+    return subprocess.run(
+        [sys.executable, "-m", "supervisor", "up", str(inventory), "--headless", *options, "train.py"],
+        cwd=work, capture_output=True, text=True, timeout=WAIT_S, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def check(done: subprocess.CompletedProcess[str], status: int, *words: str) -> None:
+    """The status is right, every word is said, and no traceback of ours is shown."""
+    assert done.returncode == status, (done.returncode, done.stderr[-3000:])
+    for word in words:
+        assert word in done.stderr, (word, done.stderr[-3000:])
+    assert "Traceback" not in done.stderr, done.stderr[-3000:]
+
+
+def check_clean(hosts: Cluster) -> None:
+    """No process of ours runs on any host."""
+    for host in hosts.hosts:
+        left = [line for line in hosts.processes(host).values() if "agent" in line or "train.py" in line]
+        assert not left, left
+
+
+@pytest.fixture
+def inventory(hosts: Cluster, tmp_path: Path) -> Any:
+    """Return a writer of inventories in this test's folder."""
+
+    def write(hosts_keys: dict[str, dict[str, object]] | None = None, **job: object) -> Path:
+        (tmp_path / "work").mkdir(exist_ok=True)
+        keys: dict[str, Any] = {"nproc_per_node": 1, **job}
+        return hosts.inventory(tmp_path / "work" / "hosts.toml", hosts=hosts_keys, **keys)
+
+    return write
+
+
+def test_one_host_unreachable(hosts: Cluster, inventory: Any, tmp_path: Path) -> None:
+    done = up(tmp_path / "work", inventory({"n2": {"port": 9}}))
+    check(done, 3, "n2", "refused")
+    check_clean(hosts)
+
+
+def test_one_host_unreachable_but_enough_others(hosts: Cluster, inventory: Any, tmp_path: Path) -> None:
+    done = up(tmp_path / "work", inventory({"n2": {"port": 9}}, min_nodes=1))
+    check(done, 0, "n2", "refused")
+    assert "n1:0| hello" in done.stdout
+
+
+def test_all_hosts_unreachable(hosts: Cluster, inventory: Any, tmp_path: Path) -> None:
+    done = up(tmp_path / "work", inventory({"n1": {"port": 9}, "n2": {"port": 9}}, min_nodes=1))
+    check(done, 3, "n1", "n2", "refused")
+
+
+def test_wrong_key(hosts: Cluster, inventory: Any, tmp_path: Path) -> None:
+    key = tmp_path / "other_key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    done = up(tmp_path / "work", inventory({"n1": {"identity_file": str(key)}}))
+    check(done, 3, "n1", "auth", "root")
+    check_clean(hosts)
+
+
+def test_unknown_and_changed_host_key(hosts: Cluster, inventory: Any, tmp_path: Path) -> None:
+    empty = tmp_path / "known_hosts"
+    empty.write_text("")
+    check(up(tmp_path / "work", inventory({"n1": {"known_hosts": str(empty)}})), 3, "n1", "host key", "ssh-keyscan")
+    lines = hosts.known_hosts.read_text().splitlines()
+    first, second = (next(line for line in lines if host.address in line) for host in hosts.hosts)
+    empty.write_text(f"{first.split()[0]} {second.split(' ', 1)[1]}\n")
+    check(up(tmp_path / "work", inventory({"n1": {"known_hosts": str(empty)}})), 3, "n1", "host key")
+    check_clean(hosts)
+
+
+def test_python_is_missing(hosts: Cluster, inventory: Any, tmp_path: Path) -> None:
+    check(up(tmp_path / "work", inventory({"n2": {"python": "/no/such/python"}})), 3, "n2", "/no/such/python")
+    check_clean(hosts)
+
+
+def test_torch_is_missing(hosts: Cluster, inventory: Any, tmp_path: Path) -> None:
+    python = str(Path(sys.base_prefix) / "bin" / "python3")
+    done = up(tmp_path / "work", inventory({"n2": {"python": python, "prelude": "export PYTHONNOUSERSITE=1"}}))
+    check(done, 3, "n2", "torch does not import")
+    check_clean(hosts)
+
+
+def test_disk_full_at_the_push(hosts: Cluster, inventory: Any, tmp_path: Path) -> None:
+    root = hosts.hosts[1].home / "small"
+    made = hosts.exec("n2", ["sh", "-c", f"mkdir {root} && mount -t tmpfs -o size=32k tmpfs {root}"])
+    assert made.returncode == 0, made.stderr
+    try:
+        done = up(tmp_path / "work", inventory({"n2": {"env": {"SUPERVISOR_HOME": str(root)}}}))
+        check(done, 3, "n2", str(root))
+        assert "full" in done.stderr or "No space left" in done.stderr
+    finally:
+        hosts.exec("n2", ["umount", str(root)])
+    check_clean(hosts)
+
+
+def test_the_script_is_missing(hosts: Cluster, inventory: Any, tmp_path: Path) -> None:
+    check(up(tmp_path / "work", inventory(), script=None), 2, "train.py")
+    check_clean(hosts)
+
+
+def test_a_script_that_fails_at_import_on_every_rank(hosts: Cluster, inventory: Any, tmp_path: Path) -> None:
+    done = up(tmp_path / "work", inventory(max_restarts=5), script=IMPORT_ERROR)
+    # The script's own traceback is part of the verdict.
+    assert done.returncode == 1
+    assert "no_such_module_at_all" in done.stderr
+    assert "before the first step" in done.stderr
+    assert "generation 2" not in done.stderr
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "many"])
+def test_a_bad_number_of_workers(inventory: Any, tmp_path: Path, count: str) -> None:
+    check(up(tmp_path / "work", inventory(), f"--nproc-per-node={count}"), 2, "nproc")
+
+
+def test_a_bad_inventory(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.toml"
+    path.write_text('[job]\nmax_restart = 3\n[[hosts]]\nname = "n1"\n')
+    check(up(tmp_path, path), 2, "hosts.toml", "max_restart", "max_restarts")
+    path.write_text("[job\n")
+    check(up(tmp_path, path), 2, "hosts.toml")
+    check(up(tmp_path, tmp_path / "none.toml"), 2, "none.toml")
+    assert os.listdir(tmp_path).count("hosts.toml") == 1
