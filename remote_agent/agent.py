@@ -33,6 +33,7 @@ ASSIGN_TIMEOUT_S = 180.0
 # After the end: long enough for a supervisor that is just about to read the outcome.
 LINGER_S = 5.0
 ABANDONED_S = 3600.0
+WATCH_S = 5.0
 DEAD_CHECKS_S = (0.0, 0.1, 0.3, 0.6, 1.0, 2.0)
 
 
@@ -53,11 +54,10 @@ class Agent:
         self.follower = Follower(self, self._last_view())
         self.operators = 0
         self.operators_changed = asyncio.Event()
-        self._assigned = asyncio.Event()
         self._finished = asyncio.Event()
         self._hurry = asyncio.Event()
         self._tasks = Tasks()
-        self._peers: dict[str, Channel] = {}
+        self._peers: set[Channel] = set()
 
     def _last_view(self) -> member.Member:
         """What this agent had agreed to before it was restarted; the lease of then is not ours any more."""
@@ -112,8 +112,9 @@ class Agent:
     async def _close(self) -> None:
         if self.role is not None:
             await self.role.close()
+        self.role = None
         await self.follower.close()
-        for channel in list(self._peers.values()):
+        for channel in list(self._peers):
             await channel.close()
         await self._tasks.close()
         await self.logs.stop()
@@ -138,17 +139,17 @@ class Agent:
         return self._finished.is_set()
 
     async def _watch_assignment(self) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._assigned.wait(), ASSIGN_TIMEOUT_S)
-        if not self._assigned.is_set() and not self.follower.member.term:
-            self.finish("nobody named a coordinator")
-            return
+        """End an agent that nobody cares for: neither a coordinator nor an operator."""
         alone_since = time.monotonic()
-        while time.monotonic() - alone_since < ABANDONED_S:
-            await asyncio.sleep(60.0)
-            if self.role is not None or self.follower.channel is not None or self.operators:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            cared_for = self.role is not None or self.follower.channel is not None or self.operators > 0
+            if cared_for:
                 alone_since = time.monotonic()
-        self.finish("no coordinator for an hour")
+            alone_s = time.monotonic() - alone_since
+            if alone_s > (ABANDONED_S if self.follower.member.term else ASSIGN_TIMEOUT_S):
+                self.finish(f"neither a coordinator nor an operator for {alone_s:.0f} s")
+                return
 
     # The role
 
@@ -160,7 +161,6 @@ class Agent:
         self.members[self.node] = {"address": self.address, "port": self.port}
         if not self.follower.follow(int(args["term"]), coordinator["node"]):
             raise Problem("stale", f"this job is in term {self.follower.member.term} already")
-        self._assigned.set()
         if coordinator["node"] == self.node and self.role is None:
             state = restore.initial(self.spec, self.node, time.monotonic())
             self._begin(Role(self, state), dict(args.get("absent") or {}))
@@ -207,9 +207,11 @@ class Agent:
     async def _accept(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         channel = Channel(reader, writer)
         channel.handler = self.peer_handler(name, channel)
+        self._peers.add(channel)
         try:
             await channel.run()
         finally:
+            self._peers.discard(channel)
             if self.role is not None and self.role.lost_channel(name, channel):
                 self._tasks.spawn(self._check_dead(name), f"check {name}")
 

@@ -5,6 +5,8 @@ In: a Turn whose group is to be formed. Out: prepare and go orders, generation_s
 
 from __future__ import annotations
 
+from typing import Any
+
 from remote_agent import state as s
 from remote_agent.turn import Turn, stop_group
 
@@ -154,12 +156,9 @@ def running_when_all_are(turn: Turn) -> None:
         ("main", marks["started"], turn.now),
     ]
     phases = {name: round(max(0.0, end - begin) * 1000, 1) for name, begin, end in order}
-    turn.emit(
-        "generation_running",
-        phases=phases,
-        world_size=len(state.ranks),
-        pids={str(rank.rank): rank.pid for rank in state.ranks.values()},
-    )
+    detail: dict[str, Any] = {**phases, "phases": phases, "world_size": len(state.ranks)}
+    detail["pids"] = {str(rank.rank): rank.pid for rank in state.ranks.values()}
+    turn.emit("generation_running", **detail)
 
 
 def admit(turn: Turn, name: str) -> None:

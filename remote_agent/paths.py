@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Frames may be 8 MiB; asyncio's own limit only bounds readline and readuntil, and how much is read ahead.
 READ_AHEAD = 1024 * 1024
-# A look at the lock lasts microseconds, so 20 ms without success mean that an agent holds it.
-LOCK_TRIES = 10
-LOCK_PAUSE_S = 0.002
+# A look at the lock lasts microseconds, on a busy machine longer; somebody who looks is not an agent.
+LOCK_TRIES = 400
+LOCK_PAUSE_S = 0.005
 
 
 class NameRefused(ValueError):
@@ -225,15 +225,25 @@ def lock_agent(files: JobFiles) -> int | None:
 
 
 def _take(fd: int) -> bool:
-    """Take the lock; somebody who only looks (agent_alive) may hold a shared one for some microseconds."""
+    """Take the lock; somebody who only looks (agent_alive) may hold a shared one for a moment."""
     for _ in range(LOCK_TRIES):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if _names_the_living(fd):
+                return False
             time.sleep(LOCK_PAUSE_S)
         else:
             return True
     return False
+
+
+def _names_the_living(fd: int) -> bool:
+    words = os.pread(fd, 64, 0).split()
+    try:
+        return len(words) == 2 and start_ticks(int(words[0])) == int(words[1])
+    except ValueError:
+        return False
 
 
 def agent_alive(files: JobFiles) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Union
 
@@ -247,12 +248,14 @@ class AgentDesk(Desk):
     async def watch(self, args: dict[str, Any]) -> Items:
         """Stream the status document whenever it changed."""
         last: dict[str, Any] = {}
+        sent = 0.0
         while True:
             role = self._agent.role
             wake = role.changed if role is not None else None
             found = await self._document()
-            if found != last:
-                last = found
+            now = time.monotonic()
+            if found != last or now - sent > WATCH_MAX_S:
+                last, sent = found, now
                 yield Answer({"status": found})
             if self._agent.finished and found["state"] in ("succeeded", "failed", "stopped"):
                 return
