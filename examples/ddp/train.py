@@ -140,10 +140,9 @@ def main() -> None:
     options = _options()
     signal.signal(signal.SIGTERM, _leave)
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    try:
-        Trainer(options).run()
-    finally:
-        dist.destroy_process_group()
+    Trainer(options).run()
+    # Only at a good end: with a rank missing this would wait for it.
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -179,10 +179,9 @@ def main() -> None:
     if cuda:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if cuda else "gloo")
-    try:
-        train(options, device)
-    finally:
-        dist.destroy_process_group()
+    train(options, device)
+    # Only at a good end: with a rank missing this would wait for it.
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

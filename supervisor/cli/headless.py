@@ -195,7 +195,8 @@ class Headless:
             news = f"{view.state} {view.error}" if view.error else f"ready {view.text}" if ready else "up"
             if self._told_hosts.get(view.name, "up") != news:
                 self._told_hosts[view.name] = news
-                if view.error:
+                # What goes wrong in a launch is told by its outcome, all hosts together.
+                if view.error and not session.launching and session.failure is None:
                     lines.append(str(HostFailure(view.name, view.step, view.error, view.hint)))
                 elif ready:
                     lines.append(f"{view.name}: {plain.one_line(view.text)}")

@@ -36,6 +36,7 @@ IDENTITY_DEADLINE = 5.0
 PROMOTE_DEADLINE = 30.0
 # How long a link that only reads files stays as it is before it looks for an agent again, seconds.
 LOOK_AGAIN = 5.0
+REOPEN_DEADLINE = 20.0
 
 
 async def identities(session: Session) -> dict[str, dict[str, Any]]:
@@ -122,7 +123,8 @@ async def bring_up_again(session: Session, name: str, *, full: bool) -> dict[str
         return next(dataclasses.asdict(node) for node in spec.nodes if node.name == name)
     except HostError as error:
         link.fail(error.step, error.reason, error.hint)
-        raise RequestFailed(f"{name}: {error.step}: {error.reason}", error.hint, "bring_up") from error
+        kind = error.__cause__.kind if isinstance(error.__cause__, CallFailed) else "bring_up"
+        raise RequestFailed(f"{name}: {error.step}: {error.reason}", error.hint, kind) from error
 
 
 async def _is_leaving(session: Session, link: Link) -> bool:
@@ -199,19 +201,21 @@ class Healer:
             return
         nodes = session.status.get("nodes", ())
         wanted = {node["name"] for node in nodes if node.get("state") not in ("removed", "failed")}
-        for link in self._dead_links():
-            name = link.view.name
-            if name not in wanted or await self._is_over(link) or not self._may_start(name):
-                continue
-            session.notice(f"{name}: its agent is gone; starting it again", "warning", name)
-            try:
-                await bring_up_again(session, name, full=False)
-            except RequestFailed as error:
-                if error.kind == "already_running":
-                    continue
-                session.notice(f"{name}: {error.message}", "error", name)
-            else:
-                session.notice(f"{name}: its agent is back", "info", name)
+        dead = [link for link in self._dead_links() if link.view.name in wanted]
+        await asyncio.gather(*(self._restart(link) for link in dead))
+
+    async def _restart(self, link: Link) -> None:
+        session, name = self._session, link.view.name
+        if await self._is_over(link) or not await self._is_still_dead(link) or not self._may_start(name):
+            return
+        session.notice(f"{name}: its agent is gone; starting it again", "warning", name)
+        try:
+            await bring_up_again(session, name, full=False)
+        except (SupervisorError, CallFailed, WireError, asyncio.TimeoutError) as error:
+            if not (isinstance(error, RequestFailed) and error.kind == "already_running"):
+                session.notice(f"{name}: {error}", "error", name)
+        else:
+            session.notice(f"{name}: its agent is back", "info", name)
 
     def _may_start(self, name: str) -> bool:
         starts = self._starts[name]
@@ -229,6 +233,15 @@ class Healer:
         self._given_up.discard(name)
         starts.append(now)
         return True
+
+    async def _is_still_dead(self, link: Link) -> bool:
+        """Look again: somebody else may have started an agent where we only read files."""
+        before = link.opened_at
+        link.reopen()
+        end = time.monotonic() + REOPEN_DEADLINE
+        while (not link.opened or link.opened_at == before) and time.monotonic() < end:
+            await self._session.wait_change(0.1)
+        return link.opened and link.opened_at != before and link.view.live is False
 
     async def _is_over(self, link: Link) -> bool:
         try:

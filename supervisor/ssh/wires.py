@@ -185,6 +185,6 @@ class LocalWire:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
-        await _end(self._collecting)
-        await asyncio.wait([reading], timeout=CLOSE_DEADLINE_S)
+        await asyncio.wait([reading, self._collecting], timeout=CLOSE_DEADLINE_S)
         await _end(reading)
+        await _end(self._collecting)

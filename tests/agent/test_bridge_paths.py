@@ -77,7 +77,7 @@ def test_the_lock_lives_and_dies_with_its_process(tmp_path: Path, repository: Pa
     files = Home(tmp_path).job("j")
     files.make()
     assert agent_alive(files) is None
-    files.pid.write_text("1 1\n")
+    files.pid.write_text("99999999 1\n")
     # A file that an agent left says nothing: only the lock does.
     assert agent_alive(files) is None
     code = (
@@ -121,6 +121,8 @@ def test_looking_does_not_keep_an_agent_from_starting(tmp_path: Path) -> None:
         for _ in range(200):
             fd = lock_agent(files)
             assert fd is not None
+            # As left by an agent that is dead.
+            os.pwrite(fd, b"99999999 1".ljust(64), 0)
             os.close(fd)
     finally:
         stop.set()

@@ -241,7 +241,8 @@ def _remarks(script: Script, theirs: dict[str, Samples]) -> list[str]:
     notes = ["torchrun: c10d on the first host, same hosts, same script; it has no restart on demand"]
     if script.complete != "main":
         notes.append("own store: with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, so that no group reads an older one's keys")
-        notes.append(f"never: not within {RESTART_TIMEOUT_S:g} s, or the launcher gave up")
+        notes.append(f"never: not within {RESTART_TIMEOUT_S:g} s, or the launcher gave up: ranks read from the shared")
+        notes.append("store where the ranks of the group before listened, and find these ports closed")
     for label, samples in theirs.items():
         extra = sum(max(0, sample.attempts - 1) for sample in samples)
         if extra:

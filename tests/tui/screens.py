@@ -89,7 +89,7 @@ def type_key(app: SupervisorApp, key: str) -> None:
     driver = app._driver
     assert driver is not None
     name = _character_to_key(key) if len(key) == 1 and not key.isalnum() else key
-    event = events.Key(name, key_to_character(name))
+    event = events.Key(name, key if len(key) == 1 else key_to_character(name))
     event.set_sender(app)
     driver.send_message(event)
 

@@ -217,7 +217,7 @@ def test_search_in_the_merged_log_brings_lines_that_were_not_here() -> None:
 def test_a_pattern_that_is_none_is_refused_in_words() -> None:
     async def scenario() -> None:
         async with running(talking(5)) as (app, pilot):
-            text = await press(app, pilot, "4", "slash", "left_parenthesis", "enter")
+            text = await press(app, pilot, "4", "slash", "(", "enter")
             assert "pattern:" in text
 
     asyncio.run(scenario())

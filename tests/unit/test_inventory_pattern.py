@@ -54,7 +54,7 @@ def test_mistakes_are_named(pattern: str, message: str) -> None:
 
 
 _range = st.builds(
-    lambda low, more, step: f"{low}-{low + more}/{step}", st.integers(0, 200), st.integers(0, 30), st.integers(1, 4)
+    lambda low, more, step: f"{low}-{low + more}/{step}", st.integers(0, 200), st.integers(0, 15), st.integers(1, 4)
 )
 _padded = st.builds(lambda low, more: f"{low:02}-{low + more:02}", st.integers(0, 80), st.integers(0, 15))
 _bracket = st.lists(_range, min_size=1, max_size=3).map(",".join) | _padded

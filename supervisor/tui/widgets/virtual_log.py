@@ -305,8 +305,9 @@ def position(log: VirtualLog) -> Row:
     feed = log.feed
     if feed is None or not feed.count:
         return EMPTY
+    top = min(log.top, log.last_top)
     if isinstance(feed, MergedFeed):
-        first = feed.row(log.top) or feed.row(log.top + 1)
+        first = feed.row(top) or feed.row(top + 1)
         return ((f"from {words.clock_ns(first.t_ns)}" if first is not None else "", "dim"),)
-    last = min(feed.count, log.top + log.body_height)
+    last = min(feed.count, top + log.body_height)
     return ((f"line {last:,} of {feed.count:,}", "dim"),)
