@@ -43,8 +43,7 @@ def test_300_random_keys(recording: str) -> None:
                     type_key(app, key)
                     await pilot.pause(0.01)
                 session.touch()
-                app.tick()
-                text_of(app)
+                await settle(app, pilot, 1)
                 if app.return_value is not None:
                     break
             await settle(app, pilot)
