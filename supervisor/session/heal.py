@@ -87,6 +87,30 @@ async def promote_if_orphaned(session: Session) -> bool:
     return False
 
 
+async def promote_without(session: Session, gone: str) -> None:
+    """Carry on without a coordinator that the operator removes and that we do not reach either, votes or not.
+
+    Half of a group cannot elect: the other half might still train. An operator who removes the coordinator's node
+    says that it does not. Raises RequestFailed when no agent takes the role.
+    """
+    link = session.links.get(gone)
+    if link is None or (link.opened and link.view.live):
+        return
+    found = await identities(session)
+    if not found or any(one.get("coordinator_reachable") or one.get("role") == "coordinator" for one in found.values()):
+        return
+    last = ""
+    for name in found:
+        try:
+            await session.links[name].call("promote", {"force": True}, timeout_s=PROMOTE_DEADLINE)
+        except (CallFailed, WireError, asyncio.TimeoutError) as refused:
+            last = f"{name}: {refused}"
+            continue
+        session.notice(f"{name} takes the coordinator over without {gone}", "warning", name)
+        return
+    raise RequestFailed(f"nobody takes the coordinator over: {last}", "wait for node_timeout and ask again")
+
+
 async def authority_of(session: Session) -> tuple[Authority, JobSpec]:
     """Return the job's authority and description from any node that has them; raises RequestFailed."""
     last = "no host of the job answers"

@@ -281,7 +281,8 @@ class Session:
             await self.wait_change(0.2)
 
     async def _steer(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        await heal.promote_if_orphaned(self)
+        if not await heal.promote_if_orphaned(self) and op == "remove":
+            await heal.promote_without(self, str(args["node"]))
         last = ""
         for link in self.opened_links(live=True):
             try:

@@ -107,10 +107,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
     def set_skin(self, name: str) -> None:
         """Take a theme and draw everything with it."""
         self._take_theme(name)
-        for stack in self._screen_stacks.values():
-            for screen in stack:
-                if hasattr(screen, "restyle"):
-                    screen.restyle()
         self.look_again()
 
     def next_theme(self) -> None:

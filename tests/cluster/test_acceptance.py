@@ -232,3 +232,27 @@ def test_the_coordinators_host_loses_power_and_nobody_is_attached(hosts: Cluster
         status = job.ask("status")
         assert (status["coordinator"], status["world_size"], status["restarts"]) == ("n2", 6, 0)
         assert job.run("stop").returncode == 0
+
+
+def test_half_a_group_goes_on_when_the_operator_removes_the_dead_half(tmp_path: Path) -> None:
+    obstacle = cluster_obstacle()
+    if obstacle:
+        pytest.skip(obstacle)
+    with (
+        Cluster(2) as pair,
+        Job(pair, tmp_path / "work", TRAIN, "--epochs", "200", min_nodes=1, node_timeout=5.0).start("--detach") as job,
+    ):
+        assert job.wait() == 0, job.errors()
+        job.up = None
+        job.until_step(1)
+        pids = [worker_pid(job, rank) for rank in (2, 3)]
+        pair.crash("n1")
+        end = time.monotonic() + WAIT_S
+        while any(Path(f"/proc/{pid}").exists() for pid in pids):
+            assert time.monotonic() < end, "the half without a quorum trains on"
+            time.sleep(0.1)
+        done = job.run("remove", "--node", "n1")
+        assert done.returncode == 0, done.stderr.decode()
+        status = job.ask("status")
+        assert (status["coordinator"], status["world_size"], status["restarts"]) == ("n2", 2, 0)
+        assert job.run("stop").returncode == 0

@@ -15,7 +15,7 @@ from textual.screen import Screen
 from supervisor.tui import keys
 from supervisor.tui.cells import fit_row
 from supervisor.tui.widgets.bars import AlertBar, Bar, KeyBar
-from supervisor.tui.widgets.lines import Drawn, LineView
+from supervisor.tui.widgets.lines import Drawn
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -111,11 +111,6 @@ class LiveScreen(Screen[None], inherit_bindings=False):
     def on_screen_resume(self) -> None:
         """Show what happened meanwhile."""
         self.tui.look_again()
-
-    def restyle(self) -> None:
-        """Draw everything with another theme."""
-        for view in self.query(LineView):
-            view.restyle()
 
     # --- keys that work everywhere
 

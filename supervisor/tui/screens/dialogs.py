@@ -17,12 +17,13 @@ from textual.widgets import Button, Input, Static
 
 from supervisor.tui.cells import Row, clean, fit, width_of
 from supervisor.tui.textflow import wrap
-from supervisor.tui.widgets.lines import Chrome, LineView
 from supervisor.tui.widgets.picker import Picker
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.widget import Widget
+
+    from supervisor.tui.widgets.lines import Chrome
 
 T = TypeVar("T")
 
@@ -68,11 +69,6 @@ class Dialog(ModalScreen[T], inherit_bindings=False):
 
     def tick(self) -> None:
         """Called when the state of the job has changed."""
-
-    def restyle(self) -> None:
-        """Draw everything with another theme."""
-        for view in self.query(LineView):
-            view.restyle()
 
     @property
     def guarded(self) -> bool:

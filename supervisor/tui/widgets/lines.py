@@ -187,16 +187,17 @@ class LineView(Widget, can_focus=True):
         body = palette.strip(fit_row(drawn.row, width - 1, self.glyphs.more), width - 1, base, drawn.overlay)
         return Strip([*body, *palette.strip((drawn.edge,), 1, base)], width)
 
+    def on_mount(self) -> None:
+        """Hear of new themes."""
+        self.app.theme_changed_signal.subscribe(self, lambda theme: self.restyle())
+
     def on_resize(self) -> None:
         """Fill the new size."""
         self.redraw()
 
-    def on_focus(self) -> None:
-        """Show the focus in the title."""
-        self.redraw()
-
-    def on_blur(self) -> None:
-        """Show the focus in the title."""
+    def watch_has_focus(self, has_focus: bool) -> None:
+        """Show the focus in the title and on the selected row."""
+        super().watch_has_focus(has_focus)
         self.redraw()
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
