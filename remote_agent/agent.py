@@ -52,7 +52,7 @@ class Agent:
         self.logs = LogStore(files.root, live=True)
         self.role: Role | None = None
         self.follower = Follower(self, self._last_view())
-        self.operators = 0
+        self.operators: set[Channel] = set()
         self.operators_changed = asyncio.Event()
         self._finished = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -114,7 +114,7 @@ class Agent:
             await self.role.close()
         self.role = None
         await self.follower.close()
-        for channel in list(self._peers):
+        for channel in [*self._peers, *self.operators]:
             await channel.close()
         await self._tasks.close()
         await self.logs.stop()
@@ -143,7 +143,7 @@ class Agent:
         alone_since = time.monotonic()
         while True:
             await asyncio.sleep(WATCH_S)
-            cared_for = self.role is not None or self.follower.channel is not None or self.operators > 0
+            cared_for = self.role is not None or self.follower.channel is not None or bool(self.operators)
             if cared_for:
                 alone_since = time.monotonic()
             alone_s = time.monotonic() - alone_since
@@ -317,14 +317,14 @@ class Agent:
             "log_dir": str(self.files.generation(generation)),
         }
 
-    def operator_came(self) -> None:
-        """Count an operator's connection."""
-        self.operators += 1
+    def operator_came(self, channel: Channel) -> None:
+        """Note an operator's connection."""
+        self.operators.add(channel)
         self.operators_changed.set()
 
-    def operator_left(self) -> None:
-        """Count an operator's connection out."""
-        self.operators -= 1
+    def operator_left(self, channel: Channel) -> None:
+        """Forget an operator's connection."""
+        self.operators.discard(channel)
         self.operators_changed.set()
 
 

@@ -323,12 +323,13 @@ async def serve_operators(agent: Agent) -> asyncio.AbstractServer:
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         desk = AgentDesk(agent)
-        agent.operator_came()
+        channel = Channel(reader, writer, desk.handle)
+        agent.operator_came(channel)
         try:
-            await Channel(reader, writer, desk.handle).run()
+            await channel.run()
             await desk.left()
         finally:
-            agent.operator_left()
+            agent.operator_left(channel)
 
     return await paths.serve_unix(agent.files.sock, connected)
 

@@ -123,7 +123,7 @@ def check_bytes(job: Job, rank: int) -> None:
 
 
 def test_a_killed_worker_is_named_and_the_job_finishes(hosts: Cluster, tmp_path: Path) -> None:
-    with Job(hosts, tmp_path / "work", TRAIN, "--epochs", "60").start() as job:
+    with Job(hosts, tmp_path / "work", TRAIN, "--epochs", "40").start() as job:
         job.until_step(2)
         os.kill(worker_pid(job, 5), signal.SIGKILL)
         assert job.wait() == 0, job.errors()
@@ -144,7 +144,7 @@ def test_a_killed_worker_is_named_and_the_job_finishes(hosts: Cluster, tmp_path:
 
 @pytest.mark.parametrize("node", ["n1", "n3"])
 def test_remove_and_add_a_node_while_training(hosts: Cluster, tmp_path: Path, node: str) -> None:
-    with Job(hosts, tmp_path / "work", TRAIN, "--epochs", "60", "--pause", "0.15").start() as job:
+    with Job(hosts, tmp_path / "work", TRAIN, "--epochs", "1000").start() as job:
         job.until_step(1)
         done = job.run("remove", "--node", node)
         assert done.returncode == 0, done.stderr.decode()
@@ -153,10 +153,11 @@ def test_remove_and_add_a_node_while_training(hosts: Cluster, tmp_path: Path, no
         assert done.returncode == 0, done.stderr.decode()
         status = job.ask("status")
         assert (status["world_size"], status["restarts"], status["generation"]) == (8, 0, 2)
-        assert job.wait(180) == 0, job.errors()[-3000:]
         first = first_line(job, 0)
         assert first.startswith("generation 2")
         assert not first.endswith("epoch 0")
+        assert job.run("stop").returncode == 0
+        assert job.wait() == 4
 
 
 def test_nobody_attached_and_the_job_heals(hosts: Cluster, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from supervisor.session.view import Notice
 from supervisor.tui import theming
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.source import Source
+from supervisor.tui.widgets.lines import LineView
 from tests.tui import recorded
 from tests.tui.screens import press, running, settle, text_of, type_key, until
 from tests.tui.test_snapshots import SCREENS, open_recording
@@ -199,6 +200,21 @@ def test_text_of_a_node_cannot_move_the_cursor_or_the_layout() -> None:
                 text = await press(app, pilot, key)
                 assert "\x1b" not in text
                 assert "\u202e" not in text
+
+    asyncio.run(scenario())
+
+
+def test_only_one_pane_looks_focused() -> None:
+    async def scenario() -> None:
+        async with running(recorded.load("running_2x2")) as (app, pilot):
+            for _ in range(5):
+                await press(app, pilot, "tab")
+                lit = [
+                    view
+                    for view in app.screen.query(LineView)
+                    if any(role == "accent" for line in view._lines[:1] for _, role in line.row) and view.can_focus
+                ]
+                assert lit == [app.focused]
 
     asyncio.run(scenario())
 
