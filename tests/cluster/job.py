@@ -10,8 +10,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from tests.cluster import Cluster
 
 WAIT_S = 120.0
-POLL_S = 0.2
+POLL_S = 0.5
 
 
 class Job:
@@ -78,28 +79,42 @@ class Job:
 
     def until(self, kind: str, timeout_s: float = WAIT_S, **match: Any) -> dict[str, Any]:
         """Return the first event of that type with these values; waits for it."""
-        end = time.monotonic() + timeout_s
-        while time.monotonic() < end:
-            done = self.run("events", "--json")
-            for line in done.stdout.splitlines():
-                event: dict[str, Any] = json.loads(line)
-                if event["type"] == kind and all(event[key] == value for key, value in match.items()):
-                    return event
-            assert self.up is None or self.up.poll() is None or kind.startswith("job_"), self.errors()[-3000:]
-            time.sleep(POLL_S)
-        raise AssertionError(f"no {kind} {match} within {timeout_s:g} s: {self.errors()[-3000:]}")
+
+        def fits(event: dict[str, Any]) -> bool:
+            return bool(event["type"] == kind) and all(event[key] == value for key, value in match.items())
+
+        return self._watch(["events", "-f", "--json"], fits, f"{kind} {match}", timeout_s)
 
     def until_step(self, step: int, timeout_s: float = WAIT_S) -> dict[str, Any]:
         """Return the first status in which every rank has made that step."""
+
+        def fits(status: dict[str, Any]) -> bool:
+            ranks = self.ranks(status)
+            return bool(ranks) and all((rank["step"] or 0) >= step for rank in ranks.values())
+
+        return self._watch(["status", "--watch", "--json"], fits, f"step {step}", timeout_s)
+
+    def _watch(
+        self, verb: list[str], fits: Callable[[dict[str, Any]], bool], what: str, timeout_s: float
+    ) -> dict[str, Any]:
+        """Follow a verb's JSON lines until one fits; a job that is not there yet is asked for again."""
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
-            done = self.run("status", "--json")
-            status: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {"nodes": []}
-            ranks = self.ranks(status)
-            if ranks and all((rank["step"] or 0) >= step for rank in ranks.values()):
-                return status
+            with subprocess.Popen(
+                self.command(*verb), cwd=self.work, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            ) as process:
+                alarm = threading.Timer(max(0.0, end - time.monotonic()), process.kill)
+                alarm.start()
+                try:
+                    for line in process.stdout or ():
+                        found: dict[str, Any] = json.loads(line)
+                        if fits(found):
+                            return found
+                finally:
+                    alarm.cancel()
+                    process.kill()
             time.sleep(POLL_S)
-        raise AssertionError(f"step {step} was not reached: {self.errors()[-3000:]}")
+        raise AssertionError(f"no {what} within {timeout_s:g} s: {self.errors()[-3000:]}")
 
     @staticmethod
     def ranks(status: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
