@@ -98,7 +98,7 @@ def on_beat(turn: Turn, event: s.Beat) -> None:
 
 
 def on_gone(turn: Turn, event: s.Gone) -> None:
-    if event.node in turn.state.nodes:
+    if event.node in turn.state.nodes and turn.state.phase != s.ENDED:
         lose_node(turn, event.node, event.reason, time_ns=event.time_ns)
 
 

@@ -50,6 +50,7 @@ class Follower:
         self._orders: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         self._look_again = asyncio.Event()
         self._no_election_before = 0.0
+        self._closing = False
         self._tasks = Tasks()
 
     def start(self) -> None:
@@ -61,6 +62,7 @@ class Follower:
 
     async def close(self) -> None:
         """End the engine, and with it the workers; then all else."""
+        self._closing = True
         await self.engine.close()
         await self._tasks.close()
 
@@ -142,6 +144,8 @@ class Follower:
     async def _engines(self) -> None:
         """Keep an engine running; after it died, this node joins anew, without workers."""
         for _ in range(ENGINE_STARTS):
+            if self._closing:
+                return
             greeting = self._tasks.spawn(self._greet(), "greet")
             how = await self.engine.run()
             greeting.cancel()
@@ -250,7 +254,9 @@ class Follower:
                     "the coordinator has not answered for %.1f s: stopping the workers", now - self.member.contact
                 )
                 await self._stop({"generation": self.running, "grace_s": 0.0, "collect": False})
-            if now > self._no_election_before and member.election_due(self.member, election.order(self.agent), now):
+            # The order is a fold over the whole journal: only where it may matter.
+            may_stand = now > self._no_election_before and member.leaderless(self.member, now)
+            if may_stand and member.election_due(self.member, election.order(self.agent), now):
                 refusal = await election.stand(self)
                 if refusal:
                     log.info("not elected: %s", refusal)

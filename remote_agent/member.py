@@ -77,7 +77,8 @@ def leaderless(member: Member, now: float) -> bool:
 
 def election_due(member: Member, order: list[str], now: float) -> bool:
     """Whether it is this node's turn to ask for votes; order: the last group without its coordinator."""
-    if member.me not in order or not leaderless(member, now):
+    # Term 0: nobody has named a coordinator yet, and that is the launch's business.
+    if not member.term or member.me not in order or not leaderless(member, now):
         return False
     start = member.contact + LEASE_SHARE * member.node_timeout
     if member.dead_since is not None:

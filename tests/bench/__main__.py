@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {"launch": launch.run, "restart": 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmarks that are named, or all; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHMARKS)} (default: all)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all numbers to a file")
     options = parser.parse_args(argv)
@@ -54,7 +55,7 @@ def _run(benchmarks: list[Callable[[], Report]], path: Path | None) -> int:
         begun = time.monotonic()
         try:
             found = benchmark()
-        except (ClusterError, AssertionError) as error:
+        except (ClusterError, AssertionError, OSError, subprocess.TimeoutExpired) as error:
             print(f"{benchmark.__module__} failed: {error}", file=sys.stderr)
             status = 1
             continue

@@ -337,3 +337,11 @@ def test_an_order_that_cannot_be_carried_out_is_a_charged_failure() -> None:
     world.settle()
     assert world.state.restarts == 1
     assert "n1" in world.last("incident").detail["summary"]
+
+
+def test_agents_that_leave_after_the_end_are_not_lost() -> None:
+    world = World(spec(2))
+    world.finish()
+    world.settle()
+    world.feed(s.Gone("n2", "its agent died", 1))
+    assert world.types()[-1] == "job_succeeded"

@@ -92,3 +92,9 @@ def test_quorum_is_more_than_half() -> None:
     assert wins == [3, 4]
     assert not member.quorum(1, 2)
     assert member.quorum(1, 1)
+
+
+def test_before_a_coordinator_was_named_nobody_stands() -> None:
+    fresh = Member(me="n1", node_timeout=TIMEOUT)
+    assert member.leaderless(fresh, 100.0)
+    assert not member.election_due(fresh, ["n1"], 100.0)
