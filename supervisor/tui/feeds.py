@@ -145,7 +145,9 @@ class MergedFeed:
         self.detached = False
         """Newer rows than the last one here have been dropped, or were never asked for."""
         self.unseen = 0
-        """At least so many newer rows wait."""
+        """So many newer rows wait."""
+        self.more_unseen = False
+        """And more than that: the window that counts them was full."""
         self._rows: list[LogRow] = []
         self._at_start = False
         self._known: set[tuple[int, int, str, int]] = set()
@@ -194,7 +196,7 @@ class MergedFeed:
         new = [row for row in fresh if row.key not in self._known]
         joined = len(new) < len(fresh) or not self._rows
         if not follow and self._rows:
-            self.unseen = len(new)
+            self.unseen, self.more_unseen = len(new), not joined
             self.detached = bool(new)
             return
         self.unseen = 0

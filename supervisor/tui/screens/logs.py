@@ -14,7 +14,7 @@ from textual.widgets import Input, Static
 
 from supervisor.session.logs import Selection
 from supervisor.tui import ansi, words
-from supervisor.tui.cells import clean
+from supervisor.tui.cells import clean, row_width, width_of
 from supervisor.tui.feeds import MergedFeed, RankFeed
 from supervisor.tui.finder import Finder
 from supervisor.tui.rows import name_width
@@ -25,7 +25,7 @@ from supervisor.tui.widgets.virtual_log import VirtualLog, position
 if TYPE_CHECKING:
     from textual.widget import Widget
 
-    from supervisor.tui.cells import Span
+    from supervisor.tui.cells import Row, Span
     from supervisor.tui.incident_rows import Place
     from supervisor.tui.model import Snapshot
 
@@ -126,21 +126,31 @@ class LogsScreen(LiveScreen):
     def _title(self) -> None:
         log = self.log_view
         log.heading = "log of " + self.scope_text()
-        spans: list[Span] = []
-        if self.finder is not None:
-            spans.append((f"{clean(self.finder.said())}   ", "bad" if self.finder.problem else "mark"))
-        if log.problem and log.feed is not None and log.feed.count:
-            spans.append((f"{clean(log.problem)}   ", "warn"))
-        if log.left:
-            spans.append((f"column {log.left}   ", "dim"))
-        if log.follow:
-            spans.append((" following ", "pill"))
-        else:
-            spans += position(log)
-            if log.unseen:
-                spans += [("  ", ""), (f" +{log.unseen:,} {'line' if log.unseen == 1 else 'lines'} ", "pill")]
-        log.note = tuple(spans)
+        log.note = self._note(log, self.size.width - width_of(log.heading) - 8)
         log.redraw()
+
+    def _note(self, log: VirtualLog, room: int) -> Row:
+        """How the view stands; where it does not fit, what can be seen anyway goes first."""
+        parts: list[tuple[int, Row]] = []
+        if self.finder is not None:
+            parts.append((3, ((clean(self.finder.said()), "bad" if self.finder.problem else "mark"),)))
+        if log.problem and log.feed is not None and log.feed.count:
+            parts.append((4, ((clean(log.problem), "warn"),)))
+        if log.left:
+            parts.append((1, ((f"column {log.left}", "dim"),)))
+        if log.follow:
+            parts.append((5, ((" following ", "pill"),)))
+        else:
+            parts.append((2, position(log)))
+        if log.unseen:
+            parts.append((5, ((f" {log.unseen_text} ", "pill"),)))
+        parts = [part for part in parts if part[1]]
+        while len(parts) > 1 and sum(row_width(row) + 3 for _, row in parts) - 3 > room:
+            parts.remove(min(parts, key=lambda part: part[0]))
+        spans: list[Span] = []
+        for _, row in parts:
+            spans += [("   " if spans else "", ""), *row]
+        return tuple(spans)
 
     def scope_text(self) -> str:
         """What is shown, in words."""

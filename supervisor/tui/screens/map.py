@@ -116,7 +116,7 @@ class MapScreen(LiveScreen):
         if tail.feed is None:
             tail.open(self.tui.merged_feed(None))
         tail.source_width = rows.name_width(snapshot.nodes) + 2 + len(str(max(1, len(snapshot.ranks) - 1)))
-        tail.note = ((f"{tail.unseen:,} new lines  G follows", "pill"),) if tail.unseen else (("all ranks", "dim"),)
+        tail.note = ((f" {tail.unseen_text}  G follows ", "pill"),) if tail.unseen else (("all ranks", "dim"),)
 
     def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
         """Keep the tail moving beside everything else."""

@@ -86,6 +86,12 @@ class VirtualLog(LineView):
             return self.feed.unseen
         return max(0, self.feed.count - self._seen)
 
+    @property
+    def unseen_text(self) -> str:
+        """The same in words: `+12 lines`, `+64 lines or more`."""
+        more = isinstance(self.feed, MergedFeed) and self.feed.more_unseen
+        return f"+{words.count(self.unseen, 'line')}{' or more' if more else ''}"
+
     def open(self, feed: Feed, *, follow: bool = True) -> None:
         """Show another feed from its end, or from its begin."""
         self.feed = feed
