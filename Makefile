@@ -2,6 +2,7 @@
 # make test    all checks: ruff, mypy, every test
 # make lint    ruff and mypy alone
 # make bench   timings against clush and torchrun, printed as tables
+# make screenshots   the pictures of the README, from a real job
 # make clean   remove what these made
 #
 # A fresh Debian machine needs Python 3.10 or newer, and nothing else. As root, `make test` installs the Debian
@@ -10,7 +11,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean system
+.PHONY: help demo test lint bench screenshots clean system
 
 # 3.11 first: a torch wheel that lies ready on the machine is made for it.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
@@ -59,6 +60,9 @@ lint: $(STAMP)
 
 test: system lint
 	$(BIN)/python -m pytest
+
+screenshots: $(STAMP)
+	$(BIN)/python -m tests.tui.screenshots docs
 
 bench: system $(STAMP)
 	$(BIN)/python -m tests.bench

@@ -156,7 +156,7 @@ def running_when_all_are(turn: Turn) -> None:
         ("main", marks["started"], turn.now),
     ]
     phases = {name: round(max(0.0, end - begin) * 1000, 1) for name, begin, end in order}
-    detail: dict[str, Any] = {**phases, "phases": phases, "world_size": len(state.ranks)}
+    detail: dict[str, Any] = {**phases, "world_size": len(state.ranks)}
     detail["pids"] = {str(rank.rank): rank.pid for rank in state.ranks.values()}
     turn.emit("generation_running", **detail)
 

@@ -212,7 +212,8 @@ class Role:
         self.offsets_ns[node] = int(args.get("offset_ns", 0))
         ranks = args.get("ranks", {})
         offset_ms = round(-self.offsets_ns[node] / 1e6, 3)
-        self.facts[node] = {"agent_pid": args.get("agent_pid"), "clock_offset_ms": offset_ms, "ranks": ranks}
+        facts = {"agent_pid": args.get("agent_pid"), "clock_offset_ms": offset_ms, "ranks": ranks}
+        self.facts[node] = {**facts, "generation": args.get("generation")}
         stepped = any(rank.get("step") is not None for rank in ranks.values())
         current = args.get("generation") == self.state.generation
         self.feed(s.Beat(node, float(args.get("heard_age", 0.0)), stepped and current))

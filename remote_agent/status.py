@@ -27,7 +27,7 @@ def job_state(state: s.State) -> str:
 
 
 def document(state: s.State, facts: Facts, coordinator: str | None) -> dict[str, Any]:
-    """Return `status --json`; facts: by node: agent_pid, clock_offset_ms, ranks: {rank: {step, last_output_age_s}}."""
+    """Return `status --json`; facts by node: agent_pid, clock_offset_ms, generation, ranks {rank: {step, …}}."""
     return {
         "job": state.spec.job,
         "state": job_state(state),
@@ -48,7 +48,8 @@ def document(state: s.State, facts: Facts, coordinator: str | None) -> dict[str,
 
 
 def _node(state: s.State, node: s.Node, facts: Mapping[str, Any]) -> dict[str, Any]:
-    live: Mapping[str, Any] = facts.get("ranks", {})
+    # A heartbeat of the generation before says nothing of the ranks of this one.
+    live: Mapping[str, Any] = facts.get("ranks", {}) if facts.get("generation") == state.generation else {}
     ranks = [rank for rank in state.ranks.values() if rank.node == node.name]
     return {
         "name": node.name,

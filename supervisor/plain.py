@@ -225,8 +225,7 @@ def _members(detail: Document) -> str:
 
 def phases_of(detail: Document) -> dict[str, float]:
     """Return the phases of a restart in milliseconds, in order."""
-    phases: Document = detail.get("phases") or detail
-    return {name: float(phases[name]) for name in PHASES if isinstance(phases.get(name), (int, float))}
+    return {name: float(detail[name]) for name in PHASES if isinstance(detail.get(name), (int, float))}
 
 
 def running_text(detail: Document) -> str:

@@ -37,6 +37,9 @@ _MARKS: Final = {
 }
 
 
+PHASES = ("detect", "stop", "rendezvous", "spawn", "main")
+
+
 def event_text(event: Json) -> str:
     """What happened, in one line."""
     detail = event.get("detail")
@@ -50,10 +53,9 @@ def event_text(event: Json) -> str:
 
 def _running(facts: Json) -> str:
     world = f"world {facts.get('world_size', '?')}"
-    phases = facts.get("phases")
-    if not isinstance(phases, dict):
+    took = {name: facts[name] for name in PHASES if isinstance(facts.get(name), (int, float))}
+    if not took:
         return world
-    took = {name: value for name, value in phases.items() if isinstance(value, (int, float))}
     parts = " ".join(f"{name} {value:.0f}" for name, value in took.items())
     return f"{world} in {sum(took.values()):.0f} ms: {parts}"
 

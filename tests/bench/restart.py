@@ -128,7 +128,8 @@ def _with_phases(
     found: dict[str, Samples], events: list[dict[str, Any]], notes: Stamps, script: Script
 ) -> dict[str, Samples]:
     """Add what the journal tells: the phases; and the restarts as seen from the moment the request arrived."""
-    phases = [event["detail"]["phases"] for event in events if event["type"] == "generation_running"][1:]
+    running = [event["detail"] for event in events if event["type"] == "generation_running"][1:]
+    phases = [{phase: detail[phase] for phase in PHASES} for detail in running]
     asked = [event_ns(event) for event in events if event["type"] == "restart_requested"]
     if len(phases) != 2 * OURS or len(asked) != OURS:
         raise ClusterError(f"{len(phases)} restarts in the journal, {2 * OURS} were made")

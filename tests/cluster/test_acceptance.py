@@ -139,7 +139,7 @@ def test_a_killed_worker_is_named_and_the_job_finishes(hosts: Cluster, tmp_path:
         assert not any(line.endswith("epoch 0") for line in starts)
         assert "rank 5" in job.errors()
         running = [event for event in job.events() if event["type"] == "generation_running"]
-        assert set(running[1]["detail"]["phases"]) == {"detect", "stop", "rendezvous", "spawn", "main"}
+        assert {"detect", "stop", "rendezvous", "spawn", "main"} <= set(running[1]["detail"])
 
 
 @pytest.mark.parametrize("node", ["n1", "n3"])

@@ -18,7 +18,7 @@ def test_forms_generation_0_in_inventory_order() -> None:
     assert world.state.phase == s.RUNNING
     assert world.state.generation == 0
     assert [world.state.ranks[rank].node for rank in range(6)] == ["n1", "n1", "n2", "n2", "n3", "n3"]
-    assert set(world.last("generation_running").detail["phases"]) == {"detect", "stop", "rendezvous", "spawn", "main"}
+    assert {"detect", "stop", "rendezvous", "spawn", "main"} <= set(world.last("generation_running").detail)
 
 
 def test_waits_for_all_then_starts_with_min_nodes_after_the_join_timeout() -> None:
