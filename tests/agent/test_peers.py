@@ -1,0 +1,128 @@
+"""Agents talk to agents of their own job only, and only to the one they mean."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+
+from remote_agent import peers
+from remote_agent.paths import Home, JobFiles
+from remote_agent.wire import Answer, Channel
+from supervisor.session.certificates import Authority, make_authority, sign_with
+
+
+def files_for(root: Path, name: str, authority: Authority) -> JobFiles:
+    """Write the key material of one node."""
+    files = Home(root).job("job")
+    files.make()
+    leaf = sign_with(authority.ca, authority.ca_key, name)
+    for path, text in ((files.ca, authority.ca), (files.cert, leaf.cert), (files.key, leaf.key)):
+        path.write_text(text)
+    return files
+
+
+async def who(op: str, args: dict[str, object], body: bytes) -> Answer:
+    """Answer anything."""
+    return Answer({"op": op})
+
+
+async def exchange(server_files: JobFiles, client_files: JobFiles, name: str) -> str:
+    """Connect, ask once, and return whom the server saw."""
+    seen: list[str] = []
+    served = asyncio.Event()
+
+    async def accepted(peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(peer)
+        await Channel(reader, writer, who).run()
+        served.set()
+
+    server, port = await peers.listen(server_files, 0, accepted)
+    try:
+        channel = await peers.connect(client_files, name, "127.0.0.1", port, who)
+        running = asyncio.ensure_future(channel.run())
+        assert (await channel.call("hello", timeout=5.0)).data == {"op": "hello"}
+        await channel.close()
+        await asyncio.gather(running)
+        await asyncio.wait_for(served.wait(), 5.0)
+    finally:
+        server.close()
+    return seen[0]
+
+
+@pytest.mark.parametrize("name", ["n1", "gpu_01", "10.9.8.7", "node-3.cluster.example"])
+def test_nodes_know_each_other_by_name_whatever_it_looks_like(tmp_path: Path, name: str) -> None:
+    authority = make_authority("job")
+    server, client = files_for(tmp_path / "a", name, authority), files_for(tmp_path / "b", "10.1.1.1", authority)
+    assert asyncio.run(exchange(server, client, name)) == "10.1.1.1"
+
+
+def test_another_node_of_the_job_is_not_the_one_we_mean(tmp_path: Path) -> None:
+    authority = make_authority("job")
+    server, client = files_for(tmp_path / "a", "n2", authority), files_for(tmp_path / "b", "n1", authority)
+    with pytest.raises(peers.PeerUnreachable, match="is n2, not n3"):
+        asyncio.run(exchange(server, client, "n3"))
+
+
+def test_another_job_is_refused(tmp_path: Path) -> None:
+    server = files_for(tmp_path / "a", "n2", make_authority("job"))
+    client = files_for(tmp_path / "b", "n1", make_authority("other"))
+    with pytest.raises(peers.PeerUnreachable):
+        asyncio.run(exchange(server, client, "n2"))
+
+
+def test_without_a_certificate_nothing_is_answered(tmp_path: Path) -> None:
+    files = files_for(tmp_path / "a", "n2", make_authority("job"))
+
+    async def check() -> None:
+        async def accepted(peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            raise AssertionError(f"{peer!r} was let in")
+
+        server, port = await peers.listen(files, 0, accepted)
+        context = ssl.create_default_context(cafile=str(files.ca))
+        context.check_hostname = False
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            try:
+                # TLS 1.3 lets the client finish first; the refusal comes with the first read.
+                assert await asyncio.wait_for(reader.read(), 5.0) == b""
+            except (ssl.SSLError, ConnectionError):
+                pass
+            writer.close()
+            await asyncio.wait_for(writer.wait_closed(), 5.0)
+        finally:
+            server.close()
+
+    asyncio.run(check())
+
+
+def test_a_dead_agent_is_told_from_a_silent_one() -> None:
+    async def check() -> None:
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        assert not await peers.is_dead("127.0.0.1", port)
+        server.close()
+        await server.wait_closed()
+        assert await peers.is_dead("127.0.0.1", port)
+
+    asyncio.run(check())
+
+
+def test_the_offset_is_that_of_the_quietest_moment() -> None:
+    clock = peers.Clock()
+    hour_ns = 3_600 * 10**9
+    for delay_ns in (50_000_000, 1_000_000, 80_000_000):
+        now_ns = time.time_ns()
+        there_ns = now_ns + hour_ns
+        clock.sample(now_ns - delay_ns, there_ns - delay_ns // 4, there_ns - delay_ns // 4)
+    assert abs(clock.offset_ns - hour_ns) < 2_000_000
+
+
+def test_the_listener_serves_one_port_on_all_addresses() -> None:
+    listener = peers._listener(0)
+    assert listener.getsockname()[1] > 0
+    os.close(listener.detach())
