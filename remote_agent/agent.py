@@ -224,7 +224,7 @@ class Agent:
             if where is None or role is None or name in role.connected:
                 return
             if await peers.is_dead(where["address"], int(where["port"])):
-                role.feed(s.Gone(name, "its agent died (connection refused)", time.time_ns()))
+                role.feed(s.Gone(name, "its agent died (connection refused)"))
                 return
 
     def peer_handler(self, name: str, channel: Channel | None = None) -> Handler:

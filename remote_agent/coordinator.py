@@ -24,9 +24,12 @@ STARTED_TIMEOUT = 60.0
 HELD_SHARE = 0.6
 
 
-def step(state: s.State, event: s.Event, now: float) -> s.Turned:
-    """Return the state after the event, and what to do; `now` is seconds of a clock that never goes back."""
-    turn = Turn(state, now)
+def step(state: s.State, event: s.Event, now: float, wall_ns: int = 0) -> s.Turned:
+    """Return the state after the event, and what to do.
+
+    `now`: seconds of a clock that never goes back; `wall_ns`: the time of day, for what people read.
+    """
+    turn = Turn(state, now, wall_ns)
     HANDLERS[type(event)](turn, event)
     if turn.state.phase == s.STOPPING and not turn.state.waiting:
         turn.mark("idle")
@@ -56,7 +59,7 @@ def on_joined(turn: Turn, event: s.Joined) -> None:
     elif node.status == "removed" and not fresh:
         turn.send(event.node, "leave", reason="it was removed from the job")
     elif event.node in state.members and state.phase in (s.STARTING, s.RUNNING) and event.running != state.generation:
-        lose_node(turn, event.node, "its agent was restarted, its workers are gone")
+        lose_node(turn, event.node, f"{event.reason}, its workers are gone")
         turn.set_node(event.node, connected=True, seen=turn.now)
     elif event.running is not None and not _carries_on(state, event):
         turn.send(event.node, "stop", generation=event.running, grace_s=state.spec.stop_grace, collect=False)
@@ -87,7 +90,10 @@ def on_unfit(turn: Turn, event: s.Unfit) -> None:
     node = turn.state.nodes.get(event.node)
     if node is None or node.status in ("removed", "failed"):
         return
+    connected = node.connected
     lose_node(turn, event.node, event.reason, status="failed")
+    # Its agent is there all the same, and must hear of the end.
+    turn.set_node(event.node, connected=connected)
 
 
 def on_beat(turn: Turn, event: s.Beat) -> None:
@@ -99,7 +105,7 @@ def on_beat(turn: Turn, event: s.Beat) -> None:
 
 def on_gone(turn: Turn, event: s.Gone) -> None:
     if event.node in turn.state.nodes and turn.state.phase != s.ENDED:
-        lose_node(turn, event.node, event.reason, time_ns=event.time_ns)
+        lose_node(turn, event.node, event.reason)
 
 
 def on_prepared(turn: Turn, event: s.Prepared) -> None:
@@ -191,7 +197,8 @@ def on_tick(turn: Turn, event: s.Tick) -> None:
     timeout = state.spec.node_timeout
     for name, node in state.nodes.items():
         if node.connected and name != state.me and turn.now - node.seen > timeout:
-            lose_node(turn, name, f"no heartbeat for {timeout:g} s", time_ns=event.time_ns)
+            lose_node(turn, name, f"no heartbeat for {timeout:g} s")
+            turn.commands.append(s.Drop(name))
     _keep_quorum(turn)
     _keep_deadline(turn)
 

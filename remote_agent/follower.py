@@ -51,6 +51,7 @@ class Follower:
         self._look_again = asyncio.Event()
         self._no_election_before = 0.0
         self._closing = False
+        self._reason = "its agent was restarted"
         self._tasks = Tasks()
 
     def start(self) -> None:
@@ -93,6 +94,7 @@ class Follower:
             "last_seq": journal.last_seq,
             "digest": journal.digest(journal.last_seq),
             "running": self.running,
+            "reason": self._reason,
             "address": self.agent.address,
             "port": self.agent.port,
             "reports": [*self._readiness(), *self._reports],
@@ -155,6 +157,7 @@ class Follower:
                 return
             self.engine = EngineLink(self.agent.files, self._hear_engine)
             self.incarnation = secrets.token_hex(8)
+            self._reason = f"its engine died ({how})"
             self.running, self._reports = None, []
             await self._rejoin()
         self.report("unfit", {"reason": f"its engine died {ENGINE_STARTS} times"})

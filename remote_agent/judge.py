@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from remote_agent.state import State
 
 
-def judge(state: State, number: int, now_ns: int | None = None) -> tuple[dict[str, Any], str]:
+def judge(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
     """Return the incident of the generation that has just stopped, and what it is recognised by."""
     evidence = [
         RankEvidence.of_exit(ended, ended["node"], _files(state.generation, rank), int(ended.get("shift_ns", 0)))

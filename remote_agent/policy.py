@@ -42,7 +42,7 @@ def _is_failure(state: s.State) -> bool:
 
 def _incident(turn: Turn) -> dict[str, Any]:
     number = turn.state.incidents + 1
-    incident, fingerprint = judge(turn.state, number)
+    incident, fingerprint = judge(turn.state, number, turn.wall_ns)
     turn.set(incidents=number, incident=incident)
     turn.emit("incident", **incident, fingerprint=fingerprint)
     return {**incident, "fingerprint": fingerprint}

@@ -87,13 +87,15 @@ class Role:
 
     def feed(self, event: s.Event) -> s.Reply | None:
         """Take one event in and carry the commands out; returns the reply to an operator, if it was a request."""
-        self.state, commands = step(self.state, event, time.monotonic())
+        self.state, commands = step(self.state, event, time.monotonic(), time.time_ns())
         reply: s.Reply | None = None
         for command in commands:
             if isinstance(command, s.Emit):
                 self._record(command)
             elif isinstance(command, s.Send):
                 self._send(command.node, command.op, dict(command.args))
+            elif isinstance(command, s.Drop):
+                self._drop(command.node)
             elif isinstance(command, s.HandOver):
                 self._tasks.spawn(self._hand_over(command.node), "hand over")
             else:
@@ -171,7 +173,7 @@ class Role:
             spec = NodeSpec(name=node, address=str(args.get("address", "")))
             new = s.Node(spec, status="removed", reason="not in the group: add it")
             self.state = dataclasses.replace(self.state, nodes={**self.state.nodes, node: new})
-        self.feed(s.Joined(node, str(args["incarnation"]), args.get("running")))
+        self.feed(s.Joined(node, str(args["incarnation"]), args.get("running"), str(args["reason"])))
         for report in args.get("reports", ()):
             self.hear(node, report["op"], report["args"])
 
@@ -266,6 +268,11 @@ class Role:
         elif node in self._outboxes:
             self._outboxes[node].put("order", {"op": op, "args": args, "term": self.state.term})
 
+    def _drop(self, node: str) -> None:
+        outbox = self._outboxes.pop(node, None)
+        if outbox is not None:
+            self._tasks.spawn(outbox.channel.close(), f"drop {node}")
+
     def tell(self, op: str, args: dict[str, Any]) -> None:
         """Send every member a notice."""
         for outbox in self._outboxes.values():
@@ -296,7 +303,7 @@ class Role:
         while True:
             await asyncio.sleep(TICK_S)
             self.feed(s.Beat(self._agent.node))
-            self.feed(s.Tick(time.time_ns()))
+            self.feed(s.Tick())
 
     def _wake(self) -> None:
         self.changed.set()

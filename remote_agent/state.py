@@ -110,6 +110,8 @@ class Joined:
     node: str
     incarnation: str
     running: int | None = None
+    reason: str = "its agent was restarted"
+    """Why it comes without the workers it had."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +145,6 @@ class Gone:
 
     node: str
     reason: str
-    time_ns: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,8 +237,6 @@ class Stop:
 class Tick:
     """Time has passed."""
 
-    time_ns: int = 0
-
 
 Event = Union[
     Joined,
@@ -283,6 +282,13 @@ class Send:
 
 
 @dataclasses.dataclass(frozen=True)
+class Drop:
+    """Close a node's connection: when it lives, it has to join anew."""
+
+    node: str
+
+
+@dataclasses.dataclass(frozen=True)
 class HandOver:
     """Give the role to that node; it forms the next generation."""
 
@@ -300,6 +306,6 @@ class Reply:
     hint: str = ""
 
 
-Command = Union[Emit, Send, HandOver, Reply]
+Command = Union[Emit, Send, Drop, HandOver, Reply]
 Turned = tuple[State, "tuple[Command, ...]"]
 MaybeNode = Optional[Node]

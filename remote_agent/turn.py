@@ -22,9 +22,10 @@ KILL_GRACE_S = 0.0
 class Turn:
     """The coordinator's state during one event; only `step` makes one."""
 
-    def __init__(self, state: s.State, now: float) -> None:
+    def __init__(self, state: s.State, now: float, wall_ns: int = 0) -> None:
         self.state = state
         self.now = now
+        self.wall_ns = wall_ns
         self.commands: list[s.Command] = []
 
     def set(self, **changes: Any) -> None:
@@ -128,7 +129,7 @@ def _order_stop(turn: Turn, grace: float, collect: bool) -> None:
             turn.send(name, "stop", generation=turn.state.generation, grace_s=grace, collect=collect)
 
 
-def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost", time_ns: int = 0) -> None:
+def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> None:
     """Take a node out: it is dead, cut off, or unable; its group goes on without it."""
     node = turn.node(name)
     if node.status in ("removed", "lost", "failed"):
@@ -147,7 +148,7 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost", time_
     if name not in state.members or state.phase not in (s.PREPARING, s.STARTING, s.RUNNING, s.STOPPING):
         return
     if status != "removed":
-        alive_ns = time_ns - int((turn.now - node.seen) * 1e9) if time_ns else 0
+        alive_ns = turn.wall_ns - int((turn.now - node.seen) * 1e9)
         turn.set(lost={**state.lost, name: (alive_ns, reason)})
     ranks = {
         number: dataclasses.replace(rank, state="killed") if rank.node == name and rank.code is None else rank

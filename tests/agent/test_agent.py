@@ -96,6 +96,27 @@ def test_a_killed_agent_takes_its_workers_along_and_the_rest_go_on(tmp_path: Pat
     asyncio.run(check())
 
 
+def test_a_killed_engine_is_replaced_and_its_node_returns(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 2, LIGHT, min_nodes=1) as nodes:
+            await nodes.launch()
+            running = await nodes.until("generation_running")
+            worker = running["detail"]["pids"]["1"]
+            engine = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+            os.kill(engine, signal.SIGKILL)
+            await wait_gone([worker], 2.0)
+            lost = await nodes.until("node_lost")
+            assert "engine died" in lost["detail"]["reason"]
+            incident = (await nodes.until("incident"))["detail"]
+            assert (incident["category"], incident["culprit_node"]) == ("node_lost", "n2")
+            again = await nodes.until("generation_running", generation=2)
+            assert again["detail"]["world_size"] == 2
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded")
+
+    asyncio.run(check())
+
+
 @pytest.mark.parametrize("how", ["remove", "kill"])
 def test_the_job_survives_its_coordinator(tmp_path: Path, how: str) -> None:
     async def check() -> None:

@@ -205,18 +205,26 @@ def test_a_killed_agent_leaves_no_worker_and_the_group_goes_on(hosts: Cluster, t
         assert job.run("stop").returncode == 0
 
 
-def test_a_node_that_is_cut_off_stops_its_workers_and_returns(hosts: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["cut", "freeze"])
+def test_a_node_that_is_cut_off_stops_its_workers_and_returns(hosts: Cluster, tmp_path: Path, fault: str) -> None:
     job_keys = {"min_nodes": 2, "node_timeout": 5.0}
-    with Job(hosts, tmp_path / "work", TRAIN, "--epochs", "200", **job_keys).start("--detach") as job:
+    with Job(hosts, tmp_path / "work", TRAIN, "--epochs", "2000", **job_keys).start("--detach") as job:
         assert job.wait() == 0, job.errors()
         job.up = None
         job.until_step(1)
         pids = [worker_pid(job, rank) for rank in (4, 5)]
-        hosts.cut("n3")
+        if fault == "cut":
+            hosts.cut("n3")
+        else:
+            hosts.freeze("n3")
         job.until("generation_running", generation=1)
-        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-        hosts.heal("n3")
+        if fault == "cut":
+            assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+            hosts.heal("n3")
+        else:
+            hosts.thaw("n3")
         job.until("generation_running", generation=2)
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
         status = job.ask("status")
         assert (status["world_size"], status["restarts"]) == (8, 0)
         assert job.run("stop").returncode == 0

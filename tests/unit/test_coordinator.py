@@ -181,6 +181,7 @@ def test_silence_makes_a_node_lost() -> None:
     world.settle()
     assert world.state.nodes["n3"].status == "lost"
     assert world.world_size == 4
+    assert world.dropped == ["n3"], "a node that was only asleep must join anew"
 
 
 def test_the_smaller_side_stops_before_the_others_may_form_a_group() -> None:
@@ -343,5 +344,5 @@ def test_agents_that_leave_after_the_end_are_not_lost() -> None:
     world = World(spec(2))
     world.finish()
     world.settle()
-    world.feed(s.Gone("n2", "its agent died", 1))
+    world.feed(s.Gone("n2", "its agent died"))
     assert world.types()[-1] == "job_succeeded"

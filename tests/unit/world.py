@@ -44,6 +44,7 @@ class World:
         self.events: list[s.Emit] = []
         self.replies: list[s.Reply] = []
         self.heirs: list[str] = []
+        self.dropped: list[str] = []
         self.orders: dict[str, deque[s.Send]] = {name: deque() for name in self.machines}
         self.reports: dict[str, deque[s.Event]] = {name: deque() for name in self.machines}
         if start:
@@ -62,6 +63,8 @@ class World:
                 self.replies.append(command)
             elif isinstance(command, s.HandOver):
                 self.heirs.append(command.node)
+            elif isinstance(command, s.Drop):
+                self.dropped.append(command.node)
             elif self.machines[command.node].connected:
                 self.orders[command.node].append(command)
 
@@ -116,7 +119,7 @@ class World:
             for name, machine in self.machines.items():
                 if machine.connected:
                     self.feed(s.Beat(name))
-            self.feed(s.Tick(int(self.now * 1e9)))
+            self.feed(s.Tick())
 
     # Messages
 
