@@ -163,16 +163,23 @@ class Agent:
             raise Problem("stale", f"this job is in term {self.follower.member.term} already")
         if coordinator["node"] == self.node and self.role is None:
             state = restore.initial(self.spec, self.node, time.monotonic())
-            self._begin(Role(self, state), dict(args.get("absent") or {}))
+            self.role = Role(self, state)
+            self.role.start(dict(args.get("absent") or {}))
+            self.follower.in_charge()
 
-    async def take_role(self, term: int, former: str | None) -> None:
+    async def take_role(self, term: int, former: str) -> None:
         """Become the coordinator of that term: this node has the votes."""
         records = self.journal.records
-        state = restore.take_over(self.spec, self.node, term, records, time.monotonic())
+        now = time.monotonic()
+        away_s = now - self.follower.member.contact
+        state = restore.take_over(self.spec, self.node, term, records, now, away_s)
         self.follower.follow(term, self.node)
-        role = Role(self, state)
-        self._begin(role, {})
-        role.record("coordinator_changed", self.node, former=former, term=term)
+        self.role = role = Role(self, state)
+        role.start({})
+        role.record("coordinator_changed", self.node, former=former or None, term=term)
+        if former in state.nodes and state.nodes[former].status != "removed":
+            role.feed(s.Gone(former, "it coordinated the job, and is gone"))
+        self.follower.in_charge()
         for name in self.members:
             if name != self.node:
                 self._tasks.spawn(self._announce(name), "announce")
@@ -185,11 +192,6 @@ class Agent:
             for name in self.members:
                 if name != self.node:
                     self._tasks.spawn(self._announce(name), "announce")
-
-    def _begin(self, role: Role, absent: dict[str, str]) -> None:
-        self.role = role
-        role.start(absent)
-        self.follower.in_charge()
 
     async def drop_role(self) -> None:
         """Another node is the coordinator now."""

@@ -16,10 +16,12 @@ from typing import Any
 from remote_agent import formation, policy
 from remote_agent import state as s
 from remote_agent.operator_requests import on_add, on_remove, on_restart, on_stop
-from remote_agent.turn import Turn, lose_node, stop_group
+from remote_agent.turn import STOP_MARGIN_S, Turn, lose_node, stop_group
 
 # A store opens in milliseconds; a node that takes longer than this for it has a problem.
 STARTED_TIMEOUT = 60.0
+# An agent that was started for a removed node and is not added by then is sent away.
+UNWANTED_S = 60.0
 # Of node_timeout: from here on a member may have given us up, so it no longer counts for our quorum.
 HELD_SHARE = 0.6
 
@@ -48,6 +50,7 @@ def on_joined(turn: Turn, event: s.Joined) -> None:
         event.node,
         connected=True,
         seen=turn.now,
+        joined=turn.now,
         held=turn.now,
         running=event.running,
         incarnation=event.incarnation,
@@ -196,6 +199,10 @@ def on_tick(turn: Turn, event: s.Tick) -> None:
         return
     timeout = state.spec.node_timeout
     for name, node in state.nodes.items():
+        if node.status == "removed" and node.connected and turn.now - node.joined > UNWANTED_S:
+            turn.set_node(name, connected=False)
+            turn.send(name, "leave", reason="it is not in the job, and nobody added it")
+            continue
         if node.connected and name != state.me and turn.now - node.seen > timeout:
             lose_node(turn, name, f"no heartbeat for {timeout:g} s")
             turn.commands.append(s.Drop(name))
@@ -221,7 +228,13 @@ def _keep_deadline(turn: Turn) -> None:
         return
     turn.set(deadline=None)
     if state.phase == s.STOPPING:
-        for name in sorted(state.waiting):
+        absent = sorted(name for name in state.waiting if not state.nodes[name].connected)
+        for name in absent:
+            lose_node(turn, name, "it did not come to the new coordinator")
+        if absent and turn.state.waiting:
+            turn.set(deadline=turn.now + state.spec.stop_grace + STOP_MARGIN_S)
+            return
+        for name in sorted(turn.state.waiting):
             lose_node(turn, name, "it did not stop its workers in time", status="failed")
     elif state.phase == s.PREPARING:
         on_order_failed(turn, s.OrderFailed(state.members[0], state.generation, "it did not open the store in time"))

@@ -68,12 +68,16 @@ async def ask_around(follower: Follower) -> None:
 
 async def stand(follower: Follower, force: bool = False) -> str:
     """Ask for votes and take the role when more than half agree (force: in any case); returns "" or why not."""
+    async with follower.standing:
+        return "" if follower.agent.role is not None else await _stand(follower, force)
+
+
+async def _stand(follower: Follower, force: bool) -> str:
     agent = follower.agent
     now = time.monotonic()
     if not member.leaderless(follower.member, now):
         return f"{follower.member.coordinator} is in charge"
     term = follower.member.term + 1
-    former = follower.member.coordinator
     if not force:
         # A sounding leaves no trace: a node that cannot win must not raise everybody's term.
         refusal = (await _poll(follower, term, sounding=True))[1]
@@ -90,7 +94,7 @@ async def stand(follower: Follower, force: bool = False) -> str:
         return refusal
     for found in answers:
         _catch_up(agent, found)
-    await agent.take_role(term, former)
+    await agent.take_role(term, follower.former)
     return ""
 
 

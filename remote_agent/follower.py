@@ -47,6 +47,9 @@ class Follower:
         self.generation = -1
         self._pids: dict[int, dict[str, Any]] = {}
         self._reports: list[dict[str, Any]] = []
+        self.standing = asyncio.Lock()
+        self.former = ""
+        """The coordinator before this node took the role."""
         self._orders: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         self._look_again = asyncio.Event()
         self._no_election_before = 0.0
@@ -73,6 +76,8 @@ class Follower:
         """Take a node's word as the coordinator's; False when its term is over."""
         self.member, accepted = member.accept(self.member, term, node, time.monotonic())
         if accepted:
+            if node != self.agent.node:
+                self.former = node
             self.agent.save_term()
             self._look_again.set()
             if node != self.agent.node and self.agent.role is not None:
@@ -323,7 +328,9 @@ class Follower:
         channel = self.channel
         if channel is None:
             name = self.member.coordinator or "none"
-            raise Problem("no_coordinator", f"the coordinator ({name}) cannot be reached from {self.agent.node}")
+            message = f"the coordinator ({name}) cannot be reached from {self.agent.node}"
+            hint = f"if {name} is dead: `remove --node {name}` lets the others go on, `stop` ends the job"
+            raise Problem("no_coordinator", message, hint)
         try:
             return await channel.call("request", {"op": op, "args": args}, timeout=CALL_TIMEOUT_S)
         except (WireError, asyncio.TimeoutError) as error:

@@ -15,9 +15,6 @@ from remote_agent.wire import JobSpec, NodeSpec
 if TYPE_CHECKING:
     from remote_agent.journal import Record
 
-# How long a new coordinator waits for the members of the last generation before it goes on without the rest.
-TAKEOVER_SHARE = 1.0
-
 
 def initial(spec: JobSpec, me: str, now: float) -> s.State:
     """Return the state of a job that has not begun."""
@@ -25,20 +22,33 @@ def initial(spec: JobSpec, me: str, now: float) -> s.State:
     return s.State(spec=spec, me=me, term=1, nodes=nodes, deadline=now + spec.join_timeout)
 
 
-def take_over(spec: JobSpec, me: str, term: int, records: Iterable[Record], now: float) -> s.State:
-    """Return the state for a new coordinator: the group of the last generation is to be formed again."""
+def take_over(spec: JobSpec, me: str, term: int, records: Iterable[Record], now: float, away_s: float = 0.0) -> s.State:
+    """Return the state for a new coordinator: the last group is to be stopped, where it ran, and formed again.
+
+    `away_s`: seconds since the old coordinator was last heard.
+    """
     state = fold(spec, records, me)
     if state.phase == s.ENDED:
         return dataclasses.replace(state, term=term)
-    nodes = {name: dataclasses.replace(node, status=_expected(node)) for name, node in state.nodes.items()}
-    deadline = now + TAKEOVER_SHARE * spec.node_timeout
+    nodes = {name: _expected(node, now - away_s) for name, node in state.nodes.items()}
+    ran = state.phase in (s.STARTING, s.RUNNING)
+    waiting = frozenset(name for name in state.members if nodes[name].status != "removed") if ran else frozenset()
     return dataclasses.replace(
-        state, term=term, nodes=nodes, phase=s.FORMING, deadline=deadline, ranks={}, marks={}, cause=None
+        state,
+        term=term,
+        nodes=nodes,
+        phase=s.STOPPING if ran else s.FORMING,
+        cause="node_lost" if ran else None,
+        waiting=waiting,
+        deadline=now + spec.node_timeout,
+        marks={"cause": now - away_s, "stop": now} if ran else {},
     )
 
 
-def _expected(node: s.Node) -> str:
-    return "connecting" if node.status in ("running", "ready", "spare", "draining", "connecting") else node.status
+def _expected(node: s.Node, seen: float) -> s.Node:
+    """A node of which the new coordinator has yet to hear; `agents` are known to have been there once."""
+    status = "connecting" if node.status in ("running", "ready", "spare", "draining", "connecting") else node.status
+    return dataclasses.replace(node, status=status, seen=seen, incarnation="before" if node.nproc else "")
 
 
 def fold(spec: JobSpec, records: Iterable[Record], me: str = "") -> s.State:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Union
 
 from remote_agent import election, paths, restore
+from remote_agent import state as s
 from remote_agent.journal import Record, public, read_records
 from remote_agent.logs import LogStore
 from remote_agent.status import document
@@ -236,10 +238,27 @@ class AgentDesk(Desk):
         try:
             found = await self._to_coordinator("status", {})
         except Problem as problem:
-            state = restore.fold(agent.spec, agent.journal.records, agent.node)
+            state = self._orphaned(restore.fold(agent.spec, agent.journal.records, agent.node))
             found = document(state, {agent.node: agent.follower.facts()}, agent.follower.member.coordinator)
-            return {**found, **extra, "coordinator_reachable": False, "plan": problem.message}
+            plan = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
+            return {**found, **extra, "coordinator_reachable": False, "plan": plan}
         return {**found, **extra, "coordinator_reachable": True}
+
+    def _orphaned(self, state: s.State) -> s.State:
+        """What this node knows by itself of a job whose coordinator it cannot reach: nobody must take old for new."""
+        agent, view = self._agent, self._agent.follower.member
+        nodes = dict(state.nodes)
+        if view.coordinator in nodes:
+            reason = f"cannot be reached from {agent.node}"
+            nodes[view.coordinator] = dataclasses.replace(nodes[view.coordinator], status="lost", reason=reason)
+        state = dataclasses.replace(state, nodes=nodes)
+        if state.phase == s.ENDED or state.generation < 0 or agent.follower.running is not None:
+            return state
+        ranks = {
+            number: dataclasses.replace(rank, state="killed") if rank.state in ("starting", "running") else rank
+            for number, rank in state.ranks.items()
+        }
+        return dataclasses.replace(state, ranks=ranks, phase=s.FORMING, alone_since=view.contact)
 
     async def status(self, args: dict[str, Any]) -> Answer:
         """Answer with the status document."""
@@ -297,7 +316,10 @@ class AgentDesk(Desk):
 
     async def exit(self, args: dict[str, Any]) -> Answer:
         """End this agent: the launch it belongs to was given up."""
-        if self._agent.follower.member.term and not self._agent.finished:
+        agent = self._agent
+        own = restore.fold(agent.spec, agent.journal.records).nodes.get(agent.node)
+        needed = agent.follower.member.term and (own is None or own.status != "removed")
+        if needed and not agent.finished:
             raise Problem("running", "this job has a coordinator: stop it instead")
         self._agent.finish("its operator asked for it", linger=False)
         return Answer({})

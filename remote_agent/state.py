@@ -36,6 +36,7 @@ class Node:
     """The generation whose workers it has; None: it has none."""
     incarnation: str = ""
     seen: float = 0.0
+    joined: float = 0.0
     held: float = 0.0
     """When this node last knew that it is ours: the basis of quorum."""
     losses: tuple[float, ...] = ()

@@ -28,6 +28,8 @@ ASSIGN_DEADLINE = 30.0
 # An agent that was removed stays for some seconds, so that its end can be read.
 REPLACE_DEADLINE = 20.0
 REPLACE_PAUSE = 0.3
+# Of the coordinator that a launch names; those that agents elect follow.
+FIRST_TERM = 1
 
 
 @dataclass(frozen=True)

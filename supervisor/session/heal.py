@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import time
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, JobSpec, SpecError, WireError
@@ -34,6 +35,8 @@ SETTLE = 1.5
 INTERVAL = 1.0
 IDENTITY_DEADLINE = 5.0
 PROMOTE_DEADLINE = 30.0
+# A node gives its old coordinator up after 0.8 of node_timeout; longer than the default of 15 s is waited for.
+FORCE_DEADLINE = 20.0
 # How long a link that only reads files stays as it is before it looks for an agent again, seconds.
 LOOK_AGAIN = 5.0
 REOPEN_DEADLINE = 20.0
@@ -99,16 +102,46 @@ async def promote_without(session: Session, gone: str) -> None:
     found = await identities(session)
     if not found or any(one.get("coordinator_reachable") or one.get("role") == "coordinator" for one in found.values()):
         return
+    await _promote_by_force(session, found)
+
+
+async def _promote_by_force(session: Session, names: Iterable[str]) -> None:
+    """Give the role to the first that takes it, votes or not, once its lease from the old coordinator is over.
+
+    Raises RequestFailed when none does.
+    """
     last = ""
-    for name in found:
-        try:
-            await session.links[name].call("promote", {"force": True}, timeout_s=PROMOTE_DEADLINE)
-        except (CallFailed, WireError, asyncio.TimeoutError) as refused:
-            last = f"{name}: {refused}"
-            continue
-        session.notice(f"{name} takes the coordinator over without {gone}", "warning", name)
+    end = time.monotonic() + FORCE_DEADLINE
+    while True:
+        for name in names:
+            try:
+                await session.links[name].call("promote", {"force": True}, timeout_s=PROMOTE_DEADLINE)
+            except (CallFailed, WireError, asyncio.TimeoutError) as refused:
+                last = f"{name}: {refused}"
+                continue
+            session.notice(f"{name} takes the coordinator over, by hand", "warning", name)
+            return
+        if time.monotonic() > end:
+            raise RequestFailed(f"nobody takes the coordinator over: {last}", "wait for node_timeout and ask again")
+        await asyncio.sleep(INTERVAL)
+
+
+async def promote_to_stop(session: Session) -> None:
+    """Let somebody coordinate the end of a job that has no coordinator: no votes are needed to stop workers.
+
+    A launch that died before it named a coordinator is given one here.
+    """
+    found = await identities(session)
+    if not found or any(one.get("coordinator_reachable") or one.get("role") == "coordinator" for one in found.values()):
         return
-    raise RequestFailed(f"nobody takes the coordinator over: {last}", "wait for node_timeout and ask again")
+    first = next(iter(found))
+    if any(one.get("term") for one in found.values()):
+        await _promote_by_force(session, found)
+        return
+    members = {name: one["members"][name] for name, one in found.items()}
+    absent = {name: "launch: it was given up" for name in session.links if name not in found}
+    for name in found:
+        await bringup.assign(session.links[name], bringup.FIRST_TERM, first, members, absent)
 
 
 async def authority_of(session: Session) -> tuple[Authority, JobSpec]:
@@ -223,14 +256,20 @@ class Healer:
         session = self._session
         if not session.status:
             return
-        nodes = session.status.get("nodes", ())
-        wanted = {node["name"] for node in nodes if node.get("state") not in ("removed", "failed")}
+        wanted = self._wanted()
         dead = [link for link in self._dead_links() if link.view.name in wanted]
         await asyncio.gather(*(self._restart(link) for link in dead))
+
+    def _wanted(self) -> set[str]:
+        nodes = self._session.status.get("nodes", ())
+        return {node["name"] for node in nodes if node.get("state") not in ("removed", "failed", "draining")}
 
     async def _restart(self, link: Link) -> None:
         session, name = self._session, link.view.name
         if await self._is_over(link) or not await self._is_still_dead(link) or not self._may_start(name):
+            return
+        if name not in self._wanted():
+            # It was removed while we looked.
             return
         session.notice(f"{name}: its agent is gone; starting it again", "warning", name)
         try:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIRST_TERM = 1
 # How long an abandoned launch waits for an agent to stop and its host to be cleaned, seconds.
 ABANDON_DEADLINE = 20.0
 # An agent that was told to end is gone within a moment, or after it has let others read the end.
@@ -145,7 +144,7 @@ class Launch:
     async def _tell(self, session: Session, name: str, coordinator: str, members: dict[str, dict[str, Any]]) -> None:
         try:
             absent = {name: f"{failure.step}: {failure.reason}" for name, failure in self._failures.items()}
-            await bringup.assign(session.links[name], FIRST_TERM, coordinator, members, absent)
+            await bringup.assign(session.links[name], bringup.FIRST_TERM, coordinator, members, absent)
         except HostError as error:
             self._note(session, session.links[name], error)
 

@@ -269,20 +269,29 @@ class Session:
         wish = {**args, "operator": self.operator}
         if verb != "add":
             return await self._steer(verb, wish)
-        wish["spec"] = await heal.bring_up_again(self, str(args["node"]), full=True)
+        name = str(args["node"])
+        seq = int(self.events[-1]["seq"]) if self.events else 0
+        was_in = any(node["name"] == name and node["state"] == "running" for node in self.status.get("nodes", ()))
+        wish["spec"] = await heal.bring_up_again(self, name, full=True)
         end = time.monotonic() + JOIN_DEADLINE
         while True:
             try:
                 return await self._steer(verb, wish)
             except RequestFailed as refused:
+                if refused.kind == "done" and not was_in:
+                    # A lost node: it was admitted as soon as its agent was back.
+                    return {"accepted": True, "message": refused.message, "generation": 0, "seq": seq}
                 # Its agent is up and has yet to reach the coordinator.
                 if refused.kind != "not_ready" or time.monotonic() > end:
                     raise
             await self.wait_change(0.2)
 
     async def _steer(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        if not await heal.promote_if_orphaned(self) and op == "remove":
-            await heal.promote_without(self, str(args["node"]))
+        if not await heal.promote_if_orphaned(self):
+            if op == "remove":
+                await heal.promote_without(self, str(args["node"]))
+            elif op == "stop":
+                await heal.promote_to_stop(self)
         last = ""
         for link in self.opened_links(live=True):
             try:

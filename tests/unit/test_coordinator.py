@@ -346,3 +346,24 @@ def test_agents_that_leave_after_the_end_are_not_lost() -> None:
     world.settle()
     world.feed(s.Gone("n2", "its agent died"))
     assert world.types()[-1] == "job_succeeded"
+
+
+def test_a_takeover_tells_who_was_lost_and_stops_what_still_runs() -> None:
+    world = World(spec(3, min_nodes=2))
+    world.now = 100.0
+    world.state = restore.take_over(world.state.spec, "n2", 2, records(world), world.now, away_s=12.0)
+    machines = world.machines
+    machines["n1"].connected, machines["n1"].running = False, None
+    for name in ("n2", "n3"):
+        machines[name].connected = False
+    world.feed(s.Gone("n1", "it coordinated the job, and is gone"))
+    for name in ("n2", "n3"):
+        world.join(name)
+    world.settle()
+    assert world.state.phase == s.RUNNING
+    assert world.state.members == ("n2", "n3")
+    kinds = world.types()
+    assert kinds.index("node_lost") < kinds.index("generation_stopped") < kinds.index("incident")
+    assert world.last("incident").detail["culprit_node"] == "n1"
+    assert world.last("generation_running").detail["detect"] == 12_000.0
+    assert world.state.restarts == 0
