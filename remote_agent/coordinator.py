@@ -67,6 +67,9 @@ def on_joined(turn: Turn, event: s.Joined) -> None:
     elif event.running is not None and not _carries_on(state, event):
         turn.send(event.node, "stop", generation=event.running, grace_s=state.spec.stop_grace, collect=False)
     elif state.phase == s.STOPPING and event.running is None:
+        if event.nproc is not None:
+            # Before it counts as idle: the next group must not be formed without it.
+            on_ready(turn, s.Ready(event.node, event.nproc))
         on_idle(turn, s.Idle(event.node, state.generation))
 
 

@@ -120,23 +120,29 @@ async def _poll(follower: Follower, term: int, *, sounding: bool) -> tuple[list[
     agent = follower.agent
     voters = base(agent)
     wish = {"term": term, "candidate": agent.node, "sounding": sounding}
-    others = [name for name in voters if name != agent.node]
-    answers = await asyncio.gather(*(ask(follower, name, "vote", wish) for name in others))
-    granted = [found for found in answers if found and found["granted"]]
-    votes = len(granted) + (agent.node in voters)
+    asked = {asyncio.ensure_future(ask(follower, name, "vote", wish)): name for name in voters if name != agent.node}
+    granted: list[dict[str, Any]] = []
+    refused: list[str] = []
+    votes = int(agent.node in voters)
+    waiting = set(asked)
+    try:
+        # A host without power answers nothing for seconds: a majority does not wait for it.
+        while waiting and not member.quorum(votes, len(voters)):
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                found = task.result()
+                if found and found["granted"]:
+                    granted.append(found)
+                    votes += 1
+                else:
+                    refused.append(f"{asked[task]}: {found['reason'] if found else 'no answer'}")
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
     if member.quorum(votes, len(voters)):
         return granted, ""
-    reasons = _reasons(others, answers)
-    return granted, f"{votes} of {len(voters)} votes: more than half are needed ({reasons})"
-
-
-def _reasons(others: list[str], answers: list[dict[str, Any] | None]) -> str:
-    refusals = [
-        f"{name}: {found['reason'] if found else 'no answer'}"
-        for name, found in zip(others, answers)
-        if not (found and found["granted"])
-    ]
-    return "; ".join(refusals)
+    return granted, f"{votes} of {len(voters)} votes: more than half are needed ({'; '.join(refused)})"
 
 
 def _catch_up(agent: Agent, found: dict[str, Any]) -> None:

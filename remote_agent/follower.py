@@ -54,6 +54,7 @@ class Follower:
         self._look_again = asyncio.Event()
         self._no_election_before = 0.0
         self._closing = False
+        self._followed = ""
         self._reason = "its agent was restarted"
         self._tasks = Tasks()
 
@@ -74,12 +75,15 @@ class Follower:
 
     def follow(self, term: int, node: str) -> bool:
         """Take a node's word as the coordinator's; False when its term is over."""
+        changed = node != self._followed
         self.member, accepted = member.accept(self.member, term, node, time.monotonic())
         if accepted:
+            self._followed = node
             if node != self.agent.node:
                 self.former = node
             self.agent.save_term()
-            self._look_again.set()
+            if changed:
+                self._look_again.set()
             if node != self.agent.node and self.agent.role is not None:
                 self._tasks.spawn(self.agent.drop_role(), "drop the role")
         return accepted
@@ -179,28 +183,40 @@ class Follower:
             await self.channel.close()
 
     async def _links(self) -> None:
-        """Stay connected to the coordinator, whoever it is; ask the others for it when it is gone."""
+        """Stay connected to the coordinator, whoever it is; news of another one ends whatever waits for the old."""
         tries = 0
         while True:
             self._look_again.clear()
-            name = self.member.coordinator
-            where = self.agent.members.get(name or "")
-            if self.agent.role is None and name not in (None, self.agent.node) and where:
-                try:
-                    await self._one_link(str(name), where)
-                    tries = 0
-                except peers.PeerRefused as error:
-                    log.info("coordinator: %s", error)
-                    self.member = member.refused(self.member, time.monotonic())
-                except (peers.PeerUnreachable, WireError, Problem, asyncio.TimeoutError) as error:
-                    log.info("coordinator: %s", error)
-                await election.ask_around(self)
-            elif self.agent.role is not None and self.agent.role.is_short():
-                await election.ask_around(self)
-            pause = RETRY_S[min(tries, len(RETRY_S) - 1)]
-            tries += 1
+            news = asyncio.ensure_future(self._look_again.wait())
+            seeking = asyncio.ensure_future(self._seek())
+            try:
+                await asyncio.wait((news, seeking), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (news, seeking):
+                    task.cancel()
+                found, *_ = await asyncio.gather(seeking, news, return_exceptions=True)
+            tries = 0 if found is True or self._look_again.is_set() else tries + 1
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._look_again.wait(), pause)
+                await asyncio.wait_for(self._look_again.wait(), RETRY_S[min(tries, len(RETRY_S) - 1)])
+
+    async def _seek(self) -> bool:
+        """Serve a connection to the coordinator, then ask the others for a newer one; returns whether there was one."""
+        was_there = False
+        name = self.member.coordinator
+        where = self.agent.members.get(name or "")
+        if self.agent.role is None and name not in (None, self.agent.node) and where:
+            try:
+                await self._one_link(str(name), where)
+                was_there = True
+            except peers.PeerRefused as error:
+                log.info("coordinator: %s", error)
+                self.member = member.refused(self.member, time.monotonic())
+            except (peers.PeerUnreachable, WireError, Problem, asyncio.TimeoutError) as error:
+                log.info("coordinator %s: %s", name, str(error) or "no answer in time")
+            await election.ask_around(self)
+        elif self.agent.role is not None and self.agent.role.is_short():
+            await election.ask_around(self)
+        return was_there
 
     async def _one_link(self, name: str, where: dict[str, Any]) -> None:
         handler = self.agent.peer_handler(name)
@@ -214,7 +230,7 @@ class Follower:
         finally:
             if self.channel is channel:
                 self.channel = None
-            await channel.close()
+            # Not close(): a host without power would be waited for.
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 

@@ -173,7 +173,9 @@ class Role:
             spec = NodeSpec(name=node, address=str(args.get("address", "")))
             new = s.Node(spec, status="removed", reason="not in the group: add it")
             self.state = dataclasses.replace(self.state, nodes={**self.state.nodes, node: new})
-        self.feed(s.Joined(node, str(args["incarnation"]), args.get("running"), str(args["reason"])))
+        ready = [report["args"]["nproc"] for report in args.get("reports", ()) if report["op"] == "ready"]
+        nproc = int(ready[0]) if ready else None
+        self.feed(s.Joined(node, str(args["incarnation"]), args.get("running"), str(args["reason"]), nproc))
         for report in args.get("reports", ()):
             self.hear(node, report["op"], report["args"])
 

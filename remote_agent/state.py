@@ -113,6 +113,8 @@ class Joined:
     running: int | None = None
     reason: str = "its agent was restarted"
     """Why it comes without the workers it had."""
+    nproc: int | None = None
+    """How many ranks it runs, where its engine is up already."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -153,6 +153,7 @@ def test_remove_and_add_a_node_while_training(hosts: Cluster, tmp_path: Path, no
         assert done.returncode == 0, done.stderr.decode()
         status = job.ask("status")
         assert (status["world_size"], status["restarts"], status["generation"]) == (8, 0, 2)
+        job.until_step(1)
         first = first_line(job, 0)
         assert first.startswith("generation 2")
         assert not first.endswith("epoch 0")

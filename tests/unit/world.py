@@ -72,7 +72,7 @@ class World:
         machine = self.machines[name]
         if not machine.connected:
             machine.connected = True
-            self.feed(s.Joined(name, f"{name}-{machine.lives}", machine.running))
+            self.feed(s.Joined(name, f"{name}-{machine.lives}", machine.running, nproc=machine.nproc))
             self.feed(s.Ready(name, machine.nproc))
 
     def die(self, name: str) -> None:
