@@ -94,7 +94,10 @@ def _wait_for_nodes(turn: Turn, ready: int) -> None:
     if state.alone_since is None:
         turn.set(alone_since=turn.now)
         if state.generation >= 0 or state.deadline is None:
-            turn.emit("job_degraded", ready=ready, needed=floor(state))
+            reason = (
+                "fewer than min_nodes are ready" if ready < floor(state) else "less than half of the last group is here"
+            )
+            turn.emit("job_degraded", ready=ready, needed=floor(state), reason=reason)
     elif turn.now - state.alone_since > ALONE_TIMEOUT_S:
         turn.end("failed", f"fewer than {floor(state)} nodes for {ALONE_TIMEOUT_S / 60:.0f} minutes")
 
