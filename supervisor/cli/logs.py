@@ -161,13 +161,27 @@ def selection_of(options: argparse.Namespace) -> Selection:
     )
 
 
+def _check_there(files: list[dict[str, Any]], generation: Any, ranks: Sequence[int] | None) -> None:
+    """Raise RequestFailed for a generation or a rank that left no file."""
+    there = {int(file["rank"]) for file in files if generation in (None, "all", file["generation"])}
+    if files and not there:
+        raise RequestFailed(
+            f"no generation {generation} on the hosts that answer", f"the newest is {logs.newest(files)}"
+        )
+    missing = sorted(set(ranks or ()) - there)
+    if files and missing:
+        names = " ".join(str(rank) for rank in sorted(there))
+        raise RequestFailed(f"no rank {missing[0]} in generation {generation}", f"its ranks: {names}")
+
+
 async def _lines(session: Session, options: argparse.Namespace, writer: Writer) -> None:
     selection = selection_of(options)
-    if options.generation is None and not options.follow:
+    if not options.follow:
+        files = await logs.files(session, selection.nodes)
         # Fixed once: the group may be restarted while we read.
-        selection = Selection(
-            logs.newest(await logs.files(session, selection.nodes)), selection.ranks, selection.streams, selection.nodes
-        )
+        generation = logs.newest(files) if options.generation is None else options.generation
+        _check_there(files, generation, options.rank)
+        selection = Selection(generation, selection.ranks, selection.streams, selection.nodes)
     if not options.follow:
         await _past(session, selection, options, writer)
     elif options.level is not None:

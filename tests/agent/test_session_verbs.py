@@ -85,6 +85,8 @@ def _check_readers(cli: Cli) -> None:
     raw = cli("logs", "h.toml", "--raw", "--rank", "1")
     assert raw.out == (cli.made.home("n2") / "jobs/job-t/generation_0/rank_1/stdout.log").read_bytes()
     assert cli("logs", "h.toml", "--raw", "--rank", "7").status == 1
+    assert cli("logs", "h.toml", "--rank", "7").status == 1
+    assert cli("logs", "h.toml", "--generation", "9").status == 1
     assert len(cli("logs", "h.toml", "--rank", "0", "--stream", "stdout").lines) == 31
     assert cli("logs", "h.toml", "--node", "n2", "--tail", "1", "--stream", "stderr").lines == [
         "n2:1| rank 1 error line"
