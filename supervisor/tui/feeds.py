@@ -189,7 +189,8 @@ class MergedFeed:
 
     async def refresh(self, rows: int, follow: bool) -> None:
         """With `follow`, the newest rows; without, only whether there are any."""
-        if self.detached and not follow:
+        if self.detached and self.more_unseen and not follow:
+            # More than one window holds wait already: counting on tells nothing new.
             return
         count = max(PAGE, rows) if not self._rows else max(64, rows)
         fresh = await self._fetch(count, None)
@@ -199,7 +200,7 @@ class MergedFeed:
             self.unseen, self.more_unseen = len(new), not joined
             self.detached = bool(new)
             return
-        self.unseen = 0
+        self.unseen, self.more_unseen = 0, False
         if not joined or self.detached:
             # More came than one window holds: what lies between is loaded again when somebody scrolls there.
             self._replace(fresh, count)
