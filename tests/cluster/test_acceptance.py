@@ -162,7 +162,7 @@ def test_remove_and_add_a_node_while_training(hosts: Cluster, tmp_path: Path, no
 
 
 def test_nobody_attached_and_the_job_heals(hosts: Cluster, tmp_path: Path) -> None:
-    with Job(hosts, tmp_path / "work", TRAIN, "--epochs", "40", "--pause", "0.3").start() as job:
+    with Job(hosts, tmp_path / "work", TRAIN, "--epochs", "150", "--pause", "0.3").start() as job:
         job.until_step(1)
         assert job.up is not None
         victim = worker_pid(job, 6)
@@ -170,7 +170,7 @@ def test_nobody_attached_and_the_job_heals(hosts: Cluster, tmp_path: Path) -> No
         job.up.wait()
         hosts.cut("operator")
         os.kill(victim, signal.SIGKILL)
-        time.sleep(20)
+        time.sleep(60)
         hosts.heal("operator")
         job.up = None
         job.until("generation_running", generation=1)
