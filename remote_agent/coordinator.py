@@ -46,6 +46,7 @@ def on_joined(turn: Turn, event: s.Joined) -> None:
     if node is None:
         return
     fresh = node.incarnation != event.incarnation
+    turn.set(given_up=turn.state.given_up - {event.node})
     turn.set_node(
         event.node,
         connected=True,
@@ -85,11 +86,13 @@ def on_ready(turn: Turn, event: s.Ready) -> None:
     turn.set_node(event.node, ready=True, nproc=event.nproc)
     if was_ready or node.status in ("removed", "failed", "draining"):
         return
+    returned = node.status == "lost"
     if node.status in ("connecting", "lost"):
-        returned = node.status == "lost"
-        turn.set_node(event.node, status="spare" if node.spec.spare else "ready", reason=None)
-        turn.emit("node_ready", node=event.node, nproc=event.nproc, returned=returned)
-    formation.admit(turn, event.node)
+        full = formation.is_full(turn.state, event.node)
+        spare = node.spec.spare or full
+        turn.set_node(event.node, status="spare" if spare else "ready", reason=formation.FULL if full else None)
+        turn.emit("node_ready", node=event.node, nproc=event.nproc, returned=returned, spare=spare)
+    formation.admit(turn, event.node, "returned" if returned else "joined")
 
 
 def on_unfit(turn: Turn, event: s.Unfit) -> None:
@@ -112,6 +115,14 @@ def on_beat(turn: Turn, event: s.Beat) -> None:
 def on_gone(turn: Turn, event: s.Gone) -> None:
     if event.node in turn.state.nodes and turn.state.phase != s.ENDED:
         lose_node(turn, event.node, event.reason)
+
+
+def on_given_up(turn: Turn, event: s.GivenUp) -> None:
+    node = turn.state.nodes.get(event.node)
+    if node is None or node.connected or turn.state.phase == s.ENDED:
+        return
+    turn.set(given_up=turn.state.given_up | {event.node})
+    lose_node(turn, event.node, "an operator says that it is dead")
 
 
 def on_prepared(turn: Turn, event: s.Prepared) -> None:
@@ -252,6 +263,7 @@ HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     s.Unfit: on_unfit,
     s.Beat: on_beat,
     s.Gone: on_gone,
+    s.GivenUp: on_given_up,
     s.Prepared: on_prepared,
     s.Started: on_started,
     s.OrderFailed: on_order_failed,

@@ -11,6 +11,10 @@ from remote_agent import state as s
 from remote_agent.turn import Turn, stop_group
 
 PREPARE_TIMEOUT_S = 30.0
+# The term that the launch names; only then is it certain that no node has workers of a group we do not know of.
+FIRST_TERM = 1
+# Why a node that could take part is kept as a spare.
+FULL = "the group is full (max_nodes): it stands by as a spare"
 # How long too few nodes are waited for before the job counts as failed.
 ALONE_TIMEOUT_S = 3600.0
 
@@ -33,9 +37,11 @@ def try_form(turn: Turn) -> None:
             if node.connected and node.running is not None:
                 turn.set_node(name, status="failed", reason="it did not stop its old workers", connected=False)
         state = turn.state
-    if state.deadline is not None and any(_is_pending(state, node) for node in state.nodes.values()):
-        return
     group = choose(state)
+    pending = [node for node in state.nodes.values() if _is_pending(state, node)]
+    if state.deadline is not None and pending and not _is_settled(turn, len(group)):
+        return
+    state = turn.state
     if len(group) < floor(state) or not _quorum(state):
         _wait_for_nodes(turn, len(group))
         return
@@ -52,13 +58,34 @@ def try_form(turn: Turn) -> None:
         stepped=False,
         cause=None,
         alone_since=None,
+        enough_since=None,
+        given_up=frozenset(),
         deadline=turn.now + PREPARE_TIMEOUT_S,
         incident=state.incident,
     )
-    for name in group:
-        turn.set_node(name, status="running", reason=None)
+    for name, node in state.nodes.items():
+        if name in group:
+            turn.set_node(name, status="running", reason=None)
+        elif node.status == "ready" and node.ready:
+            turn.set_node(name, status="spare", reason=FULL)
     first = turn.node(group[0])
     turn.send(first.name, "prepare", generation=turn.state.generation, host=first.spec.address)
+
+
+def _is_settled(turn: Turn, ready: int) -> bool:
+    """Whether an elastic job has waited long enough for those that are still coming; they are admitted later.
+
+    Only for the first group: a node that comes from an older one may still have its workers.
+    """
+    state = turn.state
+    spec = state.spec
+    first = state.generation < 0 and state.term == FIRST_TERM
+    if not first or spec.min_nodes >= spec.max_nodes or ready < floor(state):
+        turn.set(enough_since=None)
+        return False
+    if state.enough_since is None:
+        turn.set(enough_since=turn.now)
+    return turn.now - (state.enough_since or turn.now) >= spec.settle_timeout
 
 
 def _is_pending(state: s.State, node: s.Node) -> bool:
@@ -71,11 +98,14 @@ def _is_pending(state: s.State, node: s.Node) -> bool:
 
 
 def choose(state: s.State) -> list[str]:
-    """Return the nodes of the next generation in inventory order; spares fill the places of absent nodes."""
+    """Return the nodes of the next generation in inventory order.
+
+    Spares fill the places of absent nodes; that of a removed one only where min_nodes asks for it.
+    """
     fit = [node for node in state.nodes.values() if node.connected and node.ready and node.running is None]
     regular = [node.name for node in fit if node.status in ("ready", "running")]
     spare = [node.name for node in fit if node.status == "spare"]
-    limit = min(state.spec.max_nodes, max(len(_wanted(state)), floor(state)))
+    limit = min(state.spec.max_nodes, max(len(_wanted(state)), state.spec.min_nodes))
     regular.sort(key=lambda name: name not in state.members)
     chosen = set(regular[: state.spec.max_nodes])
     chosen.update(spare[: max(0, limit - len(chosen))])
@@ -84,7 +114,9 @@ def choose(state: s.State) -> list[str]:
 
 def _quorum(state: s.State) -> bool:
     """Whether we hold at least half of the last generation, less those that were removed."""
-    base = [name for name in state.members if state.nodes[name].status != "removed"]
+    base = [
+        name for name in state.members if state.nodes[name].status != "removed" and name not in state.given_up
+    ]
     held = [name for name in base if state.nodes[name].connected]
     return 2 * len(held) >= len(base)
 
@@ -94,12 +126,17 @@ def _wait_for_nodes(turn: Turn, ready: int) -> None:
     if state.alone_since is None:
         turn.set(alone_since=turn.now)
         if state.generation >= 0 or state.deadline is None:
-            reason = (
-                "fewer than min_nodes are ready" if ready < floor(state) else "less than half of the last group is here"
-            )
-            turn.emit("job_degraded", ready=ready, needed=floor(state), reason=reason)
+            turn.emit("job_degraded", ready=ready, needed=floor(state), reason=shortage(state))
     elif turn.now - state.alone_since > ALONE_TIMEOUT_S:
         turn.end("failed", f"fewer than {floor(state)} nodes for {ALONE_TIMEOUT_S / 60:.0f} minutes")
+
+
+def shortage(state: s.State) -> str:
+    """Say why no group can be formed now, and which nodes are left out for good unless an operator adds them."""
+    fewer = len(choose(state)) < floor(state)
+    reason = "fewer than min_nodes are ready" if fewer else "less than half of the last group is here"
+    out = [f"{name}: {node.reason}" for name, node in state.nodes.items() if node.status == "failed"]
+    return "; ".join([reason, *out])
 
 
 def go(turn: Turn, port: int, started_timeout: float) -> None:
@@ -164,11 +201,16 @@ def running_when_all_are(turn: Turn) -> None:
     turn.emit("generation_running", **detail)
 
 
-def admit(turn: Turn, name: str) -> None:
+def is_full(state: s.State, name: str) -> bool:
+    """Whether there is a group without that node, and no room in it."""
+    active = state.phase in (s.PREPARING, s.STARTING, s.RUNNING)
+    return active and name not in state.members and len(state.members) >= state.spec.max_nodes
+
+
+def admit(turn: Turn, name: str, cause: str) -> None:
     """Take a ready node that is not in the running group into a new generation, if there is room."""
     state = turn.state
-    node = turn.node(name)
-    if state.phase not in (s.PREPARING, s.STARTING, s.RUNNING) or name in state.members or node.status != "ready":
-        return
-    if len(state.members) < state.spec.max_nodes:
-        stop_group(turn, "returned")
+    active = state.phase in (s.PREPARING, s.STARTING, s.RUNNING)
+    outside = name not in state.members and turn.node(name).status == "ready"
+    if active and outside and not is_full(state, name):
+        stop_group(turn, cause)

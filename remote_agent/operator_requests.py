@@ -84,6 +84,7 @@ def on_add(turn: Turn, event: s.Add) -> None:
         return
     spec = dataclasses.replace(event.spec, spare=False)
     turn.set_node(name, spec=spec, status="ready", reason=None, losses=())
+    turn.set(blames=tuple(blame for blame in state.blames if blame[1] != name))
     turn.emit("node_added", node=name, nproc=node.nproc, spec=dataclasses.asdict(spec), operator=event.operator)
     room = len(state.members) + (name not in state.members)
     if room > state.spec.max_nodes:

@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent import state as s
 from remote_agent.judge import judge
+from remote_agent.turn import QUARANTINE_WINDOW_S, quarantined
 
 if TYPE_CHECKING:
     from remote_agent.turn import Turn
 
 # A script that prints no step counts as having made none only this long after its start.
 EARLY_S = 60.0
+# What a machine can cause by itself. All else follows the script from node to node, and blames no machine.
+MACHINE_FAULTS = frozenset(
+    {"cuda_error", "host_oom_kill", "bus_error_shm", "disk_full", "nccl_system_error", "dataloader_worker_killed"}
+)
+# One bad moment is none, two may be chance; max_restarts is 3 by default, so a fourth would end the job.
+QUARANTINE_FAULTS = 3
 
 
 def after_stop(turn: Turn) -> None:
@@ -27,6 +34,8 @@ def after_stop(turn: Turn) -> None:
     for name in state.members:
         if turn.node(name).status == "running":
             turn.set_node(name, status="ready")
+    if incident is not None:
+        _blame(turn, incident)
     _let_go(turn)
     if cause == "stop":
         turn.end("stopped", "an operator stopped the job")
@@ -46,6 +55,22 @@ def _incident(turn: Turn) -> dict[str, Any]:
     turn.set(incidents=number, incident=incident)
     turn.emit("incident", **incident, fingerprint=fingerprint)
     return {**incident, "fingerprint": fingerprint}
+
+
+def _blame(turn: Turn, incident: dict[str, Any]) -> None:
+    """Leave a node out that alone keeps failing for reasons of its machine."""
+    name = incident["culprit_node"]
+    if name not in turn.state.nodes or incident["category"] not in MACHINE_FAULTS:
+        return
+    recent = [blame for blame in turn.state.blames if turn.now - blame[0] < QUARANTINE_WINDOW_S]
+    turn.set(blames=(*recent, (turn.now, str(name))))
+    # Where other nodes fail too, it is the script or what they share.
+    alone = all(node == name for _, node in turn.state.blames)
+    if not alone or len(turn.state.blames) < QUARANTINE_FAULTS or turn.node(name).status != "ready":
+        return
+    reason = quarantined(name, f"caused {len(turn.state.blames)} failures", str(incident["summary"]))
+    turn.set_node(name, status="failed", reason=reason)
+    turn.emit("node_failed", node=name, reason=reason, status="failed")
 
 
 def _charge(turn: Turn, incident: dict[str, Any]) -> bool:

@@ -76,7 +76,8 @@ def _job_started(state: s.State, record: Record) -> s.State:
 
 def _node_ready(state: s.State, record: Record) -> s.State:
     node = state.nodes.get(record["node"])
-    status = "spare" if node is not None and node.spec.spare else "ready"
+    spare = record["detail"].get("spare", node is not None and node.spec.spare)
+    status = "spare" if spare else "ready"
     return _with_node(state, record["node"], status=status, reason=None, nproc=record["detail"]["nproc"])
 
 
@@ -108,6 +109,10 @@ def _node_added(state: s.State, record: Record) -> s.State:
 def _generation_started(state: s.State, record: Record) -> s.State:
     detail = record["detail"]
     ranks: dict[int, s.Rank] = {}
+    names = {member["node"] for member in detail["members"]}
+    for name, node in state.nodes.items():
+        if node.status == "ready" and name not in names:
+            state = _with_node(state, name, status="spare")
     for member in detail["members"]:
         state = _with_node(state, member["node"], status="running", reason=None, nproc=member["nproc"])
         for local_rank in range(member["nproc"]):

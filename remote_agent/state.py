@@ -99,6 +99,12 @@ class State:
     started_at: str | None = None
     alone_since: float | None = None
     """Since when fewer nodes than needed are there."""
+    enough_since: float | None = None
+    """Since when min_nodes have been ready for generation 0."""
+    given_up: frozenset[str] = frozenset()
+    """Nodes of the last group that an operator called dead: they do not count for its quorum."""
+    blames: tuple[tuple[float, str], ...] = ()
+    """When a failure that a machine can cause by itself was found on which node."""
 
 
 # Events: what a node or an operator says, and time. `node` is the one that speaks.
@@ -148,6 +154,14 @@ class Gone:
 
     node: str
     reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenUp:
+    """An operator says that a node is dead and its workers with it."""
+
+    node: str
+    operator: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,6 +261,7 @@ Event = Union[
     Unfit,
     Beat,
     Gone,
+    GivenUp,
     Prepared,
     Started,
     OrderFailed,

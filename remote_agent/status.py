@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remote_agent import state as s
+from remote_agent.formation import shortage
 
 # A rank that has said nothing for this long is called silent.
 SILENT_AFTER_S = 60.0
@@ -84,7 +85,7 @@ def _plan(state: s.State) -> str | None:
         waits = " ".join(sorted(state.waiting))
         return f"stopping generation {state.generation} ({state.cause}); waiting for {waits}"
     if state.phase == s.FORMING and state.alone_since is not None:
-        return "waiting for nodes: too few are ready; bring one back or add one"
+        return f"waiting for nodes: {shortage(state)}; bring one back or add one"
     if state.phase in (s.PREPARING, s.STARTING):
         return f"starting generation {state.generation} on {' '.join(state.members)}"
     return None

@@ -12,6 +12,7 @@ from remote_agent import state as s
 
 # A node that is lost this often in this time is left out until an operator adds it again.
 QUARANTINE_LOSSES = 3
+# As long as an operator may take to notice; a node that fails less often costs less than its absence.
 QUARANTINE_WINDOW_S = 600.0
 # On top of the workers' own grace: collecting stacks, reaping, the way back.
 STOP_MARGIN_S = 20.0
@@ -99,6 +100,12 @@ class Turn:
                 self.set_node(name, status="ready")
 
 
+def quarantined(name: str, what: str, last: str) -> str:
+    """Return the reason why a node is left out, and how it comes back."""
+    minutes = QUARANTINE_WINDOW_S / 60
+    return f"quarantined: {what} in {minutes:.0f} minutes, last: {last}; `supervisor add --node {name}` brings it back"
+
+
 def stop_group(turn: Turn, cause: str, age: float = 0.0, kill: bool = False) -> None:
     """Order every live member to stop its workers; `age`: seconds since what caused it."""
     state = turn.state
@@ -137,7 +144,7 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> No
         return
     losses = (*tuple(when for when in node.losses if turn.now - when < QUARANTINE_WINDOW_S), turn.now)
     if len(losses) >= QUARANTINE_LOSSES and status == "lost":
-        status, reason = "failed", f"quarantined: lost {len(losses)} times in 10 minutes, last: {reason}"
+        status, reason = "failed", quarantined(name, f"lost {len(losses)} times", reason)
     if node.status == "draining":
         status = "removed"
     changes = {"connected": False, "ready": False, "running": None}

@@ -49,6 +49,8 @@ class JobSpec:
     stop_grace: float = 15.0
     join_timeout: float = 120.0
     """How long generation 0 waits for all members before it starts with at least min_nodes."""
+    settle_timeout: float = 3.0
+    """Where min_nodes is below max_nodes: how long generation 0 waits for the rest once min_nodes are ready."""
     coordinator_port: int = 0
     role: str = "default"
     created_ns: int = 0
