@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from remote_agent import election, member, paths, peers, restore
@@ -156,6 +157,8 @@ class Agent:
     async def assign(self, args: dict[str, Any]) -> None:
         """Take the supervisor's word for who coordinates; raises Problem when this job knows better."""
         coordinator = args["coordinator"]
+        if coordinator["node"] == self.node and self.role is None and self.journal.records:
+            raise Problem("stale", f"this job has begun: {self.node} needs votes to coordinate it")
         self.members.update(args["members"])
         self.members[coordinator["node"]] = {"address": coordinator["address"], "port": coordinator["port"]}
         self.members[self.node] = {"address": self.address, "port": self.port}
@@ -199,6 +202,12 @@ class Agent:
         if role is not None:
             log.warning("%s is the coordinator now", self.follower.member.coordinator)
             await role.close()
+
+    def give_up(self, names: Iterable[str], operator: str) -> None:
+        """Take an operator's word that these nodes are dead."""
+        if self.role is not None:
+            for name in names:
+                self.role.feed(s.GivenUp(name, operator))
 
     async def _announce(self, name: str) -> None:
         found = {"term": self.follower.member.term, "coordinator": self.node, "members": self.members}

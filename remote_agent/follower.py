@@ -204,17 +204,18 @@ class Follower:
         was_there = False
         name = self.member.coordinator
         where = self.agent.members.get(name or "")
-        if self.agent.role is None and name not in (None, self.agent.node) and where:
+        if self.agent.role is None:
             try:
-                await self._one_link(str(name), where)
-                was_there = True
+                if name not in (None, self.agent.node) and where:
+                    await self._one_link(str(name), where)
+                    was_there = True
             except peers.PeerRefused as error:
                 log.info("coordinator: %s", error)
                 self.member = member.refused(self.member, time.monotonic())
             except (peers.PeerUnreachable, WireError, Problem, asyncio.TimeoutError) as error:
                 log.info("coordinator %s: %s", name, str(error) or "no answer in time")
             await election.ask_around(self)
-        elif self.agent.role is not None and self.agent.role.is_short():
+        elif self.agent.role.is_short() or self.agent.role.misses_some():
             await election.ask_around(self)
         return was_there
 
@@ -284,7 +285,10 @@ class Follower:
                 refusal = await election.stand(self)
                 if refusal:
                     log.info("not elected: %s", refusal)
-                    self._no_election_before = time.monotonic() + ELECTION_PAUSE_S
+                    # Not in step with another candidate: their votes would stay split.
+                    order = election.base(self.agent)
+                    place = 1 + (order.index(self.agent.node) if self.agent.node in order else 0)
+                    self._no_election_before = time.monotonic() + ELECTION_PAUSE_S * place
 
     # Orders
 
@@ -345,7 +349,7 @@ class Follower:
         if channel is None:
             name = self.member.coordinator or "none"
             message = f"the coordinator ({name}) cannot be reached from {self.agent.node}"
-            hint = f"if {name} is dead: `remove --node {name}` lets the others go on, `stop` ends the job"
+            hint = f"if {name} is dead: `supervisor promote` lets the others go on, `stop` ends the job"
             raise Problem("no_coordinator", message, hint)
         try:
             return await channel.call("request", {"op": op, "args": args}, timeout=CALL_TIMEOUT_S)

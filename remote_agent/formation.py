@@ -83,9 +83,9 @@ def _is_settled(turn: Turn, ready: int) -> bool:
     if not first or spec.min_nodes >= spec.max_nodes or ready < floor(state):
         turn.set(enough_since=None)
         return False
-    if state.enough_since is None:
-        turn.set(enough_since=turn.now)
-    return turn.now - (state.enough_since or turn.now) >= spec.settle_timeout
+    since = turn.now if state.enough_since is None else state.enough_since
+    turn.set(enough_since=since)
+    return turn.now - since >= spec.settle_timeout
 
 
 def _is_pending(state: s.State, node: s.Node) -> bool:
@@ -114,9 +114,7 @@ def choose(state: s.State) -> list[str]:
 
 def _quorum(state: s.State) -> bool:
     """Whether we hold at least half of the last generation, less those that were removed."""
-    base = [
-        name for name in state.members if state.nodes[name].status != "removed" and name not in state.given_up
-    ]
+    base = [name for name in state.members if state.nodes[name].status != "removed" and name not in state.given_up]
     held = [name for name in base if state.nodes[name].connected]
     return 2 * len(held) >= len(base)
 

@@ -50,6 +50,13 @@ def accept(member: Member, term: int, coordinator: str, now: float) -> tuple[Mem
     return changed, True
 
 
+def is_news(member: Member, term: int, coordinator: str) -> bool:
+    """Whether that is a coordinator that we do not know yet; nobody learns from others that it is one itself."""
+    if coordinator == member.me:
+        return False
+    return term > member.term or (term == member.term and member.coordinator is None)
+
+
 def heard(member: Member, sent: float) -> Member:
     """Renew the lease: the coordinator answered a heartbeat that we sent then."""
     return dataclasses.replace(member, contact=max(member.contact, sent), dead_since=None)

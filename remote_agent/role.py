@@ -85,6 +85,10 @@ class Role:
         """Whether too few nodes are here: the others may have another coordinator by now."""
         return self.state.phase == s.FORMING and self.state.alone_since is not None
 
+    def misses_some(self) -> bool:
+        """Whether a node of the job is not here: it may follow another coordinator that an operator promoted."""
+        return any(node.status == "lost" for node in self.state.nodes.values())
+
     def feed(self, event: s.Event) -> s.Reply | None:
         """Take one event in and carry the commands out; returns the reply to an operator, if it was a request."""
         self.state, commands = step(self.state, event, time.monotonic(), time.time_ns())

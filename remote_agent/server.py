@@ -293,12 +293,16 @@ class AgentDesk(Desk):
             yield Answer({"event": public(record)})
 
     async def promote(self, args: dict[str, Any]) -> Answer:
-        """Let this node ask for votes, because an operator says so; raises Problem when it does not get them."""
+        """Let this node ask for votes, because an operator says so; raises Problem when it does not get them.
+
+        `force`: votes or not; `given_up`: nodes that the operator calls dead.
+        """
         agent = self._agent
         if agent.role is None:
             refusal = await election.stand(agent.follower, bool(args.get("force")))
             if refusal:
                 raise Problem("election", refusal)
+            agent.give_up(args.get("given_up", ()), str(args.get("operator", "")))
         return Answer({"term": agent.follower.member.term, "coordinator": agent.node})
 
     async def ca(self, args: dict[str, Any]) -> Answer:
@@ -318,7 +322,7 @@ class AgentDesk(Desk):
         """End this agent: the launch it belongs to was given up."""
         agent = self._agent
         own = restore.fold(agent.spec, agent.journal.records).nodes.get(agent.node)
-        needed = agent.follower.member.term and (own is None or own.status != "removed")
+        needed = agent.follower.member.term and (own is None or own.status not in ("removed", "failed"))
         if needed and not agent.finished:
             raise Problem("running", "this job has a coordinator: stop it instead")
         self._agent.finish("its operator asked for it", linger=False)

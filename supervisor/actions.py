@@ -73,8 +73,9 @@ def _kill(status: Status, target: str | None) -> str:
 
 def _promote(status: Status, target: str | None) -> str:
     return (
-        f"{target} takes the coordinator over, if the old one is gone and most of the last group is in reach; "
-        f"a new generation {_next(status)} is formed"
+        f"{target or 'the first node in reach'} takes the coordinator over, votes or not, and generation "
+        f"{_next(status)} is formed of the nodes in reach; you say that all others are dead: if they still train, "
+        "two groups run; refused where a coordinator is in reach"
     )
 
 
@@ -139,8 +140,8 @@ ACTIONS: tuple[Action, ...] = (
         confirm=2, effect=_kill, destructive=True, op="stop", args=(("kill", True),),
     ),
     Action(
-        "node.promote", "", "P", "Promote node", "give a node the coordinator's role when the coordinator is gone",
-        scope="node", confirm=1, effect=_promote, destructive=True, op="promote", args=(("force", False),),
+        "node.promote", "promote", "P", "Promote node", "say that the coordinator's half is dead: a node takes over",
+        scope="node", confirm=1, effect=_promote, destructive=True, op="promote",
     ),
     Action(
         "rank.stacks", "stacks", "d", "Dump stacks", "show Python stacks of live ranks, grouped by equality",

@@ -28,6 +28,7 @@ MODULES = {
     "restart": "steer",
     "remove": "steer",
     "add": "steer",
+    "promote": "steer",
     "stop": "steer",
     "stacks": "stacks",
     "jobs": "jobs",

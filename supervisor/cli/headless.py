@@ -172,7 +172,7 @@ class Headless:
                 if session.state != "succeeded":
                     return EXIT_STATUS.get(session.state, 1)
                 kinds.add("generation_running")
-            if "generation_running" in kinds:
+            if "generation_running" in kinds and not session.late:
                 self._tell_new()
                 write_lines([session.job])
                 say(f"job {session.job} runs; watch it with: {attach_command(hosts, session.job)}")

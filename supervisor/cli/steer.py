@@ -1,4 +1,4 @@
-"""`supervisor restart | remove | add | stop`: ask the cluster to act, and wait for the outcome.
+"""`supervisor restart | remove | add | promote | stop`: ask the cluster to act, and wait for the outcome.
 
 In: argv. Out: one line such as `generation 3 running: world size 6, 0.84 s (…)`, or one JSON document.
 """
@@ -27,9 +27,12 @@ DEADLINE = 600.0
 def run(verb: str, argv: Sequence[str]) -> int:
     """Carry out one verb; returns the exit status."""
     action = BY_VERB[verb]
-    parser = make_parser(verb, "[HOSTS] [JOB]" + (" --node N" if action.scope == "node" else "") + " [--json]")
+    may_choose = verb == "promote"
+    node = "" if action.scope != "node" else " [--node N]" if may_choose else " --node N"
+    parser = make_parser(verb, f"[HOSTS] [JOB]{node} [--json]")
     if action.scope == "node":
-        parser.add_argument("--node", required=True, metavar="N", help="the node, as the inventory names it")
+        words = "the node, as the inventory names it" + (" (default: the first in reach)" if may_choose else "")
+        parser.add_argument("--node", required=not may_choose, metavar="N", help=words)
     if verb == "stop":
         parser.add_argument("--kill", action="store_true", help="at once, without grace")
     add_json(parser)
@@ -96,6 +99,9 @@ def find_outcome(
         if op == "stop":
             continue
         stopped = stopped or kind in ("generation_stopped", "generation_started")
+        if op == "promote" and kind == "job_degraded":
+            # The role has moved; more nodes are needed, and the event says why.
+            return event
         if kind == "generation_running" and int(event["generation"]) >= (generation or 0):
             return event
         if op == "remove" and kind == "node_removed" and not stopped:

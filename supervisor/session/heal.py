@@ -105,22 +105,52 @@ async def promote_without(session: Session, gone: str) -> None:
     await _promote_by_force(session, found)
 
 
-async def _promote_by_force(session: Session, names: Iterable[str]) -> None:
+async def promote(session: Session, node: str | None) -> dict[str, Any]:
+    """Give the role to that node, or to the first in reach, by an operator's word that what is not in reach is dead.
+
+    Returns the answer of a request. Raises RequestFailed where a live coordinator is in reach, Unreachable.
+    """
+    if node is not None and node not in session.links:
+        hosts = " ".join(session.links)
+        raise RequestFailed(f"no host {node!r} in the inventory", f"its hosts: {hosts}", "unknown_node")
+    found = await identities(session)
+    if not found:
+        raise session.unreachable("no agent is alive there")
+    for name, one in found.items():
+        if one.get("role") == "coordinator" or one.get("coordinator_reachable"):
+            head = one.get("coordinator")
+            raise RequestFailed(
+                f"{head} coordinates the job, and {name} is in touch with it",
+                f"to move the role away from it: supervisor remove --node {head}",
+                "in_charge",
+            )
+    if node is not None and node not in found:
+        raise RequestFailed(f"no agent of the job answers on {node}", f"in reach: {' '.join(found)}", "unreachable")
+    if not any(one.get("coordinator") for one in found.values()):
+        raise RequestFailed("the job has had no coordinator yet", "its launch was given up: supervisor stop", "launch")
+    known = {name for one in found.values() for name in one.get("members", ())}
+    seq = max(int(one.get("last_seq", 0)) for one in found.values())
+    taker = await _promote_by_force(session, [node] if node else list(found), sorted(known - set(found)))
+    return {"accepted": True, "message": f"{taker} takes the coordinator over", "generation": 0, "seq": seq}
+
+
+async def _promote_by_force(session: Session, names: Iterable[str], given_up: Iterable[str] = ()) -> str:
     """Give the role to the first that takes it, votes or not, once its lease from the old coordinator is over.
 
-    Raises RequestFailed when none does.
+    `given_up`: nodes that are not waited for. Returns who took it; raises RequestFailed when none does.
     """
+    wish = {"force": True, "given_up": list(given_up), "operator": session.operator}
     last = ""
     end = time.monotonic() + FORCE_DEADLINE
     while True:
         for name in names:
             try:
-                await session.links[name].call("promote", {"force": True}, timeout_s=PROMOTE_DEADLINE)
+                await session.links[name].call("promote", wish, timeout_s=PROMOTE_DEADLINE)
             except (CallFailed, WireError, asyncio.TimeoutError) as refused:
                 last = f"{name}: {refused}"
                 continue
             session.notice(f"{name} takes the coordinator over, by hand", "warning", name)
-            return
+            return name
         if time.monotonic() > end:
             raise RequestFailed(f"nobody takes the coordinator over: {last}", "wait for node_timeout and ask again")
         await asyncio.sleep(INTERVAL)
@@ -189,7 +219,9 @@ async def _is_leaving(session: Session, link: Link) -> bool:
     if not (link.opened and link.view.live):
         return False
     nodes = (await session.call("status")).get("nodes", ())
-    if not any(node["name"] == link.view.name and node.get("state") == "removed" for node in nodes):
+    # One that is left out as failed may have no engine any more.
+    out = ("removed", "failed")
+    if not any(node["name"] == link.view.name and node.get("state") in out for node in nodes):
         return False
     try:
         await link.call("exit", timeout_s=IDENTITY_DEADLINE)
@@ -205,14 +237,14 @@ async def introduce(session: Session, link: Link, spec: JobSpec) -> None:
     mine = link.view.name
     others = {name: one for name, one in found.items() if name != mine}
     heads = [one for one in others.values() if one.get("coordinator")]
-    if not heads:
-        # Nobody else is left of the job: this one carries it on from its journal.
+    newest = max(heads, key=lambda one: (int(one.get("term") or 0), one.get("role") == "coordinator"), default=None)
+    if newest is None or newest["coordinator"] == mine:
+        # Nobody else is left of the job, or all wait for this one: it carries on from the voters' journal.
         try:
             await link.call("promote", {"force": False}, timeout_s=PROMOTE_DEADLINE)
         except CallFailed as refused:
             raise HostError(mine, "promote", refused.message, refused.hint) from refused
         return
-    newest = max(heads, key=lambda one: (int(one.get("term") or 0), one.get("role") == "coordinator"))
     members: dict[str, dict[str, Any]] = {**newest.get("members", {})}
     members[mine] = await bringup.peer_address(link, spec)
     coordinator = str(newest["coordinator"])

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
 from supervisor.errors import HostFailure, LaunchFailed, SupervisorError, UsageError
-from supervisor.session import bringup
+from supervisor.session import bringup, heal
 from supervisor.session.certificates import make_authority
 from supervisor.session.session import Session
 from supervisor.session.specs import tree_for
@@ -81,14 +82,62 @@ class Launch:
             async with limit:
                 await self._bring_up(session, name, material)
 
-        await asyncio.gather(*(one(name) for name in self._plan.hosts))
+        coming = {name: asyncio.ensure_future(one(name)) for name in self._plan.hosts}
+        try:
+            late = await self._await_enough(coming)
+            await self._begin(session, [name for name in self._plan.hosts if name not in late])
+        except BaseException:
+            await cancel_all(coming.values())
+            raise
+        if late:
+            session.notice(f"the job starts without {' '.join(late)}: admitted when up", "warning")
+            session.own_late({name: self._admit(session, name, coming[name]) for name in late})
+
+    async def _await_enough(self, coming: Mapping[str, asyncio.Future[None]]) -> list[str]:
+        """Wait for all hosts; in an elastic job, for min_nodes and then a settle time. Returns those still coming."""
+        spec = self._plan.spec
+        regular = {node.name for node in spec.nodes if not node.spare}
+        pending = set(coming.values())
+        end: float | None = None
+        loop = asyncio.get_running_loop()
+        while pending:
+            rest = None if end is None else max(0.0, end - loop.time())
+            _, pending = await asyncio.wait(pending, timeout=rest, return_when=asyncio.FIRST_COMPLETED)
+            up = [name for name, task in coming.items() if task.done() and name not in self._failures]
+            if end is not None and loop.time() >= end:
+                break
+            if end is None and spec.min_nodes < spec.max_nodes and len(regular & set(up)) >= spec.min_nodes:
+                end = loop.time() + spec.settle_timeout
+        for task in coming.values():
+            if task.done():
+                task.result()
+        return [name for name, task in coming.items() if not task.done()]
+
+    async def _admit(self, session: Session, name: str, coming: asyncio.Future[None]) -> None:
+        """Take a host in that came up when the job had begun."""
+        try:
+            await coming
+            if name not in self._failures:
+                await heal.introduce(session, session.links[name], self._plan.spec)
+        except (SupervisorError, HostError, CallFailed, WireError, asyncio.TimeoutError) as error:
+            session.notice(f"{name}: {error}; the job goes on without it", "warning", name)
+            return
+        finally:
+            session.late.discard(name)
+            session.touch()
+        if name in self._failures:
+            session.notice(f"{self._failures[name]}; the job goes on without it", "warning", name)
+
+    async def _begin(self, session: Session, hosts: list[str]) -> None:
+        """Name the coordinator to the hosts that are up; raises LaunchFailed, UsageError."""
+        spec = self._plan.spec
         if self._taken:
             where = " ".join(name for name in self._plan.hosts if name in self._taken)
             raise UsageError(
                 f"a job named {spec.job} is on {where} already",
                 f"choose another --job, or: supervisor clean {spec.job}",
             )
-        ready = [name for name in self._plan.hosts if name not in self._failures]
+        ready = [name for name in hosts if name not in self._failures]
         self._check_enough(session, ready)
         await self._assign(session, ready)
         ready = [name for name in ready if name not in self._failures]

@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import Answer, CallFailed, JobSpec, WireError
@@ -98,6 +98,7 @@ class Session:
         """True until all nodes of a launch have been assigned, or `failure` says why not."""
         self.failure: SupervisorError | None = None
         """Why the launch failed, or the job cannot be found; `ready` raises it."""
+        self.late: set[str] = set()  # hosts that still come up though the job has begun
         self.ended = False
         """The job is over, and `events` holds its last event."""
         self.version = 0
@@ -267,6 +268,8 @@ class Session:
         if self.read_only:
             raise RequestFailed(f"{verb} refused: this supervisor is read-only", "leave --read-only out", "read_only")
         wish = {**args, "operator": self.operator}
+        if verb == "promote":
+            return await heal.promote(self, args.get("node"))
         if verb != "add":
             return await self._steer(verb, wish)
         name = str(args["node"])
@@ -361,6 +364,12 @@ class Session:
             self.launching = False
             self.touch()
 
+    def own_late(self, admissions: Mapping[str, Coroutine[Any, Any, None]]) -> None:
+        """Let hosts be admitted to the job that has begun without them; each leaves `late` when that is done."""
+        self.late.update(admissions)
+        for name, work in admissions.items():
+            self._own(work, f"admit {name}")
+
     def _own(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
@@ -368,9 +377,8 @@ class Session:
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task.exception() is None:
+        if task.cancelled() or (error := task.exception()) is None:
             return
-        error = task.exception()
         log.error("task %s failed", task.get_name(), exc_info=error)
         self.failure = self.failure or SupervisorError(f"internal error in {task.get_name()}: {error!r}")
         self.notice(f"internal error in {task.get_name()}: {error!r}", "error")

@@ -1,0 +1,67 @@
+"""Elastic membership on the pure state machine: settle time, spares, nodes given up, stray agents."""
+
+from __future__ import annotations
+
+from remote_agent import restore
+from remote_agent import state as s
+from tests.unit.test_coordinator import records
+from tests.unit.world import World, spec
+
+
+def test_an_elastic_group_starts_after_the_settle_time_and_admits_the_late() -> None:
+    world = World(spec(4, min_nodes=2, max_nodes=4, settle_timeout=3.0), start=False)
+    for name in ("n1", "n2"):
+        world.join(name)
+    world.settle()
+    assert world.state.phase == s.FORMING
+    world.pass_time(4)
+    world.settle()
+    assert (world.state.phase, world.state.members) == (s.RUNNING, ("n1", "n2"))
+    world.join("n3")
+    world.settle()
+    assert (world.world_size, world.state.restarts) == (6, 0)
+
+
+def test_a_node_that_returns_to_a_full_group_is_a_spare() -> None:
+    world = World(spec(4, spares=1))
+    world.die("n2")
+    world.settle()
+    generation = world.state.generation
+    world.join("n2")
+    world.settle()
+    assert (world.state.nodes["n2"].status, world.state.generation) == ("spare", generation)
+    world.die("n3")
+    world.settle()
+    assert world.state.members == ("n1", "n2", "n4")
+
+
+def test_a_spare_takes_a_removed_place_only_where_min_nodes_asks() -> None:
+    for needed, members in ((3, ("n1", "n3", "n4")), (2, ("n1", "n3"))):
+        world = World(spec(4, spares=1, min_nodes=needed))
+        world.feed(s.Remove("n2"))
+        world.settle()
+        assert world.state.members == members
+
+
+def test_a_node_that_an_operator_calls_dead_does_not_count_for_the_quorum() -> None:
+    world = World(spec(5, min_nodes=1))
+    world.state = restore.take_over(world.state.spec, "n4", 2, records(world), world.now)
+    for name in ("n1", "n2", "n3"):
+        world.machines[name].connected, world.machines[name].running = False, None
+        world.feed(s.GivenUp(name))
+    for name in ("n4", "n5"):
+        world.machines[name].connected = False
+        world.join(name)
+    world.settle()
+    assert (world.state.phase, world.state.members) == (s.RUNNING, ("n4", "n5"))
+
+
+def test_a_stray_agent_of_a_removed_node_is_sent_away() -> None:
+    world = World(spec(3))
+    world.feed(s.Remove("n3"))
+    world.settle()
+    world.machines["n3"].lives += 1
+    world.join("n3")
+    world.pass_time(62)
+    world.settle()
+    assert not world.machines["n3"].connected
