@@ -71,7 +71,17 @@ def test_a_run_and_everything_that_reads_it(
             assert f"{node}:{rank}| rank {rank} error line" in mine
         assert "job_succeeded" in run.err
         _check_readers(cli)
-        assert cli("clean", "h.toml").status == 0
+        for words in (
+            ["restart", "h.toml"],
+            ["stop", "h.toml", "job-t"],
+            ["stacks", "h.toml"],
+            ["stacks", "h.toml", "job-t"],
+        ):
+            refused = cli(*words)
+            assert (refused.status, "is over: succeeded" in refused.err) == (1, True), refused.err
+        assert cli("clean", "h.toml", "nojob").status == 3
+        cleaned = cli("clean", "h.toml")
+        assert (cleaned.status, cleaned.lines[0]) == (0, "removed job-t on n1 n2")
         assert cli.json("jobs", "h.toml", "--json")["jobs"] == []
 
 
@@ -138,7 +148,7 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         assert cli.json("status", "h.toml", "--json")["state"] == "running"
         assert cli("stop", "h.toml").lines == ["job stopped: an operator stopped the job"]
         assert cli("stop", "h.toml", "job-t").status == 1
-        assert cli("stop", "h.toml").status == 3
+        assert cli("stop", "h.toml").status == 1
 
 
 @pytest.mark.parametrize(
