@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = (0.1, 0.2, 0.5, 1.0)
 ENGINE_STARTS = 3
+# How often the coordinator looks at its own ranks: as often as the others tell of theirs.
+OWN_BEAT_S = 1.0
 LEASE_CHECK_S = 0.1
 ELECTION_PAUSE_S = 1.0
 CALL_TIMEOUT_S = 10.0
@@ -266,12 +268,15 @@ class Follower:
 
     async def _keep_lease(self) -> None:
         """Kill the workers when the lease is over; ask for votes when it is our turn."""
+        own_beat = 0.0
         while True:
             await asyncio.sleep(LEASE_CHECK_S)
             now = time.monotonic()
             if self.agent.role is not None:
                 self.member = member.heard(self.member, now)
-                self.agent.role.beat(self.agent.node, self.facts()) if int(now * 10) % 10 == 0 else None
+                if now - own_beat >= OWN_BEAT_S:
+                    own_beat = now
+                    self.agent.role.beat(self.agent.node, self.facts())
                 continue
             if self.running is not None and self.member.term and member.lease_over(self.member, now):
                 log.warning(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from remote_agent import restore
 from remote_agent import state as s
+from remote_agent.coordinator import UNWANTED_S
 from remote_agent.wire import NodeSpec
 from tests.unit.world import World, spec
 
@@ -104,6 +105,24 @@ def test_remove_and_add_again_is_free() -> None:
     world.settle()
     assert (world.world_size, world.state.restarts) == (8, 0)
     assert world.state.members == ("n1", "n2", "n3", "n4")
+
+
+def test_an_agent_that_comes_to_a_removed_node_is_sent_away_unless_it_is_added_soon() -> None:
+    for added in (False, True):
+        world = World(spec(3, min_nodes=2))
+        world.feed(s.Remove("n3"))
+        world.settle()
+        world.machines["n3"].connected, world.machines["n3"].running = False, None
+        world.machines["n3"].lives += 1
+        world.join("n3")
+        world.settle()
+        assert not world.sent("n3", "leave")
+        if added:
+            world.feed(s.Add(NodeSpec("n3", "10.0.0.3", "2")))
+            world.settle()
+        world.pass_time(UNWANTED_S + 2)
+        assert bool(world.sent("n3", "leave")) is not added
+        assert world.world_size == (6 if added else 4)
 
 
 def test_removing_the_coordinator_hands_the_role_over_after_the_stop() -> None:

@@ -123,6 +123,10 @@ class World:
 
     # Messages
 
+    def sent(self, name: str, op: str) -> bool:
+        """Whether such an order waits for the node."""
+        return any(order.op == op for order in self.orders[name])
+
     def waiting(self) -> list[tuple[str, str]]:
         """Return the queues that hold something."""
         queues = [("order", name) for name, queue in self.orders.items() if queue]
