@@ -145,12 +145,12 @@ class Follower:
             raise Problem("engine", self.engine.problem)
         spec = self.agent.spec.node(self.agent.node)
         wish = spec.nproc_per_node if spec is not None else "auto"
-        gpus = int(self.engine.facts.get("gpus", 0))
-        if wish == "gpu" and not gpus:
-            raise Problem("engine", "nproc_per_node is gpu, and torch sees no GPU here")
-        if wish in ("auto", "gpu") and gpus:
-            return gpus
-        return int(wish) if wish.isdigit() else os.cpu_count() or 1
+        if wish.isdigit():
+            return int(wish)
+        count = int(self.engine.facts.get("devices", {}).get(wish, 0))
+        if not count:
+            raise Problem("engine", f"nproc_per_node is {wish}, and torch sees no {wish.upper()} here")
+        return count
 
     # Loops
 

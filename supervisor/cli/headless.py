@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import sys
 from collections.abc import Coroutine
 from typing import IO, TYPE_CHECKING, Any
 
 from supervisor import plain
+from supervisor.cli.console import Console
 from supervisor.cli.entry import INTERRUPTED, say
 from supervisor.cli.output import Prefixer, Writer, write_lines
 from supervisor.errors import HostFailure, SupervisorError
 from supervisor.session.logs import Selection
 from supervisor.session.tasks import cancel_all
-from supervisor.session.view import ENDED_STATES
+from supervisor.session.view import ENDED_STATES, local_rank_of
 
 if TYPE_CHECKING:
+    from supervisor.session.follow import Chunk
     from supervisor.session.session import Session
 
 EXIT_STATUS = {"succeeded": 0, "failed": 1, "stopped": 4}
@@ -28,14 +31,19 @@ EXIT_STATUS = {"succeeded": 0, "failed": 1, "stopped": 4}
 PATIENCE = 2.0
 # How long the outcome of an ended job is waited for, seconds.
 LAST_NEWS = 15.0
+EVERYTHING = Console()
 
 
 class Headless:
     """One run without a screen."""
 
-    def __init__(self, session: Session, stdout: IO[bytes]) -> None:
+    def __init__(
+        self, session: Session, stdout: IO[bytes], console: Console = EVERYTHING, *, json_events: bool = False
+    ) -> None:
         self._session = session
         self._stdout = stdout
+        self._console = console
+        self._json_events = json_events
         self._interrupts = 0
         self._interrupted = asyncio.Event()
         self._requests: set[asyncio.Task[None]] = set()
@@ -138,6 +146,8 @@ class Headless:
         chunks = self._session.follow(selection, start)
         try:
             async for chunk in chunks:
+                if not await self._shows(chunk):
+                    continue
                 writer.put(prefixer.feed(chunk))
                 while writer.full:
                     await writer.room()
@@ -149,6 +159,18 @@ class Headless:
             writer.put(prefixer.rest())
         finally:
             await chunks.aclose()
+
+    async def _shows(self, chunk: Chunk) -> bool:
+        """Tell whether a chunk belongs on the console; which local rank it is of is a fact of its generation."""
+        if self._console.shows_all:
+            return True
+        end = asyncio.get_running_loop().time() + LAST_NEWS
+        while asyncio.get_running_loop().time() < end:
+            local_rank = local_rank_of(self._session.events, chunk.generation, chunk.rank)
+            if local_rank is not None:
+                return self._console.shows(chunk.rank, local_rank, chunk.stream)
+            await self._session.wait_change(0.5)
+        return True
 
     async def _await_end(self) -> None:
         session = self._session
@@ -202,7 +224,8 @@ class Headless:
                     lines.append(f"{view.name}: {plain.one_line(view.text)}")
         lines += [plain.one_line(notice.text) for notice in session.notices[self._told_notices :]]
         self._told_notices = len(session.notices)
-        lines += [plain.event_line(event) for event in session.events[self._told_events :]]
+        line = json.dumps if self._json_events else plain.event_line
+        lines += [line(event) for event in session.events[self._told_events :]]
         self._told_events = len(session.events)
         if lines:
             _write_err(lines)

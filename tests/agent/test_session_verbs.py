@@ -112,6 +112,30 @@ def _check_readers(cli: Cli) -> None:
     assert "job_succeeded" in attached.err
 
 
+def test_torchruns_options_choose_what_the_console_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with hosts(tmp_path, 2) as made:
+        cli = Cli(made, monkeypatch, capfd)
+        words = (
+            "--redirects",
+            "3",
+            "--tee",
+            "rank1:2",
+            "--event-log-handler",
+            "console",
+            "--log-dir",
+            f"{tmp_path}/here",
+        )
+        run = cli("up", "hosts.toml", "--headless", "--job", "job-t", *words, "talk.py", "3")
+        assert (run.status, run.lines) == (0, ["n2:1| rank 1 error line"]), run.err
+        events = [json.loads(line) for line in run.err.splitlines() if line.startswith("{")]
+        assert [event["type"] for event in events][-1] == "job_succeeded"
+        for rank, node in ((0, "n1"), (1, "n2")):
+            linked = tmp_path / "here" / f"job-t_{node}" / "attempt_0" / "0" / "stdout.log"
+            assert linked.read_text().startswith(f"rank {rank} line 0")
+
+
 def test_a_failure_is_told_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
