@@ -9,10 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from supervisor.inventory.pattern import fold
 from supervisor.session.preflight import Preflight, suspects_of
+
+if TYPE_CHECKING:
+    from supervisor.session.view import HostView
 
 Facts = Mapping[str, Any]
 Severity = Literal["error", "warning", "info"]
@@ -28,6 +31,9 @@ CLOCK_WARNING_MS = 1000.0
 OWN_TO_A_HOST = re.compile(
     r"CUDA_VISIBLE_DEVICES|HIP_VISIBLE_DEVICES|.*_SOCKET_IFNAME|NCCL_IB_HCA|VIRTUAL_ENV|CONDA_PREFIX"
 )
+
+
+_BROKEN = "does not import"
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ def _torch(key: str) -> Callable[[Facts], str]:
 
 def _torch_version(facts: Facts) -> str:
     error = facts["torch"].get("error")
-    return f"does not import: {error}" if error else str(facts["torch"]["torch"])
+    return f"{_BROKEN}: {error}" if error else str(facts["torch"]["torch"])
 
 
 def _gpus(facts: Facts) -> str:
@@ -102,18 +108,34 @@ FACTS: tuple[Fact, ...] = (
     Fact("interpreter", lambda facts: str(facts["executable"]), None),
 )  # fmt: skip
 
+# As many of them a launch has anyway.
+QUICK = 4
+
 
 def matrix(found: Preflight) -> list[Row]:
     """Return every fact with its values; variables that differ somewhere, or are set, each as a row."""
-    rows = [
-        _row(fact.name, {name: fact.read(facts) for name, facts in found.facts.items()}, fact.severity)
-        for fact in FACTS
-    ]
+    rows = _rows(FACTS, found.facts)
     names = sorted({name for facts in found.facts.values() for name in facts["env"]})
     for name in names:
         values = {node: facts["env"].get(name, "(not set)") for node, facts in found.facts.items()}
         rows.append(_row(f"${name}", values, _env_severity(name)))
     return [row for row in rows if row.values]
+
+
+def _rows(which: Iterable[Fact], by_node: Mapping[str, Facts]) -> list[Row]:
+    return [
+        _row(fact.name, {name: fact.read(facts) for name, facts in by_node.items()}, fact.severity) for fact in which
+    ]
+
+
+def quick(views: Iterable[HostView]) -> list[Finding]:
+    """Return what is odd in the facts that a launch has anyway: versions, disk, /dev/shm."""
+    by_node = {view.name: {**view.hello, "torch": view.engine} for view in views}
+    said = list(_differences(_rows(FACTS[:QUICK], by_node)))
+    for name, facts in by_node.items():
+        said += _disk(facts["disk_free"], facts["home"], _of(name))
+        said += _shm_free(facts["shm_free"], _of(name))
+    return _together(said)
 
 
 def _env_severity(name: str) -> Severity:
@@ -133,7 +155,7 @@ def _row(name: str, by_node: Mapping[str, str], severity: Severity | None) -> Ro
 def findings(found: Preflight) -> list[Finding]:
     """Return all that is odd, the worst first."""
     said = [
-        *_differences(found),
+        *_differences(matrix(found)),
         *(finding for node, facts in found.facts.items() for finding in _of_node(node, facts)),
         *_unreached(found),
         *_collectives(found),
@@ -142,9 +164,9 @@ def findings(found: Preflight) -> list[Finding]:
     return sorted(_together(said), key=lambda finding: order[finding.severity])
 
 
-def _differences(found: Preflight) -> Iterable[Finding]:
+def _differences(rows: Iterable[Row]) -> Iterable[Finding]:
     facts = {fact.name: fact for fact in FACTS}
-    for row in matrix(found):
+    for row in rows:
         if not row.odd:
             continue
         known = facts.get(row.fact)
@@ -152,6 +174,9 @@ def _differences(found: Preflight) -> Iterable[Finding]:
         hint = known.hint if known is not None else "set it for all in [job] env, or for one host in its env"
         most, nodes = row.values[0]
         for value, odd in row.values[1:]:
+            if _BROKEN in (value[: len(_BROKEN)], most[: len(_BROKEN)]):
+                # Told for the node itself.
+                continue
             split = len(odd) == len(nodes)
             majority = f"{fold(nodes)} {'have' if len(nodes) > 1 else 'has'} {most}"
             which = odd if not split else (*nodes, *odd)
@@ -162,17 +187,13 @@ def _differences(found: Preflight) -> Iterable[Finding]:
 
 def _of_node(node: str, facts: Facts) -> Iterable[Finding]:
     """Yield what is wrong with a node by itself."""
-
-    def odd(severity: Severity, fact: str, text: str, hint: str = "") -> Finding:
-        return Finding(severity, fact, (node,), text, hint)
-
+    odd = _of(node)
     if facts["torch"].get("error"):
-        text = f"torch does not import: {facts['torch']['error']}"
+        text = f"torch {_BROKEN}: {facts['torch']['error']}"
         yield odd("error", "torch", text, "install it, or name the interpreter that has it: `python` in HOSTS")
     for path, free in facts["disk_free"].items():
-        if free < DISK_WARNING:
-            hint = "`supervisor clean` removes the logs of finished jobs"
-            yield odd("error" if free < DISK_ERROR else "warning", "disk", f"only {_size(free)} free at {path}", hint)
+        yield from _disk(free, path, odd)
+    yield from _shm_free(None if facts["shm"] is None else facts["shm"]["free"], odd)
     yield from _limits(facts, odd)
     if abs(facts["clock_offset_ms"]) - facts["clock_error_ms"] > CLOCK_WARNING_MS:
         text = f"its clock is {facts['clock_offset_ms'] / 1000:+.1f} s off ours"
@@ -187,11 +208,29 @@ def _of_node(node: str, facts: Facts) -> Iterable[Finding]:
         yield odd("info", "load", f"load is {facts['load']:.0f} on {facts['cpu_count']} CPUs")
 
 
-def _limits(facts: Facts, odd: Callable[..., Finding]) -> Iterable[Finding]:
-    shm, files, memlock = facts["shm"], facts["open_files"], facts["memlock"]
-    if shm is not None and shm["free"] < SHM_WARNING:
+def _of(node: str) -> Callable[..., Finding]:
+    """Return what makes findings about one node."""
+
+    def odd(severity: Severity, fact: str, text: str, hint: str = "") -> Finding:
+        return Finding(severity, fact, (node,), text, hint)
+
+    return odd
+
+
+def _disk(free: int, path: str, odd: Callable[..., Finding]) -> Iterable[Finding]:
+    if free < DISK_WARNING:
+        hint = "`supervisor clean` removes the logs of finished jobs"
+        yield odd("error" if free < DISK_ERROR else "warning", "disk", f"only {_size(free)} free at {path}", hint)
+
+
+def _shm_free(free: int | None, odd: Callable[..., Finding]) -> Iterable[Finding]:
+    if free is not None and free < SHM_WARNING:
         hint = "DataLoader workers and NCCL need it: docker run --shm-size, or mount -o remount,size=…"
-        yield odd("warning", "/dev/shm", f"only {_size(shm['free'])} free in /dev/shm", hint)
+        yield odd("warning", "/dev/shm", f"only {_size(free)} free in /dev/shm", hint)
+
+
+def _limits(facts: Facts, odd: Callable[..., Finding]) -> Iterable[Finding]:
+    files, memlock = facts["open_files"], facts["memlock"]
     if files is not None and files < OPEN_FILES_WARNING:
         yield odd("warning", "open files", f"at most {files} open files", "ulimit -n in `prelude`, or limits.conf")
     if memlock is not None and facts["torch"].get("gpu_names"):
@@ -199,7 +238,7 @@ def _limits(facts: Facts, odd: Callable[..., Finding]) -> Iterable[Finding]:
 
 
 def _unreached(found: Preflight) -> Iterable[Finding]:
-    nodes = list(found.reach)
+    nodes = [name for name in found.facts if name in found.reach]
     hint = "open the ports between the nodes (all of them: each group takes a free one), or correct `address` in HOSTS"
     for target in nodes:
         errors = {

@@ -131,13 +131,14 @@ async def _rounds(links: dict[str, NodeLink], found: Preflight, say: Say) -> lis
     """
     names = list(links)
     say(f"all-reduce in pairs, round 1 of 2: {len(names)} nodes")
-    first = await _round(1, _pairs(names), links, found)
+    first = await _round(1, pairs(names), links, found)
     suspects = suspects_of(first)
     if not suspects:
         return first
-    good = [name for name in names if name not in suspects]
     say(f"round 2 of 2: {len(suspects)} suspects")
-    return first + await _round(2, _mixed(suspects, good), links, found)
+    for groups in again(suspects, [name for name in names if name not in suspects]):
+        first += await _round(2, groups, links, found)
+    return first
 
 
 def suspects_of(groups: Sequence[dict[str, Any]]) -> list[str]:
@@ -148,25 +149,22 @@ def suspects_of(groups: Sequence[dict[str, Any]]) -> list[str]:
     return [name for group in slow for name in group["nodes"]]
 
 
-def _pairs(names: Sequence[str]) -> list[list[str]]:
+def pairs(names: Sequence[str]) -> list[list[str]]:
     """Return neighbours in pairs; the last of an odd number joins the last pair."""
     pairs = [list(names[at : at + 2]) for at in range(0, len(names), 2)]
     if len(pairs) > 1 and len(pairs[-1]) == 1:
-        pairs[-2] += pairs.pop()
+        last = pairs.pop()
+        pairs[-1] += last
     return pairs
 
 
-def _mixed(suspects: Sequence[str], good: Sequence[str]) -> list[list[str]]:
-    """Return each suspect with a good node of its own; what is left over in pairs."""
+def again(suspects: Sequence[str], good: Sequence[str]) -> list[list[list[str]]]:
+    """Return groups, one batch after the other, in which every suspect meets a good node and no other suspect."""
     if not good:
         # Nobody is known to be good: at least each meets another partner.
-        return _pairs([*suspects[1:], suspects[0]]) if suspects else []
-    pairs = [[suspect, partner] for suspect, partner in zip(suspects, good, strict=False)]
-    lonely = [*suspects[len(pairs) :], *good[len(pairs) :]]
-    if len(lonely) == 1:
-        pairs[-1:] = [[*pairs[-1], *lonely]] if pairs else []
-        return pairs
-    return pairs + _pairs(lonely)
+        return [pairs([*suspects[1:], suspects[0]])]
+    batches = [suspects[at : at + len(good)] for at in range(0, len(suspects), len(good))]
+    return [[[suspect, partner] for suspect, partner in zip(batch, good)] for batch in batches]  # noqa: B905
 
 
 async def _round(

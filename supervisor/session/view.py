@@ -36,6 +36,8 @@ class HostView:
     """The agent's last answer to `identity`."""
     hello: dict[str, Any] = field(default_factory=dict)
     """The host's answer to `hello`: python, cpu_count, disk_free …"""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """What torch there says of itself, where this session brought the host up."""
     changed_at: float = field(default_factory=time.monotonic)
     """time.monotonic() of the last change of `state` or `step`."""
 
