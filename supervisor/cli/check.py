@@ -30,7 +30,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     hosts, job = split_target(options.target)
     if job is not None:
         raise UsageError(f"check takes no JOB: {job}", f"supervisor status {job}")
-    inventory = load_inventory(hosts)
+    inventory = load_inventory(hosts, options)
     from supervisor.session.oddities import findings, matrix
     from supervisor.session.preflight import preflight
 

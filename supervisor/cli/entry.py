@@ -31,6 +31,7 @@ MODULES = {
     "stop": "steer",
     "stacks": "stacks",
     "check": "check",
+    "hosts": "hosts",
     "jobs": "jobs",
     "clean": "jobs",
     "demo": "demo",

@@ -10,7 +10,7 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from supervisor import plain
@@ -38,12 +38,19 @@ class Headless:
     """One run without a screen."""
 
     def __init__(
-        self, session: Session, stdout: IO[bytes], console: Console = EVERYTHING, *, json_events: bool = False
+        self,
+        session: Session,
+        stdout: IO[bytes],
+        console: Console = EVERYTHING,
+        *,
+        json_events: bool = False,
+        stops_on: Sequence[signal.Signals] = (signal.SIGINT,),
     ) -> None:
         self._session = session
         self._stdout = stdout
         self._console = console
         self._json_events = json_events
+        self._stops_on = stops_on
         self._interrupts = 0
         self._interrupted = asyncio.Event()
         self._requests: set[asyncio.Task[None]] = set()
@@ -74,7 +81,8 @@ class Headless:
     @contextlib.asynccontextmanager
     async def _watched(self) -> Any:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        for number in self._stops_on:
+            loop.add_signal_handler(number, self._interrupt)
         try:
             async with self._session:
                 telling = asyncio.ensure_future(self._tell())
@@ -84,7 +92,8 @@ class Headless:
                     await cancel_all((telling, *self._requests))
                     self._tell_new()
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
+            for number in self._stops_on:
+                loop.remove_signal_handler(number)
 
     async def _until(self, work: Coroutine[Any, Any, None]) -> bool:
         """Await work; False when Ctrl-C came first. Raises what the work raises."""

@@ -88,7 +88,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     hosts, job = split_target(options.target)
     if verb == "jobs" and job is not None:
         raise UsageError(f"jobs takes no JOB: {job}", f"supervisor status {job}")
-    inventory = load_inventory(hosts)
+    inventory = load_inventory(hosts, options)
     if verb == "jobs":
         return _list(inventory, as_json=options.json)
     return _clean(inventory, job, as_json=options.json)

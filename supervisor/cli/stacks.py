@@ -30,7 +30,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     add_json(parser)
     options = parse(parser, argv)
     hosts, job = split_target(options.target)
-    inventory = load_inventory(hosts)
+    inventory = load_inventory(hosts, options)
     from supervisor.session.session import open_session
 
     async def once() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.cli import torchrun
 from supervisor.cli.entry import say
-from supervisor.cli.options import add_screen, is_terminal, load_inventory, make_parser
+from supervisor.cli.options import add_screen, add_sources, is_terminal, load_inventory, make_parser, source_words
 from supervisor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def parse_up(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable for all workers")
     parser.add_argument("--no-sync", "--no_sync", action="store_true", help="the work tree is on the nodes already")
     add_screen(parser)
+    add_sources(parser)
     torchrun.add_torchrun(parser)
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="[HOSTS] SCRIPT [ARGS…]")
     options = parser.parse_args(list(argv))
@@ -111,7 +113,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     torchrun.check(options)
     console = torchrun.console(options)
     notices = torchrun.notices(options)
-    inventory = load_inventory(options.hosts)
+    inventory = load_inventory(options.hosts, options)
     plan = make_plan(inventory, job_options(options), Path.cwd())
     for notice in notices:
         say(notice)
@@ -126,8 +128,11 @@ def _headless(inventory: Inventory, plan: Plan, options: argparse.Namespace, con
 
     async def launch() -> int:
         session = launch_session(inventory, plan, read_only=options.read_only)
-        watch = Headless(session, sys.stdout.buffer, console, json_events=options.event_log_handler == "console")
-        return await watch.launched(detach=options.detach, hosts=options.hosts)
+        # The end of an allocation must end its job; otherwise only Ctrl-C is meant for it.
+        stops_on = (signal.SIGINT, signal.SIGTERM) if options.slurm else (signal.SIGINT,)
+        json_events = options.event_log_handler == "console"
+        watch = Headless(session, sys.stdout.buffer, console, json_events=json_events, stops_on=stops_on)
+        return await watch.launched(detach=options.detach, hosts=source_words(options.hosts, options))
 
     return asyncio.run(launch())
 

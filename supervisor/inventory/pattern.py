@@ -25,15 +25,15 @@ class PatternError(ValueError):
 def expand(pattern: str) -> list[str]:
     """Return the names of a pattern in written order; raises PatternError."""
     names: list[str] = []
-    for text in _split(pattern):
+    for text in split(pattern):
         names.extend(_expand_one(text.strip(), pattern))
         if len(names) > MAX_NAMES:
             raise PatternError(f"{pattern!r} means more than {MAX_NAMES} names")
     return names
 
 
-def _split(pattern: str) -> list[str]:
-    """Split at the commas outside of brackets."""
+def split(pattern: str) -> list[str]:
+    """Return the parts between the commas outside of brackets; raises PatternError."""
     pieces = [""]
     depth = 0
     for char in pattern:

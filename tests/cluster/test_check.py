@@ -95,6 +95,20 @@ def test_a_host_that_does_not_answer_is_exit_status_3(three: Cluster, tmp_path: 
     assert "connection refused" in found["unreachable"]["n3"]["reason"]
 
 
+def test_hosts_may_be_named_without_an_inventory(three: Cluster, tmp_path: Path) -> None:
+    config = [f"IdentityFile {three.identity_file}", f"UserKnownHostsFile {three.known_hosts}", "User root"]
+    config += [f"Host {host.name}\n  HostName {host.address}" for host in three.hosts]
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text("\n".join(config) + "\n")
+    (tmp_path / "hostfile").write_text("n1 slots=2\nn3 slots=1\n")
+    for words in (["--hosts", "n[1,3]"], ["--hostfile", str(tmp_path / "hostfile")]):
+        done = subprocess.run(
+            [sys.executable, "-m", "supervisor", "jobs", *words, "--json"],
+            capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "HOME": str(tmp_path)},
+        )  # fmt: skip
+        assert (done.returncode, json.loads(done.stdout or "{}")) == (0, {"jobs": [], "unreachable": {}}), done.stderr
+
+
 def test_nothing_of_a_check_stays(three: Cluster) -> None:
     left = [pid for host in three.hosts for pid in three.pids(host) if b"agents/" in cmdline(pid)]
     assert left == []
