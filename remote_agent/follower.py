@@ -31,6 +31,7 @@ OWN_BEAT_S = 1.0
 LEASE_CHECK_S = 0.1
 ELECTION_PAUSE_S = 1.0
 CALL_TIMEOUT_S = 10.0
+# Less than the coordinator's own: an engine that does not stop its workers is killed before we are called stuck.
 STOP_MARGIN_S = 30.0
 
 
