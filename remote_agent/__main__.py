@@ -1,4 +1,4 @@
-"""What the zipapp and `python -m remote_agent` run: connect, serve or engine.
+"""What the zipapp and `python -m remote_agent` run: connect, serve, engine or probe.
 
 In: argv. Out: the exit status of the chosen part; each part is imported only when it is chosen.
 """
@@ -21,6 +21,9 @@ def main(argv: list[str] | None = None) -> int:
     serve.add_argument("--detach", action="store_true", help="go on in a grandchild; its pid is printed")
     engine = modes.add_parser("engine", help="the part that imports torch; started by the agent")
     engine.add_argument("--job", required=True)
+    probe = modes.add_parser("probe", help="what a preflight asks of torch; started by the bridge")
+    probe.add_argument("what", choices=["facts", "collective"])
+    probe.add_argument("args", nargs="?", default="{}")
     args = parser.parse_args(argv)
     if args.mode == "connect":
         from remote_agent import bridge
@@ -32,6 +35,10 @@ def main(argv: list[str] | None = None) -> int:
         from remote_agent import agent
 
         return agent.main(args.job)
+    if args.mode == "probe":
+        from remote_agent import engine_probe
+
+        return engine_probe.main(args.what, args.args)
     from remote_agent import engine as engine_part
 
     return engine_part.main(args.job)

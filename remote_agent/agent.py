@@ -326,6 +326,10 @@ class Agent:
             "script": spec.script,
             "args": list(spec.args),
             "log_dir": str(self.files.generation(generation)),
+            "links": f"{spec.log_dir}/{spec.job}_{self.node}" if spec.log_dir else "",
+            "numa_binding": spec.numa_binding or "",
+            "signals_to_handle": spec.signals_to_handle or "",
+            "virtual_local_rank": spec.virtual_local_rank,
         }
 
     def operator_came(self, channel: Channel) -> None:

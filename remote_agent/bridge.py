@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent import __version__, jobs
 from remote_agent.paths import READ_AHEAD, Home, JobFiles, NameRefused, agent_alive, check_name, open_unix
+from remote_agent.probe import Probe
 from remote_agent.tree import TreeSync
 from remote_agent.wire import MAGIC, PROTOCOL, Answer, Channel, Frame, Handler, Problem, WireError, encode, read_frame
 
@@ -44,6 +45,7 @@ class Bridge:
     def __init__(self, home: Home) -> None:
         self.home = home
         self._sync = TreeSync(home)
+        self._probe = Probe(home)
         self._ops: dict[str, Callable[[dict[str, Any], bytes], Awaitable[dict[str, Any]]]] = {
             "hello": self._hello,
             "jobs": self._jobs,
@@ -52,11 +54,17 @@ class Bridge:
             "tree_commit": self._tree_commit,
             "start": self._start,
             "clean": self._clean,
+            "facts": self._probe.facts,
+            "listen": self._probe.listen,
+            "reach": self._probe.reach,
+            "collective_start": self._probe.collective_start,
+            "collective_end": self._probe.collective_end,
         }
 
     def close(self) -> None:
-        """Give back what a half-done sync holds."""
+        """Give back what a half-done sync holds, and end a preflight."""
         self._sync.close()
+        self._probe.close()
 
     async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer:
         """Answer one request; raises Problem."""

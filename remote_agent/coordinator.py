@@ -16,12 +16,13 @@ from typing import Any
 from remote_agent import formation, policy
 from remote_agent import state as s
 from remote_agent.operator_requests import on_add, on_remove, on_restart, on_stop
-from remote_agent.turn import STOP_MARGIN_S, Turn, lose_node, stop_group
+from remote_agent.turn import STOP_MARGIN_S, Turn, give_up_on, lose_node, stop_group
 
 # A store opens in milliseconds; a node that takes longer than this for it has a problem.
 STARTED_TIMEOUT = 60.0
 # An agent that was started for a removed node and is not added by then is sent away.
 UNWANTED_S = 60.0
+STUCK = "it did not stop its workers in time"
 # Of node_timeout: from here on a member may have given us up, so it no longer counts for our quorum.
 HELD_SHARE = 0.6
 
@@ -242,19 +243,33 @@ def _keep_deadline(turn: Turn) -> None:
         return
     turn.set(deadline=None)
     if state.phase == s.STOPPING:
-        absent = sorted(name for name in state.waiting if not state.nodes[name].connected)
-        for name in absent:
-            lose_node(turn, name, "it did not come to the new coordinator")
-        if absent and turn.state.waiting:
-            turn.set(deadline=turn.now + state.spec.stop_grace + STOP_MARGIN_S)
-            return
-        for name in sorted(turn.state.waiting):
-            lose_node(turn, name, "it did not stop its workers in time", status="failed")
+        _lose_the_stuck(turn)
     elif state.phase == s.PREPARING:
         on_order_failed(turn, s.OrderFailed(state.members[0], state.generation, "it did not open the store in time"))
     elif state.phase == s.STARTING:
+        stop_group(turn, "node_lost")
         for name in sorted(state.waiting):
-            lose_node(turn, name, "it did not start its workers in time", status="failed")
+            give_up_on(turn, name, "it did not start its workers in time")
+
+
+def _lose_the_stuck(turn: Turn) -> None:
+    """Lose the nodes that are not idle in time; one that is connected gets a second chance, on a new connection.
+
+    Its workers may live: without a connection, its lease ends them.
+    """
+    state = turn.state
+    for name in sorted(state.waiting):
+        node = state.nodes[name]
+        if node.reason == STUCK:
+            lose_node(turn, name, STUCK, status="failed")
+        elif node.connected:
+            turn.set_node(name, connected=False, reason=STUCK)
+        else:
+            lose_node(turn, name, "it did not come to the new coordinator")
+        if node.connected:
+            turn.commands.append(s.Drop(name))
+    if turn.state.waiting:
+        turn.set(deadline=turn.now + max(state.spec.node_timeout, state.spec.stop_grace + STOP_MARGIN_S))
 
 
 HANDLERS: dict[type, Callable[[Turn, Any], None]] = {

@@ -21,7 +21,7 @@ from typing import Any
 
 from remote_agent import engine_boot, engine_watch
 from remote_agent.engine_group import Group
-from remote_agent.engine_start import OWN_VARIABLES, Order, rank_directories, worker_environment
+from remote_agent.engine_start import OWN_VARIABLES, Order, link_logs, rank_directories, worker_environment
 from remote_agent.wire import Answer, Channel, ChannelClosed, Problem
 
 log = logging.getLogger(__name__)
@@ -135,6 +135,7 @@ class Engine:
 
     async def _start(self, torch: Any, order: Order) -> tuple[Group, list[dict[str, Any]]]:
         directories = rank_directories(order)
+        link_logs(order, directories)
         boot = engine_boot.BootDirectory(order.log_dir)
         try:
             context = await self._in_thread(_start_workers, torch, self._job, order, boot.path, directories)
@@ -210,7 +211,7 @@ def _start_workers(torch: Any, job: str, order: Order, boot: Path, directories: 
     # Workers inherit the directory; everything of ours is absolute.
     os.chdir(order.cwd)
     files = torch.RankFiles(str(order.log_dir), {number: str(path) for number, path in directories.items()})
-    return torch.start(order.role, commands, envs, files)
+    return torch.start(order.role, commands, envs, files, order.numa_binding)
 
 
 def _number(args: dict[str, Any], name: str) -> int:

@@ -19,6 +19,9 @@ from typing import NamedTuple
 
 from remote_agent.worker import HIDDEN_NAME, WORD
 
+# What torchrun's run_script_path does.
+RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
 
 class Word(NamedTuple):
     """One worker is about to run the script."""
@@ -106,7 +109,7 @@ def command(job: str, kind: str, boot: Path, env: dict[str, str], words: list[st
         return [sys.executable, "-I", "-S", str(boot / f"{HIDDEN_NAME}.py"), job, *words]
     python = env.get("PYTHON_EXEC") or os.environ.get("PYTHON_EXEC") or sys.executable
     # The option means nothing to Python: it shows the job to ps.
-    module = ["-m"] if kind == "module" else []
+    module = {"module": ["-m"], "run_path": ["-c", RUN_PATH]}.get(kind, [])
     return [python, "-X", f"supervisor={job}", "-u", *module, *words]
 
 

@@ -10,11 +10,10 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from remote_agent.paths import JobFiles, start_ticks
+from remote_agent.paths import JobFiles, own_command, start_ticks
 from remote_agent.wire import Answer, CallFailed, Channel, ChannelClosed
 
 log = logging.getLogger(__name__)
@@ -23,12 +22,6 @@ log = logging.getLogger(__name__)
 IMPORT_TIMEOUT_S = 300.0
 CALL_MARGIN_S = 30.0
 Notice = Callable[[str, "dict[str, Any]"], Awaitable[None]]
-
-
-def agent_command(mode: str, job: str) -> list[str]:
-    """Return how to start this very code in another mode, from a zipapp or from source."""
-    program = sys.argv[0] if sys.argv[0].endswith(".pyz") else ""
-    return [sys.executable, *([program] if program else ["-m", "remote_agent"]), mode, "--job", job]
 
 
 class EngineLink:
@@ -48,7 +41,7 @@ class EngineLink:
     async def run(self) -> str:
         """Start the engine and serve its notices until it ends; returns how it ended."""
         self._process = await asyncio.create_subprocess_exec(
-            *agent_command("engine", self._files.name),
+            *own_command("engine", "--job", self._files.name),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,

@@ -12,7 +12,7 @@ from typing import Any
 
 from remote_agent.wire import Problem
 
-KINDS = ("script", "module", "binary")
+KINDS = ("script", "module", "run_path", "binary")
 # Ours, not the worker's: where the supervisor keeps its files on this node.
 OWN_VARIABLES = ("SUPERVISOR_HOME",)
 
@@ -39,6 +39,11 @@ class Order:
     script: str
     args: tuple[str, ...]
     log_dir: Path
+    links: str
+    """Where the logs are linked in torchrun's layout; empty: nowhere."""
+    numa_binding: str
+    signals_to_handle: str
+    virtual_local_rank: bool
 
     @classmethod
     def from_args(cls, args: dict[str, Any]) -> Order:
@@ -80,6 +85,8 @@ def worker_environment(order: Order, local_rank: int, leaked: dict[str, str]) ->
     env = dict(order.env)
     rank = order.base_rank + local_rank
     env.update(leaked)
+    if order.signals_to_handle:
+        env["TORCHELASTIC_SIGNALS_TO_HANDLE"] = order.signals_to_handle
     env.update(
         RANK=str(rank),
         LOCAL_RANK=str(local_rank),
@@ -101,10 +108,39 @@ def worker_environment(order: Order, local_rank: int, leaked: dict[str, str]) ->
     env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = given.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if order.local_world_size > 1 and "OMP_NUM_THREADS" not in given:
         env["OMP_NUM_THREADS"] = "1"
+    if order.virtual_local_rank:
+        env["LOCAL_RANK"] = "0"
+        env["CUDA_VISIBLE_DEVICES"] = _own_device(given.get("CUDA_VISIBLE_DEVICES"), local_rank)
     if "PWD" in given:
         # A shell that had started torchrun there would have said so.
         env["PWD"] = order.cwd
     return env
+
+
+def _own_device(visible: str | None, local_rank: int) -> str:
+    """Return the device that `--virtual-local-rank` leaves to a worker, as torch's LocalElasticAgent chooses it."""
+    if visible is None:
+        return str(local_rank)
+    devices = visible.split(",")
+    if local_rank >= len(devices):
+        raise ValueError(f"local rank {local_rank} is beyond the devices of CUDA_VISIBLE_DEVICES={visible}")
+    return devices[local_rank].strip()
+
+
+def link_logs(order: Order, directories: dict[int, Path]) -> None:
+    """Link each rank's directory where torchrun's --log-dir would have it; raises Problem."""
+    if not order.links:
+        return
+    attempt = Path(order.cwd, os.path.expanduser(order.links), f"attempt_{order.generation}")
+    try:
+        attempt.mkdir(parents=True, exist_ok=True)
+        for local_rank, directory in directories.items():
+            link = attempt / str(local_rank)
+            if link.is_symlink():
+                link.unlink()
+            link.symlink_to(directory, target_is_directory=True)
+    except OSError as error:
+        raise Problem("log_dir", f"--log-dir: {error.strerror}: {error.filename}", "name another --log-dir") from error
 
 
 def rank_directories(order: Order) -> dict[int, Path]:

@@ -34,6 +34,7 @@ def facts() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "gpus": _device_count(),
+        "devices": _devices(),
         "cuda": torch.version.cuda,
         "nccl": nccl,
     }
@@ -44,6 +45,21 @@ def _device_count() -> int:
         return torch.cuda.device_count()
     accelerator = getattr(torch, "accelerator", None)
     return int(accelerator.device_count()) if accelerator is not None and accelerator.is_available() else 0
+
+
+def _devices() -> dict[str, int]:
+    """Return how many workers each word of --nproc-per-node means here, as torchrun's determine_local_world_size."""
+    counts = {"cpu": torch._utils.cpu_count() or 1}
+    if torch.cuda.is_available():
+        counts["gpu"] = torch.cuda.device_count()
+    if torch.xpu.is_available():
+        counts["xpu"] = torch.xpu.device_count()
+    counts["auto"] = _device_count() or counts["cpu"]
+    custom = torch._C._get_privateuse1_backend_name()
+    module = getattr(torch, custom, None)
+    if module is not None and module.is_available():
+        counts[custom] = module.device_count()
+    return counts
 
 
 def open_store(host: str) -> TCPStore:
@@ -84,8 +100,25 @@ class RankFiles(LogsSpecs):
         return destinations
 
 
-def start(name: str, commands: dict[int, list[str]], envs: dict[int, dict[str, str]], files: RankFiles) -> PContext:
-    """Start one process per local rank; raises OSError when the system will not."""
+def start(
+    name: str, commands: dict[int, list[str]], envs: dict[int, dict[str, str]], files: RankFiles, numa_binding: str
+) -> PContext:
+    """Start one process per local rank; raises OSError when the system will not, ValueError for a binding that fails.
+
+    `numa_binding`: torchrun's word, or empty.
+    """
     entrypoint = commands[0][0]
     args = {local_rank: tuple(words[1:]) for local_rank, words in commands.items()}
-    return start_processes(name=name, entrypoint=entrypoint, args=args, envs=envs, logs_specs=files)
+    more = {"numa_options": _numa_options(numa_binding)} if numa_binding else {}
+    return start_processes(name=name, entrypoint=entrypoint, args=args, envs=envs, logs_specs=files, **more)
+
+
+def _numa_options(mode: str) -> Any:
+    """Return torch's own options for a mode; raises ValueError where this torch or this node cannot bind."""
+    try:
+        from torch.numa.binding import AffinityMode, NumaOptions
+    except ImportError as error:
+        raise ValueError(f"--numa-binding needs torch 2.10 or newer, here is {torch.__version__}") from error
+    if not _device_count():
+        raise ValueError("--numa-binding binds each worker near its GPU, and torch sees none here")
+    return NumaOptions(affinity_mode=AffinityMode(mode))

@@ -26,9 +26,12 @@ log = logging.getLogger(__name__)
 
 RETRY_S = (0.1, 0.2, 0.5, 1.0)
 ENGINE_STARTS = 3
+# How often the coordinator looks at its own ranks: as often as the others tell of theirs.
+OWN_BEAT_S = 1.0
 LEASE_CHECK_S = 0.1
 ELECTION_PAUSE_S = 1.0
 CALL_TIMEOUT_S = 10.0
+# Less than the coordinator's own: an engine that does not stop its workers is killed before we are called stuck.
 STOP_MARGIN_S = 30.0
 
 
@@ -143,12 +146,12 @@ class Follower:
             raise Problem("engine", self.engine.problem)
         spec = self.agent.spec.node(self.agent.node)
         wish = spec.nproc_per_node if spec is not None else "auto"
-        gpus = int(self.engine.facts.get("gpus", 0))
-        if wish == "gpu" and not gpus:
-            raise Problem("engine", "nproc_per_node is gpu, and torch sees no GPU here")
-        if wish in ("auto", "gpu") and gpus:
-            return gpus
-        return int(wish) if wish.isdigit() else os.cpu_count() or 1
+        if wish.isdigit():
+            return int(wish)
+        count = int(self.engine.facts.get("devices", {}).get(wish, 0))
+        if not count:
+            raise Problem("engine", f"nproc_per_node is {wish}, and torch sees no {wish.upper()} here")
+        return count
 
     # Loops
 
@@ -267,12 +270,15 @@ class Follower:
 
     async def _keep_lease(self) -> None:
         """Kill the workers when the lease is over; ask for votes when it is our turn."""
+        own_beat = 0.0
         while True:
             await asyncio.sleep(LEASE_CHECK_S)
             now = time.monotonic()
             if self.agent.role is not None:
                 self.member = member.heard(self.member, now)
-                self.agent.role.beat(self.agent.node, self.facts()) if int(now * 10) % 10 == 0 else None
+                if now - own_beat >= OWN_BEAT_S:
+                    own_beat = now
+                    self.agent.role.beat(self.agent.node, self.facts())
                 continue
             if self.running is not None and self.member.term and member.lease_over(self.member, now):
                 log.warning(

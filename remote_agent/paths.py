@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -324,3 +325,9 @@ async def serve_unix(
     except BaseException:
         sock.close()
         raise
+
+
+def own_command(*words: str) -> list[str]:
+    """Return how to start this very code in another mode, from a zipapp or from source."""
+    program = sys.argv[0] if sys.argv[0].endswith(".pyz") else ""
+    return [sys.executable, *([program] if program else ["-m", "remote_agent"]), *words]

@@ -152,7 +152,8 @@ class Role:
 
     def status(self) -> dict[str, Any]:
         """Return the status document."""
-        return document(self.state, self.facts, self._agent.node)
+        own = {self._agent.node: {"clock_offset_ms": 0.0, **self._agent.follower.facts()}}
+        return document(self.state, {**self.facts, **own}, self._agent.node)
 
     # What members say
 

@@ -15,7 +15,7 @@ QUARANTINE_LOSSES = 3
 # As long as an operator may take to notice; a node that fails less often costs less than its absence.
 QUARANTINE_WINDOW_S = 600.0
 # On top of the workers' own grace: collecting stacks, reaping, the way back.
-STOP_MARGIN_S = 20.0
+STOP_MARGIN_S = 45.0
 # When an operator asks for an immediate end.
 KILL_GRACE_S = 0.0
 
@@ -134,6 +134,14 @@ def _order_stop(turn: Turn, grace: float, collect: bool) -> None:
     for name in turn.state.members:
         if turn.node(name).connected:
             turn.send(name, "stop", generation=turn.state.generation, grace_s=grace, collect=collect)
+
+
+def give_up_on(turn: Turn, name: str, reason: str) -> None:
+    """Leave a node out of the groups to come; as its agent lives, it is still waited for until its workers are gone."""
+    node, state = turn.node(name), turn.state
+    turn.set_node(name, status="failed", reason=reason)
+    turn.emit("node_lost", node=name, reason=reason, status="failed")
+    turn.set(lost={**state.lost, name: (turn.wall_ns - int((turn.now - node.seen) * 1e9), reason)})
 
 
 def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> None:

@@ -147,6 +147,8 @@ ACTIONS: tuple[Action, ...] = (
         "rank.stacks", "stacks", "d", "Dump stacks", "show Python stacks of live ranks, grouped by equality",
         scope="rank", effect=_stacks, op="stacks",
     ),
+    Action("hosts.check", "check", "", "Check", "what a launch would find on the hosts, and the odd one out"),
+    Action("hosts.write", "hosts", "", "Hosts", "write a hosts.toml from a list, a hostfile or a Slurm allocation"),
     Action("jobs.list", "jobs", "", "Jobs", "list the jobs that the agents on these hosts know"),
     Action(
         "jobs.clean", "clean", "", "Clean", "remove files of finished jobs from the nodes",

@@ -24,8 +24,10 @@ os.environ[MARK] = secrets.token_hex(8)
 
 def pytest_configure(config: pytest.Config) -> None:
     """SIGTERM and SIGHUP end the run as Ctrl-C does: with all fixtures torn down."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    # A shell that runs the suite in the background has these ignored, and every process of a test would inherit it.
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session", autouse=True)

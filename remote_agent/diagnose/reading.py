@@ -14,7 +14,7 @@ from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Evidence, RankEvidence
 from remote_agent.diagnose.patterns import GENERIC, NEUTRAL, PATTERNS, PRIMARY, SECONDARY, Pattern
 from remote_agent.diagnose.shapes import clip, lines_of, signature
-from remote_agent.diagnose.traces import Trace, find_traces, of_error, strip_tag
+from remote_agent.diagnose.traces import Trace, find_traces, join_traces, of_error, strip_tag
 
 # Roles beside those of the patterns: failed without saying why, ended by us, ended well or still there.
 UNEXPLAINED, STOPPED, FINE = "unexplained", "stopped", "fine"
@@ -184,7 +184,7 @@ def _of_trace(
         place=frame.place() if frame is not None else "",
         hint=(pattern.hint if pattern is not None else "") or HINTS[category],
         signature=signature(category, trace.type, place, trace.message),
-        traceback="\n\n".join(each.text for each in own),
+        traceback=join_traces(own),
         evidence=(line,),
         named_rank=_named_rank(pattern, f"{trace.type}: {trace.message}"),
         proven=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from collections.abc import Sequence
 
 from remote_agent.diagnose.shapes import lines_of
 
@@ -20,7 +21,7 @@ _FAULT_HEAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first
 _FATAL = re.compile(r"^Fatal Python error: (?P<message>.+)$")
 _NAMED_AS_ERROR = re.compile(r"(?:Error|Exception|Interrupt|Failure|Timeout|Expired)$")
 _HEAD = "Traceback (most recent call last):"
-_CHAINS = ("During handling of the above exception", "The above exception was the direct cause")
+_LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 # Where a message of several lines is over.
 _OTHER_TEXT = re.compile(
     r"^\s*$|^\[[EWIF]\d{0,4} |^[EWIF]\d{4} |^\[rank\d+\]|^Fatal Python error|^\d{4}-\d\d-\d\d|^(?:Original )?Traceback"
@@ -58,6 +59,8 @@ class Trace:
     text: str
     fault: bool = False
     """True for a dump by faulthandler: a crash, not an exception."""
+    link: str = ""
+    """Python's sentence that ties it to the exception before it; empty where it stands alone."""
 
     @property
     def headline(self) -> str:
@@ -70,6 +73,16 @@ class Trace:
         """Return the innermost frame in the user's own code, else the innermost of all."""
         own = [frame for frame in self.frames if not _LIBRARY.search(frame.file)]
         return (own or list(self.frames) or [None])[-1]  # type: ignore[list-item]
+
+
+def join_traces(traces: Sequence[Trace]) -> str:
+    """Return tracebacks one below the other, chained ones with Python's sentence between them."""
+    parts: list[str] = []
+    for trace in traces:
+        if parts and trace.link:
+            parts.append(trace.link)
+        parts.append(trace.text)
+    return "\n\n".join(parts)
 
 
 def strip_tag(line: str) -> str:
@@ -123,7 +136,9 @@ def _read_traceback(lines: list[str], start: int) -> Trace | None:
         last += 1
         message.append(lines[last])
     body = "\n".join(lines[start + headless : last + 1])
-    return Trace(exception["type"], "\n".join(message), tuple(frames), start, number, body)
+    before = next((line for line in reversed(lines[: max(start, 0)]) if line.strip()), "").strip()
+    link = before if before.startswith(_LINKS) else ""
+    return Trace(exception["type"], "\n".join(message), tuple(frames), start, number, body, link=link)
 
 
 def _read_fault(lines: list[str], start: int) -> Trace:

@@ -21,7 +21,7 @@ class NodeSpec:
     address: str
     """What the other nodes connect to: a host name or an address."""
     nproc_per_node: str = "auto"
-    """auto, gpu, cpu, or a number as text."""
+    """auto, a kind of device (gpu, cpu, xpu …), or a number as text."""
     spare: bool = False
     env: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -36,7 +36,7 @@ class JobSpec:
     nodes: tuple[NodeSpec, ...]
     args: tuple[str, ...] = ()
     kind: str = "script"
-    """script, module (`python -m`) or binary (no Python)."""
+    """script, module (`python -m`), run_path (`runpy.run_path`) or binary (no Python)."""
     tree: str | None = None
     """Name of the synced tree under `trees/`; None: the tree is already on the nodes."""
     workdir: str = "."
@@ -53,6 +53,12 @@ class JobSpec:
     """Where min_nodes is below max_nodes: how long generation 0 waits for the rest once min_nodes are ready."""
     coordinator_port: int = 0
     role: str = "default"
+    log_dir: str | None = None
+    """Where each node also links its logs, in torchrun's layout; relative to the working directory."""
+    numa_binding: str | None = None
+    """torchrun's word for how workers are bound to CPUs."""
+    signals_to_handle: str | None = None
+    virtual_local_rank: bool = False
     created_ns: int = 0
 
     def node(self, name: str) -> NodeSpec | None:

@@ -9,7 +9,15 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from supervisor.cli.options import add_screen, is_terminal, load_inventory, make_parser, parse, split_target
+from supervisor.cli.options import (
+    add_screen,
+    is_terminal,
+    load_inventory,
+    make_parser,
+    parse,
+    source_words,
+    split_target,
+)
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
@@ -18,7 +26,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     add_screen(parser)
     options = parse(parser, argv)
     hosts, job = split_target(options.target)
-    inventory = load_inventory(hosts)
+    inventory = load_inventory(hosts, options)
     mode = "watch" if options.read_only else "control"
     from supervisor.session.session import Session, open_session
 
@@ -27,7 +35,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
         async def watch() -> int:
             session = open_session(inventory, job, attach=mode, read_only=options.read_only)
-            return await Headless(session, sys.stdout.buffer).attached(hosts=hosts)
+            return await Headless(session, sys.stdout.buffer).attached(hosts=source_words(hosts, options))
 
         return asyncio.run(watch())
     from supervisor.tui.app import run_tui

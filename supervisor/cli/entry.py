@@ -31,12 +31,14 @@ MODULES = {
     "promote": "steer",
     "stop": "steer",
     "stacks": "stacks",
+    "check": "check",
+    "hosts": "hosts",
     "jobs": "jobs",
     "clean": "jobs",
     "demo": "demo",
 }
 # Verbs of the contract that a later release brings.
-LATER = {"check": "`supervisor up` names each host that cannot take part", "diagnose": "see `supervisor incidents`"}
+LATER = {"diagnose": "see `supervisor incidents`"}
 INTERRUPTED = 130
 # What a shell reports for a program that wrote into a closed pipe.
 CLOSED_PIPE = 141

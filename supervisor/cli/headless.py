@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from supervisor import plain
+from supervisor.cli.console import Console
 from supervisor.cli.entry import INTERRUPTED, say
 from supervisor.cli.output import Prefixer, Writer, write_lines
 from supervisor.errors import HostFailure, SupervisorError
 from supervisor.session.logs import Selection
 from supervisor.session.tasks import cancel_all
-from supervisor.session.view import ENDED_STATES
+from supervisor.session.view import ENDED_STATES, local_rank_of
 
 if TYPE_CHECKING:
+    from supervisor.session.follow import Chunk
     from supervisor.session.session import Session
 
 EXIT_STATUS = {"succeeded": 0, "failed": 1, "stopped": 4}
@@ -28,14 +31,26 @@ EXIT_STATUS = {"succeeded": 0, "failed": 1, "stopped": 4}
 PATIENCE = 2.0
 # How long the outcome of an ended job is waited for, seconds.
 LAST_NEWS = 15.0
+EVERYTHING = Console()
 
 
 class Headless:
     """One run without a screen."""
 
-    def __init__(self, session: Session, stdout: IO[bytes]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        stdout: IO[bytes],
+        console: Console = EVERYTHING,
+        *,
+        json_events: bool = False,
+        stops_on: Sequence[signal.Signals] = (signal.SIGINT,),
+    ) -> None:
         self._session = session
         self._stdout = stdout
+        self._console = console
+        self._json_events = json_events
+        self._stops_on = stops_on
         self._interrupts = 0
         self._interrupted = asyncio.Event()
         self._requests: set[asyncio.Task[None]] = set()
@@ -66,7 +81,8 @@ class Headless:
     @contextlib.asynccontextmanager
     async def _watched(self) -> Any:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        for number in self._stops_on:
+            loop.add_signal_handler(number, self._interrupt)
         try:
             async with self._session:
                 telling = asyncio.ensure_future(self._tell())
@@ -76,7 +92,8 @@ class Headless:
                     await cancel_all((telling, *self._requests))
                     self._tell_new()
         finally:
-            loop.remove_signal_handler(signal.SIGINT)
+            for number in self._stops_on:
+                loop.remove_signal_handler(number)
 
     async def _until(self, work: Coroutine[Any, Any, None]) -> bool:
         """Await work; False when Ctrl-C came first. Raises what the work raises."""
@@ -138,6 +155,8 @@ class Headless:
         chunks = self._session.follow(selection, start)
         try:
             async for chunk in chunks:
+                if not await self._shows(chunk):
+                    continue
                 writer.put(prefixer.feed(chunk))
                 while writer.full:
                     await writer.room()
@@ -149,6 +168,18 @@ class Headless:
             writer.put(prefixer.rest())
         finally:
             await chunks.aclose()
+
+    async def _shows(self, chunk: Chunk) -> bool:
+        """Tell whether a chunk belongs on the console; which local rank it is of is a fact of its generation."""
+        if self._console.shows_all:
+            return True
+        end = asyncio.get_running_loop().time() + LAST_NEWS
+        while asyncio.get_running_loop().time() < end:
+            local_rank = local_rank_of(self._session.events, chunk.generation, chunk.rank)
+            if local_rank is not None:
+                return self._console.shows(chunk.rank, local_rank, chunk.stream)
+            await self._session.wait_change(0.5)
+        return True
 
     async def _await_end(self) -> None:
         session = self._session
@@ -202,7 +233,8 @@ class Headless:
                     lines.append(f"{view.name}: {plain.one_line(view.text)}")
         lines += [plain.one_line(notice.text) for notice in session.notices[self._told_notices :]]
         self._told_notices = len(session.notices)
-        lines += [plain.event_line(event) for event in session.events[self._told_events :]]
+        line = json.dumps if self._json_events else plain.event_line
+        lines += [line(event) for event in session.events[self._told_events :]]
         self._told_events = len(session.events)
         if lines:
             _write_err(lines)

@@ -88,7 +88,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     hosts, job = split_target(options.target)
     if verb == "jobs" and job is not None:
         raise UsageError(f"jobs takes no JOB: {job}", f"supervisor status {job}")
-    inventory = load_inventory(hosts)
+    inventory = load_inventory(hosts, options)
     if verb == "jobs":
         return _list(inventory, as_json=options.json)
     return _clean(inventory, job, as_json=options.json)
@@ -115,22 +115,30 @@ def _list(inventory: Inventory, *, as_json: bool) -> int:
 def _clean(inventory: Inventory, job: str | None, *, as_json: bool) -> int:
     answers, failures = asyncio.run(ask_hosts(inventory, lambda node: clean(node, job)))
     if job is not None and not answers and failures and all("not known" in text for text in failures.values()):
-        raise UsageError(f"no job named {job} on these hosts", "`supervisor jobs` lists them")
+        raise Unreachable(f"no job named {job} on these hosts", "`supervisor jobs` lists them")
     _require(answers, failures)
-    removed = sorted({name for answer in answers.values() for name in answer["removed"]})
-    kept = sorted({name for answer in answers.values() for name in answer["kept"]})
+    removed = _by_job(answers, "removed")
+    kept = _by_job(answers, "kept")
     freed = sum(int(answer["bytes"]) for answer in answers.values())
     refused = {name: text for name, text in failures.items() if job is None or "not known" not in text}
     if as_json:
-        write_json({"removed": removed, "kept": kept, "bytes": freed, "unreachable": refused})
+        write_json({"removed": sorted(removed), "kept": sorted(kept), "bytes": freed, "unreachable": refused})
     else:
-        what = " ".join(removed) or "nothing"
-        write_lines([f"removed {what} ({plain.size(freed)}) on {len(answers)} host(s)"])
-        if kept:
-            write_lines([f"kept, because agents of them live: {' '.join(kept)}"])
+        lines = [f"removed {name} on {' '.join(on)}" for name, on in sorted(removed.items())]
+        lines += [f"kept {name} on {' '.join(on)}: its agent lives there" for name, on in sorted(kept.items())]
+        write_lines([*(lines or ["nothing to remove"]), *([f"freed {plain.size(freed)}"] if removed else [])])
         for name, reason in refused.items():
             say(f"{name}: {reason}")
     return 1 if refused or (job is not None and kept) else 0
+
+
+def _by_job(answers: dict[str, dict[str, Any]], key: str) -> dict[str, list[str]]:
+    """Return the hosts that removed, or kept, each job."""
+    jobs: dict[str, list[str]] = {}
+    for host, answer in answers.items():
+        for job in answer[key]:
+            jobs.setdefault(job, []).append(host)
+    return jobs
 
 
 def _require(answers: dict[str, dict[str, Any]], failures: dict[str, str]) -> None:

@@ -28,7 +28,7 @@ def _events(verb: str, argv: Sequence[str]) -> int:
     parser.add_argument("-f", "--follow", action="store_true", help="go on as events come, until the job is over")
     options = parse(parser, argv)
     hosts, job = split_target(options.target)
-    inventory = load_inventory(hosts)
+    inventory = load_inventory(hosts, options)
     if options.follow:
         return asyncio.run(_follow(inventory, job, as_json=options.json))
 
@@ -71,7 +71,7 @@ def _incidents(verb: str, argv: Sequence[str]) -> int:
     add_json(parser)
     options = parse(parser, argv)
     hosts, job = split_target(options.target)
-    inventory = load_inventory(hosts)
+    inventory = load_inventory(hosts, options)
 
     async def once() -> int:
         from supervisor.session.session import open_session

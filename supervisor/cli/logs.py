@@ -97,7 +97,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     """Show logs; returns the exit status."""
     options = parse_logs(argv)
     hosts, job = split_target(options.target)
-    inventory = load_inventory(hosts)
+    inventory = load_inventory(hosts, options)
     from supervisor.session.session import open_session
 
     async def show() -> int:

@@ -6,6 +6,7 @@ In: argv of one verb. Out: parsed options, the inventory, the job's name.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,10 @@ from supervisor.errors import UsageError
 
 if TYPE_CHECKING:
     from supervisor.inventory import Inventory
+
+
+# nfs, and what supercomputers have.
+NETWORK_DISKS = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "afs", "cifs", "smb3"})
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,6 +47,7 @@ def make_parser(verb: str, usage: str, *, target: bool = True) -> Parser:
             metavar="HOSTS/JOB",
             help="HOSTS: an inventory (*.toml; without it, this machine alone); JOB: an id, needed if several are live",
         )
+        add_sources(parser)
     parser.add_argument("--debug", action="store_true", help="log to stderr, and show tracebacks")
     return parser
 
@@ -71,11 +77,66 @@ def split_target(words: Sequence[str]) -> tuple[str | None, str | None]:
     return hosts, job
 
 
-def load_inventory(hosts: str | None) -> Inventory:
-    """Return the inventory, or this machine alone; raises InventoryError (a UsageError)."""
+def add_sources(parser: Parser) -> None:
+    """Add what may stand in the place of HOSTS."""
+    group = parser.add_argument_group("in the place of HOSTS")
+    group.add_argument(
+        "--hosts", dest="host_list", metavar="A,B", help="hosts by name: a,b or gpu[01-04] or user@host:port"
+    )
+    group.add_argument("--hostfile", metavar="FILE", help="a hostfile of MPI or DeepSpeed: host slots=8")
+    group.add_argument("--slurm", action="store_true", help="the nodes of the Slurm allocation that this runs in")
+
+
+def load_inventory(hosts: str | None, options: argparse.Namespace) -> Inventory:
+    """Return the inventory that the command line names, or this machine alone; raises InventoryError (a UsageError)."""
     from supervisor import inventory
 
-    return inventory.local() if hosts is None else inventory.load(Path(hosts))
+    given = [hosts, options.host_list and "--hosts", options.hostfile and "--hostfile", options.slurm and "--slurm"]
+    named = [one for one in given if one]
+    if len(named) > 1:
+        raise UsageError(f"{' and '.join(named)} both name the hosts", "give one of them")
+    if hosts is not None:
+        return inventory.load(Path(hosts))
+    if not named:
+        return inventory.local()
+    return inventory.build(Path(named[0]), read_source(options), Path.cwd())
+
+
+def read_source(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the document of --hosts, --hostfile or --slurm; raises InventoryError."""
+    from supervisor.inventory import InventoryError, sources
+
+    if options.host_list:
+        return sources.from_hosts(options.host_list)
+    if options.hostfile:
+        try:
+            text = Path(options.hostfile).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise InventoryError(f"--hostfile {options.hostfile}: cannot be read: {reason}") from error
+        return sources.from_hostfile(text, options.hostfile)
+    document = sources.from_slurm(os.environ)
+    # On a cluster the home is on a network disk, as a rule: what is there already is not sent to itself.
+    return {**document, "job": {"sync": False}} if is_shared(Path.cwd()) else document
+
+
+def is_shared(directory: Path) -> bool:
+    """Whether a directory is on a file system that other hosts see, by its type in /proc/self/mounts."""
+    best = ("", "")
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _device, mount, kind = line.split()[:3]
+        if directory.is_relative_to(mount) and len(mount) >= len(best[0]):
+            best = (mount, kind)
+    return best[1] in NETWORK_DISKS
+
+
+def source_words(hosts: str | None, options: argparse.Namespace) -> str | None:
+    """Return the words that name the hosts again, for a command that the user may copy."""
+    if options.host_list:
+        return f"--hosts {options.host_list}"
+    if options.hostfile:
+        return f"--hostfile {options.hostfile}"
+    return "--slurm" if options.slurm else hosts
 
 
 def read_ranks(text: str) -> list[int]:

@@ -14,6 +14,7 @@ from supervisor import plain
 from supervisor.cli.options import add_json, load_inventory, make_parser, parse, read_ranks, split_target
 from supervisor.cli.output import write_json, write_lines
 from supervisor.errors import RequestFailed
+from supervisor.session.view import ENDED_STATES
 
 if TYPE_CHECKING:
     from supervisor.session.session import Session
@@ -29,7 +30,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     add_json(parser)
     options = parse(parser, argv)
     hosts, job = split_target(options.target)
-    inventory = load_inventory(hosts)
+    inventory = load_inventory(hosts, options)
     from supervisor.session.session import open_session
 
     async def once() -> int:
@@ -49,11 +50,13 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
 
 async def collect(session: Session, ranks: list[int] | None) -> tuple[dict[str, str], dict[str, str]]:
-    """Return (stacks, reasons of those without) by rank, from all nodes at once; raises Unreachable."""
+    """Return (stacks, reasons of those without) by rank, from all nodes at once; raises Unreachable, RequestFailed."""
+    status = await session.call("status")
+    if status["state"] in ENDED_STATES:
+        raise RequestFailed(f"job {session.job} is over: {status['state']}", kind="ended")
     links = session.opened_links(live=True)
     if not links:
         raise session.unreachable("no agent is alive there")
-    status = await session.call("status")
     stacks: dict[str, str] = {}
     unreachable: dict[str, str] = {}
     for node in status.get("nodes", ()):

@@ -47,7 +47,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     parser.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")
     options = parse(parser, argv)
     hosts, job = split_target(options.target)
-    inventory = load_inventory(hosts)
+    inventory = load_inventory(hosts, options)
     rich = not options.json and is_rich(ascii_only=options.ascii)
     from supervisor.session.session import open_session
 

@@ -38,7 +38,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     add_json(parser)
     options = parse(parser, argv)
     hosts, job = split_target(options.target)
-    inventory = load_inventory(hosts)
+    inventory = load_inventory(hosts, options)
     args: dict[str, Any] = {"node": options.node} if action.scope == "node" else {}
     if verb == "stop":
         args["kill"] = options.kill

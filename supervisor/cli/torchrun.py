@@ -7,53 +7,62 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from supervisor.cli.console import Console, read_local_ranks, read_streams
 from supervisor.errors import UsageError
 
 if TYPE_CHECKING:
     from supervisor.cli.options import Parser
 
-# Options that act. The flag's words, the metavar (None: a switch), the help.
-ACTING: tuple[tuple[tuple[str, ...], str | None, str], ...] = (
+Row = tuple[tuple[str, ...], "str | None", str]
+"""An option's words, its metavar (None: a switch), its help or its reason."""
+
+# Options that act.
+ACTING: tuple[Row, ...] = (
     (("--nnodes",), "N|MIN:MAX", "nodes to run on (default: min_nodes and max_nodes of HOSTS)"),
-    (("--nproc-per-node",), "N|auto|gpu|cpu", "ranks on each node (default: nproc_per_node of HOSTS)"),
+    (("--nproc-per-node",), "N|auto|gpu|cpu|xpu", "ranks on each node (default: nproc_per_node of HOSTS)"),
     (("--max-restarts",), "N", "failures after which the group is started again"),
     (("--rdzv-id",), "ID", "the job's id, as --job"),
     (("--role",), "NAME", "the workers' ROLE_NAME"),
-    (("--shutdown-timeout",), "S", "seconds from SIGTERM to SIGKILL (default: stop_grace of HOSTS)"),
+    (("--shutdown-timeout",), "S", "seconds from SIGTERM to SIGKILL, at every stop (default: stop_grace of HOSTS)"),
     (("-m", "--module"), None, "SCRIPT is a module, as in python -m"),
     (("--no-python",), None, "SCRIPT is a program, started without python"),
+    (("--run-path",), None, "SCRIPT is run by runpy.run_path inside the interpreter"),
     (("--standalone",), None, "this machine alone: what `up` without HOSTS does"),
+    (("--log-dir",), "DIR", "on each node, also DIR/<job>_<node>/attempt_<generation>/<local rank>: links to the logs"),
+    (("-r", "--redirects"), "SPEC", "streams to keep off the console: 3, 0:1,1:3 by local rank, rank5:3 by rank"),
+    (("-t", "--tee"), "SPEC", "redirected streams to show on the console all the same"),
+    (("--local-ranks-filter",), "RANKS", "show only these local ranks on the console"),
+    (("--event-log-handler",), "NAME", "console: events as JSON lines on stderr; null: as text"),
+    (("--numa-binding",), "MODE", "node, socket, exclusive or core-complex: bind each worker near its GPU (numactl)"),
+    (("--signals-to-handle",), "NAMES", "what workers find in TORCHELASTIC_SIGNALS_TO_HANDLE"),
+    (("--virtual-local-rank",), None, "LOCAL_RANK is 0 everywhere, and each worker sees one GPU"),
 )
 # Options that need nothing from us. The reason ends the sentence "… has no effect here because …".
-SILENT: tuple[tuple[tuple[str, ...], str | None, str], ...] = (
+SILENT: tuple[Row, ...] = (
     (("--rdzv-backend",), "NAME", "the job's own coordinator forms the group"),
     (("--rdzv-endpoint",), "HOST:PORT", "each generation gets a fresh store on a free port of its first node"),
     (("--rdzv-conf",), "K=V,…", "the job's own coordinator forms the group"),
     (("--monitor-interval",), "S", "the end of a worker is seen at once, without polling"),
     (("--start-method",), "NAME", "every worker is a fresh process"),
-    (("--event-log-handler",), "NAME", "events go to the job's journal: supervisor events"),
-    (("--run-path",), None, "a script always runs by path in its bootstrap's interpreter"),
-    (("--log-dir",), "DIR", "logs stay on the nodes, under ~/.supervisor/jobs: supervisor logs"),
-    (("-r", "--redirects"), "SPEC", "both streams of every rank always go to files"),
-    (("-t", "--tee"), "SPEC", "both streams of every rank always go to files, and are shown here too"),
-    (("--local-ranks-filter",), "RANKS", "ranks are chosen when reading: supervisor logs --rank"),
-    (("--duplicate-stdout-filters",), "WORDS", "lines are chosen when reading: supervisor logs --grep"),
-    (("--duplicate-stderr-filters",), "WORDS", "lines are chosen when reading: supervisor logs --grep"),
     (("--node-rank",), "N", "ranks follow the order of the hosts in HOSTS"),
     (("--master-addr",), "HOST", "it is the `address` of the generation's first node"),
     (("--master-port",), "PORT", "each generation gets a fresh store on a free port"),
     (("--local-addr",), "HOST", "it is the `address` of the host in HOSTS"),
-    (("--logs-specs",), "NAME", "logs are laid out as `supervisor logs` reads them"),
-    (("--signals-to-handle",), "NAMES", "no signal to the supervisor reaches the workers: supervisor stop ends them"),
 )
-# Options that change what the script sees: to start without them would be another run.
-REFUSED: tuple[tuple[tuple[str, ...], str | None, str], ...] = (
-    (("--numa-binding",), "MODE", "workers are not bound to CPUs in this release; numactl in SCRIPT can do it"),
-    (("--virtual-local-rank",), None, "every worker sees all GPUs of its node, and its true LOCAL_RANK"),
+# Options whose effect a user would miss: to start without it would be another run.
+REFUSED: tuple[Row, ...] = (
+    (("--logs-specs",), "NAME", "logs are laid out as `supervisor logs` reads them; --log-dir adds torchrun's layout"),
+    (("--duplicate-stdout-filters",), "WORDS", "lines are chosen when reading: supervisor logs --grep"),
+    (("--duplicate-stderr-filters",), "WORDS", "lines are chosen when reading: supervisor logs --grep"),
 )
+# torchrun reads no PET_ variable for these.
+WITHOUT_VARIABLE = frozenset({"--logs-specs", "--numa-binding"})
+NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+START_METHODS = ("spawn", "fork", "forkserver")
 TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 
 
@@ -80,16 +89,18 @@ def add_torchrun(parser: Parser) -> None:
 
 
 def apply_environment(options: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> None:
-    """Take PET_<OPTION> for every option that the command line did not give, as torchrun does."""
+    """Take PET_<OPTION>, and torch's own variable, for every option that the command line did not give."""
     for table in (ACTING, SILENT, REFUSED):
         for flags, metavar, _ in table:
             value = environ.get(f"PET_{_dest(flags).upper()}")
-            if value is None or getattr(options, _dest(flags)) is not None:
+            if value is None or flags[-1] in WITHOUT_VARIABLE or getattr(options, _dest(flags)) is not None:
                 continue
             if metavar is not None:
                 setattr(options, _dest(flags), value)
             elif value.strip().lower() in TRUE_WORDS:
                 setattr(options, _dest(flags), True)
+    if options.shutdown_timeout is None:
+        options.shutdown_timeout = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
 
 
 def notices(options: argparse.Namespace) -> list[str]:
@@ -102,6 +113,34 @@ def notices(options: argparse.Namespace) -> list[str]:
         for flags, _, reason in SILENT
         if getattr(options, _dest(flags)) is not None
     ]
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise UsageError for a value that torchrun would not take either, also of options without effect here."""
+    for name in ("node_rank", "master_port"):
+        number(options, name)
+    duration(options, "monitor_interval")
+    for name, words in (("numa_binding", NUMA_BINDINGS), ("start_method", START_METHODS)):
+        value = getattr(options, name)
+        if value is not None and value not in words:
+            raise UsageError(f"--{name.replace('_', '-')} {value!r}: must be one of {', '.join(words)}")
+    if options.event_log_handler not in (None, "null", "console"):
+        raise UsageError(
+            f"--event-log-handler {options.event_log_handler!r}: must be null or console",
+            "`supervisor events --json -f` hands every event to a program",
+        )
+    for name in (options.signals_to_handle or "").split(","):
+        if name.strip() and name.strip() not in signal.Signals.__members__:
+            raise UsageError(f"--signals-to-handle: no signal is called {name.strip()!r}", "as in SIGTERM,SIGINT")
+
+
+def console(options: argparse.Namespace) -> Console:
+    """Return what the console shows; raises UsageError."""
+    return Console(
+        read_streams(options.redirects, "--redirects"),
+        read_streams(options.tee, "--tee"),
+        read_local_ranks(options.local_ranks_filter),
+    )
 
 
 def number(options: argparse.Namespace, name: str) -> int | None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from supervisor.cli import torchrun
 from supervisor.cli.entry import say
-from supervisor.cli.options import add_screen, is_terminal, load_inventory, make_parser
+from supervisor.cli.options import add_screen, add_sources, is_terminal, load_inventory, make_parser, source_words
 from supervisor.errors import UsageError
 
 if TYPE_CHECKING:
+    from supervisor.cli.console import Console
     from supervisor.inventory import Inventory
     from supervisor.session.session import Session
     from supervisor.session.specs import Plan, UpOptions
@@ -39,6 +42,7 @@ def parse_up(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable for all workers")
     parser.add_argument("--no-sync", "--no_sync", action="store_true", help="the work tree is on the nodes already")
     add_screen(parser)
+    add_sources(parser)
     torchrun.add_torchrun(parser)
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="[HOSTS] SCRIPT [ARGS…]")
     options = parser.parse_args(list(argv))
@@ -73,24 +77,31 @@ def job_options(options: argparse.Namespace) -> UpOptions:
     """Return what the command line says of the job; raises UsageError."""
     from supervisor.session.specs import UpOptions, check_env
 
-    if options.module and options.no_python:
-        raise UsageError("--module and --no-python exclude each other")
+    kinds = [name for name in ("module", "no_python", "run_path") if getattr(options, name)]
+    if len(kinds) > 1:
+        raise UsageError(f"{' and '.join('--' + name.replace('_', '-') for name in kinds)} exclude each other")
+    grace = torchrun.duration(options, "shutdown_timeout")
     rdzv_id = options.rdzv_id if options.rdzv_id not in (None, "none") else None
     if options.job and rdzv_id and options.job != rdzv_id:
         raise UsageError(f"--job {options.job} and --rdzv-id {rdzv_id} both name the job", "give one of them")
     return UpOptions(
         script=options.script,
         args=options.args,
-        kind="module" if options.module else "binary" if options.no_python else "script",
+        kind={"module": "module", "no_python": "binary", "run_path": "run_path"}[kinds[0]] if kinds else "script",
         job=options.job or rdzv_id,
         nnodes=options.nnodes,
         nproc_per_node=options.nproc_per_node,
         max_restarts=torchrun.number(options, "max_restarts"),
-        stop_grace=torchrun.duration(options, "shutdown_timeout"),
+        stop_grace=grace,
         role=options.role or "default",
         env=check_env(options.env),
         sync=not options.no_sync,
         standalone=bool(options.standalone),
+        local_addr=options.local_addr,
+        log_dir=options.log_dir if options.log_dir != os.devnull else None,
+        numa_binding=options.numa_binding,
+        signals_to_handle=options.signals_to_handle,
+        virtual_local_rank=bool(options.virtual_local_rank),
     )
 
 
@@ -99,23 +110,29 @@ def run(verb: str, argv: Sequence[str]) -> int:
     from supervisor.session.specs import make_plan
 
     options = parse_up(argv)
+    torchrun.check(options)
+    console = torchrun.console(options)
     notices = torchrun.notices(options)
-    inventory = load_inventory(options.hosts)
+    inventory = load_inventory(options.hosts, options)
     plan = make_plan(inventory, job_options(options), Path.cwd())
     for notice in notices:
         say(notice)
     if options.detach or options.headless or not is_terminal():
-        return _headless(inventory, plan, options)
+        return _headless(inventory, plan, options, console)
     return _tui(inventory, plan, options)
 
 
-def _headless(inventory: Inventory, plan: Plan, options: argparse.Namespace) -> int:
+def _headless(inventory: Inventory, plan: Plan, options: argparse.Namespace, console: Console) -> int:
     from supervisor.cli.headless import Headless
     from supervisor.session.launch import launch_session
 
     async def launch() -> int:
         session = launch_session(inventory, plan, read_only=options.read_only)
-        return await Headless(session, sys.stdout.buffer).launched(detach=options.detach, hosts=options.hosts)
+        # The end of an allocation must end its job; otherwise only Ctrl-C is meant for it.
+        stops_on = (signal.SIGINT, signal.SIGTERM) if options.slurm else (signal.SIGINT,)
+        json_events = options.event_log_handler == "console"
+        watch = Headless(session, sys.stdout.buffer, console, json_events=json_events, stops_on=stops_on)
+        return await watch.launched(detach=options.detach, hosts=source_words(options.hosts, options))
 
     return asyncio.run(launch())
 

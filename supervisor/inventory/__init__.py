@@ -1,11 +1,12 @@
-"""hosts.toml as frozen objects.
+"""hosts.toml, or what stands for it, as frozen objects.
 
-In: a path. Out: `Inventory`, or one InventoryError that names file, key and what to write instead.
+In: a path, or a document made by `sources`. Out: `Inventory`, or one InventoryError that names file, key and what to
+write instead.
 """
 
-from supervisor.inventory.load import load
+from supervisor.inventory.load import build, load
 from supervisor.inventory.local import local
 from supervisor.inventory.model import Host, Inventory, InventoryError, JobDefaults
 from supervisor.inventory.pattern import PatternError, expand
 
-__all__ = ["Host", "Inventory", "InventoryError", "JobDefaults", "PatternError", "expand", "load", "local"]
+__all__ = ["Host", "Inventory", "InventoryError", "JobDefaults", "PatternError", "build", "expand", "load", "local"]

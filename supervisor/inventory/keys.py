@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-NPROC_WORDS = ("auto", "gpu", "cpu")
+NPROC_WORDS = ("auto", "gpu", "cpu", "xpu")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOP = re.compile(r"(?:[^@\s,]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[^@\s,:\[\]]+)(?::\d{1,5})?")
 
@@ -105,12 +105,13 @@ def seconds(zero: bool) -> Callable[[Place, str, Any], float]:
 
 
 def nproc(place: Place, key: str, value: Any) -> str:
-    """Check for auto, gpu, cpu or a number of at least 1; return it as text."""
+    """Check for auto, gpu, cpu, xpu or a number of at least 1; return it as text."""
     if isinstance(value, str) and (value in NPROC_WORDS or (value.isdecimal() and int(value) > 0)):
         return value
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return str(value)
-    raise place.wrong(key, f"must be auto, gpu, cpu or a number of at least 1, not {value!r}", f'write {key} = "auto"')
+    words = ", ".join(NPROC_WORDS)
+    raise place.wrong(key, f"must be {words} or a number of at least 1, not {value!r}", f'write {key} = "auto"')
 
 
 def environment(place: Place, key: str, value: Any) -> dict[str, str]:

@@ -32,11 +32,17 @@ _FILES = ("identity_file", "known_hosts")
 def load(path: Path | str) -> Inventory:
     """Read and check an inventory; raises InventoryError."""
     path = Path(path)
-    document = _parse(path)
+    return build(path, _parse(path), path.absolute().parent)
+
+
+def build(path: Path, document: dict[str, Any], directory: Path) -> Inventory:
+    """Check a document and return its inventory; raises InventoryError.
+
+    `path`: what errors call it; `directory`: what relative paths in it start from.
+    """
     for table in document:
         if table not in TABLES:
             raise Place(path, table).wrong("", "unknown table", suggest_table(table))
-    directory = path.absolute().parent
     job_place = Place(path, "[job]")
     job = check_table(job_place, _table(path, document, "job"), "job")
     defaults_place = Place(path, "[defaults]")

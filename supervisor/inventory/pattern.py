@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable
 
 # A typing slip such as n[1-10000000] must not eat the memory.
 MAX_NAMES = 4096
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
+_LAST_NUMBER = re.compile(r"(.*?)(\d+)(\D*)")
 _PART = re.compile(r"\[([^\[\]]*)\]")
 
 
@@ -23,15 +25,15 @@ class PatternError(ValueError):
 def expand(pattern: str) -> list[str]:
     """Return the names of a pattern in written order; raises PatternError."""
     names: list[str] = []
-    for text in _split(pattern):
+    for text in split(pattern):
         names.extend(_expand_one(text.strip(), pattern))
         if len(names) > MAX_NAMES:
             raise PatternError(f"{pattern!r} means more than {MAX_NAMES} names")
     return names
 
 
-def _split(pattern: str) -> list[str]:
-    """Split at the commas outside of brackets."""
+def split(pattern: str) -> list[str]:
+    """Return the parts between the commas outside of brackets; raises PatternError."""
     pieces = [""]
     depth = 0
     for char in pattern:
@@ -81,3 +83,28 @@ def _numbers(text: str, pattern: str) -> list[str]:
         width = len(first) if padded else 0
         numbers.extend(str(number).zfill(width) for number in range(low, high + 1, step))
     return numbers
+
+
+def fold(names: Iterable[str]) -> str:
+    """Return names as a short pattern, `gpu[01-03,07],login`; `expand` returns the same names."""
+    parsed = {name: _LAST_NUMBER.fullmatch(name) for name in names}
+    # gpu10 belongs to gpu01 to gpu09, but n10 to n9: where one of that length has a leading zero, all have that width.
+    padded = {(one[1], one[3], len(one[2])) for one in parsed.values() if one is not None and one[2].startswith("0")}
+    groups: dict[tuple[str, int, str], list[int]] = {}
+    for one in parsed.values():
+        if one is not None:
+            width = len(one[2]) if (one[1], one[3], len(one[2])) in padded else 0
+            groups.setdefault((one[1], width, one[3]), []).append(int(one[2]))
+    found = [_fold_group(*key, sorted(set(numbers))) for key, numbers in groups.items()]
+    return ",".join([*found, *(name for name, one in parsed.items() if one is None)])
+
+
+def _fold_group(before: str, width: int, after: str, numbers: list[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [str(a).zfill(width) if a == b else f"{str(a).zfill(width)}-{str(b).zfill(width)}" for a, b in runs]
+    return f"{before}{texts[0]}{after}" if len(numbers) == 1 else f"{before}[{','.join(texts)}]{after}"

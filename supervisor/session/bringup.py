@@ -126,6 +126,7 @@ async def engine(link: Link) -> dict[str, Any]:
         raise HostError(
             name, "engine", why(error), "torch may take long to load from a cold disk: try again"
         ) from error
+    link.view.engine = facts
     link.progress("ready", f"torch {facts.get('torch')}, {facts.get('nproc')} ranks")
     return facts
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from supervisor.errors import Unreachable, UsageError
+from supervisor.errors import RequestFailed, Unreachable, UsageError
 from supervisor.session.view import ENDED_STATES
 
 
@@ -40,7 +40,10 @@ def _newer(entry: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
 
 
 def choose_job(answers: Mapping[str, Sequence[Mapping[str, Any]]], *, live_only: bool) -> str:
-    """Return the one live job; else the newest, or (`live_only`) raise UsageError for several, Unreachable for none."""
+    """Return the one live job, else the newest.
+
+    `live_only`: raises UsageError where several are live, RequestFailed where all are over. Unreachable: none is known.
+    """
     rows = group_jobs(answers)
     live = [row for row in rows if row["live"]]
     if len(live) == 1:
@@ -48,8 +51,9 @@ def choose_job(answers: Mapping[str, Sequence[Mapping[str, Any]]], *, live_only:
     if live_only and live:
         names = " ".join(row["job"] for row in live)
         raise UsageError(f"{len(live)} jobs are live here: {names}", "name the one you mean")
-    if live_only:
-        raise Unreachable("no live job on these hosts", "`supervisor jobs` lists the finished ones" if rows else "")
     if not rows:
         raise Unreachable("these hosts know no job", "`supervisor up` starts one")
+    if live_only:
+        newest = f"the newest, {rows[0]['job']}, is over: {rows[0].get('state')}"
+        raise RequestFailed(f"no job is live on these hosts; {newest}", "`supervisor jobs` lists all of them", "ended")
     return str((live or rows)[0]["job"])

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
 from supervisor.errors import HostFailure, LaunchFailed, SupervisorError, UsageError
+from supervisor.inventory.pattern import fold
 from supervisor.session import bringup, heal
 from supervisor.session.certificates import make_authority
+from supervisor.session.oddities import quick
 from supervisor.session.session import Session
 from supervisor.session.specs import tree_for
 from supervisor.session.tasks import cancel_all
@@ -139,6 +141,8 @@ class Launch:
             )
         ready = [name for name in hosts if name not in self._failures]
         self._check_enough(session, ready)
+        for odd in quick(session.links[name].view for name in ready):
+            session.notice(f"{fold(odd.nodes)}: {odd.text}" + (f" ({odd.hint})" if odd.hint else ""), "warning")
         await self._assign(session, ready)
         ready = [name for name in ready if name not in self._failures]
         self._check_enough(session, ready)

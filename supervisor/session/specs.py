@@ -7,6 +7,7 @@ for looking whether the script is there.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import re
 import secrets
@@ -27,6 +28,7 @@ ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Crockford's base 32: no i, l, o, u, which are misread.
 LETTERS = "0123456789abcdefghjkmnpqrstvwxyz"
 LONGEST_STEM = 40
+DEVICES = ("auto", "gpu", "cpu", "xpu")
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,11 @@ class UpOptions:
     env: dict[str, str] = field(default_factory=dict)
     sync: bool = True
     standalone: bool = False
+    local_addr: str | None = None
+    log_dir: str | None = None
+    numa_binding: str | None = None
+    signals_to_handle: str | None = None
+    virtual_local_rank: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
         script=script,
         args=options.args,
         kind=options.kind,
-        nodes=tuple(node_spec(host, nproc) for host in hosts),
+        nodes=tuple(node_spec(_at(host, options, inventory), nproc) for host in hosts),
         tree=tree_name(defaults.workdir) if syncs else None,
         workdir="." if syncs else str(defaults.workdir if inventory.path is not None else cwd),
         env={**defaults.env, **options.env},
@@ -84,6 +91,10 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
         stop_grace=defaults.stop_grace if options.stop_grace is None else options.stop_grace,
         coordinator_port=defaults.coordinator_port,
         role=options.role,
+        log_dir=options.log_dir,
+        numa_binding=options.numa_binding,
+        signals_to_handle=options.signals_to_handle,
+        virtual_local_rank=options.virtual_local_rank,
         created_ns=time.time_ns(),
     )
     return Plan(spec, tuple(host.name for host in hosts))
@@ -106,13 +117,18 @@ def make_job_name(script: str) -> str:
 
 
 def check_nproc(value: str, where: str) -> str:
-    """Return auto, gpu, cpu or a positive number as text; raises UsageError."""
+    """Return auto, a kind of device or a positive number as text; raises UsageError.
+
+    Beside gpu, cpu and xpu, torch may know a device of a name of its own: the node decides.
+    """
     text = value.strip().lower()
-    if text in ("auto", "gpu", "cpu"):
+    if text in DEVICES:
         return text
     if text.isdecimal() and int(text) > 0:
         return str(int(text))
-    raise UsageError(f"{where} {value!r}: must be auto, gpu, cpu or a number above 0")
+    if text.isidentifier() and not difflib.get_close_matches(text, DEVICES, 1, 0.8):
+        return text
+    raise UsageError(f"{where} {value!r}: must be {', '.join(DEVICES)}, another device of torch or a number above 0")
 
 
 def check_env(pairs: list[str]) -> dict[str, str]:
@@ -161,6 +177,13 @@ def choose_hosts(inventory: Inventory, nnodes: str | None) -> tuple[tuple[Host, 
     return hosts, low, high
 
 
+def _at(host: Host, options: UpOptions, inventory: Inventory) -> Host:
+    """Return the host; this machine alone has the address of --local-addr."""
+    if inventory.path is not None or options.local_addr is None:
+        return host
+    return dataclasses.replace(host, address=options.local_addr)
+
+
 def node_spec(host: Host, nproc: str | None = None) -> NodeSpec:
     """Return the node's part of the job description; `nproc`: what the command line says for all hosts."""
     return NodeSpec(
@@ -192,7 +215,7 @@ def tree_for(inventory: Inventory, spec: JobSpec) -> Tree | None:
     job = inventory.job
     tree = scan(job.workdir, job.exclude, job.sync_limit_mb * 1024 * 1024)
     here = job.workdir / spec.script
-    if spec.kind == "script" and here.is_file() and not here.is_symlink():
+    if spec.kind in ("script", "run_path") and here.is_file() and not here.is_symlink():
         sent = {file.path for file in tree.files}
         if spec.script not in sent:
             raise UsageError(

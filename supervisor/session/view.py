@@ -6,6 +6,7 @@ In: nothing; the session's tasks write these objects. Out: one view per host, no
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,8 @@ class HostView:
     """The agent's last answer to `identity`."""
     hello: dict[str, Any] = field(default_factory=dict)
     """The host's answer to `hello`: python, cpu_count, disk_free …"""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """What torch there says of itself, where this session brought the host up."""
     changed_at: float = field(default_factory=time.monotonic)
     """time.monotonic() of the last change of `state` or `step`."""
 
@@ -48,3 +51,13 @@ class Notice:
     level: str = "info"
     """info, warning or error."""
     node: str | None = None
+
+
+def local_rank_of(events: Sequence[dict[str, Any]], generation: int, rank: int) -> int | None:
+    """Return the local rank that a rank had in a generation, None where the journal does not tell (yet)."""
+    for event in reversed(events):
+        if event["type"] == "generation_started" and event["generation"] == generation:
+            for member in event["detail"]["members"]:
+                if 0 <= rank - member["base_rank"] < member["nproc"]:
+                    return int(rank - member["base_rank"])
+    return None

@@ -188,3 +188,5 @@ class LocalWire:
         await asyncio.wait([reading, self._collecting], timeout=CLOSE_DEADLINE_S)
         await _end(reading)
         await _end(self._collecting)
+        # It closes itself some turns of the loop later, which may not come; asyncio.subprocess has no public way.
+        self._process._transport.close()  # type: ignore[attr-defined]

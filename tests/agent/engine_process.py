@@ -107,6 +107,10 @@ def order(root: Path, script: str | Path, *args: str, **changes: Any) -> dict[st
         "script": str(script),
         "args": list(args),
         "log_dir": str(root / f"generation_{generation}"),
+        "links": "",
+        "numa_binding": "",
+        "signals_to_handle": "",
+        "virtual_local_rank": False,
         **changes,
     }
 

@@ -93,6 +93,10 @@ class Nodes:
         await channel.call("start", args, timeout=WAIT_S)
         return await self.call(name, "identity")
 
+    def journal(self, name: str) -> Path:
+        """Where a node keeps its journal."""
+        return self.nodes[name].home / "jobs" / self.spec.job / "events.jsonl"
+
     async def call(self, name: str, op: str, args: dict[str, Any] | None = None) -> dict[str, Any]:
         """Ask one node's agent one thing."""
         channel = await self.nodes[name].open(self.spec.job)

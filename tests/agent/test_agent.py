@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from remote_agent.wire import Answer
 from tests.agent.nodes import WAIT_S, Nodes
 
 pytestmark = pytest.mark.torch
@@ -68,7 +71,7 @@ def test_every_node_keeps_the_whole_journal(tmp_path: Path) -> None:
             await nodes.until("generation_running", "n2")
             (nodes.work / "stop").touch()
             await nodes.until("job_succeeded", "n2")
-            logs = [(node.home / "jobs/job-test/events.jsonl").read_text() for node in nodes.nodes.values()]
+            logs = [nodes.journal(name).read_text() for name in nodes.nodes]
             assert logs[0] == logs[1]
 
     asyncio.run(check())
@@ -135,6 +138,36 @@ def test_the_job_survives_its_coordinator(tmp_path: Path, how: str) -> None:
             await nodes.until("job_succeeded", "n3")
 
     asyncio.run(check())
+
+
+def test_operators_who_promote_a_node_at_once_make_one_coordinator(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 2, LIGHT, min_nodes=1, node_timeout=4.0) as nodes:
+            await nodes.launch()
+            await nodes.until("generation_running", "n2")
+            os.kill((await nodes.call("n1", "status"))["nodes"][0]["agent_pid"], signal.SIGKILL)
+            end = time.monotonic() + WAIT_S
+            # As long as the coordinator may live, it is in charge.
+            while isinstance(answers := await promote(nodes, 8), str):
+                assert "n1 is in charge" in answers
+                assert time.monotonic() < end, answers
+            assert {answer["coordinator"] for answer in answers} == {"n2"}
+            await nodes.until("generation_running", "n2", generation=1)
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded", "n2")
+            events = [json.loads(line) for line in nodes.journal("n2").read_text().splitlines()]
+            assert [event["type"] for event in events].count("coordinator_changed") == 1
+
+    asyncio.run(check())
+
+
+async def promote(nodes: Nodes, times: int) -> list[dict[str, Any]] | str:
+    """Ask n2 to take the role so many times at once; returns the answers, or the reason of a refusal."""
+    channels = [await nodes.nodes["n2"].open(nodes.spec.job) for _ in range(times)]
+    calls = (channel.call("promote", {"force": True}, timeout=WAIT_S) for channel in channels)
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [one for one in found if isinstance(one, BaseException)]
+    return str(refused[0]) if refused else [one.data for one in found if isinstance(one, Answer)]
 
 
 def test_an_agent_ends_soon_after_its_job(tmp_path: Path) -> None:

@@ -22,9 +22,10 @@ SEEN_BY_A_SHELL = {"PYTEST_CURRENT_TEST", "_", "SHLVL", "OLDPWD"}
 EXTRA = {"USER_SAYS": "h\u00e9llo = world", "TORCHELASTIC_MAX_RESTARTS": "inherited"}
 
 
-def under_torchrun(root: Path, ranks: int, env: dict[str, str]) -> list[dict[str, Any]]:
+def under_torchrun(root: Path, ranks: int, env: dict[str, str], *options: str) -> list[dict[str, Any]]:
     root.mkdir()
-    words = ["--nnodes", "1", "--nproc-per-node", str(ranks), "--max-restarts", "3", str(SCRIPTS / "dump.py")]
+    words = ["--nnodes", "1", "--nproc-per-node", str(ranks), "--max-restarts", "3", "--log-dir", f"{root}/logs"]
+    words += [*options, str(SCRIPTS / "dump.py")]
     # The engine of a job has no terminal either.
     subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *words, f"{root}/seen", "--option", "a b"],
@@ -37,7 +38,7 @@ def under_torchrun(root: Path, ranks: int, env: dict[str, str]) -> list[dict[str
     return [json.loads((root / f"seen{rank}").read_text()) for rank in range(ranks)]
 
 
-def under_the_engine(root: Path, shared: SharedEngine, ranks: int) -> list[dict[str, Any]]:
+def under_the_engine(root: Path, shared: SharedEngine, ranks: int, **changes: Any) -> list[dict[str, Any]]:
     root.mkdir()
     generation = shared.generation()
 
@@ -54,6 +55,7 @@ def under_the_engine(root: Path, shared: SharedEngine, ranks: int) -> list[dict[
             # How an inventory moves our root on a node; no business of the script.
             env={"USER_SAYS": EXTRA["USER_SAYS"], "SUPERVISOR_HOME": str(root)},
             cwd=str(root),
+            **changes,
         )
         exits = await shared.engine.wait_exits(generation, ranks)
         assert [one["code"] for one in exits] == [0] * ranks
@@ -63,17 +65,28 @@ def under_the_engine(root: Path, shared: SharedEngine, ranks: int) -> list[dict[
     return [json.loads((root / f"seen{rank}").read_text()) for rank in range(ranks)]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "preset"),
-    [(1, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "PYTHONPATH": ""}), (2, {})],
-)
-def test_a_worker_sees_what_torchrun_shows_it(tmp_path: Path, ranks: int, preset: dict[str, str]) -> None:
+# Ranks, environment, options of torchrun, the same in an order.
+CASES: dict[str, tuple[int, dict[str, str], list[str], dict[str, Any]]] = {
+    "one rank": (1, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "PYTHONPATH": ""}, [], {}),
+    "two ranks": (2, {}, [], {}),
+    "one GPU each": (
+        2,
+        {"CUDA_VISIBLE_DEVICES": "3, 5"},
+        ["--virtual-local-rank", "--signals-to-handle", "SIGTERM,SIGUSR2"],
+        {"virtual_local_rank": True, "signals_to_handle": "SIGTERM,SIGUSR2"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_worker_sees_what_torchrun_shows_it(tmp_path: Path, case: str) -> None:
+    ranks, preset, options, changes = CASES[case]
     env = {key: value for key, value in os.environ.items() if key not in SEEN_BY_A_SHELL}
     env.update(EXTRA, **preset)
-    theirs = under_torchrun(tmp_path / "theirs", ranks, env)
+    theirs = under_torchrun(tmp_path / "theirs", ranks, env, *options)
     engine_env = {key: value for key, value in env.items() if key != "USER_SAYS"}
     with SharedEngine(tmp_path / "job").running(engine_env) as shared:
-        ours = under_the_engine(tmp_path / "ours", shared, ranks)
+        ours = under_the_engine(tmp_path / "ours", shared, ranks, **changes)
     for rank in range(ranks):
         expected, found = theirs[rank], ours[rank]
         assert sorted(found["environ"]) == sorted(expected["environ"])
@@ -113,6 +126,13 @@ def test_the_environment_of_a_rank_in_the_middle(tmp_path: Path) -> None:
     assert {name: environ[name] for name in sorted(environ) if name in EXPECTED} == EXPECTED
     assert environ["TORCHELASTIC_ERROR_FILE"] == str(tmp_path / "job" / "generation_5" / "rank_5" / "error.json")
     assert "SUPERVISOR_HOME" not in environ
+
+
+def test_a_worker_without_a_device_of_its_own_is_refused(tmp_path: Path) -> None:
+    given = order(tmp_path, "train.py", local_world_size=2, virtual_local_rank=True, env={"CUDA_VISIBLE_DEVICES": "7"})
+    assert worker_environment(Order.from_args(given), 0, {})["CUDA_VISIBLE_DEVICES"] == "7"
+    with pytest.raises(ValueError, match="local rank 1 is beyond the devices of CUDA_VISIBLE_DEVICES=7"):
+        worker_environment(Order.from_args(given), 1, {})
 
 
 def test_a_given_number_of_threads_stays(tmp_path: Path) -> None:

@@ -71,7 +71,17 @@ def test_a_run_and_everything_that_reads_it(
             assert f"{node}:{rank}| rank {rank} error line" in mine
         assert "job_succeeded" in run.err
         _check_readers(cli)
-        assert cli("clean", "h.toml").status == 0
+        for words in (
+            ["restart", "h.toml"],
+            ["stop", "h.toml", "job-t"],
+            ["stacks", "h.toml"],
+            ["stacks", "h.toml", "job-t"],
+        ):
+            refused = cli(*words)
+            assert (refused.status, "is over: succeeded" in refused.err) == (1, True), refused.err
+        assert cli("clean", "h.toml", "nojob").status == 3
+        cleaned = cli("clean", "h.toml")
+        assert (cleaned.status, cleaned.lines[0]) == (0, "removed job-t on n1 n2")
         assert cli.json("jobs", "h.toml", "--json")["jobs"] == []
 
 
@@ -100,6 +110,30 @@ def _check_readers(cli: Cli) -> None:
     attached = cli("attach", "h.toml", "--headless")
     assert attached.status == 0
     assert "job_succeeded" in attached.err
+
+
+def test_torchruns_options_choose_what_the_console_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with hosts(tmp_path, 2) as made:
+        cli = Cli(made, monkeypatch, capfd)
+        words = (
+            "--redirects",
+            "3",
+            "--tee",
+            "rank1:2",
+            "--event-log-handler",
+            "console",
+            "--log-dir",
+            f"{tmp_path}/here",
+        )
+        run = cli("up", "hosts.toml", "--headless", "--job", "job-t", *words, "talk.py", "3")
+        assert (run.status, run.lines) == (0, ["n2:1| rank 1 error line"]), run.err
+        events = [json.loads(line) for line in run.err.splitlines() if line.startswith("{")]
+        assert [event["type"] for event in events][-1] == "job_succeeded"
+        for rank, node in ((0, "n1"), (1, "n2")):
+            linked = tmp_path / "here" / f"job-t_{node}" / "attempt_0" / "0" / "stdout.log"
+            assert linked.read_text().startswith(f"rank {rank} line 0")
 
 
 def test_a_failure_is_told_last(
@@ -138,7 +172,7 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         assert cli.json("status", "h.toml", "--json")["state"] == "running"
         assert cli("stop", "h.toml").lines == ["job stopped: an operator stopped the job"]
         assert cli("stop", "h.toml", "job-t").status == 1
-        assert cli("stop", "h.toml").status == 3
+        assert cli("stop", "h.toml").status == 1
 
 
 @pytest.mark.parametrize(
@@ -150,7 +184,7 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         (("stop", "h.toml", "nobody"), 3, "no job named nobody"),
         (("jobs", "h.toml", "x"), 2, "no JOB"),
         (("sttus",), 2, "did you mean `supervisor status`?"),
-        (("check", "h.toml"), 2, "not in this release"),
+        (("diagnose", "x"), 2, "not in this release"),
         (("remove", "h.toml"), 2, "--node"),
     ],
 )

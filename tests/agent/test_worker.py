@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from remote_agent.wire import CallFailed
 from tests.agent.engine_process import SCRIPTS, SharedEngine
 
 pytestmark = pytest.mark.torch
@@ -222,6 +223,32 @@ def test_python_exec_is_honoured(shared: SharedEngine, cwd: Path) -> None:
     wrapper.chmod(0o755)
     ended, out, _ = shared.run("ends.py", "exit3", cwd=str(cwd), env={"PYTHON_EXEC": str(wrapper)})
     assert (ended["code"], out) == (3, b"wrapped\n")
+
+
+def test_run_path_runs_the_script_inside_the_interpreter(shared: SharedEngine, cwd: Path) -> None:
+    (cwd / "look.py").write_text("import sys; print(__name__, sys.argv, __file__); 1 / 0\n")
+    ended, out, _ = shared.run("look.py", "a b", kind="run_path", cwd=str(cwd))
+    assert out == b"__main__ ['look.py', 'a b'] look.py\n"
+    assert ended["error"]["message"] == "ZeroDivisionError: division by zero"
+
+
+def test_logs_are_also_where_torchrun_would_put_them(shared: SharedEngine, cwd: Path) -> None:
+    (cwd / "say.py").write_text("import sys; print('here'); sys.stderr.write('there')\n")
+    shared.run("say.py", cwd=str(cwd), links="logs/job-1_n1")
+    (attempt,) = (cwd / "logs" / "job-1_n1").iterdir()
+    assert attempt.name == shared.newest().parent.name.replace("generation", "attempt")
+    assert ((attempt / "0" / "stdout.log").read_text(), (attempt / "0" / "stderr.log").read_text()) == (
+        "here\n",
+        "there",
+    )
+    (cwd / "file").touch()
+    with pytest.raises(CallFailed, match="--log-dir: Not a directory"):
+        shared.run("say.py", cwd=str(cwd), links="file/job-1_n1")
+
+
+def test_a_binding_that_this_node_cannot_make_is_refused(shared: SharedEngine, cwd: Path) -> None:
+    with pytest.raises(CallFailed, match="binds each worker near its GPU, and torch sees none here"):
+        shared.run("ends.py", "exit0", cwd=str(cwd), numa_binding="node")
 
 
 def test_arguments_reach_the_script_untouched(shared: SharedEngine, cwd: Path) -> None:

@@ -15,6 +15,10 @@ from remote_agent.wire import JobSpec
 from tests.unit.one_agent import TICK_S, Agent
 
 
+# What goes over a connection; questions are asked anew each time.
+CONNECTED = frozenset({"order", "report", "journal", "beat", "beaten", "moved"})
+
+
 class Agents:
     """All agents of a job, the network between them, and the clock."""
 
@@ -62,7 +66,11 @@ class Agents:
         for source, target in names:
             wire = self.wires.get((source, target), [])
             while wire and wire[0][0] <= self.now:
-                _, kind, args = wire.pop(0)
+                _, kind, args = wire[0]
+                if kind in CONNECTED and not self.reach(source, target):
+                    # TCP sends it again until the cut is healed or the connection given up.
+                    break
+                wire.pop(0)
                 agent = self.agents[target]
                 if agent.alive and self.reach(source, target):
                     agent.hear(source, kind, args)

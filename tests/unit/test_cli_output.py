@@ -14,7 +14,7 @@ from supervisor.cli.logs import matching
 from supervisor.cli.output import LINE_LIMIT, Prefixer, Writer
 from supervisor.cli.status import contract
 from supervisor.cli.steer import find_outcome, is_success
-from supervisor.errors import Unreachable, UsageError
+from supervisor.errors import RequestFailed, Unreachable, UsageError
 from supervisor.session.follow import Chunk
 from supervisor.session.jobs import choose_job, group_jobs
 
@@ -209,8 +209,8 @@ def test_readers_take_the_newest_where_it_is_unclear() -> None:
 
 
 def test_no_job_to_choose() -> None:
-    with pytest.raises(Unreachable, match="no live job"):
-        choose_job({"n1": [entry("a", 1)]}, live_only=True)
+    with pytest.raises(RequestFailed, match="the newest, a, is over: failed"):
+        choose_job({"n1": [entry("a", 1, state="failed")]}, live_only=True)
     with pytest.raises(Unreachable, match="know no job"):
         choose_job({"n1": []}, live_only=False)
 

@@ -88,7 +88,27 @@ def test_every_option_of_torchrun_is_known() -> None:
         for flags, _, _ in table
         for spelling in torchrun._spellings(flags)
     }
-    assert theirs <= ours
+    assert theirs == ours
+
+
+def test_torchruns_defaults_are_the_ones_we_know() -> None:
+    """A changed default or a new choice of torchrun is noticed here; docs/torchrun.md tells what ours are."""
+    torch_run = pytest.importorskip("torch.distributed.run")
+    theirs = {action.dest: action.default for action in torch_run.get_args_parser()._actions if action.option_strings}
+    assert {name: value for name, value in theirs.items() if value and name != "help"} == {
+        "nnodes": "1:1",
+        "nproc_per_node": "1",
+        "rdzv_backend": "static",
+        "rdzv_id": "none",
+        "monitor_interval": 0.1,
+        "start_method": "spawn",
+        "event_log_handler": "null",
+        "role": "default",
+        "redirects": "0",
+        "tee": "0",
+        "master_addr": "127.0.0.1",
+        "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    }
 
 
 def test_options_take_effect() -> None:
@@ -106,11 +126,14 @@ def test_pet_variables_are_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PET_NPROC_PER_NODE", "4")
     monkeypatch.setenv("PET_MAX_RESTARTS", "7")
     monkeypatch.setenv("PET_NO_PYTHON", "1")
-    monkeypatch.setenv("PET_TEE", "3")
+    monkeypatch.setenv("PET_NODE_RANK", "3")
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7")
+    monkeypatch.setenv("PET_NUMA_BINDING", "torchrun reads no such variable")
     parsed = parse_up(["--max-restarts", "1", "./run.sh"])
     options = job_options(parsed)
     assert (options.nproc_per_node, options.max_restarts, options.kind) == ("4", 1, "binary")
-    assert any(line.startswith("--tee has no effect here because") for line in torchrun.notices(parsed))
+    assert [line.split()[0] for line in torchrun.notices(parsed)] == ["--node-rank"]
+    assert (options.numa_binding, options.stop_grace) == (None, 7.0)
 
 
 def test_a_switch_that_pet_turns_off_stays_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +152,54 @@ def test_options_without_effect_say_why() -> None:
     assert torchrun.notices(parse_up(["t.py"])) == []
 
 
-@pytest.mark.parametrize("argv", [["--numa-binding", "node"], ["--virtual-local-rank"]])
-def test_options_that_change_the_run_are_refused(argv: list[str]) -> None:
-    with pytest.raises(UsageError, match="not supported"):
-        torchrun.notices(parse_up([*argv, "t.py"]))
+@pytest.mark.parametrize("flags", [flags for flags, _, _ in torchrun.REFUSED])
+def test_options_whose_effect_would_be_missed_are_refused(flags: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="not supported: .*--(grep|log-dir)"):
+        torchrun.notices(parse_up([flags[0], "x", "t.py"]))
+
+
+def test_options_that_the_node_carries_out() -> None:
+    argv = [*("--log-dir", "logs", "--numa-binding", "node", "--virtual-local-rank"), "--run-path", "t.py"]
+    options = job_options(parse_up(argv))
+    assert (options.log_dir, options.numa_binding, options.virtual_local_rank) == ("logs", "node", True)
+    assert options.kind == "run_path"
+    assert job_options(parse_up(["--log-dir", "/dev/null", "t.py"])).log_dir is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--numa-binding", "core"], "must be one of node, socket"),
+        (["--start-method", "thread"], "must be one of spawn"),
+        (["--event-log-handler", "dynamic_rendezvous"], "must be null or console"),
+        (["--signals-to-handle", "SIGTERM,SIGNO"], "no signal is called 'SIGNO'"),
+        (["--monitor-interval", "often"], "must be seconds"),
+        (["--node-rank", "first"], "whole number"),
+        (["--redirects", "4"], "--redirects '4'"),
+        (["--tee", "0:1,1"], "'1' is not understood"),
+        (["--local-ranks-filter", "a"], "must be local ranks"),
+    ],
+)
+def test_values_that_torchrun_would_refuse(argv: list[str], words: str) -> None:
+    options = parse_up([*argv, "t.py"])
+    with pytest.raises(UsageError, match=words):
+        torchrun.check(options)
+        torchrun.console(options)
+
+
+def test_the_console_shows_what_torchrun_would() -> None:
+    def shown(*argv: str) -> list[tuple[int, str]]:
+        """Ranks 0, 1 on one node, 2, 3 on the next."""
+        found = torchrun.console(parse_up([*argv, "t.py"]))
+        streams = [(rank, stream) for rank in range(4) for stream in ("stdout", "stderr")]
+        return [(rank, stream) for rank, stream in streams if found.shows(rank, rank % 2, stream)]
+
+    assert len(shown()) == 8
+    assert shown("-r", "3") == []
+    assert shown("-r", "3", "-t", "0:1") == [(0, "stdout"), (2, "stdout")]
+    assert shown("-r", "3", "-t", "rank3:2") == [(3, "stderr")]
+    assert shown("-r", "1:3,rank3:1") == [*((0, "stdout"), (0, "stderr"), (2, "stdout"), (2, "stderr"), (3, "stderr"))]
+    assert shown("--local-ranks-filter", "1", "--redirects", "2") == [(1, "stdout"), (3, "stdout")]
 
 
 @pytest.mark.parametrize(

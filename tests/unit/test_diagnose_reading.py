@@ -51,7 +51,9 @@ def test_of_chained_exceptions_the_deliberate_one_is_named_unless_another_says_m
         tmp_path, "try:\n    {}['lr']\nexcept KeyError as e:\n    raise ValueError('no lr in the config') from e\n"
     )
     assert [trace.type for trace in find_traces(wrapped)] == ["KeyError", "ValueError"]
-    assert read_rank(ended(wrapped)).headline == "ValueError: no lr in the config"
+    found = read_rank(ended(wrapped))
+    assert found.headline == "ValueError: no lr in the config"
+    assert found.traceback == wrapped.strip()
     full, _ = fail(
         tmp_path,
         "try:\n    raise OSError(28, 'No space left on device', '/ckpt/1.pt')\n"

@@ -20,7 +20,10 @@ pytestmark = [
 
 def _torchrun(script: Path, directory: Path, *args: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), *args],
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *("--log-dir", str(directory / "torchrun"), str(script), *args),
+        ],
         cwd=directory,
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -200,7 +200,7 @@ def test_this_machine_alone_needs_no_file(monkeypatch: pytest.MonkeyPatch, tmp_p
         (ONE + 'port = "22"\n', "port: must be a whole number, not '22'", "write port = 22"),
         (ONE + "port = 0\n", "port: must be from 1 to 65535, not 0", ""),
         (ONE + "port = true\n", "port: must be a whole number", ""),
-        (ONE + "nproc_per_node = 0\n", "must be auto, gpu, cpu or a number of at least 1, not 0", "auto"),
+        (ONE + "nproc_per_node = 0\n", "must be auto, gpu, cpu, xpu or a number of at least 1, not 0", "auto"),
         (ONE + 'nproc_per_node = "many"\n', "nproc_per_node: must be auto", "auto"),
         (ONE + "nproc_per_node = true\n", "nproc_per_node: must be auto", "auto"),
         (ONE + 'spare = "yes"\n', "spare: must be true or false", "spare = true"),

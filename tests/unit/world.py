@@ -32,6 +32,8 @@ class Machine:
     running: int | None = None
     lives: int = 0
     ranks: tuple[int, ...] = ()
+    stuck: bool = False
+    """It does not carry out orders to stop, and says nothing of a start."""
 
 
 class World:
@@ -65,6 +67,7 @@ class World:
                 self.heirs.append(command.node)
             elif isinstance(command, s.Drop):
                 self.dropped.append(command.node)
+                self.machines[command.node].connected = False
             elif self.machines[command.node].connected:
                 self.orders[command.node].append(command)
 
@@ -123,6 +126,10 @@ class World:
 
     # Messages
 
+    def sent(self, name: str, op: str) -> bool:
+        """Whether such an order waits for the node."""
+        return any(order.op == op for order in self.orders[name])
+
     def waiting(self) -> list[tuple[str, str]]:
         """Return the queues that hold something."""
         queues = [("order", name) for name, queue in self.orders.items() if queue]
@@ -152,10 +159,12 @@ class World:
             assert machine.running is None, f"{name} is told to start while it runs generation {machine.running}"
             machine.running = args["generation"]
             machine.ranks = tuple(range(args["base_rank"], args["base_rank"] + args["local_world_size"]))
+            if machine.stuck:
+                return
             started = tuple((rank, local, 1000 + rank) for local, rank in enumerate(machine.ranks))
             say.append(s.Started(name, args["generation"], started))
             say.extend(s.Main(name, args["generation"], rank) for rank in machine.ranks)
-        elif order.op == "stop":
+        elif order.op == "stop" and not machine.stuck:
             exits: tuple[dict[str, Any], ...] = ()
             if machine.running is not None and machine.running <= args["generation"]:
                 exits = tuple(self.exit(machine, rank, signal="SIGTERM", stopped_by_us=True) for rank in machine.ranks)

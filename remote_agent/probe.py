@@ -1,0 +1,268 @@
+"""What a preflight asks of a node: its facts, and whether the other nodes can be reached from it.
+
+In: requests of a bridge. Out: plain documents. Nothing of it outlives the bridge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+import resource
+import secrets
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remote_agent import jobs
+from remote_agent.paths import Home, agent_alive, own_command
+from remote_agent.wire import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Importing torch from a cold network disk takes a minute or two.
+TORCH_S = 120.0
+TOOL_S = 10.0
+REACH_S = 3.0
+SHUTDOWN_S = 5.0
+# The tree of a training script; what is larger than this is data.
+CODE_FILES = 2000
+# Variables that change how torch, NCCL or Python behave. Nothing else of the environment leaves the node.
+TELLING = re.compile(
+    r"(NCCL|TORCH|TORCHELASTIC|PYTORCH|CUDA|GLOO|OMP|MKL|UCX|FI|HSA|ROCR|HIP)_\w+"
+    r"|PYTHONPATH|PYTHONHOME|PYTHON_EXEC|LD_LIBRARY_PATH|LD_PRELOAD|MASTER_ADDR|MASTER_PORT|VIRTUAL_ENV|CONDA_PREFIX"
+)
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+
+
+class Probe:
+    """One node's part of a preflight; close() ends what it started."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._server: asyncio.AbstractServer | None = None
+        self._token = secrets.token_hex(8)
+        self._child: asyncio.subprocess.Process | None = None
+
+    def close(self) -> None:
+        """Stop listening, and kill a collective that still runs."""
+        if self._server is not None:
+            self._server.close()
+        if self._child is not None and self._child.returncode is None:
+            self._child.kill()
+
+    # Facts
+
+    async def facts(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        """Return the node's facts.
+
+        `workdir`: whose Python files are hashed, None where the tree will be synced; `env`: what workers get on top.
+        """
+        torch, gpu_processes, driver = await asyncio.gather(
+            self._torch(), _gpu_processes(), _nvidia("--query-gpu=driver_version")
+        )
+        workdir = args.get("workdir")
+        env = {**os.environ, **args["env"]}
+        return {
+            "hostname": socket.gethostname(),
+            "kernel": platform.release(),
+            "torch": torch,
+            "driver": driver[0] if driver else None,
+            "gpu_processes": gpu_processes,
+            "env": {name: env[name] for name in sorted(env) if is_telling(name)},
+            "disk_free": {str(path): shutil.disk_usage(path).free for path in (Path.home(), self._home.root)},
+            "shm": _shm(),
+            "memlock": _limit(resource.RLIMIT_MEMLOCK),
+            "open_files": _limit(resource.RLIMIT_NOFILE),
+            "load": os.getloadavg()[0],
+            "live_jobs": self._live_jobs(),
+            "code": None if workdir is None else await asyncio.to_thread(code_hash, Path(str(workdir))),
+        }
+
+    async def _torch(self) -> dict[str, Any]:
+        """Return what torch says of itself, or {"error": why it does not import}."""
+        try:
+            status, out, err = await _run(own_command("probe", "facts"), TORCH_S)
+        except asyncio.TimeoutError:
+            return {"error": f"torch did not import within {TORCH_S:g} s"}
+        if status == 0:
+            with contextlib.suppress(ValueError, IndexError):
+                found: dict[str, Any] = json.loads(out.splitlines()[-1])
+                return found
+        lines = [line for line in err.splitlines() if line.strip()]
+        return {"error": lines[-1] if lines else f"the probe ended with {status}"}
+
+    def _live_jobs(self) -> list[str]:
+        found = []
+        for name in self._home.job_names():
+            files = self._home.job(name)
+            if agent_alive(files) is not None and jobs.describe(files)["state"] not in jobs.ENDED:
+                found.append(name)
+        return found
+
+    # Who reaches whom
+
+    async def listen(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        """Listen on a free port, as a store will, until the bridge ends; who connects reads a token."""
+
+        async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(ConnectionError):
+                writer.write(f"{self._token}\n".encode())
+                await writer.drain()
+            writer.close()
+
+        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        sock = socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6)
+        self._server = await asyncio.start_server(greet, sock=sock)
+        return {"port": sock.getsockname()[1], "token": self._token}
+
+    async def reach(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        """Connect to all others at once; returns {name: {"ms": …} or {"error": …}}."""
+        names = list(args["targets"])
+        found = await asyncio.gather(*(_reach(args["targets"][name]) for name in names))
+        return {"reached": dict(zip(names, found))}
+
+    # A collective
+
+    async def collective_start(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        """Start this node's rank of a small group; rank 0 answers with the port of its store."""
+        self._child = await asyncio.create_subprocess_exec(
+            *own_command("probe", "collective", json.dumps(args)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        if int(args["rank"]) or self._child.stdout is None:
+            return {}
+        try:
+            line = await asyncio.wait_for(self._child.stdout.readline(), TORCH_S)
+            return {"port": int(json.loads(line)["port"])}
+        except (asyncio.TimeoutError, ValueError, KeyError) as error:
+            raise Problem("collective", await self._last_words()) from error
+
+    async def collective_end(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        """Wait for this node's rank; returns {"ms": …} of one all-reduce, or {"error": …}."""
+        child = self._child
+        if child is None:
+            raise Problem("collective", "no collective was started here")
+        try:
+            out, err = await asyncio.wait_for(child.communicate(), float(args["timeout_s"]))
+        except asyncio.TimeoutError:
+            return {"error": f"no end within {args['timeout_s']:g} s", "last": await self._last_words()}
+        with contextlib.suppress(ValueError, IndexError):
+            return dict(json.loads(out.splitlines()[-1]))
+        lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
+        return {"error": lines[-1][:300] if lines else f"it ended with {child.returncode}"}
+
+    async def _last_words(self) -> str:
+        child, self._child = self._child, None
+        if child is None:
+            return ""
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        _, err = await asyncio.wait_for(child.communicate(), SHUTDOWN_S)
+        lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
+        return lines[-1][:300] if lines else "it said nothing"
+
+
+def is_telling(name: str) -> bool:
+    """Whether a variable is compared between nodes; what may hold a secret never is."""
+    return TELLING.fullmatch(name) is not None and SECRET.search(name) is None
+
+
+def code_hash(workdir: Path) -> str | None:
+    """Return a hash over the names and bytes of all Python files below, None where there are none (or too many)."""
+    if not workdir.is_dir():
+        return None
+    paths = sorted(_python_files(workdir))
+    if not paths or len(paths) > CODE_FILES:
+        return None
+    digest = hashlib.sha256()
+    for path in paths:
+        with contextlib.suppress(OSError):
+            digest.update(f"{path.relative_to(workdir)}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:12]
+
+
+def _python_files(workdir: Path) -> Iterable[Path]:
+    for root, directories, names in os.walk(workdir):
+        directories[:] = [name for name in directories if not name.startswith(".") and name != "__pycache__"]
+        yield from (Path(root, name) for name in names if name.endswith(".py"))
+
+
+def _limit(which: int) -> int | None:
+    """Return a soft limit, None for unlimited."""
+    soft = resource.getrlimit(which)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _shm() -> dict[str, int] | None:
+    try:
+        usage = shutil.disk_usage("/dev/shm")
+    except OSError:
+        return None
+    return {"total": usage.total, "free": usage.free}
+
+
+async def _run(command: list[str], timeout_s: float) -> tuple[int | None, str, str]:
+    """Run a program to its end; raises asyncio.TimeoutError (it is killed then), OSError."""
+    child = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, err = await asyncio.wait_for(child.communicate(), timeout_s)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()
+        raise
+    return child.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+async def _nvidia(query: str) -> list[str] | None:
+    """Return nvidia-smi's rows, None where there is no such tool or it fails."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    try:
+        status, out, _ = await _run([tool, query, "--format=csv,noheader,nounits"], TOOL_S)
+    except (asyncio.TimeoutError, OSError):
+        return None
+    return [line.strip() for line in out.splitlines() if line.strip()] if status == 0 else None
+
+
+async def _gpu_processes() -> list[str] | None:
+    """Return `pid, name, MiB` of each process on a GPU; None: it cannot be told."""
+    return await _nvidia("--query-compute-apps=pid,process_name,used_memory")
+
+
+async def _reach(target: dict[str, Any]) -> dict[str, Any]:
+    began = time.monotonic()
+    try:
+        reader, writer = await asyncio.wait_for(
+            asyncio.open_connection(target["address"], int(target["port"])), REACH_S
+        )
+    except asyncio.TimeoutError:
+        return {"error": f"no answer within {REACH_S:g} s"}
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+    try:
+        token = (await asyncio.wait_for(reader.readline(), REACH_S)).decode().strip()
+    except (asyncio.TimeoutError, ConnectionError, UnicodeDecodeError):
+        token = ""
+    finally:
+        writer.close()
+    if token != target["token"]:
+        return {"error": "another machine answers at that address"}
+    return {"ms": round((time.monotonic() - began) * 1000, 2)}

@@ -1,0 +1,199 @@
+"""Ask every host what a launch would find there, without launching.
+
+In: an inventory. Out: a Preflight: facts by node, who reaches whom, the times of small all-reduces; hosts that failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.wire import CallFailed, WireError
+from supervisor.errors import HostFailure, why
+from supervisor.ssh import AgentFile, HostError, NodeLink, connect_all
+
+if TYPE_CHECKING:
+    from supervisor.inventory import Inventory
+
+CONNECT_DEADLINE = 30.0
+# The node itself gives torch two minutes.
+FACTS_DEADLINE = 150.0
+REACH_DEADLINE = 30.0
+# One all-reduce of two nodes, the import of torch included.
+COLLECTIVE_S = 60.0
+COLLECTIVE_DEADLINE = 200.0
+# Round trips by which a clock is compared; the quickest one counts.
+PINGS = 5
+Say = Callable[[str], None]
+
+
+@dataclass
+class Preflight:
+    """What was found."""
+
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By node, in inventory order: `hello` and `facts` of its bridge, `clock_offset_ms`, `clock_error_ms`."""
+    unreachable: dict[str, HostFailure] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
+    reach: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """From node to node: {"ms": …} or {"error": …}."""
+    collectives: list[dict[str, Any]] | None = None
+    """{"round", "nodes", "ms" or "error"} of each group; None: not asked for."""
+
+
+async def preflight(inventory: Inventory, *, collectives: bool = False, say: Say = lambda text: None) -> Preflight:
+    """Return what the hosts say; a host that fails is in `unreachable` with its reason."""
+    found = Preflight(addresses={host.name: host.address for host in inventory.hosts})
+    agent = await asyncio.to_thread(AgentFile.build)
+    links = await connect_all(inventory.hosts, agent=agent, deadline_s=CONNECT_DEADLINE)
+    up: dict[str, NodeLink] = {}
+    for name, link in links.items():
+        if isinstance(link, HostError):
+            found.unreachable[name] = HostFailure(name, link.step, link.reason, link.hint)
+        else:
+            up[name] = link
+    try:
+        say(f"{len(up)} of {len(links)} hosts are up; asking for their facts")
+        up = await _all(up, found, "facts", lambda link: _facts(link, inventory, found))
+        if len(up) > 1:
+            say("connecting every node to every other")
+            await _reach(up, found)
+        if collectives and len(up) > 1:
+            found.collectives = await _rounds(up, found, say)
+    finally:
+        await asyncio.gather(*(link.close() for link in links.values() if isinstance(link, NodeLink)))
+    return found
+
+
+async def _all(
+    links: dict[str, NodeLink], found: Preflight, step: str, work: Callable[[NodeLink], Awaitable[None]]
+) -> dict[str, NodeLink]:
+    """Do work on all nodes at once; returns those on which it was done, the others are unreachable from now on."""
+
+    async def one(name: str) -> None:
+        try:
+            await work(links[name])
+        except (CallFailed, WireError, asyncio.TimeoutError) as error:
+            hint = error.hint if isinstance(error, CallFailed) else ""
+            found.unreachable[name] = HostFailure(name, step, why(error), hint)
+
+    await asyncio.gather(*(one(name) for name in links))
+    return {name: link for name, link in links.items() if name not in found.unreachable}
+
+
+async def _facts(link: NodeLink, inventory: Inventory, found: Preflight) -> None:
+    host = link.host
+    found.facts[host.name] = {}
+    offset, error = await _clock(link)
+    workdir = None if inventory.job.sync and inventory.path is not None else str(inventory.job.workdir)
+    wish = {"workdir": workdir, "env": {**inventory.job.env, **host.env}}
+    answer = await link.channel.call("facts", wish, timeout=FACTS_DEADLINE)
+    found.facts[host.name] = {**link.hello, **answer.data, "clock_offset_ms": offset, "clock_error_ms": error}
+
+
+async def _clock(link: NodeLink) -> tuple[float, float]:
+    """Return (how far the node's clock is ahead of ours, the error bar), in ms."""
+    best = (0.0, float("inf"))
+    for _ in range(PINGS):
+        sent = time.time_ns()
+        theirs = int((await link.channel.call("hello", timeout=REACH_DEADLINE)).data["time_ns"])
+        half = (time.time_ns() - sent) / 2
+        if half < best[1]:
+            best = (theirs - sent - half, half)
+    return round(best[0] / 1e6, 2), round(best[1] / 1e6, 2)
+
+
+async def _reach(links: dict[str, NodeLink], found: Preflight) -> None:
+    targets: dict[str, dict[str, Any]] = {}
+
+    async def listen(link: NodeLink) -> None:
+        answer = await link.channel.call("listen", timeout=REACH_DEADLINE)
+        targets[link.host.name] = {"address": link.host.address, **answer.data}
+
+    async def reach(link: NodeLink) -> None:
+        name = link.host.name
+        others = {other: target for other, target in targets.items() if other != name}
+        answer = await link.channel.call("reach", {"targets": others}, timeout=REACH_DEADLINE)
+        found.reach[name] = answer.data["reached"]
+
+    links = await _all(links, found, "listen", listen)
+    await _all(links, found, "reach", reach)
+
+
+async def _rounds(links: dict[str, NodeLink], found: Preflight, say: Say) -> list[dict[str, Any]]:
+    """Return the outcome of two rounds of pairwise all-reduces, after DLRover's network check.
+
+    In the second round each suspect is paired with a node that did well: a node that fails twice is bad, one that
+    fails once had a bad partner.
+    """
+    names = list(links)
+    say(f"all-reduce in pairs, round 1 of 2: {len(names)} nodes")
+    first = await _round(1, pairs(names), links, found)
+    suspects = suspects_of(first)
+    if not suspects:
+        return first
+    say(f"round 2 of 2: {len(suspects)} suspects")
+    for groups in again(suspects, [name for name in names if name not in suspects]):
+        first += await _round(2, groups, links, found)
+    return first
+
+
+def suspects_of(groups: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the nodes of groups that failed, or took three times as long as the median group."""
+    times = sorted(group["ms"] for group in groups if "ms" in group)
+    limit = 3 * times[len(times) // 2] if times else 0.0
+    slow = [group for group in groups if "ms" not in group or (len(times) > 1 and group["ms"] > limit)]
+    return [name for group in slow for name in group["nodes"]]
+
+
+def pairs(names: Sequence[str]) -> list[list[str]]:
+    """Return neighbours in pairs; the last of an odd number joins the last pair."""
+    pairs = [list(names[at : at + 2]) for at in range(0, len(names), 2)]
+    if len(pairs) > 1 and len(pairs[-1]) == 1:
+        last = pairs.pop()
+        pairs[-1] += last
+    return pairs
+
+
+def again(suspects: Sequence[str], good: Sequence[str]) -> list[list[list[str]]]:
+    """Return groups, one batch after the other, in which every suspect meets a good node and no other suspect."""
+    if not good:
+        # Nobody is known to be good: at least each meets another partner.
+        return [pairs([*suspects[1:], suspects[0]])]
+    batches = [suspects[at : at + len(good)] for at in range(0, len(suspects), len(good))]
+    return [[[suspect, partner] for suspect, partner in zip(batch, good)] for batch in batches]  # noqa: B905
+
+
+async def _round(
+    number: int, groups: Sequence[list[str]], links: dict[str, NodeLink], found: Preflight
+) -> list[dict[str, Any]]:
+    outcomes = await asyncio.gather(*(_collective([links[name] for name in group]) for group in groups))
+    return [{"round": number, "nodes": group, **outcome} for group, outcome in zip(groups, outcomes, strict=True)]
+
+
+async def _collective(links: Sequence[NodeLink]) -> dict[str, Any]:
+    """Return {"ms", "backend"} of an all-reduce among these nodes, or {"error"}."""
+    wish = {"world": len(links), "host": links[0].host.address, "timeout_s": COLLECTIVE_S}
+    try:
+        opened = await links[0].channel.call("collective_start", {**wish, "rank": 0}, timeout=COLLECTIVE_DEADLINE)
+        others = [
+            link.channel.call("collective_start", {**wish, "rank": rank, **opened.data}, timeout=COLLECTIVE_DEADLINE)
+            for rank, link in enumerate(links[1:], 1)
+        ]
+        await asyncio.gather(*others)
+        ends = [
+            link.channel.call("collective_end", {"timeout_s": 2 * COLLECTIVE_S}, timeout=COLLECTIVE_DEADLINE)
+            for link in links
+        ]
+        answers = [answer.data for answer in await asyncio.gather(*ends)]
+    except (CallFailed, WireError, asyncio.TimeoutError) as error:
+        return {"error": why(error)}
+    failed = [
+        f"{link.host.name}: {data['error']}" for link, data in zip(links, answers, strict=True) if "error" in data
+    ]
+    if failed:
+        return {"error": "; ".join(failed)}
+    return {"ms": max(data["ms"] for data in answers), "backend": answers[0]["backend"]}

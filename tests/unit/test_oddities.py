@@ -1,0 +1,146 @@
+"""The odd one out among many, and the bad node among pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from supervisor.cli.check import lines
+from supervisor.inventory.pattern import expand, fold
+from supervisor.session import preflight
+from supervisor.session.oddities import findings, matrix, quick
+from supervisor.session.preflight import Preflight
+from supervisor.session.view import HostView
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    return {
+        "python": "3.11.7",
+        "executable": "/opt/torch/bin/python",
+        "torch": {"torch": "2.13.0+cu128", "cuda": "12.8", "nccl": "2.27.3", "gpu_names": ["NVIDIA H100"] * 8},
+        "driver": "570.1",
+        "gpu_processes": [],
+        "env": {"NCCL_DEBUG": "WARN"},
+        "disk_free": {"/home/u": 10**12},
+        "shm": {"total": 10**11, "free": 10**11},
+        "memlock": None,
+        "open_files": 65536,
+        "load": 1.0,
+        "cpu_count": 64,
+        "live_jobs": [],
+        "code": None,
+        "clock_offset_ms": 0.3,
+        "clock_error_ms": 0.4,
+        **changes,
+    }
+
+
+def cluster(odd: dict[str, dict[str, Any]], count: int = 64) -> Preflight:
+    names = [f"gpu{number:02}" for number in range(1, count + 1)]
+    return Preflight(
+        facts={name: facts(**odd.get(name, {})) for name in names}, addresses={name: name for name in names}
+    )
+
+
+def test_nodes_that_are_alike_are_fine() -> None:
+    found = cluster({})
+    assert findings(found) == []
+    assert lines(found, matrix(found), [])[-1] == "64 host(s), nothing odd"
+
+
+@pytest.mark.parametrize(
+    ("changes", "severity", "words"),
+    [
+        ({"torch": {"torch": "2.12.0+cu128", "cuda": "12.8", "nccl": "2.27.3", "gpu_names": ["NVIDIA H100"] * 8}},
+         "error", "torch is 2.12.0+cu128 on gpu07; gpu[01-06,08-64] have 2.13.0+cu128"),
+        ({"torch": {"error": "No module named 'torch'"}}, "error", "torch does not import: No module named 'torch'"),
+        ({"driver": "535.2"}, "warning", "driver is 535.2 on gpu07"),
+        ({"env": {"NCCL_DEBUG": "WARN", "NCCL_P2P_DISABLE": "1"}}, "warning", "$NCCL_P2P_DISABLE is 1 on gpu07"),
+        ({"env": {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "ib1"}}, "info", "$NCCL_SOCKET_IFNAME is ib1"),
+        ({"disk_free": {"/home/u": 10**6}}, "error", "only 1 MB free at /home/u"),
+        ({"shm": {"total": 64 * 2**20, "free": 64 * 2**20}}, "warning", "only 67 MB free in /dev/shm"),
+        ({"clock_offset_ms": -4000.0}, "warning", "its clock is -4.0 s off ours"),
+        ({"memlock": 65536}, "warning", "memlock is limited to 0 MB"),
+        ({"open_files": 1024}, "warning", "at most 1024 open files"),
+        ({"gpu_processes": ["4711, python, 9000"]}, "warning", "4711, python, 9000"),
+        ({"live_jobs": ["train-k3f9"]}, "info", "jobs run there already: train-k3f9"),
+        ({"load": 200.0}, "info", "load is 200 on 64 CPUs"),
+        ({"code": "abc"}, "error", "code is abc on gpu07"),
+    ],
+)  # fmt: skip
+def test_the_odd_one_among_64_is_named(changes: dict[str, Any], severity: str, words: str) -> None:
+    found = cluster({"gpu07": changes})
+    said = findings(found)
+    match = [one for one in said if words in one.text]
+    assert [(one.severity, one.nodes) for one in match] == [(severity, ("gpu07",))]
+    assert said[0].severity == max((one.severity for one in said), key=["info", "warning", "error"].index)
+    assert all(len(line) <= 150 for line in lines(found, matrix(found), said))
+
+
+def test_a_launch_warns_of_what_it_sees_anyway() -> None:
+    hello = {"python": "3.11.7", "home": "/home/u/.supervisor", "disk_free": 10**12, "shm_free": 10**11}
+    engine = {"torch": "2.13.0+cpu", "cuda": None, "nccl": None}
+    views = [HostView(f"n{number}", hello=hello, engine=engine) for number in range(1, 5)]
+    assert quick(views) == []
+    views[1].engine = {**engine, "torch": "2.12.0+cpu"}
+    views[2].hello = {**hello, "disk_free": 10**8, "shm_free": 64 * 2**20}
+    assert [(one.fact, one.nodes) for one in quick(views)] == [
+        ("torch", ("n2",)), ("disk", ("n3",)), ("/dev/shm", ("n3",)),
+    ]  # fmt: skip
+
+
+def test_where_half_differ_nobody_is_the_odd_one() -> None:
+    found = cluster({"gpu01": {"driver": "535.2"}}, count=2)
+    (only,) = findings(found)
+    assert set(only.nodes) == {"gpu01", "gpu02"}
+
+
+def play(bad: set[str], names: list[str]) -> list[dict[str, Any]]:
+    """Play both rounds: a group with a bad node fails."""
+
+    def outcome(number: int, group: list[str]) -> dict[str, Any]:
+        broken = {"error": "timed out"} if bad & set(group) else {"ms": 20.0 + len(group), "backend": "nccl"}
+        return {"round": number, "nodes": group, **broken}
+
+    first = [outcome(1, group) for group in preflight.pairs(names)]
+    assert sorted(name for one in first for name in one["nodes"]) == sorted(names)
+    suspects = preflight.suspects_of(first)
+    batches = preflight.again(suspects, [name for name in names if name not in suspects]) if suspects else []
+    return first + [outcome(2, group) for groups in batches for group in groups]
+
+
+@pytest.mark.parametrize("count", [4, 5, 8, 9, 64])
+def test_a_bad_node_is_isolated_in_two_rounds(count: int) -> None:
+    names = [f"gpu{number:02}" for number in range(1, count + 1)]
+    for bad in names:
+        found = cluster({}, count)
+        found.collectives = play({bad}, names)
+        assert [(one.severity, one.nodes) for one in findings(found)] == [("error", (bad,))]
+    fine = cluster({}, count)
+    fine.collectives = play(set(), names)
+    assert findings(fine) == []
+
+
+def test_of_two_nodes_the_bad_one_does_not_show() -> None:
+    found = cluster({}, 2)
+    found.collectives = play({"gpu02"}, ["gpu01", "gpu02"])
+    (only,) = findings(found)
+    assert only.nodes == ("gpu01", "gpu02")
+    assert "does not show" in only.text
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        (["gpu01", "gpu02", "gpu10"], "gpu[01-02,10]"),
+        (["n9", "n10", "n11"], "n[9-11]"),
+        (["login", "n3"], "n3,login"),
+        (["r1n1", "r1n2", "r2n1"], "r1n[1-2],r2n1"),
+        (["n0", "n1", "n00", "n01"], "n[0-1],n[00-01]"),
+        (["10.0.0.1", "10.0.0.2"], "10.0.0.[1-2]"),
+    ],
+)
+def test_names_are_folded_into_patterns_that_mean_the_same(names: list[str], pattern: str) -> None:
+    assert fold(names) == pattern
+    assert sorted(expand(pattern)) == sorted(names)
