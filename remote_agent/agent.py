@@ -209,6 +209,11 @@ class Agent:
             for name in names:
                 self.role.feed(s.GivenUp(name, operator))
 
+    def _renew_beyond(self, term: int) -> None:
+        """Raise our term where a node has a newer one, left by a candidate without success: else it cannot follow."""
+        if self.role is not None and term > self.role.state.term:
+            self._tasks.spawn(election.renew(self.follower, term), "renew the term")
+
     async def _announce(self, name: str) -> None:
         found = {"term": self.follower.member.term, "coordinator": self.node, "members": self.members}
         await election.ask(self.follower, name, "announce", found)
@@ -255,6 +260,7 @@ class Agent:
         if op == "vote":
             return Answer(election.give_vote(self.follower, args))
         if op == "who":
+            self._renew_beyond(int(args["term"]))
             return Answer(self._who())
         if op == "announce":
             self.members.update(args["members"])
@@ -278,7 +284,7 @@ class Agent:
         if op == "join":
             term = int(args["term"])
             if term > role.state.term:
-                self._tasks.spawn(election.renew(self.follower, term), "renew the term")
+                self._renew_beyond(term)
                 raise Problem("stale", f"{self.node} coordinates term {role.state.term}, {name} is in {term}")
             assert channel is not None
             self.members[name] = {"address": args["address"], "port": args["port"]}

@@ -56,12 +56,12 @@ async def ask(follower: Follower, name: str, op: str, args: dict[str, Any]) -> d
 
 
 async def ask_around(follower: Follower) -> None:
-    """Learn from the others whether a newer coordinator is there."""
+    """Learn from the others whether a newer coordinator is there; one of an older term renews it for us."""
     agent = follower.agent
     # Who is connected to us follows us.
     known = agent.role.connected if agent.role is not None else frozenset()
     others = [name for name in agent.members if name not in {agent.node, follower.member.coordinator, *known}]
-    answers = await asyncio.gather(*(ask(follower, name, "who", {}) for name in others))
+    answers = await asyncio.gather(*(ask(follower, name, "who", {"term": follower.member.term}) for name in others))
     for found in answers:
         # A node that voted knows the term, and may have missed who won it.
         if found and found["coordinator"] and member.is_news(follower.member, int(found["term"]), found["coordinator"]):

@@ -28,7 +28,6 @@ class Agents:
         self.blocked: set[frozenset[str]] = set()
         self.wires: dict[tuple[str, str], list[tuple[float, str, dict[str, Any]]]] = {}
         self.agents = {node.name: Agent(self, node.name) for node in job.nodes}
-        self.groups: dict[int, tuple[int, int]] = {}
         first = next(iter(self.agents.values()))
         for agent in self.agents.values():
             agent.follow(1, first.name)
@@ -89,8 +88,6 @@ class Agents:
     def check(self) -> None:
         running = {agent.running for agent in self.agents.values() if agent.running is not None}
         assert len(running) <= 1, f"two groups at {self.now}: {running}"
-        for term, generation in running:
-            assert self.groups.setdefault(generation, (term, generation)) == (term, generation), "a number used twice"
         for agent in self.agents.values():
             assert [one["seq"] for one in agent.records] == list(range(1, len(agent.records) + 1)), agent.name
 

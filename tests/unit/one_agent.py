@@ -189,7 +189,7 @@ class Agent:
     def ask_around(self) -> None:
         for name in self.world.agents:
             if name != self.name and name not in self.linked:
-                self.world.send(self.name, name, "who", {})
+                self.world.send(self.name, name, "who", {"term": self.view.term})
 
     def admit(self, other: Agent) -> None:
         """Take a member in: its connection is made, so that nothing of the former one comes any more."""
@@ -284,6 +284,8 @@ class Agent:
         if kind in ("vote", "voted"):
             self.hear_vote(source, kind, args)
         elif kind == "who":
+            if self.role is not None and args["term"] > self.role.term:
+                self.renew(args["term"])
             send(self.name, source, "iam", {"term": self.view.term, "coordinator": self.view.coordinator})
         elif kind == "iam":
             if args["coordinator"] and member.is_news(self.view, args["term"], args["coordinator"]):
