@@ -21,6 +21,7 @@ from typing import Any
 from remote_agent import election, member, paths, peers, restore
 from remote_agent import state as s
 from remote_agent.follower import Follower
+from remote_agent.formation import holds_quorum
 from remote_agent.journal import Journal
 from remote_agent.logs import LogStore
 from remote_agent.role import Role
@@ -210,8 +211,11 @@ class Agent:
                 self.role.feed(s.GivenUp(name, operator))
 
     def _renew_beyond(self, term: int) -> None:
-        """Raise our term where a node has a newer one, left by a candidate without success: else it cannot follow."""
-        if self.role is not None and term > self.role.state.term:
+        """Raise our term where a node has a newer one, left by a candidate without success: else it cannot follow.
+
+        Only while we hold our group: otherwise the newer term may be that of another coordinator.
+        """
+        if self.role is not None and term > self.role.state.term and holds_quorum(self.role.state):
             self._tasks.spawn(election.renew(self.follower, term), "renew the term")
 
     async def _announce(self, name: str) -> None:

@@ -186,6 +186,7 @@ def on_idle(turn: Turn, event: s.Idle) -> None:
     node = turn.node(event.node)
     if node.running is not None and node.running <= event.generation:
         turn.set_node(event.node, running=None)
+        formation.admit(turn, event.node, "returned")
     if event.generation != state.generation or state.phase not in (s.STARTING, s.RUNNING, s.STOPPING):
         return
     for ended in event.exits:

@@ -42,7 +42,7 @@ def try_form(turn: Turn) -> None:
     if state.deadline is not None and pending and not _is_settled(turn, len(group)):
         return
     state = turn.state
-    if len(group) < floor(state) or not _quorum(state):
+    if len(group) < floor(state) or not holds_quorum(state):
         _wait_for_nodes(turn, len(group))
         return
     turn.set(
@@ -112,7 +112,7 @@ def choose(state: s.State) -> list[str]:
     return [name for name in state.nodes if name in chosen]
 
 
-def _quorum(state: s.State) -> bool:
+def holds_quorum(state: s.State) -> bool:
     """Whether we hold at least half of the last generation, less those that were removed."""
     base = [name for name in state.members if state.nodes[name].status != "removed" and name not in state.given_up]
     held = [name for name in base if state.nodes[name].connected]
@@ -206,9 +206,12 @@ def is_full(state: s.State, name: str) -> bool:
 
 
 def admit(turn: Turn, name: str, cause: str) -> None:
-    """Take a ready node that is not in the running group into a new generation, if there is room."""
-    state = turn.state
+    """Take a ready node that is not in the running group into a new generation, if there is room.
+
+    One that still has workers of an older group is admitted when they are gone.
+    """
+    state, node = turn.state, turn.node(name)
     active = state.phase in (s.PREPARING, s.STARTING, s.RUNNING)
-    outside = name not in state.members and turn.node(name).status == "ready"
+    outside = name not in state.members and node.status == "ready" and node.ready and node.running is None
     if active and outside and not is_full(state, name):
         stop_group(turn, cause)

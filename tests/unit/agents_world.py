@@ -14,7 +14,6 @@ from remote_agent import state as s
 from remote_agent.wire import JobSpec
 from tests.unit.one_agent import TICK_S, Agent
 
-
 # What goes over a connection; questions are asked anew each time.
 CONNECTED = frozenset({"order", "report", "journal", "beat", "beaten", "moved"})
 

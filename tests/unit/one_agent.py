@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent import member, restore
 from remote_agent import state as s
 from remote_agent.coordinator import step
+from remote_agent.formation import holds_quorum
 
 if TYPE_CHECKING:
     from tests.unit.agents_world import Agents
@@ -208,8 +209,10 @@ class Agent:
 
     def renew(self, term: int) -> None:
         """Ask for a newer term while in charge; at once, as the others stand still."""
-        view, reason = member.vote(self.view, term + 1, self.name, self.world.now)
         assert self.role is not None
+        if not holds_quorum(self.role):
+            return
+        view, reason = member.vote(self.view, term + 1, self.name, self.world.now)
         if reason:
             return
         self.view = view

@@ -126,6 +126,21 @@ def test_an_agent_that_comes_to_a_removed_node_is_sent_away_unless_it_is_added_s
         assert world.world_size == (6 if added else 4)
 
 
+def test_a_node_that_returns_with_workers_is_admitted_when_they_are_gone() -> None:
+    world = World(spec(3, min_nodes=2))
+    world.feed(s.Gone("n3", "cut off"))
+    world.settle()
+    assert (world.state.members, world.state.phase) == (("n1", "n2"), s.RUNNING)
+    assert world.machines["n3"].running == 0
+    world.machines["n3"].connected = True
+    world.feed(s.Joined("n3", "n3-0", running=0))
+    world.feed(s.Ready("n3", 2))
+    assert (world.state.members, world.state.phase) == (("n1", "n2"), s.RUNNING)
+    world.settle()
+    assert (world.state.members, world.state.phase) == (("n1", "n2", "n3"), s.RUNNING)
+    assert world.state.restarts == 0
+
+
 def test_no_group_starts_while_a_node_may_have_workers_of_the_old_one() -> None:
     """A node that does not stop loses its connection, and with it its lease, before the others go on."""
     world = World(spec(3, min_nodes=2, stop_grace=5.0))

@@ -65,3 +65,38 @@ def test_a_stray_agent_of_a_removed_node_is_sent_away() -> None:
     world.pass_time(62)
     world.settle()
     assert not world.machines["n3"].connected
+
+
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+
+
+def fail_on(world: World, rank: int, message: str = ECC) -> None:
+    world.feed(s.Beat("n1", stepped=True))
+    world.fail(rank, message)
+    world.settle()
+
+
+def test_a_machine_that_keeps_failing_alone_is_left_out_until_it_is_added() -> None:
+    world = World(spec(3, min_nodes=2, max_restarts=10))
+    for _ in range(2):
+        fail_on(world, 5)
+        assert world.state.members == ("n1", "n2", "n3")
+    fail_on(world, 5)
+    assert (world.state.phase, world.state.members) == (s.RUNNING, ("n1", "n2"))
+    reason = str(world.state.nodes["n3"].reason)
+    assert "quarantined: caused 3 failures" in reason
+    assert "supervisor add --node n3" in reason
+    world.feed(s.Add(world.state.nodes["n3"].spec))
+    world.settle()
+    assert world.state.members == ("n1", "n2", "n3")
+    fail_on(world, 5)
+    assert world.state.members == ("n1", "n2", "n3")
+
+
+def test_a_failure_of_the_script_or_of_several_nodes_blames_no_machine() -> None:
+    world = World(spec(3, min_nodes=2, max_restarts=20))
+    for number in range(4):
+        fail_on(world, 5, f"ValueError: bad batch {number}")
+    for rank in (5, 3, 5, 5, 5):
+        fail_on(world, rank)
+    assert (world.state.phase, world.state.members) == (s.RUNNING, ("n1", "n2", "n3"))

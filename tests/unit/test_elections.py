@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
+from remote_agent import state as s
 from tests.unit.agents_world import Agents
 from tests.unit.world import spec
 
@@ -32,3 +35,62 @@ def test_half_of_a_group_stays_with_the_coordinator() -> None:
     world.split({"n1", "n2"})
     world.pass_time(60)
     assert world.running() == {"n1", "n2"}
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["split", "cut", "heal", "die", "boot", "restart", "time", "time"]),
+        st.integers(0, 31),
+    ),
+    max_size=14,
+)
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(st.integers(2, 5), st.integers(0, 999), MOVES)
+def test_never_two_groups_and_one_again_after_healing(size: int, seed: int, moves: list[tuple[str, int]]) -> None:
+    world = group(size, seed)
+    for kind, number in moves:
+        play(world, kind, number)
+        world.pass_time(1 + number % 4)
+    world.heal()
+    for name in world.agents:
+        world.boot(name)
+    world.pass_time(150)
+    heads = world.heads()
+    assert len(heads) == 1, [head.name for head in heads]
+    state = heads[0].role
+    assert state is not None
+    wanted = {name for name, node in state.nodes.items() if node.status not in ("removed", "failed")}
+    if wanted:
+        assert state.phase == s.RUNNING
+        assert world.running() == wanted
+        ranks = sorted(rank for name in world.running() for rank in world.agents[name].ranks)
+        assert ranks == list(range(len(state.ranks)))
+
+
+def play(world: Agents, kind: str, number: int) -> None:
+    """One move of the random game."""
+    names = list(world.agents)
+    name = names[number % len(names)]
+    heads = world.heads()
+    if kind == "split":
+        world.split({one for place, one in enumerate(names) if number >> place & 1})
+    elif kind == "cut":
+        world.blocked.add(frozenset((name, names[(number // 5) % len(names)])))
+    elif kind == "heal":
+        world.heal()
+    elif kind == "die" and sum(agent.alive for agent in world.agents.values()) > 1:
+        world.die(name)
+    elif kind == "boot":
+        world.boot(name)
+    elif kind == "time":
+        world.pass_time(number)
+    elif heads and kind == "restart":
+        heads[0].feed(s.Restart())
