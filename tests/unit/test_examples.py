@@ -22,7 +22,7 @@ def _torchrun(script: Path, directory: Path, *args: str) -> str:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-            *("--log-dir", str(directory / "torchrun"), str(script), *args),
+            *("--log-dir", str(directory.parent / f"{directory.name}.torchrun"), str(script), *args),
         ],
         cwd=directory,
         stdin=subprocess.DEVNULL,
