@@ -133,6 +133,9 @@ class Probe:
 
     async def collective_start(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
         """Start this node's rank of a small group; rank 0 answers with the port of its store."""
+        if self._child is not None:
+            # Of a group that never came together.
+            await self._last_words()
         self._child = await asyncio.create_subprocess_exec(
             *own_command("probe", "collective", json.dumps(args)),
             stdin=asyncio.subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from supervisor.inventory.pattern import fold
-from supervisor.session.preflight import Preflight, suspects_of
+from supervisor.session.preflight import Preflight, bad_groups
 
 if TYPE_CHECKING:
     from supervisor.session.view import HostView
@@ -257,22 +257,33 @@ def _unreached(found: Preflight) -> Iterable[Finding]:
 
 
 def _collectives(found: Preflight) -> Iterable[Finding]:
-    """Yield the nodes that did badly with a partner that is good, else the groups that did badly."""
+    """Yield the nodes that do badly even with a good partner; of other groups that do badly, what can be told."""
     groups = found.collectives or []
-    first, second = ([group for group in groups if group["round"] == number] for number in (1, 2))
-    suspects, again = suspects_of(first), suspects_of(second)
-    hint = "take it out of HOSTS, or mark it `spare`, until it is looked at"
-    named = False
-    for group in second:
-        bad = [name for name in group["nodes"] if name in suspects and name in again]
-        if bad and len(bad) < len(group["nodes"]):
-            named = True
-            text = f"its all-reduce does badly with every partner: {_outcome(group)}"
-            yield Finding("error" if "error" in group else "warning", "collectives", tuple(bad), text, hint)
-    for group in () if named else [group for group in first if set(group["nodes"]) <= set(suspects)]:
-        text = f"the all-reduce among them does badly: {_outcome(group)}; which of them is bad does not show"
-        severity: Severity = "error" if "error" in group else "warning"
-        yield Finding(severity, "collectives", tuple(group["nodes"]), text, "check again with a node more")
+    bad = bad_groups(groups)
+    good = {name for group in groups if group not in bad for name in group["nodes"]}
+    culprits: dict[str, Mapping[str, Any]] = {}
+    for group in bad:
+        others = [name for name in group["nodes"] if name not in good]
+        if len(others) == 1:
+            culprits[others[0]] = group
+    for name, group in culprits.items():
+        text = f"its all-reduce does badly with every partner: {_outcome(group)}"
+        yield Finding(
+            _weight(group), "collectives", (name,), text, "take it out, or mark it `spare`, until it is mended"
+        )
+    for group in bad:
+        if culprits.keys() & set(group["nodes"]):
+            continue
+        text, hint = f"the all-reduce among them does badly: {_outcome(group)}", "check again with a node more"
+        if good.issuperset(group["nodes"]):
+            text, hint = f"{text}; each does well with others", "look at what lies between them"
+        else:
+            text += "; which of them is bad does not show"
+        yield Finding(_weight(group), "collectives", tuple(group["nodes"]), text, hint)
+
+
+def _weight(group: Mapping[str, Any]) -> Severity:
+    return "error" if "error" in group else "warning"
 
 
 def _outcome(group: Mapping[str, Any]) -> str:

@@ -96,27 +96,39 @@ def test_where_half_differ_nobody_is_the_odd_one() -> None:
     assert set(only.nodes) == {"gpu01", "gpu02"}
 
 
-def play(bad: set[str], names: list[str]) -> list[dict[str, Any]]:
-    """Play both rounds: a group with a bad node fails."""
+FAILS = {"error": "timed out"}
+CRAWLS = {"ms": 400.0, "backend": "nccl"}
+
+
+def play(bad: set[str], names: list[str], how: dict[str, Any] = FAILS) -> list[dict[str, Any]]:
+    """Play both rounds: a group with a bad node fails, or crawls."""
 
     def outcome(number: int, group: list[str]) -> dict[str, Any]:
-        broken = {"error": "timed out"} if bad & set(group) else {"ms": 20.0 + len(group), "backend": "nccl"}
-        return {"round": number, "nodes": group, **broken}
+        return {
+            "round": number,
+            "nodes": group,
+            **(how if bad & set(group) else {"ms": 20.0 + len(group), "backend": "nccl"}),
+        }
 
     first = [outcome(1, group) for group in preflight.pairs(names)]
     assert sorted(name for one in first for name in one["nodes"]) == sorted(names)
-    suspects = preflight.suspects_of(first)
-    batches = preflight.again(suspects, [name for name in names if name not in suspects]) if suspects else []
+    suspects = [name for group in preflight.bad_groups(first) for name in group["nodes"]]
+    batches = preflight.again(suspects, [name for name in names if name not in suspects])
     return first + [outcome(2, group) for groups in batches for group in groups]
 
 
-@pytest.mark.parametrize("count", [4, 5, 8, 9, 64])
-def test_a_bad_node_is_isolated_in_two_rounds(count: int) -> None:
+@pytest.mark.parametrize(("how", "severity"), [(FAILS, "error"), (CRAWLS, "warning")])
+@pytest.mark.parametrize("count", [3, 4, 5, 8, 9, 64])
+def test_a_bad_node_is_isolated_in_two_rounds(count: int, how: dict[str, Any], severity: str) -> None:
     names = [f"gpu{number:02}" for number in range(1, count + 1)]
     for bad in names:
         found = cluster({}, count)
-        found.collectives = play({bad}, names)
-        assert [(one.severity, one.nodes) for one in findings(found)] == [("error", (bad,))]
+        found.collectives = play({bad}, names, how)
+        if how is CRAWLS and count == 3:
+            # One group, and nothing to compare it with.
+            assert findings(found) == []
+            continue
+        assert [(one.severity, one.nodes) for one in findings(found)] == [(severity, (bad,))]
     fine = cluster({}, count)
     fine.collectives = play(set(), names)
     assert findings(fine) == []
@@ -128,6 +140,22 @@ def test_of_two_nodes_the_bad_one_does_not_show() -> None:
     (only,) = findings(found)
     assert only.nodes == ("gpu01", "gpu02")
     assert "does not show" in only.text
+
+
+def test_a_bad_link_between_two_good_nodes_is_told_as_such() -> None:
+    found = cluster({}, 4)
+    done = [(1, "gpu01", "gpu02"), (2, "gpu03", "gpu01"), (2, "gpu04", "gpu02")]
+    found.collectives = [{"round": at, "nodes": list(pair), "ms": 20.0, "backend": "gloo"} for at, *pair in done]
+    found.collectives.append({"round": 1, "nodes": ["gpu03", "gpu04"], **FAILS})
+    (only,) = findings(found)
+    assert (only.severity, only.nodes) == ("error", ("gpu03", "gpu04"))
+    assert "each does well with others" in only.text
+
+
+def test_suspects_take_turns_with_few_good_nodes_but_not_for_ever() -> None:
+    names = [f"n{number}" for number in range(64)]
+    batches = preflight.again(names[2:], names[:2])
+    assert [len(groups) for groups in batches] == [2] * preflight.BATCHES
 
 
 @pytest.mark.parametrize(
