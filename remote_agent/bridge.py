@@ -197,9 +197,10 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, home
 
 async def _while_connected(answering: Coroutine[Any, Any, None], ahead: asyncio.Future[Frame | None]) -> None:
     """Give the answer up when the input ends (or turns to junk) before it is there."""
-    task = asyncio.ensure_future(answering)
+    task: asyncio.Future[None] = asyncio.ensure_future(answering)
+    either: set[asyncio.Future[Any]] = {task, ahead}
     try:
-        await asyncio.wait({task, ahead}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not task.done() and (ahead.exception() is not None or ahead.result() is None):
             task.cancel()
         await asyncio.wait({task})

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import statistics
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -47,7 +46,7 @@ class Preflight:
     reach: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """From node to node: {"ms": …} or {"error": …}."""
     collectives: list[dict[str, Any]] | None = None
-    """{"round", "nodes", "ms" or "error"} of each group; None: not asked for."""
+    """{"round", "nodes", and "ms", "latency_ms", "bus_gb_per_s", "backend", or "error"}; None: not asked for."""
 
 
 async def preflight(inventory: Inventory, *, collectives: bool = False, say: Say = lambda text: None) -> Preflight:
@@ -93,23 +92,12 @@ async def _all(
 
 async def _facts(link: NodeLink, inventory: Inventory, found: Preflight) -> None:
     host = link.host
-    offset, error = await _clock(link)
+    hellos = [link.hello, *[await link.ask_hello(REACH_DEADLINE) for _ in range(PINGS)]]
+    clock = min(hellos, key=lambda hello: hello["clock_error_ms"])
     workdir = None if inventory.job.sync and inventory.path is not None else str(inventory.job.workdir)
     wish = {"workdir": workdir, "env": {**inventory.job.env, **host.env}}
     answer = await link.channel.call("facts", wish, timeout=FACTS_DEADLINE)
-    found.facts[host.name] = {**link.hello, **answer.data, "clock_offset_ms": offset, "clock_error_ms": error}
-
-
-async def _clock(link: NodeLink) -> tuple[float, float]:
-    """Return (how far the node's clock is ahead of ours, the error bar), in ms."""
-    best = (0.0, float("inf"))
-    for _ in range(PINGS):
-        sent = time.time_ns()
-        theirs = int((await link.channel.call("hello", timeout=REACH_DEADLINE)).data["time_ns"])
-        half = (time.time_ns() - sent) / 2
-        if half < best[1]:
-            best = (theirs - sent - half, half)
-    return round(best[0] / 1e6, 2), round(best[1] / 1e6, 2)
+    found.facts[host.name] = {**clock, **answer.data}
 
 
 async def _reach(links: dict[str, NodeLink], found: Preflight) -> None:
@@ -181,7 +169,7 @@ async def _round(number: int, groups: Sequence[list[str]], links: dict[str, Node
 
 
 async def _collective(links: Sequence[NodeLink]) -> dict[str, Any]:
-    """Return {"ms", "backend"} of an all-reduce among these nodes, or {"error"}."""
+    """Return {"ms", "latency_ms", "bus_gb_per_s", "backend"} of an all-reduce among these nodes, or {"error"}."""
     wish = {"world": len(links), "host": links[0].host.address, "timeout_s": COLLECTIVE_S}
     try:
         opened = await links[0].channel.call("collective_start", {**wish, "rank": 0}, timeout=COLLECTIVE_DEADLINE)
@@ -202,4 +190,5 @@ async def _collective(links: Sequence[NodeLink]) -> dict[str, Any]:
     ]
     if failed:
         return {"error": "; ".join(failed)}
-    return {"ms": max(data["ms"] for data in answers), "backend": answers[0]["backend"]}
+    # The slowest rank tells.
+    return dict(max((answer for answer in answers), key=lambda data: data["ms"]))
