@@ -27,7 +27,7 @@ from remote_agent.tree import TreeSync
 from remote_agent.wire import MAGIC, PROTOCOL, Answer, Channel, Frame, Handler, Problem, WireError, encode, read_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ AGENT_DEADLINE_S = 5.0
 # Another operator's sync of the same tree: long enough for a small one to end.
 LOCK_DEADLINE_S = 10.0
 POLL_S = 0.05
+# They may wait for torch for minutes, and change nothing: nobody needs them once the operator is gone.
+LONG = frozenset({"facts", "collective_start", "collective_end"})
 FLUSH_DEADLINE_S = 10.0
 
 
@@ -167,23 +169,45 @@ def _tree_name(args: dict[str, Any]) -> str:
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, home: Home) -> None:
     """Answer requests in order until `open` or the end of the stream."""
     bridge = Bridge(home)
+    ahead: asyncio.Future[Frame | None] | None = None
     writer.write(MAGIC)
     try:
         await writer.drain()
         while True:
-            frame = await read_frame(reader)
+            frame = await (ahead or read_frame(reader))
+            ahead = None
             if frame is None:
                 return
             if frame.header.get("op") == "open":
                 bridge.close()
                 if await _open(frame, reader, writer, home):
                     return
+            elif frame.header.get("op") in LONG:
+                ahead = asyncio.ensure_future(read_frame(reader))
+                await _while_connected(_answer(bridge, frame, writer), ahead)
             elif "op" in frame.header:
                 await _answer(bridge, frame, writer)
     except (WireError, ConnectionError) as error:
         log.info("the connection ends: %s", error)
     finally:
+        if ahead is not None:
+            ahead.cancel()
         bridge.close()
+
+
+async def _while_connected(answering: Coroutine[Any, Any, None], ahead: asyncio.Future[Frame | None]) -> None:
+    """Give the answer up when the input ends (or turns to junk) before it is there."""
+    task: asyncio.Future[None] = asyncio.ensure_future(answering)
+    either: set[asyncio.Future[Any]] = {task, ahead}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done() and (ahead.exception() is not None or ahead.result() is None):
+            task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()
+    finally:
+        task.cancel()
 
 
 async def _answer(bridge: Bridge, frame: Frame, writer: asyncio.StreamWriter) -> None:

@@ -35,7 +35,10 @@ def facts() -> dict[str, Any]:
 
 
 def collective(args: dict[str, Any]) -> dict[str, Any]:
-    """Take part in all-reduces of 16 MiB; returns the median of one in ms. Raises what torch raises."""
+    """Take part in all-reduces of 16 MiB and of 4 bytes; returns the medians in ms. Raises what torch raises.
+
+    `bus_gb_per_s` is what each link carried: a ring moves 2 (n - 1) / n of the bytes over it, as nccl-tests counts.
+    """
     import torch
     from torch import distributed
 
@@ -50,17 +53,34 @@ def collective(args: dict[str, Any]) -> dict[str, Any]:
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     backend = "nccl" if device != "cpu" else "gloo"
     distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
-    tensor = torch.ones(ELEMENTS, device=device)
-    times = []
-    for _ in range(ROUNDS + 1):
-        began = time.monotonic()
-        distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
-        if device != "cpu":
-            torch.cuda.synchronize()
-        times.append(time.monotonic() - began)
-    right = bool(torch.all(tensor == 1.0).item())
+    tensor = torch.full((ELEMENTS,), float(rank + 1), device=device)
+    # The first one connects, and tells whether the sum is right.
+    distributed.all_reduce(tensor)
+    right = bool(torch.all(tensor == world * (world + 1) / 2).item())
+    large = _median_s(tensor)
+    latency = _median_s(torch.ones(1, device=device))
     distributed.destroy_process_group()
     if not right:
         return {"error": "the all-reduce gave a wrong result"}
-    # The first one connects.
-    return {"ms": round(statistics.median(times[1:]) * 1000, 2), "backend": backend}
+    moved = 4 * ELEMENTS * 2 * (world - 1) / world
+    return {
+        "ms": round(large * 1000, 2),
+        "latency_ms": round(latency * 1000, 3),
+        "bus_gb_per_s": round(moved / large / 1e9, 3),
+        "backend": backend,
+    }
+
+
+def _median_s(tensor: Any) -> float:
+    """Return the seconds of one all-reduce of a tensor, the median of several."""
+    import torch
+    from torch import distributed
+
+    times = []
+    for _ in range(ROUNDS):
+        began = time.monotonic()
+        distributed.all_reduce(tensor, op=distributed.ReduceOp.MAX)
+        if tensor.is_cuda:
+            torch.cuda.synchronize()
+        times.append(time.monotonic() - began)
+    return statistics.median(times)

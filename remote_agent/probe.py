@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import jobs
-from remote_agent.paths import Home, agent_alive, own_command
+from remote_agent.paths import JOB_NAME, Home, agent_alive, own_command
 from remote_agent.wire import Problem
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 TORCH_S = 120.0
 TOOL_S = 10.0
 REACH_S = 3.0
+RESOLVE_S = 5.0
 SHUTDOWN_S = 5.0
 # The tree of a training script; what is larger than this is data.
 CODE_FILES = 2000
@@ -39,7 +41,9 @@ TELLING = re.compile(
     r"(NCCL|TORCH|TORCHELASTIC|PYTORCH|CUDA|GLOO|OMP|MKL|UCX|FI|HSA|ROCR|HIP)_\w+"
     r"|PYTHONPATH|PYTHONHOME|PYTHON_EXEC|LD_LIBRARY_PATH|LD_PRELOAD|MASTER_ADDR|MASTER_PORT|VIRTUAL_ENV|CONDA_PREFIX"
 )
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+SECRET_VALUE = re.compile(r"://[^/\s]*:[^/\s]*@|(key|token|secret|passw\w*)=", re.IGNORECASE)
+OWN_PROCESS = re.compile(r"(remote_agent|\.pyz)\0(?P<mode>serve|engine)\0(.*\0)?--job\0(?P<job>[^\0]+)", re.DOTALL)
 
 
 class Probe:
@@ -65,25 +69,28 @@ class Probe:
 
         `workdir`: whose Python files are hashed, None where the tree will be synced; `env`: what workers get on top.
         """
-        torch, gpu_processes, driver = await asyncio.gather(
-            self._torch(), _gpu_processes(), _nvidia("--query-gpu=driver_version")
+        hostname = socket.gethostname()
+        torch, gpu_processes, driver, own_addresses = await asyncio.gather(
+            self._torch(), _gpu_processes(), _nvidia("--query-gpu=driver_version"), _resolve(hostname)
         )
         workdir = args.get("workdir")
         env = {**os.environ, **args["env"]}
         return {
-            "hostname": socket.gethostname(),
+            "hostname": hostname,
+            "own_addresses": own_addresses,
             "kernel": platform.release(),
             "torch": torch,
             "driver": driver[0] if driver else None,
             "gpu_processes": gpu_processes,
-            "env": {name: env[name] for name in sorted(env) if is_telling(name)},
-            "disk_free": {str(path): shutil.disk_usage(path).free for path in (Path.home(), self._home.root)},
+            "env": {name: env[name] for name in sorted(env) if is_telling(name, env[name])},
+            "disk_free": {path: _free(path) for path in (os.path.expanduser("~"), str(self._home.root))},
             "shm": _shm(),
             "memlock": _limit(resource.RLIMIT_MEMLOCK),
             "open_files": _limit(resource.RLIMIT_NOFILE),
             "load": os.getloadavg()[0],
             "live_jobs": self._live_jobs(),
-            "code": None if workdir is None else await asyncio.to_thread(code_hash, Path(str(workdir))),
+            "left_over": await asyncio.to_thread(left_over, self._home),
+            "code": None if workdir is None else await asyncio.to_thread(code_of, Path(str(workdir))),
         }
 
     async def _torch(self) -> dict[str, Any]:
@@ -103,8 +110,10 @@ class Probe:
         found = []
         for name in self._home.job_names():
             files = self._home.job(name)
-            if agent_alive(files) is not None and jobs.describe(files)["state"] not in jobs.ENDED:
-                found.append(name)
+            # A job may be cleaned away while we look.
+            with contextlib.suppress(OSError):
+                if agent_alive(files) is not None and jobs.describe(files)["state"] not in jobs.ENDED:
+                    found.append(name)
         return found
 
     # Who reaches whom
@@ -133,6 +142,9 @@ class Probe:
 
     async def collective_start(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
         """Start this node's rank of a small group; rank 0 answers with the port of its store."""
+        if self._child is not None:
+            # Of a group that never came together.
+            await self._last_words()
         self._child = await asyncio.create_subprocess_exec(
             *own_command("probe", "collective", json.dumps(args)),
             stdin=asyncio.subprocess.DEVNULL,
@@ -172,24 +184,47 @@ class Probe:
         return lines[-1][:300] if lines else "it said nothing"
 
 
-def is_telling(name: str) -> bool:
+def is_telling(name: str, value: str) -> bool:
     """Whether a variable is compared between nodes; what may hold a secret never is."""
-    return TELLING.fullmatch(name) is not None and SECRET.search(name) is None
+    return TELLING.fullmatch(name) is not None and not SECRET.search(name) and not SECRET_VALUE.search(value)
 
 
-def code_hash(workdir: Path) -> str | None:
-    """Return a hash over the names and bytes of all Python files below, None where there are none (or too many)."""
+def code_of(workdir: Path) -> str:
+    """Return a hash over the names and bytes of all Python files below, or in words why there is none."""
     if not workdir.is_dir():
-        return None
-    paths = sorted(_python_files(workdir))
-    if not paths or len(paths) > CODE_FILES:
-        return None
+        return f"no directory {workdir}"
+    paths = sorted(itertools.islice(_python_files(workdir), CODE_FILES + 1))
+    if not paths:
+        return f"no Python file in {workdir}"
+    if len(paths) > CODE_FILES:
+        return f"more than {CODE_FILES} Python files: not compared"
     digest = hashlib.sha256()
     for path in paths:
         with contextlib.suppress(OSError):
             digest.update(f"{path.relative_to(workdir)}\0".encode())
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:12]
+
+
+def left_over(home: Home) -> list[dict[str, Any]]:
+    """Return our processes of jobs whose agent is gone: {"pid", "mode", "job"}.
+
+    They are known by their command line, which names the job, and belong to this user and this root.
+    """
+    found = []
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            ours = os.stat(f"/proc/{pid}").st_uid == os.getuid()
+        except OSError:
+            continue
+        match = OWN_PROCESS.search("\0".join(words[1:]))
+        if not ours or match is None or not JOB_NAME.fullmatch(match["job"]):
+            continue
+        files = home.job(match["job"])
+        if files.root.is_dir() and agent_alive(files) is None:
+            found.append({"pid": pid, "mode": match["mode"], "job": files.name})
+    return found
 
 
 def _python_files(workdir: Path) -> Iterable[Path]:
@@ -210,6 +245,23 @@ def _shm() -> dict[str, int] | None:
     except OSError:
         return None
     return {"total": usage.total, "free": usage.free}
+
+
+def _free(path: str) -> int | None:
+    """Return the bytes that are free there, None where that cannot be told: the home may not exist."""
+    try:
+        return shutil.disk_usage(path).free
+    except OSError:
+        return None
+
+
+async def _resolve(name: str) -> list[str]:
+    """Return the addresses that this machine finds for a name, none where it finds none in time."""
+    try:
+        found = await asyncio.wait_for(asyncio.get_running_loop().getaddrinfo(name, None), RESOLVE_S)
+    except (asyncio.TimeoutError, OSError):
+        return []
+    return sorted({str(entry[4][0]) for entry in found})
 
 
 async def _run(command: list[str], timeout_s: float) -> tuple[int | None, str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import signal
@@ -25,10 +26,15 @@ START_DEADLINE_S = 20.0
 # The agent offers its socket some 100 ms after it starts; nothing announces that moment to another process.
 POLL_S = 0.02
 LOG_TAIL = 4000
+# A script is text; what is larger is compared by its beginning.
+SCRIPT_MAX = 4 * 1024 * 1024
 
 
 async def start(home: Home, args: dict[str, Any]) -> dict[str, Any]:
-    """Write the job's directory and start its agent; returns {agent_pid}. Raises Problem."""
+    """Write the job's directory and start its agent; returns {agent_pid, script}. Raises Problem.
+
+    `script`: a hash of the script's bytes where it is not synced, so that nodes can be compared; else None.
+    """
     files, node = _check(home, args)
     try:
         _write(files, node, args)
@@ -39,7 +45,18 @@ async def start(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     if pid is None:
         raise Problem("start", f"the agent did not start (status {process.returncode}): {_tail(files)}")
     await _until_accepting(files, pid)
-    return {"agent_pid": pid}
+    return {"agent_pid": pid, "script": _script_hash(JobSpec.from_json(args["spec"]))}
+
+
+def _script_hash(spec: JobSpec) -> str | None:
+    if spec.tree is not None:
+        return None
+    try:
+        with open(os.path.join(spec.workdir, spec.script), "rb") as file:
+            return hashlib.sha256(file.read(SCRIPT_MAX)).hexdigest()[:12]
+    except OSError:
+        # A module's name, or a file that is not there: the workers say so.
+        return None
 
 
 def command() -> list[str]:

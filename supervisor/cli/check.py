@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
@@ -17,8 +21,13 @@ from supervisor.errors import Unreachable, UsageError
 from supervisor.inventory.pattern import fold
 
 if TYPE_CHECKING:
-    from supervisor.session.oddities import Finding, Row
+    from supervisor.session.finding import Finding
+    from supervisor.session.oddities import Row
     from supervisor.session.preflight import Preflight
+
+
+# A label, its words one space apart, and what separates it from the value.
+HEAD = re.compile(r"(?:\S+(?: \S+)*)? *")
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
@@ -41,7 +50,9 @@ def run(verb: str, argv: Sequence[str]) -> int:
     if options.json:
         write_json(document(found, said, ok=not stops and not found.unreachable))
     else:
-        write_lines(lines(found, matrix(found), said))
+        out = lines(found, matrix(found), said)
+        columns = shutil.get_terminal_size().columns
+        write_lines([piece for line in out for piece in wrapped(line, columns)] if sys.stdout.isatty() else out)
     if not found.facts:
         raise Unreachable("no host answers")
     return 3 if found.unreachable else 1 if stops else 0
@@ -59,6 +70,21 @@ def document(found: Preflight, said: Sequence[Finding], *, ok: bool) -> dict[str
     }
 
 
+def wrapped(line: str, columns: int) -> list[str]:
+    """Return a line in pieces of at most so many columns; what follows is indented below the first column's value."""
+    head = HEAD.match(line)
+    indent = head.end() if head is not None and head.end() < columns // 2 else 4
+    pieces = textwrap.wrap(line, columns, subsequent_indent=" " * indent, break_on_hyphens=False)
+    return pieces or [""]
+
+
+def _outcome(group: Mapping[str, Any]) -> str:
+    if "error" in group:
+        return str(group["error"])
+    speed = f"{group['bus_gb_per_s']:g} GB/s, latency {group['latency_ms']:g} ms"
+    return f"{group['ms']:g} ms for 16 MiB ({group['backend']}, {speed})"
+
+
 def lines(found: Preflight, rows: Sequence[Row], said: Sequence[Finding]) -> list[str]:
     """Return the matrix, a fact's values one below the other with the nodes that have it, then what is odd."""
     width = max((len(row.fact) for row in rows), default=0)
@@ -74,9 +100,10 @@ def lines(found: Preflight, rows: Sequence[Row], said: Sequence[Finding]) -> lis
         ms, one, other = max(open_links)
         text = f"{len(open_links)} links between nodes are open, the slowest from {one} to {other}: {ms:g} ms"
         out.append(f"{'reach':<{width}}   {text}")
-    for group in found.collectives or ():
-        outcome = group.get("error") or f"{group['ms']:g} ms ({group['backend']})"
-        out.append(f"{'all-reduce':<{width}}   round {group['round']}  {fold(group['nodes'])}  {outcome}")
+    out += [
+        f"{'all-reduce':<{width}}   round {group['round']}  {fold(group['nodes'])}  {_outcome(group)}"
+        for group in found.collectives or ()
+    ]
     out.append("")
     out += [f"error    {failure}" for failure in found.unreachable.values()]
     for finding in said:

@@ -6,19 +6,21 @@ In: facts by node, who reaches whom, small all-reduces. Out: a matrix of facts, 
 from __future__ import annotations
 
 import re
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from supervisor.inventory.pattern import fold
-from supervisor.session.preflight import Preflight, suspects_of
+from supervisor.session.between import collectives, unreached
+from supervisor.session.finding import Finding, Severity
 
 if TYPE_CHECKING:
+    from supervisor.session.preflight import Preflight
     from supervisor.session.view import HostView
 
 Facts = Mapping[str, Any]
-Severity = Literal["error", "warning", "info"]
 GB = 10**9
 # A checkpoint of any size needs more; so little is an oversight.
 DISK_ERROR, DISK_WARNING = GB // 10, 5 * GB
@@ -34,17 +36,6 @@ OWN_TO_A_HOST = re.compile(
 
 
 _BROKEN = "does not import"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is odd: `error` would stop a job, `warning` may, `info` is worth knowing."""
-
-    severity: Severity
-    fact: str
-    nodes: tuple[str, ...]
-    text: str
-    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,6 +81,10 @@ def _shm(facts: Facts) -> str:
     return "none" if facts["shm"] is None else _size(facts["shm"]["total"])
 
 
+def _count(found: list[Any] | None, unknown: str = "") -> str:
+    return unknown if found is None else str(len(found) or "none")
+
+
 def _size(value: float) -> str:
     return f"{value / GB:.1f} GB" if value >= GB else f"{value / 10**6:.0f} MB"
 
@@ -102,11 +97,15 @@ FACTS: tuple[Fact, ...] = (
     Fact("driver", lambda facts: str(facts["driver"] or "none"), "warning", "install the same driver everywhere"),
     Fact("gpus", _gpus, "warning", "the slowest GPU sets the pace; nproc_per_node of the host may be smaller"),
     Fact("code", lambda facts: str(facts["code"] or "synced by up"), "error", "set sync = true, or align the trees"),
+    Fact("GPU processes", lambda facts: _count(facts["gpu_processes"], "cannot be told: no nvidia-smi"), None),
+    Fact("left over", lambda facts: _count(facts["left_over"]), None),
     Fact("open files", lambda facts: _limit(facts["open_files"]), None),
     Fact("memlock", lambda facts: _limit(facts["memlock"]), None),
     Fact("/dev/shm", _shm, "info"),
     Fact("interpreter", lambda facts: str(facts["executable"]), None),
 )  # fmt: skip
+# Where nothing is synced, a launch compares the script alone.
+SCRIPT = Fact("code", lambda facts: str(facts["script"]), "error", FACTS[6].hint)
 
 # As many of them a launch has anyway.
 QUICK = 4
@@ -114,7 +113,7 @@ QUICK = 4
 
 def matrix(found: Preflight) -> list[Row]:
     """Return every fact with its values; variables that differ somewhere, or are set, each as a row."""
-    rows = _rows(FACTS, found.facts)
+    rows = _rows(FACTS, found.facts) + (_spreads(found.facts) if found.facts else [])
     names = sorted({name for facts in found.facts.values() for name in facts["env"]})
     for name in names:
         values = {node: facts["env"].get(name, "(not set)") for node, facts in found.facts.items()}
@@ -128,10 +127,38 @@ def _rows(which: Iterable[Fact], by_node: Mapping[str, Facts]) -> list[Row]:
     ]
 
 
+def _spreads(by_node: Mapping[str, Facts]) -> list[Row]:
+    """Return what is another number on every node: the least and the most of it, and where."""
+    error = max(facts["clock_error_ms"] for facts in by_node.values())
+    homes = {node: [free for path, free in facts["disk_free"].items()] for node, facts in by_node.items()}
+    return [
+        _spread("clock", {node: facts["clock_offset_ms"] for node, facts in by_node.items()},
+                lambda value: f"{value:+.1f} ms", f" to ours, ± {error:.1f} ms"),
+        _spread("free in home", {node: free[0] for node, free in homes.items()}, _size),
+        _spread("free for us", {node: free[-1] for node, free in homes.items()}, _size, " in SUPERVISOR_HOME"),
+        _spread("free shm", {node: (facts["shm"] or {}).get("free") for node, facts in by_node.items()}, _size),
+        _spread("load", {node: facts["load"] for node, facts in by_node.items()}, lambda value: f"{value:.1f}"),
+    ]  # fmt: skip
+
+
+def _spread(name: str, by_node: Mapping[str, float | None], text: Callable[[float], str], unit: str = "") -> Row:
+    known = {node: value for node, value in by_node.items() if value is not None}
+    values = []
+    if known:
+        low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+        least, most = text(known[low]), text(known[high])
+        said = least if least == most else f"{least} ({low}) to {most} ({high})"
+        values.append((said + unit, tuple(known)))
+    if len(known) < len(by_node):
+        values.append(("cannot be told", tuple(node for node in by_node if node not in known)))
+    return Row(name, tuple(values), odd=False)
+
+
 def quick(views: Iterable[HostView]) -> list[Finding]:
-    """Return what is odd in the facts that a launch has anyway: versions, disk, /dev/shm."""
-    by_node = {view.name: {**view.hello, "torch": view.engine} for view in views}
-    said = list(_differences(_rows(FACTS[:QUICK], by_node)))
+    """Return what is odd in the facts that a launch has anyway: versions, script, clocks, disk, /dev/shm."""
+    by_node = {view.name: {**view.hello, "torch": view.engine, "script": view.script} for view in views}
+    said = list(_differences(_rows((*FACTS[:QUICK], SCRIPT), by_node)))
+    said += _clocks(by_node)
     for name, facts in by_node.items():
         said += _disk(facts["disk_free"], facts["home"], _of(name))
         said += _shm_free(facts["shm_free"], _of(name))
@@ -157,8 +184,10 @@ def findings(found: Preflight) -> list[Finding]:
     said = [
         *_differences(matrix(found)),
         *(finding for node, facts in found.facts.items() for finding in _of_node(node, facts)),
-        *_unreached(found),
-        *_collectives(found),
+        *_clocks(found.facts),
+        *_own_names(found.facts),
+        *unreached(found),
+        *collectives(found),
     ]
     order = {"error": 0, "warning": 1, "info": 2}
     return sorted(_together(said), key=lambda finding: order[finding.severity])
@@ -195,17 +224,46 @@ def _of_node(node: str, facts: Facts) -> Iterable[Finding]:
         yield from _disk(free, path, odd)
     yield from _shm_free(None if facts["shm"] is None else facts["shm"]["free"], odd)
     yield from _limits(facts, odd)
-    if abs(facts["clock_offset_ms"]) - facts["clock_error_ms"] > CLOCK_WARNING_MS:
-        text = f"its clock is {facts['clock_offset_ms'] / 1000:+.1f} s off ours"
-        yield odd("warning", "clock", text, "start chrony or systemd-timesyncd there")
+    if str(facts["code"]).startswith("no directory"):
+        yield odd("error", "code", f"there is {facts['code']}", "set sync = true, or mount it there")
     if facts["gpu_processes"]:
         text = f"processes are on its GPUs already: {'; '.join(facts['gpu_processes'][:4])}"
         yield odd("warning", "GPU processes", text, "another job, or left over: look before you end them")
+    if facts["left_over"]:
+        pids = " ".join(str(one["pid"]) for one in facts["left_over"])
+        names = " ".join(sorted({one["job"] for one in facts["left_over"]}))
+        text = f"processes of {names} are there, whose agent is gone: pid {pids}"
+        yield odd("warning", "left over", text, "look at them with ps, then end them with kill")
     if facts["live_jobs"]:
         text = f"jobs run there already: {' '.join(facts['live_jobs'])}"
         yield odd("info", "jobs", text, "`supervisor jobs` lists them")
     if facts["load"] > 2 * facts["cpu_count"]:
         yield odd("info", "load", f"load is {facts['load']:.0f} on {facts['cpu_count']} CPUs")
+
+
+def _clocks(by_node: Mapping[str, Facts]) -> Iterable[Finding]:
+    """Yield clocks that are off the median of the nodes (of one or two nodes: off ours)."""
+    offsets = {node: facts["clock_offset_ms"] for node, facts in by_node.items()}
+    usual, whose = (statistics.median(offsets.values()), "the others'") if len(offsets) > 2 else (0.0, "ours")
+    for node, offset in offsets.items():
+        if abs(offset - usual) - by_node[node]["clock_error_ms"] > CLOCK_WARNING_MS:
+            text = f"its clock is {(offset - usual) / 1000:+.1f} s off {whose}"
+            yield Finding("warning", "clock", (node,), text, "start chrony or systemd-timesyncd there")
+    if abs(usual) > CLOCK_WARNING_MS:
+        text = f"their clocks are {usual / 1000:+.1f} s off the one here"
+        yield Finding("info", "clock", tuple(offsets), text, "times here are put right; set the clock of this machine")
+
+
+def _own_names(by_node: Mapping[str, Facts]) -> Iterable[Finding]:
+    """Yield nodes whose own name leads back to themselves alone: gloo gives its address to the others."""
+    hint = "NCCL does not mind; for gloo set GLOO_SOCKET_IFNAME in [job] env, or mend /etc/hosts there"
+    for node, facts in by_node.items() if len(by_node) > 1 else ():
+        addresses = facts["own_addresses"]
+        if not all(one.startswith(("127.", "::1")) for one in addresses) or "GLOO_SOCKET_IFNAME" in facts["env"]:
+            continue
+        what = f"resolves to {' '.join(addresses)} there" if addresses else "does not resolve there"
+        severity: Severity = "info" if facts["torch"].get("gpu_names") else "warning"
+        yield Finding(severity, "own name", (node,), f"its own name {what}", hint)
 
 
 def _of(node: str) -> Callable[..., Finding]:
@@ -217,8 +275,10 @@ def _of(node: str) -> Callable[..., Finding]:
     return odd
 
 
-def _disk(free: int, path: str, odd: Callable[..., Finding]) -> Iterable[Finding]:
-    if free < DISK_WARNING:
+def _disk(free: int | None, path: str, odd: Callable[..., Finding]) -> Iterable[Finding]:
+    if free is None:
+        yield odd("warning", "disk", f"{path} is not there", "scripts that write below their home will fail")
+    elif free < DISK_WARNING:
         hint = "`supervisor clean` removes the logs of finished jobs"
         yield odd("error" if free < DISK_ERROR else "warning", "disk", f"only {_size(free)} free at {path}", hint)
 
@@ -235,48 +295,6 @@ def _limits(facts: Facts, odd: Callable[..., Finding]) -> Iterable[Finding]:
         yield odd("warning", "open files", f"at most {files} open files", "ulimit -n in `prelude`, or limits.conf")
     if memlock is not None and facts["torch"].get("gpu_names"):
         yield odd("warning", "memlock", f"memlock is limited to {_size(memlock)}", "InfiniBand needs it unlimited")
-
-
-def _unreached(found: Preflight) -> Iterable[Finding]:
-    nodes = [name for name in found.facts if name in found.reach]
-    hint = "open the ports between the nodes (all of them: each group takes a free one), or correct `address` in HOSTS"
-    for target in nodes:
-        errors = {
-            name: found.reach[name][target]["error"] for name in nodes if "error" in found.reach[name].get(target, {})
-        }
-        address = found.addresses[target]
-        own = "" if not address.startswith("127.") else f"; {address} is an address that every machine has for itself"
-        if errors and len(errors) == len(nodes) - 1:
-            text = f"no other node reaches it at {address}: {next(iter(errors.values()))}{own}"
-            yield Finding("error", "reach", (target,), text, hint)
-        else:
-            for name, error in errors.items():
-                yield Finding(
-                    "error", "reach", (name, target), f"{name} does not reach {target} at {address}: {error}{own}", hint
-                )
-
-
-def _collectives(found: Preflight) -> Iterable[Finding]:
-    """Yield the nodes that did badly with a partner that is good, else the groups that did badly."""
-    groups = found.collectives or []
-    first, second = ([group for group in groups if group["round"] == number] for number in (1, 2))
-    suspects, again = suspects_of(first), suspects_of(second)
-    hint = "take it out of HOSTS, or mark it `spare`, until it is looked at"
-    named = False
-    for group in second:
-        bad = [name for name in group["nodes"] if name in suspects and name in again]
-        if bad and len(bad) < len(group["nodes"]):
-            named = True
-            text = f"its all-reduce does badly with every partner: {_outcome(group)}"
-            yield Finding("error" if "error" in group else "warning", "collectives", tuple(bad), text, hint)
-    for group in () if named else [group for group in first if set(group["nodes"]) <= set(suspects)]:
-        text = f"the all-reduce among them does badly: {_outcome(group)}; which of them is bad does not show"
-        severity: Severity = "error" if "error" in group else "warning"
-        yield Finding(severity, "collectives", tuple(group["nodes"]), text, "check again with a node more")
-
-
-def _outcome(group: Mapping[str, Any]) -> str:
-    return str(group.get("error") or f"{group['ms']:.0f} ms for 16 MiB")
 
 
 def _together(said: Iterable[Finding]) -> list[Finding]:

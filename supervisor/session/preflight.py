@@ -6,7 +6,8 @@ In: an inventory. Out: a Preflight: facts by node, who reaches whom, the times o
 from __future__ import annotations
 
 import asyncio
-import time
+import itertools
+import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,10 @@ REACH_DEADLINE = 30.0
 # One all-reduce of two nodes, the import of torch included.
 COLLECTIVE_S = 60.0
 COLLECTIVE_DEADLINE = 200.0
+# Nodes of the second round take turns with the good ones; beyond this it is no longer about single nodes.
+BATCHES = 4
+# An all-reduce is slow that takes three times as long as the others, and no less than this above it.
+SLOW, SLOW_MS = 3.0, 5.0
 # Round trips by which a clock is compared; the quickest one counts.
 PINGS = 5
 Say = Callable[[str], None]
@@ -41,7 +46,7 @@ class Preflight:
     reach: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """From node to node: {"ms": …} or {"error": …}."""
     collectives: list[dict[str, Any]] | None = None
-    """{"round", "nodes", "ms" or "error"} of each group; None: not asked for."""
+    """{"round", "nodes", and "ms", "latency_ms", "bus_gb_per_s", "backend", or "error"}; None: not asked for."""
 
 
 async def preflight(inventory: Inventory, *, collectives: bool = False, say: Say = lambda text: None) -> Preflight:
@@ -58,11 +63,12 @@ async def preflight(inventory: Inventory, *, collectives: bool = False, say: Say
     try:
         say(f"{len(up)} of {len(links)} hosts are up; asking for their facts")
         up = await _all(up, found, "facts", lambda link: _facts(link, inventory, found))
+        found.facts = {host.name: found.facts[host.name] for host in inventory.hosts if host.name in found.facts}
         if len(up) > 1:
             say("connecting every node to every other")
             await _reach(up, found)
         if collectives and len(up) > 1:
-            found.collectives = await _rounds(up, found, say)
+            found.collectives = await _rounds(up, say)
     finally:
         await asyncio.gather(*(link.close() for link in links.values() if isinstance(link, NodeLink)))
     return found
@@ -86,24 +92,12 @@ async def _all(
 
 async def _facts(link: NodeLink, inventory: Inventory, found: Preflight) -> None:
     host = link.host
-    found.facts[host.name] = {}
-    offset, error = await _clock(link)
+    hellos = [link.hello, *[await link.ask_hello(REACH_DEADLINE) for _ in range(PINGS)]]
+    clock = min(hellos, key=lambda hello: hello["clock_error_ms"])
     workdir = None if inventory.job.sync and inventory.path is not None else str(inventory.job.workdir)
     wish = {"workdir": workdir, "env": {**inventory.job.env, **host.env}}
     answer = await link.channel.call("facts", wish, timeout=FACTS_DEADLINE)
-    found.facts[host.name] = {**link.hello, **answer.data, "clock_offset_ms": offset, "clock_error_ms": error}
-
-
-async def _clock(link: NodeLink) -> tuple[float, float]:
-    """Return (how far the node's clock is ahead of ours, the error bar), in ms."""
-    best = (0.0, float("inf"))
-    for _ in range(PINGS):
-        sent = time.time_ns()
-        theirs = int((await link.channel.call("hello", timeout=REACH_DEADLINE)).data["time_ns"])
-        half = (time.time_ns() - sent) / 2
-        if half < best[1]:
-            best = (theirs - sent - half, half)
-    return round(best[0] / 1e6, 2), round(best[1] / 1e6, 2)
+    found.facts[host.name] = {**clock, **answer.data}
 
 
 async def _reach(links: dict[str, NodeLink], found: Preflight) -> None:
@@ -123,30 +117,30 @@ async def _reach(links: dict[str, NodeLink], found: Preflight) -> None:
     await _all(links, found, "reach", reach)
 
 
-async def _rounds(links: dict[str, NodeLink], found: Preflight, say: Say) -> list[dict[str, Any]]:
+async def _rounds(links: dict[str, NodeLink], say: Say) -> list[dict[str, Any]]:
     """Return the outcome of two rounds of pairwise all-reduces, after DLRover's network check.
 
-    In the second round each suspect is paired with a node that did well: a node that fails twice is bad, one that
-    fails once had a bad partner.
+    In the second round each suspect is paired with a node that did well: one that does badly there too is bad, one
+    that does well had a bad partner.
     """
     names = list(links)
     say(f"all-reduce in pairs, round 1 of 2: {len(names)} nodes")
-    first = await _round(1, pairs(names), links, found)
-    suspects = suspects_of(first)
-    if not suspects:
-        return first
-    say(f"round 2 of 2: {len(suspects)} suspects")
-    for groups in again(suspects, [name for name in names if name not in suspects]):
-        first += await _round(2, groups, links, found)
-    return first
+    groups = await _round(1, pairs(names), links)
+    suspects = [name for group in bad_groups(groups) for name in group["nodes"]]
+    batches = again(suspects, [name for name in names if name not in suspects])
+    if batches:
+        say(f"round 2 of 2: {len(suspects)} suspects")
+    for batch in batches:
+        groups += await _round(2, batch, links)
+    return groups
 
 
-def suspects_of(groups: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the nodes of groups that failed, or took three times as long as the median group."""
-    times = sorted(group["ms"] for group in groups if "ms" in group)
-    limit = 3 * times[len(times) // 2] if times else 0.0
-    slow = [group for group in groups if "ms" not in group or (len(times) > 1 and group["ms"] > limit)]
-    return [name for group in slow for name in group["nodes"]]
+def bad_groups(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the groups that failed, or were slow against the median (of two: the quicker one)."""
+    times = [group["ms"] for group in groups if "ms" in group]
+    usual = statistics.median_low(times) if times else 0.0
+    limit = max(SLOW * usual, usual + SLOW_MS)
+    return [group for group in groups if "ms" not in group or group["ms"] > limit]
 
 
 def pairs(names: Sequence[str]) -> list[list[str]]:
@@ -160,22 +154,22 @@ def pairs(names: Sequence[str]) -> list[list[str]]:
 
 def again(suspects: Sequence[str], good: Sequence[str]) -> list[list[list[str]]]:
     """Return groups, one batch after the other, in which every suspect meets a good node and no other suspect."""
+    if not good and len(suspects) == 3:
+        return [[list(pair)] for pair in itertools.combinations(suspects, 2)]
     if not good:
-        # Nobody is known to be good: at least each meets another partner.
-        return [pairs([*suspects[1:], suspects[0]])]
+        # Nobody is known to be good: at least each meets another partner, where there is one.
+        return [pairs([*suspects[1:], suspects[0]])] if len(suspects) > 3 else []
     batches = [suspects[at : at + len(good)] for at in range(0, len(suspects), len(good))]
-    return [[[suspect, partner] for suspect, partner in zip(batch, good)] for batch in batches]  # noqa: B905
+    return [[[suspect, partner] for suspect, partner in zip(batch, good)] for batch in batches[:BATCHES]]  # noqa: B905
 
 
-async def _round(
-    number: int, groups: Sequence[list[str]], links: dict[str, NodeLink], found: Preflight
-) -> list[dict[str, Any]]:
+async def _round(number: int, groups: Sequence[list[str]], links: dict[str, NodeLink]) -> list[dict[str, Any]]:
     outcomes = await asyncio.gather(*(_collective([links[name] for name in group]) for group in groups))
     return [{"round": number, "nodes": group, **outcome} for group, outcome in zip(groups, outcomes, strict=True)]
 
 
 async def _collective(links: Sequence[NodeLink]) -> dict[str, Any]:
-    """Return {"ms", "backend"} of an all-reduce among these nodes, or {"error"}."""
+    """Return {"ms", "latency_ms", "bus_gb_per_s", "backend"} of an all-reduce among these nodes, or {"error"}."""
     wish = {"world": len(links), "host": links[0].host.address, "timeout_s": COLLECTIVE_S}
     try:
         opened = await links[0].channel.call("collective_start", {**wish, "rank": 0}, timeout=COLLECTIVE_DEADLINE)
@@ -196,4 +190,5 @@ async def _collective(links: Sequence[NodeLink]) -> dict[str, Any]:
     ]
     if failed:
         return {"error": "; ".join(failed)}
-    return {"ms": max(data["ms"] for data in answers), "backend": answers[0]["backend"]}
+    # The slowest rank tells.
+    return dict(max((answer for answer in answers), key=lambda data: data["ms"]))

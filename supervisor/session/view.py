@@ -35,9 +35,11 @@ class HostView:
     identity: dict[str, Any] = field(default_factory=dict)
     """The agent's last answer to `identity`."""
     hello: dict[str, Any] = field(default_factory=dict)
-    """The host's answer to `hello`: python, cpu_count, disk_free …"""
+    """The host's answer to `hello`: python, cpu_count, disk_free …, and `clock_offset_ms` with `clock_error_ms`."""
     engine: dict[str, Any] = field(default_factory=dict)
     """What torch there says of itself, where this session brought the host up."""
+    script: str | None = None
+    """A hash of the script there, where this session brought the host up and nothing is synced."""
     changed_at: float = field(default_factory=time.monotonic)
     """time.monotonic() of the last change of `state` or `step`."""
 

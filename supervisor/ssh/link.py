@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,17 @@ class NodeLink:
         finally:
             self.closed.set()
             await self._wire.close()
+
+    async def ask_hello(self, timeout_s: float) -> dict[str, Any]:
+        """Return the host's answer to `hello`, with `clock_offset_ms` (how far it is ahead of us) ± `clock_error_ms`.
+
+        Raises CallFailed, WireError, asyncio.TimeoutError.
+        """
+        sent = time.time_ns()
+        answer = (await self.channel.call("hello", timeout=timeout_s)).data
+        half = (time.time_ns() - sent) / 2
+        offset = answer["time_ns"] - sent - half
+        return {**answer, "clock_offset_ms": round(offset / 1e6, 2), "clock_error_ms": round(half / 1e6, 2)}
 
     async def close(self) -> None:
         """End the connection; the agents and jobs on the node go on."""
@@ -130,7 +142,7 @@ async def _connect(host: Host, agent: AgentFile, progress: Progress) -> NodeLink
         raise
     link = NodeLink(host, wire)
     try:
-        link.hello = (await link.channel.call("hello", timeout=HELLO_DEADLINE_S)).data
+        link.hello = await link.ask_hello(HELLO_DEADLINE_S)
     except CallFailed as error:
         await link.close()
         raise HostError(host.name, "push", f"{error.kind.replace('_', ' ')}: {error.message}", error.hint) from error

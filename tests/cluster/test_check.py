@@ -109,6 +109,22 @@ def test_hosts_may_be_named_without_an_inventory(three: Cluster, tmp_path: Path)
         assert (done.returncode, json.loads(done.stdout or "{}")) == (0, {"jobs": [], "unreachable": {}}), done.stderr
 
 
+def test_a_host_whose_name_leads_back_to_itself_is_named(tmp_path: Path) -> None:
+    obstacle = cluster_obstacle()
+    if obstacle:
+        pytest.skip(obstacle)
+    with Cluster(2, resolve=False) as cluster:
+        done = check(cluster.inventory(), "--json")
+        unreachable = check(cluster.inventory(tmp_path / "names.toml", hosts={"n2": {"address": "n2"}}), "--json")
+    assert named(document(done), "own name") == [["n1", "n2"]], done.stdout
+    assert "127.0.1.1" in done.stdout
+    assert done.returncode == 0
+    found = document(unreachable)
+    assert (unreachable.returncode, named(found, "reach")) == (1, [["n2"]]), unreachable.stdout
+    (hint,) = [one["hint"] for one in found["findings"] if one["fact"] == "reach"]
+    assert "do not know that name" in hint or "cannot resolve that name" in hint
+
+
 def test_nothing_of_a_check_stays(three: Cluster) -> None:
     left = [pid for host in three.hosts for pid in three.pids(host) if b"agents/" in cmdline(pid)]
     assert left == []
@@ -121,10 +137,20 @@ def cmdline(pid: int) -> bytes:
         return b""
 
 
-def test_this_machine_alone() -> None:
+def test_this_machine_alone(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "supervisor", "check", "--json"],
+        capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "SUPERVISOR_HOME": str(tmp_path)},
+    )  # fmt: skip
+    found = document(done)
+    assert (done.returncode, found["ok"], len(found["nodes"]), found["reach"]) == (0, True, 1, {}), done.stderr
+
+
+def test_a_home_that_is_not_there_is_said_and_no_crash(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "supervisor", "check"], capture_output=True, text=True, timeout=120, check=False,
-        env={**os.environ, "SUPERVISOR_HOME": os.environ.get("TMPDIR", "/tmp") + "/supervisor-check"},
+        env={**os.environ, "SUPERVISOR_HOME": str(tmp_path), "HOME": str(tmp_path / "no")},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 host(s), nothing odd" in done.stdout
+    assert f"{tmp_path / 'no'} is not there" in done.stdout

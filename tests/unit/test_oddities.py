@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.cli.check import lines
+from supervisor.cli.check import lines, wrapped
 from supervisor.inventory.pattern import expand, fold
 from supervisor.session import preflight
 from supervisor.session.oddities import findings, matrix, quick
@@ -29,6 +29,8 @@ def facts(**changes: Any) -> dict[str, Any]:
         "load": 1.0,
         "cpu_count": 64,
         "live_jobs": [],
+        "left_over": [],
+        "own_addresses": ["10.0.0.7"],
         "code": None,
         "clock_offset_ms": 0.3,
         "clock_error_ms": 0.4,
@@ -60,13 +62,18 @@ def test_nodes_that_are_alike_are_fine() -> None:
         ({"env": {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "ib1"}}, "info", "$NCCL_SOCKET_IFNAME is ib1"),
         ({"disk_free": {"/home/u": 10**6}}, "error", "only 1 MB free at /home/u"),
         ({"shm": {"total": 64 * 2**20, "free": 64 * 2**20}}, "warning", "only 67 MB free in /dev/shm"),
-        ({"clock_offset_ms": -4000.0}, "warning", "its clock is -4.0 s off ours"),
+        ({"clock_offset_ms": -4000.0}, "warning", "its clock is -4.0 s off the others'"),
         ({"memlock": 65536}, "warning", "memlock is limited to 0 MB"),
         ({"open_files": 1024}, "warning", "at most 1024 open files"),
         ({"gpu_processes": ["4711, python, 9000"]}, "warning", "4711, python, 9000"),
         ({"live_jobs": ["train-k3f9"]}, "info", "jobs run there already: train-k3f9"),
         ({"load": 200.0}, "info", "load is 200 on 64 CPUs"),
         ({"code": "abc"}, "error", "code is abc on gpu07"),
+        ({"code": "no directory /w"}, "error", "there is no directory /w"),
+        ({"left_over": [{"pid": 4711, "mode": "engine", "job": "train-k3f9"}]}, "warning",
+         "processes of train-k3f9 are there, whose agent is gone: pid 4711"),
+        ({"own_addresses": ["127.0.1.1"]}, "info", "its own name resolves to 127.0.1.1 there"),
+        ({"disk_free": {"/home/u": None}}, "warning", "/home/u is not there"),
     ],
 )  # fmt: skip
 def test_the_odd_one_among_64_is_named(changes: dict[str, Any], severity: str, words: str) -> None:
@@ -80,14 +87,98 @@ def test_the_odd_one_among_64_is_named(changes: dict[str, Any], severity: str, w
 
 def test_a_launch_warns_of_what_it_sees_anyway() -> None:
     hello = {"python": "3.11.7", "home": "/home/u/.supervisor", "disk_free": 10**12, "shm_free": 10**11}
+    hello |= {"clock_offset_ms": 0.2, "clock_error_ms": 0.1}
     engine = {"torch": "2.13.0+cpu", "cuda": None, "nccl": None}
     views = [HostView(f"n{number}", hello=hello, engine=engine) for number in range(1, 5)]
     assert quick(views) == []
     views[1].engine = {**engine, "torch": "2.12.0+cpu"}
+    views[1].script = "0123456789ab"
     views[2].hello = {**hello, "disk_free": 10**8, "shm_free": 64 * 2**20}
+    views[3].hello = {**hello, "clock_offset_ms": -7000.0}
     assert [(one.fact, one.nodes) for one in quick(views)] == [
-        ("torch", ("n2",)), ("disk", ("n3",)), ("/dev/shm", ("n3",)),
+        ("torch", ("n2",)), ("code", ("n2",)), ("clock", ("n4",)), ("disk", ("n3",)), ("/dev/shm", ("n3",)),
     ]  # fmt: skip
+
+
+def test_the_screen_of_64_nodes_is_readable_at_80_columns() -> None:
+    path = ":".join(f"/opt/somewhere/lib{number}" for number in range(20))
+    found = cluster({"gpu07": {"env": {"LD_LIBRARY_PATH": path}}, "gpu09": {"load": 130.0}})
+    out = lines(found, matrix(found), findings(found))
+    assert max(len(line) for line in out) > 80
+    pieces = [piece for line in out for piece in wrapped(line, 80)]
+    assert max(len(piece) for piece in pieces) <= 80
+    assert "".join("".join(pieces).split()) == "".join("".join(out).split())
+    assert "load 1.0 (gpu01) to 130.0 (gpu09) gpu[01-64]" in [" ".join(piece.split()) for piece in pieces]
+    assert len(pieces) < 64
+
+
+def reach_of(names: list[str], blocked: set[tuple[str, str]], error: str = "no answer within 3 s") -> Preflight:
+    found = cluster({}, len(names))
+    assert list(found.facts) == names
+    found.reach = {
+        one: {other: {"error": error} if (one, other) in blocked else {"ms": 0.3} for other in names if other != one}
+        for one in names
+    }
+    return found
+
+
+def test_who_does_not_reach_whom_is_told_once_with_both_ends() -> None:
+    names = [f"gpu{number:02}" for number in range(1, 65)]
+    everybody = {(one, other) for one in names for other in names if one != other}
+    (only,) = findings(reach_of(names, everybody))
+    assert (only.nodes, only.text) == (tuple(names), "no node reaches any other: no answer within 3 s")
+    (only,) = findings(reach_of(names, {pair for pair in everybody if pair[1] == "gpu05"}))
+    assert only.nodes == ("gpu05",)
+    assert only.text.startswith("no other node reaches it at gpu05")
+    (only,) = findings(reach_of(names, {pair for pair in everybody if pair[0] == "gpu05"}))
+    assert only.nodes == ("gpu05",)
+    assert only.text.startswith("it reaches no other node")
+    first, second = findings(reach_of(names, {("gpu01", "gpu09"), ("gpu01", "gpu08"), ("gpu09", "gpu01")}))
+    assert first.text == "gpu01 does not reach gpu[08-09]: no answer within 3 s"
+    assert (second.nodes, second.text) == (
+        ("gpu09", "gpu01"),
+        "gpu09 does not reach gpu01 at gpu01: no answer within 3 s",
+    )
+    cut_off = {pair for pair in everybody if "gpu05" in pair}
+    (only,) = findings(reach_of(names, cut_off))
+    assert only.nodes == ("gpu05",)
+    assert only.text == "no other node reaches it at gpu05, and it reaches none: no answer within 3 s"
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("another machine answers at that address", "means another machine"),
+        ("Name or service not known", "do not know that name"),
+        ("no answer within 3 s", "a firewall drops it"),
+        ("No route to host", "a firewall rejects it"),
+        ("Connection refused", "a firewall rejects it, or `address`"),
+    ],
+)
+def test_the_likely_cause_of_a_closed_way_is_told(error: str, cause: str) -> None:
+    (only,) = findings(reach_of(["gpu01", "gpu02", "gpu03"], {("gpu01", "gpu02")}, error))
+    assert cause in only.hint
+
+
+def test_clocks_are_held_against_the_other_nodes_and_not_against_this_machine() -> None:
+    here_is_off = cluster({}, 4)
+    for one in here_is_off.facts.values():
+        one["clock_offset_ms"] += 90_000.0
+    (only,) = findings(here_is_off)
+    assert (only.severity, only.text) == ("info", "their clocks are +90.0 s off the one here")
+    two = cluster({"gpu02": {"clock_offset_ms": 2000.0}}, 2)
+    (only,) = findings(two)
+    assert (only.nodes, only.text) == (("gpu02",), "its clock is +2.0 s off ours")
+
+
+def test_a_name_that_leads_back_to_its_host_matters_to_gloo_only() -> None:
+    debian = {"own_addresses": ["127.0.1.1"], "torch": {"torch": "2.13.0+cpu", "cuda": None, "nccl": None}}
+    found = cluster({"gpu01": debian, "gpu02": debian}, 2)
+    assert [(one.severity, one.nodes) for one in findings(found)] == [("warning", ("gpu01", "gpu02"))]
+    for one in found.facts.values():
+        one["env"] = {"GLOO_SOCKET_IFNAME": "eth0"}
+    assert findings(found) == []
+    assert findings(cluster({"gpu01": debian}, 1)) == []
 
 
 def test_where_half_differ_nobody_is_the_odd_one() -> None:
@@ -96,27 +187,39 @@ def test_where_half_differ_nobody_is_the_odd_one() -> None:
     assert set(only.nodes) == {"gpu01", "gpu02"}
 
 
-def play(bad: set[str], names: list[str]) -> list[dict[str, Any]]:
-    """Play both rounds: a group with a bad node fails."""
+FAILS = {"error": "timed out"}
+CRAWLS = {"ms": 400.0, "backend": "nccl"}
+
+
+def play(bad: set[str], names: list[str], how: dict[str, Any] = FAILS) -> list[dict[str, Any]]:
+    """Play both rounds: a group with a bad node fails, or crawls."""
 
     def outcome(number: int, group: list[str]) -> dict[str, Any]:
-        broken = {"error": "timed out"} if bad & set(group) else {"ms": 20.0 + len(group), "backend": "nccl"}
-        return {"round": number, "nodes": group, **broken}
+        return {
+            "round": number,
+            "nodes": group,
+            **(how if bad & set(group) else {"ms": 20.0 + len(group), "backend": "nccl"}),
+        }
 
     first = [outcome(1, group) for group in preflight.pairs(names)]
     assert sorted(name for one in first for name in one["nodes"]) == sorted(names)
-    suspects = preflight.suspects_of(first)
-    batches = preflight.again(suspects, [name for name in names if name not in suspects]) if suspects else []
+    suspects = [name for group in preflight.bad_groups(first) for name in group["nodes"]]
+    batches = preflight.again(suspects, [name for name in names if name not in suspects])
     return first + [outcome(2, group) for groups in batches for group in groups]
 
 
-@pytest.mark.parametrize("count", [4, 5, 8, 9, 64])
-def test_a_bad_node_is_isolated_in_two_rounds(count: int) -> None:
+@pytest.mark.parametrize(("how", "severity"), [(FAILS, "error"), (CRAWLS, "warning")])
+@pytest.mark.parametrize("count", [3, 4, 5, 8, 9, 64])
+def test_a_bad_node_is_isolated_in_two_rounds(count: int, how: dict[str, Any], severity: str) -> None:
     names = [f"gpu{number:02}" for number in range(1, count + 1)]
     for bad in names:
         found = cluster({}, count)
-        found.collectives = play({bad}, names)
-        assert [(one.severity, one.nodes) for one in findings(found)] == [("error", (bad,))]
+        found.collectives = play({bad}, names, how)
+        if how is CRAWLS and count == 3:
+            # One group, and nothing to compare it with.
+            assert findings(found) == []
+            continue
+        assert [(one.severity, one.nodes) for one in findings(found)] == [(severity, (bad,))]
     fine = cluster({}, count)
     fine.collectives = play(set(), names)
     assert findings(fine) == []
@@ -128,6 +231,22 @@ def test_of_two_nodes_the_bad_one_does_not_show() -> None:
     (only,) = findings(found)
     assert only.nodes == ("gpu01", "gpu02")
     assert "does not show" in only.text
+
+
+def test_a_bad_link_between_two_good_nodes_is_told_as_such() -> None:
+    found = cluster({}, 4)
+    done = [(1, "gpu01", "gpu02"), (2, "gpu03", "gpu01"), (2, "gpu04", "gpu02")]
+    found.collectives = [{"round": at, "nodes": list(pair), "ms": 20.0, "backend": "gloo"} for at, *pair in done]
+    found.collectives.append({"round": 1, "nodes": ["gpu03", "gpu04"], **FAILS})
+    (only,) = findings(found)
+    assert (only.severity, only.nodes) == ("error", ("gpu03", "gpu04"))
+    assert "each does well with others" in only.text
+
+
+def test_suspects_take_turns_with_few_good_nodes_but_not_for_ever() -> None:
+    names = [f"n{number}" for number in range(64)]
+    batches = preflight.again(names[2:], names[:2])
+    assert [len(groups) for groups in batches] == [2] * preflight.BATCHES
 
 
 @pytest.mark.parametrize(
