@@ -18,19 +18,31 @@ pytestmark = [
 ]
 
 
+# What torch's C++ threads say when a process that is done loses a race at its exit; seen once in some twenty runs.
+_TORN_DOWN = "terminate called without an active exception"
+
+
 def _torchrun(script: Path, directory: Path, *args: str) -> str:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-            *("--log-dir", str(directory.parent / f"{directory.name}.torchrun"), str(script), *args),
-        ],
-        cwd=directory,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    snapshot = directory / "snapshot.pt"
+    before = snapshot.read_bytes() if snapshot.exists() else None
+    for _ in range(3):
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+                *("--log-dir", str(directory.parent / f"{directory.name}.torchrun"), str(script), *args),
+            ],
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if _TORN_DOWN not in done.stderr:
+            break
+        snapshot.unlink(missing_ok=True)
+        if before is not None:
+            snapshot.write_bytes(before)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
