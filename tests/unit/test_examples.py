@@ -22,27 +22,26 @@ pytestmark = [
 _TORN_DOWN = "terminate called without an active exception"
 
 
-def _torchrun(script: Path, directory: Path, *args: str) -> str:
+def _torchrun(script: Path, directory: Path, *args: str, tries: int = 3) -> str:
     snapshot = directory / "snapshot.pt"
     before = snapshot.read_bytes() if snapshot.exists() else None
-    for _ in range(3):
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-                *("--log-dir", str(directory.parent / f"{directory.name}.torchrun"), str(script), *args),
-            ],
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        if _TORN_DOWN not in done.stderr:
-            break
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *("--log-dir", str(directory.parent / f"{directory.name}.torchrun"), str(script), *args),
+        ],
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if _TORN_DOWN in done.stderr and tries > 1:
         snapshot.unlink(missing_ok=True)
         if before is not None:
             snapshot.write_bytes(before)
+        return _torchrun(script, directory, *args, tries=tries - 1)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
