@@ -63,7 +63,8 @@ REFUSED: tuple[Row, ...] = (
 WITHOUT_VARIABLE = frozenset({"--logs-specs", "--numa-binding"})
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 START_METHODS = ("spawn", "fork", "forkserver")
-TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
+TRUE_WORDS = frozenset({"true", "yes", "on"})
+FALSE_WORDS = frozenset({"", "false", "no", "off"})
 
 
 def _dest(flags: tuple[str, ...]) -> str:
@@ -97,10 +98,20 @@ def apply_environment(options: argparse.Namespace, environ: Mapping[str, str] = 
                 continue
             if metavar is not None:
                 setattr(options, _dest(flags), value)
-            elif value.strip().lower() in TRUE_WORDS:
+            elif _is_on(f"PET_{_dest(flags).upper()}", value):
                 setattr(options, _dest(flags), True)
     if options.shutdown_timeout is None:
         options.shutdown_timeout = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+
+
+def _is_on(name: str, value: str) -> bool:
+    """Return what a switch's variable says: torchrun takes whole numbers, we take words too; raises UsageError."""
+    word = value.strip().lower()
+    if word.isdecimal():
+        return int(word) != 0
+    if word in TRUE_WORDS or word in FALSE_WORDS:
+        return word in TRUE_WORDS
+    raise UsageError(f"{name}={value}: must be 1 or 0", f"unset {name}, or give the option on the command line")
 
 
 def notices(options: argparse.Namespace) -> list[str]:

@@ -136,9 +136,16 @@ def test_pet_variables_are_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (options.numa_binding, options.stop_grace) == (None, 7.0)
 
 
-def test_a_switch_that_pet_turns_off_stays_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PET_MODULE", "0")
-    assert job_options(parse_up(["t.py"])).kind == "script"
+@pytest.mark.parametrize(("value", "kind"), [("0", "script"), ("off", "script"), ("1", "module"), ("2", "module")])
+def test_a_switch_is_what_its_variable_says(monkeypatch: pytest.MonkeyPatch, value: str, kind: str) -> None:
+    monkeypatch.setenv("PET_MODULE", value)
+    assert job_options(parse_up(["t.py"])).kind == kind
+
+
+def test_a_switch_whose_variable_says_nothing_clear_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_STANDALONE", "maybe")
+    with pytest.raises(UsageError, match="PET_STANDALONE=maybe: must be 1 or 0"):
+        parse_up(["t.py"])
 
 
 def test_options_without_effect_say_why() -> None:
