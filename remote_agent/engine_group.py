@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import signal
 import time
@@ -15,16 +14,17 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import engine_evidence as evidence
+from remote_agent import engine_stacks
 from remote_agent.engine_watch import Orphans, Worker, exit_document
 from remote_agent.wire import Problem
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from remote_agent.engine_boot import BootDirectory
 
 log = logging.getLogger(__name__)
 
-# Evidence of live ranks in all: the rest of the cluster waits for it.
-COLLECT_S = 1.5
 # After SIGKILL: a process that stays longer is stuck in the kernel.
 KILL_S = 10.0
 SWEEP_S = 2.0
@@ -95,13 +95,13 @@ class Group:
 
         A second call with a shorter grace ends them sooner.
         """
-        stacks = await self._collect() if collect else {}
+        stacks = await engine_stacks.save(self._boot, self._directories()) if collect else {}
         for worker in self._alive():
             worker.is_ours = True
             worker.kill_group(signal.SIGTERM)
-        if not await _within(self._all_dead, grace_s):
+        if not await within(self._all_dead, grace_s):
             self.kill()
-        if not await _within(self.ended, KILL_S + SWEEP_S):
+        if not await within(self.ended, KILL_S + SWEEP_S):
             stuck = ", ".join(f"rank {worker.rank} (pid {worker.pid})" for worker in self._alive()) or "leftovers"
             raise Problem("stuck", f"not dead after SIGKILL: {stuck}", "it hangs in the kernel: look at dmesg")
         return {"exits": self.exits(), "stacks": stacks}
@@ -115,7 +115,7 @@ class Group:
     async def vanish(self, deadline_s: float) -> None:
         """Kill everything at once, for an engine that must end; nothing is reported."""
         self.kill()
-        await _within(self._all_dead, deadline_s)
+        await within(self._all_dead, deadline_s)
         await self._orphans.sweep(self._workers.values(), deadline_s)
         self.close()
 
@@ -125,50 +125,18 @@ class Group:
 
     async def stacks(self, ranks: Iterable[int] | None) -> dict[str, Any]:
         """Return stacks of the live ones of these ranks (None: all), and why there are none of the others."""
-        texts: dict[str, str] = {}
-        unreachable: dict[str, str] = {}
-        wanted = sorted(self._workers) if ranks is None else [rank for rank in ranks if rank in self._workers]
-        answers = await asyncio.gather(*(self._ask(rank, "dump_traceback") for rank in wanted))
-        for rank, answer in zip(wanted, answers):
-            if isinstance(answer, bytes):
-                texts[str(rank)] = evidence.tidy_stacks(answer)
-            else:
-                unreachable[str(rank)] = answer
-        return {"stacks": texts, "unreachable": unreachable}
-
-    async def _ask(self, rank: int, handler: str) -> bytes | str:
-        """Return the answer of a rank's worker server, or why there is none."""
-        worker = self._workers[rank]
-        if worker.death is not None:
-            return "the process has ended"
-        if not self._boot.has_socket(rank):
-            return "the script has not imported torch.distributed, or this torch has no worker server"
-        try:
-            return await asyncio.wait_for(evidence.ask(self._boot.socket(rank), handler), COLLECT_S)
-        except asyncio.TimeoutError:
-            return f"no answer within {COLLECT_S} s: the rank holds Python's lock, or is stopped"
-        except (OSError, ValueError) as error:
-            return f"{type(error).__name__}: {error}"
-
-    async def _collect(self) -> dict[str, str]:
-        """Save stacks and flight records of the survivors beside their logs; returns the stacks."""
-        alive = [worker for worker in self._alive() if self._boot.has_socket(worker.rank)]
-        records = asyncio.gather(*(self._ask(worker.rank, "fr_trace_json") for worker in alive))
-        dumped, flights = await asyncio.gather(self.stacks([worker.rank for worker in alive]), records)
-        stacks: dict[str, str] = dumped["stacks"]
-        for worker, flight in zip(alive, flights):
-            with contextlib.suppress(OSError):
-                if str(worker.rank) in stacks:
-                    (worker.directory / "stacks.txt").write_text(stacks[str(worker.rank)], encoding="utf-8")
-                if isinstance(flight, bytes) and _is_json(flight):
-                    (worker.directory / "flight.json").write_bytes(flight)
-        return stacks
+        wanted = self._workers if ranks is None else [rank for rank in ranks if rank in self._workers]
+        return await engine_stacks.dump(self._boot, {rank: self._workers[rank].death is None for rank in wanted})
 
     def _alive(self) -> list[Worker]:
         """Return the workers that live at this very moment."""
         for worker in self._workers.values():
             worker.look(self._died)
         return [worker for worker in self._workers.values() if worker.death is None]
+
+    def _directories(self) -> dict[int, Path]:
+        """Return the directories of the ranks that live."""
+        return {worker.rank: worker.directory for worker in self._alive()}
 
     def _hear(self) -> None:
         for rank, t_ns in self._boot.words():
@@ -198,15 +166,7 @@ class Group:
         self._tell("exited", {"generation": self.generation, "exit": document})
 
 
-def _is_json(text: bytes) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-async def _within(event: asyncio.Event, seconds: float) -> bool:
+async def within(event: asyncio.Event, seconds: float) -> bool:
     """Tell whether the event is set before so many seconds have passed."""
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)

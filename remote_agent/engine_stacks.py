@@ -1,0 +1,72 @@
+"""Stacks and flight records of live ranks, through the sockets of their worker servers.
+
+In: a generation's boot directory, ranks. Out: texts by rank, and why there is none; files beside a rank's logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remote_agent import engine_evidence as evidence
+
+if TYPE_CHECKING:
+    from remote_agent.engine_boot import BootDirectory
+
+# Evidence of live ranks in all: the rest of the cluster waits for it.
+COLLECT_S = 1.5
+
+
+async def dump(boot: BootDirectory, alive: Mapping[int, bool]) -> dict[str, Any]:
+    """Return {stacks, unreachable} of these ranks, by rank; `alive`: whether the rank's process lives."""
+    texts: dict[str, str] = {}
+    unreachable: dict[str, str] = {}
+    ranks = sorted(alive)
+    answers = await asyncio.gather(*(_ask(boot, rank, alive[rank], "dump_traceback") for rank in ranks))
+    for rank, answer in zip(ranks, answers):
+        if isinstance(answer, bytes):
+            texts[str(rank)] = evidence.tidy_stacks(answer)
+        else:
+            unreachable[str(rank)] = answer
+    return {"stacks": texts, "unreachable": unreachable}
+
+
+async def save(boot: BootDirectory, directories: Mapping[int, Path]) -> dict[str, str]:
+    """Save stacks and flight records of these live ranks in their directories; returns the stacks by rank."""
+    ranks = [rank for rank in sorted(directories) if boot.has_socket(rank)]
+    records = asyncio.gather(*(_ask(boot, rank, True, "fr_trace_json") for rank in ranks))
+    dumped, flights = await asyncio.gather(dump(boot, dict.fromkeys(ranks, True)), records)
+    stacks: dict[str, str] = dumped["stacks"]
+    for rank, flight in zip(ranks, flights):
+        with contextlib.suppress(OSError):
+            if str(rank) in stacks:
+                (directories[rank] / "stacks.txt").write_text(stacks[str(rank)], encoding="utf-8")
+            if isinstance(flight, bytes) and _is_json(flight):
+                (directories[rank] / "flight.json").write_bytes(flight)
+    return stacks
+
+
+async def _ask(boot: BootDirectory, rank: int, alive: bool, handler: str) -> bytes | str:
+    """Return the answer of a rank's worker server, or why there is none."""
+    if not alive:
+        return "the process has ended"
+    if not boot.has_socket(rank):
+        return "the script has not imported torch.distributed, or this torch has no worker server"
+    try:
+        return await asyncio.wait_for(evidence.ask(boot.socket(rank), handler), COLLECT_S)
+    except asyncio.TimeoutError:
+        return f"no answer within {COLLECT_S} s: the rank holds Python's lock, or is stopped"
+    except (OSError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
