@@ -21,6 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     serve.add_argument("--detach", action="store_true", help="go on in a grandchild; its pid is printed")
     engine = modes.add_parser("engine", help="the part that imports torch; started by the agent")
     engine.add_argument("--job", required=True)
+    modes.add_parser("torchrun", help="torch's own elastic agent; started by the engine")
     probe = modes.add_parser("probe", help="what a preflight asks of torch; started by the bridge")
     probe.add_argument("what", choices=["facts", "collective"])
     probe.add_argument("args", nargs="?", default="{}")
@@ -39,6 +40,10 @@ def main(argv: list[str] | None = None) -> int:
         from remote_agent import engine_probe
 
         return engine_probe.main(args.what, args.args)
+    if args.mode == "torchrun":
+        from remote_agent import engine_torchrun
+
+        return engine_torchrun.main()
     from remote_agent import engine as engine_part
 
     return engine_part.main(args.job)

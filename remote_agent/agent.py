@@ -340,6 +340,7 @@ class Agent:
             "numa_binding": spec.numa_binding or "",
             "signals_to_handle": spec.signals_to_handle or "",
             "virtual_local_rank": spec.virtual_local_rank,
+            "shutdown_timeout": max(1, round(spec.stop_grace)),
         }
 
     def operator_came(self, channel: Channel) -> None:

@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from remote_agent import formation, policy
+from remote_agent import formation, policy, rendezvous
 from remote_agent import state as s
 from remote_agent.operator_requests import on_add, on_remove, on_restart, on_stop
 from remote_agent.turn import STOP_MARGIN_S, Turn, give_up_on, lose_node, stop_group
 
-# A store opens in milliseconds; a node that takes longer than this for it has a problem.
-STARTED_TIMEOUT = 60.0
 # An agent that was started for a removed node and is not added by then is sent away.
 UNWANTED_S = 60.0
 STUCK = "it did not stop its workers in time"
@@ -128,27 +126,51 @@ def on_given_up(turn: Turn, event: s.GivenUp) -> None:
 
 def on_prepared(turn: Turn, event: s.Prepared) -> None:
     state = turn.state
-    if state.phase == s.PREPARING and event.generation == state.generation and event.node == state.members[0]:
-        formation.go(turn, event.port, STARTED_TIMEOUT)
+    if state.phase != s.PREPARING or event.generation != state.generation:
+        return
+    opener = rendezvous.opener(state)
+    if opener is not None and event.node == opener[0]:
+        formation.go(turn, event.port)
 
 
 def on_started(turn: Turn, event: s.Started) -> None:
     state = turn.state
     if event.generation != state.generation or state.phase not in (s.STARTING, s.RUNNING, s.STOPPING):
         return
-    ranks = dict(state.ranks)
-    for rank, local_rank, pid in event.ranks:
-        known = ranks.get(rank)
-        outcome = known.state if known is not None and known.state not in ("starting",) else "running"
-        code = known.code if known is not None else None
-        signal = known.signal if known is not None else None
-        ranks[rank] = s.Rank(rank, event.node, local_rank, pid, outcome, code, signal)
-    turn.set(ranks=ranks)
     turn.set_node(event.node, running=event.generation)
+    # torch's agent starts its workers once it has met the others, and tells their ranks then.
+    if state.rendezvous is None:
+        _take_ranks(turn, event.node, event.ranks, dict(state.ranks))
+
+
+def on_assigned(turn: Turn, event: s.Assigned) -> None:
+    state = turn.state
+    if event.generation != state.generation or state.phase not in (s.STARTING, s.RUNNING, s.STOPPING):
+        return
+    pids = {pid for _, _, pid in event.ranks}
+    others = {number: rank for number, rank in state.ranks.items() if rank.node != event.node or rank.pid in pids}
+    turn.set(world_size=event.world_size)
+    turn.emit(
+        "ranks_assigned",
+        node=event.node,
+        ranks=[list(rank) for rank in event.ranks],
+        world_size=event.world_size,
+    )
+    _take_ranks(turn, event.node, event.ranks, others)
+
+
+def _take_ranks(turn: Turn, node: str, started: tuple[tuple[int, int, int], ...], ranks: dict[int, s.Rank]) -> None:
+    """Note which ranks a node has started; `ranks`: those known so far. One that has ended already stays as it is."""
+    state = turn.state
+    for rank, local_rank, pid in started:
+        known = ranks.get(rank, s.Rank(rank, node, local_rank))
+        outcome = "running" if known.state == "starting" else known.state
+        ranks[rank] = s.Rank(rank, node, local_rank, pid, outcome, known.code, known.signal)
+    turn.set(ranks=ranks)
     if state.phase == s.STARTING:
-        turn.set(waiting=state.waiting - {event.node})
+        turn.set(waiting=state.waiting - {node})
         if state.spec.kind == "binary":
-            turn.set(mains=turn.state.mains | {rank for rank, _, _ in event.ranks})
+            turn.set(mains=turn.state.mains | {rank for rank, _, _ in started})
         if not turn.state.waiting:
             turn.mark("started")
             turn.set(deadline=None)
@@ -246,7 +268,9 @@ def _keep_deadline(turn: Turn) -> None:
     if state.phase == s.STOPPING:
         _lose_the_stuck(turn)
     elif state.phase == s.PREPARING:
-        on_order_failed(turn, s.OrderFailed(state.members[0], state.generation, "it did not open the store in time"))
+        opener = rendezvous.opener(state)
+        name = opener[0] if opener is not None else state.members[0]
+        on_order_failed(turn, s.OrderFailed(name, state.generation, "it did not open the store in time"))
     elif state.phase == s.STARTING:
         stop_group(turn, "node_lost")
         for name in sorted(state.waiting):
@@ -282,6 +306,7 @@ HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     s.GivenUp: on_given_up,
     s.Prepared: on_prepared,
     s.Started: on_started,
+    s.Assigned: on_assigned,
     s.OrderFailed: on_order_failed,
     s.Main: on_main,
     s.Exited: on_exited,

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from remote_agent import engine_boot, engine_watch
+from remote_agent import engine_boot, engine_elastic, engine_watch
 from remote_agent.engine_group import Group
 from remote_agent.engine_start import OWN_VARIABLES, Order, link_logs, rank_directories, worker_environment
 from remote_agent.wire import Answer, Channel, ChannelClosed, Problem
@@ -47,7 +47,7 @@ class Engine:
         """The newest generation that was started."""
         self._floor = -1
         """No generation up to this one may be started any more."""
-        self._group: Group | None = None
+        self._group: Group | engine_elastic.ElasticGroup | None = None
         self._runner: asyncio.Task[None] | None = None
         self._starting: asyncio.Future[None] | None = None
         self._store: Any = None
@@ -99,7 +99,7 @@ class Engine:
         if generation <= self._floor:
             raise Problem("stale", f"generation {generation} is over")
         torch = await self._torch_module()
-        opening = self._in_thread(torch.open_store, str(args.get("host")))
+        opening = self._in_thread(torch.open_store, str(args.get("host")), _number({"port": 0, **args}, "port"))
         try:
             store = await asyncio.wait_for(opening, STORE_S)
         except (OSError, RuntimeError, ValueError, asyncio.TimeoutError) as error:
@@ -107,7 +107,7 @@ class Engine:
             hint = "is the `address` of this host right?"
             raise Problem("store", f"no store on {args.get('host')}: {text}", hint) from error
         # The one before served a generation that is over.
-        self._store = store
+        self._store = store if args.get("hold", True) else None
         return {"port": store.port}
 
     async def _go(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -119,8 +119,12 @@ class Engine:
             raise Problem("busy", f"generation {self._current} still runs")
         self._current = self._floor = order.generation
         self._starting = asyncio.get_running_loop().create_future()
+        group: Group | engine_elastic.ElasticGroup
         try:
-            group, ranks = await self._start(torch, order)
+            if order.rendezvous is None:
+                group, ranks = await self._start(torch, order)
+            else:
+                group, ranks = await self._start_torchrun(order)
         except (OSError, RuntimeError, ValueError) as error:
             await engine_watch.Orphans().sweep((), VANISH_S)
             raise Problem("start", f"workers do not start: {type(error).__name__}: {error}") from error
@@ -151,6 +155,16 @@ class Engine:
             {"rank": one.rank, "local_rank": one.local_rank, "pid": one.pid, "started": one.started} for one in workers
         ]
         return group, ranks
+
+    async def _start_torchrun(self, order: Order) -> tuple[engine_elastic.ElasticGroup, list[dict[str, Any]]]:
+        order.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        boot = engine_boot.BootDirectory(order.log_dir)
+        try:
+            process = await self._in_thread(engine_elastic.start, self._job, order, boot)
+        except BaseException:
+            boot.close()
+            raise
+        return engine_elastic.ElasticGroup(order, boot, process), []
 
     async def _stop(self, args: dict[str, Any]) -> dict[str, Any]:
         generation = _number(args, "generation")

@@ -44,6 +44,10 @@ class Order:
     numa_binding: str
     signals_to_handle: str
     virtual_local_rank: bool
+    shutdown_timeout: int
+    """Seconds from SIGTERM to SIGKILL for workers that torch's own agent stops."""
+    rendezvous: dict[str, Any] | None
+    """How torch's own agents form the group; None: its ranks are in this order."""
 
     @classmethod
     def from_args(cls, args: dict[str, Any]) -> Order:

@@ -62,11 +62,11 @@ def _devices() -> dict[str, int]:
     return counts
 
 
-def open_store(host: str) -> TCPStore:
-    """Serve a fresh store on a free port; raises OSError or RuntimeError when `host` is no address of this machine."""
+def open_store(host: str, port: int = 0) -> TCPStore:
+    """Serve a fresh store, on a free port for 0; raises OSError or RuntimeError when `host` is not this machine."""
     # torch asks for a name that does not exist until its time is over.
     socket.getaddrinfo(host, None)
-    return TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
+    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
 
 
 def leaked_environment() -> dict[str, str]:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from remote_agent import rendezvous
 from remote_agent import state as s
 from remote_agent.turn import Turn, stop_group
 
 PREPARE_TIMEOUT_S = 30.0
+# A store opens in milliseconds; a node that takes longer than this for it has a problem.
+STARTED_TIMEOUT_S = 60.0
 # The term that the launch names; only then is it certain that no node has workers of a group we do not know of.
 FIRST_TERM = 1
 # Why a node that could take part is kept as a spare.
@@ -54,6 +57,8 @@ def try_form(turn: Turn) -> None:
         mains=frozenset(),
         exits={},
         lost={},
+        rendezvous=None,
+        world_size=None,
         troubles={},
         stepped=False,
         cause=None,
@@ -68,8 +73,11 @@ def try_form(turn: Turn) -> None:
             turn.set_node(name, status="running", reason=None)
         elif node.status == "ready" and node.ready:
             turn.set_node(name, status="spare", reason=FULL)
-    first = turn.node(group[0])
-    turn.send(first.name, "prepare", generation=turn.state.generation, host=first.spec.address)
+    opener = rendezvous.opener(turn.state)
+    if opener is None:
+        go(turn, 0)
+    else:
+        turn.send(opener[0], "prepare", **opener[1])
 
 
 def _is_settled(turn: Turn, ready: int) -> bool:
@@ -137,14 +145,16 @@ def shortage(state: s.State) -> str:
     return "; ".join([reason, *out])
 
 
-def go(turn: Turn, port: int, started_timeout: float) -> None:
-    """Order every member to start its workers, with ranks in inventory order."""
+def go(turn: Turn, port: int) -> None:
+    """Order every member to start its workers, with ranks in inventory order (torch's agents assign their own)."""
     state = turn.state
     spec = state.spec
     nodes = [turn.node(name) for name in state.members]
     world = sum(node.nproc for node in nodes)
+    joining = rendezvous.description(state, port)
+    patience = STARTED_TIMEOUT_S + (rendezvous.join_timeout(state) if joining is not None else 0.0)
     turn.mark("go")
-    turn.set(phase=s.STARTING, waiting=frozenset(state.members), deadline=turn.now + started_timeout)
+    turn.set(phase=s.STARTING, waiting=frozenset(state.members), deadline=turn.now + patience, rendezvous=joining)
     ranks: dict[int, s.Rank] = {}
     plan = []
     for group_rank, node in enumerate(nodes):
@@ -165,6 +175,7 @@ def go(turn: Turn, port: int, started_timeout: float) -> None:
             master_port=port,
             restart_count=state.generation,
             max_restarts=spec.max_restarts,
+            rendezvous=None if joining is None else {**joining, "local_addr": node.spec.address},
         )
     turn.set(ranks=ranks)
     turn.emit(
@@ -174,6 +185,7 @@ def go(turn: Turn, port: int, started_timeout: float) -> None:
         master=f"{nodes[0].spec.address}:{port}",
         restarts=state.restarts,
         fingerprint=state.fingerprint,
+        rendezvous=joining,
     )
 
 
@@ -194,7 +206,7 @@ def running_when_all_are(turn: Turn) -> None:
         ("main", marks["started"], turn.now),
     ]
     phases = {name: round(max(0.0, end - begin) * 1000, 1) for name, begin, end in order}
-    detail: dict[str, Any] = {**phases, "world_size": len(state.ranks)}
+    detail: dict[str, Any] = {**phases, "world_size": state.world_size or len(state.ranks)}
     detail["pids"] = {str(rank.rank): rank.pid for rank in state.ranks.values()}
     turn.emit("generation_running", **detail)
 

@@ -126,14 +126,23 @@ def _generation_started(state: s.State, record: Record) -> s.State:
         ranks=ranks,
         restarts=detail["restarts"],
         fingerprint=detail.get("fingerprint"),
+        rendezvous=detail.get("rendezvous"),
+        world_size=None,
     )
+
+
+def _ranks_assigned(state: s.State, record: Record) -> s.State:
+    ranks = {number: rank for number, rank in state.ranks.items() if rank.node != record["node"]}
+    for number, local_rank, pid in record["detail"]["ranks"]:
+        ranks[number] = s.Rank(number, record["node"], local_rank, pid)
+    return dataclasses.replace(state, ranks=ranks, world_size=record["detail"]["world_size"])
 
 
 def _generation_running(state: s.State, record: Record) -> s.State:
     pids: Mapping[str, int] = record["detail"].get("pids", {})
     ranks = {
         number: dataclasses.replace(
-            rank, pid=pids.get(str(number)), state="running" if rank.state == "starting" else rank.state
+            rank, pid=pids.get(str(number), rank.pid), state="running" if rank.state == "starting" else rank.state
         )
         for number, rank in state.ranks.items()
     }
@@ -184,6 +193,7 @@ FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
     "node_removed": _node_removed,
     "node_added": _node_added,
     "generation_started": _generation_started,
+    "ranks_assigned": _ranks_assigned,
     "generation_running": _generation_running,
     "rank_failed": _rank_failed,
     "generation_stopped": _generation_stopped,

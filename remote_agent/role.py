@@ -206,6 +206,9 @@ class Role:
         elif op == "started":
             ranks = tuple((int(rank["rank"]), int(rank["local_rank"]), int(rank["pid"])) for rank in args["ranks"])
             self.feed(s.Started(node, generation, ranks))
+        elif op == "assigned":
+            ranks = tuple((int(rank["rank"]), int(rank["local_rank"]), int(rank["pid"])) for rank in args["ranks"])
+            self.feed(s.Assigned(node, generation, ranks, int(args["world_size"])))
         elif op == "main":
             self.feed(s.Main(node, generation, int(args["rank"])))
         elif op == "exited":

@@ -83,6 +83,10 @@ class State:
     """Why the group is being stopped: failure, node_lost, restart, removed, added, returned, stop, quorum."""
     leaving: frozenset[str] = frozenset()
     marks: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    rendezvous: Mapping[str, Any] | None = None
+    """How torch's agents of this group find each other; None where the coordinator forms it."""
+    world_size: int | None = None
+    """Where torch formed the group: ranks in all, those of nodes that are not ours included."""
     exits: Mapping[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
     lost: Mapping[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
     """Nodes lost in this generation: wall clock ns of the last sign of life, and reason."""
@@ -183,6 +187,16 @@ class Started:
 
 
 @dataclasses.dataclass(frozen=True)
+class Assigned:
+    """torch's agent on a node has got ranks and started them: (rank, local rank, pid) each; `world_size`: in all."""
+
+    node: str
+    generation: int
+    ranks: tuple[tuple[int, int, int], ...]
+    world_size: int
+
+
+@dataclasses.dataclass(frozen=True)
 class OrderFailed:
     """A node could not carry out prepare or go."""
 
@@ -264,6 +278,7 @@ Event = Union[
     GivenUp,
     Prepared,
     Started,
+    Assigned,
     OrderFailed,
     Main,
     Exited,

@@ -37,7 +37,7 @@ def document(state: s.State, facts: Facts, coordinator: str | None) -> dict[str,
         "max_restarts": state.spec.max_restarts,
         "min_nodes": state.spec.min_nodes,
         "max_nodes": state.spec.max_nodes,
-        "world_size": len(state.ranks),
+        "world_size": state.world_size or len(state.ranks),
         "coordinator": coordinator,
         "started_at": state.started_at,
         "nodes": [_node(state, node, facts.get(name, {})) for name, node in state.nodes.items()],
@@ -87,5 +87,16 @@ def _plan(state: s.State) -> str | None:
     if state.phase == s.FORMING and state.alone_since is not None:
         return f"waiting for nodes: {shortage(state)}; bring one back or add one"
     if state.phase in (s.PREPARING, s.STARTING):
-        return f"starting generation {state.generation} on {' '.join(state.members)}"
+        return f"starting generation {state.generation} on {' '.join(state.members)}{_meeting(state)}"
+    strangers = (state.world_size or 0) - len(state.ranks)
+    if state.phase == s.RUNNING and strangers > 0:
+        return f"{strangers} of {state.world_size} ranks are not ours: other agents of torch joined{_meeting(state)}"
     return None
+
+
+def _meeting(state: s.State) -> str:
+    """Say where torch's agents meet, for those who want to join."""
+    if state.rendezvous is None:
+        return ""
+    joining = state.rendezvous
+    return f" (--rdzv-backend {joining['backend']} --rdzv-endpoint {joining['endpoint']} --rdzv-id {joining['run_id']})"

@@ -196,7 +196,9 @@ def event_text(event: Document) -> str:
     if kind == "generation_running":
         return running_text(detail)
     if kind == "generation_started":
-        return f"world size {detail.get('world_size')} on {_members(detail)}"
+        return f"world size {detail.get('world_size')} on {_members(detail)}{meeting_text(detail)}"
+    if kind == "ranks_assigned":
+        return ranks_text(detail)
     if kind == "rank_failed":
         message = _message(detail.get("message"))
         return exit_text(detail.get("exit") or {}) + (f": {message}" if message else "")
@@ -210,6 +212,20 @@ def event_text(event: Document) -> str:
     if kind == "node_ready" and detail.get("nproc") is not None:
         return f"{detail['nproc']} ranks"
     return " ".join(f"{key}={one_line(value)}" for key, value in detail.items() if not isinstance(value, (dict, list)))
+
+
+def meeting_text(detail: Document) -> str:
+    """Return where torch's own agents of a generation meet, empty where the coordinator forms the group."""
+    joining = detail.get("rendezvous")
+    if not isinstance(joining, Mapping):
+        return ""
+    return f", meeting by {joining.get('backend')} at {joining.get('endpoint')}, id {joining.get('run_id')}"
+
+
+def ranks_text(detail: Document) -> str:
+    """Return which ranks torch gave a node."""
+    ranks = " ".join(str(rank[0]) for rank in detail.get("ranks") or ())
+    return f"torch gave it ranks {ranks} of {detail.get('world_size')}"
 
 
 def _message(message: object) -> str:

@@ -23,12 +23,14 @@ from remote_agent.wire.frames import (
     encode,
     read_frame,
 )
+from remote_agent.wire.rendezvous import PORTS, Rendezvous, read_conf, split_endpoint
 from remote_agent.wire.spec import JobSpec, NodeSpec, SpecError
 
 __all__ = [
     "MAGIC",
     "MAX_BODY",
     "MAX_HEADER",
+    "PORTS",
     "PROTOCOL",
     "Answer",
     "CallFailed",
@@ -41,8 +43,11 @@ __all__ = [
     "NodeSpec",
     "Problem",
     "ProtocolError",
+    "Rendezvous",
     "SpecError",
     "WireError",
     "encode",
+    "read_conf",
     "read_frame",
+    "split_endpoint",
 ]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from remote_agent.wire.rendezvous import Rendezvous
+
 
 class SpecError(ValueError):
     """A job description that this agent cannot read."""
@@ -59,6 +61,8 @@ class JobSpec:
     """torchrun's word for how workers are bound to CPUs."""
     signals_to_handle: str | None = None
     virtual_local_rank: bool = False
+    rendezvous: Rendezvous | None = None
+    """None: the coordinator forms the group."""
     created_ns: int = 0
 
     def node(self, name: str) -> NodeSpec | None:
@@ -77,6 +81,8 @@ class JobSpec:
             values = {key: value for key, value in data.items() if key in known}
             values["nodes"] = tuple(NodeSpec(**node) for node in data["nodes"])
             values["args"] = tuple(data.get("args", ()))
+            if data.get("rendezvous") is not None:
+                values["rendezvous"] = Rendezvous(**data["rendezvous"])
             return cls(**values)
         except (KeyError, TypeError) as error:
             raise SpecError(f"job description: {error!r}") from error

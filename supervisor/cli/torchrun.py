@@ -11,6 +11,7 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from supervisor.cli import rendezvous
 from supervisor.cli.console import Console, read_local_ranks, read_streams
 from supervisor.errors import UsageError
 
@@ -26,6 +27,17 @@ ACTING: tuple[Row, ...] = (
     (("--nproc-per-node",), "N|auto|gpu|cpu|xpu", "ranks on each node (default: nproc_per_node of HOSTS)"),
     (("--max-restarts",), "N", "failures after which the group is started again"),
     (("--rdzv-id",), "ID", "the job's id, as --job"),
+    (
+        ("--rdzv-backend",),
+        "NAME",
+        "c10d, etcd-v2, etcd or static: torch's own agents form the group (default: supervisor)",
+    ),
+    (("--rdzv-endpoint",), "HOST:PORT", "where torch's agents meet (default: a free port of the first node)"),
+    (
+        ("--rdzv-conf",),
+        "K=V,…",
+        "join_timeout and last_call_timeout in seconds; with a backend of torch's: all that it reads",
+    ),
     (("--role",), "NAME", "the workers' ROLE_NAME"),
     (("--shutdown-timeout",), "S", "seconds from SIGTERM to SIGKILL, at every stop (default: stop_grace of HOSTS)"),
     (("-m", "--module"), None, "SCRIPT is a module, as in python -m"),
@@ -43,9 +55,6 @@ ACTING: tuple[Row, ...] = (
 )
 # Options that need nothing from us. The reason ends the sentence "… has no effect here because …".
 SILENT: tuple[Row, ...] = (
-    (("--rdzv-backend",), "NAME", "the job's own coordinator forms the group"),
-    (("--rdzv-endpoint",), "HOST:PORT", "each generation gets a fresh store on a free port of its first node"),
-    (("--rdzv-conf",), "K=V,…", "the job's own coordinator forms the group"),
     (("--monitor-interval",), "S", "the end of a worker is seen at once, without polling"),
     (("--start-method",), "NAME", "every worker is a fresh process"),
     (("--node-rank",), "N", "ranks follow the order of the hosts in HOSTS"),
@@ -119,7 +128,7 @@ def notices(options: argparse.Namespace) -> list[str]:
     for flags, _, reason in REFUSED:
         if getattr(options, _dest(flags)):
             raise UsageError(f"{flags[-1]} is not supported: {reason}", "leave it out")
-    return [
+    return rendezvous.notices(options) + [
         f"{flags[-1]} has no effect here because {reason}"
         for flags, _, reason in SILENT
         if getattr(options, _dest(flags)) is not None

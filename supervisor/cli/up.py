@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from supervisor.cli import torchrun
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_screen, add_sources, is_terminal, load_inventory, make_parser, source_words
+from supervisor.cli.rendezvous import read_rendezvous, read_timeouts
 from supervisor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def job_options(options: argparse.Namespace) -> UpOptions:
     kinds = [name for name in ("module", "no_python", "run_path") if getattr(options, name)]
     if len(kinds) > 1:
         raise UsageError(f"{' and '.join('--' + name.replace('_', '-') for name in kinds)} exclude each other")
+    timeouts = read_timeouts(options)
     grace = torchrun.duration(options, "shutdown_timeout")
     rdzv_id = options.rdzv_id if options.rdzv_id not in (None, "none") else None
     if options.job and rdzv_id and options.job != rdzv_id:
@@ -102,6 +104,9 @@ def job_options(options: argparse.Namespace) -> UpOptions:
         numa_binding=options.numa_binding,
         signals_to_handle=options.signals_to_handle,
         virtual_local_rank=bool(options.virtual_local_rank),
+        rendezvous=read_rendezvous(options),
+        join_timeout=timeouts.get("join_timeout"),
+        settle_timeout=timeouts.get("last_call_timeout"),
     )
 
 

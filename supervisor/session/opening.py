@@ -66,12 +66,16 @@ async def choose(session: Session) -> None:
             since = time.monotonic()
         if all(link.tried or link.jobs is not None for link in links):
             break
-        if since is not None and time.monotonic() - since > GRACE:
+        # Those that know no job say nothing of the hosts that have not answered yet.
+        if any(link.jobs for link in answered) and since is not None and time.monotonic() - since > GRACE:
             break
         await session.wait_change(0.1)
     try:
         if not answered:
             raise unreachable(session)
+        silent = any(link.jobs is None for link in links)
+        if silent and not any(link.jobs for link in answered):
+            raise unreachable(session, f"{' '.join(link.view.name for link in answered)}: no job known there")
         known = {link.view.name: link.jobs or [] for link in answered}
         session.job = choose_job(known, live_only=session.live_only)
         session.job_known.set()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remote_agent.wire import JobSpec, NodeSpec
+from remote_agent.wire import JobSpec, NodeSpec, Rendezvous
 from supervisor.errors import UsageError
 from supervisor.ssh.sync import Tree, scan, tree_name
 
@@ -53,6 +53,10 @@ class UpOptions:
     numa_binding: str | None = None
     signals_to_handle: str | None = None
     virtual_local_rank: bool = False
+    rendezvous: Rendezvous | None = None
+    """Without run_id and nnodes, which the plan fills in."""
+    join_timeout: float | None = None
+    settle_timeout: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,15 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
     defaults = inventory.job
     syncs = inventory.path is not None and defaults.sync and options.sync
     script = locate_script(options, defaults.workdir, cwd, syncs=syncs, local=inventory.path is None)
-    hosts, min_nodes, max_nodes = choose_hosts(inventory, options.nnodes)
+    strangers = options.rendezvous is not None
+    hosts, min_nodes, max_nodes = choose_hosts(inventory, options.nnodes, strangers=strangers)
+    job = check_job(options.job) if options.job is not None else make_job_name(script)
     nproc = check_nproc(options.nproc_per_node, "--nproc-per-node") if options.nproc_per_node is not None else None
     restarts = defaults.max_restarts if options.max_restarts is None else options.max_restarts
     if restarts < 0:
         raise UsageError(f"--max-restarts {restarts}: must be 0 or more")
     spec = JobSpec(
-        job=check_job(options.job) if options.job is not None else make_job_name(script),
+        job=job,
         script=script,
         args=options.args,
         kind=options.kind,
@@ -91,14 +97,25 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
         node_timeout=defaults.node_timeout,
         stop_grace=defaults.stop_grace if options.stop_grace is None else options.stop_grace,
         coordinator_port=defaults.coordinator_port,
+        join_timeout=JobSpec.join_timeout if options.join_timeout is None else options.join_timeout,
+        settle_timeout=JobSpec.settle_timeout if options.settle_timeout is None else options.settle_timeout,
         role=options.role,
         log_dir=options.log_dir,
         numa_binding=options.numa_binding,
         signals_to_handle=options.signals_to_handle,
         virtual_local_rank=options.virtual_local_rank,
+        rendezvous=meeting(options, job, len(hosts)),
         created_ns=time.time_ns(),
     )
     return Plan(spec, tuple(host.name for host in hosts))
+
+
+def meeting(options: UpOptions, job: str, hosts: int) -> Rendezvous | None:
+    """Return how torch's agents meet, where they form the group; nodes that are not ours may fill up --nnodes."""
+    if options.rendezvous is None:
+        return None
+    nnodes = options.nnodes if options.nnodes is not None and parse_nnodes(options.nnodes)[1] > hosts else ""
+    return dataclasses.replace(options.rendezvous, run_id=job, nnodes=nnodes)
 
 
 def check_job(name: str) -> str:
@@ -153,8 +170,13 @@ def parse_nnodes(text: str) -> tuple[int, int]:
     return low, high
 
 
-def choose_hosts(inventory: Inventory, nnodes: str | None) -> tuple[tuple[Host, ...], int, int]:
-    """Return the hosts to bring up (spares too), min_nodes and max_nodes; raises UsageError."""
+def choose_hosts(
+    inventory: Inventory, nnodes: str | None, *, strangers: bool = False
+) -> tuple[tuple[Host, ...], int, int]:
+    """Return the hosts to bring up (spares too), min_nodes and max_nodes; raises UsageError.
+
+    `strangers`: nodes that are not in the inventory may join, so it need not have all of them.
+    """
     regular = [host for host in inventory.hosts if not host.spare]
     where = str(inventory.path or "this machine alone")
     if nnodes is not None:
@@ -162,6 +184,8 @@ def choose_hosts(inventory: Inventory, nnodes: str | None) -> tuple[tuple[Host, 
     else:
         low = inventory.job.min_nodes or len(regular)
         high = inventory.job.max_nodes or max(low, len(regular))
+    if strangers:
+        low = min(low, len(inventory.hosts))
     if low > len(inventory.hosts):
         what = f"--nnodes {nnodes}" if nnodes is not None else f"min_nodes = {low}"
         hint = "add hosts, or ask for fewer" if inventory.path else "name an inventory: supervisor up hosts.toml …"

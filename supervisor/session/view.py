@@ -58,6 +58,10 @@ class Notice:
 def local_rank_of(events: Sequence[dict[str, Any]], generation: int, rank: int) -> int | None:
     """Return the local rank that a rank had in a generation, None where the journal does not tell (yet)."""
     for event in reversed(events):
+        if event["type"] == "ranks_assigned" and event["generation"] == generation:
+            found = [local for number, local, _ in event["detail"]["ranks"] if number == rank]
+            if found:
+                return int(found[0])
         if event["type"] == "generation_started" and event["generation"] == generation:
             for member in event["detail"]["members"]:
                 if 0 <= rank - member["base_rank"] < member["nproc"]:

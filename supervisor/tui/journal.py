@@ -30,6 +30,7 @@ _MARKS: Final = {
     "generation_stopped": ("~", "start"),
     "generation_started": ("~", "start"),
     "node_removed": (".", "off"),
+    "ranks_assigned": ("~", "start"),
     "generation_running": ("+", "ok"),
     "node_ready": ("+", "ok"),
     "node_added": ("+", "ok"),
@@ -63,7 +64,14 @@ def _running(facts: Json) -> str:
 def _started(facts: Json) -> str:
     members = entries(facts.get("members"))
     names = " ".join(str(entry.get("node")) for entry in members if isinstance(entry, dict))
-    return f"world {facts.get('world_size', '?')} on {names}"
+    joining = facts.get("rendezvous")
+    meeting = f", {joining.get('backend')} {joining.get('endpoint')}" if isinstance(joining, dict) else ""
+    return f"world {facts.get('world_size', '?')} on {names}{meeting}"
+
+
+def _assigned(facts: Json) -> str:
+    ranks = " ".join(str(entry[0]) for entry in entries(facts.get("ranks")) if isinstance(entry, list))
+    return f"ranks {ranks} of {facts.get('world_size', '?')}, by torch"
 
 
 def _failed(facts: Json) -> str:
@@ -88,6 +96,7 @@ def _ready(facts: Json) -> str:
 _TELLERS: Final[dict[str, Any]] = {
     "generation_running": _running,
     "generation_started": _started,
+    "ranks_assigned": _assigned,
     "generation_stopped": lambda facts: f"{facts.get('cause', '')}  in {facts.get('stop_ms', '?')} ms",
     "rank_failed": _failed,
     "incident": lambda facts: str(facts.get("summary") or ""),

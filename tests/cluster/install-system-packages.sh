@@ -52,6 +52,7 @@ tmux tmux
 clush clustershell
 pdsh pdsh
 git git
+etcd etcd-server
 LIST
     if [ ${#missing[@]} -gt 0 ]; then
         install "${missing[@]}" || echo "some tests will be skipped" >&2

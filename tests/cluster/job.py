@@ -36,11 +36,14 @@ class Job:
         self.arguments = arguments
         self.out = work.parent / f"{work.name}.out"
         self.err = work.parent / f"{work.name}.err"
+        self.name: list[str] = []
+        """The job's name as the verbs take it; empty: they find it."""
         self.up: subprocess.Popen[bytes] | None = None
 
     def start(self, *options: str) -> Job:
         """Launch; returns at once."""
         command = self.command("up", *options, "train.py", *self.arguments)
+        self.name = [options[options.index("--job") + 1]] if "--job" in options else []
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.up = subprocess.Popen(
                 command, cwd=self.work, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
@@ -50,7 +53,7 @@ class Job:
     def command(self, verb: str, *options: str) -> list[str]:
         """Return the command line of a verb on this inventory."""
         headless = ["--headless"] if verb == "up" and "--detach" not in options else []
-        return [sys.executable, "-m", "supervisor", verb, str(self.inventory), *headless, *options]
+        return [sys.executable, "-m", "supervisor", verb, str(self.inventory), *self.name, *headless, *options]
 
     def wait(self, timeout_s: float = WAIT_S) -> int:
         """Return the exit status of `up`."""

@@ -240,7 +240,9 @@ def test_the_coordinators_host_loses_power_and_nobody_is_attached(hosts: Cluster
         hosts.crash("n1")
         job.until("generation_running", generation=1)
         status = job.ask("status")
-        assert (status["coordinator"], status["world_size"], status["restarts"]) == ("n2", 6, 0)
+        # The first in order usually finds no rival; on a machine that is busy another may come first.
+        assert status["coordinator"] in ("n2", "n3", "n4")
+        assert (status["world_size"], status["restarts"]) == (6, 0)
         assert job.run("stop").returncode == 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from remote_agent import state as s
-from remote_agent.coordinator import STARTED_TIMEOUT
+from remote_agent.formation import STARTED_TIMEOUT_S
 from remote_agent.turn import STOP_MARGIN_S
 from tests.unit.world import World, spec
 
@@ -62,7 +62,7 @@ def test_a_node_whose_start_nobody_hears_of_is_stopped_before_the_others_go_on()
     world.feed(s.Idle("n3", 0))
     world.settle()
     assert (world.state.phase, world.state.generation) == (s.STARTING, 1)
-    world.pass_time(STARTED_TIMEOUT + 1)
+    world.pass_time(STARTED_TIMEOUT_S + 1)
     assert world.state.phase == s.STOPPING
     assert "n3" in world.state.waiting
     world.machines["n3"].running = None
