@@ -135,7 +135,10 @@ class Engine:
         self._group = group
         self._runner = asyncio.ensure_future(group.run())
         group.watch(lambda op, notice: self._outbox.put_nowait((op, notice)))
-        return {"ranks": ranks, "t_ns": time.time_ns()}
+        answer: dict[str, Any] = {"ranks": ranks, "t_ns": time.time_ns()}
+        if isinstance(group, engine_elastic.ElasticGroup):
+            answer["agent"] = {"pid": group.agent.pid, "started": group.agent.started}
+        return answer
 
     async def _start(self, torch: Any, order: Order) -> tuple[Group, list[dict[str, Any]]]:
         directories = rank_directories(order)

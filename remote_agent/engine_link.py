@@ -71,8 +71,10 @@ class EngineLink:
         if self._channel is None:
             raise ChannelClosed("the engine has not started")
         answer: Answer = await self._channel.call(op, args, timeout=timeout)
-        for rank in answer.data.get("ranks", ()) if op == "go" else ():
-            self._workers[int(rank["pid"])] = rank.get("started")
+        if op == "go":
+            torchs = answer.data.get("agent")
+            for one in (*answer.data["ranks"], *([torchs] if torchs is not None else [])):
+                self._workers[int(one["pid"])] = one.get("started")
         if op == "stop":
             self._workers.clear()
         return answer.data

@@ -33,6 +33,8 @@ class EngineProcess:
         self.root = root
         self.mains: dict[tuple[int, int], int] = {}
         self.exits: dict[tuple[int, int], dict[str, Any]] = {}
+        self.assigned: list[dict[str, Any]] = []
+        self.failed: list[dict[str, Any]] = []
         self._changed = asyncio.Event()
         self.channel = Channel(process.stdout, process.stdin, self._hear)
         self.runner = asyncio.ensure_future(self.channel.run())
@@ -40,6 +42,10 @@ class EngineProcess:
     async def _hear(self, op: str, args: dict[str, Any], body: bytes) -> Answer:
         if op == "main":
             self.mains[args["generation"], args["rank"]] = args["t_ns"]
+        elif op == "assigned":
+            self.assigned.append(args)
+        elif op == "order_failed":
+            self.failed.append(args)
         elif op == "exited":
             self.exits[args["generation"], args["exit"]["rank"]] = args["exit"]
         self._changed.set()
@@ -60,6 +66,10 @@ class EngineProcess:
         keys = [(generation, rank) for rank in range(base, base + ranks)]
         await self._until(lambda: all(key in self.exits for key in keys), f"exit of {keys}")
         return [self.exits[key] for key in keys]
+
+    async def wait_failed(self) -> dict[str, Any]:
+        await self._until(lambda: self.failed, "order_failed")
+        return self.failed[0]
 
     async def _until(self, true: Any, what: str) -> None:
         async def wait() -> None:
@@ -111,6 +121,8 @@ def order(root: Path, script: str | Path, *args: str, **changes: Any) -> dict[st
         "numa_binding": "",
         "signals_to_handle": "",
         "virtual_local_rank": False,
+        "shutdown_timeout": 15,
+        "rendezvous": None,
         **changes,
     }
 
