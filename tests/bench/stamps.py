@@ -13,7 +13,7 @@ from pathlib import Path
 POLL_S = 0.02
 
 # One short write in append mode, so that a reader sees whole lines.
-_STAMP = """
+STAMP = """
 import os, sys, time
 
 def stamp(what):
@@ -24,13 +24,13 @@ def stamp(what):
 stamp("main")
 """
 # Comes, and is done.
-ONCE = _STAMP
+ONCE = STAMP
 # The same for a script that imports torch, as every training script does.
-ONCE_TORCH = f"{_STAMP}\nimport torch\nstamp('imported')\n"
+ONCE_TORCH = f"{STAMP}\nimport torch\nstamp('imported')\n"
 # Stays until it is ended.
-LIGHT = f"{_STAMP}\nwhile True:\n    time.sleep(1.0)\n"
+LIGHT = f"{STAMP}\nwhile True:\n    time.sleep(1.0)\n"
 # DDP over gloo: "group" is noted when the first step is done, the last collective of which all ranks have to join.
-GLOO = f"""{_STAMP}
+GLOO = f"""{STAMP}
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -75,26 +75,31 @@ class Stamps:
                 found.append(Stamp(path.name, what, int(t_ns), int(pid)))
         return sorted(found, key=lambda stamp: stamp.t_ns)
 
-    def all_after(self, what: str, since_ns: int) -> int | None:
-        """Return when the last rank noted it for the first time since then, ns; None while some have not."""
+    def all_after(self, what: str, since_ns: int, ranks: int | None = None) -> int | None:
+        """Return when the last rank noted it for the first time since then, ns; None while some have not.
+
+        `ranks`: how many have to (default: all of the run).
+        """
         firsts: dict[str, int] = {}
         for stamp in self.read():
             if stamp.what == what and stamp.t_ns > since_ns:
                 firsts.setdefault(stamp.rank, stamp.t_ns)
-        return max(firsts.values()) if len(firsts) == self._ranks else None
+        return max(firsts.values()) if len(firsts) == (ranks or self._ranks) else None
 
     def attempts_after(self, since_ns: int) -> int:
         """Return how often the rank that began most often has begun since then."""
         begun = [stamp.rank for stamp in self.read() if stamp.what == "main" and stamp.t_ns > since_ns]
         return max((begun.count(rank) for rank in set(begun)), default=0)
 
-    def wait(self, what: str, since_ns: int, timeout_s: float, goes_on: Callable[[], bool]) -> int | None:
+    def wait(
+        self, what: str, since_ns: int, timeout_s: float, goes_on: Callable[[], bool], ranks: int | None = None
+    ) -> int | None:
         """Wait for `all_after`; None when it did not happen in time, or `goes_on` says that it never will."""
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
             # Asked first: what was noted before the launcher ended still counts.
             alive = goes_on()
-            found = self.all_after(what, since_ns)
+            found = self.all_after(what, since_ns, ranks)
             if found is not None or not alive:
                 return found
             time.sleep(POLL_S)  # the times are in the notes: how often we look changes nothing

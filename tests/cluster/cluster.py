@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -176,13 +176,13 @@ class Cluster:
         *,
         defaults: Mapping[str, object] | None = None,
         hosts: Mapping[str, Mapping[str, object]] | None = None,
-        only: Sequence[str] = (),
+        only: Collection[str] | None = None,
         **job: object,
     ) -> Path:
         """Write a hosts.toml (default: in the cluster's directory) and return its path.
 
         `job` are keys of [job]; `defaults` are more keys of [defaults]; `hosts` are more keys by name of host;
-        `only` names the hosts to be in it.
+        `only` are the names of the hosts to list (default: all).
         """
         common = {
             "user": machines.environment(self.hosts[0])["USER"],
@@ -192,9 +192,10 @@ class Cluster:
             **(defaults or {}),
         }
         entries: list[dict[str, object]] = [
-            {"name": host.name, "ssh": host.address, **(hosts or {}).get(host.name, {})} for host in self.hosts
+            {"name": host.name, "ssh": host.address, **(hosts or {}).get(host.name, {})}
+            for host in self.hosts
+            if only is None or host.name in only
         ]
-        entries = [entry for entry in entries if not only or entry["name"] in only]
         return write_inventory(path or self.directory / "hosts.toml", dict(job), common, entries)
 
     # Commands on hosts
