@@ -6,10 +6,11 @@ In: files of a dead rank, sockets of live ones. Out: plain values; whatever is m
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from pathlib import Path
 from typing import Any
+
+from remote_agent.diagnose import read_error_document
 
 TAIL_LINES = 40
 TAIL_BYTES = 64 * 1024
@@ -17,39 +18,17 @@ TAIL_BYTES = 64 * 1024
 COUNT_BYTES = 64 * 1024 * 1024
 ERROR_BYTES = 4 * 1024 * 1024
 ANSWER_BYTES = 64 * 1024 * 1024
-# torch writes whole seconds; the file's own time is finer, and right unless the file was copied.
-STAMP_SLACK_NS = 2_000_000_000
 
 
 def read_error(path: Path) -> dict[str, Any] | None:
     """Return {message, callstack, timestamp_ns} of an error file; None when there is none that can be read."""
     try:
         with open(path, "rb") as file:
-            document = json.loads(file.read(ERROR_BYTES))
+            text = file.read(ERROR_BYTES)
             modified_ns = os.fstat(file.fileno()).st_mtime_ns
-    except (OSError, ValueError, RecursionError):
+    except OSError:
         return None
-    if not isinstance(document, dict) or "message" not in document:
-        return None
-    inner = document["message"]
-    if not isinstance(inner, dict):
-        return _error(inner, None, document.get("timestamp"), modified_ns)
-    extra = inner.get("extraInfo")
-    extra = extra if isinstance(extra, dict) else {}
-    return _error(inner.get("message"), extra.get("py_callstack"), extra.get("timestamp"), modified_ns)
-
-
-def _error(message: Any, callstack: Any, timestamp: Any, modified_ns: int) -> dict[str, Any]:
-    try:
-        said_ns = int(timestamp) * 1_000_000_000
-    except (TypeError, ValueError):
-        said_ns = modified_ns
-    near = abs(modified_ns - said_ns) <= STAMP_SLACK_NS
-    return {
-        "message": str(message),
-        "callstack": None if callstack is None else str(callstack),
-        "timestamp_ns": modified_ns if near else said_ns,
-    }
+    return read_error_document(text, modified_ns)
 
 
 def read_tail(path: Path) -> tuple[str, int | None]:

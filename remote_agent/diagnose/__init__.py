@@ -3,6 +3,7 @@
 In: RankEvidence of each rank, Context. Out: an Incident: one cause, its victims, where to look.
 """
 
+from remote_agent.diagnose.errorfile import read_error_document
 from remote_agent.diagnose.exits import decode_exit
 from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, iso_time
 from remote_agent.diagnose.verdict import describe, fingerprint, verdict
@@ -17,5 +18,6 @@ __all__ = [
     "describe",
     "fingerprint",
     "iso_time",
+    "read_error_document",
     "verdict",
 ]

@@ -49,6 +49,9 @@ def find_missing(evidence: Sequence[RankEvidence], context: Context) -> dict[str
     missing = world - waiting - away
     if not missing:
         missing = _furthest_behind(waits)
+    # Where only the texts tell which ranks there were, one of them is no group.
+    if context.world_size is None and len(waiting) < 2:
+        return None
     # One late watchdog in a large group proves nothing: those who wait must be the many.
     if not missing or len(missing) > max(1, len(waiting) // 2) or len(missing) >= len(world or waiting):
         return None

@@ -33,6 +33,8 @@ class RankEvidence:
     """Paths by stream: stdout, stderr, nccl, error."""
     tail_line: int | None = None
     """Number of the tail's first line in its file, from 1; None: unknown."""
+    places: Sequence[tuple[str, int]] = ()
+    """File and number of each line of a tail that was put together from several files; else `files`, `tail_line`."""
     clock_shift_ns: int = 0
     """What turns a stamp of this node into one of the coordinator's clock."""
 
@@ -59,6 +61,12 @@ class RankEvidence:
             tail_line=first,
             clock_shift_ns=clock_shift_ns,
         )
+
+    def place(self, index: int) -> tuple[str | None, int | None]:
+        """Return file and number of a line of the tail, counted from 0."""
+        if self.places:
+            return self.places[min(index, len(self.places) - 1)]
+        return self.files.get("stderr"), None if self.tail_line is None else self.tail_line + index
 
     @property
     def stopped_by_us(self) -> bool:

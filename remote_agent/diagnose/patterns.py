@@ -167,11 +167,12 @@ PATTERNS: tuple[Pattern, ...] = (
         "nccl_timeout_watchdog",
         SECONDARY,
         "Watchdog caught collective operation timeout",
-        "Some NCCL operations have failed or timed out",
         "Heartbeat monitor timed out",
         "watchdog got stuck for",
         title="NCCL watchdog: a collective timed out",
     ),
+    # torch says this before any error of NCCL's.
+    _p("nccl_timeout_watchdog", NEUTRAL, "Some NCCL operations have failed or timed out"),
     _p(
         "nccl_remote_error",
         SECONDARY,

@@ -14,6 +14,7 @@ from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Evidence, RankEvidence
 from remote_agent.diagnose.patterns import GENERIC, NEUTRAL, PATTERNS, PRIMARY, SECONDARY, Pattern
 from remote_agent.diagnose.shapes import clip, lines_of, signature
+from remote_agent.diagnose.stamps import stamp_before
 from remote_agent.diagnose.traces import Trace, find_traces, join_traces, of_error, strip_tag
 
 # Roles beside those of the patterns: failed without saying why, ended by us, ended well or still there.
@@ -23,6 +24,8 @@ _OOM_NOTE = re.compile(
     r"oom-kill|Out of memory: Killed process|Memory cgroup out of memory|oom_kill [1-9]|oom_reaper", re.I
 )
 _PRESSURE_NOTE = re.compile(r"memory pressure|page allocation failure|oom [1-9]", re.I)
+# What no Python code raises: an exception that follows it is about the consequence.
+_CRASHES = frozenset({"cuda_error", "host_oom_kill", "segfault", "bus_error_shm", "nccl_network", "sigabrt"})
 _ROLE_ORDER = {PRIMARY: 0, GENERIC: 1, SECONDARY: 2, NEUTRAL: 3}
 
 
@@ -68,10 +71,21 @@ def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Finding:
         return _signalled(evidence, signal, notes)
     found = _from_text(evidence)
     if found is not None:
-        return found
+        return _stamped(found, evidence)
     if evidence.exit is None:
         return _base(evidence, FINE, "other", "")
     return _unexplained(evidence, decode_exit(code, None))
+
+
+def _stamped(found: Finding, evidence: RankEvidence) -> Finding:
+    """Return the finding with the time that the text tells, where nothing else does."""
+    if found.t_ns is not None or not evidence.places or not found.evidence:
+        return found
+    proof = found.evidence[0]
+    if (proof.file, proof.line) not in evidence.places:
+        return found
+    index = list(evidence.places).index((str(proof.file), int(proof.line or 0)))
+    return dataclasses.replace(found, t_ns=stamp_before(lines_of(evidence.tail), index))
 
 
 def _unexplained(evidence: RankEvidence, how: str) -> Finding:
@@ -125,9 +139,18 @@ def _from_text(evidence: RankEvidence) -> Finding | None:
     if chosen is not None:
         trace, pattern = chosen
         earlier = hit is not None and hit[0].role in (PRIMARY, GENERIC)
-        if pattern is None or pattern.role == PRIMARY or not earlier:
+        if hit is not None and pattern is None and _crashed_before(evidence.tail, trace, *hit):
+            return _of_hit(evidence, *hit)
+        wrapped = pattern is not None and pattern.role == NEUTRAL and hit is not None and hit[0].role == SECONDARY
+        if pattern is None or pattern.role == PRIMARY or not (earlier or wrapped):
             return _of_trace(evidence, trace, pattern, own, traces)
     return _of_hit(evidence, *hit) if hit is not None else None
+
+
+def _crashed_before(text: str, trace: Trace, pattern: Pattern, match: re.Match[str]) -> bool:
+    """Whether a crash of the machine's or the device's stands before an exception that has no meaning of its own."""
+    line = text.count("\n", 0, match.start())
+    return pattern.role == PRIMARY and pattern.category in _CRASHES and line < trace.first_line and not trace.fault
 
 
 def _cause_of(traces: list[Trace]) -> tuple[Trace, Pattern | None] | None:
@@ -174,8 +197,7 @@ def _of_trace(
     frame = trace.user_frame
     seen = next((each for each in in_tail if each.headline == trace.headline), None)
     if seen is not None:
-        number = None if evidence.tail_line is None else evidence.tail_line + seen.last_line
-        line = Evidence(evidence.node, evidence.rank, evidence.files.get("stderr"), number, clip(trace.headline))
+        line = Evidence(evidence.node, evidence.rank, *evidence.place(seen.last_line), clip(trace.headline))
     else:
         line = Evidence(evidence.node, evidence.rank, evidence.files.get("error"), None, clip(trace.headline))
     place = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame is not None else ""
@@ -194,8 +216,7 @@ def _of_trace(
 def _of_hit(evidence: RankEvidence, pattern: Pattern, match: re.Match[str]) -> Finding:
     before = evidence.tail.count("\n", 0, match.start())
     text = strip_tag(lines_of(evidence.tail)[before]).strip() if evidence.tail else ""
-    number = None if evidence.tail_line is None else evidence.tail_line + before
-    line = Evidence(evidence.node, evidence.rank, evidence.files.get("stderr"), number, clip(text))
+    line = Evidence(evidence.node, evidence.rank, *evidence.place(before), clip(text))
     return dataclasses.replace(
         _base(evidence, _role(pattern), pattern.category, pattern.title or clip(text)),
         hint=pattern.hint or HINTS[pattern.category],
@@ -287,6 +308,5 @@ def _last_lines(evidence: RankEvidence) -> tuple[Evidence, ...]:
     lines = lines_of(evidence.tail)
     for number in range(len(lines) - 1, -1, -1):
         if lines[number].strip():
-            line = None if evidence.tail_line is None else evidence.tail_line + number
-            return (Evidence(evidence.node, evidence.rank, evidence.files.get("stderr"), line, clip(lines[number])),)
+            return (Evidence(evidence.node, evidence.rank, *evidence.place(number), clip(lines[number])),)
     return ()

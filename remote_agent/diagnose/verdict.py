@@ -81,7 +81,8 @@ def fingerprint(incident: Incident) -> str:
 
 
 def _order(finding: Finding) -> tuple[bool, int, int]:
-    rank = finding.rank if finding.rank is not None else -1
+    # Where no times are known, the ranks' own words come before a launcher's.
+    rank = finding.rank if finding.rank is not None else 1 << 30
     return finding.t_ns is None, finding.t_ns or 0, rank
 
 
@@ -118,7 +119,8 @@ def _node_lost(findings: list[Finding], context: Context) -> _Cause | None:
 def _own_failure(findings: list[Finding], context: Context) -> _Cause | None:
     """The first rank that failed by itself, with all that failed in the same way."""
     own = [each for each in findings if each.role == PRIMARY]
-    silent = [each for each in findings if each.role == UNEXPLAINED]
+    # What belongs to no rank and explains nothing is a launcher's wrapper.
+    silent = [each for each in findings if each.role == UNEXPLAINED and (each.rank is not None or len(findings) == 1)]
     candidates = own or silent
     if not candidates:
         return None
@@ -239,8 +241,10 @@ def _only_victims(findings: list[Finding], context: Context) -> _Cause:
     broken = [each for each in findings if each.role == SECONDARY]
     if not broken:
         return _nothing(findings)
-    # What a launcher did to the ranks it stopped says least of all.
-    first = min(broken, key=lambda each: each.category == "signal_preempted")
+    # A timeout only tells that others did not come, and who gives up so closes connections; what a launcher did to the
+    # ranks it stopped says least of all.
+    weights = {"nccl_timeout_watchdog": 1, "gloo_connection_reset": 2, "signal_preempted": 3}
+    first = min(broken, key=lambda each: weights.get(each.category, 0))
     where = (
         f"first on {name_ranks([first.rank])}{name_nodes([first.node])}" if first.rank is not None else "in the text"
     )

@@ -35,10 +35,9 @@ MODULES = {
     "hosts": "hosts",
     "jobs": "jobs",
     "clean": "jobs",
+    "diagnose": "diagnose",
     "demo": "demo",
 }
-# Verbs of the contract that a later release brings.
-LATER = {"diagnose": "see `supervisor incidents`"}
 INTERRUPTED = 130
 # What a shell reports for a program that wrote into a closed pipe.
 CLOSED_PIPE = 141
@@ -108,8 +107,6 @@ def _dispatch(words: list[str]) -> int:
         sys.stdout.write(f"supervisor {__version__}\n")
         return 0
     verb = words[0]
-    if verb in LATER:
-        raise UsageError(f"`supervisor {verb}` is not in this release", LATER[verb])
     if verb not in BY_VERB:
         near = difflib.get_close_matches(verb, BY_VERB, 1)
         hint = f"did you mean `supervisor {near[0]}`?" if near else "`supervisor --help` lists the verbs"

@@ -1,0 +1,156 @@
+"""Which rank wrote which line, where several write into one text.
+
+In: numbered lines. Out: the lines of each rank, and those that belong to none. Tags understood: `[rank3]:` of torch,
+`[default3]:` of torchrun's tee, `node:3| ` of supervisor, `3: ` of srun -l, `[Rank 3]` of NCCL's watchdog,
+`host:pid:tid [dev] NCCL` of NCCL, `rank=3` and `TP3` in the prefixes of inference servers, and what launchers say of a
+rank at the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+_ANSI = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\x00")
+# Each line carries its tag: what has none belongs to no rank.
+_LINE_TAGS = (
+    re.compile(r"^\[rank(?P<rank>\d+)\]: ?"),
+    re.compile(r"^\[(?:default|[A-Za-z_]+?)(?P<rank>\d+)\]:"),
+    re.compile(r"^(?P<node>[\w.-]+):(?P<rank>\d+)\| "),
+    re.compile(r"^\[(?P<node>[A-Za-z][\w.-]*):(?P<rank>\d+)\]"),
+)
+_SRUN = re.compile(r"^ {0,3}(?P<rank>\d+): ")
+# Only the first line of a record carries its tag: a traceback behind it belongs to it.
+_RECORD_TAGS = (
+    re.compile(r"^\[(?:PG [^\]]*)?[Rr]ank (?P<rank>\d+)\]"),
+    re.compile(r"^(?:\[[^\]]*\] ?)?\[[^\]]*\b[Rr]ank (?P<rank>\d+)\]"),
+    re.compile(r"^\[[\d\-: ,.]+ (?:DP\d+ )?TP(?P<rank>\d+)\b[^\]]*\]"),
+    re.compile(r"^(?:\[[\dT:.Z-]+\] )?\(\w+ rank=(?P<rank>\d+)\b[^)]*\)"),
+    re.compile(r"^\(Worker_TP(?P<rank>\d+) pid=\d+\)"),
+)
+_NCCL = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?=N?CCL|[a-z/_]+\.cc|RCCL)")
+_NCCL_RANK = re.compile(r"\brank (?P<rank>\d+) nranks \d+|\brank (?P<rank2>\d+) nRanks \d+")
+# torchrun's last words on a rank.
+_FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (?P<rank>\d+) \(pid: \d+\)")
+_BLAMES = re.compile(r"failed \(exitcode: (?!-15\b)-?\d+\) local_rank: ")
+_BANNER = re.compile(r"^\s*rank\s*: (?P<rank>\d+) \(local_rank: \d+\)")
+_BANNER_REST = re.compile(r"^\s*(?:exitcode|error_file|traceback)\s*: ")
+_CONTINUES = re.compile(
+    r"^\s+\S|^Traceback |^\w[\w.]*(?:Error|Exception|Interrupt)\b|^Exception raised from|^frame #\d+"
+)
+_SRUN_SHARE = 0.6
+
+
+class Line(NamedTuple):
+    """One line of a file; numbers count from 1."""
+
+    number: int
+    text: str
+
+
+@dataclasses.dataclass
+class Part:
+    """What one rank wrote into a text; rank None: lines of no rank."""
+
+    rank: int | None
+    node: str | None = None
+    lines: list[Line] = dataclasses.field(default_factory=list)
+    blamed: bool = False
+    """The launcher says that it failed by itself."""
+
+
+def clean(text: str) -> str:
+    """Return a line without colours and NUL bytes, as a terminal would show it in the end."""
+    return _ANSI.sub("", text.rstrip("\r\n")).rpartition("\r")[2]
+
+
+def split_ranks(lines: Sequence[Line]) -> list[Part]:
+    """Return the parts of a text, that of no rank last."""
+    parts: dict[int | None, Part] = {}
+    reader = _Reader(lines)
+    for line in lines:
+        rank, node = reader.owner(line.text)
+        part = parts.setdefault(rank, Part(rank))
+        part.node = part.node or node
+        part.lines.append(line)
+        part.blamed = part.blamed or (rank is not None and _BLAMES.search(line.text) is not None)
+    return sorted(parts.values(), key=lambda part: (part.rank is None, part.rank or 0))
+
+
+class _Reader:
+    """Finds the owner of each line, in order."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._srun = _looks_like_srun(lines)
+        self._devices = _nccl_ranks(lines)
+        self._record: tuple[int | None, str | None] = (None, None)
+        self._banner: int | None = None
+
+    def owner(self, text: str) -> tuple[int | None, str | None]:
+        """Return rank and node of a line."""
+        tagged = _first(_LINE_TAGS, text) or (_SRUN.match(text) if self._srun else None)
+        if tagged is not None:
+            self._record = (None, None)
+            return int(tagged["rank"]), tagged.groupdict().get("node")
+        record = _first(_RECORD_TAGS, text)
+        if record is not None:
+            self._record = (int(record["rank"]), None)
+            return self._record
+        nccl = _NCCL.search(text)
+        if nccl is not None:
+            self._record = (None, None)
+            return self._devices.get((nccl["host"], nccl["pid"])), nccl["host"]
+        said = self._launcher(text)
+        if said is not None:
+            return said, None
+        if self._record[0] is not None and _CONTINUES.match(text):
+            return self._record
+        self._record = (None, None)
+        return None, None
+
+    def _launcher(self, text: str) -> int | None:
+        banner = _BANNER.match(text)
+        if banner is not None:
+            self._banner = int(banner["rank"])
+            return self._banner
+        if self._banner is not None and _BANNER_REST.match(text):
+            return self._banner
+        self._banner = None
+        failed = _FAILED.search(text)
+        return int(failed["rank"]) if failed is not None else None
+
+
+def _first(patterns: Iterable[re.Pattern[str]], text: str) -> re.Match[str] | None:
+    for pattern in patterns:
+        match = pattern.match(text)
+        if match is not None:
+            return match
+    return None
+
+
+def _looks_like_srun(lines: Sequence[Line]) -> bool:
+    """Whether most lines begin with a task's number, as with srun -l."""
+    texts = [line.text for line in lines if line.text.strip()]
+    tagged = sum(_SRUN.match(text) is not None for text in texts)
+    return len(texts) > 1 and tagged >= _SRUN_SHARE * len(texts)
+
+
+def _nccl_ranks(lines: Sequence[Line]) -> dict[tuple[str, str], int]:
+    """Return the rank of each process that NCCL names: as it says itself, else its device where there is one host."""
+    said: dict[tuple[str, str], int] = {}
+    devices: dict[tuple[str, str], int] = {}
+    for line in lines:
+        nccl = _NCCL.search(line.text)
+        if nccl is None:
+            continue
+        process = (nccl["host"], nccl["pid"])
+        devices.setdefault(process, int(nccl["device"]))
+        own = _NCCL_RANK.search(line.text)
+        if own is not None:
+            said.setdefault(process, int(own["rank"] or own["rank2"]))
+    one_host = len({host for host, _ in devices}) == 1
+    # A process that drives several devices shows more than one; two with one device are ranks of two hosts' worth.
+    distinct = len(set(devices.values())) == len(devices)
+    return {**devices, **said} if one_host and distinct and not said else said

@@ -1,0 +1,157 @@
+"""The verdict of each generation that a set of log files shows.
+
+In: files. Out: the contract's documents: incidents, oldest first, and what the text tells of NCCL.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from remote_agent.diagnose import Context, Incident, RankEvidence, read_error_document, verdict
+from remote_agent.diagnose.nccl import NcclFacts
+from remote_agent.diagnose.ranks import Line, split_ranks
+from supervisor.postmortem.files import Found, find
+from supervisor.postmortem.reading import read_lines
+
+Json = dict[str, Any]
+Progress = Callable[[int], None]
+
+
+@dataclasses.dataclass
+class _Rank:
+    """What was found of one rank in one generation."""
+
+    node: str | None = None
+    lines: list[tuple[str, Line]] = dataclasses.field(default_factory=list)
+    error: Json | None = None
+    error_file: str = ""
+    exit: Json | None = None
+
+
+@dataclasses.dataclass
+class _Generation:
+    number: int
+    ranks: dict[int | None, _Rank] = dataclasses.field(default_factory=dict)
+    lost: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
+    nodes: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+
+    def rank(self, number: int | None) -> _Rank:
+        return self.ranks.setdefault(number, _Rank())
+
+
+def diagnose(paths: Sequence[Path], progress: Progress = lambda _bytes: None) -> Json:
+    """Return {incidents, nccl} of the files under these paths; raises UsageError, OSError."""
+    facts = NcclFacts()
+    runs: dict[tuple[str, int], _Generation] = {}
+    found = find(paths)
+    for file in found:
+        if file.stream == "journal":
+            _read_journal(file, runs)
+        elif file.stream == "error":
+            rank = _generation(runs, file).rank(file.rank)
+            rank.error, rank.error_file = read_error_document(file.path.read_bytes()), str(file.path)
+        else:
+            _read_text(file, _generation(runs, file), facts, progress)
+    judged = [(run, _judge(run, number)) for number, run in enumerate(_in_order(runs), 1)]
+    failed = [incident for _, incident in judged if not _says_nothing(incident)]
+    if not failed and judged:
+        run, incident = judged[-1]
+        failed = [_silent(run, incident)]
+    incidents = [dataclasses.replace(each, id=number).to_json() for number, each in enumerate(failed, 1)]
+    return {"incidents": incidents, "nccl": facts.result()}
+
+
+def _in_order(runs: Mapping[tuple[str, int], _Generation]) -> list[_Generation]:
+    return [runs[key] for key in sorted(runs) if runs[key].ranks or runs[key].lost]
+
+
+def _generation(runs: dict[tuple[str, int], _Generation], file: Found) -> _Generation:
+    return runs.setdefault((file.group, file.generation), _Generation(file.generation))
+
+
+def _read_text(file: Found, run: _Generation, facts: NcclFacts, progress: Progress) -> None:
+    lines = read_lines(file.path, progress)
+    for line in lines:
+        facts.feed(line.text)
+    name = str(file.path)
+    if file.rank is not None:
+        run.rank(file.rank).lines += [(name, line) for line in lines]
+        return
+    parts = split_ranks(lines)
+    blamed = [part.rank for part in parts if part.blamed]
+    for part in parts:
+        # Where a launcher knows of one failure only, what carries no tag is mostly of the rank that failed.
+        owner = blamed[0] if part.rank is None and len(blamed) == 1 else part.rank
+        rank = run.rank(owner)
+        rank.node = rank.node or part.node
+        rank.lines += [(name, line) for line in part.lines]
+
+
+def _read_journal(file: Found, runs: dict[tuple[str, int], _Generation]) -> None:
+    """Take what a job's journal says of exits, lost nodes and who ran where."""
+    for text in file.path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            event = json.loads(text)
+            kind, detail, number = event["type"], event["detail"], int(event["generation"])
+        except (ValueError, KeyError, TypeError):
+            # The last line may be torn.
+            continue
+        run = runs.setdefault((file.group, number), _Generation(number))
+        if kind == "generation_started":
+            for member in detail["members"]:
+                run.nodes[member["node"]] = list(range(member["base_rank"], member["base_rank"] + member["nproc"]))
+        elif kind == "ranks_assigned":
+            run.nodes[event["node"]] = [int(rank[0]) for rank in detail["ranks"]]
+        elif kind == "rank_failed":
+            rank = run.rank(event["rank"])
+            rank.node = event["node"]
+            how = {"pid": detail.get("pid"), "local_rank": detail.get("local_rank"), "t_ns": detail.get("time_ns")}
+            rank.exit = {**how, **detail["exit"], "stopped_by_us": False}
+        elif kind == "node_lost" and event["node"] in run.nodes:
+            run.lost[event["node"]] = (0, str(detail.get("reason")))
+
+
+def _judge(run: _Generation, number: int) -> Incident:
+    named = {rank: node for node, ranks in run.nodes.items() for rank in ranks}
+    evidence = [_evidence(rank, found, named) for rank, found in run.ranks.items()]
+    everyone = sorted(rank for rank in run.ranks if rank is not None)
+    context = Context(
+        generation=run.number,
+        incident_id=number,
+        world_size=sum(map(len, run.nodes.values())) or None,
+        ranks_per_node=run.nodes or {"": everyone},
+        lost_nodes=run.lost,
+    )
+    return verdict(evidence, context)
+
+
+def _evidence(rank: int | None, found: _Rank, named: Mapping[int, str]) -> RankEvidence:
+    return RankEvidence(
+        rank=rank,
+        node=found.node or (named.get(rank) if rank is not None else None),
+        exit=found.exit,
+        error=found.error,
+        tail="\n".join(line.text for _, line in found.lines),
+        files={"error": found.error_file} if found.error_file else {},
+        places=[(name, line.number) for name, line in found.lines],
+    )
+
+
+def _says_nothing(incident: Incident) -> bool:
+    return incident.scope == "not_in_text" and incident.category == "other" and not incident.evidence
+
+
+def _silent(run: _Generation, incident: Incident) -> Incident:
+    """Return the verdict of a text without a failure: whoever asks has seen something wrong, perhaps that it stands."""
+    lines = [pair for rank in run.ranks.values() for pair in rank.lines if pair[1].text.strip()]
+    last = f"; it ends with: {lines[-1][1].text.strip()[:120]}" if lines else ""
+    return dataclasses.replace(
+        incident,
+        category="hang_no_output" if lines else "other",
+        summary=f"no failure in the text{last}",
+        hint="if the job stands still there, ask the ranks where they are: `supervisor stacks`, or py-spy dump --pid",
+    )

@@ -1,0 +1,121 @@
+"""Which files under a path are logs of ranks, and of which rank, generation and node.
+
+In: paths. Out: Found objects, in order. Read: supervisor's job directories, torchrun's, `rank_<R>.<stream>.log`, and
+any other text file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from supervisor.errors import UsageError
+
+_GENERATION = re.compile(r"generation_(\d+)\Z")
+_RANK = re.compile(r"rank_(\d+)(?:\.old\d+)?\Z")
+_ATTEMPT = re.compile(r"attempt_(\d+)\Z")
+_RANK_FILE = re.compile(r"rank_?(\d+)[._-](stdout|stderr)\.(?:log|txt)\Z")
+_STREAM = re.compile(r"(stdout|stderr|nccl)\.log\Z")
+# Written by us or by torch beside the logs; nobody's words.
+_NOT_LOGS = (".idx", ".json", ".jsonl", ".pt", ".pyc", ".pid", ".sock", ".so", ".gz", ".zip", ".xz", ".bin", ".npz")
+_SNIFF = 8192
+
+
+@dataclass(frozen=True)
+class Found:
+    """One file. rank None: its lines tell, or it is a launcher's."""
+
+    path: Path
+    group: str = ""
+    """Files of the same run: a job directory, a torchrun log directory; empty for loose files."""
+    generation: int = 0
+    rank: int | None = None
+    stream: str = "stderr"
+    """stdout, stderr, nccl, error (error.json) or journal (events.jsonl)."""
+
+
+def find(paths: Sequence[Path]) -> list[Found]:
+    """Return the files under these paths; raises UsageError for a path that is not there, or holds no log."""
+    found: list[Found] = []
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"{path}: no such file or directory")
+        here = list(_under(path)) if path.is_dir() else [_named(path)]
+        if not here:
+            raise UsageError(f"{path}: no log file in there", "name a directory with logs, or the files themselves")
+        found += here
+    return _with_torchruns_ranks(list(dict.fromkeys(found)))
+
+
+def _under(folder: Path) -> Iterator[Found]:
+    for base, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+        for name in sorted(names):
+            found = _classify(Path(base, name))
+            if found is not None:
+                yield found
+
+
+def _named(path: Path) -> Found:
+    """Return a file that the user named: it is read whatever it is called."""
+    return _classify(path) or Found(path, stream="stdout")
+
+
+def _classify(path: Path) -> Found | None:
+    if path.name == "events.jsonl":
+        return Found(path, group=str(path.parent), stream="journal")
+    place = _place(path)
+    if place is not None:
+        return place
+    named = _RANK_FILE.fullmatch(path.name)
+    if named is not None:
+        return Found(path, rank=int(named[1]), stream=named[2])
+    if path.name.startswith(".") or path.suffix in _NOT_LOGS or not _is_text(path):
+        return None
+    return Found(path, stream="stdout")
+
+
+def _place(path: Path) -> Found | None:
+    """Return a file of a rank's directory, ours or torchrun's."""
+    stream = "error" if path.name == "error.json" else None
+    matched = _STREAM.fullmatch(path.name)
+    stream = matched[1] if matched is not None else stream
+    if stream is None:
+        return None
+    folder, above = path.parent, path.parent.parent
+    rank, generation = _RANK.fullmatch(folder.name), _GENERATION.fullmatch(above.name)
+    if rank is not None:
+        number = int(generation[1]) if generation is not None else 0
+        group = above.parent if generation is not None else above
+        return Found(path, str(group), number, int(rank[1]), stream)
+    attempt = _ATTEMPT.fullmatch(above.name)
+    if attempt is not None and folder.name.isdecimal():
+        return Found(path, str(above.parent), int(attempt[1]), int(folder.name), stream)
+    return None
+
+
+def _with_torchruns_ranks(found: list[Found]) -> list[Found]:
+    """Take the ranks away where several nodes' directories are read: torchrun's know local ranks only."""
+    runs = {each.group for each in found if each.rank is not None and _ATTEMPT.fullmatch(each.path.parent.parent.name)}
+    if len(runs) < 2:
+        return found
+    from dataclasses import replace
+
+    return [replace(each, group="torchrun", rank=None) if each.group in runs else each for each in found]
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            head = file.read(_SNIFF)
+    except OSError:
+        return False
+    return head.count(b"\0") <= len(head) // 20
+
+
+def total_size(found: Iterable[Found]) -> int:
+    """Return the bytes of these files."""
+    return sum(each.path.stat().st_size for each in found)
