@@ -71,10 +71,10 @@ def split_ranks(lines: Sequence[Line]) -> list[Part]:
     parts: dict[int | None, Part] = {}
     reader = _Reader(lines)
     for line in lines:
-        rank, node = reader.owner(line.text)
+        rank, node, text = reader.owner(line.text)
         part = parts.setdefault(rank, Part(rank))
         part.node = part.node or node
-        part.lines.append(line)
+        part.lines.append(Line(line.number, text))
         part.blamed = part.blamed or (rank is not None and _BLAMES.search(line.text) is not None)
     return sorted(parts.values(), key=lambda part: (part.rank is None, part.rank or 0))
 
@@ -88,12 +88,15 @@ class _Reader:
         self._record: tuple[int | None, str | None] = (None, None)
         self._banner: int | None = None
 
-    def owner(self, text: str) -> tuple[int | None, str | None]:
-        """Return rank and node of a line."""
+    def owner(self, text: str) -> tuple[int | None, str | None, str]:
+        """Return rank and node of a line, and its text without the tag that each line carries."""
         tagged = _first(_LINE_TAGS, text) or (_SRUN.match(text) if self._srun else None)
         if tagged is not None:
             self._record = (None, None)
-            return int(tagged["rank"]), tagged.groupdict().get("node")
+            return int(tagged["rank"]), tagged.groupdict().get("node"), text[tagged.end() :]
+        return (*self._untagged(text), text)
+
+    def _untagged(self, text: str) -> tuple[int | None, str | None]:
         record = _first(_RECORD_TAGS, text)
         if record is not None:
             self._record = (int(record["rank"]), None)

@@ -50,7 +50,7 @@ def verdict(evidence: Sequence[RankEvidence], context: Context) -> Incident:
         or _own_failure(findings, context)
         or _missing_rank(evidence, findings, context)
         or _left_early(findings, context)
-        or _node_trouble(evidence)
+        or _node_trouble(evidence, findings)
         or _only_victims(findings, context)
     )
     first = cause.findings[0] if cause.findings else None
@@ -226,14 +226,16 @@ def _left_early(findings: list[Finding], context: Context) -> _Cause | None:
     )
 
 
-def _node_trouble(evidence: Sequence[RankEvidence]) -> _Cause | None:
+def _node_trouble(evidence: Sequence[RankEvidence], findings: list[Finding]) -> _Cause | None:
     """A node, not one of its ranks, says what went wrong."""
-    said = next((each for each in evidence if each.rank is None and each.node and each.tail.strip()), None)
+    words = (each for each in evidence if each.rank is None and each.node and each.tail.strip() and not each.places)
+    said = next(words, None)
     if said is None:
         return None
+    meant = [each.category for each in findings if each.rank is None and each.role == SECONDARY]
     headline = clip(lines_of(said.tail.strip())[0])
     hint = f"look at the agent's log on {said.node}"
-    return _Cause([], "outside_the_ranks", "supported", "other", headline, hint, [], said.node)
+    return _Cause([], "outside_the_ranks", "supported", (meant or ["other"])[0], headline, hint, [], said.node)
 
 
 def _only_victims(findings: list[Finding], context: Context) -> _Cause:

@@ -184,7 +184,7 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         (("stop", "h.toml", "nobody"), 3, "no job named nobody"),
         (("jobs", "h.toml", "x"), 2, "no JOB"),
         (("sttus",), 2, "did you mean `supervisor status`?"),
-        (("diagnose", "x"), 2, "not in this release"),
+        (("diagnose", "x"), 2, "no such file or directory"),
         (("remove", "h.toml"), 2, "--node"),
     ],
 )

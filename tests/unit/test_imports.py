@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 FROM_AGENT = ("remote_agent.wire", "remote_agent.diagnose", "remote_agent.__version__")
 # The parts of the operator's side that may not know of the command line, in the order of the data.
-LOWER = ("inventory", "ssh", "session")
+LOWER = ("inventory", "ssh", "session", "postmortem")
 
 
 @dataclass(frozen=True)
