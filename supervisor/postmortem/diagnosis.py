@@ -19,6 +19,8 @@ from supervisor.postmortem.reading import read_lines
 
 Json = dict[str, Any]
 Progress = Callable[[int], None]
+# Of files that stand in no directory of a run: group and generation.
+LOOSE = ("", 0)
 
 
 @dataclasses.dataclass
@@ -56,6 +58,7 @@ def diagnose(paths: Sequence[Path], progress: Progress = lambda _bytes: None) ->
             rank.error, rank.error_file = read_error_document(file.path.read_bytes()), str(file.path)
         else:
             _read_text(file, _generation(runs, file), facts, progress)
+    _join_loose(runs)
     judged = [(run, _judge(run, number)) for number, run in enumerate(_in_order(runs), 1)]
     failed = [incident for _, incident in judged if not _says_nothing(incident)]
     if not failed and judged:
@@ -67,6 +70,17 @@ def diagnose(paths: Sequence[Path], progress: Progress = lambda _bytes: None) ->
 
 def _in_order(runs: Mapping[tuple[str, int], _Generation]) -> list[_Generation]:
     return [runs[key] for key in sorted(runs) if runs[key].ranks or runs[key].lost]
+
+
+def _join_loose(runs: dict[tuple[str, int], _Generation]) -> None:
+    """Take loose files, a scheduler's for example, to the run beside them, where there is only one."""
+    others = [key for key in runs if key != LOOSE]
+    if LOOSE not in runs or len(others) != 1:
+        return
+    for number, found in runs.pop(LOOSE).ranks.items():
+        rank = runs[others[0]].rank(number)
+        rank.node = rank.node or found.node
+        rank.lines += found.lines
 
 
 def _generation(runs: dict[tuple[str, int], _Generation], file: Found) -> _Generation:

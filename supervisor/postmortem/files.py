@@ -75,7 +75,12 @@ def _classify(path: Path) -> Found | None:
         return Found(path, rank=int(named[1]), stream=named[2])
     if path.name.startswith(".") or path.suffix in _NOT_LOGS or not _is_text(path):
         return None
-    return Found(path, stream="stdout")
+    generation = _GENERATION.fullmatch(path.parent.name)
+    if generation is not None:
+        return Found(path, str(path.parent.parent), int(generation[1]), stream="stdout")
+    # What our agent says of itself is no rank's, and no launcher's.
+    is_ours = path.name == "agent.log" and (path.parent / "events.jsonl").exists()
+    return None if is_ours else Found(path, stream="stdout")
 
 
 def _place(path: Path) -> Found | None:

@@ -126,6 +126,17 @@ def test_torchruns_directories_know_local_ranks_of_one_node_only(tmp_path: Path)
     assert (found["category"], found["culprit_ranks"]) == ("user_exception", [])
 
 
+def test_a_launchers_text_belongs_to_the_run_beside_it(tmp_path: Path) -> None:
+    told = "W1121 06:37:58.309000 2085 torch/distributed/elastic: Sending process 2121 closing signal SIGTERM\n"
+    write(tmp_path / "torchrun", run_x__attempt_0__0__stderr_dot_log=BROKEN)
+    (tmp_path / "torchrun" / "slurm-1.out").write_text(told)
+    assert only(diagnose([tmp_path / "torchrun"]))["category"] == "user_exception"
+    ours = write(tmp_path / "ours", generation_1__rank_0__stderr_dot_log=BROKEN, generation_1__torchrun_dot_log=told)
+    write(ours, generation_2__rank_0__stderr_dot_log="", events_dot_jsonl="", agent_dot_log=PEER)
+    found = only(diagnose([ours]))
+    assert (found["generation"], found["category"]) == (1, "user_exception")
+
+
 def test_torchruns_last_words_name_the_rank(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
     log.write_text(
