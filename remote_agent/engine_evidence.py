@@ -61,9 +61,12 @@ def _count_lines(file: Any) -> int:
 
 
 def of_the_dead(directory: Path) -> dict[str, Any]:
-    """Return what a dead rank left in its directory: error, tail, stderr_lines."""
+    """Return what a dead rank left in its directory: error, tail, stderr_lines, nccl (warnings of its nccl.log)."""
     tail, lines = read_tail(directory / "stderr.log")
-    return {"error": read_error(directory / "error.json"), "tail": tail, "stderr_lines": lines}
+    said, _ = read_tail(directory / "nccl.log")
+    warnings = [line for line in said.split("\n") if "WARN" in line]
+    error = read_error(directory / "error.json")
+    return {"error": error, "tail": tail, "stderr_lines": lines, "nccl": "\n".join(warnings)}
 
 
 async def ask(socket: str, handler: str) -> bytes:

@@ -115,10 +115,19 @@ def worker_environment(order: Order, local_rank: int, leaked: dict[str, str]) ->
     if order.virtual_local_rank:
         env["LOCAL_RANK"] = "0"
         env["CUDA_VISIBLE_DEVICES"] = _own_device(given.get("CUDA_VISIBLE_DEVICES"), local_rank)
+    if given.get("NCCL_DEBUG") and "NCCL_DEBUG_FILE" not in given:
+        env.update(nccl_file(order.log_dir / f"rank_{rank}"))
     if "PWD" in given:
         # A shell that had started torchrun there would have said so.
         env["PWD"] = order.cwd
     return env
+
+
+def nccl_file(directory: Path) -> dict[str, str]:
+    """Return what makes NCCL write its debug output to a rank's nccl.log, so that the script's own output is clean."""
+    path = str(directory / "nccl.log")
+    # NCCL replaces %h and %p in it.
+    return {} if "%" in path else {"NCCL_DEBUG_FILE": path}
 
 
 def _own_device(visible: str | None, local_rank: int) -> str:

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server import local_elastic_agent
@@ -19,6 +20,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
 
+from remote_agent.engine_start import nccl_file
 from remote_agent.wire import read_conf
 
 PR_SET_PDEATHSIG = 1
@@ -63,6 +65,8 @@ class AssignedFiles(LogsSpecs):
             destinations.stdouts[local_rank] = os.path.join(directory, "stdout.log")
             destinations.stderrs[local_rank] = os.path.join(directory, "stderr.log")
             destinations.error_files[local_rank] = os.path.join(directory, "error.json")
+            if os.environ.get("NCCL_DEBUG") and "NCCL_DEBUG_FILE" not in os.environ:
+                env.update(nccl_file(Path(directory)))
             env["TORCHELASTIC_ERROR_FILE"] = destinations.error_files[local_rank]
             env["TORCHELASTIC_RESTART_COUNT"] = str(self._order["restart_count"])
             env["TORCHELASTIC_MAX_RESTARTS"] = str(self._order["max_restarts"])

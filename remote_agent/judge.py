@@ -41,4 +41,9 @@ def judge(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
 def _files(generation: int, rank: int) -> dict[str, str]:
     """Name a rank's files relative to the job's directory, which is the same on every node."""
     base = f"generation_{generation}/rank_{rank}"
-    return {"stdout": f"{base}/stdout.log", "stderr": f"{base}/stderr.log", "error": f"{base}/error.json"}
+    return {
+        "stdout": f"{base}/stdout.log",
+        "stderr": f"{base}/stderr.log",
+        "nccl": f"{base}/nccl.log",
+        "error": f"{base}/error.json",
+    }

@@ -17,6 +17,7 @@ from remote_agent import election, paths, restore
 from remote_agent import state as s
 from remote_agent.journal import Record, public, read_records
 from remote_agent.logs import LogStore
+from remote_agent.logs.nccl import read_facts
 from remote_agent.status import document
 from remote_agent.wire import Answer, Channel, Handler, Items, JobSpec, Problem, WireError
 
@@ -67,9 +68,11 @@ class Desk:
             yield Answer({"event": public(record)})
 
     async def incidents(self, args: dict[str, Any]) -> Answer:
-        """Answer with every incident so far."""
+        """Answer with every incident so far, and with what NCCL said on this node."""
         found = [record["detail"] for record in self.records if record["type"] == "incident"]
-        return Answer({"incidents": [{key: one[key] for key in one if key != "fingerprint"} for one in found]})
+        incidents = [{key: one[key] for key in one if key != "fingerprint"} for one in found]
+        facts = await asyncio.get_running_loop().run_in_executor(None, read_facts, self.logs.root)
+        return Answer({"incidents": incidents, "nccl": facts})
 
     async def log_list(self, args: dict[str, Any]) -> Answer:
         """Answer with the log files of this node."""

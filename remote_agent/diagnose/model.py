@@ -33,7 +33,7 @@ class RankEvidence:
     """Paths by stream: stdout, stderr, nccl, error."""
     tail_line: int | None = None
     """Number of the tail's first line in its file, from 1; None: unknown."""
-    places: Sequence[tuple[str, int]] = ()
+    places: Sequence[tuple[str | None, int | None]] = ()
     """File and number of each line of a tail that was put together from several files; else `files`, `tail_line`."""
     clock_shift_ns: int = 0
     """What turns a stamp of this node into one of the coordinator's clock."""
@@ -50,6 +50,13 @@ class RankEvidence:
         tail = str(exit.get("tail") or "")
         lines = exit.get("stderr_lines")
         first = None if lines is None else max(1, int(lines) - len(lines_of(tail)) + 1)
+        places: list[tuple[str | None, int | None]] = []
+        if exit.get("nccl"):
+            known = files or {}
+            said = lines_of(str(exit["nccl"]))
+            own = [None if first is None else first + index for index in range(len(lines_of(tail)) if tail else 0)]
+            places = [(known.get("nccl"), None)] * len(said) + [(known.get("stderr"), number) for number in own]
+            tail = "\n".join([*said, *([tail] if tail else [])])
         return cls(
             rank=exit["rank"],
             node=node,
@@ -59,6 +66,7 @@ class RankEvidence:
             tail=tail,
             files=files or {},
             tail_line=first,
+            places=places,
             clock_shift_ns=clock_shift_ns,
         )
 

@@ -84,7 +84,7 @@ def _stamped(found: Finding, evidence: RankEvidence) -> Finding:
     proof = found.evidence[0]
     if (proof.file, proof.line) not in evidence.places:
         return found
-    index = list(evidence.places).index((str(proof.file), int(proof.line or 0)))
+    index = list(evidence.places).index((proof.file, proof.line))
     return dataclasses.replace(found, t_ns=stamp_before(lines_of(evidence.tail), index))
 
 

@@ -43,6 +43,11 @@ class LogStore:
         self._ended = not live
         self._rescan_at = 0.0
 
+    @property
+    def root(self) -> Path:
+        """The job's directory."""
+        return self._catalogue.root
+
     async def start(self) -> None:
         """Find the files that are there; if live, start to follow. Generations that exist already count as finished."""
         if self.live:

@@ -140,6 +140,16 @@ def test_a_given_number_of_threads_stays(tmp_path: Path) -> None:
     assert worker_environment(Order.from_args(given), 0, {})["OMP_NUM_THREADS"] == "3"
 
 
+def test_nccl_is_asked_to_write_beside_the_ranks_own_output(tmp_path: Path) -> None:
+    def found(env: dict[str, str]) -> str | None:
+        given = order(tmp_path, "train.py", base_rank=2, world_size=3, env=env)
+        return worker_environment(Order.from_args(given), 0, {}).get("NCCL_DEBUG_FILE")
+
+    assert found({}) is None
+    assert found({"NCCL_DEBUG": "INFO"}) == str(tmp_path / "generation_0" / "rank_2" / "nccl.log")
+    assert found({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/mine"}) == "/mine"
+
+
 EXPECTED = {
     "RANK": "5",
     "LOCAL_RANK": "1",

@@ -57,7 +57,7 @@ def test_an_error_file_of_another_shape_is_read_as_far_as_it_goes(tmp_path: Path
 
 
 def test_nothing_left(tmp_path: Path) -> None:
-    assert of_the_dead(tmp_path) == {"error": None, "tail": "", "stderr_lines": None}
+    assert of_the_dead(tmp_path) == {"error": None, "tail": "", "stderr_lines": None, "nccl": ""}
 
 
 @pytest.mark.parametrize(

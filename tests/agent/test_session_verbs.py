@@ -59,7 +59,7 @@ def test_a_run_and_everything_that_reads_it(
 ) -> None:
     with hosts(tmp_path, 2) as made:
         cli = Cli(made, monkeypatch, capfd)
-        run = cli("up", "hosts.toml", "--headless", "--job", "job-t", "talk.py", "30")
+        run = cli("up", "hosts.toml", "--headless", "--job", "job-t", "--env", "NCCL_DEBUG=INFO", "talk.py", "30")
         assert run.status == 0, run.err
         for rank, node in ((0, "n1"), (1, "n2")):
             mine = [line for line in run.lines if line.startswith(f"{node}:{rank}| ")]
@@ -91,7 +91,13 @@ def _check_readers(cli: Cli) -> None:
     events = [json.loads(line) for line in cli("events", "h.toml", "job-t", "--json").lines]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert [job["job"] for job in cli.json("jobs", "h.toml", "--json")["jobs"]] == ["job-t"]
-    assert cli.json("incidents", "h.toml", "--json")["incidents"] == []
+    incidents = cli.json("incidents", "h.toml", "--json")
+    assert incidents["incidents"] == []
+    assert (incidents["nccl"]["versions"], incidents["nccl"]["nranks"]) == (["2.26.2+cuda12.8"], 2)
+    assert cli("logs", "h.toml", "--rank", "1", "--stream", "nccl").lines == [
+        "n2:1| h:1:1 [0] NCCL INFO NCCL version 2.26.2+cuda12.8",
+        "n2:1| h:1:1 [0] NCCL INFO comm 0 rank 1 nRanks 2",
+    ]
     raw = cli("logs", "h.toml", "--raw", "--rank", "1")
     assert raw.out == (cli.made.home("n2") / "jobs/job-t/generation_0/rank_1/stdout.log").read_bytes()
     assert cli("logs", "h.toml", "--raw", "--rank", "7").status == 1

@@ -113,6 +113,16 @@ def test_an_order_within_the_clock_s_error_is_not_called_established(apart_s: fl
     assert incident.confidence == confidence
 
 
+def test_nccls_warnings_count_where_it_writes_to_a_file_of_its_own() -> None:
+    said = "h1:10:20 [0] misc/ibvwrap.cc:250 NCCL WARN Call to ibv_modify_qp failed with error No such device"
+    exit_ = {"rank": 1, "code": 1, "signal": None, "t_ns": START, "tail": "RuntimeError: NCCL error", "nccl": said}
+    files = {name: f"/j/generation_0/rank_1/{name}.log" for name in ("stderr", "nccl")}
+    incident = judge(RankEvidence.of_exit({**exit_, "stderr_lines": 7}, "n1", files))
+    assert incident.category == "nccl_network"
+    proof = incident.evidence[0]
+    assert (proof.file, proof.text) == (files["nccl"], said)
+
+
 def test_the_same_exception_everywhere_is_one_cause() -> None:
     """Also on ranks that we stopped while they failed; one that only got our signal is a victim."""
     same = [
