@@ -21,6 +21,8 @@ Json = dict[str, Any]
 Progress = Callable[[int], None]
 # Of files that stand in no directory of a run: group and generation.
 LOOSE = ("", 0)
+# stamps.py puts what has no year into 1970.
+YEAR_UNKNOWN_NS = 366 * 86_400 * 1_000_000_000
 
 
 @dataclasses.dataclass
@@ -140,7 +142,10 @@ def _judge(run: _Generation, number: int) -> Incident:
         ranks_per_node=run.nodes or {"": everyone},
         lost_nodes=run.lost,
     )
-    return verdict(evidence, context)
+    incident = verdict(evidence, context)
+    # Some stamps tell no year: they serve to order, and for nothing else.
+    known = incident.time_ns is not None and incident.time_ns > YEAR_UNKNOWN_NS
+    return incident if known else dataclasses.replace(incident, time_ns=None)
 
 
 def _evidence(rank: int | None, found: _Rank, named: Mapping[int, str]) -> RankEvidence:

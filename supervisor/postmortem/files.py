@@ -43,6 +43,8 @@ def find(paths: Sequence[Path]) -> list[Found]:
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path}: no such file or directory")
+        if not path.is_dir() and not path.is_file():
+            raise UsageError(f"{path}: neither a file nor a directory")
         here = list(_under(path)) if path.is_dir() else [_named(path)]
         if not here:
             raise UsageError(f"{path}: no log file in there", "name a directory with logs, or the files themselves")
@@ -65,6 +67,9 @@ def _named(path: Path) -> Found:
 
 
 def _classify(path: Path) -> Found | None:
+    # A pipe would be waited for; a broken link leads nowhere.
+    if not path.is_file():
+        return None
     if path.name == "events.jsonl":
         return Found(path, group=str(path.parent), stream="journal")
     place = _place(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,13 @@ def test_the_first_of_two_alike_is_told_by_their_stamps(tmp_path: Path) -> None:
     assert only(diagnose([tmp_path]))["culprit_ranks"] == [1]
 
 
+def test_a_stamp_without_a_year_orders_and_is_not_shown(tmp_path: Path) -> None:
+    text = "E709 17:05:{:02d}.5 here.py:1] RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    write(tmp_path, rank_0_dot_stderr_dot_log=text.format(9), rank_1_dot_stderr_dot_log=text.format(5))
+    found = only(diagnose([tmp_path]))
+    assert (found["culprit_ranks"], found["time"]) == ([1], None)
+
+
 def test_facts_of_nccl() -> None:
     facts = NcclFacts()
     assert facts.result() is None
@@ -222,6 +230,8 @@ def test_what_is_no_log_is_left_alone(tmp_path: Path) -> None:
     write(tmp_path, notes_dot_txt=BROKEN, _dot_hidden=BROKEN, model_dot_pt="x", __pycache____x_dot_txt="y")
     (tmp_path / "binary.out").write_bytes(bytes(range(256)) * 64)
     (tmp_path / "nul.out").write_bytes(b"\0" * 1000)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "broken").symlink_to("nowhere")
     assert [found.path.name for found in find([tmp_path])] == ["binary.out", "notes.txt"]
 
 
