@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-_ANSI = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\x00")
+# Colours and titles as a terminal takes them, and what else a terminal would obey.
+_CONTROL = re.compile(r"\x1b\[[\d;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 # Each line carries its tag: what has none belongs to no rank.
 _LINE_TAGS = (
     re.compile(r"^\[rank(?P<rank>\d+)\]: ?"),
@@ -62,8 +63,8 @@ class Part:
 
 
 def clean(text: str) -> str:
-    """Return a line without colours and NUL bytes, as a terminal would show it in the end."""
-    return _ANSI.sub("", text.rstrip("\r\n")).rpartition("\r")[2]
+    """Return a line without colours and control characters, as a terminal would show it in the end."""
+    return _CONTROL.sub("", text.rstrip("\r\n")).rpartition("\r")[2]
 
 
 def split_ranks(lines: Sequence[Line]) -> list[Part]:

@@ -206,6 +206,7 @@ def test_ranks_of_ncclls_lines_are_what_nccl_says() -> None:
 
 def test_a_line_is_shown_as_a_terminal_would() -> None:
     assert clean("10%\r100%\x1b[31m red\x1b[0m\0\r\n") == "100% red"
+    assert clean("\x1b]0;a title\x07text\x18\x7f\tend\n") == "text\tend"
 
 
 def test_a_long_file_keeps_what_may_matter_with_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
