@@ -298,14 +298,17 @@ class AgentDesk(Desk):
     async def promote(self, args: dict[str, Any]) -> Answer:
         """Let this node ask for votes, because an operator says so; raises Problem when it does not get them.
 
-        `force`: votes or not; `given_up`: nodes that the operator calls dead.
+        `force`: also without the votes; then `given_up` are the nodes that the operator calls dead.
         """
         agent = self._agent
         if agent.role is None:
-            refusal = await election.stand(agent.follower, bool(args.get("force")))
+            refusal = await election.stand(agent.follower)
+            if refusal and args.get("force"):
+                refusal = await election.stand(agent.follower, force=True)
+                if not refusal:
+                    agent.give_up(args.get("given_up", ()), str(args.get("operator", "")))
             if refusal:
                 raise Problem("election", refusal)
-            agent.give_up(args.get("given_up", ()), str(args.get("operator", "")))
         return Answer({"term": agent.follower.member.term, "coordinator": agent.node})
 
     async def ca(self, args: dict[str, Any]) -> Answer:
