@@ -255,6 +255,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "client socket has timed out after",
         "client socket has failed to connect",
         "RendezvousTimeoutError",
+        "RendezvousClosedError",
         "RendezvousConnectionError",
         r"wait timeout after \d+ms",
         "Socket Timeout",
