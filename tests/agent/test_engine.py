@@ -376,7 +376,7 @@ def test_an_engine_in_a_zipapp(tmp_path: Path) -> None:
     """As on a node, where no source lies about."""
     archive = tmp_path / "agent.pyz"
     with zipfile.ZipFile(archive, "w") as zipped:
-        for path in [*(ROOT / "remote_agent").glob("*.py"), *(ROOT / "remote_agent" / "wire").glob("*.py")]:
+        for path in (ROOT / "remote_agent").rglob("*.py"):
             zipped.write(path, path.relative_to(ROOT))
         zipped.writestr("__main__.py", "import sys; from remote_agent.engine import main; main(sys.argv[1])")
 

@@ -1,4 +1,4 @@
-"""Every known defect of stock torchrun: ours does not have it; torchrun still does, where that shows quickly."""
+"""Known defects of stock torchrun: ours does not have them; torchrun still does, where that shows quickly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ def hosts() -> Iterator[Cluster]:
         yield made
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+# Other tests of real hosts show that ours keeps these: test_acceptance.py, test_succession.py. `make bench` plays all.
+ELSEWHERE = ("worker killed, gloo", "host gone", "rank 0's host gone", "agent killed (2:3)", "restart on command")
+HERE = [scenario for scenario in SCENARIOS if not scenario.name.startswith(ELSEWHERE)]
+
+
+@pytest.mark.parametrize("scenario", HERE, ids=lambda scenario: scenario.name)
 def test_ours_keeps_the_promise(hosts: Cluster, tmp_path: Path, scenario: Scenario) -> None:
     found = defects.play(scenario, contest.ours, hosts, tmp_path / "ours", scenario.promise_s)
     print(f"\n{scenario.name}: {found}")
