@@ -99,6 +99,8 @@ class Engine:
         if generation <= self._floor:
             raise Problem("stale", f"generation {generation} is over")
         torch = await self._torch_module()
+        # The one before served a generation that is over, perhaps on this very port.
+        self._store = None
         opening = self._in_thread(torch.open_store, str(args.get("host")), _number({"port": 0, **args}, "port"))
         try:
             store = await asyncio.wait_for(opening, STORE_S)
@@ -106,7 +108,6 @@ class Engine:
             text = str(error).partition("\n")[0] or "no answer"
             hint = "is the `address` of this host right?"
             raise Problem("store", f"no store on {args.get('host')}: {text}", hint) from error
-        # The one before served a generation that is over.
         self._store = store if args.get("hold", True) else None
         return {"port": store.port}
 

@@ -23,6 +23,7 @@ from remote_agent.engine_group import KILL_S, SWEEP_S, Tell, within
 from remote_agent.engine_start import Order, worker_environment
 from remote_agent.engine_watch import Orphans, Worker
 from remote_agent.paths import own_command
+from remote_agent.wire import Problem
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +214,7 @@ class ElasticGroup:
         self._orphans.changed.set()
 
     async def stop(self, grace_s: float, collect: bool) -> dict[str, Any]:
-        """End torch's agent, which ends its workers; returns their exits and what stacks were collected."""
+        """End torch's agent, which ends its workers; returns their exits and stacks. Raises Problem if one stays."""
         stacks = await engine_stacks.save(self._boot, self._alive()) if collect else {}
         self._is_ours = True
         if self.agent.death is None:
@@ -221,7 +222,9 @@ class ElasticGroup:
                 os.kill(self.agent.pid, signal.SIGTERM)
         if not grace_s or not await within(self._dead, grace_s + HEAD_START_S):
             self.kill()
-        await within(self.ended, KILL_S + SWEEP_S)
+        if not await within(self.ended, 2 * KILL_S + SWEEP_S):
+            hint = "it hangs in the kernel: look at dmesg"
+            raise Problem("stuck", f"not dead after SIGKILL: torch's agent (pid {self.agent.pid}) or its workers", hint)
         return {"exits": self.exits(), "stacks": stacks}
 
     def kill(self) -> None:

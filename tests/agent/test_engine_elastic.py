@@ -113,6 +113,16 @@ def test_nothing_outlives_its_engine_or_torchs_agent(tmp_path: Path, victim: str
     asyncio.run(run())
 
 
+def test_the_next_group_may_meet_at_the_same_port(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with engine(tmp_path) as one:
+            first = await one.call("prepare", generation=0, host="127.0.0.1", port=0, hold=True)
+            again = await one.call("prepare", generation=1, host="127.0.0.1", port=first["port"], hold=True)
+            assert again == first
+
+    asyncio.run(run())
+
+
 def test_torchs_own_trouble_is_told(tmp_path: Path) -> None:
     async def run() -> None:
         async with engine(tmp_path) as one:
