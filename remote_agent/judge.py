@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.diagnose import Context, RankEvidence, fingerprint, verdict
+from remote_agent.diagnose import Context, Incident, RankEvidence, Victims, fingerprint, verdict
 
 if TYPE_CHECKING:
     from remote_agent.state import State
@@ -35,6 +35,31 @@ def judge(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
         now_ns=now_ns,
     )
     incident = verdict(evidence, context)
+    return incident.to_json(), fingerprint(incident)
+
+
+def preempted(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
+    """Return the incident of a job whose allocation is ended, and what it is recognised by."""
+    ranks = tuple(sorted(state.ranks))
+    incident = Incident(
+        id=number,
+        generation=state.generation,
+        time_ns=now_ns,
+        category="signal_preempted",
+        scope="outside_the_ranks",
+        culprit_ranks=(),
+        culprit_node=None,
+        confidence="established",
+        summary=f"preempted: {state.preempted}",
+        evidence=(),
+        traceback=None,
+        exit_code=None,
+        exit_signal=None,
+        hint="ask for more time, or let the scheduler requeue the job: the script resumes from its snapshot",
+        victims=(Victims(ranks, "signal_preempted", "stopped with the allocation"),) if ranks else (),
+        missing=None,
+        signature="signal_preempted|allocation",
+    )
     return incident.to_json(), fingerprint(incident)
 
 

@@ -99,8 +99,10 @@ def on_stop(turn: Turn, event: s.Stop) -> None:
     if _over(turn):
         return
     turn.reply("the job is being stopped")
-    turn.emit("stop_requested", operator=event.operator, kill=event.kill)
+    turn.emit("stop_requested", operator=event.operator, kill=event.kill, reason=event.preempted)
+    if event.preempted:
+        turn.set(preempted=event.preempted)
     if turn.state.phase == s.FORMING:
-        turn.end("stopped", "an operator stopped the job")
+        policy.end_stopped(turn)
     else:
         stop_group(turn, "stop", kill=event.kill)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import state as s
-from remote_agent.judge import judge
+from remote_agent.judge import judge, preempted
 from remote_agent.turn import QUARANTINE_WINDOW_S, quarantined
 
 if TYPE_CHECKING:
@@ -38,11 +38,22 @@ def after_stop(turn: Turn) -> None:
         _blame(turn, incident)
     _let_go(turn)
     if cause == "stop":
-        turn.end("stopped", "an operator stopped the job")
+        end_stopped(turn)
     elif incident is not None and incident["category"] != "node_lost" and not _charge(turn, incident):
         return
     else:
         _form_again(turn)
+
+
+def end_stopped(turn: Turn) -> None:
+    """End the job as it was asked for; where that was the end of its allocation, the incident says so."""
+    reason = turn.state.preempted or "an operator stopped the job"
+    if turn.state.preempted:
+        number = turn.state.incidents + 1
+        incident, fingerprint = preempted(turn.state, number, turn.wall_ns)
+        turn.set(incidents=number, incident=incident)
+        turn.emit("incident", **incident, fingerprint=fingerprint)
+    turn.end("stopped", reason)
 
 
 def _is_failure(state: s.State) -> bool:

@@ -129,7 +129,7 @@ class Role:
         if op == "restart":
             return s.Restart(operator)
         if op == "stop":
-            return s.Stop(bool(args.get("kill")), operator)
+            return s.Stop(bool(args.get("kill")), operator, str(args.get("preempted") or ""))
         name = str(args.get("node", ""))
         if op == "remove":
             return s.Remove(name, operator)

@@ -105,6 +105,8 @@ class State:
     """Since when fewer nodes than needed are there."""
     enough_since: float | None = None
     """Since when min_nodes have been ready for generation 0."""
+    preempted: str = ""
+    """What is ending the allocation that the job runs in."""
     given_up: frozenset[str] = frozenset()
     """Nodes of the last group that an operator called dead: they do not count for its quorum."""
     blames: tuple[tuple[float, str], ...] = ()
@@ -258,10 +260,12 @@ class Add:
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """An operator wants the job to end; `kill`: without grace."""
+    """An operator, or a scheduler, wants the job to end; `kill`: without grace."""
 
     kill: bool = False
     operator: str = ""
+    preempted: str = ""
+    """What ended the allocation that the job runs in; empty: an operator ends it."""
 
 
 @dataclasses.dataclass(frozen=True)

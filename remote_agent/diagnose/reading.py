@@ -24,6 +24,8 @@ _OOM_NOTE = re.compile(
     r"oom-kill|Out of memory: Killed process|Memory cgroup out of memory|oom_kill [1-9]|oom_reaper", re.I
 )
 _PRESSURE_NOTE = re.compile(r"memory pressure|page allocation failure|oom [1-9]", re.I)
+# A launcher tells how a process ended.
+_ENDED = re.compile(r"exitcode|Signal \d+ \(SIG")
 # What no Python code raises: an exception that follows it is about the consequence.
 _CRASHES = frozenset({"cuda_error", "host_oom_kill", "segfault", "bus_error_shm", "nccl_network", "sigabrt"})
 _ROLE_ORDER = {PRIMARY: 0, GENERIC: 1, SECONDARY: 2, NEUTRAL: 3}
@@ -223,6 +225,7 @@ def _of_hit(evidence: RankEvidence, pattern: Pattern, match: re.Match[str]) -> F
         signature=signature(pattern.category, "", "", pattern.title or text),
         evidence=(line,),
         named_rank=_named_rank(pattern, match.group()),
+        proven=_ENDED.search(match.group()) is not None,
     )
 
 

@@ -121,7 +121,8 @@ def _own_failure(findings: list[Finding], context: Context) -> _Cause | None:
     own = [each for each in findings if each.role == PRIMARY]
     # What belongs to no rank and explains nothing is a launcher's wrapper.
     silent = [each for each in findings if each.role == UNEXPLAINED and (each.rank is not None or len(findings) == 1)]
-    candidates = own or silent
+    # Whose end is known comes before whose text only sounds like one.
+    candidates = own or sorted(silent, key=lambda each: not each.proven)
     if not candidates:
         return None
     first = candidates[0]
@@ -165,7 +166,8 @@ def _clearly_before(first: Finding, other: Finding, context: Context) -> bool:
 
 
 def _scope(first: Finding, ranks: list[int], context: Context) -> str:
-    if first.category in _OUTSIDE:
+    # A full /dev/shm is the node's; a rank that died of it is another matter.
+    if first.category in _OUTSIDE or (first.category == "bus_error_shm" and first.exit_signal is None):
         return "outside_the_ranks"
     if first.category == "signal_preempted" and (len(ranks) != 1 or (context.world_size or 0) == 1):
         return "outside_the_ranks"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
@@ -82,7 +83,7 @@ class Headless:
     async def _watched(self) -> Any:
         loop = asyncio.get_running_loop()
         for number in self._stops_on:
-            loop.add_signal_handler(number, self._interrupt)
+            loop.add_signal_handler(number, self._interrupt, number)
         try:
             async with self._session:
                 telling = asyncio.ensure_future(self._tell())
@@ -110,7 +111,7 @@ class Headless:
 
     # --- Ctrl-C
 
-    def _interrupt(self) -> None:
+    def _interrupt(self, number: int) -> None:
         self._interrupts += 1
         self._interrupted.set()
         if not self._session.job or self._session.launching:
@@ -120,14 +121,15 @@ class Headless:
         if self._interrupts > 2:
             raise KeyboardInterrupt
         kill = self._interrupts == 2
-        say("killing the job" if kill else "stopping the job; Ctrl-C again kills it at once")
-        task = asyncio.get_running_loop().create_task(self._stop(kill))
+        preempted = end_of_allocation() if number == signal.SIGTERM else ""
+        say(preempted or ("killing the job" if kill else "stopping the job; Ctrl-C again kills it at once"))
+        task = asyncio.get_running_loop().create_task(self._stop(kill, preempted))
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
 
-    async def _stop(self, kill: bool) -> None:
+    async def _stop(self, kill: bool, preempted: str) -> None:
         try:
-            await self._session.request("stop", kill=kill)
+            await self._session.request("stop", kill=kill, preempted=preempted)
         except SupervisorError as error:
             say(str(error))
 
@@ -248,6 +250,11 @@ class Headless:
             earlier = len(incidents) - 1
             lines += [f"({earlier} earlier: supervisor incidents)"] if earlier > 0 else []
         _write_err(lines)
+
+
+def end_of_allocation() -> str:
+    """Say what SIGTERM means inside an allocation: scancel, a time limit, a job of higher priority."""
+    return f"Slurm ends allocation {os.environ.get('SLURM_JOB_ID', '')} (SIGTERM)".replace("  ", " ")
 
 
 def attach_command(hosts: str | None, job: str) -> str:

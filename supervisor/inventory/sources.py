@@ -6,6 +6,7 @@ In: the text of a command line or a file, an allocation's environment. Out: the 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,7 +74,7 @@ def _entry(name: str, nproc: int | None) -> Document:
 
 
 def from_slurm(environ: Mapping[str, str]) -> Document:
-    """Read the environment of an allocation (sbatch, salloc): its nodes, and its GPUs or tasks on each as ranks.
+    """Read the environment of an allocation (sbatch, salloc): nodes, python3, and GPUs or tasks on each as ranks.
 
     Raises InventoryError outside of an allocation. Names of variables: sbatch(1), OUTPUT ENVIRONMENT VARIABLES.
     """
@@ -93,7 +94,10 @@ def from_slurm(environ: Mapping[str, str]) -> Document:
             groups[-1][1].append(name)
         else:
             groups.append((count, [name]))
-    return {"hosts": [_entry(name, count) for count, group in groups for name in _patterns(group)]}
+    # A login on a node knows nothing of the environment that is active here, which srun would have taken along.
+    python = shutil.which("python3", path=environ.get("PATH", ""))
+    defaults = {"defaults": {"python": python}} if python is not None else {}
+    return {**defaults, "hosts": [_entry(name, count) for count, group in groups for name in _patterns(group)]}
 
 
 def _patterns(names: list[str]) -> list[str]:
@@ -125,7 +129,7 @@ def _tasks(environ: Mapping[str, str], nodes: int) -> list[int | None]:
 def to_toml(document: Document, comment: str) -> str:
     """Return the text of a hosts.toml that loads back to the same hosts."""
     lines = [f"# {comment}", ""]
-    tables = [("[job]", document["job"])] if document.get("job") else []
+    tables = [(f"[{name}]", document[name]) for name in ("job", "defaults") if document.get(name)]
     for head, table in [*tables, *(("[[hosts]]", entry) for entry in document["hosts"])]:
         lines += [head, *(f"{key} = {_value(value)}" for key, value in table.items()), ""]
     return "\n".join(lines)

@@ -53,6 +53,10 @@ clush clustershell
 pdsh pdsh
 git git
 etcd etcd-server
+slurmctld slurmctld
+slurmd slurmd
+srun slurm-client
+munged munge
 LIST
     if [ ${#missing[@]} -gt 0 ]; then
         install "${missing[@]}" || echo "some tests will be skipped" >&2

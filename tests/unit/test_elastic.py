@@ -100,3 +100,19 @@ def test_a_failure_of_the_script_or_of_several_nodes_blames_no_machine() -> None
     for rank in (5, 3, 5, 5, 5):
         fail_on(world, rank)
     assert (world.state.phase, world.state.members) == (s.RUNNING, ("n1", "n2", "n3"))
+
+
+def test_the_end_of_the_allocation_is_an_incident_and_no_failure() -> None:
+    world = World(spec(2))
+    world.feed(s.Stop(preempted="Slurm ends allocation 7 (SIGTERM)"))
+    world.settle()
+    incident = world.last("incident").detail
+    assert (incident["category"], incident["scope"], incident["culprit_ranks"]) == (
+        "signal_preempted",
+        "outside_the_ranks",
+        [],
+    )
+    assert incident["summary"] == "preempted: Slurm ends allocation 7 (SIGTERM)"
+    assert [victim["ranks"] for victim in incident["victims"]] == [[0, 1, 2, 3]]
+    assert (world.state.ended, world.state.restarts) == ("stopped", 0)
+    assert world.last("job_stopped").detail["reason"] == "Slurm ends allocation 7 (SIGTERM)"

@@ -82,6 +82,17 @@ def test_what_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch, given: dict[str
         load_inventory(None, options(**given))
 
 
+def test_an_allocation_takes_the_python_that_is_active_here(tmp_path: Path) -> None:
+    python = tmp_path / "python3"
+    python.write_text("")
+    python.chmod(0o755)
+    environ = {"SLURM_JOB_NODELIST": "n[1-2]"}
+    assert "defaults" not in sources.from_slurm(environ)
+    made = sources.from_slurm({**environ, "PATH": f"/nowhere:{tmp_path}"})
+    assert made["defaults"] == {"python": str(python)}
+    assert f'[defaults]\npython = "{python}"' in sources.to_toml(made, "an allocation")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
