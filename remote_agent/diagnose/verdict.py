@@ -8,6 +8,7 @@ nothing else. When the texts do not say, the verdict says so and what to look at
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -134,6 +135,9 @@ def _own_failure(findings: list[Finding], context: Context) -> _Cause | None:
         confidence = "unknown"
     ranks = [each.rank for each in same if each.rank is not None]
     nodes = {each.node for each in same}
+    odd = _odd_one_out(first, ranks, context)
+    if odd is not None:
+        first = dataclasses.replace(first, named_rank=odd)
     if first.named_rank is not None:
         return _named(first, same, context)
     return _Cause(
@@ -174,6 +178,14 @@ def _scope(first: Finding, ranks: list[int], context: Context) -> str:
     if not ranks:
         return "not_in_text" if first.node is None else "outside_the_ranks"
     return "one_rank" if len(ranks) == 1 else "several_or_all_ranks"
+
+
+def _odd_one_out(first: Finding, ranks: list[int], context: Context) -> int | None:
+    """Return the only rank that does not say that what it got has the wrong size: all others got it from that one."""
+    everyone = {rank for own in context.ranks_per_node.values() for rank in own}
+    others = everyone - set(ranks)
+    receivers = first.category == "collective_desync" and "truncated" in first.headline
+    return others.pop() if receivers and len(ranks) > 1 and len(others) == 1 else None
 
 
 def _named(first: Finding, same: list[Finding], context: Context) -> _Cause:

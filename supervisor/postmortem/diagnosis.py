@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ Json = dict[str, Any]
 Progress = Callable[[int], None]
 # Of files that stand in no directory of a run: group and generation.
 LOOSE = ("", 0)
+_LAUNCHER = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b")
 # stamps.py puts what has no year into 1970.
 YEAR_UNKNOWN_NS = 366 * 86_400 * 1_000_000_000
 
@@ -100,11 +102,12 @@ def _read_text(file: Found, run: _Generation, facts: NcclFacts, progress: Progre
     parts = split_ranks(lines)
     blamed = [part.rank for part in parts if part.blamed]
     for part in parts:
-        # Where a launcher knows of one failure only, what carries no tag is mostly of the rank that failed.
-        owner = blamed[0] if part.rank is None and len(blamed) == 1 else part.rank
-        rank = run.rank(owner)
-        rank.node = rank.node or part.node
-        rank.lines += [(name, line) for line in part.lines]
+        for line in part.lines:
+            # Where a launcher knows of one failure only, what carries no tag is mostly of the rank that failed.
+            theirs = part.rank is None and len(blamed) == 1 and not _LAUNCHER.search(line.text)
+            rank = run.rank(blamed[0] if theirs else part.rank)
+            rank.node = rank.node or part.node
+            rank.lines.append((name, line))
 
 
 def _read_journal(file: Found, runs: dict[tuple[str, int], _Generation]) -> None:
