@@ -58,8 +58,11 @@ slurmd slurmd
 srun slurm-client
 munged munge
 LIST
-    if [ ${#missing[@]} -gt 0 ]; then
-        install "${missing[@]}" || echo "some tests will be skipped" >&2
+    # Together is quicker; where one is not to be had, the others still are.
+    if [ ${#missing[@]} -gt 0 ] && ! install "${missing[@]}"; then
+        for package in "${missing[@]}"; do
+            install "$package" || echo "without $package some tests will be skipped" >&2
+        done
     fi
     ;;
 python)
