@@ -190,3 +190,14 @@ def add_screen(parser: Parser) -> None:
 def given(options: argparse.Namespace, name: str) -> Any:
     """Return an option's value, None when it was not given."""
     return getattr(options, name, None)
+
+
+def read_seconds(what: str, text: str) -> float:
+    """Return seconds of 0 or more; raises UsageError that begins with `what`."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e6:
+        raise UsageError(f"{what}: must be seconds, 0 or more")
+    return seconds

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 from remote_agent.wire import PORTS, Rendezvous, read_conf, split_endpoint
+from supervisor.cli.options import read_seconds
 from supervisor.errors import UsageError
 
 OURS = "supervisor"
@@ -45,7 +46,11 @@ def read_timeouts(options: argparse.Namespace) -> dict[str, float]:
     """Return the timeouts of --rdzv-conf that the coordinator takes, where it forms the group; raises UsageError."""
     if (options.rdzv_backend or OURS) != OURS:
         return {}
-    return {key: _seconds(key, value) for key, value in _conf(options).items() if key in TIMEOUTS}
+    return {
+        key: read_seconds(f"--rdzv-conf {key}={value}", value)
+        for key, value in _conf(options).items()
+        if key in TIMEOUTS
+    }
 
 
 def notices(options: argparse.Namespace) -> list[str]:
@@ -70,13 +75,3 @@ def _conf(options: argparse.Namespace) -> dict[str, str]:
         return read_conf(options.rdzv_conf or "")
     except ValueError as error:
         raise UsageError(f"--rdzv-conf: {error}", "as in join_timeout=300,last_call_timeout=5") from error
-
-
-def _seconds(key: str, value: str) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e6:
-        raise UsageError(f"--rdzv-conf {key}={value}: must be seconds, 0 or more")
-    return seconds

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.cli import rendezvous
 from supervisor.cli.console import Console, read_local_ranks, read_streams
+from supervisor.cli.options import read_seconds
 from supervisor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -178,10 +179,4 @@ def duration(options: argparse.Namespace, name: str) -> float | None:
     value = getattr(options, name)
     if value is None:
         return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e6:
-        raise UsageError(f"--{name.replace('_', '-')} {value!r}: must be seconds, 0 or more")
-    return seconds
+    return read_seconds(f"--{name.replace('_', '-')} {value!r}", value)
