@@ -58,8 +58,9 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	@for example in examples/*/*.py; do echo $(BIN)/mypy $$example; $(BIN)/mypy $$example; done
 
+# A file's tests stay on one worker, and the files come in their order: those of real hosts, the longest, at the start.
 test: system lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 screenshots: $(STAMP)
 	$(BIN)/python -m tests.tui.screenshots docs

@@ -64,6 +64,8 @@ class Nodes:
         (work / "train.py").write_text(script)
         specs = tuple(NodeSpec(name, "127.0.0.1", str(nproc)) for name in self.nodes)
         defaults: dict[str, Any] = {"min_nodes": count, "max_nodes": count, "max_restarts": 3, "stop_grace": 2.0}
+        # The first group has all of them, however long a loaded machine takes to import torch.
+        defaults["settle_timeout"] = WAIT_S
         self.spec = JobSpec(
             job="job-test", script="train.py", nodes=specs, workdir=str(work), **{**defaults, **changes}
         )

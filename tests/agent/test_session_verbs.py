@@ -161,7 +161,8 @@ def test_a_failure_is_told_last(
 def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     with hosts(tmp_path, 2, min_nodes=1) as made:
         cli = Cli(made, monkeypatch, capfd)
-        up = cli("up", "hosts.toml", "--detach", "--job", "job-t", "talk.py", "100000", "0.05")
+        all_of_them = ("--rdzv-conf", "last_call_timeout=60")
+        up = cli("up", "hosts.toml", "--detach", "--job", "job-t", *all_of_them, "talk.py", "100000", "0.05")
         assert (up.status, up.lines) == (0, ["job-t"])
         assert "supervisor attach hosts.toml job-t" in up.err
         restart = cli("restart", "h.toml")

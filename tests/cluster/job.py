@@ -42,6 +42,9 @@ class Job:
 
     def start(self, *options: str) -> Job:
         """Launch; returns at once."""
+        if "--rdzv-backend" not in options and "--rdzv-conf" not in options:
+            # The first group has all hosts, however long a loaded machine takes to import torch.
+            options = (*options, "--rdzv-conf", f"last_call_timeout={WAIT_S:g}")
         command = self.command("up", *options, "train.py", *self.arguments)
         self.name = [options[options.index("--job") + 1]] if "--job" in options else []
         with self.out.open("wb") as out, self.err.open("wb") as err:
