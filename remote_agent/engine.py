@@ -58,6 +58,7 @@ class Engine:
             "go": self._go,
             "stop": self._stop,
             "stacks": self._stacks,
+            "pulse": self._pulse,
         }
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -192,6 +193,11 @@ class Engine:
         if self._group is None or self._group.ended.is_set():
             raise Problem("no_workers", "no worker runs on this node")
         return await self._group.stacks(args.get("ranks"))
+
+    async def _pulse(self, args: dict[str, Any]) -> dict[str, Any]:
+        if self._group is None or self._group.ended.is_set():
+            raise Problem("no_workers", "no worker runs on this node")
+        return {"ranks": await self._group.pulses(bool(args.get("stacks")))}
 
     async def _send_notices(self, channel: Channel) -> None:
         with contextlib.suppress(ChannelClosed):

@@ -116,6 +116,8 @@ class Follower:
         """Queue an order of the coordinator; an immediate kill overtakes what is queued."""
         if op == "stop" and not args["grace_s"]:
             self._tasks.spawn(self._stop(args), "kill")
+        elif op == "pulse":
+            self._tasks.spawn(self._pulse(args), "pulse")
         else:
             self._orders.put_nowait((op, args))
 
@@ -341,6 +343,12 @@ class Follower:
             await self.agent.logs.finish(self.running)
             self.running = None
         self.report("idle", {"generation": generation, "exits": exits})
+
+    async def _pulse(self, args: dict[str, Any]) -> None:
+        """Tell what the ranks are doing; without an answer of the engine nothing is told."""
+        with contextlib.suppress(CallFailed, WireError, asyncio.TimeoutError):
+            answer = await self.engine.call("pulse", {"stacks": args["stacks"]}, CALL_TIMEOUT_S)
+            self.report("pulse", {"generation": int(args["generation"]), "ranks": answer["ranks"]})
 
     async def _hear_engine(self, op: str, args: dict[str, Any]) -> None:
         self.report(op, args)

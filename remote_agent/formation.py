@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from remote_agent import rendezvous
+from remote_agent import rendezvous, watch
 from remote_agent import state as s
 from remote_agent.turn import Turn, stop_group
 
@@ -196,7 +196,7 @@ def running_when_all_are(turn: Turn) -> None:
         return
     marks = state.marks
     turn.mark("running")
-    turn.set(phase=s.RUNNING, deadline=None)
+    turn.set(phase=s.RUNNING, deadline=None, watch=watch.fresh(state.watch, turn.now))
     start = marks.get("forming", marks["go"])
     order = [
         ("detect", marks.get("cause", start), marks.get("stop", start)),

@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import state as s
@@ -24,8 +25,38 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 JOURNAL_CHUNK = 500
+# How often nodes tell of their ranks.
+BEAT_S = 1.0
 TICK_S = 0.25
 HAND_OVER_TIMEOUT_S = 30.0
+
+
+def _moved(before: Mapping[str, Any], ranks: Mapping[str, Any]) -> bool:
+    """Whether a node's ranks have got on between two heartbeats: by their steps, or by output where they print none."""
+    steps = [rank.get("step") for rank in ranks.values()]
+    if any(step is not None for step in steps):
+        return steps != [before.get(name, {}).get("step") for name in ranks]
+    ages = [rank["last_output_age_s"] for rank in ranks.values() if rank["last_output_age_s"] is not None]
+    return bool(ages) and min(ages) <= 2 * BEAT_S
+
+
+def _ranks(args: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
+    return tuple((int(rank["rank"]), int(rank["local_rank"]), int(rank["pid"])) for rank in args["ranks"])
+
+
+# What members report, as events; those that carry stamps of the member's clock are corrected first.
+REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], s.Event]] = {
+    "ready": lambda node, _, args: s.Ready(node, int(args["nproc"])),
+    "unfit": lambda node, _, args: s.Unfit(node, str(args["reason"])),
+    "prepared": lambda node, generation, args: s.Prepared(node, generation, int(args["port"])),
+    "order_failed": lambda node, generation, args: s.OrderFailed(node, generation, str(args["message"])),
+    "started": lambda node, generation, args: s.Started(node, generation, _ranks(args)),
+    "assigned": lambda node, generation, args: s.Assigned(node, generation, _ranks(args), int(args["world_size"])),
+    "main": lambda node, generation, args: s.Main(node, generation, int(args["rank"])),
+    "pulse": lambda node, generation, args: s.Pulses(
+        node, generation, {int(rank): pulse for rank, pulse in args["ranks"].items()}
+    ),
+}
 
 
 class Outbox:
@@ -194,30 +225,15 @@ class Role:
 
     def hear(self, node: str, op: str, args: dict[str, Any]) -> None:
         """Take a member's report in."""
-        generation = int(args.get("generation", -1))
-        if op == "ready":
-            self.feed(s.Ready(node, int(args["nproc"])))
-        elif op == "unfit":
-            self.feed(s.Unfit(node, str(args["reason"])))
-        elif op == "prepared":
-            self.feed(s.Prepared(node, generation, int(args["port"])))
-        elif op == "order_failed":
-            self.feed(s.OrderFailed(node, generation, str(args["message"])))
-        elif op == "started":
-            ranks = tuple((int(rank["rank"]), int(rank["local_rank"]), int(rank["pid"])) for rank in args["ranks"])
-            self.feed(s.Started(node, generation, ranks))
-        elif op == "assigned":
-            ranks = tuple((int(rank["rank"]), int(rank["local_rank"]), int(rank["pid"])) for rank in args["ranks"])
-            self.feed(s.Assigned(node, generation, ranks, int(args["world_size"])))
-        elif op == "main":
-            self.feed(s.Main(node, generation, int(args["rank"])))
+        if op in REPORTS:
+            self.feed(REPORTS[op](node, int(args.get("generation", -1)), args))
         elif op == "exited":
             ended = self._corrected(node, args["exit"])
             age = max(0.0, (time.time_ns() - int(ended["t_ns"])) / 1e9)
-            self.feed(s.Exited(node, generation, ended, age))
+            self.feed(s.Exited(node, int(args["generation"]), ended, age))
         elif op == "idle":
             exits = tuple(self._corrected(node, ended) for ended in args["exits"])
-            self.feed(s.Idle(node, generation, exits))
+            self.feed(s.Idle(node, int(args["generation"]), exits))
 
     def beat(self, node: str, args: dict[str, Any]) -> None:
         """Take a heartbeat in."""
@@ -225,10 +241,12 @@ class Role:
         ranks = args.get("ranks", {})
         offset_ms = round(-self.offsets_ns[node] / 1e6, 3)
         facts = {"agent_pid": args.get("agent_pid"), "clock_offset_ms": offset_ms, "ranks": ranks}
+        before = self.facts.get(node, {}).get("ranks", {})
         self.facts[node] = {**facts, "generation": args.get("generation")}
         stepped = any(rank.get("step") is not None for rank in ranks.values())
         current = args.get("generation") == self.state.generation
-        self.feed(s.Beat(node, float(args.get("heard_age", 0.0)), stepped and current))
+        moved = current and _moved(before, ranks)
+        self.feed(s.Beat(node, float(args.get("heard_age", 0.0)), stepped and current, moved))
         self._wake()
 
     def _corrected(self, node: str, ended: dict[str, Any]) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def _named(first: Finding, same: list[Finding], context: Context) -> _Cause:
 
 def _missing_rank(evidence: Sequence[RankEvidence], findings: list[Finding], context: Context) -> _Cause | None:
     """Watchdogs gave up on some ranks: those that did not come are the ones to look at."""
-    missing = find_missing(evidence, context)
+    missing = dict(context.hang) if context.hang and context.hang["missing"] else find_missing(evidence, context)
     if missing is None:
         return None
     ranks: list[int] = missing["missing"]

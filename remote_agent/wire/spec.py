@@ -49,6 +49,10 @@ class JobSpec:
     max_restarts: int = 0
     node_timeout: float = 15.0
     stop_grace: float = 15.0
+    hang_after: float = 30.0
+    """How long ranks must wait for one that does nothing until it is called a hang; 0: nobody looks."""
+    hang_restart: float = 0.0
+    """A group that hangs for this long is restarted, as after a failure; 0: never."""
     join_timeout: float = 120.0
     """How long generation 0 waits for all members before it starts with at least min_nodes."""
     settle_timeout: float = 3.0

@@ -160,6 +160,8 @@ JOB: dict[str, Any] = {
     "coordinator_port": whole(0, 65535),
     "node_timeout": seconds(zero=False),
     "stop_grace": seconds(zero=True),
+    "hang_after": seconds(zero=True),
+    "hang_restart": seconds(zero=True),
 }
 DEFAULTS: dict[str, Any] = {
     "user": line,

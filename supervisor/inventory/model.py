@@ -61,6 +61,8 @@ class JobDefaults:
     node_timeout: float = 15.0
     """Seconds without a heartbeat after which a node is lost."""
     stop_grace: float = 15.0
+    hang_after: float = 30.0
+    hang_restart: float = 0.0
     """Seconds from SIGTERM to SIGKILL."""
 
 
