@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from remote_agent import clocks, election, peers
+from remote_agent import clocks, election, follower, peers
 from remote_agent.agent import Agent
 from remote_agent.engine_link import EngineLink
 from remote_agent.lease import Lease
 from remote_agent.memory import Memory
 from remote_agent.paths import JobFiles
 from remote_agent.tasks import Tasks
-from remote_agent.wire import MAX_HEADER, Channel, JobSpec, NodeSpec
+from remote_agent.wire import MAX_HEADER, Channel, JobSpec, NodeSpec, Problem
 from supervisor.session.certificates import Authority, make_authority
 from tests.agent.test_peers import files_for
 
@@ -181,6 +181,25 @@ def test_an_engine_that_does_not_come_up_makes_its_node_unfit(
             assert agent.follower.engine.ready.is_set()
 
     monkeypatch.setattr(sys, "executable", program)
+    asyncio.run(check())
+
+
+@pytest.mark.torch
+def test_an_engine_that_keeps_dying_is_given_up_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            await agent.assign({"term": 1, "coordinator": {"node": "n1", "address": "a", "port": 1}, "members": {}})
+            agent.follower.start()
+            engine = agent.follower.engine
+            await asyncio.wait_for(engine.ready.wait(), WAIT_S)
+            await engine.kill()
+            await until(lambda: agent.role and agent.role.state.nodes["n1"].status == "failed")
+            # Who asks for the engine is told at once.
+            assert agent.follower.engine.ready.is_set()
+            with pytest.raises(Problem, match="died 1 times in 10 minutes, last: exit status -9"):
+                agent.follower.nproc()
+
+    monkeypatch.setattr(follower, "ENGINE_DEATHS", 1)
     asyncio.run(check())
 
 
