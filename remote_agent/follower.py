@@ -32,8 +32,8 @@ ENGINE_WINDOW_S = 600.0
 CALL_TIMEOUT_S = 10.0
 # Less than the coordinator's own: an engine that does not stop its workers is killed before we are called stuck.
 STOP_MARGIN_S = 30.0
-# When nobody waits for the workers: less than what lies between the end of a lease and the next group.
-KILL_MARGIN_S = 2.5
+# Without grace: workers that hold a GPU may take seconds to die; an engine that is killed must import torch again.
+KILL_MARGIN_S = 5.0
 
 
 class Follower:
@@ -329,12 +329,13 @@ class Follower:
                 "order_failed", {"generation": generation, "message": f"{op}: {str(error) or 'no answer in time'}"}
             )
 
-    async def stop(self, args: dict[str, Any]) -> None:
-        """End the workers up to a generation, and report this node idle."""
+    async def stop(self, args: dict[str, Any], margin_s: float | None = None) -> None:
+        """End the workers up to a generation, and report this node idle; margin_s: what the engine has after grace."""
         generation, ran = int(args["generation"]), self.running
         exits: list[dict[str, Any]] | None = []
         if ran is not None and ran <= generation:
-            exits = await self._end_workers(ran, args)
+            default_s = STOP_MARGIN_S if args["grace_s"] else KILL_MARGIN_S
+            exits = await self._end_workers(ran, args, default_s if margin_s is None else margin_s)
             if exits is None:
                 # Not idle yet: the next engine joins anew, and says it.
                 return
@@ -343,12 +344,11 @@ class Follower:
             self._tasks.spawn(self.agent.logs.finish(ran), "finish the logs")
         self.report("idle", {"generation": generation, "exits": exits})
 
-    async def _end_workers(self, ran: int, args: dict[str, Any]) -> list[dict[str, Any]] | None:
+    async def _end_workers(self, ran: int, args: dict[str, Any], margin_s: float) -> list[dict[str, Any]] | None:
         """Return the exits of a generation's workers; None when they had to be ended together with their engine."""
         engine, grace_s = self.engine, float(args["grace_s"])
         if not engine.has_started:
             return []
-        margin_s = STOP_MARGIN_S if grace_s else KILL_MARGIN_S
         try:
             answer = await engine.call("stop", {**args, "generation": ran}, grace_s + margin_s)
         except (CallFailed, WireError, asyncio.TimeoutError) as error:

@@ -21,6 +21,8 @@ LEASE_CHECK_S = 0.1
 # How often the coordinator looks at its own ranks: as often as the others tell of theirs.
 OWN_BEAT_S = 1.0
 ELECTION_PAUSE_S = 1.0
+# What an engine has to stop its workers: less than what lies between the end of a lease and the next group.
+MARGIN_S = 2.5
 
 
 class Lease:
@@ -54,7 +56,7 @@ class Lease:
         if follower.running is not None and follower.member.term and member.lease_over(follower.member, now):
             away_s = now - follower.member.contact
             log.warning("the coordinator has not answered for %.1f s: stopping the workers", away_s)
-            await follower.stop({"generation": follower.running, "grace_s": 0.0, "collect": False})
+            await follower.stop({"generation": follower.running, "grace_s": 0.0, "collect": False}, MARGIN_S)
         self._elect_if_due(clocks.now())
 
     def _elect_if_due(self, now: float) -> None:
