@@ -36,7 +36,10 @@ def step(state: s.State, event: s.Event, now: float, wall_ns: int = 0) -> s.Turn
     if turn.state.phase == s.STOPPING and not turn.state.waiting:
         turn.mark("idle")
         policy.after_stop(turn)
-    if turn.state.phase == s.FORMING:
+    if turn.state.phase == s.FORMING and turn.state.cause == "stop":
+        # Asked of a coordinator that died meanwhile.
+        policy.end_stopped(turn)
+    elif turn.state.phase == s.FORMING:
         formation.try_form(turn)
     return turn.state, tuple(turn.commands)
 

@@ -22,7 +22,7 @@ from typing import Any
 from remote_agent import engine_boot, engine_elastic, engine_watch
 from remote_agent.engine_group import Group
 from remote_agent.engine_start import OWN_VARIABLES, Order, link_logs, rank_directories, worker_environment
-from remote_agent.wire import Answer, Channel, ChannelClosed, Problem
+from remote_agent.wire import Answer, Channel, ChannelClosed, Problem, WireError
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,15 @@ class Engine:
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args))
 
+    async def _finish_in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run something that cannot be taken back half done: who is cancelled waits for its end all the same."""
+        running = asyncio.ensure_future(self._in_thread(function, *args))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})
+            raise
+
     async def _torch_module(self) -> Any:
         """Return engine_torch once it is imported; raises Problem when it cannot be."""
         try:
@@ -130,6 +139,10 @@ class Engine:
         except (OSError, RuntimeError, ValueError) as error:
             await engine_watch.Orphans().sweep((), VANISH_S)
             raise Problem("start", f"workers do not start: {type(error).__name__}: {error}") from error
+        except asyncio.CancelledError:
+            # Nobody waits for them any more.
+            await engine_watch.Orphans().sweep((), VANISH_S)
+            raise
         finally:
             self._starting.set_result(None)
             self._starting = None
@@ -147,7 +160,7 @@ class Engine:
         link_logs(order, directories)
         boot = engine_boot.BootDirectory(order.log_dir)
         try:
-            context = await self._in_thread(_start_workers, torch, self._job, order, boot.path, directories)
+            context = await self._finish_in_thread(_start_workers, torch, self._job, order, boot.path, directories)
         except BaseException:
             boot.close()
             raise
@@ -165,7 +178,7 @@ class Engine:
         order.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         boot = engine_boot.BootDirectory(order.log_dir)
         try:
-            process = await self._in_thread(engine_elastic.start, self._job, order, boot)
+            process = await self._finish_in_thread(engine_elastic.start, self._job, order, boot)
         except BaseException:
             boot.close()
             raise
@@ -200,9 +213,14 @@ class Engine:
         return {"ranks": await self._group.pulses(bool(args.get("stacks")))}
 
     async def _send_notices(self, channel: Channel) -> None:
-        with contextlib.suppress(ChannelClosed):
-            while True:
-                await channel.notify(*await self._outbox.get())
+        while True:
+            op, args = await self._outbox.get()
+            try:
+                await channel.notify(op, args)
+            except ChannelClosed:
+                return
+            except WireError as error:
+                log.error("notice %s is not sent: %s", op, error)
 
     def _child_died(self) -> None:
         # While workers are being started nobody knows which children are theirs.

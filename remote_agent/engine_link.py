@@ -21,6 +21,10 @@ log = logging.getLogger(__name__)
 # A cold file system may need this long to import torch.
 IMPORT_TIMEOUT_S = 300.0
 CALL_MARGIN_S = 30.0
+# Once its input has ended, an engine kills its workers and ends, within two seconds; one that needs longer hangs.
+END_S = 0.5
+# After SIGKILL: what stays longer is stuck in the kernel, and no user code of it runs any more.
+DEAD_S = 2.0
 Notice = Callable[[str, "dict[str, Any]"], Awaitable[None]]
 
 
@@ -40,31 +44,44 @@ class EngineLink:
 
     async def run(self) -> str:
         """Start the engine and serve its notices until it ends; returns how it ended."""
-        self._process = await asyncio.create_subprocess_exec(
-            *own_command("engine", "--job", self._files.name),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        output, feed = self._process.stdout, self._process.stdin
+        try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *own_command("engine", "--job", self._files.name),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return self._over(f"it does not start: {error}")
+        return self._over(await self._serve(process))
+
+    async def _serve(self, process: asyncio.subprocess.Process) -> str:
+        output, feed = process.stdout, process.stdin
         if output is None or feed is None:
             raise RuntimeError("the engine has no pipes")
         self._channel = Channel(output, feed, self._hear)
         greeting = asyncio.ensure_future(self._greet())
         try:
             await self._channel.run()
-            status = await asyncio.wait_for(self._process.wait(), 10.0)
+            status = await asyncio.wait_for(process.wait(), 10.0)
         except asyncio.TimeoutError:
-            status = None
+            return "it hung"
         finally:
+            await self.kill()
             greeting.cancel()
             await asyncio.gather(greeting, return_exceptions=True)
-            self._end()
-        how = f"exit status {status}" if status is not None else "it hung"
+        return f"exit status {status}"
+
+    def _over(self, how: str) -> str:
         if self.problem is None:
             self.problem = f"the engine ended ({how})"
         self.ready.set()
         return how
+
+    @property
+    def has_started(self) -> bool:
+        """Whether there ever was a process: without one there are no workers."""
+        return self._process is not None
 
     async def call(self, op: str, args: dict[str, Any], timeout: float = CALL_MARGIN_S) -> dict[str, Any]:
         """Return the engine's answer; raises CallFailed, ChannelClosed, asyncio.TimeoutError."""
@@ -80,9 +97,36 @@ class EngineLink:
         return answer.data
 
     async def close(self) -> None:
-        """End the engine: it kills what it still runs when its input ends."""
-        if self._channel is not None:
-            await self._channel.close()
+        """End the engine: at the end of its input it kills what it runs; one that hangs is killed with its workers."""
+        if self._channel is None or self._process is None:
+            return
+        await self._channel.close()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._process.wait(), END_S)
+        await self.kill()
+
+    async def kill(self) -> None:
+        """Kill the engine and the workers it left, each only if it is still the process we started; wait for that."""
+        if self._process is None:
+            return
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        pidfds = []
+        for pid, started in self._workers.items():
+            if started is not None and start_ticks(pid) == started:
+                with contextlib.suppress(AttributeError, OSError):
+                    pidfds.append(os.pidfd_open(pid))
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+        try:
+            await asyncio.wait_for(_all_dead(self._process, pidfds), DEAD_S)
+        except asyncio.TimeoutError:
+            log.warning("the engine or a worker of it does not die")
+        finally:
+            for pidfd in pidfds:
+                os.close(pidfd)
+        self._workers.clear()
 
     async def _greet(self) -> None:
         try:
@@ -101,13 +145,14 @@ class EngineLink:
         await self._notice(op, args)
         return Answer({})
 
-    def _end(self) -> None:
-        """Kill the engine and the workers it left, each only if it is still the process we started."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-        for pid, started in self._workers.items():
-            if started is not None and start_ticks(pid) == started:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
-        self._workers.clear()
+
+async def _all_dead(process: asyncio.subprocess.Process, pidfds: list[int]) -> None:
+    await process.wait()
+    loop = asyncio.get_running_loop()
+    for pidfd in pidfds:
+        dead = asyncio.Event()
+        loop.add_reader(pidfd, dead.set)
+        try:
+            await dead.wait()
+        finally:
+            loop.remove_reader(pidfd)

@@ -11,8 +11,8 @@ from remote_agent import rendezvous, watch
 from remote_agent import state as s
 from remote_agent.turn import Turn, stop_group
 
-PREPARE_TIMEOUT_S = 30.0
 # A store opens in milliseconds; a node that takes longer than this for it has a problem.
+PREPARE_TIMEOUT_S = 30.0
 STARTED_TIMEOUT_S = 60.0
 # The term that the launch names; only then is it certain that no node has workers of a group we do not know of.
 FIRST_TERM = 1

@@ -32,13 +32,14 @@ def take_over(spec: JobSpec, me: str, term: int, records: Iterable[Record], now:
         return dataclasses.replace(state, term=term)
     nodes = {name: _expected(node, now - away_s) for name, node in state.nodes.items()}
     ran = state.phase in (s.STARTING, s.RUNNING)
+    cause = state.cause or ("node_lost" if ran else None)
     waiting = frozenset(name for name in state.members if nodes[name].status != "removed") if ran else frozenset()
     return dataclasses.replace(
         state,
         term=term,
         nodes=nodes,
         phase=s.STOPPING if ran else s.FORMING,
-        cause="node_lost" if ran else None,
+        cause=cause,
         waiting=waiting,
         deadline=now + spec.node_timeout,
         marks={"cause": now - away_s, "stop": now} if ran else {},
@@ -169,6 +170,10 @@ def _generation_stopped(state: s.State, record: Record) -> s.State:
     return dataclasses.replace(state, phase=s.FORMING, ranks=ranks)
 
 
+def _stop_requested(state: s.State, record: Record) -> s.State:
+    return dataclasses.replace(state, cause="stop", preempted=str(record["detail"].get("reason") or ""))
+
+
 def _incident(state: s.State, record: Record) -> s.State:
     return dataclasses.replace(state, incidents=state.incidents + 1, incident=dict(record["detail"]))
 
@@ -197,6 +202,7 @@ FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
     "generation_running": _generation_running,
     "rank_failed": _rank_failed,
     "generation_stopped": _generation_stopped,
+    "stop_requested": _stop_requested,
     "incident": _incident,
     "job_succeeded": _ended,
     "job_failed": _ended,

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from remote_agent import clocks
 from remote_agent import state as s
 from remote_agent.coordinator import step
-from remote_agent.journal import utc
+from remote_agent.journal import chunks, utc
 from remote_agent.status import document
 from remote_agent.tasks import Tasks
 from remote_agent.wire import Channel, NodeSpec, Problem, WireError
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-JOURNAL_CHUNK = 500
 # How often nodes tell of their ranks.
 BEAT_S = 1.0
 TICK_S = 0.25
@@ -65,18 +65,21 @@ class Outbox:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.queue: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        self.sending: asyncio.Task[None] | None = None
 
     def put(self, op: str, args: dict[str, Any]) -> None:
         """Add a notice."""
         self.queue.put_nowait((op, args))
 
     async def run(self) -> None:
-        """Send notices until the wire ends."""
+        """Send notices until the wire ends; one that cannot be sent ends it, as nothing may be left out."""
         while True:
             op, args = await self.queue.get()
             try:
                 await self.channel.notify(op, args)
-            except WireError:
+            except WireError as error:
+                log.info("%s: %s", op, error)
+                await self.channel.close()
                 return
             finally:
                 self.queue.task_done()
@@ -122,7 +125,7 @@ class Role:
 
     def feed(self, event: s.Event) -> s.Reply | None:
         """Take one event in and carry the commands out; returns the reply to an operator, if it was a request."""
-        self.state, commands = step(self.state, event, time.monotonic(), time.time_ns())
+        self.state, commands = step(self.state, event, clocks.now(), time.time_ns())
         reply: s.Reply | None = None
         for command in commands:
             if isinstance(command, s.Emit):
@@ -190,17 +193,15 @@ class Role:
 
     def join(self, node: str, channel: Channel, args: dict[str, Any]) -> None:
         """Take a member's connection in: first its journal, then what it says of itself, then orders."""
-        journal = self._agent.journal
+        self._forget(node)
         outbox = Outbox(channel)
-        last = int(args["last_seq"])
-        known = last <= journal.last_seq and journal.digest(last) == args["digest"]
-        records = journal.since(last if known else 0)
-        for start in range(0, max(1, len(records)), JOURNAL_CHUNK):
-            chunk = records[start : start + JOURNAL_CHUNK]
-            outbox.put("journal", {"records": chunk, "reset": not known and start == 0})
+        reset, records = self._agent.journal.missing(args["journal"])
+        for chunk in chunks(records):
+            outbox.put("journal", {"records": chunk, "reset": reset})
+            reset = False
         outbox.put("members", {"members": self._agent.members})
         self._outboxes[node] = outbox
-        self._tasks.spawn(outbox.run(), f"orders for {node}")
+        outbox.sending = self._tasks.spawn(outbox.run(), f"orders for {node}")
         self.hear_join(node, args)
 
     def hear_join(self, node: str, args: dict[str, Any]) -> None:
@@ -220,8 +221,15 @@ class Role:
         outbox = self._outboxes.get(node)
         if outbox is None or outbox.channel is not channel:
             return False
-        del self._outboxes[node]
+        self._forget(node)
         return True
+
+    def _forget(self, node: str) -> Outbox | None:
+        """Send nothing more on a member's connection; returns what was left to send."""
+        outbox = self._outboxes.pop(node, None)
+        if outbox is not None and outbox.sending is not None:
+            outbox.sending.cancel()
+        return outbox
 
     def hear(self, node: str, op: str, args: dict[str, Any]) -> None:
         """Take a member's report in."""
@@ -297,7 +305,7 @@ class Role:
             self._outboxes[node].put("order", {"op": op, "args": args, "term": self.state.term})
 
     def _drop(self, node: str) -> None:
-        outbox = self._outboxes.pop(node, None)
+        outbox = self._forget(node)
         if outbox is not None:
             self._tasks.spawn(outbox.channel.close(), f"drop {node}")
 
@@ -330,8 +338,11 @@ class Role:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.feed(s.Beat(self._agent.node))
-            self.feed(s.Tick())
+            try:
+                self.feed(s.Beat(self._agent.node))
+                self.feed(s.Tick())
+            except Exception:
+                log.exception("coordinator tick")
 
     def _wake(self) -> None:
         self.changed.set()

@@ -23,6 +23,7 @@ from remote_agent.tree import full
 from remote_agent.wire import JobSpec, Problem, SpecError
 
 START_DEADLINE_S = 20.0
+REAP_S = 2.0
 # The agent offers its socket some 100 ms after it starts; nothing announces that moment to another process.
 POLL_S = 0.02
 LOG_TAIL = 4000
@@ -41,7 +42,7 @@ async def start(home: Home, args: dict[str, Any]) -> dict[str, Any]:
         process = _spawn(files)
     except OSError as error:
         raise _refusal(files, error) from error
-    pid = await asyncio.wait_for(asyncio.to_thread(_read_pid, process), START_DEADLINE_S)
+    pid = await asyncio.to_thread(_read_pid, process)
     if pid is None:
         raise Problem("start", f"the agent did not start (status {process.returncode}): {_tail(files)}")
     await _until_accepting(files, pid)
@@ -130,8 +131,17 @@ def _spawn(files: JobFiles) -> subprocess.Popen[bytes]:
 
 
 def _read_pid(process: subprocess.Popen[bytes]) -> int | None:
-    """Wait for the first child, which prints the agent's pid and is gone."""
-    out, _ = process.communicate()
+    """Wait for the first child, which prints the agent's pid and is gone; raises Problem."""
+    try:
+        out, _ = process.communicate(timeout=START_DEADLINE_S)
+    except subprocess.TimeoutExpired as late:
+        # With what it may have forked: it leads a session of its own.
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate(timeout=REAP_S)
+        message = f"{sys.executable} did not start the agent within {START_DEADLINE_S:.0f} s"
+        hint = "is a file system of this node slow, or hanging?"
+        raise Problem("start", message, hint) from late
     text = out.split()
     return int(text[0]) if process.returncode == 0 and text else None
 

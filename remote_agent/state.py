@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Union
 
 if TYPE_CHECKING:
     from remote_agent.wire import JobSpec, NodeSpec
@@ -382,4 +382,3 @@ class Reply:
 
 Command = Union[Emit, Send, Drop, HandOver, Reply]
 Turned = tuple[State, "tuple[Command, ...]"]
-MaybeNode = Optional[Node]

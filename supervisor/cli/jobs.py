@@ -125,7 +125,8 @@ def _clean(inventory: Inventory, job: str | None, *, as_json: bool) -> int:
         write_json({"removed": sorted(removed), "kept": sorted(kept), "bytes": freed, "unreachable": refused})
     else:
         lines = [f"removed {name} on {' '.join(on)}" for name, on in sorted(removed.items())]
-        lines += [f"kept {name} on {' '.join(on)}: its agent lives there" for name, on in sorted(kept.items())]
+        why = "its agent lives there" if job is not None else "it is not over there, or its agent lives"
+        lines += [f"kept {name} on {' '.join(on)}: {why}" for name, on in sorted(kept.items())]
         write_lines([*(lines or ["nothing to remove"]), *([f"freed {plain.size(freed)}"] if removed else [])])
         for name, reason in refused.items():
             say(f"{name}: {reason}")
