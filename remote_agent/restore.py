@@ -178,6 +178,10 @@ def _incident(state: s.State, record: Record) -> s.State:
     return dataclasses.replace(state, incidents=state.incidents + 1, incident=dict(record["detail"]))
 
 
+def _hang_over(state: s.State, record: Record) -> s.State:
+    return dataclasses.replace(state, incident={**(state.incident or {}), "ongoing": False})
+
+
 def _ended(state: s.State, record: Record) -> s.State:
     how = record["type"].split("_", 1)[1]
     ranks = state.ranks
@@ -204,6 +208,7 @@ FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
     "generation_stopped": _generation_stopped,
     "stop_requested": _stop_requested,
     "incident": _incident,
+    "hang_over": _hang_over,
     "job_succeeded": _ended,
     "job_failed": _ended,
     "job_stopped": _ended,

@@ -118,7 +118,7 @@ def _tell(turn: Turn, stall: Stall) -> None:
     }
     turn.set(
         incidents=number,
-        incident=incident.to_json(),
+        incident={**incident.to_json(), "ongoing": True},
         watch=dataclasses.replace(state.watch, told=told, told_at=turn.now),
     )
     turn.emit("incident", **incident.to_json(), fingerprint=fingerprint(incident), ongoing=True)
@@ -128,17 +128,18 @@ def _resolved(turn: Turn) -> None:
     """The group gets on by itself: what looked like a hang was only slow."""
     watch = turn.state.watch
     waited_s = turn.now - watch.since
-    turn.emit("hang_over", waited_s=round(waited_s, 1), summary=(watch.told or {})["summary"])
+    turn.emit("hang_over", reason=f"the group gets on again after {waited_s:.0f} s", waited_s=round(waited_s, 1))
     turn.set(
+        incident={**(turn.state.incident or {}), "ongoing": False},
         watch=dataclasses.replace(watch, told=None, key="", since=turn.now, longest_s=max(watch.longest_s, waited_s))
     )
 
 
 def plan(state: s.State) -> str | None:
-    """Say who holds the group up, while it lasts, and what follows."""
-    told = state.watch.told
-    if told is None or state.phase != s.RUNNING:
+    """Say what follows a hang, while it lasts."""
+    if state.watch.told is None or state.phase != s.RUNNING:
         return None
     allowed = state.spec.hang_restart
-    then = f"restarts after {allowed:g} s of it" if allowed else "`supervisor restart` starts the group again"
-    return f"it hangs: {told['summary']}; {then}"
+    if allowed:
+        return f"a restart, when this has lasted {allowed:g} s"
+    return "it waits for you; `supervisor restart` starts the group again from its snapshot"

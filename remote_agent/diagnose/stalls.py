@@ -263,7 +263,7 @@ def _hint(stall: Stall) -> str:
         return HINTS["collective_desync"]
     if any("dataloader.py" in call for call in stall.calls.values()):
         return "its DataLoader's workers deliver nothing: look at what they read, and at their stacks (py-spy dump)"
-    return "`supervisor stacks` shows the whole stack; `supervisor restart` starts the group again from its snapshot"
+    return "`supervisor stacks` shows the whole stack"
 
 
 def _node_of(rank: int, context: Context) -> str | None:
