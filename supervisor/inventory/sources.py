@@ -73,10 +73,11 @@ def _entry(name: str, nproc: int | None) -> Document:
     return {"name": name} if nproc is None else {"name": name, "nproc_per_node": nproc}
 
 
-def from_slurm(environ: Mapping[str, str]) -> Document:
+def from_slurm(environ: Mapping[str, str], via: str = "auto") -> Document:
     """Read the environment of an allocation (sbatch, salloc): nodes, python3, and GPUs or tasks on each as ranks.
 
-    Raises InventoryError outside of an allocation. Names of variables: sbatch(1), OUTPUT ENVIRONMENT VARIABLES.
+    `via`: how the nodes are reached. Raises InventoryError outside of an allocation. Names of variables: sbatch(1),
+    OUTPUT ENVIRONMENT VARIABLES.
     """
     nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     if not nodes:
@@ -94,10 +95,11 @@ def from_slurm(environ: Mapping[str, str]) -> Document:
             groups[-1][1].append(name)
         else:
             groups.append((count, [name]))
-    # A login on a node knows nothing of the environment that is active here, which srun would have taken along.
+    # A login on a node knows nothing of the environment that is active here, which srun takes along.
     python = shutil.which("python3", path=environ.get("PATH", ""))
-    defaults = {"defaults": {"python": python}} if python is not None else {}
-    return {**defaults, "hosts": [_entry(name, count) for count, group in groups for name in _patterns(group)]}
+    defaults = {"via": via} if python is None else {"python": python, "via": via}
+    entries = [_entry(name, count) for count, group in groups for name in _patterns(group)]
+    return {"defaults": defaults, "hosts": entries}
 
 
 def _patterns(names: list[str]) -> list[str]:
