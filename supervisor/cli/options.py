@@ -125,6 +125,8 @@ def read_source(options: argparse.Namespace) -> dict[str, Any]:
         return sources.from_hostfile(text, options.hostfile)
     document = sources.from_slurm(os.environ, options.slurm)
     # On a cluster the home is on a network disk, as a rule: what is there already is not sent to itself.
+    if is_shared(Path.home()):
+        document = sources.with_own_roots(document, f"{Path.home()}/.supervisor/nodes")
     return {**document, "job": {"sync": False}} if is_shared(Path.cwd()) else document
 
 

@@ -86,7 +86,7 @@ def from_slurm(environ: Mapping[str, str], via: str = "auto") -> Document:
         names = expand(nodes)
     except PatternError as error:
         raise InventoryError(f"--slurm: SLURM_JOB_NODELIST: {error}") from error
-    gpus = _gpus(environ)
+    gpus = gpus_per_node(environ)
     tasks = [None] * len(names) if gpus else _tasks(environ, len(names))
     counts = [gpus or count for count in tasks]
     groups: list[tuple[int | None, list[str]]] = []
@@ -102,13 +102,24 @@ def from_slurm(environ: Mapping[str, str], via: str = "auto") -> Document:
     return {"defaults": defaults, "hosts": entries}
 
 
+def with_own_roots(document: Document, shared: str) -> Document:
+    """Give each host a root of its own in a directory that all of them see: a job's files there are one node's."""
+    hosts = [
+        {**entry, "name": name, "env": {"SUPERVISOR_HOME": f"{shared}/{name}"}}
+        for entry in document["hosts"]
+        for name in expand(entry["name"])
+    ]
+    return {**document, "hosts": hosts}
+
+
 def _patterns(names: list[str]) -> list[str]:
     """Return one pattern for all, where it keeps their order: ranks follow it."""
     pattern = fold(names)
     return [pattern] if expand(pattern) == names else names
 
 
-def _gpus(environ: Mapping[str, str]) -> int | None:
+def gpus_per_node(environ: Mapping[str, str]) -> int | None:
+    """Return the GPUs that an allocation has on each node, None where its environment tells of none."""
     for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"):
         # Also h100:8.
         text = environ.get(name, "").rpartition(":")[2]
@@ -138,6 +149,8 @@ def to_toml(document: Document, comment: str) -> str:
 
 
 def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_value(one)}" for key, one in value.items()) + " }"
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int) else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'

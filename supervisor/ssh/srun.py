@@ -15,6 +15,7 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from supervisor.inventory.sources import gpus_per_node
 from supervisor.ssh import boot
 from supervisor.ssh.errors import HostError
 from supervisor.ssh.wires import LocalWire, end_process
@@ -46,6 +47,10 @@ def words(host: Host, command: str, *options: str) -> list[str]:
         *("--nodes=1", "--ntasks=1", f"--nodelist={host.ssh}"),
         *("--export=ALL", "--mpi=none", "--chdir=/"),
     ]
+    gpus = gpus_per_node(os.environ)
+    if gpus is not None:
+        # Without it a step is given what its allocation asked for: per task, or for all nodes together.
+        step.append(f"--gpus-per-node={gpus}")
     return ["srun", f"--jobid={os.environ['SLURM_JOB_ID']}", *step, *options, "sh", "-c", f"exec {command}"]
 
 

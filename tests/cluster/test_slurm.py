@@ -20,6 +20,20 @@ pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
 ROOT = Path(__file__).parents[2]
 # What ends with an allocation: workers, agents in a step, whatever is Slurm's.
 LEFT = ("train.py", "serve --job alloc --step", "srun --jobid", "slurmstepd")
+# Needs longer to save than an engine gives to workers whose agent is gone.
+SAVES = """
+import os, signal, time
+
+def save(number, frame):
+    time.sleep(1)
+    print("saved", flush=True)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, save)
+print("in main", flush=True)
+while True:
+    signal.pause()
+"""
 BATCH = """#!/bin/sh
 cd {work}
 export PATH={bin}:$PATH
@@ -63,13 +77,13 @@ def no_ssh(hosts: Cluster) -> Iterator[None]:
     away.rename(keys)
 
 
-def submit(slurm: Slurm, work: Path, stay: float, way: str = "--slurm") -> str:
+def submit(slurm: Slurm, work: Path, program: str, stay: float = 0.0, way: str = "--slurm") -> str:
     """Submit a batch job on both nodes; returns its number."""
     work.mkdir()
-    (work / "train.py").write_text(LIGHT)
+    (work / "train.py").write_text(program)
     script = work / "batch.sh"
-    program = Path(sys.executable)
-    script.write_text(BATCH.format(work=work, root=ROOT, python=program, bin=program.parent, stay=stay, way=way))
+    python = Path(sys.executable)
+    script.write_text(BATCH.format(work=work, root=ROOT, python=python, bin=python.parent, stay=stay, way=way))
     printed = slurm.run("sbatch", "--parsable", "-N", "2", "-o", str(work / "out"), str(script))
     return printed.strip()
 
@@ -105,7 +119,7 @@ def await_nothing_left(hosts: Cluster, slurm: Slurm) -> None:
 
 
 def test_an_allocation_trains_on_its_nodes(hosts: Cluster, slurm: Slurm, tmp_path: Path) -> None:
-    submit(slurm, tmp_path / "work", 1)
+    submit(slurm, tmp_path / "work", LIGHT, stay=1)
     printed = until("job_succeeded", tmp_path / "work")
     assert "n1:0| in main 0" in printed
     assert "n2:1| in main 1" in printed
@@ -116,10 +130,12 @@ def test_an_allocation_trains_on_its_nodes(hosts: Cluster, slurm: Slurm, tmp_pat
 def test_a_cancelled_allocation_ends_its_job_and_the_incident_says_preempted(
     hosts: Cluster, slurm: Slurm, tmp_path: Path, way: str
 ) -> None:
-    number = submit(slurm, tmp_path / "work", 3600, way)
-    until("generation_running", tmp_path / "work")
+    number = submit(slurm, tmp_path / "work", SAVES, way=way)
+    for line in ("generation_running", "n1:0| in main", "n2:1| in main"):
+        until(line, tmp_path / "work")
     slurm.run("scancel", number)
-    until("job_stopped", tmp_path / "work")
+    for line in ("job_stopped", "n1:0| saved", "n2:1| saved"):
+        until(line, tmp_path / "work")
     (incident,) = [event["detail"] for event in journal(hosts) if event["type"] == "incident"]
     assert (incident["category"], incident["scope"]) == ("signal_preempted", "outside_the_ranks")
     assert incident["summary"] == f"preempted: Slurm ends allocation {number} (SIGTERM)"

@@ -123,6 +123,14 @@ def test_a_written_inventory_loads_back_to_the_same_hosts(
     assert (again.hosts, again.job) == (direct.hosts, direct.job)
 
 
+def test_nodes_that_share_a_home_have_roots_of_their_own(tmp_path: Path) -> None:
+    made = sources.with_own_roots({"hosts": [{"name": "n[1-2]", "nproc_per_node": 2}]}, "/home/u/.supervisor/nodes")
+    (tmp_path / "hosts.toml").write_text(sources.to_toml(made, "an allocation"))
+    found = [(host.name, host.nproc_per_node, host.env) for host in load(tmp_path / "hosts.toml").hosts]
+    roots = [{"SUPERVISOR_HOME": f"/home/u/.supervisor/nodes/{name}"} for name in ("n1", "n2")]
+    assert found == [("n1", "2", roots[0]), ("n2", "2", roots[1])]
+
+
 def test_hosts_needs_to_know_what_to_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["hosts", "--from", "hostfile"]) == 2
     assert main(["hosts", "--from", "slurm", "x"]) == 2
