@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from remote_agent import clocks, election, member, paths, peers, restore
+from remote_agent import allocation, clocks, election, member, paths, peers, restore
 from remote_agent import state as s
 from remote_agent.follower import Follower
 from remote_agent.formation import holds_quorum
@@ -62,6 +62,7 @@ class Agent:
         self.operators_changed = asyncio.Event()
         self._finished = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._preempted = False
         self._peers: set[Channel] = set()
 
     async def run(self) -> None:
@@ -112,8 +113,23 @@ class Agent:
         self.journal.close()
 
     def _interrupted(self, name: str) -> None:
-        """Whoever sends a signal does not want to wait for readers."""
-        self.finish(f"the agent got {name}", linger=False)
+        """Whoever sends a signal does not want to wait for readers; Slurm sends it first, and kills later."""
+        preempted = allocation.ending() if name == "SIGTERM" and not self._preempted else ""
+        if not preempted:
+            self.finish(f"the agent got {name}", linger=False)
+            return
+        self._preempted = True
+        self._tasks.spawn(self._stop_job(preempted), "the end of the allocation")
+
+    async def _stop_job(self, preempted: str) -> None:
+        wish = {"operator": "slurm", "preempted": preempted}
+        try:
+            if self.role is not None:
+                self.role.request("stop", wish)
+            else:
+                await self.follower.forward("stop", wish)
+        except Problem as problem:
+            self.finish(f"{preempted}: {problem.message}", linger=False)
 
     def finish(self, reason: str, *, linger: bool = True) -> None:
         """The job is over for this node; linger: as long as somebody looks."""

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from remote_agent import engine_boot, engine_elastic, engine_watch
+from remote_agent import allocation, engine_boot, engine_elastic, engine_watch
 from remote_agent.engine_group import Group
 from remote_agent.engine_start import OWN_VARIABLES, Order, link_logs, rank_directories, worker_environment
 from remote_agent.wire import Answer, Channel, ChannelClosed, Problem, WireError
@@ -67,7 +67,8 @@ class Engine:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._child_died)
         told = asyncio.Event()
-        loop.add_signal_handler(signal.SIGTERM, told.set)
+        # In a Slurm step it comes to the workers as well, who may save; the agent says what follows.
+        loop.add_signal_handler(signal.SIGTERM, lambda: None if allocation.ending() else told.set())
         # `closed` is set before `run` has ended what it serves: workers must not wait for that.
         waits = (channel.run(), self._send_notices(channel), channel.closed.wait(), told.wait())
         await asyncio.wait([asyncio.ensure_future(wait) for wait in waits], return_when=asyncio.FIRST_COMPLETED)

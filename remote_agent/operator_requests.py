@@ -101,6 +101,9 @@ def on_stop(turn: Turn, event: s.Stop) -> None:
     if _over(turn):
         return
     turn.reply("the job is being stopped")
+    if event.preempted and turn.state.preempted and not event.kill:
+        # Every node of the allocation says it.
+        return
     turn.emit("stop_requested", operator=event.operator, kill=event.kill, reason=event.preempted)
     if event.preempted:
         turn.set(preempted=event.preempted)

@@ -1,6 +1,7 @@
 """Start the agent of a job, detached from the connection that asked for it.
 
-In: the `start` request. Out: the job's directory with its description and keys, and a running agent that accepts.
+In: the `start` request. Out: the job's directory with its description and keys, and a running agent that accepts;
+with `step` the directory alone: then srun brings the agent in a step of its own, which `await_agent` waits for.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ async def start(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     `script`: a hash of the script's bytes where it is not synced, so that nodes can be compared; else None.
     """
     files, node = _check(home, args)
+    script = _script_hash(JobSpec.from_json(args["spec"]))
     try:
         _write(files, node, args)
+        if args.get("step"):
+            return {"script": script}
         process = _spawn(files)
     except OSError as error:
         raise _refusal(files, error) from error
@@ -46,7 +50,14 @@ async def start(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     if pid is None:
         raise Problem("start", f"the agent did not start (status {process.returncode}): {_tail(files)}")
     await _until_accepting(files, pid)
-    return {"agent_pid": pid, "script": _script_hash(JobSpec.from_json(args["spec"]))}
+    return {"agent_pid": pid, "script": script}
+
+
+async def await_agent(home: Home, args: dict[str, Any]) -> dict[str, Any]:
+    """Wait until the agent that is started elsewhere accepts; returns {agent_pid}. Raises Problem."""
+    files = job_files(home, args.get("job"))
+    await _until_accepting(files, None)
+    return {"agent_pid": agent_alive(files)}
 
 
 def _script_hash(spec: JobSpec) -> str | None:
@@ -146,7 +157,7 @@ def _read_pid(process: subprocess.Popen[bytes]) -> int | None:
     return int(text[0]) if process.returncode == 0 and text else None
 
 
-async def _until_accepting(files: JobFiles, pid: int) -> None:
+async def _until_accepting(files: JobFiles, pid: int | None) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + START_DEADLINE_S
     while loop.time() < deadline:
@@ -154,11 +165,12 @@ async def _until_accepting(files: JobFiles, pid: int) -> None:
             _reader, writer = await open_unix(files.sock)
             writer.close()
             return
-        if not os.path.exists(f"/proc/{pid}"):
+        if pid is not None and not os.path.exists(f"/proc/{pid}"):
             raise Problem("start", f"the agent ended while it started: {_tail(files)}")
         await asyncio.sleep(POLL_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     raise Problem("start", f"the agent did not accept within {START_DEADLINE_S:.0f} s: {_tail(files)}")
 
 

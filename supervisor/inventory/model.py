@@ -39,6 +39,8 @@ class Host:
     nproc_per_node: str = "auto"
     spare: bool = False
     env: dict[str, str] = dataclasses.field(default_factory=dict)
+    via: str = "ssh"
+    """ssh, srun (a step of the Slurm allocation that this process runs in), or auto: srun where SSH is refused."""
     local: bool = False
     """This machine: no SSH."""
 

@@ -193,7 +193,7 @@ class Link:
 
     async def _connect(self) -> NodeLink | None:
         try:
-            return await connect(
+            node = await connect(
                 self.host, agent=self._session.agent, progress=self.progress, deadline_s=CONNECT_DEADLINE
             )
         except HostError as error:
@@ -202,6 +202,12 @@ class Link:
                 self._order.fail(error)
                 self._order = None
             return None
+        if node.refused is not None:
+            # Once for all nodes: as a rule none of them lets anybody in.
+            if all(link.host.via != "srun" for link in self._session.links.values()):
+                self._session.notice(f"srun is used instead of SSH: {node.refused.message}")
+            self.host = node.host
+        return node
 
     async def _serve(self, node: NodeLink) -> None:
         self._node = node
