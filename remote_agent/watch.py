@@ -131,7 +131,7 @@ def _resolved(turn: Turn) -> None:
     turn.emit("hang_over", reason=f"the group gets on again after {waited_s:.0f} s", waited_s=round(waited_s, 1))
     turn.set(
         incident={**(turn.state.incident or {}), "ongoing": False},
-        watch=dataclasses.replace(watch, told=None, key="", since=turn.now, longest_s=max(watch.longest_s, waited_s))
+        watch=dataclasses.replace(watch, told=None, key="", since=turn.now, longest_s=max(watch.longest_s, waited_s)),
     )
 
 
