@@ -17,7 +17,7 @@ from remote_agent.wire import CallFailed, JobSpec, SpecError, WireError
 from supervisor.errors import RequestFailed, SupervisorError
 from supervisor.session import bringup
 from supervisor.session.certificates import Authority
-from supervisor.session.specs import merge_host, tree_for
+from supervisor.session.specs import merge_host, tree_again
 from supervisor.session.view import ENDED_STATES
 from supervisor.ssh import HostError
 
@@ -201,9 +201,11 @@ async def bring_up_again(session: Session, name: str, *, full: bool) -> dict[str
     try:
         authority, spec = await authority_of(session)
         spec = merge_host(spec, link.host, session.inventory)
-        tree = await asyncio.to_thread(tree_for, session.inventory, spec) if full else None
         leaving = await _is_leaving(session, link)
         if leaving or not (link.opened and link.view.live):
+            tree = await asyncio.to_thread(tree_again, session.inventory, spec, name) if full else None
+            if leaving:
+                await _end(link)
             material = bringup.Material(spec, authority, tree, replaces=leaving)
             await bringup.start_on(session, name, material)
         await introduce(session, link, spec)
@@ -221,14 +223,16 @@ async def _is_leaving(session: Session, link: Link) -> bool:
     nodes = (await session.call("status")).get("nodes", ())
     # One that is left out as failed may have no engine any more.
     out = ("removed", "failed")
-    if not any(node["name"] == link.view.name and node.get("state") in out for node in nodes):
-        return False
+    return any(node["name"] == link.view.name and node.get("state") in out for node in nodes)
+
+
+async def _end(link: Link) -> None:
+    """Tell an agent that is out of the job to end, so that another one can take its place."""
     try:
         await link.call("exit", timeout_s=IDENTITY_DEADLINE)
     except (CallFailed, WireError, asyncio.TimeoutError) as error:
         # It ends by itself once nobody is connected to it.
         log.info("%s: %s", link.view.name, error)
-    return True
 
 
 async def introduce(session: Session, link: Link, spec: JobSpec) -> None:

@@ -6,6 +6,7 @@ In: an inventory and a Plan. Out: a Session whose job runs on its own; or Launch
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,10 @@ class Launch:
     async def _run(self, session: Session) -> None:
         spec = self._plan.spec
         tree = await asyncio.to_thread(tree_for, session.inventory, spec)
+        if tree is not None:
+            # Whoever adds a node later compares.
+            spec = session.spec = dataclasses.replace(spec, tree_digest=tree.digest)
+            self._plan = dataclasses.replace(self._plan, spec=spec)
         material = bringup.Material(spec, make_authority(spec.job), tree, is_new=True, begun=self._begun)
         limit = asyncio.Semaphore(BRING_UP_LIMIT)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 import re
 import stat
@@ -53,9 +54,15 @@ class Tree:
         """Bytes in all files."""
         return sum(file.size for file in self.files)
 
+    @property
+    def digest(self) -> str:
+        """Return what changes with any content; another user's umask or an empty directory makes no other code."""
+        files = [(file.path, bool(file.mode & 0o100), file.sha256) for file in self.files]
+        return hashlib.sha256(json.dumps([files, self.links]).encode()).hexdigest()
+
 
 def tree_name(workdir: Path) -> str:
-    """Return the tree's name on the nodes: the directory's name and a hash of operator, machine and path."""
+    """Return the tree's name on the nodes: the directory's name and a hash of operator and path."""
     try:
         operator = local_user()
     except SshConfigError:

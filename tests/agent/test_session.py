@@ -104,8 +104,16 @@ def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
             await steer(session, "restart")
             await steer(session, "remove", node="n1")
             await until(session, lambda: session.status.get("world_size") == 1)
+            # From a tree with another name, where the script has been edited.
+            edited = made.copy_work("elsewhere")
+            script = edited.job.workdir / "talk.py"
+            script.write_text(script.read_text() + "# edited")
+            async with open_session(edited, feed=True, live_only=True) as other:
+                await other.ready()
+                with pytest.raises(RequestFailed, match=r"other code than the rest .* \(changed since: talk.py\)"):
+                    await other.request("add", node="n1")
             # From outside: nothing but the inventory is known.
-            async with open_session(made.inventory(), feed=True, live_only=True) as other:
+            async with open_session(made.copy_work("copy"), feed=True, live_only=True) as other:
                 await other.ready()
                 await steer(other, "add", node="n1")
                 await until(other, lambda: other.status.get("world_size") == 2)
