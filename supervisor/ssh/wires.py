@@ -176,17 +176,25 @@ class LocalWire:
         """Close stdin, which ends the bridge; kill it if that does not."""
         # asyncio sees the end of a process only when its pipes have been read to their end.
         reading = asyncio.ensure_future(_collect(self.reader.read, bytearray()))
-        self.writer.close()
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(self.writer.wait_closed(), CLOSE_DEADLINE_S)
         try:
-            await asyncio.wait_for(self._process.wait(), CLOSE_DEADLINE_S)
-        except asyncio.TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
-        await asyncio.wait([reading, self._collecting], timeout=CLOSE_DEADLINE_S)
-        await _end(reading)
-        await _end(self._collecting)
-        # It closes itself some turns of the loop later, which may not come; asyncio.subprocess has no public way.
-        self._process._transport.close()  # type: ignore[attr-defined]
+            self.writer.close()
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                await asyncio.wait_for(self.writer.wait_closed(), CLOSE_DEADLINE_S)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._process.wait(), CLOSE_DEADLINE_S)
+            if self._process.returncode is None:
+                self._kill()
+                await self._process.wait()
+            await asyncio.wait([reading, self._collecting], timeout=CLOSE_DEADLINE_S)
+            await _end(reading)
+            await _end(self._collecting)
+        finally:
+            # Whoever cancels us once more does not wait.
+            if self._process.returncode is None:
+                self._kill()
+            # It closes itself some turns of the loop later, which may not come; asyncio.subprocess has no public way.
+            self._process._transport.close()  # type: ignore[attr-defined]
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 
 from supervisor.inventory import Host, local
 from supervisor.ssh import AgentFile, HostError, NodeLink, connect, connect_all
+from supervisor.ssh.wires import LocalWire
 from tests.ssh.servers import Served, jump_host, with_hosts
 
 pytestmark = pytest.mark.ssh
@@ -257,3 +259,18 @@ def test_a_key_behind_a_passphrase_needs_an_agent(
             holder.wait(5)
 
     with_hosts(tmp_path, body)
+
+
+def test_who_does_not_wait_for_a_local_bridge_leaves_none() -> None:
+    async def run() -> None:
+        wire = await LocalWire.open("echo begun; sleep 600; sleep 600")
+        assert await wire.reader.readline() == b"begun\n"
+        closing = asyncio.ensure_future(wire.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        assert await asyncio.wait_for(wire.wait_exit(), 5) == -signal.SIGKILL
+        # Its child holds the other end of this pipe.
+        assert await asyncio.wait_for(wire.reader.read(), 5) == b""
+
+    asyncio.run(run())
