@@ -151,7 +151,8 @@ class Launch:
         await self._assign(session, ready)
         ready = [name for name in ready if name not in self._failures]
         self._check_enough(session, ready)
-        for name, failure in self._failures.items():
+        # Hosts that still come up may fail meanwhile.
+        for name, failure in list(self._failures.items()):
             session.notice(f"{failure}; the job starts without it", "warning", name)
             await self._end_agent(session.links[name])
 
