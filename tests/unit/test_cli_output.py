@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,11 @@ from supervisor.cli.output import LINE_LIMIT, Prefixer, Writer
 from supervisor.cli.status import contract
 from supervisor.cli.steer import find_outcome, is_success
 from supervisor.errors import RequestFailed, Unreachable, UsageError
+from supervisor.inventory import Host, Inventory, JobDefaults
+from supervisor.session import opening
 from supervisor.session.follow import Chunk
 from supervisor.session.jobs import choose_job, group_jobs
+from supervisor.session.session import Session
 
 
 def chunk(data: bytes, rank: int = 0, *, generation: int = 0, stream: str = "stdout", node: str = "n1") -> Chunk:
@@ -230,3 +234,23 @@ def test_rows_take_the_state_of_the_newest_host() -> None:
     assert [(row["job"], row["state"], row["generation"], row["hosts"]) for row in rows] == [
         ("a", "failed", 4, ["n1", "n2"])
     ]
+
+
+def test_the_one_live_job_is_chosen_when_all_hosts_have_been_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "GRACE", -1.0)
+    hosts = tuple(Host(name, ssh=name, address=name) for name in ("n1", "n2"))
+
+    async def scenario() -> None:
+        session = Session(Inventory(Path("hosts.toml"), hosts, JobDefaults(workdir=Path())), live_only=True)
+        session.links["n1"].jobs = [entry("a", 1, live=True)]
+        choosing = asyncio.ensure_future(opening.choose(session))
+        await asyncio.sleep(0)
+        session.touch()
+        await asyncio.sleep(0.01)
+        assert not choosing.done()
+        session.links["n2"].jobs = [entry("b", 2, live=True)]
+        session.touch()
+        await choosing
+        assert isinstance(session.failure, UsageError)
+
+    asyncio.run(scenario())
