@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, JobSpec, SpecError, WireError
-from supervisor.errors import RequestFailed, SupervisorError
+from supervisor.errors import RequestFailed, SupervisorError, why
 from supervisor.session import bringup
 from supervisor.session.certificates import Authority
 from supervisor.session.specs import merge_host, tree_again
@@ -37,7 +37,9 @@ IDENTITY_DEADLINE = 5.0
 PROMOTE_DEADLINE = 30.0
 # A node gives its old coordinator up after 0.8 of node_timeout; longer than the default of 15 s is waited for.
 FORCE_DEADLINE = 20.0
-# How long a link that only reads files stays as it is before it looks for an agent again, seconds.
+# Nodes in these states are left alone.
+OUT = ("removed", "failed", "draining")
+# How long a link that reached no agent stays as it is before it looks for one again, seconds.
 LOOK_AGAIN = 5.0
 REOPEN_DEADLINE = 20.0
 
@@ -246,8 +248,9 @@ async def introduce(session: Session, link: Link, spec: JobSpec) -> None:
         # Nobody else is left of the job, or all wait for this one: it carries on from the voters' journal.
         try:
             await link.call("promote", {"force": False}, timeout_s=PROMOTE_DEADLINE)
-        except CallFailed as refused:
-            raise HostError(mine, "promote", refused.message, refused.hint) from refused
+        except (CallFailed, WireError, asyncio.TimeoutError) as error:
+            hint = error.hint if isinstance(error, CallFailed) else ""
+            raise HostError(mine, "promote", why(error), hint) from error
         return
     members: dict[str, dict[str, Any]] = {**newest.get("members", {})}
     members[mine] = await bringup.peer_address(link, spec)
@@ -292,19 +295,19 @@ class Healer:
         session = self._session
         if not session.status:
             return
-        wanted = self._wanted()
+        wanted = self._taking_part(*OUT)
         dead = [link for link in self._dead_links() if link.view.name in wanted]
         await asyncio.gather(*(self._restart(link) for link in dead))
 
-    def _wanted(self) -> set[str]:
-        nodes = self._session.status.get("nodes", ())
-        return {node["name"] for node in nodes if node.get("state") not in ("removed", "failed", "draining")}
+    def _taking_part(self, *out: str) -> set[str]:
+        """Return the nodes of the job that are in none of these states."""
+        return {node["name"] for node in self._session.status.get("nodes", ()) if node.get("state") not in out}
 
     async def _restart(self, link: Link) -> None:
         session, name = self._session, link.view.name
         if await self._is_over(link) or not await self._is_still_dead(link) or not self._may_start(name):
             return
-        if name not in self._wanted():
+        if name not in self._taking_part(*OUT):
             # It was removed while we looked.
             return
         session.notice(f"{name}: its agent is gone; starting it again", "warning", name)
@@ -349,8 +352,12 @@ class Healer:
             return False
 
     def _look_again(self) -> None:
-        """Somebody else may have started an agent where we only read files."""
+        """Somebody else may have started an agent where we only read files, or where nobody knew the job."""
         now = time.monotonic()
         for link in self._dead_links():
             if now - link.opened_at > LOOK_AGAIN:
+                link.reopen()
+        taking_part = self._taking_part("removed")
+        for name, link in self._session.links.items():
+            if link.missing and name in taking_part and now - link.asked_at > LOOK_AGAIN:
                 link.reopen()
