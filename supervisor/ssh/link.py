@@ -83,7 +83,10 @@ class NodeLink:
 async def connect(
     host: Host, *, agent: AgentFile, progress: Progress | None = None, deadline_s: float | None = None
 ) -> NodeLink:
-    """Connect to a host and bring the agent there, all within a number of seconds; raises HostError."""
+    """Connect to a host and bring the agent there; raises HostError.
+
+    `deadline_s` is for the connection; a prelude, the push of the agent and its first word have deadlines of their own.
+    """
     current = ["resolve"]
 
     def report(step: str, text: str) -> None:
@@ -92,10 +95,12 @@ async def connect(
             progress(step, text)
 
     async with _gate():
+        opening = _open_local(host, agent) if host.local else _open_ssh(host, agent, report)
         try:
-            return await asyncio.wait_for(_connect(host, agent, report), deadline_s)
+            wire = await asyncio.wait_for(opening, deadline_s)
         except asyncio.TimeoutError:
             raise reasons.of_time(host.name, current[0], deadline_s or 0.0) from None
+        return await _greet(host, wire, agent, report)
 
 
 async def connect_all(
@@ -133,8 +138,8 @@ async def connect_all(
     return {host.name: result for host, result in zip(chosen, results, strict=True)}
 
 
-async def _connect(host: Host, agent: AgentFile, progress: Progress) -> NodeLink:
-    wire = await _open_local(host, agent) if host.local else await _open_ssh(host, agent, progress)
+async def _greet(host: Host, wire: Wire, agent: AgentFile, progress: Progress) -> NodeLink:
+    """Bring the agent up on an open wire, and hear its first word; raises HostError."""
     try:
         await boot.boot(host, wire, agent, progress)
     except BaseException:
