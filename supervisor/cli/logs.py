@@ -113,20 +113,18 @@ def run(verb: str, argv: Sequence[str]) -> int:
                 await (_raw(session, options, writer) if options.raw else _lines(session, options, writer))
             finally:
                 await asyncio.to_thread(writer.close)
-            if writer.broken:
-                raise BrokenPipeError
+            writer.check()
         return 0
 
     return asyncio.run(show())
 
 
 async def _put(writer: Writer, data: bytes) -> None:
-    """Queue bytes, and wait while the reader is behind; raises BrokenPipeError."""
+    """Queue bytes, and wait while the reader is behind; raises BrokenPipeError, SupervisorError."""
     writer.put(data)
     while writer.full and not writer.broken:
         await writer.room()
-    if writer.broken:
-        raise BrokenPipeError
+    writer.check()
 
 
 # --- raw

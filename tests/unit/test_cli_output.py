@@ -15,7 +15,7 @@ from supervisor.cli.logs import matching
 from supervisor.cli.output import LINE_LIMIT, Prefixer, Writer
 from supervisor.cli.status import contract
 from supervisor.cli.steer import find_outcome, is_success
-from supervisor.errors import RequestFailed, Unreachable, UsageError
+from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError
 from supervisor.inventory import Host, Inventory, JobDefaults
 from supervisor.session import opening
 from supervisor.session.follow import Chunk
@@ -105,6 +105,31 @@ def test_a_reader_that_is_gone_breaks_the_writer_quietly() -> None:
     assert writer.broken
     writer.put(b"y")
     assert not writer.full
+
+
+def test_a_full_disk_is_no_reader_that_has_enough() -> None:
+    with open("/dev/full", "wb", buffering=0) as file:
+        writer = Writer(file)
+        writer.put(b"x")
+        assert writer.close(10.0)
+    with pytest.raises(SupervisorError, match="stdout: No space left on device"):
+        writer.check()
+
+
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_a_pipe_that_does_not_block_loses_nothing(buffering: int) -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    text = random.Random(1).randbytes(500_000)
+    with open(write, "wb", buffering=buffering) as file:
+        writer = Writer(file)
+        writer.put(text)
+        got = b""
+        while len(got) < len(text):
+            got += os.read(read, 65536)
+        assert writer.close(10.0)
+    os.close(read)
+    assert (got, writer.broken) == (text, False)
 
 
 def test_a_slow_reader_is_noticed_and_does_not_block_the_loop() -> None:
