@@ -73,7 +73,13 @@ class NodeLink:
         """End the connection; the agents and jobs on the node go on."""
         # Not by closing the channel: over a dead link its goodbye would be waited for.
         self._owner.cancel()
-        await asyncio.wait([self._owner], timeout=CLOSE_DEADLINE_S)
+        try:
+            await asyncio.wait([self._owner], timeout=CLOSE_DEADLINE_S)
+        except asyncio.CancelledError:
+            # The wire then ends at once, and that is waited for: nothing may be left.
+            self._owner.cancel()
+            await asyncio.wait([self._owner], timeout=CLOSE_DEADLINE_S)
+            raise
 
     def said(self) -> str:
         """Return the end of what the node's bridge wrote to stderr, for messages."""

@@ -182,19 +182,20 @@ class LocalWire:
                 await asyncio.wait_for(self.writer.wait_closed(), CLOSE_DEADLINE_S)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._process.wait(), CLOSE_DEADLINE_S)
-            if self._process.returncode is None:
-                self._kill()
-                await self._process.wait()
+            await self._kill()
             await asyncio.wait([reading, self._collecting], timeout=CLOSE_DEADLINE_S)
             await _end(reading)
             await _end(self._collecting)
+        except asyncio.CancelledError:
+            # Whoever cancels us once more does not wait for politeness.
+            await self._kill()
+            raise
         finally:
-            # Whoever cancels us once more does not wait.
-            if self._process.returncode is None:
-                self._kill()
             # It closes itself some turns of the loop later, which may not come; asyncio.subprocess has no public way.
             self._process._transport.close()  # type: ignore[attr-defined]
 
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+    async def _kill(self) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
