@@ -17,7 +17,7 @@ from remote_agent.wire import CallFailed, JobSpec, SpecError, WireError
 from supervisor.errors import RequestFailed, SupervisorError, why
 from supervisor.session import bringup
 from supervisor.session.certificates import Authority
-from supervisor.session.specs import merge_host, tree_again
+from supervisor.session.specs import merge_host, read_tree_again
 from supervisor.session.view import ENDED_STATES
 from supervisor.ssh import HostError
 
@@ -205,7 +205,7 @@ async def bring_up_again(session: Session, name: str, *, full: bool) -> dict[str
         spec = merge_host(spec, link.host, session.inventory)
         leaving = await _is_leaving(session, link)
         if leaving or not (link.opened and link.view.live):
-            tree = await asyncio.to_thread(tree_again, session.inventory, spec, name) if full else None
+            tree = await read_tree_again(session.inventory, spec, name) if full else None
             if leaving:
                 await _end(link)
             material = bringup.Material(spec, authority, tree, replaces=leaving)

@@ -18,7 +18,7 @@ from supervisor.session import bringup, heal
 from supervisor.session.certificates import make_authority
 from supervisor.session.oddities import quick
 from supervisor.session.session import Session
-from supervisor.session.specs import tree_for
+from supervisor.session.specs import read_tree
 from supervisor.session.tasks import cancel_all
 from supervisor.ssh import HostError
 
@@ -77,7 +77,7 @@ class Launch:
 
     async def _run(self, session: Session) -> None:
         spec = self._plan.spec
-        tree = await asyncio.to_thread(tree_for, session.inventory, spec)
+        tree = await read_tree(session.inventory, spec)
         if tree is not None:
             # Whoever adds a node later compares.
             spec = session.spec = dataclasses.replace(spec, tree_digest=tree.digest)

@@ -6,10 +6,12 @@ for looking whether the script is there.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import re
 import secrets
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -227,15 +229,15 @@ def merge_host(spec: JobSpec, host: Host, inventory: Inventory) -> JobSpec:
     return dataclasses.replace(spec, nodes=tuple(nodes))
 
 
-def tree_for(inventory: Inventory, spec: JobSpec) -> Tree | None:
+def tree_for(inventory: Inventory, spec: JobSpec, stop: threading.Event | None = None) -> Tree | None:
     """Read the work tree under the job's name for it, None where it is not synced; raises UsageError, SyncError.
 
-    It may take seconds.
+    It may take seconds; setting `stop` ends it.
     """
     if spec.tree is None:
         return None
     job = inventory.job
-    tree = scan(job.workdir, job.exclude, job.sync_limit_mb * 1024 * 1024)
+    tree = scan(job.workdir, job.exclude, job.sync_limit_mb * 1024 * 1024, stop)
     here = job.workdir / spec.script
     if spec.kind in ("script", "run_path") and here.is_file() and not here.is_symlink():
         sent = {file.path for file in tree.files}
@@ -247,9 +249,18 @@ def tree_for(inventory: Inventory, spec: JobSpec) -> Tree | None:
     return dataclasses.replace(tree, name=spec.tree)
 
 
-def tree_again(inventory: Inventory, spec: JobSpec, node: str) -> Tree | None:
+async def read_tree(inventory: Inventory, spec: JobSpec) -> Tree | None:
+    """Read the work tree in a thread, which ends with its caller; raises UsageError, SyncError."""
+    stop = threading.Event()
+    try:
+        return await asyncio.to_thread(tree_for, inventory, spec, stop)
+    finally:
+        stop.set()
+
+
+async def read_tree_again(inventory: Inventory, spec: JobSpec, node: str) -> Tree | None:
     """Read the work tree for one more node of a job; raises RequestFailed where it is not what the others run."""
-    tree = tree_for(inventory, spec)
+    tree = await read_tree(inventory, spec)
     if tree is None or spec.tree_digest in ("", tree.digest):
         return tree
     newer = [file.path for file in tree.files if file.mtime_ns > spec.created_ns]
