@@ -17,6 +17,7 @@ import pytest
 
 from supervisor.inventory import Host, local
 from supervisor.ssh import AgentFile, HostError, NodeLink, connect, connect_all
+from supervisor.ssh.settings import hops
 from supervisor.ssh.wires import LocalWire
 from tests.ssh.servers import Served, jump_host, with_hosts
 
@@ -159,6 +160,15 @@ def test_host_keys_are_checked_whatever_the_configuration_says(
             await connect(dataclasses.replace(served.hosts[0], known_hosts=None), agent=agent)
 
     with_hosts(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("[fe80::1]", "fe80::1", None), ("u@[::1]:22", "::1", 22), ("2001:db8::22", "2001:db8::22", None)],
+)
+def test_a_jump_host_may_be_an_address_with_colons(text: str, host: str, port: int | None) -> None:
+    (hop,) = hops("n1", text)
+    assert (hop.host, hop.port) == (host, port)
 
 
 def test_jump_hosts_are_shared_and_may_be_chained(tmp_path: Path, agent: AgentFile, ssh_home: Path) -> None:
