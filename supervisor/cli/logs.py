@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import sys
 import time
@@ -73,7 +74,8 @@ def parse_logs(argv: Sequence[str]) -> argparse.Namespace:
     options = parse(parser, argv)
     if options.grep is not None:
         try:
-            re.compile(options.grep)
+            # As the nodes read it.
+            _pattern(options)
         except re.error as error:
             raise UsageError(f"--grep {options.grep!r}: {error}") from error
     if options.raw:
@@ -305,14 +307,15 @@ async def _without_torn(chunks: AsyncIterator[Chunk], seen: Seen | None) -> Asyn
 def _pattern(options: argparse.Namespace) -> re.Pattern[bytes] | None:
     if options.grep is None:
         return None
-    return re.compile(options.grep.encode(), re.IGNORECASE if options.ignore_case else 0)
+    return re.compile(os.fsencode(options.grep), re.IGNORECASE if options.ignore_case else 0)
 
 
 def matching(lines: bytes, pattern: re.Pattern[bytes] | None) -> bytes:
     """Return the prefixed lines whose text matches."""
     if pattern is None or not lines:
         return lines
-    return b"".join(line for line in lines.splitlines(keepends=True) if pattern.search(line.partition(b"| ")[2]))
+    # Progress bars: a \r ends no line.
+    return b"".join(b"%s\n" % line for line in lines[:-1].split(b"\n") if pattern.search(line.partition(b"| ")[2]))
 
 
 async def _follow_level(session: Session, selection: Selection, options: argparse.Namespace, writer: Writer) -> None:

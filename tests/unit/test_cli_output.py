@@ -159,6 +159,9 @@ def test_grep_looks_at_the_text_only() -> None:
     lines = b"n1:0| loss 1\nn1:1| other n1\nn10:2| n1\n"
     assert matching(lines, re.compile(b"n1")) == b"n1:1| other n1\nn10:2| n1\n"
     assert matching(lines, None) == lines
+    bar = b"n1:0| 10%\r20% loss\n"
+    assert matching(bar, re.compile(b"10%")) == matching(bar, re.compile(b"loss")) == bar
+    assert matching(bar, re.compile(b"30%")) == b""
 
 
 def test_status_json_is_the_contracts_document() -> None:
