@@ -169,7 +169,9 @@ class Session:
 
     def _has_heard(self) -> bool:
         known = int(self.events[-1]["seq"]) if self.events else 0
-        return self.launching or (bool(self.status) and known >= int(self.status.get("last_seq", 0)))
+        # After the end, operators who come and go are still recorded.
+        over = self.launching or self.ended
+        return over or (bool(self.status) and known >= int(self.status.get("last_seq", 0)))
 
     async def _wait_for(self, done: Callable[[], bool], timeout_s: float) -> None:
         end = time.monotonic() + timeout_s
@@ -284,13 +286,10 @@ class Session:
         return await logs.ask(self, node, op, args, timeout_s)
 
     def follow(
-        self, selection: logs.Selection, start: str = "end", seen: Seen | None = None
+        self, selection: logs.Selection, start: str = "end", seen: Seen | None = None, oldest: int | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        """Yield chunks of whole lines from all nodes as they come, until the job is over and all is sent.
-
-        `start`: begin, end, or resume, which goes on from `seen`. Needs an attached or fed session.
-        """
-        return follow(self, selection, start, seen)
+        """Yield chunks of whole lines from all nodes as they come (see follow.follow). Needs a fed session."""
+        return follow(self, selection, start, seen, oldest)
 
     async def merged(
         self, selection: logs.Selection, count: int, before_ns: int | None = None, level: str | None = None

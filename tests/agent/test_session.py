@@ -14,6 +14,7 @@ import pytest
 
 from supervisor.errors import LaunchFailed, RequestFailed, Unreachable
 from supervisor.inventory import Inventory
+from supervisor.session import follow as follow_module
 from supervisor.session import heal
 from supervisor.session import session as session_module
 from supervisor.session.launch import launch_session
@@ -265,6 +266,7 @@ def test_what_is_wrong_with_a_job_is_told_and_tried_again(tmp_path: Path) -> Non
 
 def test_a_node_that_falls_silent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "RECORD_DEADLINE", 0.5)
+    monkeypatch.setattr(follow_module, "STUCK_WAIT", 0.5)
 
     async def scenario(made: Hosts) -> None:
         async with planned(made.inventory(), made, "1") as session:
@@ -274,6 +276,7 @@ def test_a_node_that_falls_silent_is_named(tmp_path: Path, monkeypatch: pytest.M
             try:
                 with pytest.raises(Unreachable, match="n1: no answer in time"):
                     await session.journal()
+                await asyncio.wait_for(collect(session, ALL, "begin"), 10.0)
             finally:
                 os.kill(bridge, signal.SIGCONT)
 
