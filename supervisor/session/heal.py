@@ -359,5 +359,5 @@ class Healer:
                 link.reopen()
         taking_part = self._taking_part("removed")
         for name, link in self._session.links.items():
-            if link.missing and name in taking_part and now - link.asked_at > LOOK_AGAIN:
-                link.reopen()
+            if name in taking_part and now - link.asked_at > LOOK_AGAIN:
+                link.ask_again()

@@ -7,6 +7,7 @@ Out: calls and streams to the job's agent (or, when none is alive, to the reader
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -71,7 +72,7 @@ class Link:
         self.missing = False
         """The host answers, and does not know the job."""
         self.asked_at = 0.0
-        """time.monotonic() of when the host was last asked for the job, 0 before the first."""
+        """time.monotonic() of when the host was last asked for the job; 0: never, infinite: never again."""
         self.held = False
         """The job is not opened before something has been carried out: it does not exist yet."""
         self._session = session
@@ -136,6 +137,11 @@ class Link:
         """Drop the connection and connect anew at once."""
         self._again = True
         self._wake.set()
+
+    def ask_again(self) -> None:
+        """Ask a host that did not know the job once more, on the connection that is there."""
+        if self.missing:
+            self._wake.set()
 
     def progress(self, step: str, text: str) -> None:
         """Note what is being done on the host."""
@@ -247,6 +253,7 @@ class Link:
             self._note_missing(error.message)
             return
         if known.get("node") not in (None, self.host.name):
+            self.asked_at = math.inf
             self._note_missing(f"shares its home with {known['node']}, and has no files of its own")
             return
         identity = (await channel.call("identity", timeout=OPEN_DEADLINE)).data
