@@ -41,6 +41,8 @@ class JobSpec:
     """script, module (`python -m`), run_path (`runpy.run_path`) or binary (no Python)."""
     tree: str | None = None
     """Name of the synced tree under `trees/`; None: the tree is already on the nodes."""
+    tree_digest: str = ""
+    """What tells the synced contents from others; empty: not known."""
     workdir: str = "."
     """Working directory of the workers: relative to the tree, absolute where there is none."""
     env: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -6,6 +6,7 @@ In: argv of one verb. Out: parsed options, the inventory, the job's name.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,13 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, f"{self.prog} --help")
 
 
+class _Debug(argparse.Action):
+    """Takes effect at once, so that mistakes further on show their tracebacks; a script's own --debug is not ours."""
+
+    def __call__(self, *_parsing: object) -> None:
+        logging.getLogger().setLevel(logging.DEBUG)
+
+
 def make_parser(verb: str, usage: str, *, target: bool = True) -> Parser:
     """Return a parser for one verb, its help taken from the registry; `target`: it takes [HOSTS] [JOB]."""
     parser = Parser(
@@ -48,7 +56,8 @@ def make_parser(verb: str, usage: str, *, target: bool = True) -> Parser:
             help="HOSTS: an inventory (*.toml; without it, this machine alone); JOB: an id, needed if several are live",
         )
         add_sources(parser)
-    parser.add_argument("--debug", action="store_true", help="log to stderr, and show tracebacks")
+    words = "log to stderr, and show tracebacks"
+    parser.add_argument("--debug", action=_Debug, nargs=0, default=argparse.SUPPRESS, help=words)
     return parser
 
 

@@ -88,7 +88,13 @@ class NodeLink:
         """End the connection; the agents and jobs on the node go on."""
         # Not by closing the channel: over a dead link its goodbye would be waited for.
         self._owner.cancel()
-        await asyncio.wait([self._owner], timeout=CLOSE_DEADLINE_S)
+        try:
+            await asyncio.wait([self._owner], timeout=CLOSE_DEADLINE_S)
+        except asyncio.CancelledError:
+            # The wire then ends at once, and that is waited for: nothing may be left.
+            self._owner.cancel()
+            await asyncio.wait([self._owner], timeout=CLOSE_DEADLINE_S)
+            raise
 
     def said(self) -> str:
         """Return the end of what the node's bridge wrote to stderr, for messages."""
@@ -98,7 +104,10 @@ class NodeLink:
 async def connect(
     host: Host, *, agent: AgentFile, progress: Progress | None = None, deadline_s: float | None = None
 ) -> NodeLink:
-    """Connect to a host and bring the agent there, all within a number of seconds; raises HostError."""
+    """Connect to a host and bring the agent there; raises HostError.
+
+    `deadline_s` is for the connection; a prelude, the push of the agent and its first word have deadlines of their own.
+    """
     current = ["resolve"]
 
     def report(step: str, text: str) -> None:
@@ -108,9 +117,10 @@ async def connect(
 
     async with _gate():
         try:
-            return await asyncio.wait_for(_connect(host, agent, report), deadline_s)
+            wire, refused = await asyncio.wait_for(_open(host, agent, report), deadline_s)
         except asyncio.TimeoutError:
             raise reasons.of_time(host.name, current[0], deadline_s or 0.0) from None
+        return await _greet(host, wire, refused, agent, report)
 
 
 async def connect_all(
@@ -148,8 +158,8 @@ async def connect_all(
     return {host.name: result for host, result in zip(chosen, results, strict=True)}
 
 
-async def _connect(host: Host, agent: AgentFile, progress: Progress) -> NodeLink:
-    wire, refused = await _open(host, agent, progress)
+async def _greet(host: Host, wire: Wire, refused: HostError | None, agent: AgentFile, progress: Progress) -> NodeLink:
+    """Bring the agent up on an open wire, and hear its first word; raises HostError."""
     if refused is not None:
         host = dataclasses.replace(host, via="srun")
     try:

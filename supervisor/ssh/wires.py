@@ -49,13 +49,19 @@ async def _collect(read: Callable[[int], Any], kept: bytearray) -> None:
             del kept[:-STDERR_KEPT]
 
 
-async def end_process(process: asyncio.subprocess.Process, force: Sequence[signal.Signals]) -> None:
-    """Wait until a process has ended; its group gets one signal after the other while it has not."""
+async def end_process(
+    process: asyncio.subprocess.Process, force: Sequence[signal.Signals], patience_s: float = CLOSE_DEADLINE_S
+) -> None:
+    """Wait until a process has ended; its group gets one signal after the other while it has not.
+
+    `patience_s`: until the first signal.
+    """
     for number in force:
         try:
-            await asyncio.wait_for(process.wait(), CLOSE_DEADLINE_S)
+            await asyncio.wait_for(process.wait(), patience_s)
             return
         except asyncio.TimeoutError:
+            patience_s = CLOSE_DEADLINE_S
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
     await process.wait()
@@ -192,12 +198,18 @@ class LocalWire:
         """Close stdin, which ends the bridge; end it by force if that does not."""
         # asyncio sees the end of a process only when its pipes have been read to their end.
         reading = asyncio.ensure_future(_collect(self.reader.read, bytearray()))
-        self.writer.close()
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(self.writer.wait_closed(), CLOSE_DEADLINE_S)
-        await end_process(self._process, self.force)
-        await asyncio.wait([reading, self._collecting], timeout=CLOSE_DEADLINE_S)
-        await _end(reading)
-        await _end(self._collecting)
-        # It closes itself some turns of the loop later, which may not come; asyncio.subprocess has no public way.
-        self._process._transport.close()  # type: ignore[attr-defined]
+        try:
+            self.writer.close()
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                await asyncio.wait_for(self.writer.wait_closed(), CLOSE_DEADLINE_S)
+            await end_process(self._process, self.force)
+            await asyncio.wait([reading, self._collecting], timeout=CLOSE_DEADLINE_S)
+            await _end(reading)
+            await _end(self._collecting)
+        except asyncio.CancelledError:
+            # Whoever cancels us once more does not wait for politeness.
+            await end_process(self._process, self.force, patience_s=0.0)
+            raise
+        finally:
+            # It closes itself some turns of the loop later, which may not come; asyncio.subprocess has no public way.
+            self._process._transport.close()  # type: ignore[attr-defined]
