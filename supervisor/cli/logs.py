@@ -19,6 +19,7 @@ from supervisor.cli.output import Prefixer, Writer
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.session import logs
 from supervisor.session.logs import Row, Selection
+from supervisor.session.search import search
 
 if TYPE_CHECKING:
     from supervisor.session.follow import Chunk, Seen
@@ -233,19 +234,18 @@ async def _search(session: Session, selection: Selection, options: argparse.Name
         "level": options.level,
         "since_ns": since,
     }
-    rows = [row async for row in logs.search(session, selection, **query)]
+    rows = [row async for row in search(session, selection, **query)]
     return sorted(rows, key=lambda row: (row.t_ns, row.rank, row.stream, row.line))
 
 
 async def _tail(session: Session, selection: Selection, count: int) -> list[Row]:
     """Return the last `count` rows, however many pages that takes."""
-    rows: list[Row] = []
-    while len(rows) < count:
-        before = rows[0].t_ns if rows else None
-        page = await logs.merged(session, selection, min(4096, count - len(rows)), before)
-        if not page:
-            break
-        rows = page + rows
+    page = await logs.merged(session, selection, min(4096, max(1, count)))
+    rows = page.rows
+    while len(rows) < count and page.more:
+        wanted = min(4096, count - len(rows))
+        page = await logs.merged(session, selection, wanted, before_ns=rows[0].t_ns, clocks=page.clocks)
+        rows = page.rows + rows
     return last(rows, count)
 
 
@@ -325,8 +325,8 @@ async def _follow_level(session: Session, selection: Selection, options: argpars
     count = options.tail if options.tail is not None else LOOK_ROWS
     while True:
         over = session.ended
-        rows = await logs.merged(session, selection, max(1, count), None, options.level)
-        for row in rows:
+        page = await logs.merged(session, selection, max(1, count), level=options.level)
+        for row in page.rows:
             key = (row.node, row.generation, row.rank, row.stream, row.line)
             if key in known or row.t_ns < since:
                 continue

@@ -9,7 +9,7 @@ from textual.pilot import Pilot
 
 from remote_agent.wire import Answer
 from supervisor.errors import Unreachable
-from supervisor.session.logs import Row
+from supervisor.session.logs import Page
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.feeds import MergedFeed, RankFeed
 from supervisor.tui.screens.logs import LogsScreen
@@ -228,7 +228,7 @@ def test_no_agent_in_reach_at_all() -> None:
     class Gone(recorded.RecordedSession):
         """Nobody answers."""
 
-        async def merged(self, *args: object, **more: object) -> list[Row]:
+        async def merged(self, *args: object, **more: object) -> Page:
             raise Unreachable("n1: no link\ncannot reach job train-k3f9")
 
     async def scenario() -> None:

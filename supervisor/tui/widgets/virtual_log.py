@@ -99,6 +99,7 @@ class VirtualLog(LineView):
         self.pointer = None
         self.top = 0
         self._seen = 0
+        self._goal = self._around = None
         self.problem = ""
         self._due = 0.0
         self.redraw()
@@ -215,6 +216,7 @@ class VirtualLog(LineView):
         """Follow the end, or stay where we are."""
         if follow:
             self.follow = True
+            self._goal = self._around = None
             self._due = 0.0
             self.scroll_to_line(self.last_top)
         else:
@@ -277,7 +279,7 @@ class VirtualLog(LineView):
             self._arrived(feed)
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + (self._every_s if self.follow else COUNT_EVERY)
-            await feed.refresh(self.body_height, self.follow)
+            await feed.refresh(self.body_height, lambda: self.follow)
             if feed is self.feed:
                 self._arrived(feed)
         height = self.body_height
