@@ -92,6 +92,14 @@ class VirtualLog(LineView):
         more = isinstance(self.feed, MergedFeed) and self.feed.more_unseen
         return f"+{words.count(self.unseen, 'line')}{' or more' if more else ''}"
 
+    @property
+    def absent_text(self) -> str:
+        """Whose lines are missing, in words, or nothing."""
+        absent = self.feed.absent if isinstance(self.feed, MergedFeed) else ()
+        if not absent:
+            return ""
+        return f"without {absent[0] if len(absent) == 1 else words.count(len(absent), 'node')}"
+
     def open(self, feed: Feed, *, follow: bool = True) -> None:
         """Show another feed from its end, or from its begin."""
         self.feed = feed
