@@ -334,10 +334,6 @@ class Session:
         """Yield the rows that match (see `search` for the query)."""
         return search(self, selection, **query)
 
-    async def log_files(self) -> list[dict[str, Any]]:
-        """Return every log file on every reachable node: the agents' log_list with `node` added."""
-        return await logs.files(self)
-
     # --- inside
 
     def unreachable(self, last: str = "") -> Unreachable:

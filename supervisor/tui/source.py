@@ -114,8 +114,5 @@ class Source(Protocol):
     def search(self, selection: Any, **query: Any) -> AsyncGenerator[Any, None]:
         """The rows that match."""
 
-    async def log_files(self) -> list[Json]:
-        """Every log file on every reachable node: the agents' log_list with `node` added."""
-
 
 SessionContext = AbstractAsyncContextManager[Source]

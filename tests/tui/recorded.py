@@ -154,22 +154,6 @@ class RecordedSession:
                 if pattern.search(row.text) and query.get("level") in (None, row.level):
                     yield row
 
-    async def log_files(self) -> list[dict[str, Any]]:
-        """What log_list of all nodes says."""
-        return [
-            {
-                "node": node,
-                "generation": generation,
-                "rank": rank,
-                "stream": stream,
-                "size": 80 * len(lines),
-                "lines": len(lines),
-                "first_ns": lines[0].t_ns if lines else None,
-                "last_ns": lines[-1].t_ns if lines else None,
-            }
-            for (node, generation, rank, stream), lines in self.files.items()
-        ]
-
 
 def load(name: str) -> RecordedSession:
     """A recording of tests/tui/data."""
