@@ -20,6 +20,7 @@ from supervisor.errors import RequestFailed, UsageError
 from supervisor.session import logs
 from supervisor.session.hits import hits, now_ns
 from supervisor.session.logs import Row, Selection
+from supervisor.session.search import search
 
 if TYPE_CHECKING:
     from supervisor.session.follow import Chunk, Seen
@@ -228,7 +229,7 @@ def _is_filtered(options: argparse.Namespace) -> bool:
 
 
 async def _search(session: Session, selection: Selection, options: argparse.Namespace) -> list[Row]:
-    rows = [row async for row in logs.search(session, selection, **_query(session, options))]
+    rows = [row async for row in search(session, selection, **_query(session, options))]
     return sorted(rows, key=lambda row: (row.t_ns, row.rank, row.stream, row.line))
 
 
@@ -243,13 +244,12 @@ def _query(session: Session, options: argparse.Namespace) -> dict[str, Any]:
 
 async def _tail(session: Session, selection: Selection, count: int) -> list[Row]:
     """Return the last `count` rows, however many pages that takes."""
-    rows: list[Row] = []
-    while len(rows) < count:
-        before = rows[0].t_ns if rows else None
-        page = await logs.merged(session, selection, min(4096, count - len(rows)), before)
-        if not page:
-            break
-        rows = page + rows
+    page = await logs.merged(session, selection, min(4096, max(1, count)))
+    rows = page.rows
+    while len(rows) < count and page.more:
+        wanted = min(4096, count - len(rows))
+        page = await logs.merged(session, selection, wanted, before_ns=rows[0].t_ns, clocks=page.clocks)
+        rows = page.rows + rows
     return last(rows, count)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from supervisor.errors import Unreachable
 from supervisor.session import logs
 from supervisor.session.follow import LAST_WAIT, wanted_links
+from supervisor.session.search import search
 
 if TYPE_CHECKING:
     from supervisor.session.logs import Row, Selection
@@ -58,7 +59,7 @@ class _Node:
             for generation in sorted(there):
                 if generation >= self._oldest and selection.generation in (None, "all", generation):
                     only = dataclasses.replace(selection, generation=generation, nodes=[self._name])
-                    rows += [row async for row in logs.search(session, only, **self._query)]
+                    rows += [row async for row in search(session, only, **self._query)]
         except Unreachable:
             return None
         new = [row for row in rows if row.line > self._told.get((row.generation, row.rank, row.stream), -1)]

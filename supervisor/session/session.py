@@ -23,6 +23,7 @@ from supervisor.session import heal, logs, opening, requests
 from supervisor.session.feed import Feed
 from supervisor.session.follow import Chunk, Seen, follow
 from supervisor.session.link import Link
+from supervisor.session.search import search
 from supervisor.session.tasks import cancel_all, each, wait_event
 from supervisor.session.view import HostView, Notice
 from supervisor.ssh import AgentFile
@@ -291,19 +292,13 @@ class Session:
         """Yield chunks of whole lines from all nodes as they come (see follow.follow). Needs a fed session."""
         return follow(self, selection, start, seen, oldest)
 
-    async def merged(
-        self, selection: logs.Selection, count: int, before_ns: int | None = None, level: str | None = None
-    ) -> list[logs.Row]:
-        """Return the last `count` rows of all nodes by time of arrival, oldest first."""
-        return await logs.merged(self, selection, count, before_ns, level)
+    async def merged(self, selection: logs.Selection, count: int, **bounds: Any) -> logs.Page:
+        """Return rows of all nodes by time of arrival (see logs.merged), without those of a node that is stuck."""
+        return await logs.merged(self, selection, count, patience_s=logs.PATIENCE, **bounds)
 
     def search(self, selection: logs.Selection, **query: Any) -> AsyncGenerator[logs.Row, None]:
-        """Yield the rows that match, node by node (see logs.search for the query)."""
-        return logs.search(self, selection, **query)
-
-    async def log_files(self) -> list[dict[str, Any]]:
-        """Return every log file on every reachable node: the agents' log_list with `node` added."""
-        return await logs.files(self)
+        """Yield the rows that match (see `search` for the query)."""
+        return search(self, selection, **query)
 
     # --- inside
 

@@ -87,7 +87,7 @@ def test_a_job_from_launch_to_end(tmp_path: Path) -> None:
             assert [event["type"] for event in await later.journal()][-1] == "job_succeeded"
             rows = [row async for row in dump(later, Selection(streams=("stdout",), ranks=[1]))]
             assert b"\n".join(row.text for row in rows) == files[0, 1, "stdout"]
-            last = await merged(later, Selection(streams=("stdout",)), 10)
+            last = (await merged(later, Selection(streams=("stdout",)), 10)).rows
             assert 10 <= len(last) <= 12
             assert last[-1].text.endswith(b"half line")
 
