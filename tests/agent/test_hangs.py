@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from supervisor.postmortem.diagnosis import diagnose
 from tests.agent.nodes import Nodes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
@@ -47,6 +48,10 @@ def test_the_rank_that_holds_the_others_up_is_named(
             assert status["state"] == "running"
             assert [rank["state"] for rank in status["nodes"][0]["ranks"]] == ["running", "silent", "running"]
             assert "it waits for you" in status["plan"]
+            await nodes.call("n1", "stop", {"kill": True})
+            await nodes.until("job_stopped")
+            told = diagnose([nodes.journal("n1").parent])["incidents"][0]
+            assert (told["category"], told["culprit_ranks"], told["missing"]) == (category, [1], missing)
 
     asyncio.run(check())
 
