@@ -44,6 +44,7 @@ class _Generation:
     ranks: dict[int | None, _Rank] = dataclasses.field(default_factory=dict)
     lost: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
     nodes: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    notes: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     def rank(self, number: int | None) -> _Rank:
         return self.ranks.setdefault(number, _Rank())
@@ -130,6 +131,7 @@ def _read_journal(file: Found, runs: dict[tuple[str, int], _Generation]) -> None
             rank.node = event["node"]
             how = {"pid": detail.get("pid"), "local_rank": detail.get("local_rank"), "t_ns": detail.get("time_ns")}
             rank.exit = {**how, **detail["exit"], "stopped_by_us": False}
+            run.notes.setdefault(event["node"], []).extend(detail.get("notes", ()))
         elif kind == "node_lost" and event["node"] in run.nodes:
             run.lost[event["node"]] = (0, str(detail.get("reason")))
 
@@ -144,6 +146,7 @@ def _judge(run: _Generation, number: int) -> Incident:
         world_size=sum(map(len, run.nodes.values())) or None,
         ranks_per_node=run.nodes or {"": everyone},
         lost_nodes=run.lost,
+        host_notes=run.notes,
     )
     incident = verdict(evidence, context)
     # Some stamps tell no year: they serve to order, and for nothing else.
