@@ -22,6 +22,7 @@ from typing import Any
 from remote_agent import allocation, engine_boot, engine_elastic, engine_watch
 from remote_agent.engine_group import Group
 from remote_agent.engine_start import OWN_VARIABLES, Order, link_logs, rank_directories, worker_environment
+from remote_agent.host_notes import Host
 from remote_agent.wire import Answer, Channel, ChannelClosed, Problem, WireError
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Engine:
         self._runner: asyncio.Task[None] | None = None
         self._starting: asyncio.Future[None] | None = None
         self._store: Any = None
+        self._host = Host()
         self._outbox: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         self._ops = {
             "hello": self._hello,
@@ -131,6 +133,7 @@ class Engine:
             raise Problem("busy", f"generation {self._current} still runs")
         self._current = self._floor = order.generation
         self._starting = asyncio.get_running_loop().create_future()
+        self._host.begin(Path(order.cwd), order.log_dir)
         group: Group | engine_elastic.ElasticGroup
         try:
             if order.rendezvous is None:
@@ -169,7 +172,8 @@ class Engine:
             engine_watch.Worker(order.base_rank + local_rank, local_rank, pid, directories[local_rank])
             for local_rank, pid in sorted(context.pids().items())
         ]
-        group = Group(order.generation, boot, workers, partial(context.close, signal.SIGKILL, REAP_S))
+        reap = partial(context.close, signal.SIGKILL, REAP_S)
+        group = Group(order.generation, boot, workers, reap, self._host)
         ranks = [
             {"rank": one.rank, "local_rank": one.local_rank, "pid": one.pid, "started": one.started} for one in workers
         ]
@@ -183,7 +187,7 @@ class Engine:
         except BaseException:
             boot.close()
             raise
-        return engine_elastic.ElasticGroup(order, boot, process), []
+        return engine_elastic.ElasticGroup(order, boot, process, self._host), []
 
     async def _stop(self, args: dict[str, Any]) -> dict[str, Any]:
         generation = _number(args, "generation")

@@ -15,7 +15,7 @@ import subprocess
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remote_agent import engine_boot, engine_pulse, engine_stacks
 from remote_agent import engine_evidence as evidence
@@ -24,6 +24,9 @@ from remote_agent.engine_start import Order, worker_environment
 from remote_agent.engine_watch import Orphans, Worker
 from remote_agent.paths import own_command
 from remote_agent.wire import Problem
+
+if TYPE_CHECKING:
+    from remote_agent.host_notes import Host
 
 log = logging.getLogger(__name__)
 
@@ -84,12 +87,15 @@ class Rank:
 class ElasticGroup:
     """One generation's torch agent on this node. `run` must be awaited by an owner."""
 
-    def __init__(self, order: Order, boot: engine_boot.BootDirectory, process: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, order: Order, boot: engine_boot.BootDirectory, process: subprocess.Popen[bytes], host: Host
+    ) -> None:
         self.generation = order.generation
         self.ended = asyncio.Event()
         """Set when torch's agent and all its workers are dead and reported, and nothing of theirs is left."""
         self.agent = Worker(-1, -1, process.pid, order.log_dir)
         self._process = process
+        self._host = host
         self._boot = boot
         self._log_dir = order.log_dir
         self._ranks: dict[int, Rank] = {}
@@ -197,6 +203,7 @@ class ElasticGroup:
             "stopped_by_us": by_us,
             **found,
         }
+        document["notes"] = await self._host.explain(document)
         self._exits[rank.rank] = document
         self._tell("exited", {"generation": self.generation, "exit": document})
 

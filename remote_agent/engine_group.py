@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from remote_agent.engine_boot import BootDirectory
+    from remote_agent.host_notes import Host
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +37,16 @@ Tell = Callable[[str, "dict[str, Any]"], None]
 class Group:
     """One generation's workers on this node. `run` must be awaited by an owner."""
 
-    def __init__(self, generation: int, boot: BootDirectory, workers: list[Worker], reap: Callable[[], None]) -> None:
+    def __init__(
+        self, generation: int, boot: BootDirectory, workers: list[Worker], reap: Callable[[], None], host: Host
+    ) -> None:
         self.generation = generation
         self.ended = asyncio.Event()
         """Set when every worker is dead, reported and reaped, and nothing of theirs is left."""
         self._boot = boot
         self._workers = {worker.rank: worker for worker in workers}
         self._reap = reap
+        self._host = host
         self._tell: Tell = lambda _op, _args: None
         self._orphans = Orphans()
         self._all_dead = asyncio.Event()
@@ -166,6 +170,7 @@ class Group:
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(None, evidence.of_the_dead, worker.directory)
         document = exit_document(worker, found)
+        document["notes"] = await self._host.explain(document)
         self._exits[worker.rank] = document
         self._tell("exited", {"generation": self.generation, "exit": document})
 

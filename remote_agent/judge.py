@@ -26,6 +26,9 @@ def judge(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
     ranks_per_node: dict[str, list[int]] = {}
     for rank in state.ranks.values():
         ranks_per_node.setdefault(rank.node, []).append(rank.rank)
+    host_notes: dict[str, list[str]] = {}
+    for ended in state.exits.values():
+        host_notes.setdefault(ended["node"], []).extend(ended.get("notes", ()))
     context = Context(
         generation=state.generation,
         incident_id=number,
@@ -33,6 +36,7 @@ def judge(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
         ranks_per_node=ranks_per_node,
         lost_nodes=state.lost,
         now_ns=now_ns,
+        host_notes=host_notes,
         hang=state.watch.told["missing"] if state.watch.told is not None else None,
     )
     incident = verdict(evidence, context)

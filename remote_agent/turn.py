@@ -86,6 +86,7 @@ class Turn:
                 exit={"code": code, "signal": signal},
                 time_ns=ended.get("t_ns"),
                 message=error.get("message"),
+                notes=ended.get("notes", []),
             )
         return failed
 

@@ -98,7 +98,7 @@ class Context:
     clock_error_ms: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """By node: how far its corrected stamps may be off."""
     host_notes: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-    """By node: lines of the kernel log and of the cgroup's memory.events from around the failure."""
+    """By node: lines of the kernel log, of the memory cgroup's counters and on free space, from around the failure."""
 
     def ranks_of(self, node: str) -> list[int]:
         """Return the ranks of a node, in order."""

@@ -24,6 +24,15 @@ _OOM_NOTE = re.compile(
     r"oom-kill|Out of memory: Killed process|Memory cgroup out of memory|oom_kill [1-9]|oom_reaper", re.I
 )
 _PRESSURE_NOTE = re.compile(r"memory pressure|page allocation failure|oom [1-9]", re.I)
+# What a host says that belongs to a category, whichever process it names.
+_RELATED = {
+    "bus_error_shm": re.compile("^/dev/shm"),
+    "dataloader_worker_killed": re.compile(f"^/dev/shm|{_OOM_NOTE.pattern}", re.I),
+    "disk_full": re.compile(r"\d MiB free"),
+    "host_oom_kill": re.compile(f"{_OOM_NOTE.pattern}|{_PRESSURE_NOTE.pattern}", re.I),
+    "cuda_error": re.compile("Xid"),
+}
+_MAX_NOTES = 3
 # A launcher tells how a process ended.
 _ENDED = re.compile(r"exitcode|Signal \d+ \(SIG")
 # What no Python code raises: an exception that follows it is about the consequence.
@@ -62,7 +71,26 @@ class Finding:
 
 
 def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Finding:
-    """Return what this rank's evidence says; notes: kernel and cgroup lines of its node."""
+    """Return what this rank's evidence says; notes: what its node's kernel, cgroup and file systems say."""
+    found = _read(evidence, notes)
+    about = _RELATED.get(found.category)
+    if found.role != PRIMARY or not notes:
+        return found
+    shown = [note for note in notes if _names(note, evidence) or (about is not None and about.search(note))]
+    return dataclasses.replace(found, evidence=tuple(dict.fromkeys((*found.evidence, *_as_evidence(evidence, shown)))))
+
+
+def _names(note: str, evidence: RankEvidence) -> bool:
+    """Whether a line of the kernel's names this rank's process."""
+    pid = (evidence.exit or {}).get("pid")
+    return pid is not None and "MiB free" not in note and re.search(rf"\b{pid}\b", note) is not None
+
+
+def _as_evidence(evidence: RankEvidence, notes: Sequence[str]) -> tuple[Evidence, ...]:
+    return tuple(Evidence(evidence.node, None, None, None, clip(note)) for note in notes[:_MAX_NOTES])
+
+
+def _read(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
     exit_ = evidence.exit or {}
     code, signal = exit_.get("code"), signal_name(exit_.get("code"), exit_.get("signal"))
     if evidence.stopped_by_us:
@@ -266,17 +294,15 @@ def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Fin
 
 
 def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
-    pid = (evidence.exit or {}).get("pid")
     oom = [note for note in notes if _OOM_NOTE.search(note)]
-    named = [note for note in oom if pid is not None and re.search(rf"\b{pid}\b", note)]
+    named = [note for note in oom if _names(note, evidence)]
     pressure = [note for note in notes if _PRESSURE_NOTE.search(note)]
     shown = named or oom or pressure
     if shown:
-        lines = tuple(Evidence(evidence.node, None, None, None, clip(note)) for note in shown[:3])
         how = "killed by the host's OOM killer" if oom else "killed by SIGKILL while the host ran out of memory"
         return dataclasses.replace(
             _base(evidence, PRIMARY, "host_oom_kill", how),
-            evidence=lines,
+            evidence=_as_evidence(evidence, shown),
             signature=signature("host_oom_kill", "SIGKILL", "", ""),
             proven=bool(named),
         )

@@ -317,7 +317,8 @@ def _time(cause: _Cause, findings: list[Finding], context: Context) -> int | Non
 
 def _evidence(cause: _Cause, findings: list[Finding]) -> tuple[Evidence, ...]:
     """Return the lines of the cause, then one line for each other failure of a kind."""
-    lines = [line for each in cause.findings for line in each.evidence][: _MAX_EVIDENCE // 2]
+    own = dict.fromkeys(line for each in cause.findings for line in each.evidence)
+    lines = list(own)[: _MAX_EVIDENCE // 2]
     seen = {each.category for each in cause.findings}
     for each in findings:
         if each.role in (PRIMARY, SECONDARY, UNEXPLAINED) and each.category not in seen and each not in cause.findings:

@@ -46,6 +46,7 @@ class _Generation:
     nodes: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     hang: Json | None = None
     """The incident of a hang that lasted until the end, as the journal has it: no file of a rank tells of it."""
+    notes: dict[str, list[str]] = dataclasses.field(default_factory=dict)
 
     def rank(self, number: int | None) -> _Rank:
         return self.ranks.setdefault(number, _Rank())
@@ -136,6 +137,7 @@ def _read_journal(file: Found, runs: dict[tuple[str, int], _Generation]) -> None
             rank.node = event["node"]
             how = {"pid": detail.get("pid"), "local_rank": detail.get("local_rank"), "t_ns": detail.get("time_ns")}
             rank.exit = {**how, **detail["exit"], "stopped_by_us": False}
+            run.notes.setdefault(event["node"], []).extend(detail.get("notes", ()))
         elif kind == "incident" and detail.get("ongoing"):
             run.hang = {key: value for key, value in detail.items() if key not in ("ongoing", "fingerprint")}
         elif kind == "hang_over":
@@ -155,6 +157,7 @@ def _judge(run: _Generation, number: int) -> Incident:
         ranks_per_node=run.nodes or {"": everyone},
         lost_nodes=run.lost,
         hang=run.hang["missing"] if run.hang is not None and any(rank.exit for rank in run.ranks.values()) else None,
+        host_notes=run.notes,
     )
     incident = verdict(evidence, context)
     # Some stamps tell no year: they serve to order, and for nothing else.

@@ -19,10 +19,11 @@ WAIT_S = 60.0
 
 
 class Node:
-    """One home on this machine; every `connect` makes a new bridge process, ended by `close`."""
+    """One home on this machine, its processes behind `prefix`; `close` ends the bridge that each `connect` makes."""
 
-    def __init__(self, name: str, root: Path) -> None:
+    def __init__(self, name: str, root: Path, prefix: tuple[str, ...] = ()) -> None:
         self.name = name
+        self.prefix = prefix
         self.home = root / name
         self.home.mkdir()
         self._bridges: list[tuple[asyncio.subprocess.Process, Channel, asyncio.Task[None]]] = []
@@ -31,7 +32,7 @@ class Node:
         """Return the channel of a fresh `connect`."""
         env = {**os.environ, "SUPERVISOR_HOME": str(self.home), "PYTHONPATH": str(REPOSITORY)}
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "remote_agent", "connect", env=env,
+            *self.prefix, sys.executable, "-m", "remote_agent", "connect", env=env,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert process.stdout is not None
@@ -57,8 +58,10 @@ class Node:
 class Nodes:
     """A job on several homes: `async with Nodes(tmp_path, 2, script) as nodes`."""
 
-    def __init__(self, root: Path, count: int, script: str, *, nproc: int = 1, **changes: Any) -> None:
-        self.nodes = {f"n{number}": Node(f"n{number}", root) for number in range(1, count + 1)}
+    def __init__(
+        self, root: Path, count: int, script: str, *, nproc: int = 1, prefix: tuple[str, ...] = (), **changes: Any
+    ) -> None:
+        self.nodes = {f"n{number}": Node(f"n{number}", root, prefix) for number in range(1, count + 1)}
         work = root / "work"
         work.mkdir()
         (work / "train.py").write_text(script)

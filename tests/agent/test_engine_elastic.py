@@ -67,13 +67,16 @@ def test_ranks_are_assigned_run_and_end(tmp_path: Path) -> None:
 def test_the_rank_that_failed_is_told_from_those_that_torch_stopped(tmp_path: Path) -> None:
     async def run() -> None:
         async with engine(tmp_path) as one:
-            text = 'import os, time\nif os.environ["RANK"] == "1": raise ValueError("broken")\ntime.sleep(600)\n'
+            text = (
+                'import os, time\nif os.environ["RANK"] == "1": raise OSError(28, "No space left")\ntime.sleep(600)\n'
+            )
             (tmp_path / "breaks.py").write_text(text)
             await go(one, "breaks.py", ranks=2)
             first, second = await one.wait_exits(0, 2)
             assert (second["code"], second["stopped_by_us"]) == (1, False)
-            assert second["error"]["message"] == "ValueError: broken"
-            assert (first["signal"], first["stopped_by_us"]) == ("SIGTERM", True)
+            assert second["error"]["message"] == "OSError: [Errno 28] No space left"
+            assert second["notes"][0].startswith(f"{tmp_path}: ")
+            assert (first["signal"], first["stopped_by_us"], first["notes"]) == ("SIGTERM", True, [])
 
     asyncio.run(run())
 

@@ -16,6 +16,7 @@ import pytest
 from remote_agent import engine_group, engine_watch
 from remote_agent.engine_boot import BootDirectory
 from remote_agent.engine_watch import Death, Worker, exit_document
+from remote_agent.host_notes import Host
 
 
 def watched(tmp_path: Path, code: str) -> tuple[Worker, float]:
@@ -111,7 +112,7 @@ def test_a_worker_that_the_bootstrap_did_not_reach_is_taken_to_run(
         boot = BootDirectory(tmp_path)
         os.write(boot.pipe, b"0 5\n")
         workers = [Worker(rank, rank, process.pid, tmp_path) for rank, process in enumerate(processes)]
-        group = engine_group.Group(7, boot, workers, lambda: None)
+        group = engine_group.Group(7, boot, workers, lambda: None, Host())
         notices: list[tuple[str, dict[str, Any]]] = []
         heard = asyncio.Event()
 

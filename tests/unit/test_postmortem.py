@@ -101,9 +101,10 @@ def test_a_job_directory_of_ours_has_one_incident_a_failed_generation(tmp_path: 
     (job / "generation_1" / "rank_1" / "error.json").write_text(json.dumps(error))
     members = [{"node": f"n{1 + at}", "group_rank": at, "base_rank": at, "nproc": 1} for at in range(2)]
     ended = {"exit": {"code": None, "signal": "SIGSEGV"}, "local_rank": 0, "pid": 5, "time_ns": 10**18, "message": None}
+    told = "kernel: python[5]: segfault at 0 ip 0"
     events = [
         {"type": "generation_started", "generation": 0, "node": None, "rank": None, "detail": {"members": members}},
-        {"type": "rank_failed", "generation": 0, "node": "n1", "rank": 0, "detail": ended},
+        {"type": "rank_failed", "generation": 0, "node": "n1", "rank": 0, "detail": {**ended, "notes": [told]}},
     ]
     (job / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"type": "torn')
     first, second = diagnose([job])["incidents"]
@@ -113,6 +114,7 @@ def test_a_job_directory_of_ours_has_one_incident_a_failed_generation(tmp_path: 
         [0],
         "n1",
     )
+    assert told in [line["text"] for line in first["evidence"]]
     assert (second["generation"], second["category"], second["culprit_ranks"]) == (1, "user_exception", [1])
     assert [first["id"], second["id"]] == [1, 2]
 

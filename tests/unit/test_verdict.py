@@ -179,6 +179,26 @@ def test_a_kill_from_outside_is_told_from_the_oom_killer() -> None:
     incident = judge(rank(3, 1, "", None, "SIGKILL"), rank(0, 1.2, RESET), host_notes=notes)
     assert (incident.category, incident.confidence) == ("host_oom_kill", "established")
     assert judge(rank(0, 1, "", None, "SIGKILL"), host_notes=notes).category == "other", "the notes of another node"
+    counted = {"n2": ["/sys/fs/cgroup/memory.events: oom_kill 1 since the workers started"]}
+    incident = judge(rank(3, 1, "", None, "SIGKILL"), host_notes=counted)
+    assert (incident.category, incident.confidence) == ("host_oom_kill", "supported"), "of whichever process"
+
+
+@pytest.mark.parametrize(
+    ("evidence", "note", "shown"),
+    [
+        (rank(3, 1, "", None, "SIGBUS"), "/dev/shm: 0.0 of 64.0 MiB free afterwards", True),
+        (rank(3, 1, "", None, "SIGSEGV"), "kernel: python[4003]: segfault at 0", True),
+        (rank(3, 1, "", None, "SIGSEGV"), "kernel: python[4002]: segfault at 0", False),
+        (rank(3, 1, "OSError: [Errno 28] No space left on device"), "/w: 0.0 of 4003 MiB free afterwards", True),
+        (rank(3, 1, "RuntimeError: CUDA error: unknown error"), "kernel: NVRM: Xid (PCI:0000:3b:00): 79", True),
+        (rank(3, 1, "ValueError: x"), "/w: 0.0 of 4003 MiB free afterwards", False),
+        (stopped(3, 1, "", None, "SIGKILL"), "kernel: Out of memory: Killed process 4003", False),
+    ],
+)
+def test_what_the_host_says_stands_with_what_it_explains(evidence: RankEvidence, note: str, shown: bool) -> None:
+    lines = [line.text for line in judge(evidence, host_notes={"n2": [note, note]}).evidence]
+    assert lines.count(note) == shown
 
 
 def test_sigterm_from_outside_is_a_preemption_unless_something_failed_before() -> None:
