@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import member, peers, restore
-from remote_agent.wire import CallFailed, WireError
+from remote_agent.wire import CallFailed, WireError, split_endpoint
 
 if TYPE_CHECKING:
     from remote_agent.agent import Agent
@@ -41,14 +41,21 @@ async def ask(follower: Follower, name: str, op: str, args: dict[str, Any]) -> d
     if where is None or name == agent.node:
         return None
     try:
-        channel = await peers.connect(agent.files, name, where["address"], int(where["port"]), agent.peer_handler(name))
+        return await _ask_at(follower, name, where, op, args)
     except (peers.PeerRefused, peers.PeerUnreachable):
         return None
+
+
+async def _ask_at(
+    follower: Follower, name: str, where: dict[str, Any], op: str, args: dict[str, Any]
+) -> dict[str, Any] | None:
+    agent = follower.agent
+    channel = await peers.connect(agent.files, name, where["address"], int(where["port"]), agent.peer_handler(name))
     running = asyncio.ensure_future(channel.run())
     try:
         return (await channel.call(op, args, timeout=ASK_TIMEOUT_S)).data
     except (WireError, CallFailed, asyncio.TimeoutError) as error:
-        log.info("%s to %s: %s", op, name, error)
+        log.info("%s to %s: %s", op, name or "the endpoint", error)
         return None
     finally:
         await channel.close()
@@ -61,12 +68,28 @@ async def ask_around(follower: Follower) -> None:
     # Who is connected to us follows us.
     known = agent.role.connected if agent.role is not None else frozenset()
     others = [name for name in agent.members if name not in {agent.node, follower.member.coordinator, *known}]
-    answers = await asyncio.gather(*(ask(follower, name, "who", {"term": follower.member.term}) for name in others))
+    asking = [ask(follower, name, "who", {"term": follower.member.term}) for name in others]
+    answers = await asyncio.gather(_meet(follower), *asking)
     for found in answers:
         # A node that voted knows the term, and may have missed who won it.
         if found and found["coordinator"] and member.is_news(follower.member, int(found["term"]), found["coordinator"]):
             agent.members.update(found["members"])
             follower.follow(int(found["term"]), str(found["coordinator"]))
+
+
+async def _meet(follower: Follower) -> dict[str, Any] | None:
+    """Ask at the job's endpoint, where it has one; a coordinator makes itself known there instead."""
+    agent = follower.agent
+    if not agent.spec.endpoint:
+        return None
+    address, port = split_endpoint(agent.spec.endpoint, 0)
+    op, args = ("who", {"term": follower.member.term}) if agent.role is None else ("announce", agent.announcement())
+    try:
+        return await _ask_at(follower, "", {"address": address, "port": port}, op, args) or None
+    except (peers.PeerRefused, peers.PeerUnreachable) as error:
+        if not follower.member.term:
+            await follower.engine.remark(f"waiting for {error}")
+        return None
 
 
 async def stand(follower: Follower, force: bool = False) -> str:

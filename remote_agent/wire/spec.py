@@ -64,6 +64,8 @@ class JobSpec:
     rendezvous: Rendezvous | None = None
     """None: the coordinator forms the group."""
     created_ns: int = 0
+    endpoint: str = ""
+    """HOST:PORT of a job that nodes join by themselves, if they have its certificate; empty: only `nodes` take part."""
 
     def node(self, name: str) -> NodeSpec | None:
         """Return the node of that name, or None."""
