@@ -18,8 +18,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from remote_agent import election, member, paths, peers, restore
+from remote_agent import election, member, open_job, paths, peers, restore
 from remote_agent import state as s
+from remote_agent.engine_link import EngineLink, Notice
 from remote_agent.follower import Follower
 from remote_agent.formation import holds_quorum
 from remote_agent.journal import Journal
@@ -42,8 +43,9 @@ DEAD_CHECKS_S = (0.0, 0.1, 0.3, 0.6, 1.0, 2.0)
 class Agent:
     """One node's agent; `run` is its whole life."""
 
-    def __init__(self, files: paths.JobFiles) -> None:
+    def __init__(self, files: paths.JobFiles, torchrun: int | None = None) -> None:
         self.files = files
+        self._torchrun = torchrun
         self.spec = JobSpec.from_json(json.loads(files.spec.read_text()))
         self.node = str(json.loads(files.node.read_text())["node"])
         own = self.spec.node(self.node)
@@ -58,6 +60,8 @@ class Agent:
         self.operators_changed = asyncio.Event()
         self._finished = asyncio.Event()
         self._hurry = asyncio.Event()
+        self.reason = ""
+        """Why this agent ends."""
         self._tasks = Tasks()
         self._peers: set[Channel] = set()
 
@@ -75,6 +79,12 @@ class Agent:
         data = {**self.follower.member.to_json(), "members": self.members}
         paths.atomic_write(self.files.term, json.dumps(data).encode())
 
+    def engine_link(self, notice: Notice) -> EngineLink:
+        """Return what starts this node's workers: an engine of ours, or the torchrun that started us."""
+        if self._torchrun is None:
+            return EngineLink(self.files, notice)
+        return open_job.TorchrunLink(self.files, notice, self._torchrun)
+
     async def run(self) -> None:
         """Serve until the job is over and nobody looks."""
         from remote_agent.server import serve_operators
@@ -87,10 +97,12 @@ class Agent:
         await self.logs.start()
         self.follower.start()
         self._tasks.spawn(self._watch_assignment(), "assignment")
+        await open_job.claim(self)
         operators = await serve_operators(self)
         log.info("agent of %s for %s, peers on port %d", self.node, self.spec.job, self.port)
         try:
             await self._finished.wait()
+            await self.follower.engine.dismiss(open_job.outcome(self))
             await self._wind_down()
         finally:
             operators.close()
@@ -133,6 +145,7 @@ class Agent:
             self.operators_changed.set()
         if not self._finished.is_set():
             log.info("ending: %s", reason)
+            self.reason = reason
             self._finished.set()
 
     @property
@@ -149,7 +162,8 @@ class Agent:
             if cared_for:
                 alone_since = time.monotonic()
             alone_s = time.monotonic() - alone_since
-            if alone_s > (ABANDONED_S if self.follower.member.term else ASSIGN_TIMEOUT_S):
+            patience = self.spec.join_timeout if self.spec.endpoint else ASSIGN_TIMEOUT_S
+            if alone_s > (ABANDONED_S if self.follower.member.term else patience):
                 self.finish(f"neither a coordinator nor an operator for {alone_s:.0f} s")
                 return
 
@@ -219,8 +233,11 @@ class Agent:
             self._tasks.spawn(election.renew(self.follower, term), "renew the term")
 
     async def _announce(self, name: str) -> None:
-        found = {"term": self.follower.member.term, "coordinator": self.node, "members": self.members}
-        await election.ask(self.follower, name, "announce", found)
+        await election.ask(self.follower, name, "announce", self.announcement())
+
+    def announcement(self) -> dict[str, Any]:
+        """Return what makes the others follow this node."""
+        return {"term": self.follower.member.term, "coordinator": self.node, "members": self.members}
 
     # Peers
 
@@ -354,8 +371,8 @@ class Agent:
         self.operators_changed.set()
 
 
-def main(job: str) -> int:
-    """Run the agent of a job on this node; returns the exit status."""
+def main(job: str, torchrun: int | None = None) -> int:
+    """Run the agent of a job on this node; returns the exit status. `torchrun`: a wire to whoever has the workers."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     files = paths.Home.from_environment().job(job)
     lock = paths.lock_agent(files)
@@ -364,7 +381,7 @@ def main(job: str) -> int:
         return 1
 
     async def live() -> None:
-        await Agent(files).run()
+        await Agent(files, torchrun).run()
 
     try:
         asyncio.run(live())

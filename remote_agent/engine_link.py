@@ -27,6 +27,9 @@ Notice = Callable[[str, "dict[str, Any]"], Awaitable[None]]
 class EngineLink:
     """One engine process."""
 
+    replaceable = True
+    """Another one may be started when it has died."""
+
     def __init__(self, files: JobFiles, notice: Notice) -> None:
         self._files = files
         self._notice = notice
@@ -40,6 +43,21 @@ class EngineLink:
 
     async def run(self) -> str:
         """Start the engine and serve its notices until it ends; returns how it ended."""
+        self._channel = Channel(*await self._open(), self._hear)
+        greeting = asyncio.ensure_future(self._greet())
+        try:
+            await self._channel.run()
+            how = await self._how_it_ended()
+        finally:
+            greeting.cancel()
+            await asyncio.gather(greeting, return_exceptions=True)
+            self._end()
+        if self.problem is None:
+            self.problem = f"the engine ended ({how})"
+        self.ready.set()
+        return how
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self._process = await asyncio.create_subprocess_exec(
             *own_command("engine", "--job", self._files.name),
             stdin=asyncio.subprocess.PIPE,
@@ -49,22 +67,15 @@ class EngineLink:
         output, feed = self._process.stdout, self._process.stdin
         if output is None or feed is None:
             raise RuntimeError("the engine has no pipes")
-        self._channel = Channel(output, feed, self._hear)
-        greeting = asyncio.ensure_future(self._greet())
+        return output, feed
+
+    async def _how_it_ended(self) -> str:
+        if self._process is None:
+            raise RuntimeError("the engine has not started")
         try:
-            await self._channel.run()
-            status = await asyncio.wait_for(self._process.wait(), 10.0)
+            return f"exit status {await asyncio.wait_for(self._process.wait(), 10.0)}"
         except asyncio.TimeoutError:
-            status = None
-        finally:
-            greeting.cancel()
-            await asyncio.gather(greeting, return_exceptions=True)
-            self._end()
-        how = f"exit status {status}" if status is not None else "it hung"
-        if self.problem is None:
-            self.problem = f"the engine ended ({how})"
-        self.ready.set()
-        return how
+            return "it hung"
 
     async def call(self, op: str, args: dict[str, Any], timeout: float = CALL_MARGIN_S) -> dict[str, Any]:
         """Return the engine's answer; raises CallFailed, ChannelClosed, asyncio.TimeoutError."""
@@ -78,6 +89,12 @@ class EngineLink:
         if op == "stop":
             self._workers.clear()
         return answer.data
+
+    async def dismiss(self, outcome: dict[str, Any]) -> None:
+        """Tell how the job ended for this node: nothing to an engine, which ends with its agent."""
+
+    async def remark(self, text: str) -> None:
+        """Tell what this node waits for: nothing to an engine."""
 
     async def close(self) -> None:
         """End the engine: it kills what it still runs when its input ends."""

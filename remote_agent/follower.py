@@ -15,7 +15,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import election, member, peers
-from remote_agent.engine_link import EngineLink
 from remote_agent.tasks import Tasks
 from remote_agent.wire import Answer, CallFailed, Channel, Problem, WireError
 
@@ -42,7 +41,7 @@ class Follower:
         self.agent = agent
         self.member = view
         self.incarnation = secrets.token_hex(8)
-        self.engine = EngineLink(agent.files, self._hear_engine)
+        self.engine = agent.engine_link(self._hear_engine)
         self.clock = peers.Clock()
         self.channel: Channel | None = None
         """To the coordinator; None while there is none, or while we are it."""
@@ -165,14 +164,23 @@ class Follower:
             greeting.cancel()
             came_up = bool(self.engine.facts)
             log.warning("the engine ended: %s", how)
+            if not self.engine.replaceable:
+                await self._part(how)
+                return
             if not came_up:
                 return
-            self.engine = EngineLink(self.agent.files, self._hear_engine)
+            self.engine = self.agent.engine_link(self._hear_engine)
             self.incarnation = secrets.token_hex(8)
             self._reason = f"its engine died ({how})"
             self.running, self._reports = None, []
             await self._rejoin()
         self.report("unfit", {"reason": f"its engine died {ENGINE_STARTS} times"})
+
+    async def _part(self, how: str) -> None:
+        """End with what had the workers; the job is told that this node is lost to it."""
+        if self.channel is not None:
+            await self._tell(self.channel, "gone", {"reason": how})
+        self.agent.finish(how, linger=False)
 
     async def _greet(self) -> None:
         await self.engine.ready.wait()
