@@ -235,8 +235,9 @@ class Follower:
         channel = await peers.connect(self.agent.files, name, where["address"], int(where["port"]), handler)
         running = asyncio.ensure_future(channel.run())
         try:
-            await channel.call("join", self.introduction(), timeout=CALL_TIMEOUT_S)
+            # Orders may overtake the answer, and what is reported on them counts.
             self.channel = channel
+            await channel.call("join", self.introduction(), timeout=CALL_TIMEOUT_S)
             log.info("joined %s", name)
             await self._beat(channel)
         finally:
