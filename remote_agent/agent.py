@@ -281,6 +281,8 @@ class Agent:
         if op == "vote":
             return Answer(election.give_vote(self.follower, args))
         if op == "who":
+            if "where" in args:
+                self.members[name] = args["where"]
             self._renew_beyond(int(args["term"]))
             return Answer(self._who())
         if op == "announce":

@@ -69,7 +69,7 @@ async def ask_around(follower: Follower) -> None:
     known = agent.role.connected if agent.role is not None else frozenset()
     others = [name for name in agent.members if name not in {agent.node, follower.member.coordinator, *known}]
     asking = [ask(follower, name, "who", {"term": follower.member.term}) for name in others]
-    answers = await asyncio.gather(_meet(follower), *asking)
+    answers = await asyncio.gather(_meet(follower, known), *asking)
     for found in answers:
         # A node that voted knows the term, and may have missed who won it.
         if found and found["coordinator"] and member.is_news(follower.member, int(found["term"]), found["coordinator"]):
@@ -77,19 +77,25 @@ async def ask_around(follower: Follower) -> None:
             follower.follow(int(found["term"]), str(found["coordinator"]))
 
 
-async def _meet(follower: Follower) -> dict[str, Any] | None:
+async def _meet(follower: Follower, connected: frozenset[str]) -> dict[str, Any] | None:
     """Ask at the job's endpoint, where it has one; a coordinator makes itself known there instead."""
     agent = follower.agent
-    if not agent.spec.endpoint:
-        return None
     address, port = split_endpoint(agent.spec.endpoint, 0)
-    op, args = ("who", {"term": follower.member.term}) if agent.role is None else ("announce", agent.announcement())
+    if not port or port in {agent.port, *(agent.members[name]["port"] for name in connected)}:
+        return None
+    op, args = "announce", agent.announcement()
+    if agent.role is None:
+        op, args = "who", {"term": follower.member.term, "where": agent.members[agent.node]}
     try:
-        return await _ask_at(follower, "", {"address": address, "port": port}, op, args) or None
+        found = await _ask_at(follower, "", {"address": address, "port": port}, op, args)
     except (peers.PeerRefused, peers.PeerUnreachable) as error:
         if not follower.member.term:
             await follower.engine.remark(f"waiting for {error}")
         return None
+    if found:
+        # After a restart of all, nobody listens where it did; who is there learns it from who asks.
+        agent.members.update({name: one for name, one in found["members"].items() if name != agent.node})
+    return found or None
 
 
 async def stand(follower: Follower, force: bool = False) -> str:

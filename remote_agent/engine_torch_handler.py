@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 BACKEND = "supervisor"
 # The coordinator's agent first lets all others know how the job ended.
 AGENT_S = 15.0
+# torch's own, before it had --shutdown-timeout.
+GRACE_S = 30.0
 EXITS = {"succeeded": 0, "removed": 0, "stopped": 4}
 
 Begin = Callable[[Any, float], "tuple[HandlerThread, subprocess.Popen[bytes]]"]
@@ -128,7 +130,7 @@ class SteeredAgent(LocalElasticAgent):
         vars(api)["LocalElasticAgent"] = LocalElasticAgent
         self._handler: SupervisorHandler = spec.rdzv_handler
         super().__init__(spec, GenerationFiles(logs_specs, self._handler), *args, **kwargs)
-        self._handler.begin(spec, float(kwargs.get("shutdown_timeout") or 30))
+        self._handler.begin(spec, float(kwargs.get("shutdown_timeout", GRACE_S)))
 
     def _assign_worker_ranks(self, store: Any, group_rank: int, group_world_size: int, spec: Any) -> list[Worker]:
         order = self._handler.work.order

@@ -226,7 +226,7 @@ class Follower:
             except (peers.PeerUnreachable, WireError, Problem, asyncio.TimeoutError) as error:
                 log.info("coordinator %s: %s", name, str(error) or "no answer in time")
             await election.ask_around(self)
-        elif self.agent.role.is_short() or self.agent.role.misses_some():
+        elif self.agent.role.is_short() or self.agent.role.misses_some() or self.agent.spec.endpoint:
             await election.ask_around(self)
         return was_there
 

@@ -270,9 +270,9 @@ class Session:
         wish = {**args, "operator": self.operator}
         if verb == "promote":
             return await heal.promote(self, args.get("node"))
-        if verb != "add":
+        name = str(args.get("node"))
+        if verb != "add" or (self.inventory.path is None and name not in self.links):  # those joined by themselves
             return await self._steer(verb, wish)
-        name = str(args["node"])
         seq = int(self.events[-1]["seq"]) if self.events else 0
         was_in = any(node["name"] == name and node["state"] == "running" for node in self.status.get("nodes", ()))
         wish["spec"] = await heal.bring_up_again(self, name, full=True)

@@ -104,11 +104,18 @@ class Torchruns:
         pids: dict[str, int] = detail["pids"]
         return pids
 
-    def supervisor(self, number: int, *words: str) -> str:
+    def newest_running(self, number: int) -> int:
+        return max(int(one["generation"]) for one in self.events(number) if one["type"] == "generation_running")
+
+    def ask(self, number: int, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a verb on a node's machine."""
         env = {**os.environ, "SUPERVISOR_HOME": str(self.home(number))}
         command = [sys.executable, "-m", "supervisor", *words]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+    def supervisor(self, number: int, *words: str) -> str:
+        """Run a verb that must succeed; returns what it prints."""
+        done = self.ask(number, *words)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         return done.stdout
 
@@ -151,28 +158,32 @@ def test_the_plugin_is_registered() -> None:
 # Rank 0 is done before rank 1 fails: torchrun alone could not start it again.
 ONE_FAILS = """
 import os, time
-import torch.distributed as dist
-dist.init_process_group("gloo")
-rank, again = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
-print("place", rank, dist.get_world_size(), again, flush=True)
-print("pid", os.getpid(), file=open(f"{rank}.{again}", "w"), flush=True)
-dist.barrier()
-dist.destroy_process_group()
-if rank == 1 and again == "0":
-    pid = open("0.0").read().split()[1]
+rank, again = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("place", rank, os.environ["WORLD_SIZE"], again, flush=True)
+if again == "0" and rank == 0:
+    os.mkfifo("pid")
+    open("pid", "w").write(str(os.getpid()))
+elif again == "0":
+    while not os.path.exists("pid"):
+        time.sleep(0.05)
+    pid = open("pid").read()
     while open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "Z":
         time.sleep(0.05)
     raise ValueError("boom")
+else:
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    dist.barrier()
+    dist.destroy_process_group()
 """
 
 
 def test_a_worker_fails_and_all_start_again_even_who_was_done(tmp_path: Path) -> None:
     with torchruns(tmp_path, ONE_FAILS, "--nnodes", "2", "--max-restarts", "1") as job:
-        first = job.start(1)
+        job.start(1)
         job.until(1, "node_ready")
         job.start(2, "--redirects", "3", "--log-dir", str(tmp_path / "theirs"))
         assert (job.wait(1), job.wait(2)) == (0, 0), job.out(1).read_text() + job.out(2).read_text()
-        assert first.returncode == 0
         incident = job.until(2, "incident")["detail"]
         assert incident["culprit_ranks"] == [1]
         assert "boom" in incident["summary"]
@@ -211,15 +222,19 @@ def test_nodes_come_and_go_on_command_and_by_themselves(tmp_path: Path) -> None:
         job.supervisor(3, "remove", "job", "--node", job.node(2))
         assert job.wait(2) == 0
         job.running_with(3, 5, 4)
+        job.start(2)
+        added = ("add", "job", "--node", job.node(2))
+        job.wait_for(lambda: job.ask(3, *added).returncode == 0, "torchrun that was started again")
+        job.running_with(2, 6, 6)
         job.supervisor(3, "stop", "job")
-        assert (job.wait(1), job.wait(3)) == (4, 4)
+        assert [job.wait(number) for number in (1, 2, 3)] == [4, 4, 4]
 
 
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_the_first_coordinator_dies_and_comes_back_with_nothing(tmp_path: Path) -> None:
+def test_coordinators_die_and_come_back_with_nothing_or_with_all(tmp_path: Path) -> None:
     with torchruns(tmp_path, STEPS, "--nnodes", "2:3", "--rdzv-conf", "node_timeout=5,last_call_timeout=20") as job:
         job.start(1)
         job.until(1, "node_ready")
@@ -241,6 +256,13 @@ def test_the_first_coordinator_dies_and_comes_back_with_nothing(tmp_path: Path) 
         os.kill(job.agent(2), signal.SIGKILL)
         assert job.wait(2) == 1
         assert "the agent ended" in job.out(2).read_text()
+        # All die and come back: they find each other, and the job goes on.
+        job.running[3].kill()
+        job.running[3].wait()
+        for number in (1, 2, 3):
+            job.start(number)
+        # One that comes late may have stopped the group before it ran.
+        job.wait_for(lambda: job.newest_running(3) > 3, "group of all")
 
 
 def test_a_job_that_fails_ends_torchrun_with_the_verdict(tmp_path: Path) -> None:
