@@ -6,6 +6,8 @@ directory here, and its agent as a child of torchrun.
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import re
 import secrets
@@ -24,6 +26,8 @@ from remote_agent.wire import JobSpec, NodeSpec, Problem, split_endpoint
 PORT = 29400
 JOIN_S = 600.0
 LONGEST_HOST = 40
+# An address for documentation (RFC 5737): the way to it is the way to everywhere else.
+ELSEWHERE = "192.0.2.1"
 
 
 class Place:
@@ -41,7 +45,7 @@ class Place:
             raise Problem("usage", f"--rdzv-endpoint, --rdzv-id: {error}") from error
         self.host = host.strip("[]")
         self.is_here = _is_local(self.host)
-        self.address = params.local_addr or _address_towards(self.host, self.port)
+        self.address = params.local_addr or own_address(self.host, self.port)
         _set_aside(self.files)
         self.node = _node_name(self.files)
 
@@ -99,6 +103,24 @@ def _is_local(host: str) -> bool:
                 continue
             return True
     return False
+
+
+def own_address(host: str, port: int) -> str:
+    """Return the address at which others that know us by the endpoint's host reach this machine; raises Problem."""
+    address = _address_towards(host, port)
+    if is_loopback(address) and host != "localhost" and not is_loopback(host):
+        # Debian gives a machine's own name the address 127.0.1.1, which nobody else can reach.
+        with contextlib.suppress(Problem):
+            return _address_towards(ELSEWHERE, port)
+    return address
+
+
+def is_loopback(address: str) -> bool:
+    """Whether that is an address which only this machine can reach."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def _address_towards(host: str, port: int) -> str:

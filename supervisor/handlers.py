@@ -62,6 +62,7 @@ def _certificate(place: Place, secret: bytes) -> dict[str, str]:
 
 def _secret(place: Place) -> bytes:
     """Return what all nodes of the job know; raises Problem."""
+    from remote_agent.joining import is_loopback
     from remote_agent.wire import Problem
 
     # Not for the workers: whoever knows it may join the job and read its logs.
@@ -72,7 +73,7 @@ def _secret(place: Place) -> bytes:
             text = Path(os.path.expanduser(path)).read_bytes()
         except OSError as error:
             raise Problem("key", f"key_file {path}: {error.strerror}") from error
-    elif not text and place.address in ("127.0.0.1", "::1"):
+    elif not text and is_loopback(place.address):
         text = _local_key(place.files.home.root / LOCAL_KEY)
     text = text.strip()
     if not text:

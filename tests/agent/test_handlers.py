@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from remote_agent import joining
 from remote_agent.journal import read_records
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
@@ -308,3 +309,19 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[
     settings = {"backend": "supervisor", "endpoint": "127.0.0.1:29400", "run_id": "job", **change}
     with pytest.raises(SystemExit, match=re.escape(message)):
         create(RendezvousParameters(min_nodes=1, max_nodes=1, **settings))
+
+
+def test_a_machine_whose_own_name_is_loopback_tells_others_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    def debian(host: str, port: int, **_: Any) -> list[Any]:
+        address = "127.0.1.1" if host == "gpu01" else host
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", debian)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((joining.ELSEWHERE, 1))
+        except OSError:
+            pytest.skip("this machine has no way to anywhere")
+        outside = probe.getsockname()[0]
+    assert joining.own_address("gpu01", 29400) == outside
+    assert joining.own_address("127.0.0.1", 29400) == "127.0.0.1"
