@@ -74,3 +74,19 @@ def test_every_journal_names_the_nodes_in_the_order_in_which_they_came() -> None
         for name in ("n2", "n1")
     ]
     assert list(restore.fold(job, records).nodes) == ["n2", "n1"]
+
+
+def test_all_agents_restarted_is_nobodys_failure() -> None:
+    world = World(spec(2, max_restarts=0))
+    records = [
+        {**dataclasses.asdict(event), "seq": number, "term": 1, "time": ""}
+        for number, event in enumerate(world.events, 1)
+    ]
+    for machine in world.machines.values():
+        machine.connected, machine.running, machine.lives = False, None, 1
+    world.state = restore.take_over(world.state.spec, "n1", 2, records, world.now)
+    world.join("n1")
+    world.join("n2")
+    world.settle()
+    assert (world.state.phase, world.state.generation, world.state.restarts) == (s.RUNNING, 1, 0)
+    assert "incident" not in world.types()
