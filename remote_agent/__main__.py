@@ -20,6 +20,7 @@ def main(argv: list[str] | None = None) -> int:
     serve.add_argument("--job", required=True)
     serve.add_argument("--handler", type=int, metavar="FD", help="the wire to the torchrun that has the workers")
     serve.add_argument("--detach", action="store_true", help="go on in a grandchild; its pid is printed")
+    serve.add_argument("--step", action="store_true", help="stay in this Slurm step, and write to the job's log")
     engine = modes.add_parser("engine", help="the part that imports torch; started by the agent")
     engine.add_argument("--job", required=True)
     modes.add_parser("torchrun", help="torch's own elastic agent; started by the engine")
@@ -34,6 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.mode == "serve":
         if args.detach:
             _detach()
+        if args.step:
+            _settle(args.job)
         from remote_agent import agent
 
         return agent.main(args.job, args.handler)
@@ -60,6 +63,23 @@ def _detach() -> None:
         os.write(1, b"%d\n" % pid)
         os._exit(0)
     os.dup2(2, 1)
+    _outlive_terminals()
+
+
+def _settle(job: str) -> None:
+    """Let go of srun, which started this process and does not stay."""
+    from remote_agent.paths import Home
+
+    files = Home.from_environment().job(job)
+    log = os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.chdir(files.home.root)
+    _outlive_terminals()
+
+
+def _outlive_terminals() -> None:
     # A handler, not SIG_IGN: an ignored signal would still be ignored in the workers.
     signal.signal(signal.SIGHUP, _stay)
 

@@ -18,13 +18,14 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from remote_agent import election, member, open_job, paths, peers, restore
+from remote_agent import allocation, clocks, election, member, open_job, paths, peers, restore
 from remote_agent import state as s
 from remote_agent.engine_link import EngineLink, Notice
 from remote_agent.follower import Follower
 from remote_agent.formation import holds_quorum
 from remote_agent.journal import Journal
 from remote_agent.logs import LogStore
+from remote_agent.memory import Memory
 from remote_agent.role import Role
 from remote_agent.tasks import Tasks
 from remote_agent.wire import Answer, Channel, Handler, Items, JobSpec, Problem
@@ -51,39 +52,27 @@ class Agent:
         own = self.spec.node(self.node)
         self.address = own.address if own is not None else ""
         self.port = 0
-        self.members: dict[str, dict[str, Any]] = {}
+        self._tasks = Tasks()
+        self.memory = Memory(files, self._tasks)
+        self.members = self.memory.members
         self.journal = Journal(files.events)
         self.logs = LogStore(files.root, live=True)
         self.role: Role | None = None
-        self.follower = Follower(self, self._last_view())
+        view = member.Member(me=self.node, node_timeout=self.spec.node_timeout, contact=clocks.now())
+        self.follower = Follower(self, self.memory.restore(view))
         self.operators: set[Channel] = set()
         self.operators_changed = asyncio.Event()
         self._finished = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._preempted = False
         self.reason = ""
         """Why this agent ends."""
-        self._tasks = Tasks()
         self._peers: set[Channel] = set()
-
-    def _last_view(self) -> member.Member:
-        """What this agent had agreed to before it was restarted; the lease of then is not ours any more."""
-        view = member.Member(me=self.node, node_timeout=self.spec.node_timeout, contact=time.monotonic())
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            saved = json.loads(self.files.term.read_text())
-            self.members.update(saved["members"])
-            view = dataclasses.replace(view, term=saved["term"], voted=saved["voted"])
-        return view
-
-    def save_term(self) -> None:
-        """Write down what we agreed to, before anybody is told."""
-        data = {**self.follower.member.to_json(), "members": self.members}
-        paths.atomic_write(self.files.term, json.dumps(data).encode())
 
     def engine_link(self, notice: Notice) -> EngineLink:
         """Return what starts this node's workers: an engine of ours, or the torchrun that started us."""
-        if self._torchrun is None:
-            return EngineLink(self.files, notice)
-        return open_job.TorchrunLink(self.files, notice, self._torchrun)
+        wire = self._torchrun
+        return EngineLink(self.files, notice) if wire is None else open_job.TorchrunLink(self.files, notice, wire)
 
     async def run(self) -> None:
         """Serve until the job is over and nobody looks."""
@@ -93,7 +82,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._interrupted, signal.Signals(number).name)
         server, self.port = await peers.listen(self.files, self.spec.coordinator_port, self._accept)
-        self.members[self.node] = {"address": self.address, "port": self.port}
+        self.memory.learn({self.node: self._where()})
         await self.logs.start()
         self.follower.start()
         self._tasks.spawn(self._watch_assignment(), "assignment")
@@ -135,8 +124,23 @@ class Agent:
         self.journal.close()
 
     def _interrupted(self, name: str) -> None:
-        """Whoever sends a signal does not want to wait for readers."""
-        self.finish(f"the agent got {name}", linger=False)
+        """Whoever sends a signal does not want to wait for readers; Slurm sends it first, and kills later."""
+        preempted = allocation.ending() if name == "SIGTERM" and not self._preempted else ""
+        if not preempted:
+            self.finish(f"the agent got {name}", linger=False)
+            return
+        self._preempted = True
+        self._tasks.spawn(self._stop_job(preempted), "the end of the allocation")
+
+    async def _stop_job(self, preempted: str) -> None:
+        wish = {"operator": "slurm", "preempted": preempted}
+        try:
+            if self.role is not None:
+                self.role.request("stop", wish)
+            else:
+                await self.follower.forward("stop", wish)
+        except Problem as problem:
+            self.finish(f"{preempted}: {problem.message}", linger=False)
 
     def finish(self, reason: str, *, linger: bool = True) -> None:
         """The job is over for this node; linger: as long as somebody looks."""
@@ -152,6 +156,9 @@ class Agent:
     def finished(self) -> bool:
         """Whether the job is over for this node."""
         return self._finished.is_set()
+
+    def _where(self) -> dict[str, Any]:
+        return {"address": self.address, "port": self.port}
 
     async def _watch_assignment(self) -> None:
         """End an agent that nobody cares for: neither a coordinator nor an operator."""
@@ -174,13 +181,12 @@ class Agent:
         coordinator = args["coordinator"]
         if coordinator["node"] == self.node and self.role is None and self.journal.records:
             raise Problem("stale", f"this job has begun: {self.node} needs votes to coordinate it")
-        self.members.update(args["members"])
-        self.members[coordinator["node"]] = {"address": coordinator["address"], "port": coordinator["port"]}
-        self.members[self.node] = {"address": self.address, "port": self.port}
+        where = {"address": coordinator["address"], "port": coordinator["port"]}
+        self.memory.learn({**args["members"], coordinator["node"]: where, self.node: self._where()})
         if not self.follower.follow(int(args["term"]), coordinator["node"]):
             raise Problem("stale", f"this job is in term {self.follower.member.term} already")
         if coordinator["node"] == self.node and self.role is None:
-            state = restore.initial(self.spec, self.node, time.monotonic())
+            state = restore.initial(self.spec, self.node, clocks.now())
             self.role = Role(self, state)
             self.role.start(dict(args.get("absent") or {}))
             self.follower.in_charge()
@@ -188,7 +194,7 @@ class Agent:
     async def take_role(self, term: int, former: str) -> None:
         """Become the coordinator of that term: this node has the votes."""
         records = self.journal.records
-        now = time.monotonic()
+        now = clocks.now()
         away_s = now - self.follower.member.contact
         state = restore.take_over(self.spec, self.node, term, records, now, away_s)
         self.follower.follow(term, self.node)
@@ -272,21 +278,21 @@ class Agent:
 
         return handle
 
-    async def _peer(self, name: str, channel: Channel | None, op: str, args: dict[str, Any]) -> Answer:
+    async def _peer(self, name: str, channel: Channel | None, op: str, args: dict[str, Any]) -> Answer | Items:
         if op in ("join", "report", "beat", "request"):
             return await self._as_coordinator(name, channel, op, args)
         if op in ("order", "journal", "members", "moved"):
             self._as_member(name, op, args)
             return Answer({})
         if op == "vote":
-            return Answer(election.give_vote(self.follower, args))
+            return election.give_vote(self.follower, args)
         if op == "who":
             if "where" in args:
-                self.members[name] = args["where"]
+                self.memory.learn({name: args["where"]})
             self._renew_beyond(int(args["term"]))
             return Answer(self._who())
         if op == "announce":
-            self.members.update(args["members"])
+            self.memory.learn(args["members"])
             self.follower.follow(int(args["term"]), str(args["coordinator"]))
             return Answer({})
         if op == "take_over":
@@ -310,7 +316,7 @@ class Agent:
                 self._renew_beyond(term)
                 raise Problem("stale", f"{self.node} coordinates term {role.state.term}, {name} is in {term}")
             assert channel is not None
-            self.members[name] = {"address": args["address"], "port": args["port"]}
+            self.memory.learn({name: {"address": args["address"], "port": args["port"]}})
             role.join(name, channel, args)
             role.tell("members", {"members": self.members})
         elif op == "report":
@@ -330,12 +336,9 @@ class Agent:
             if int(args["term"]) == self.follower.member.term or self.follower.follow(int(args["term"]), name):
                 self.follower.order(args["op"], args["args"])
         elif op == "journal":
-            if args["reset"]:
-                self.journal.reset([])
-            self.journal.extend(args["records"])
+            self.journal.take(args["records"], reset=args["reset"])
         elif op == "members":
-            self.members.update(args["members"])
-            self.save_term()
+            self.memory.learn(args["members"])
         elif op == "moved":
             self.follower.member = dataclasses.replace(self.follower.member, heir=args["heir"])
 

@@ -55,6 +55,7 @@ class Bridge:
             "tree_put": self._tree_put,
             "tree_commit": self._tree_commit,
             "start": self._start,
+            "await_agent": self._await_agent,
             "clean": self._clean,
             "facts": self._probe.facts,
             "listen": self._probe.listen,
@@ -147,6 +148,11 @@ class Bridge:
         from remote_agent.starting import start
 
         return await start(self.home, args)
+
+    async def _await_agent(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        from remote_agent.starting import await_agent
+
+        return await await_agent(self.home, args)
 
     async def _clean(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
         return await asyncio.to_thread(jobs.clean, self.home, args.get("job"))
@@ -336,10 +342,12 @@ def _is_pipe(fd: int) -> bool:
 def main() -> int:
     """Run the bridge on stdin and stdout; returns the exit status."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(message)s")
-    if not all(_is_pipe(fd) for fd in (0, 1)):
-        log.error("connect speaks frames on pipes: it is started by supervisor, over SSH")
+    # stdout is a terminal's raw end where srun gives it without delay.
+    if not _is_pipe(0):
+        log.error("connect speaks frames on pipes: it is started by supervisor, over SSH or srun")
         return 2
-    # The end of stdin is what ends a bridge.
+    # The end of stdin is what ends a bridge: also while Slurm ends the allocation, and what it starts must hear that.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     asyncio.run(_run())
     return 0

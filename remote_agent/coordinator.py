@@ -10,10 +10,11 @@ one that speaks of another generation changes nothing.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from remote_agent import formation, policy, rendezvous
+from remote_agent import formation, policy, rendezvous, watch
 from remote_agent import state as s
 from remote_agent.operator_requests import on_add, on_remove, on_restart, on_stop
 from remote_agent.turn import STOP_MARGIN_S, Turn, give_up_on, lose_node, stop_group
@@ -35,7 +36,10 @@ def step(state: s.State, event: s.Event, now: float, wall_ns: int = 0) -> s.Turn
     if turn.state.phase == s.STOPPING and not turn.state.waiting:
         turn.mark("idle")
         policy.after_stop(turn)
-    if turn.state.phase == s.FORMING:
+    if turn.state.phase == s.FORMING and turn.state.cause == "stop":
+        # Asked of a coordinator that died meanwhile.
+        policy.end_stopped(turn)
+    elif turn.state.phase == s.FORMING:
         formation.try_form(turn)
     return turn.state, tuple(turn.commands)
 
@@ -109,6 +113,8 @@ def on_beat(turn: Turn, event: s.Beat) -> None:
         turn.set_node(event.node, seen=turn.now, held=max(turn.node(event.node).held, turn.now - event.heard_age))
         if event.stepped:
             turn.set(stepped=True)
+        if event.moved:
+            turn.set(watch=dataclasses.replace(turn.state.watch, moved_at=turn.now))
 
 
 def on_gone(turn: Turn, event: s.Gone) -> None:
@@ -246,6 +252,7 @@ def on_tick(turn: Turn, event: s.Tick) -> None:
             turn.commands.append(s.Drop(name))
     _keep_quorum(turn)
     _keep_deadline(turn)
+    watch.on_tick(turn)
 
 
 def _keep_quorum(turn: Turn) -> None:
@@ -302,6 +309,7 @@ HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     s.Ready: on_ready,
     s.Unfit: on_unfit,
     s.Beat: on_beat,
+    s.Pulses: watch.on_pulses,
     s.Gone: on_gone,
     s.GivenUp: on_given_up,
     s.Prepared: on_prepared,

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import TYPE_CHECKING, Any
 
-from remote_agent import member, peers, restore
-from remote_agent.wire import CallFailed, WireError, split_endpoint
+from remote_agent import clocks, member, peers, restore
+from remote_agent.journal import chunks
+from remote_agent.wire import Answer, CallFailed, WireError, split_endpoint
 
 if TYPE_CHECKING:
     from remote_agent.agent import Agent
     from remote_agent.follower import Follower
+    from remote_agent.wire import Items
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ def order(agent: Agent) -> list[str]:
 
 
 async def ask(follower: Follower, name: str, op: str, args: dict[str, Any]) -> dict[str, Any] | None:
-    """Return another node's answer to one question, or None when there is none."""
+    """Return another node's answer to one question, or None when there is none; of one in pieces the records add up."""
     agent = follower.agent
     where = agent.members.get(name)
     if where is None or name == agent.node:
@@ -53,13 +54,27 @@ async def _ask_at(
     channel = await peers.connect(agent.files, name, where["address"], int(where["port"]), agent.peer_handler(name))
     running = asyncio.ensure_future(channel.run())
     try:
-        return (await channel.call(op, args, timeout=ASK_TIMEOUT_S)).data
+        return await asyncio.wait_for(_whole(channel.stream(op, args)), ASK_TIMEOUT_S)
     except (WireError, CallFailed, asyncio.TimeoutError) as error:
         log.info("%s to %s: %s", op, name or "the endpoint", error)
         return None
     finally:
-        await channel.close()
+        # Not close(): a host without power would be waited for.
+        running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+
+async def _whole(pieces: Items) -> dict[str, Any]:
+    """Put an answer together: of several pieces each brings some records."""
+    found: dict[str, Any] = {}
+    records: list[dict[str, Any]] = []
+    try:
+        async for piece in pieces:
+            found.update(piece.data)
+            records += piece.data.get("records", ())
+    finally:
+        await pieces.aclose()
+    return {**found, "records": records}
 
 
 async def ask_around(follower: Follower) -> None:
@@ -73,7 +88,7 @@ async def ask_around(follower: Follower) -> None:
     for found in answers:
         # A node that voted knows the term, and may have missed who won it.
         if found and found["coordinator"] and member.is_news(follower.member, int(found["term"]), found["coordinator"]):
-            agent.members.update(found["members"])
+            agent.memory.learn(found["members"])
             follower.follow(int(found["term"]), str(found["coordinator"]))
 
 
@@ -83,19 +98,21 @@ async def _meet(follower: Follower, connected: frozenset[str]) -> dict[str, Any]
     address, port = split_endpoint(agent.spec.endpoint, 0)
     if not port or port in {agent.port, *(agent.members[name]["port"] for name in connected)}:
         return None
-    op, args = "announce", agent.announcement()
-    if agent.role is None:
-        op, args = "who", {"term": follower.member.term, "where": agent.members[agent.node]}
+    there = {"address": address, "port": port}
+    found = None
     try:
-        found = await _ask_at(follower, "", {"address": address, "port": port}, op, args)
+        if agent.role is None:
+            args = {"term": follower.member.term, "where": agent.members[agent.node]}
+            found = await _ask_at(follower, "", there, "who", args)
+        else:
+            await _ask_at(follower, "", there, "announce", agent.announcement())
     except (peers.PeerRefused, peers.PeerUnreachable) as error:
         if not follower.member.term:
             await follower.engine.remark(f"waiting for {error}")
-        return None
     if found:
         # After a restart of all, nobody listens where it did; who is there learns it from who asks.
-        agent.members.update({name: one for name, one in found["members"].items() if name != agent.node})
-    return found or None
+        agent.memory.learn({name: one for name, one in found["members"].items() if name != agent.node})
+    return found
 
 
 async def stand(follower: Follower, force: bool = False) -> str:
@@ -106,7 +123,7 @@ async def stand(follower: Follower, force: bool = False) -> str:
 
 async def _stand(follower: Follower, force: bool) -> str:
     agent = follower.agent
-    now = time.monotonic()
+    now = clocks.now()
     if not member.leaderless(follower.member, now):
         return f"{follower.member.coordinator} is in charge"
     term = follower.member.term + 1
@@ -115,17 +132,16 @@ async def _stand(follower: Follower, force: bool) -> str:
         refusal = (await _poll(follower, term, sounding=True))[1]
         if refusal:
             return refusal
-    follower.member, reason = member.vote(follower.member, term, agent.node, now)
+    view, reason = member.vote(follower.member, term, agent.node, now)
+    reason = reason or follower.promise(view)
     if reason:
         return reason
-    agent.save_term()
     answers, refusal = await _poll(follower, term, sounding=False)
     if follower.member.term != term or follower.member.voted != agent.node:
         return "another candidate came first"
     if refusal and not force:
         return refusal
-    for found in answers:
-        _catch_up(agent, found)
+    _catch_up(agent, answers)
     await agent.take_role(term, follower.former)
     return ""
 
@@ -136,10 +152,9 @@ async def renew(follower: Follower, term: int) -> None:
     role = agent.role
     if role is None or term < follower.member.term:
         return
-    follower.member, reason = member.vote(follower.member, term + 1, agent.node, time.monotonic())
-    if reason:
+    view, reason = member.vote(follower.member, term + 1, agent.node, clocks.now())
+    if reason or follower.promise(view):
         return
-    agent.save_term()
     _, refusal = await _poll(follower, term + 1, sounding=False)
     if refusal or agent.role is not role:
         log.warning("term %d: %s", term + 1, refusal)
@@ -151,7 +166,7 @@ async def _poll(follower: Follower, term: int, *, sounding: bool) -> tuple[list[
     """Ask for votes (sounding: only whether they would be given); returns the granting answers and "" or why not."""
     agent = follower.agent
     voters = base(agent)
-    wish = {"term": term, "candidate": agent.node, "sounding": sounding}
+    wish = {"term": term, "candidate": agent.node, "sounding": sounding, "journal": agent.journal.tail()}
     asked = {asyncio.ensure_future(ask(follower, name, "vote", wish)): name for name in voters if name != agent.node}
     granted: list[dict[str, Any]] = []
     refused: list[str] = []
@@ -177,23 +192,34 @@ async def _poll(follower: Follower, term: int, *, sounding: bool) -> tuple[list[
     return granted, f"{votes} of {len(voters)} votes: more than half are needed ({'; '.join(refused)})"
 
 
-def _catch_up(agent: Agent, found: dict[str, Any]) -> None:
-    """Take a voter's journal over when it knows more than ours."""
-    records = found["records"]
-    if records and (records[-1].get("term", 0), len(records)) > (agent.journal.last_term, agent.journal.last_seq):
-        agent.journal.reset(records)
+def _catch_up(agent: Agent, answers: list[dict[str, Any]]) -> None:
+    """Take over what the voter with the newest journal knows more than we do."""
+    newest = max(answers, key=lambda found: tuple(found["newest"]), default=None)
+    if newest is not None and newest["records"]:
+        agent.journal.take(newest["records"], reset=newest["reset"])
 
 
-def give_vote(follower: Follower, args: dict[str, Any]) -> dict[str, Any]:
-    """Answer a candidate; a granted vote brings the voter's journal along where it is longer."""
+async def give_vote(follower: Follower, args: dict[str, Any]) -> Items:
+    """Answer a candidate; a granted vote brings along what the voter's journal has and the candidate's has not."""
+    agent = follower.agent
+    refusal = _decide(follower, args)
+    answer = {"granted": not refusal, "reason": refusal}
+    if refusal or args["sounding"]:
+        yield Answer(answer)
+        return
+    journal, theirs = agent.journal, args["journal"]
+    reset, records = journal.missing(theirs)
+    newest = [journal.last_term, journal.last_seq]
+    if newest <= [theirs["term"], theirs["seq"]]:
+        records = []
+    for chunk in chunks(records):
+        yield Answer({**answer, "newest": newest, "reset": reset, "records": chunk})
+
+
+def _decide(follower: Follower, args: dict[str, Any]) -> str:
+    """Grant a vote or return why not; a sounding leaves no trace."""
     agent = follower.agent
     if agent.role is not None and follower.member.coordinator == agent.node:
-        return {"granted": False, "reason": f"{agent.node} is the coordinator", "records": []}
-    view, reason = member.vote(follower.member, int(args["term"]), str(args["candidate"]), time.monotonic())
-    if reason:
-        return {"granted": False, "reason": reason, "records": []}
-    if args["sounding"]:
-        return {"granted": True, "reason": "", "records": []}
-    follower.member = view
-    agent.save_term()
-    return {"granted": True, "reason": "", "records": agent.journal.records}
+        return f"{agent.node} is the coordinator"
+    view, reason = member.vote(follower.member, int(args["term"]), str(args["candidate"]), clocks.now())
+    return reason if reason or args["sounding"] else follower.promise(view)

@@ -19,10 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from remote_agent import engine_boot, engine_elastic, engine_watch
+from remote_agent import allocation, engine_boot, engine_elastic, engine_watch
 from remote_agent.engine_group import Group
 from remote_agent.engine_start import OWN_VARIABLES, Order, link_logs, rank_directories, worker_environment
-from remote_agent.wire import Answer, Channel, ChannelClosed, Problem
+from remote_agent.wire import Answer, Channel, ChannelClosed, Problem, WireError
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class Engine:
             "go": self._go,
             "stop": self._stop,
             "stacks": self._stacks,
+            "pulse": self._pulse,
         }
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,7 +66,8 @@ class Engine:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._child_died)
         told = asyncio.Event()
-        loop.add_signal_handler(signal.SIGTERM, told.set)
+        # In a Slurm step it comes to the workers as well, who may save; the agent says what follows.
+        loop.add_signal_handler(signal.SIGTERM, lambda: None if allocation.ending() else told.set())
         await self._serve(Channel(reader, writer, self._handle), told)
 
     async def _serve(self, channel: Channel, told: asyncio.Event) -> None:
@@ -83,6 +85,15 @@ class Engine:
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args))
+
+    async def _finish_in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run something that cannot be taken back half done: who is cancelled waits for its end all the same."""
+        running = asyncio.ensure_future(self._in_thread(function, *args))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})
+            raise
 
     async def _torch_module(self) -> Any:
         """Return engine_torch once it is imported; raises Problem when it cannot be."""
@@ -132,6 +143,10 @@ class Engine:
         except (OSError, RuntimeError, ValueError) as error:
             await self._orphans().sweep((), VANISH_S)
             raise Problem("start", f"workers do not start: {type(error).__name__}: {error}") from error
+        except asyncio.CancelledError:
+            # Nobody waits for them any more.
+            await self._orphans().sweep((), VANISH_S)
+            raise
         finally:
             self._starting.set_result(None)
             self._starting = None
@@ -167,7 +182,7 @@ class Engine:
         self, torch: Any, order: Order, boot: engine_boot.BootDirectory, directories: dict[int, Path]
     ) -> tuple[dict[int, int], Callable[[], None]]:
         """Start the workers; returns their pids by local rank, and what reaps them when they are dead."""
-        context = await self._in_thread(_start_workers, torch, self._job, order, boot.path, directories)
+        context = await self._finish_in_thread(_start_workers, torch, self._job, order, boot.path, directories)
         return context.pids(), partial(context.close, signal.SIGKILL, REAP_S)
 
     def _orphans(self) -> engine_watch.Orphans:
@@ -178,7 +193,7 @@ class Engine:
         order.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         boot = engine_boot.BootDirectory(order.log_dir)
         try:
-            process = await self._in_thread(engine_elastic.start, self._job, order, boot)
+            process = await self._finish_in_thread(engine_elastic.start, self._job, order, boot)
         except BaseException:
             boot.close()
             raise
@@ -207,10 +222,20 @@ class Engine:
             raise Problem("no_workers", "no worker runs on this node")
         return await self._group.stacks(args.get("ranks"))
 
+    async def _pulse(self, args: dict[str, Any]) -> dict[str, Any]:
+        if self._group is None or self._group.ended.is_set():
+            raise Problem("no_workers", "no worker runs on this node")
+        return {"ranks": await self._group.pulses(bool(args.get("stacks")))}
+
     async def _send_notices(self, channel: Channel) -> None:
-        with contextlib.suppress(ChannelClosed):
-            while True:
-                await channel.notify(*await self._outbox.get())
+        while True:
+            op, args = await self._outbox.get()
+            try:
+                await channel.notify(op, args)
+            except ChannelClosed:
+                return
+            except WireError as error:
+                log.error("notice %s is not sent: %s", op, error)
 
     def _child_died(self) -> None:
         # While workers are being started nobody knows which children are theirs.

@@ -5,6 +5,7 @@ In: a generation's log directory. Out: the bootstrap as a file, a pipe for the w
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import importlib.util
@@ -36,6 +37,8 @@ class BootDirectory:
     def __init__(self, log_dir: Path) -> None:
         self.path = _make(log_dir)
         self._rest = b""
+        self.requests: dict[tuple[int, str], asyncio.Future[bytes]] = {}
+        """The newest request of a kind to each rank's worker server."""
         self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         # Open for writing too: so it never ends, and a worker can tell that its engine lives.
         self.pipe = os.open(self.path / WORD, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -64,6 +67,8 @@ class BootDirectory:
         """Remove the directory; calling it again does nothing."""
         if self.pipe < 0:
             return
+        for request in self.requests.values():
+            request.cancel()
         os.close(self.pipe)
         os.close(self._directory)
         self.pipe = self._directory = -1

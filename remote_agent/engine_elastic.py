@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from remote_agent import engine_boot, engine_stacks
+from remote_agent import engine_boot, engine_pulse, engine_stacks
 from remote_agent import engine_evidence as evidence
 from remote_agent.engine_group import KILL_S, SWEEP_S, Tell, within
 from remote_agent.engine_start import Order, worker_environment
@@ -257,6 +257,10 @@ class ElasticGroup:
         """Return stacks of the live ones of these ranks (None: all), and why there are none of the others."""
         wanted = self._ranks if ranks is None else [rank for rank in ranks if rank in self._ranks]
         return await engine_stacks.dump(self._boot, {rank: self._ranks[rank].died_ns is None for rank in wanted})
+
+    async def pulses(self, stacks: bool) -> dict[str, Any]:
+        """Return what the live ranks are doing, by rank."""
+        return await engine_pulse.pulses(self._boot, {rank: self._ranks[rank].pid for rank in self._alive()}, stacks)
 
     def _alive(self) -> dict[int, Path]:
         return {rank.rank: rank.directory for rank in self._ranks.values() if rank.died_ns is None}

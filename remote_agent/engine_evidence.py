@@ -6,17 +6,22 @@ In: files of a dead rank, sockets of live ones. Out: plain values; whatever is m
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
 from remote_agent.diagnose import read_error_document
 
+log = logging.getLogger(__name__)
+
 TAIL_LINES = 40
 TAIL_BYTES = 64 * 1024
 # Above this nobody waits for the number of lines: about 50 ms of reading.
 COUNT_BYTES = 64 * 1024 * 1024
 ERROR_BYTES = 4 * 1024 * 1024
+# Of a message or a call stack; it goes to every node's journal, and what matters is at its ends.
+TEXT_CHARS = 32 * 1024
 ANSWER_BYTES = 64 * 1024 * 1024
 
 
@@ -28,7 +33,18 @@ def read_error(path: Path) -> dict[str, Any] | None:
             modified_ns = os.fstat(file.fileno()).st_mtime_ns
     except OSError:
         return None
-    return read_error_document(text, modified_ns)
+    error = read_error_document(text, modified_ns)
+    if error is None:
+        return None
+    return {key: shortened(value) if isinstance(value, str) else value for key, value in error.items()}
+
+
+def shortened(text: str) -> str:
+    """Return a text, of a long one its head and its tail, and how much is left out between them."""
+    if len(text) <= TEXT_CHARS:
+        return text
+    half = TEXT_CHARS // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
 
 
 def read_tail(path: Path) -> tuple[str, int | None]:
@@ -62,6 +78,15 @@ def _count_lines(file: Any) -> int:
 
 def of_the_dead(directory: Path) -> dict[str, Any]:
     """Return what a dead rank left in its directory: error, tail, stderr_lines, nccl (warnings of its nccl.log)."""
+    try:
+        return _left_in(directory)
+    except Exception:
+        # Its death must be told whatever a script has written.
+        log.exception("what is left in %s cannot be read", directory)
+        return {"error": None, "tail": "", "stderr_lines": None, "nccl": ""}
+
+
+def _left_in(directory: Path) -> dict[str, Any]:
     tail, lines = read_tail(directory / "stderr.log")
     said, _ = read_tail(directory / "nccl.log")
     warnings = [line for line in said.split("\n") if "WARN" in line]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import engine_evidence as evidence
-from remote_agent import engine_stacks
+from remote_agent import engine_pulse, engine_stacks
 from remote_agent.engine_watch import Orphans, Worker, exit_document
 from remote_agent.wire import Problem
 
@@ -138,6 +138,10 @@ class Group:
         """Return stacks of the live ones of these ranks (None: all), and why there are none of the others."""
         wanted = self._workers if ranks is None else [rank for rank in ranks if rank in self._workers]
         return await engine_stacks.dump(self._boot, {rank: self._workers[rank].death is None for rank in wanted})
+
+    async def pulses(self, stacks: bool) -> dict[str, Any]:
+        """Return what the live ranks are doing, by rank."""
+        return await engine_pulse.pulses(self._boot, {worker.rank: worker.pid for worker in self._alive()}, stacks)
 
     def _alive(self) -> list[Worker]:
         """Return the workers that live at this very moment."""

@@ -21,6 +21,10 @@ log = logging.getLogger(__name__)
 # A cold file system may need this long to import torch.
 IMPORT_TIMEOUT_S = 300.0
 CALL_MARGIN_S = 30.0
+# Once its input has ended, an engine kills its workers and ends, within two seconds; one that needs longer hangs.
+END_S = 0.5
+# After SIGKILL: what stays longer is stuck in the kernel, and no user code of it runs any more.
+DEAD_S = 2.0
 Notice = Callable[[str, "dict[str, Any]"], Awaitable[None]]
 
 
@@ -43,19 +47,11 @@ class EngineLink:
 
     async def run(self) -> str:
         """Start the engine and serve its notices until it ends; returns how it ended."""
-        self._channel = Channel(*await self._open(), self._hear)
-        greeting = asyncio.ensure_future(self._greet())
         try:
-            await self._channel.run()
-            how = await self._how_it_ended()
-        finally:
-            greeting.cancel()
-            await asyncio.gather(greeting, return_exceptions=True)
-            self._end()
-        if self.problem is None:
-            self.problem = f"the engine ended ({how})"
-        self.ready.set()
-        return how
+            self._channel = Channel(*await self._open(), self._hear)
+        except OSError as error:
+            return self._over(f"it does not start: {error}")
+        return self._over(await self._serve(self._channel))
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self._process = await asyncio.create_subprocess_exec(
@@ -69,6 +65,16 @@ class EngineLink:
             raise RuntimeError("the engine has no pipes")
         return output, feed
 
+    async def _serve(self, channel: Channel) -> str:
+        greeting = asyncio.ensure_future(self._greet())
+        try:
+            await channel.run()
+            return await self._how_it_ended()
+        finally:
+            await self.kill()
+            greeting.cancel()
+            await asyncio.gather(greeting, return_exceptions=True)
+
     async def _how_it_ended(self) -> str:
         if self._process is None:
             raise RuntimeError("the engine has not started")
@@ -76,6 +82,17 @@ class EngineLink:
             return f"exit status {await asyncio.wait_for(self._process.wait(), 10.0)}"
         except asyncio.TimeoutError:
             return "it hung"
+
+    def _over(self, how: str) -> str:
+        if self.problem is None:
+            self.problem = f"the engine ended ({how})"
+        self.ready.set()
+        return how
+
+    @property
+    def has_started(self) -> bool:
+        """Whether there ever was an engine: without one there are no workers."""
+        return self._channel is not None
 
     async def call(self, op: str, args: dict[str, Any], timeout: float = CALL_MARGIN_S) -> dict[str, Any]:
         """Return the engine's answer; raises CallFailed, ChannelClosed, asyncio.TimeoutError."""
@@ -97,9 +114,35 @@ class EngineLink:
         """Tell what this node waits for: nothing to an engine."""
 
     async def close(self) -> None:
-        """End the engine: it kills what it still runs when its input ends."""
-        if self._channel is not None:
-            await self._channel.close()
+        """End the engine: at the end of its input it kills what it runs; one that hangs is killed with its workers."""
+        if self._channel is None:
+            return
+        await self._channel.close()
+        if self._process is not None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._process.wait(), END_S)
+        await self.kill()
+
+    async def kill(self) -> None:
+        """Kill the engine and the workers it left, each only if it is still the process we started; wait for that."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        pidfds = []
+        for pid, started in self._workers.items():
+            if started is not None and start_ticks(pid) == started:
+                with contextlib.suppress(AttributeError, OSError):
+                    pidfds.append(os.pidfd_open(pid))
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+        try:
+            await asyncio.wait_for(_all_dead(self._process, pidfds), DEAD_S)
+        except asyncio.TimeoutError:
+            log.warning("the engine or a worker of it does not die")
+        finally:
+            for pidfd in pidfds:
+                os.close(pidfd)
+        self._workers.clear()
 
     async def _greet(self) -> None:
         try:
@@ -118,13 +161,15 @@ class EngineLink:
         await self._notice(op, args)
         return Answer({})
 
-    def _end(self) -> None:
-        """Kill the engine and the workers it left, each only if it is still the process we started."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-        for pid, started in self._workers.items():
-            if started is not None and start_ticks(pid) == started:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
-        self._workers.clear()
+
+async def _all_dead(process: asyncio.subprocess.Process | None, pidfds: list[int]) -> None:
+    if process is not None:
+        await process.wait()
+    loop = asyncio.get_running_loop()
+    for pidfd in pidfds:
+        dead = asyncio.Event()
+        loop.add_reader(pidfd, dead.set)
+        try:
+            await dead.wait()
+        finally:
+            loop.remove_reader(pidfd)

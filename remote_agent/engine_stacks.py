@@ -26,7 +26,7 @@ async def dump(boot: BootDirectory, alive: Mapping[int, bool]) -> dict[str, Any]
     texts: dict[str, str] = {}
     unreachable: dict[str, str] = {}
     ranks = sorted(alive)
-    answers = await asyncio.gather(*(_ask(boot, rank, alive[rank], "dump_traceback") for rank in ranks))
+    answers = await asyncio.gather(*(ask(boot, rank, alive[rank], "dump_traceback") for rank in ranks))
     for rank, answer in zip(ranks, answers):
         if isinstance(answer, bytes):
             texts[str(rank)] = evidence.tidy_stacks(answer)
@@ -38,7 +38,7 @@ async def dump(boot: BootDirectory, alive: Mapping[int, bool]) -> dict[str, Any]
 async def save(boot: BootDirectory, directories: Mapping[int, Path]) -> dict[str, str]:
     """Save stacks and flight records of these live ranks in their directories; returns the stacks by rank."""
     ranks = [rank for rank in sorted(directories) if boot.has_socket(rank)]
-    records = asyncio.gather(*(_ask(boot, rank, True, "fr_trace_json") for rank in ranks))
+    records = asyncio.gather(*(ask(boot, rank, True, "fr_trace_json") for rank in ranks))
     dumped, flights = await asyncio.gather(dump(boot, dict.fromkeys(ranks, True)), records)
     stacks: dict[str, str] = dumped["stacks"]
     for rank, flight in zip(ranks, flights):
@@ -50,14 +50,21 @@ async def save(boot: BootDirectory, directories: Mapping[int, Path]) -> dict[str
     return stacks
 
 
-async def _ask(boot: BootDirectory, rank: int, alive: bool, handler: str) -> bytes | str:
+async def ask(boot: BootDirectory, rank: int, alive: bool, handler: str) -> bytes | str:
     """Return the answer of a rank's worker server, or why there is none."""
     if not alive:
         return "the process has ended"
     if not boot.has_socket(rank):
         return "the script has not imported torch.distributed, or this torch has no worker server"
+    # One request at a time: two dumps at once can end the rank, and one that holds Python's lock answers them all late.
+    request = boot.requests.get((rank, handler))
+    if request is None or request.done():
+        request = asyncio.ensure_future(evidence.ask(boot.socket(rank), handler))
+        # Nobody may be left to take its error.
+        request.add_done_callback(lambda done: done.cancelled() or done.exception())
+        boot.requests[rank, handler] = request
     try:
-        return await asyncio.wait_for(evidence.ask(boot.socket(rank), handler), COLLECT_S)
+        return await asyncio.wait_for(asyncio.shield(request), COLLECT_S)
     except asyncio.TimeoutError:
         return f"no answer within {COLLECT_S} s: the rank holds Python's lock, or is stopped"
     except (OSError, ValueError) as error:

@@ -109,7 +109,7 @@ def _open_pidfd(pid: int) -> int:
         return -1
 
 
-def _stat(pid: int) -> list[str]:
+def stat_fields(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat after the name: [0] is the state; empty when the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
@@ -133,7 +133,7 @@ def children() -> set[int]:
     except FileNotFoundError:
         # A thread ended meanwhile, or a kernel without this file.
         me = str(os.getpid())
-        found = {int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _stat(int(pid))[1:2] == [me]}
+        found = {int(pid) for pid in os.listdir("/proc") if pid.isdigit() and stat_fields(int(pid))[1:2] == [me]}
     return found
 
 
@@ -149,7 +149,7 @@ class Orphans:
         dead = [worker for worker in workers if worker.death is not None]
         alive = 0
         for pid in children() - known:
-            fields = _stat(pid)
+            fields = stat_fields(pid)
             if not fields or fields[0] in "ZX":
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)

@@ -1,7 +1,7 @@
 """A node's part in its job: its engine, its link to the coordinator, its lease.
 
-In: orders with their term, notices of the engine. Out: reports to the coordinator, heartbeats; dead workers when the
-lease is over.
+In: orders with their term, notices of the engine. Out: reports to the coordinator, heartbeats; a node that is idle
+or says why not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-from remote_agent import election, member, peers
+from remote_agent import clocks, election, member, peers
+from remote_agent.lease import Lease
 from remote_agent.tasks import Tasks
 from remote_agent.wire import Answer, CallFailed, Channel, Problem, WireError
 
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RETRY_S = (0.1, 0.2, 0.5, 1.0)
-ENGINE_STARTS = 3
-# How often the coordinator looks at its own ranks: as often as the others tell of theirs.
-OWN_BEAT_S = 1.0
-LEASE_CHECK_S = 0.1
-ELECTION_PAUSE_S = 1.0
+# An engine that keeps dying is given up; one that dies now and then is replaced, however long the job runs.
+ENGINE_DEATHS = 3
+ENGINE_WINDOW_S = 600.0
 CALL_TIMEOUT_S = 10.0
 # Less than the coordinator's own: an engine that does not stop its workers is killed before we are called stuck.
 STOP_MARGIN_S = 30.0
+# Without grace: workers that hold a GPU may take seconds to die; an engine that is killed must import torch again.
+KILL_MARGIN_S = 5.0
 
 
 class Follower:
@@ -42,7 +43,7 @@ class Follower:
         self.member = view
         self.incarnation = secrets.token_hex(8)
         self.engine = agent.engine_link(self._hear_engine)
-        self.clock = peers.Clock()
+        self.offset = clocks.Offset()
         self.channel: Channel | None = None
         """To the coordinator; None while there is none, or while we are it."""
         self.running: int | None = None
@@ -54,7 +55,6 @@ class Follower:
         """The coordinator before this node took the role."""
         self._orders: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         self._look_again = asyncio.Event()
-        self._no_election_before = 0.0
         self._closing = False
         self._followed = ""
         self._reason = "its agent was restarted"
@@ -64,7 +64,7 @@ class Follower:
         """Begin: the engine at once, the coordinator as soon as it is known."""
         self._tasks.spawn(self._engines(), "engine")
         self._tasks.spawn(self._links(), "link to the coordinator")
-        self._tasks.spawn(self._keep_lease(), "lease")
+        self._tasks.spawn(Lease(self, self._tasks).keep(), "lease")
         self._tasks.spawn(self._obey(), "orders")
 
     async def close(self) -> None:
@@ -78,17 +78,31 @@ class Follower:
     def follow(self, term: int, node: str) -> bool:
         """Take a node's word as the coordinator's; False when its term is over."""
         changed = node != self._followed
-        self.member, accepted = member.accept(self.member, term, node, time.monotonic())
+        self.member, accepted = member.accept(self.member, term, node, clocks.now())
         if accepted:
             self._followed = node
             if node != self.agent.node:
                 self.former = node
-            self.agent.save_term()
+            try:
+                self.agent.memory.keep(self.member)
+            except OSError as error:
+                # Only a vote is a promise: a full disk must not keep this node from following.
+                log.warning("term %d is not written down: %s", term, error)
             if changed:
+                self.offset = clocks.Offset()
                 self._look_again.set()
             if node != self.agent.node and self.agent.role is not None:
                 self._tasks.spawn(self.agent.drop_role(), "drop the role")
         return accepted
+
+    def promise(self, view: member.Member) -> str:
+        """Give a vote once it is written down, as it must hold after a restart; returns "" or why not."""
+        try:
+            self.agent.memory.keep(view)
+        except OSError as error:
+            return f"{self.agent.node} cannot write its vote down: {error}"
+        self.member = view
+        return ""
 
     def in_charge(self) -> None:
         """Note that this very node is the coordinator, and report to it what this node has."""
@@ -98,12 +112,10 @@ class Follower:
 
     def introduction(self) -> dict[str, Any]:
         """Return what a member says when it joins."""
-        journal = self.agent.journal
         return {
             "term": self.member.term,
             "incarnation": self.incarnation,
-            "last_seq": journal.last_seq,
-            "digest": journal.digest(journal.last_seq),
+            "journal": self.agent.journal.tail(),
             "running": self.running,
             "reason": self._reason,
             "address": self.agent.address,
@@ -114,7 +126,9 @@ class Follower:
     def order(self, op: str, args: dict[str, Any]) -> None:
         """Queue an order of the coordinator; an immediate kill overtakes what is queued."""
         if op == "stop" and not args["grace_s"]:
-            self._tasks.spawn(self._stop(args), "kill")
+            self._tasks.spawn(self.stop(args), "kill")
+        elif op == "pulse":
+            self._tasks.spawn(self._pulse(args), "pulse")
         else:
             self._orders.put_nowait((op, args))
 
@@ -156,25 +170,32 @@ class Follower:
 
     async def _engines(self) -> None:
         """Keep an engine running; after it died, this node joins anew, without workers."""
-        for _ in range(ENGINE_STARTS):
-            if self._closing:
-                return
+        deaths: list[float] = []
+        while True:
             greeting = self._tasks.spawn(self._greet(), "greet")
             how = await self.engine.run()
             greeting.cancel()
-            came_up = bool(self.engine.facts)
+            if self._closing:
+                return
             log.warning("the engine ended: %s", how)
+            if self.running is not None:
+                self._tasks.spawn(self.agent.logs.finish(self.running), "finish the logs")
+            self.running, self._reports = None, []
             if not self.engine.replaceable:
                 await self._part(how)
                 return
-            if not came_up:
-                return
-            self.engine = self.agent.engine_link(self._hear_engine)
             self.incarnation = secrets.token_hex(8)
             self._reason = f"its engine died ({how})"
-            self.running, self._reports = None, []
+            now = clocks.now()
+            deaths = [*(when for when in deaths if now - when < ENGINE_WINDOW_S), now]
+            if len(deaths) >= ENGINE_DEATHS:
+                minutes = ENGINE_WINDOW_S / 60
+                self.engine.problem = f"its engine died {len(deaths)} times in {minutes:.0f} minutes, last: {how}"
+            if len(deaths) >= ENGINE_DEATHS or not self.engine.facts:
+                self.report("unfit", {"reason": self.engine.problem})
+                return
+            self.engine = self.agent.engine_link(self._hear_engine)
             await self._rejoin()
-        self.report("unfit", {"reason": f"its engine died {ENGINE_STARTS} times"})
 
     async def _part(self, how: str) -> None:
         """End with what had the workers; the job is told that this node is lost to it."""
@@ -206,6 +227,8 @@ class Follower:
                 for task in (news, seeking):
                     task.cancel()
                 found, *_ = await asyncio.gather(seeking, news, return_exceptions=True)
+            if isinstance(found, Exception):
+                log.error("the link to the coordinator failed", exc_info=found)
             tries = 0 if found is True or self._look_again.is_set() else tries + 1
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._look_again.wait(), RETRY_S[min(tries, len(RETRY_S) - 1)])
@@ -222,7 +245,7 @@ class Follower:
                     was_there = True
             except peers.PeerRefused as error:
                 log.info("coordinator: %s", error)
-                self.member = member.refused(self.member, time.monotonic())
+                self.member = member.refused(self.member, clocks.now())
             except (peers.PeerUnreachable, WireError, Problem, asyncio.TimeoutError) as error:
                 log.info("coordinator %s: %s", name, str(error) or "no answer in time")
             await election.ask_around(self)
@@ -250,11 +273,12 @@ class Follower:
     async def _beat(self, channel: Channel) -> None:
         """Send heartbeats until the wire ends or another coordinator is known."""
         interval = min(1.0, self.agent.spec.node_timeout / 15)
+        offset = self.offset
         name = self.member.coordinator
         while self.member.coordinator == name and not channel.closed.is_set():
-            sent, sent_ns = time.monotonic(), time.time_ns()
+            sent, sent_ns = clocks.now(), time.time_ns()
             answer = await channel.call("beat", self.facts(), timeout=self.agent.spec.node_timeout)
-            self.clock.sample(sent_ns, int(answer.data["received_ns"]), int(answer.data["answered_ns"]))
+            offset.sample(sent_ns, int(answer.data["received_ns"]), int(answer.data["answered_ns"]))
             self.member = member.heard(self.member, sent)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(channel.closed.wait(), interval)
@@ -268,56 +292,35 @@ class Follower:
                 last = seen.get("last_output_ns")
                 age = None if last is None else round((now_ns - last) / 1e9, 2)
                 ranks[str(rank)] = {"step": seen.get("step"), "last_output_age_s": age}
-        heard_age = time.monotonic() - self.member.contact
+        heard_age = clocks.now() - self.member.contact
         return {
             "generation": self.generation,
             "ranks": ranks,
             "agent_pid": os.getpid(),
-            "offset_ns": self.clock.offset_ns,
+            "offset_ns": self.offset.ns,
             "heard_age": heard_age,
         }
-
-    async def _keep_lease(self) -> None:
-        """Kill the workers when the lease is over; ask for votes when it is our turn."""
-        own_beat = 0.0
-        while True:
-            await asyncio.sleep(LEASE_CHECK_S)
-            now = time.monotonic()
-            if self.agent.role is not None:
-                self.member = member.heard(self.member, now)
-                if now - own_beat >= OWN_BEAT_S:
-                    own_beat = now
-                    self.agent.role.beat(self.agent.node, self.facts())
-                continue
-            if self.running is not None and self.member.term and member.lease_over(self.member, now):
-                log.warning(
-                    "the coordinator has not answered for %.1f s: stopping the workers", now - self.member.contact
-                )
-                await self._stop({"generation": self.running, "grace_s": 0.0, "collect": False})
-            # The order is a fold over the whole journal: only where it may matter.
-            may_stand = now > self._no_election_before and member.leaderless(self.member, now)
-            if may_stand and member.election_due(self.member, election.order(self.agent), now):
-                refusal = await election.stand(self)
-                if refusal:
-                    log.info("not elected: %s", refusal)
-                    # Not in step with another candidate: their votes would stay split.
-                    order = election.base(self.agent)
-                    place = 1 + (order.index(self.agent.node) if self.agent.node in order else 0)
-                    self._no_election_before = time.monotonic() + ELECTION_PAUSE_S * place
 
     # Orders
 
     async def _obey(self) -> None:
         while True:
             op, args = await self._orders.get()
-            if op == "stop":
-                await self._stop(args)
-            elif op in ("prepare", "go"):
-                await self._try(op, args)
-            elif op in ("leave", "end"):
-                await self._stop({"generation": self.generation, "grace_s": 0.0, "collect": False})
-                # A node that leaves may be wanted again at once: a new agent takes this one's place.
-                self.agent.finish(str(args.get("state") or args.get("reason")), linger=op == "end")
+            try:
+                await self._carry_out(op, args)
+            except Exception:
+                # The coordinator has a deadline for each order; the next one must be heard.
+                log.exception("order %s", op)
+
+    async def _carry_out(self, op: str, args: dict[str, Any]) -> None:
+        if op == "stop":
+            await self.stop(args)
+        elif op in ("prepare", "go"):
+            await self._try(op, args)
+        elif op in ("leave", "end"):
+            await self.stop({"generation": self.generation, "grace_s": 0.0, "collect": False})
+            # A node that leaves may be wanted again at once: a new agent takes this one's place.
+            self.agent.finish(str(args.get("state") or args.get("reason")), linger=op == "end")
 
     async def _try(self, op: str, args: dict[str, Any]) -> None:
         generation = int(args["generation"])
@@ -337,19 +340,40 @@ class Follower:
                 "order_failed", {"generation": generation, "message": f"{op}: {str(error) or 'no answer in time'}"}
             )
 
-    async def _stop(self, args: dict[str, Any]) -> None:
-        generation = int(args["generation"])
-        exits: list[dict[str, Any]] = []
-        if self.running is not None and self.running <= generation:
-            wish = {**args, "generation": self.running}
-            try:
-                exits = (await self.engine.call("stop", wish, float(args["grace_s"]) + STOP_MARGIN_S))["exits"]
-            except (CallFailed, WireError, asyncio.TimeoutError) as error:
-                log.warning("stop: %s; ending the engine", error)
-                await self.engine.close()
-            await self.agent.logs.finish(self.running)
-            self.running = None
+    async def stop(self, args: dict[str, Any], margin_s: float | None = None) -> None:
+        """End the workers up to a generation, and report this node idle; margin_s: what the engine has after grace."""
+        generation, ran = int(args["generation"]), self.running
+        exits: list[dict[str, Any]] | None = []
+        if ran is not None and ran <= generation:
+            default_s = STOP_MARGIN_S if args["grace_s"] else KILL_MARGIN_S
+            exits = await self._end_workers(ran, args, default_s if margin_s is None else margin_s)
+            if exits is None:
+                # Not idle yet: the next engine joins anew, and says it.
+                return
+            if self.running == ran:
+                self.running = None
+            self._tasks.spawn(self.agent.logs.finish(ran), "finish the logs")
         self.report("idle", {"generation": generation, "exits": exits})
+
+    async def _end_workers(self, ran: int, args: dict[str, Any], margin_s: float) -> list[dict[str, Any]] | None:
+        """Return the exits of a generation's workers; None when they had to be ended together with their engine."""
+        engine, grace_s = self.engine, float(args["grace_s"])
+        if not engine.has_started:
+            return []
+        try:
+            answer = await engine.call("stop", {**args, "generation": ran}, grace_s + margin_s)
+        except (CallFailed, WireError, asyncio.TimeoutError) as error:
+            if self.running == ran:
+                log.warning("stop: %s; ending the engine", str(error) or "no answer in time")
+                await (engine.close() if grace_s else engine.kill())
+            return None
+        return list(answer["exits"])
+
+    async def _pulse(self, args: dict[str, Any]) -> None:
+        """Tell what the ranks are doing; without an answer of the engine nothing is told."""
+        with contextlib.suppress(CallFailed, WireError, asyncio.TimeoutError):
+            answer = await self.engine.call("pulse", {"stacks": args["stacks"]}, CALL_TIMEOUT_S)
+            self.report("pulse", {"generation": int(args["generation"]), "ranks": answer["ranks"]})
 
     async def _hear_engine(self, op: str, args: dict[str, Any]) -> None:
         self.report(op, args)

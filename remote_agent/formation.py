@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from remote_agent import rendezvous
+from remote_agent import rendezvous, watch
 from remote_agent import state as s
 from remote_agent.turn import Turn, stop_group
 
-PREPARE_TIMEOUT_S = 30.0
 # A store opens in milliseconds; a node that takes longer than this for it has a problem.
+PREPARE_TIMEOUT_S = 30.0
 STARTED_TIMEOUT_S = 60.0
 # The term that the launch names; only then is it certain that no node has workers of a group we do not know of.
 FIRST_TERM = 1
@@ -204,7 +204,7 @@ def running_when_all_are(turn: Turn) -> None:
         return
     marks = state.marks
     turn.mark("running")
-    turn.set(phase=s.RUNNING, deadline=None)
+    turn.set(phase=s.RUNNING, deadline=None, watch=watch.fresh(state.watch, turn.now))
     start = marks.get("forming", marks["go"])
     order = [
         ("detect", marks.get("cause", start), marks.get("stop", start)),

@@ -86,7 +86,7 @@ def running_from(home: Home, tree: str) -> str | None:
 
 
 def clean(home: Home, job: object) -> dict[str, Any]:
-    """Remove the files of one job, or of all that have no agent; raises Problem."""
+    """Remove the files of one job that has no agent here, or of all jobs that are over; raises Problem."""
     if job is None:
         chosen = [home.job(name) for name in home.job_names()]
     else:
@@ -95,13 +95,21 @@ def clean(home: Home, job: object) -> dict[str, Any]:
             raise Problem("no_such_job", f"job {job} is not known here", "supervisor jobs lists those that are")
     removed, kept, size = [], [], 0
     for files in chosen:
-        freed = _remove(files)
+        # A job without its agent may run on other nodes all the same: its files go only when it is named.
+        freed = _remove(files) if job is not None or _is_over(files) else None
         if freed is None:
             kept.append(files.name)
         else:
             removed.append(files.name)
             size += freed
     return {"removed": removed, "bytes": size, "kept": kept}
+
+
+def _is_over(files: JobFiles) -> bool:
+    try:
+        return describe(files)["state"] in ENDED
+    except OSError:
+        return False
 
 
 def _remove(files: JobFiles) -> int | None:

@@ -10,14 +10,20 @@ import contextlib
 import datetime
 import hashlib
 import json
-import os
-from collections.abc import AsyncGenerator, Iterable
+import logging
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
+
+from remote_agent.paths import atomic_write
+
+log = logging.getLogger(__name__)
 
 Record = dict[str, Any]
 # What a reader of `events` sees; the term is between agents.
 PUBLIC_KEYS = ("seq", "time", "type", "generation", "node", "rank", "detail")
+# Far below the limit of a frame.
+CHUNK_BYTES = 1024 * 1024
 
 
 def utc(time_ns: int) -> str:
@@ -57,7 +63,8 @@ class Journal:
         self.records = read_records(path)
         self._changed = asyncio.Event()
         self._ended = False
-        self._file = self._rewrite()
+        self._file: TextIO | None = None
+        self._write()
 
     @property
     def last_seq(self) -> int:
@@ -80,26 +87,33 @@ class Journal:
         """Return the records after that number."""
         return self.records[max(0, seq) :]
 
+    def tail(self) -> dict[str, Any]:
+        """Return what another journal needs to know to tell what this one lacks."""
+        return {"term": self.last_term, "seq": self.last_seq, "digest": self.digest(self.last_seq)}
+
+    def missing(self, tail: Mapping[str, Any]) -> tuple[bool, list[Record]]:
+        """Return what the journal with that tail lacks: True and all, where its tail is not ours."""
+        seq = int(tail["seq"])
+        ours = seq <= self.last_seq and self.digest(seq) == tail["digest"]
+        return not ours, self.since(seq if ours else 0)
+
+    def take(self, records: list[Record], *, reset: bool = False) -> None:
+        """Add records that follow the last one; reset: they replace all, as ours had a tail that nobody else knows."""
+        if reset:
+            self.records = list(records)
+            self.close()
+            self._write()
+            self._wake()
+            return
+        for record in records:
+            self.append(record)
+
     def append(self, record: Record) -> None:
         """Add the next record, in memory and in the file; one that is known already is left out."""
         if record["seq"] != self.last_seq + 1:
             return
         self.records.append(record)
-        with contextlib.suppress(OSError):  # a full disk must not stop the job; memory still has it
-            self._file.write(json.dumps(record) + "\n")
-            self._file.flush()
-        self._wake()
-
-    def extend(self, records: Iterable[Record]) -> None:
-        """Add records that follow the last one."""
-        for record in records:
-            self.append(record)
-
-    def reset(self, records: list[Record]) -> None:
-        """Take over another journal: this one had a tail that nobody else knows."""
-        self.records = list(records)
-        self._file.close()
-        self._file = self._rewrite()
+        self._write()
         self._wake()
 
     def end(self) -> None:
@@ -109,7 +123,10 @@ class Journal:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what a full disk has not taken
+                self._file.close()
+            self._file = None
 
     async def follow(self, seq: int) -> AsyncGenerator[Record, None]:
         """Yield the records after that number, then each new one, until `end`."""
@@ -132,8 +149,33 @@ class Journal:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _rewrite(self) -> TextIO:
-        fresh = self._path.with_suffix(".tmp")
-        fresh.write_text("".join(json.dumps(record) + "\n" for record in self.records))
-        os.replace(fresh, self._path)
-        return self._path.open("a")
+    def _write(self) -> None:
+        """Write the newest record, or the whole file where a write has failed: no gap may stay in it.
+
+        A full disk must not stop the job: memory still has everything.
+        """
+        try:
+            if self._file is None:
+                text = "".join(json.dumps(record) + "\n" for record in self.records)
+                atomic_write(self._path, text.encode())
+                self._file = self._path.open("a")
+            else:
+                self._file.write(json.dumps(self.records[-1]) + "\n")
+                self._file.flush()
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._path, error)
+            self.close()
+
+
+def chunks(records: list[Record]) -> Iterator[list[Record]]:
+    """Cut records into pieces that fit a frame each; there is at least one, though it be empty."""
+    chunk: list[Record] = []
+    size = 0
+    for record in records:
+        length = len(json.dumps(record))
+        if chunk and size + length > CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(record)
+        size += length
+    yield chunk

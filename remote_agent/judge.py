@@ -33,6 +33,7 @@ def judge(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
         ranks_per_node=ranks_per_node,
         lost_nodes=state.lost,
         now_ns=now_ns,
+        hang=state.watch.told["missing"] if state.watch.told is not None else None,
     )
     incident = verdict(evidence, context)
     return incident.to_json(), fingerprint(incident)

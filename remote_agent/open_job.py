@@ -36,6 +36,12 @@ class TorchrunLink(EngineLink):
         with contextlib.suppress(WireError, CallFailed, asyncio.TimeoutError):
             await self.call("end", outcome, DISMISS_S)
 
+    async def kill(self) -> None:
+        """Kill the workers and let go of torchrun: it has started us, and ends by itself as soon as it can."""
+        await super().kill()
+        if self._channel is not None:
+            await self._channel.close()
+
     async def remark(self, text: str) -> None:
         """Have torchrun say what this node waits for: nobody else may look."""
         if self._channel is not None:

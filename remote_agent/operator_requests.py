@@ -85,7 +85,9 @@ def on_add(turn: Turn, event: s.Add) -> None:
     spec = dataclasses.replace(event.spec, spare=False)
     turn.set_node(name, spec=spec, status="ready", reason=None, losses=())
     turn.set(blames=tuple(blame for blame in state.blames if blame[1] != name))
-    turn.emit("node_added", node=name, nproc=node.nproc, spec=dataclasses.asdict(spec), operator=event.operator)
+    # Without its environment, which may hold secrets: its agent has it, and nobody else needs it.
+    public = dataclasses.asdict(dataclasses.replace(spec, env={}))
+    turn.emit("node_added", node=name, nproc=node.nproc, spec=public, operator=event.operator)
     room = len(state.members) + (name not in state.members)
     if room > state.spec.max_nodes:
         turn.set(spec=dataclasses.replace(turn.state.spec, max_nodes=room))
@@ -99,6 +101,9 @@ def on_stop(turn: Turn, event: s.Stop) -> None:
     if _over(turn):
         return
     turn.reply("the job is being stopped")
+    if event.preempted and turn.state.preempted and not event.kill:
+        # Every node of the allocation says it.
+        return
     turn.emit("stop_requested", operator=event.operator, kill=event.kill, reason=event.preempted)
     if event.preempted:
         turn.set(preempted=event.preempted)

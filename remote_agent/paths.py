@@ -139,6 +139,11 @@ class JobFiles:
         return self.root / "term.json"
 
     @property
+    def members(self) -> Path:
+        """Where the agents of the other nodes are, as far as this one knew."""
+        return self.root / "members.json"
+
+    @property
     def tls(self) -> Path:
         """Directory of the agent's key material, mode 0700."""
         return self.root / "tls"
@@ -272,7 +277,7 @@ def _is_locked(fd: int) -> bool:
     stat = os.fstat(fd)
     wanted = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
     with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii", errors="replace") as file:
-        if any(wanted in line and "FLOCK" in line and "WRITE" in line for line in file):
+        if any(_tells_of(line, wanted) for line in file):
             return True
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -280,6 +285,11 @@ def _is_locked(fd: int) -> bool:
         return True
     fcntl.flock(fd, fcntl.LOCK_UN)
     return False
+
+
+def _tells_of(line: str, wanted: str) -> bool:
+    """Whether a line of /proc/locks is an exclusive lock of that very device and inode."""
+    return {wanted, "FLOCK", "WRITE"} <= set(line.split())
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Mutual TLS between the agents of one job, and the offset between two clocks.
+"""Mutual TLS between the agents of one job.
 
 In: the job's key material, addresses. Out: channels whose other end is a node of this job, by certificate.
 """
@@ -10,7 +10,6 @@ import contextlib
 import logging
 import socket
 import ssl
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
-# Enough to find a quiet moment of the network; few enough to follow a clock that drifts.
-CLOCK_SAMPLES = 16
 
 
 class PeerRefused(Exception):
@@ -86,11 +83,11 @@ async def connect(files: JobFiles, node: str, address: str, port: int, handler: 
 
     Raises PeerRefused, PeerUnreachable.
     """
-    context = _context(files, ssl.Purpose.SERVER_AUTH)
-    # Names of nodes are not host names (10.0.0.7 is one): we compare them ourselves.
-    context.check_hostname = False
     there = f"{node} ({address}:{port})" if node else f"{address}:{port}"
     try:
+        context = _context(files, ssl.Purpose.SERVER_AUTH)
+        # Names of nodes are not host names (10.0.0.7 is one): we compare them ourselves.
+        context.check_hostname = False
         reader, writer = await asyncio.wait_for(
             asyncio.open_connection(address, port, ssl=context, server_hostname=""), CONNECT_TIMEOUT_S
         )
@@ -118,22 +115,3 @@ async def is_dead(address: str, port: int) -> bool:
     with contextlib.suppress(OSError, asyncio.TimeoutError):
         await asyncio.wait_for(writer.wait_closed(), 1.0)
     return False
-
-
-class Clock:
-    """How far the coordinator's wall clock is ahead of ours, from heartbeats and their answers (as NTP does)."""
-
-    def __init__(self) -> None:
-        self._samples: list[tuple[int, int]] = []
-
-    def sample(self, sent_ns: int, received_there_ns: int, answered_there_ns: int) -> None:
-        """Take one heartbeat's four times in; the fourth is now."""
-        now_ns = time.time_ns()
-        delay = (now_ns - sent_ns) - (answered_there_ns - received_there_ns)
-        offset = ((received_there_ns - sent_ns) + (answered_there_ns - now_ns)) // 2
-        self._samples = [*self._samples[-CLOCK_SAMPLES + 1 :], (delay, offset)]
-
-    @property
-    def offset_ns(self) -> int:
-        """Nanoseconds to add to our time to get the coordinator's: of the sample with the shortest way."""
-        return min(self._samples)[1] if self._samples else 0

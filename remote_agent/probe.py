@@ -179,7 +179,10 @@ class Probe:
             return ""
         with contextlib.suppress(ProcessLookupError):
             child.kill()
-        _, err = await asyncio.wait_for(child.communicate(), SHUTDOWN_S)
+        try:
+            _, err = await asyncio.wait_for(child.communicate(), SHUTDOWN_S)
+        except asyncio.TimeoutError:
+            return "it does not end after SIGKILL, or a process that it started holds its output"
         lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
         return lines[-1][:300] if lines else "it said nothing"
 

@@ -36,13 +36,14 @@ def take_over(spec: JobSpec, me: str, term: int, records: Iterable[Record], now:
         return dataclasses.replace(state, term=term)
     nodes = {name: _expected(node, now - away_s) for name, node in state.nodes.items()}
     ran = state.phase in (s.STARTING, s.RUNNING)
+    cause = state.cause or ("node_lost" if ran else None)
     waiting = frozenset(name for name in state.members if nodes[name].status != "removed") if ran else frozenset()
     return dataclasses.replace(
         state,
         term=term,
         nodes=nodes,
         phase=s.STOPPING if ran else s.FORMING,
-        cause="node_lost" if ran else None,
+        cause=cause,
         waiting=waiting,
         deadline=now + spec.node_timeout,
         marks={"cause": now - away_s, "stop": now} if ran else {},
@@ -177,8 +178,16 @@ def _generation_stopped(state: s.State, record: Record) -> s.State:
     return dataclasses.replace(state, phase=s.FORMING, ranks=ranks)
 
 
+def _stop_requested(state: s.State, record: Record) -> s.State:
+    return dataclasses.replace(state, cause="stop", preempted=str(record["detail"].get("reason") or ""))
+
+
 def _incident(state: s.State, record: Record) -> s.State:
     return dataclasses.replace(state, incidents=state.incidents + 1, incident=dict(record["detail"]))
+
+
+def _hang_over(state: s.State, record: Record) -> s.State:
+    return dataclasses.replace(state, incident={**(state.incident or {}), "ongoing": False})
 
 
 def _ended(state: s.State, record: Record) -> s.State:
@@ -206,7 +215,9 @@ FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
     "generation_running": _generation_running,
     "rank_failed": _rank_failed,
     "generation_stopped": _generation_stopped,
+    "stop_requested": _stop_requested,
     "incident": _incident,
+    "hang_over": _hang_over,
     "job_succeeded": _ended,
     "job_failed": _ended,
     "job_stopped": _ended,

@@ -9,11 +9,13 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from remote_agent import clocks
 from remote_agent import state as s
 from remote_agent.coordinator import step
-from remote_agent.journal import utc
+from remote_agent.journal import chunks, utc
 from remote_agent.status import document
 from remote_agent.tasks import Tasks
 from remote_agent.wire import Channel, NodeSpec, Problem, WireError
@@ -23,9 +25,39 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-JOURNAL_CHUNK = 500
+# How often nodes tell of their ranks.
+BEAT_S = 1.0
 TICK_S = 0.25
 HAND_OVER_TIMEOUT_S = 30.0
+
+
+def _moved(before: Mapping[str, Any], ranks: Mapping[str, Any]) -> bool:
+    """Whether a node's ranks have got on between two heartbeats: by their steps, or by output where they print none."""
+    steps = [rank.get("step") for rank in ranks.values()]
+    if any(step is not None for step in steps):
+        return steps != [before.get(name, {}).get("step") for name in ranks]
+    ages = [rank["last_output_age_s"] for rank in ranks.values() if rank["last_output_age_s"] is not None]
+    return bool(ages) and min(ages) <= 2 * BEAT_S
+
+
+def _ranks(args: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
+    return tuple((int(rank["rank"]), int(rank["local_rank"]), int(rank["pid"])) for rank in args["ranks"])
+
+
+# What members report, as events; those that carry stamps of the member's clock are corrected first.
+REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], s.Event]] = {
+    "ready": lambda node, _, args: s.Ready(node, int(args["nproc"])),
+    "unfit": lambda node, _, args: s.Unfit(node, str(args["reason"])),
+    "gone": lambda node, _, args: s.Gone(node, str(args["reason"])),
+    "prepared": lambda node, generation, args: s.Prepared(node, generation, int(args["port"])),
+    "order_failed": lambda node, generation, args: s.OrderFailed(node, generation, str(args["message"])),
+    "started": lambda node, generation, args: s.Started(node, generation, _ranks(args)),
+    "assigned": lambda node, generation, args: s.Assigned(node, generation, _ranks(args), int(args["world_size"])),
+    "main": lambda node, generation, args: s.Main(node, generation, int(args["rank"])),
+    "pulse": lambda node, generation, args: s.Pulses(
+        node, generation, {int(rank): pulse for rank, pulse in args["ranks"].items()}
+    ),
+}
 
 
 class Outbox:
@@ -34,18 +66,21 @@ class Outbox:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.queue: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        self.sending: asyncio.Task[None] | None = None
 
     def put(self, op: str, args: dict[str, Any]) -> None:
         """Add a notice."""
         self.queue.put_nowait((op, args))
 
     async def run(self) -> None:
-        """Send notices until the wire ends."""
+        """Send notices until the wire ends; one that cannot be sent ends it, as nothing may be left out."""
         while True:
             op, args = await self.queue.get()
             try:
                 await self.channel.notify(op, args)
-            except WireError:
+            except WireError as error:
+                log.info("%s: %s", op, error)
+                await self.channel.close()
                 return
             finally:
                 self.queue.task_done()
@@ -91,7 +126,7 @@ class Role:
 
     def feed(self, event: s.Event) -> s.Reply | None:
         """Take one event in and carry the commands out; returns the reply to an operator, if it was a request."""
-        self.state, commands = step(self.state, event, time.monotonic(), time.time_ns())
+        self.state, commands = step(self.state, event, clocks.now(), time.time_ns())
         reply: s.Reply | None = None
         for command in commands:
             if isinstance(command, s.Emit):
@@ -159,17 +194,15 @@ class Role:
 
     def join(self, node: str, channel: Channel, args: dict[str, Any]) -> None:
         """Take a member's connection in: first its journal, then what it says of itself, then orders."""
-        journal = self._agent.journal
+        self._forget(node)
         outbox = Outbox(channel)
-        last = int(args["last_seq"])
-        known = last <= journal.last_seq and journal.digest(last) == args["digest"]
-        records = journal.since(last if known else 0)
-        for start in range(0, max(1, len(records)), JOURNAL_CHUNK):
-            chunk = records[start : start + JOURNAL_CHUNK]
-            outbox.put("journal", {"records": chunk, "reset": not known and start == 0})
+        reset, records = self._agent.journal.missing(args["journal"])
+        for chunk in chunks(records):
+            outbox.put("journal", {"records": chunk, "reset": reset})
+            reset = False
         outbox.put("members", {"members": self._agent.members})
         self._outboxes[node] = outbox
-        self._tasks.spawn(outbox.run(), f"orders for {node}")
+        outbox.sending = self._tasks.spawn(outbox.run(), f"orders for {node}")
         self.hear_join(node, args)
 
     def hear_join(self, node: str, args: dict[str, Any]) -> None:
@@ -196,35 +229,27 @@ class Role:
         outbox = self._outboxes.get(node)
         if outbox is None or outbox.channel is not channel:
             return False
-        del self._outboxes[node]
+        self._forget(node)
         return True
+
+    def _forget(self, node: str) -> Outbox | None:
+        """Send nothing more on a member's connection; returns what was left to send."""
+        outbox = self._outboxes.pop(node, None)
+        if outbox is not None and outbox.sending is not None:
+            outbox.sending.cancel()
+        return outbox
 
     def hear(self, node: str, op: str, args: dict[str, Any]) -> None:
         """Take a member's report in."""
-        generation = int(args.get("generation", -1))
-        if op == "ready":
-            self.feed(s.Ready(node, int(args["nproc"])))
-        elif op in ("unfit", "gone"):
-            self.feed((s.Unfit if op == "unfit" else s.Gone)(node, str(args["reason"])))
-        elif op == "prepared":
-            self.feed(s.Prepared(node, generation, int(args["port"])))
-        elif op == "order_failed":
-            self.feed(s.OrderFailed(node, generation, str(args["message"])))
-        elif op == "started":
-            ranks = tuple((int(rank["rank"]), int(rank["local_rank"]), int(rank["pid"])) for rank in args["ranks"])
-            self.feed(s.Started(node, generation, ranks))
-        elif op == "assigned":
-            ranks = tuple((int(rank["rank"]), int(rank["local_rank"]), int(rank["pid"])) for rank in args["ranks"])
-            self.feed(s.Assigned(node, generation, ranks, int(args["world_size"])))
-        elif op == "main":
-            self.feed(s.Main(node, generation, int(args["rank"])))
+        if op in REPORTS:
+            self.feed(REPORTS[op](node, int(args.get("generation", -1)), args))
         elif op == "exited":
             ended = self._corrected(node, args["exit"])
             age = max(0.0, (time.time_ns() - int(ended["t_ns"])) / 1e9)
-            self.feed(s.Exited(node, generation, ended, age))
+            self.feed(s.Exited(node, int(args["generation"]), ended, age))
         elif op == "idle":
             exits = tuple(self._corrected(node, ended) for ended in args["exits"])
-            self.feed(s.Idle(node, generation, exits))
+            self.feed(s.Idle(node, int(args["generation"]), exits))
 
     def beat(self, node: str, args: dict[str, Any]) -> None:
         """Take a heartbeat in."""
@@ -232,10 +257,12 @@ class Role:
         ranks = args.get("ranks", {})
         offset_ms = round(-self.offsets_ns[node] / 1e6, 3)
         facts = {"agent_pid": args.get("agent_pid"), "clock_offset_ms": offset_ms, "ranks": ranks}
+        before = self.facts.get(node, {}).get("ranks", {})
         self.facts[node] = {**facts, "generation": args.get("generation")}
         stepped = any(rank.get("step") is not None for rank in ranks.values())
         current = args.get("generation") == self.state.generation
-        self.feed(s.Beat(node, float(args.get("heard_age", 0.0)), stepped and current))
+        moved = current and _moved(before, ranks)
+        self.feed(s.Beat(node, float(args.get("heard_age", 0.0)), stepped and current, moved))
         self._wake()
 
     def _corrected(self, node: str, ended: dict[str, Any]) -> dict[str, Any]:
@@ -286,7 +313,7 @@ class Role:
             self._outboxes[node].put("order", {"op": op, "args": args, "term": self.state.term})
 
     def _drop(self, node: str) -> None:
-        outbox = self._outboxes.pop(node, None)
+        outbox = self._forget(node)
         if outbox is not None:
             self._tasks.spawn(outbox.channel.close(), f"drop {node}")
 
@@ -319,8 +346,11 @@ class Role:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.feed(s.Beat(self._agent.node))
-            self.feed(s.Tick())
+            try:
+                self.feed(s.Beat(self._agent.node))
+                self.feed(s.Tick())
+            except Exception:
+                log.exception("coordinator tick")
 
     def _wake(self) -> None:
         self.changed.set()

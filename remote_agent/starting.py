@@ -1,6 +1,7 @@
 """Start the agent of a job, detached from the connection that asked for it.
 
-In: the `start` request. Out: the job's directory with its description and keys, and a running agent that accepts.
+In: the `start` request. Out: the job's directory with its description and keys, and a running agent that accepts;
+with `step` the directory alone: then srun brings the agent in a step of its own, which `await_agent` waits for.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from remote_agent.tree import full
 from remote_agent.wire import JobSpec, Problem, SpecError
 
 START_DEADLINE_S = 20.0
+REAP_S = 2.0
 # The agent offers its socket some 100 ms after it starts; nothing announces that moment to another process.
 POLL_S = 0.02
 LOG_TAIL = 4000
@@ -36,16 +38,26 @@ async def start(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     `script`: a hash of the script's bytes where it is not synced, so that nodes can be compared; else None.
     """
     files, node = _check(home, args)
+    script = _script_hash(JobSpec.from_json(args["spec"]))
     try:
         _write(files, node, args)
+        if args.get("step"):
+            return {"script": script}
         process = _spawn(files, "--detach")
     except OSError as error:
         raise _refusal(files, error) from error
-    pid = await asyncio.wait_for(asyncio.to_thread(_read_pid, process), START_DEADLINE_S)
+    pid = await asyncio.to_thread(_read_pid, process)
     if pid is None:
         raise Problem("start", f"the agent did not start (status {process.returncode}): {_tail(files)}")
     await _until_accepting(files, pid)
-    return {"agent_pid": pid, "script": _script_hash(JobSpec.from_json(args["spec"]))}
+    return {"agent_pid": pid, "script": script}
+
+
+async def await_agent(home: Home, args: dict[str, Any]) -> dict[str, Any]:
+    """Wait until the agent that is started elsewhere accepts; returns {agent_pid}. Raises Problem."""
+    files = job_files(home, args.get("job"))
+    await _until_accepting(files, None)
+    return {"agent_pid": agent_alive(files)}
 
 
 def start_for_torchrun(files: JobFiles, args: dict[str, Any], wire: int) -> subprocess.Popen[bytes]:
@@ -141,13 +153,22 @@ def _spawn(files: JobFiles, *options: str, wire: int | None = None) -> subproces
 
 
 def _read_pid(process: subprocess.Popen[bytes]) -> int | None:
-    """Wait for the first child, which prints the agent's pid and is gone."""
-    out, _ = process.communicate()
+    """Wait for the first child, which prints the agent's pid and is gone; raises Problem."""
+    try:
+        out, _ = process.communicate(timeout=START_DEADLINE_S)
+    except subprocess.TimeoutExpired as late:
+        # With what it may have forked: it leads a session of its own.
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate(timeout=REAP_S)
+        message = f"{sys.executable} did not start the agent within {START_DEADLINE_S:.0f} s"
+        hint = "is a file system of this node slow, or hanging?"
+        raise Problem("start", message, hint) from late
     text = out.split()
     return int(text[0]) if process.returncode == 0 and text else None
 
 
-async def _until_accepting(files: JobFiles, pid: int) -> None:
+async def _until_accepting(files: JobFiles, pid: int | None) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + START_DEADLINE_S
     while loop.time() < deadline:
@@ -155,11 +176,12 @@ async def _until_accepting(files: JobFiles, pid: int) -> None:
             _reader, writer = await open_unix(files.sock)
             writer.close()
             return
-        if not os.path.exists(f"/proc/{pid}"):
+        if pid is not None and not os.path.exists(f"/proc/{pid}"):
             raise Problem("start", f"the agent ended while it started: {_tail(files)}")
         await asyncio.sleep(POLL_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     raise Problem("start", f"the agent did not accept within {START_DEADLINE_S:.0f} s: {_tail(files)}")
 
 

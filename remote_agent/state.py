@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Union
 
 if TYPE_CHECKING:
     from remote_agent.wire import JobSpec, NodeSpec
@@ -61,6 +61,30 @@ class Rank:
 
 
 @dataclasses.dataclass(frozen=True)
+class Watch:
+    """What is known of the running group's progress; times are those of the coordinator's clock."""
+
+    moved_at: float = 0.0
+    """When a step, or where none is printed an output, was last seen."""
+    asked_at: float = 0.0
+    asked: frozenset[str] = frozenset()
+    """Nodes whose pulses are still to come."""
+    before: Mapping[int, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """By rank: the pulses of the last round."""
+    now: Mapping[int, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    suspect: bool = False
+    """They gave reason to look at their stacks too."""
+    key: str = ""
+    """What holds the group up, since `since`; empty: nothing."""
+    since: float = 0.0
+    told: Mapping[str, Any] | None = None
+    """summary, missing, group and seq of the hang that the journal tells of, while it lasts."""
+    told_at: float = 0.0
+    longest_s: float = 0.0
+    """The longest wait that looked like a hang and was none."""
+
+
+@dataclasses.dataclass(frozen=True)
 class State:
     """All that the coordinator decides upon."""
 
@@ -92,6 +116,7 @@ class State:
     """Nodes lost in this generation: wall clock ns of the last sign of life, and reason."""
     troubles: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Nodes that could not carry out an order of this generation, with what they said."""
+    watch: Watch = Watch()
     stepped: bool = False
     fingerprint: str | None = None
     """Of the last failure that came before the first step; None after any other outcome."""
@@ -152,6 +177,17 @@ class Beat:
     node: str
     heard_age: float = 0.0
     stepped: bool = False
+    moved: bool = False
+    """Its ranks have made steps, or printed something, since the last one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pulses:
+    """What a node's live ranks are doing: a pulse by rank."""
+
+    node: str
+    generation: int
+    ranks: Mapping[int, Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,6 +314,7 @@ Event = Union[
     Ready,
     Unfit,
     Beat,
+    Pulses,
     Gone,
     GivenUp,
     Prepared,
@@ -345,4 +382,3 @@ class Reply:
 
 Command = Union[Emit, Send, Drop, HandOver, Reply]
 Turned = tuple[State, "tuple[Command, ...]"]
-MaybeNode = Optional[Node]

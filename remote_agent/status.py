@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remote_agent import state as s
+from remote_agent import watch
 from remote_agent.formation import shortage
 
 # A rank that has said nothing for this long is called silent.
@@ -60,13 +61,20 @@ def _node(state: s.State, node: s.Node, facts: Mapping[str, Any]) -> dict[str, A
         "reason": node.reason,
         "agent_pid": facts.get("agent_pid") if node.connected or node.name == state.me else None,
         "clock_offset_ms": facts.get("clock_offset_ms"),
-        "ranks": [_rank(rank, live.get(str(rank.rank), {})) for rank in sorted(ranks, key=lambda rank: rank.rank)],
+        "ranks": [_rank(state, rank, live.get(str(rank.rank), {})) for rank in sorted(ranks, key=_number)],
     }
 
 
-def _rank(rank: s.Rank, live: Mapping[str, Any]) -> dict[str, Any]:
+def _number(rank: s.Rank) -> int:
+    return rank.rank
+
+
+def _rank(state: s.State, rank: s.Rank, live: Mapping[str, Any]) -> dict[str, Any]:
     age = live.get("last_output_age_s")
-    silent = rank.state == "running" and age is not None and age > SILENT_AFTER_S
+    told = state.watch.told if state.phase == s.RUNNING else None
+    # Where it is known who holds the group up, those who wait are not the silent ones.
+    quiet = rank.rank in told["missing"]["missing"] if told is not None else age is not None and age > SILENT_AFTER_S
+    silent = rank.state == "running" and quiet
     return {
         "rank": rank.rank,
         "local_rank": rank.local_rank,
@@ -88,6 +96,8 @@ def _plan(state: s.State) -> str | None:
         return f"waiting for nodes: {shortage(state)}; bring one back or add one"
     if state.phase in (s.PREPARING, s.STARTING):
         return f"starting generation {state.generation} on {' '.join(state.members)}{_meeting(state)}"
+    if (hang := watch.plan(state)) is not None:
+        return hang
     strangers = (state.world_size or 0) - len(state.ranks)
     if state.phase == s.RUNNING and strangers > 0:
         return f"{strangers} of {state.world_size} ranks are not ours: other agents of torch joined{_meeting(state)}"

@@ -28,6 +28,8 @@ WORD = "main"
 HIDDEN_NAME = "sitecustomize"
 PR_SET_PDEATHSIG = 1
 SIGKILL = 9
+# An answer takes milliseconds, on a loaded machine more.
+ASKERS_S = 2.0
 # From here on torch records collectives without being asked.
 RECORDS_BY_ITSELF = (2, 7)
 RECORDER_NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -205,6 +207,7 @@ def record_collectives() -> None:
 def serve_stacks(here: str) -> None:
     """Start torch's worker server on a socket in `here`; raises where this torch has none."""
     import _ctypes
+    import atexit
 
     from torch._C._distributed_c10d import _WorkerServer
 
@@ -217,6 +220,31 @@ def serve_stacks(here: str) -> None:
         os.close(directory)
     # Never destroyed: a forked child would wait for ever for a thread that it does not have.
     _ctypes.Py_INCREF(server)
+    # It ends with the process; but who asks for Python's lock while Python ends takes the process down with SIGABRT.
+    atexit.register(quietly, part_from_askers, os.path.join(here, os.path.basename(path)), path, os.getpid())
+
+
+def part_from_askers(file: str, name: str, pid: int) -> None:
+    """Let nobody ask the worker server any more, and wait for those who do; nothing in a forked child.
+
+    Not its `shutdown`, which waits for them with Python's lock in its hands. `name`: of its socket, to the kernel.
+    """
+    import time
+
+    if os.getpid() != pid:
+        return
+    os.unlink(file)
+    end = time.monotonic() + ASKERS_S
+    while time.monotonic() < end and has_askers(name):
+        time.sleep(0.002)
+
+
+def has_askers(name: str) -> bool:
+    """Tell whether somebody is connected to the unix socket of that name."""
+    with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
+        sockets = [line.split() for line in file]
+    # The socket that listens has flag 0x10000.
+    return any(fields[7:] == [name] and not int(fields[3], 16) & 0x10000 for fields in sockets[1:])
 
 
 def without_its_words(make: Callable[[], Any]) -> Any:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,7 +89,8 @@ def _end_job(hosts: DemoHosts, toml: Path) -> None:
     except KeyboardInterrupt:
         log.info("interrupted again: ending everything at once")
     finally:
-        print("demo: ending the agents and removing the hosts", file=sys.stderr)
+        with suppress(OSError):  # the terminal may be gone
+            print("demo: ending the agents and removing the hosts", file=sys.stderr)
         killed = hosts.end_processes(_AGENT_GRACE_S)
         if killed:
             log.warning("the demo had to kill: %s", "; ".join(killed))

@@ -10,6 +10,8 @@ from typing import Any
 
 # torch writes whole seconds; the file's own time is finer, and right unless the file was copied.
 STAMP_SLACK_NS = 2_000_000_000
+# The year 2255: what says more is no time.
+STAMP_MAX_S = 9_000_000_000
 
 
 def read_error_document(text: bytes, modified_ns: int = 0) -> dict[str, Any] | None:
@@ -30,9 +32,10 @@ def read_error_document(text: bytes, modified_ns: int = 0) -> dict[str, Any] | N
 
 def _error(message: Any, callstack: Any, timestamp: Any, modified_ns: int) -> dict[str, Any]:
     try:
-        said_ns = int(timestamp) * 1_000_000_000
-    except (TypeError, ValueError):
-        said_ns = modified_ns
+        said_s = int(timestamp)
+    except (TypeError, ValueError, OverflowError):
+        said_s = -1
+    said_ns = said_s * 1_000_000_000 if 0 <= said_s <= STAMP_MAX_S else modified_ns
     near = abs(modified_ns - said_ns) <= STAMP_SLACK_NS
     return {
         "message": str(message),

@@ -93,6 +93,8 @@ class Context:
     lost_nodes: Mapping[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
     """By name: time of the last sign of life, reason. (The time of detection would be too late to order by.)"""
     now_ns: int | None = None
+    hang: Mapping[str, Any] | None = None
+    """The contract's `missing` of the hang that this group was in when it ended."""
     clock_error_ms: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """By node: how far its corrected stamps may be off."""
     host_notes: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)

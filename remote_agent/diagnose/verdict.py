@@ -198,19 +198,22 @@ def _named(first: Finding, same: list[Finding], context: Context) -> _Cause:
 
 def _missing_rank(evidence: Sequence[RankEvidence], findings: list[Finding], context: Context) -> _Cause | None:
     """Watchdogs gave up on some ranks: those that did not come are the ones to look at."""
-    missing = find_missing(evidence, context)
+    missing = dict(context.hang) if context.hang and context.hang["missing"] else find_missing(evidence, context)
     if missing is None:
         return None
     ranks: list[int] = missing["missing"]
+    number = f"number {missing['seq']}" if missing["seq"] is not None else ""
     nodes = {name for name in context.ranks_per_node for rank in ranks if rank in context.ranks_of(name)}
     waiting = name_ranks(missing["waiting"])
+    gave_up = not context.hang or any(each.category == "nccl_timeout_watchdog" for each in findings)
+    category = "nccl_timeout_watchdog" if gave_up else "hang_no_output"
     return _Cause(
         findings=[each for each in findings if each.rank in ranks],
         scope="one_rank" if len(ranks) == 1 else "several_or_all_ranks",
         confidence="supported",
-        category="nccl_timeout_watchdog",
-        headline=f"did not come to {missing['collective']} number {missing['seq']}, where {waiting} waited",
-        hint=HINTS["nccl_timeout_watchdog"],
+        category=category,
+        headline=f"did not come to {missing['collective']} {number}, where {waiting} waited",
+        hint=HINTS[category],
         ranks=ranks,
         node=nodes.pop() if len(nodes) == 1 else None,
         missing=missing,

@@ -65,6 +65,11 @@ class LogFile:
         return self.index.scanned < self.size
 
     @property
+    def version(self) -> str:
+        """Another one when the file is another one, or was written anew."""
+        return f"{self._inode}.{self.epoch}"
+
+    @property
     def last_read_ns(self) -> int | None:
         """Arrival of the last bytes, None for an empty file."""
         return self.last_ns if self.size else None

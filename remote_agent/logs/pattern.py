@@ -23,6 +23,8 @@ _MAX_CHOICES = 3
 # With several open repeats the time grows with a power of the line's length.
 _CHEAP_TEXT = 4096
 _UNBOUNDED = 64
+# As often repeated, a few ways to match become very many.
+_OFTEN = 8
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 
 
@@ -86,21 +88,32 @@ def _children(op: str, value: Any) -> list[Any]:
 
 
 def _open_repeats(tree: Any, inside: bool = False) -> int:
-    """Count repeats without a small bound; raises Problem when one stands inside another."""
+    """Count repeats without a small bound; raises Problem when one repeats what can match in several ways."""
     count = 0
     for op, value in tree:
         name = str(op)
         repeat = name in _REPEATS and int(value[1]) >= _UNBOUNDED
-        if repeat and inside:
+        if inside and _is_ambiguous(name, value):
             raise Problem(
                 "pattern",
-                "a repeat inside a repeat, such as (a+)+, can take for ever",
-                "write it without the inner or the outer repeat, or give the inner one a bound below 64",
+                "a repeat of what can match in several ways, such as (a+)+ or (a|aa)+, can take for ever",
+                "write it without the inner or the outer repeat",
             )
         count += repeat
         for child in _children(name, value):
-            count += _open_repeats(child, inside or repeat)
+            count += _open_repeats(child, inside or (name in _REPEATS and int(value[1]) >= _OFTEN))
     return count
+
+
+def _is_ambiguous(op: str, value: Any) -> bool:
+    """True for a repeat of no fixed number, and for branches that may match the same text."""
+    if op in _REPEATS:
+        return int(value[0]) != int(value[1])
+    if op != "BRANCH":
+        return False
+    firsts = [branch[0] for branch in value[1] if len(branch)]
+    letters = {chr(item).lower() for kind, item in firsts if str(kind) == "LITERAL"}
+    return len(letters) < len(value[1])
 
 
 def _choices(tree: Any, lower: bool) -> list[tuple[bytes, ...]]:

@@ -24,6 +24,8 @@ SLICE = 256 * 1024
 _BATCH_ROWS = 256
 _BATCH_BYTES = 512 * 1024
 _BATCH_S = 0.2
+# An empty batch this often: who waits knows that the search goes on.
+_ALIVE_S = 10.0
 # The event loop is asked for its turn this often while nothing is found.
 _LINES_PER_TURN = 64
 # Longest wait for the index of a file that was there before us.
@@ -65,7 +67,7 @@ class _Batch:
 
     def is_due(self) -> bool:
         full = len(self.rows) >= _BATCH_ROWS or self.size >= _BATCH_BYTES
-        return full or (bool(self.rows) and time.monotonic() - self._since >= _BATCH_S)
+        return full or time.monotonic() - self._since >= (_BATCH_S if self.rows else _ALIVE_S)
 
     def take(self, **more: Any) -> Answer:
         answer = Answer({"rows": self.rows, **more}, b"\n".join(self.texts))

@@ -121,7 +121,8 @@ class LogStore:
     async def window(self, generation: int, rank: int, stream: str, line: int, count: int) -> Answer:
         """Answer log_window: rows from a line on (negative: from the end); complete: the file is indexed to its end.
 
-        While it is not, rows asked for from the end carry negative numbers. Raises Problem.
+        While it is not, rows asked for from the end carry negative numbers. version: another one when the file was
+        replaced or written anew. Raises Problem.
         """
         return await window(await self._find(generation, rank, stream), line, count)
 
@@ -133,14 +134,19 @@ class LogStore:
         before_ns: int | None = None,
         count: int = 256,
         level: str | None = None,
+        after_ns: int | None = None,
     ) -> Answer:
-        """Answer log_merged: the last rows before a time, over all files chosen; raises Problem.
+        """Answer log_merged: the last rows before a time, or the first ones from a time on, over all files chosen.
 
-        complete: all of these files are indexed to their end; else newer rows may be missing.
+        complete: the files it has read are indexed to their end, else rows may be missing; more: there are rows beyond
+        the outermost one. Raises Problem.
         """
         lowest = selection.check_level(level)
+        if before_ns is not None and after_ns is not None:
+            raise Problem("usage", "either before_ns or after_ns")
         await self._rescan()
-        return await merged(selection.select(self._catalogue, generation, ranks, streams), before_ns, count, lowest)
+        files = selection.select(self._catalogue, generation, ranks, streams)
+        return await merged(files, before_ns, after_ns, count, lowest)
 
     async def follow(
         self,

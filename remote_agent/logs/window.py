@@ -51,6 +51,8 @@ async def window(file: LogFile, line: int, count: int) -> Answer:
         complete = await index_until(file, None, TAIL_WAIT_S)
     else:
         complete = await index_until(file, line + count, INDEX_WAIT_S)
+    # Taken before the rows: what is replaced under us is noticed with the next answer.
+    version = file.version
     if line < 0 and not complete:
         rows = _clip(file.last_lines(min(-line, MAX_ROWS), BODY_LIMIT)[:count])
         first = rows[0].line if rows else line
@@ -62,6 +64,7 @@ async def window(file: LogFile, line: int, count: int) -> Answer:
         "total_lines": file.index.total_lines,
         "size": file.size,
         "complete": complete,
+        "version": version,
         "rows": [row_json(row) for row in rows],
     }
     return Answer(data, b"\n".join(row.text for row in rows))

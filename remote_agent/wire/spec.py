@@ -41,6 +41,8 @@ class JobSpec:
     """script, module (`python -m`), run_path (`runpy.run_path`) or binary (no Python)."""
     tree: str | None = None
     """Name of the synced tree under `trees/`; None: the tree is already on the nodes."""
+    tree_digest: str = ""
+    """What tells the synced contents from others; empty: not known."""
     workdir: str = "."
     """Working directory of the workers: relative to the tree, absolute where there is none."""
     env: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -49,6 +51,10 @@ class JobSpec:
     max_restarts: int = 0
     node_timeout: float = 15.0
     stop_grace: float = 15.0
+    hang_after: float = 30.0
+    """How long ranks must wait for one that does nothing until it is called a hang; 0: nobody looks."""
+    hang_restart: float = 0.0
+    """A group that hangs for this long is restarted, as after a failure; 0: never."""
     join_timeout: float = 120.0
     """How long generation 0 waits for all members before it starts with at least min_nodes."""
     settle_timeout: float = 3.0

@@ -68,11 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except SupervisorError as error:
-        _show_traceback(words)
+        _show_traceback()
         say(str(error))
         return error.exit_status
     except KeyboardInterrupt:
-        _show_traceback(words)
+        _show_traceback()
         say("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return CLOSED_PIPE
     except Exception as error:  # noqa: BLE001  the border to the user: no traceback unless asked for
-        _show_traceback(words)
+        _show_traceback()
         say(f"internal error: {type(error).__name__}: {error}\n  hint: --debug shows where")
         return 1
 
@@ -94,8 +94,8 @@ def say(text: str) -> None:
         pass
 
 
-def _show_traceback(words: list[str]) -> None:
-    if "--debug" in words:
+def _show_traceback() -> None:
+    if logging.getLogger().isEnabledFor(logging.DEBUG):
         traceback.print_exc()
 
 
@@ -111,7 +111,9 @@ def _dispatch(words: list[str]) -> int:
         near = difflib.get_close_matches(verb, BY_VERB, 1)
         hint = f"did you mean `supervisor {near[0]}`?" if near else "`supervisor --help` lists the verbs"
         raise UsageError(f"no such verb: {verb}", hint)
-    level = logging.DEBUG if "--debug" in words else logging.CRITICAL
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    # --debug lowers the level.
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.CRITICAL, format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )
     module = importlib.import_module(f"supervisor.cli.{MODULES[verb]}")
     return int(module.run(verb, words[1:]))

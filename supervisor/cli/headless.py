@@ -53,6 +53,8 @@ class Headless:
         self._json_events = json_events
         self._stops_on = stops_on
         self._interrupts = 0
+        self._signal: int = signal.SIGINT
+        self._follows = False
         self._interrupted = asyncio.Event()
         self._requests: set[asyncio.Task[None]] = set()
         self._told_events = 0
@@ -65,9 +67,12 @@ class Headless:
         say(f"job {session.job}: bringing up {len([link for link in session.links.values() if link.active])} host(s)")
         async with self._watched():
             if not await self._until(session.ready()):
-                say("interrupted; the launch is undone")
-                await session.cancel_launch()
-                return INTERRUPTED
+                if session.launching:
+                    say("interrupted; the launch is undone")
+                    await session.cancel_launch()
+                    return INTERRUPTED
+                await session.ready()
+            self._begin_following()
             if detach:
                 return await self._detach(hosts)
             return await self._follow(Selection(generation="all"), "begin", hosts)
@@ -75,8 +80,10 @@ class Headless:
     async def attached(self, *, hosts: str | None) -> int:
         """Watch an existing job from now on; returns the exit status."""
         async with self._watched():
-            if not await self._until(self._session.ready()):
+            if not await self._until(self._session.ready()) or self._interrupts:
+                say("interrupted; the job goes on")
                 return INTERRUPTED
+            self._begin_following()
             return await self._follow(Selection(), "end", hosts)
 
     @contextlib.asynccontextmanager
@@ -113,15 +120,22 @@ class Headless:
 
     def _interrupt(self, number: int) -> None:
         self._interrupts += 1
+        self._signal = number
         self._interrupted.set()
-        if not self._session.job or self._session.launching:
-            if self._interrupts > 1:
-                raise KeyboardInterrupt
-            return
-        if self._interrupts > 2:
+        if self._interrupts > (2 if self._follows else 1):
             raise KeyboardInterrupt
+        if self._follows:
+            self._ask_to_stop()
+
+    def _begin_following(self) -> None:
+        """From here on there is a job that Ctrl-C stops; one that came as the launch ended does so too."""
+        self._follows = True
+        if self._interrupts:
+            self._ask_to_stop()
+
+    def _ask_to_stop(self) -> None:
         kill = self._interrupts == 2
-        preempted = end_of_allocation() if number == signal.SIGTERM else ""
+        preempted = end_of_allocation() if self._signal == signal.SIGTERM else ""
         say(preempted or ("killing the job" if kill else "stopping the job; Ctrl-C again kills it at once"))
         task = asyncio.get_running_loop().create_task(self._stop(kill, preempted))
         self._requests.add(task)
@@ -142,8 +156,8 @@ class Headless:
         patience = PATIENCE if self._interrupts else None
         await asyncio.to_thread(writer.close, patience)
         if writer.broken:
-            say(f"stdout is closed; the job goes on: {attach_command(hosts, session.job)}")
-            return 0
+            say(f"{writer.failure or 'stdout is closed'}; the job goes on: {attach_command(hosts, session.job)}")
+            return 1 if writer.failure else 0
         await self._await_end()
         self._tell_new()
         if session.state == "failed":

@@ -31,6 +31,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
         )
     options.host_list = options.text if options.kind == "hosts" else None
     options.hostfile = options.text if options.kind == "hostfile" else None
+    options.slurm = "auto"
     document = read_source(options)
     # What cannot be an inventory is said now, not at its first use.
     inventory.build(Path(f"--from {options.kind}"), document, Path.cwd())

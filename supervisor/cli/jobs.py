@@ -6,6 +6,7 @@ In: argv. Out: tables or JSON; hosts that do not answer are named on stderr.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,8 @@ from supervisor import plain
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
-from supervisor.errors import Unreachable, UsageError
+from supervisor.errors import RequestFailed, Unreachable, UsageError
+from supervisor.session.jobs import group_jobs
 from supervisor.session.view import ENDED_STATES
 
 if TYPE_CHECKING:
@@ -35,18 +37,27 @@ async def list_jobs(node: NodeLink) -> dict[str, Any]:
     return (await node.channel.call("jobs", timeout=CALL_DEADLINE)).data
 
 
-async def clean(node: NodeLink, job: str | None) -> dict[str, Any]:
-    """Remove finished jobs from the host; agents of jobs that are just over are waited for."""
+async def clean(node: NodeLink, jobs: Sequence[str]) -> dict[str, Any]:
+    """Remove these jobs from the host; agents of jobs that are just over are waited for."""
     removed: list[str] = []
     size = 0
     end = time.monotonic() + LINGER
     while True:
-        over = {one["job"] for one in (await list_jobs(node))["jobs"] if one.get("state") in ENDED_STATES}
-        answer = (await node.channel.call("clean", {"job": job}, timeout=CALL_DEADLINE)).data
-        removed += answer["removed"]
-        size += int(answer["bytes"])
-        if not over.intersection(answer["kept"]) or time.monotonic() > end:
-            return {"removed": removed, "bytes": size, "kept": answer["kept"]}
+        kept: list[str] = []
+        for job in jobs:
+            try:
+                answer = (await node.channel.call("clean", {"job": job}, timeout=CALL_DEADLINE)).data
+            except CallFailed as refused:
+                if refused.kind != "no_such_job":
+                    raise
+                # Somebody else has removed it meanwhile.
+                continue
+            removed += answer["removed"]
+            kept += answer["kept"]
+            size += int(answer["bytes"])
+        if not kept or time.monotonic() > end:
+            return {"removed": removed, "bytes": size, "kept": kept}
+        jobs = kept
         await asyncio.sleep(LINGER / 20)
 
 
@@ -95,8 +106,6 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
 
 def _list(inventory: Inventory, *, as_json: bool) -> int:
-    from supervisor.session.jobs import group_jobs
-
     answers, failures = asyncio.run(ask_hosts(inventory, list_jobs))
     _require(answers, failures)
     rows = group_jobs({name: answer["jobs"] for name, answer in answers.items()})
@@ -113,23 +122,50 @@ def _list(inventory: Inventory, *, as_json: bool) -> int:
 
 
 def _clean(inventory: Inventory, job: str | None, *, as_json: bool) -> int:
-    answers, failures = asyncio.run(ask_hosts(inventory, lambda node: clean(node, job)))
-    if job is not None and not answers and failures and all("not known" in text for text in failures.values()):
-        raise Unreachable(f"no job named {job} on these hosts", "`supervisor jobs` lists them")
+    known, silent = asyncio.run(ask_hosts(inventory, list_jobs))
+    _require(known, silent)
+    here = {host: [str(one["job"]) for one in answer["jobs"]] for host, answer in known.items()}
+    rows = {row["job"]: row for row in group_jobs({host: answer["jobs"] for host, answer in known.items()})}
+    chosen = list(rows) if job is None else [job]
+    if job is not None and job not in rows:
+        unknown = f"no job named {job} on these hosts"
+        lines = [f"{host}: {reason}" for host, reason in silent.items()]
+        raise Unreachable("\n".join([*lines, unknown]), "`supervisor jobs` lists them")
+    spared = {name: reason for name in chosen if (reason := _goes_on(rows[name], known, silent))}
+    if job in spared:
+        raise RequestFailed(f"job {job} is not over: {spared[job]}", f"end it first: supervisor stop {job}", "live")
+
+    def remove(node: NodeLink) -> Awaitable[dict[str, Any]]:
+        return clean(node, [name for name in here[node.host.name] if name in chosen and name not in spared])
+
+    hosts = tuple(host for host in inventory.hosts if host.name in known)
+    answers, failures = asyncio.run(ask_hosts(dataclasses.replace(inventory, hosts=hosts), remove))
+    failures |= silent
     _require(answers, failures)
-    removed = _by_job(answers, "removed")
-    kept = _by_job(answers, "kept")
+    removed, kept = _by_job(answers, "removed"), _by_job(answers, "kept")
     freed = sum(int(answer["bytes"]) for answer in answers.values())
-    refused = {name: text for name, text in failures.items() if job is None or "not known" not in text}
     if as_json:
-        write_json({"removed": sorted(removed), "kept": sorted(kept), "bytes": freed, "unreachable": refused})
+        all_kept = sorted({*kept, *spared})
+        write_json({"removed": sorted(removed), "kept": all_kept, "bytes": freed, "unreachable": failures})
     else:
         lines = [f"removed {name} on {' '.join(on)}" for name, on in sorted(removed.items())]
         lines += [f"kept {name} on {' '.join(on)}: its agent lives there" for name, on in sorted(kept.items())]
+        lines += [f"kept {name}: {reason}" for name, reason in sorted(spared.items())]
         write_lines([*(lines or ["nothing to remove"]), *([f"freed {plain.size(freed)}"] if removed else [])])
-        for name, reason in refused.items():
+        for name, reason in failures.items():
             say(f"{name}: {reason}")
-    return 1 if refused or (job is not None and kept) else 0
+    return 1 if failures or (job is not None and kept) else 0
+
+
+def _goes_on(row: dict[str, Any], known: dict[str, dict[str, Any]], silent: dict[str, str]) -> str:
+    """Return why a job may not be over yet, "" where it is: its files are then nobody's on any host."""
+    if row["live"]:
+        name = row["job"]
+        on = [host for host in known if any(one["job"] == name and one["live"] for one in known[host]["jobs"])]
+        return f"its agent lives on {' '.join(on)}"
+    if silent and row.get("state") not in ENDED_STATES:
+        return f"it may go on on {' '.join(silent)}, where nothing answers"
+    return ""
 
 
 def _by_job(answers: dict[str, dict[str, Any]], key: str) -> dict[str, list[str]]:

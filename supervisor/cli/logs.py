@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import sys
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,9 @@ from supervisor.cli.options import load_inventory, make_parser, parse, read_dura
 from supervisor.cli.output import Prefixer, Writer
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.session import logs
+from supervisor.session.hits import hits, now_ns
 from supervisor.session.logs import Row, Selection
+from supervisor.session.search import search
 
 if TYPE_CHECKING:
     from supervisor.session.follow import Chunk, Seen
@@ -35,9 +37,6 @@ STREAMS = {
     "both": ("stdout", "stderr"),
     "all": ("stdout", "stderr", "nccl"),
 }
-# How often errors are looked for with -f --level, seconds, and how many rows one look takes.
-LOOK = 0.5
-LOOK_ROWS = 2000
 # Rows that are handed to the writer at once.
 BATCH = 500
 
@@ -73,7 +72,8 @@ def parse_logs(argv: Sequence[str]) -> argparse.Namespace:
     options = parse(parser, argv)
     if options.grep is not None:
         try:
-            re.compile(options.grep)
+            # As the nodes read it.
+            _pattern(options)
         except re.error as error:
             raise UsageError(f"--grep {options.grep!r}: {error}") from error
     if options.raw:
@@ -98,35 +98,38 @@ def run(verb: str, argv: Sequence[str]) -> int:
     options = parse_logs(argv)
     hosts, job = split_target(options.target)
     inventory = load_inventory(hosts, options)
+    if options.node is not None and options.node not in {host.name for host in inventory.hosts}:
+        names = " ".join(host.name for host in inventory.hosts)
+        raise RequestFailed(f"no host {options.node!r} in the inventory", f"its hosts: {names}")
     from supervisor.session.session import open_session
 
     async def show() -> int:
         async with open_session(inventory, job, feed=options.follow) as session:
             await session.ready()
-            for view in await session.settle():
+            for view in await session.settle([options.node] if options.node else None):
                 say(f"{view.name}: {view.step}: {view.error or 'no answer yet'}; its log is not shown")
-            if not options.follow:
-                # For the clocks of the nodes.
+            # For the clocks of the nodes.
+            if options.follow:
+                await session.heard()
+            else:
                 session.set_status(await session.call("status"))
             writer = Writer(sys.stdout.buffer)
             try:
                 await (_raw(session, options, writer) if options.raw else _lines(session, options, writer))
             finally:
                 await asyncio.to_thread(writer.close)
-            if writer.broken:
-                raise BrokenPipeError
+            writer.check()
         return 0
 
     return asyncio.run(show())
 
 
 async def _put(writer: Writer, data: bytes) -> None:
-    """Queue bytes, and wait while the reader is behind; raises BrokenPipeError."""
+    """Queue bytes, and wait while the reader is behind; raises BrokenPipeError, SupervisorError."""
     writer.put(data)
     while writer.full and not writer.broken:
         await writer.room()
-    if writer.broken:
-        raise BrokenPipeError
+    writer.check()
 
 
 # --- raw
@@ -226,26 +229,27 @@ def _is_filtered(options: argparse.Namespace) -> bool:
 
 
 async def _search(session: Session, selection: Selection, options: argparse.Namespace) -> list[Row]:
-    since = None if options.since is None else time.time_ns() - int(options.since * 1e9)
-    query: dict[str, Any] = {
+    rows = [row async for row in search(session, selection, **_query(session, options))]
+    return sorted(rows, key=lambda row: (row.t_ns, row.rank, row.stream, row.line))
+
+
+def _query(session: Session, options: argparse.Namespace) -> dict[str, Any]:
+    return {
         "pattern": options.grep or "",
         "ignore_case": options.ignore_case,
         "level": options.level,
-        "since_ns": since,
+        "since_ns": None if options.since is None else now_ns(session) - int(options.since * 1e9),
     }
-    rows = [row async for row in logs.search(session, selection, **query)]
-    return sorted(rows, key=lambda row: (row.t_ns, row.rank, row.stream, row.line))
 
 
 async def _tail(session: Session, selection: Selection, count: int) -> list[Row]:
     """Return the last `count` rows, however many pages that takes."""
-    rows: list[Row] = []
-    while len(rows) < count:
-        before = rows[0].t_ns if rows else None
-        page = await logs.merged(session, selection, min(4096, count - len(rows)), before)
-        if not page:
-            break
-        rows = page + rows
+    page = await logs.merged(session, selection, min(4096, max(1, count)))
+    rows = page.rows
+    while len(rows) < count and page.more:
+        wanted = min(4096, count - len(rows))
+        page = await logs.merged(session, selection, wanted, before_ns=rows[0].t_ns, clocks=page.clocks)
+        rows = page.rows + rows
     return last(rows, count)
 
 
@@ -260,9 +264,11 @@ def last(rows: list[Row], count: int | None) -> list[Row]:
 async def _follow(session: Session, selection: Selection, options: argparse.Namespace, writer: Writer) -> None:
     """Write what is there (all, or the last lines, or what matches), then what comes."""
     start, seen = "begin", None
+    files = await logs.files(session)
+    oldest = logs.newest(files)
     if options.tail is not None or options.since is not None:
         start = "resume"
-        seen = await _positions(session)
+        seen = _positions(files)
         rows = await _recent(session, selection, options)
         for row in rows:
             place = seen.setdefault(row.node, {})
@@ -271,7 +277,7 @@ async def _follow(session: Session, selection: Selection, options: argparse.Name
             await _put(writer, _line(row))
     pattern = _pattern(options)
     prefixer = Prefixer()
-    chunks = session.follow(selection, start, seen)
+    chunks = session.follow(selection, start, seen, oldest)
     try:
         async for chunk in _without_torn(chunks, seen):
             await _put(writer, matching(prefixer.feed(chunk), pattern))
@@ -280,9 +286,9 @@ async def _follow(session: Session, selection: Selection, options: argparse.Name
         await chunks.aclose()
 
 
-async def _positions(session: Session) -> Seen:
+def _positions(files: list[dict[str, Any]]) -> Seen:
     seen: Seen = {}
-    for file in await logs.files(session):
+    for file in files:
         seen.setdefault(file["node"], {})[(file["generation"], file["rank"], file["stream"])] = int(file["size"])
     return seen
 
@@ -307,34 +313,26 @@ async def _without_torn(chunks: AsyncIterator[Chunk], seen: Seen | None) -> Asyn
 def _pattern(options: argparse.Namespace) -> re.Pattern[bytes] | None:
     if options.grep is None:
         return None
-    return re.compile(options.grep.encode(), re.IGNORECASE if options.ignore_case else 0)
+    return re.compile(os.fsencode(options.grep), re.IGNORECASE if options.ignore_case else 0)
 
 
 def matching(lines: bytes, pattern: re.Pattern[bytes] | None) -> bytes:
     """Return the prefixed lines whose text matches."""
     if pattern is None or not lines:
         return lines
-    return b"".join(line for line in lines.splitlines(keepends=True) if pattern.search(line.partition(b"| ")[2]))
+    # Progress bars: a \r ends no line.
+    return b"".join(b"%s\n" % line for line in lines[:-1].split(b"\n") if pattern.search(line.partition(b"| ")[2]))
 
 
 async def _follow_level(session: Session, selection: Selection, options: argparse.Namespace, writer: Writer) -> None:
-    """Write lines of a level as they come: the nodes know the levels, so they are asked again and again."""
-    pattern = _pattern(options)
-    since = 0 if options.since is None else time.time_ns() - int(options.since * 1e9)
-    known: set[tuple[str, int, int, str, int]] = set()
-    count = options.tail if options.tail is not None else LOOK_ROWS
-    while True:
-        over = session.ended
-        rows = await logs.merged(session, selection, max(1, count), None, options.level)
-        for row in rows:
-            key = (row.node, row.generation, row.rank, row.stream, row.line)
-            if key in known or row.t_ns < since:
-                continue
-            known.add(key)
-            if options.tail != 0 or count == LOOK_ROWS:
-                await _put(writer, matching(_line(row), pattern))
-        if over:
-            return
-        count = LOOK_ROWS
-        await session.wait_change(LOOK)
-        await asyncio.sleep(LOOK / 2)  # at most four looks a second, however fast the job changes
+    """Write lines of a level as they come; of those that are there, the last ones if so many were asked for."""
+    oldest = logs.newest(await logs.files(session)) if selection.generation is None else 0
+    count = options.tail
+    looks = hits(session, selection, oldest, _query(session, options))
+    try:
+        async for rows in looks:
+            for row in last(rows, count):
+                await _put(writer, _line(row))
+            count = None
+    finally:
+        await looks.aclose()

@@ -6,6 +6,7 @@ In: argv of one verb. Out: parsed options, the inventory, the job's name.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,13 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, f"{self.prog} --help")
 
 
+class _Debug(argparse.Action):
+    """Takes effect at once, so that mistakes further on show their tracebacks; a script's own --debug is not ours."""
+
+    def __call__(self, *_parsing: object) -> None:
+        logging.getLogger().setLevel(logging.DEBUG)
+
+
 def make_parser(verb: str, usage: str, *, target: bool = True) -> Parser:
     """Return a parser for one verb, its help taken from the registry; `target`: it takes [HOSTS] [JOB]."""
     parser = Parser(
@@ -48,7 +56,8 @@ def make_parser(verb: str, usage: str, *, target: bool = True) -> Parser:
             help="HOSTS: an inventory (*.toml; without it, this machine alone); JOB: an id, needed if several are live",
         )
         add_sources(parser)
-    parser.add_argument("--debug", action="store_true", help="log to stderr, and show tracebacks")
+    words = "log to stderr, and show tracebacks"
+    parser.add_argument("--debug", action=_Debug, nargs=0, default=argparse.SUPPRESS, help=words)
     return parser
 
 
@@ -84,7 +93,15 @@ def add_sources(parser: Parser) -> None:
         "--hosts", dest="host_list", metavar="A,B", help="hosts by name: a,b or gpu[01-04] or user@host:port"
     )
     group.add_argument("--hostfile", metavar="FILE", help="a hostfile of MPI or DeepSpeed: host slots=8")
-    group.add_argument("--slurm", action="store_true", help="the nodes of the Slurm allocation that this runs in")
+    group.add_argument(
+        "--slurm",
+        action="store_const",
+        const="auto",
+        help="the nodes of the Slurm allocation that this runs in, by SSH or, where that is refused, by srun",
+    )
+    group.add_argument(
+        "--srun", dest="slurm", action="store_const", const="srun", help="as --slurm, by srun without trying SSH"
+    )
 
 
 def load_inventory(hosts: str | None, options: argparse.Namespace) -> Inventory:
@@ -115,8 +132,10 @@ def read_source(options: argparse.Namespace) -> dict[str, Any]:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
             raise InventoryError(f"--hostfile {options.hostfile}: cannot be read: {reason}") from error
         return sources.from_hostfile(text, options.hostfile)
-    document = sources.from_slurm(os.environ)
+    document = sources.from_slurm(os.environ, options.slurm)
     # On a cluster the home is on a network disk, as a rule: what is there already is not sent to itself.
+    if is_shared(Path.home()):
+        document = sources.with_own_roots(document, f"{Path.home()}/.supervisor/nodes")
     return {**document, "job": {"sync": False}} if is_shared(Path.cwd()) else document
 
 
@@ -136,7 +155,9 @@ def source_words(hosts: str | None, options: argparse.Namespace) -> str | None:
         return f"--hosts {options.host_list}"
     if options.hostfile:
         return f"--hostfile {options.hostfile}"
-    return "--slurm" if options.slurm else hosts
+    if options.slurm:
+        return "--srun" if options.slurm == "srun" else "--slurm"
+    return hosts
 
 
 def read_ranks(text: str) -> list[int]:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from supervisor import plain
+from supervisor.errors import SupervisorError
 from supervisor.session.tasks import wait_event
 
 if TYPE_CHECKING:
@@ -29,16 +31,24 @@ LINE_LIMIT = 4 * 1024 * 1024
 
 def write_json(document: Any) -> None:
     """Print one JSON document on one line."""
-    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
+    _print(json.dumps(document, ensure_ascii=False) + "\n")
 
 
 def write_lines(lines: Sequence[str]) -> None:
     """Print lines; characters that the terminal's encoding lacks are escaped."""
     encoding = sys.stdout.encoding or "utf-8"
     text = "".join(f"{line}\n" for line in lines)
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    sys.stdout.flush()
+    _print(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def _print(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except ConnectionError:
+        raise
+    except OSError as error:
+        raise SupervisorError(f"stdout: {error.strerror}") from error
 
 
 def is_rich(*, ascii_only: bool = False) -> bool:
@@ -140,7 +150,9 @@ class Writer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._taken = asyncio.Event()
         self.broken = False
-        """Whoever read the other end is gone."""
+        """Nothing more can be written."""
+        self.failure = ""
+        """Why, where it is not that whoever read the other end is gone."""
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
@@ -151,6 +163,13 @@ class Writer:
                 self._parts.append(data)
                 self._waiting += len(data)
                 self._change.notify()
+
+    def check(self) -> None:
+        """Raise BrokenPipeError once the reader is gone, SupervisorError when the rest cannot be written."""
+        if self.failure:
+            raise SupervisorError(self.failure)
+        if self.broken:
+            raise BrokenPipeError
 
     @property
     def full(self) -> bool:
@@ -189,12 +208,11 @@ class Writer:
                 return
             self._busy_since = time.monotonic()
             try:
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[self._file.write(rest) :]
-                self._file.flush()
-            except (OSError, ValueError):
+                self._write(data)
+            except (ConnectionError, ValueError):
                 self.broken = True
+            except OSError as error:
+                self.broken, self.failure = True, f"stdout: {error.strerror}"
             self._busy_since = None
             with self._change:
                 self._waiting -= len(data)
@@ -206,3 +224,24 @@ class Writer:
                     self._loop.call_soon_threadsafe(self._taken.set)
             if self.broken:
                 return
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                # None: a raw file that would block.
+                written = self._file.write(rest) or 0
+            except BlockingIOError as full:
+                written = full.characters_written
+            rest = rest[written:]
+            if not written:
+                self._await_room()
+        while True:
+            try:
+                return self._file.flush()
+            except BlockingIOError:
+                self._await_room()
+
+    def _await_room(self) -> None:
+        """Wait for the reader of a pipe or terminal that somebody has set not to block."""
+        select.select([], [self._file], [])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor import plain
 from supervisor.actions import BY_VERB
+from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
 from supervisor.cli.output import write_json, write_lines
 from supervisor.errors import RequestFailed
@@ -47,6 +48,8 @@ def run(verb: str, argv: Sequence[str]) -> int:
     async def steer() -> int:
         async with open_session(inventory, job, feed=True, live_only=True) as session:
             await session.ready()
+            if job is None:
+                _name_silent(session)
             answer = await session.request(str(action.op), **args)
             outcome = await await_outcome(session, str(action.op), answer)
             if options.json:
@@ -56,6 +59,13 @@ def run(verb: str, argv: Sequence[str]) -> int:
             return 0 if is_success(verb, outcome) else 1
 
     return asyncio.run(steer())
+
+
+def _name_silent(session: Session) -> None:
+    """Say which hosts were not heard when the one live job was chosen."""
+    for link in session.links.values():
+        if link.jobs is None:
+            say(f"{link.view.name}: {link.view.step}: {link.view.error}; a job there was not looked for")
 
 
 def is_success(verb: str, outcome: dict[str, Any]) -> bool:

@@ -76,6 +76,13 @@ def truth(place: Place, key: str, value: Any) -> bool:
     return value
 
 
+def way(place: Place, key: str, value: Any) -> str:
+    """Check for ssh, srun or auto."""
+    if value not in ("ssh", "srun", "auto"):
+        raise place.wrong(key, f"must be ssh, srun or auto, not {value!r}", "leave it out for ssh")
+    return str(value)
+
+
 def whole(low: int, high: int | None = None) -> Callable[[Place, str, Any], int]:
     """Make a check for a whole number between two bounds, both allowed."""
 
@@ -160,6 +167,8 @@ JOB: dict[str, Any] = {
     "coordinator_port": whole(0, 65535),
     "node_timeout": seconds(zero=False),
     "stop_grace": seconds(zero=True),
+    "hang_after": seconds(zero=True),
+    "hang_restart": seconds(zero=True),
 }
 DEFAULTS: dict[str, Any] = {
     "user": line,
@@ -169,6 +178,7 @@ DEFAULTS: dict[str, Any] = {
     "python": line,
     "prelude": text,
     "proxy_jump": hops,
+    "via": way,
 }
 HOSTS: dict[str, Any] = {
     "name": line,

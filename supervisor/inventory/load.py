@@ -25,7 +25,7 @@ else:
 # A node's name is a certificate's common name (64 at most) and part of our command lines.
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # Read beside the host keys, one value for all the names of a pattern.
-_SAME_FOR_ALL = ("user", "port", "python", "prelude", "proxy_jump", "nproc_per_node", "spare")
+_SAME_FOR_ALL = ("user", "port", "python", "prelude", "proxy_jump", "via", "nproc_per_node", "spare")
 _FILES = ("identity_file", "known_hosts")
 
 

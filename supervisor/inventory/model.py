@@ -39,6 +39,8 @@ class Host:
     nproc_per_node: str = "auto"
     spare: bool = False
     env: dict[str, str] = dataclasses.field(default_factory=dict)
+    via: str = "ssh"
+    """ssh, srun (a step of the Slurm allocation that this process runs in), or auto: srun where SSH is refused."""
     local: bool = False
     """This machine: no SSH."""
 
@@ -61,6 +63,8 @@ class JobDefaults:
     node_timeout: float = 15.0
     """Seconds without a heartbeat after which a node is lost."""
     stop_grace: float = 15.0
+    hang_after: float = 30.0
+    hang_restart: float = 0.0
     """Seconds from SIGTERM to SIGKILL."""
 
 

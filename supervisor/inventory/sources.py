@@ -73,10 +73,11 @@ def _entry(name: str, nproc: int | None) -> Document:
     return {"name": name} if nproc is None else {"name": name, "nproc_per_node": nproc}
 
 
-def from_slurm(environ: Mapping[str, str]) -> Document:
+def from_slurm(environ: Mapping[str, str], via: str = "auto") -> Document:
     """Read the environment of an allocation (sbatch, salloc): nodes, python3, and GPUs or tasks on each as ranks.
 
-    Raises InventoryError outside of an allocation. Names of variables: sbatch(1), OUTPUT ENVIRONMENT VARIABLES.
+    `via`: how the nodes are reached. Raises InventoryError outside of an allocation. Names of variables: sbatch(1),
+    OUTPUT ENVIRONMENT VARIABLES.
     """
     nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     if not nodes:
@@ -85,7 +86,7 @@ def from_slurm(environ: Mapping[str, str]) -> Document:
         names = expand(nodes)
     except PatternError as error:
         raise InventoryError(f"--slurm: SLURM_JOB_NODELIST: {error}") from error
-    gpus = _gpus(environ)
+    gpus = gpus_per_node(environ)
     tasks = [None] * len(names) if gpus else _tasks(environ, len(names))
     counts = [gpus or count for count in tasks]
     groups: list[tuple[int | None, list[str]]] = []
@@ -94,10 +95,21 @@ def from_slurm(environ: Mapping[str, str]) -> Document:
             groups[-1][1].append(name)
         else:
             groups.append((count, [name]))
-    # A login on a node knows nothing of the environment that is active here, which srun would have taken along.
+    # A login on a node knows nothing of the environment that is active here, which srun takes along.
     python = shutil.which("python3", path=environ.get("PATH", ""))
-    defaults = {"defaults": {"python": python}} if python is not None else {}
-    return {**defaults, "hosts": [_entry(name, count) for count, group in groups for name in _patterns(group)]}
+    defaults = {"via": via} if python is None else {"python": python, "via": via}
+    entries = [_entry(name, count) for count, group in groups for name in _patterns(group)]
+    return {"defaults": defaults, "hosts": entries}
+
+
+def with_own_roots(document: Document, shared: str) -> Document:
+    """Give each host a root of its own in a directory that all of them see: a job's files there are one node's."""
+    hosts = [
+        {**entry, "name": name, "env": {"SUPERVISOR_HOME": f"{shared}/{name}"}}
+        for entry in document["hosts"]
+        for name in expand(entry["name"])
+    ]
+    return {**document, "hosts": hosts}
 
 
 def _patterns(names: list[str]) -> list[str]:
@@ -106,7 +118,8 @@ def _patterns(names: list[str]) -> list[str]:
     return [pattern] if expand(pattern) == names else names
 
 
-def _gpus(environ: Mapping[str, str]) -> int | None:
+def gpus_per_node(environ: Mapping[str, str]) -> int | None:
+    """Return the GPUs that an allocation has on each node, None where its environment tells of none."""
     for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"):
         # Also h100:8.
         text = environ.get(name, "").rpartition(":")[2]
@@ -136,6 +149,8 @@ def to_toml(document: Document, comment: str) -> str:
 
 
 def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_value(one)}" for key, one in value.items()) + " }"
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int) else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'

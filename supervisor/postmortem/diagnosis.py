@@ -44,6 +44,8 @@ class _Generation:
     ranks: dict[int | None, _Rank] = dataclasses.field(default_factory=dict)
     lost: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
     nodes: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    hang: Json | None = None
+    """The incident of a hang that lasted until the end, as the journal has it: no file of a rank tells of it."""
 
     def rank(self, number: int | None) -> _Rank:
         return self.ranks.setdefault(number, _Rank())
@@ -64,12 +66,16 @@ def diagnose(paths: Sequence[Path], progress: Progress = lambda _bytes: None) ->
             _read_text(file, _generation(runs, file), facts, progress)
     _join_loose(runs)
     judged = [(run, _judge(run, number)) for number, run in enumerate(_in_order(runs), 1)]
-    failed = [incident for _, incident in judged if not _says_nothing(incident)]
-    if not failed and judged:
-        run, incident = judged[-1]
-        failed = [_silent(run, incident)]
-    incidents = [dataclasses.replace(each, id=number).to_json() for number, each in enumerate(failed, 1)]
-    return {"incidents": incidents, "nccl": facts.result()}
+    incidents = [document for run, incident in judged for document in _told(run, incident)]
+    if not incidents and judged:
+        incidents = [_silent(*judged[-1]).to_json()]
+    numbered = [{**document, "id": number} for number, document in enumerate(incidents, 1)]
+    return {"incidents": numbered, "nccl": facts.result()}
+
+
+def _told(run: _Generation, incident: Incident) -> list[Json]:
+    hang = [] if run.hang is None else [run.hang]
+    return hang if _says_nothing(incident) else [*hang, incident.to_json()]
 
 
 def _in_order(runs: Mapping[tuple[str, int], _Generation]) -> list[_Generation]:
@@ -130,6 +136,10 @@ def _read_journal(file: Found, runs: dict[tuple[str, int], _Generation]) -> None
             rank.node = event["node"]
             how = {"pid": detail.get("pid"), "local_rank": detail.get("local_rank"), "t_ns": detail.get("time_ns")}
             rank.exit = {**how, **detail["exit"], "stopped_by_us": False}
+        elif kind == "incident" and detail.get("ongoing"):
+            run.hang = {key: value for key, value in detail.items() if key not in ("ongoing", "fingerprint")}
+        elif kind == "hang_over":
+            run.hang = None
         elif kind == "node_lost" and event["node"] in run.nodes:
             run.lost[event["node"]] = (0, str(detail.get("reason")))
 
@@ -144,6 +154,7 @@ def _judge(run: _Generation, number: int) -> Incident:
         world_size=sum(map(len, run.nodes.values())) or None,
         ranks_per_node=run.nodes or {"": everyone},
         lost_nodes=run.lost,
+        hang=run.hang["missing"] if run.hang is not None and any(rank.exit for rank in run.ranks.values()) else None,
     )
     incident = verdict(evidence, context)
     # Some stamps tell no year: they serve to order, and for nothing else.

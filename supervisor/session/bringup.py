@@ -83,8 +83,8 @@ async def prepare(session: Session, link: Link, node: NodeLink, material: Materi
     end = time.monotonic() + (REPLACE_DEADLINE if material.replaces else 0.0)
     while True:
         try:
-            started = await node.channel.call("start", request, timeout=START_DEADLINE)
-            link.view.script = started.data.get("script")
+            started = await node.start_agent(request, START_DEADLINE)
+            link.view.script = started.get("script")
             return
         except CallFailed as refused:
             if refused.kind in ("already_running", "shared_home"):

@@ -9,6 +9,7 @@ Out: chunks of whole lines, in the order in which they arrive here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 BACKLOG = 128
 # How long the text of a host that cannot be reached is waited for when the job is over, seconds.
 LAST_WAIT = 10.0
+# How long a host that is reached may give nothing when the job is over: it may have gigabytes to index, seconds.
+STUCK_WAIT = 60.0
 RETRY = 0.5
 # How often nodes that have joined meanwhile are looked for, seconds.
 LOOK = 1.0
@@ -51,7 +54,13 @@ class Follower:
     """Follows one node's files for one reader."""
 
     def __init__(
-        self, session: Session, link: Link, selection: Selection, start: str, queue: asyncio.Queue[Chunk | None]
+        self,
+        session: Session,
+        link: Link,
+        selection: Selection,
+        start: str,
+        oldest: int | None,
+        queue: asyncio.Queue[Chunk | None],
     ) -> None:
         self._session = session
         self._link = link
@@ -62,37 +71,51 @@ class Follower:
         """Up to where each file has been passed on."""
         self._base: dict[File, int] = {}
         """How large the files were that were there before us, where only what comes is wanted."""
-        self._oldest = 0
-        """Without a generation in the selection: the newest one when we began."""
+        self._oldest = oldest
+        """Without a generation in the selection: the first one that is wanted; None: not known yet."""
+        self._moved_at = time.monotonic()
+        """When something was passed on, or the job was not over."""
 
     async def run(self) -> None:
         """Pass all on until the job is over, or the host is out of reach then; then None."""
-        await self._until_over()
+        passing = asyncio.ensure_future(self._pass_all())
+        try:
+            while not passing.done() and not self._is_stuck():
+                await asyncio.wait((passing,), timeout=RETRY)
+            if passing.done():
+                passing.result()
+            else:
+                self._warn()
+        finally:
+            await cancel_all((passing,))
         await self._queue.put(None)
 
-    async def _until_over(self) -> None:
+    def _is_over(self) -> bool:
+        return self._session.ended or self._session.state in ENDED_STATES
+
+    def _is_stuck(self) -> bool:
+        """Tell whether the job is over and nothing has come for long, though there is a reader for it."""
+        now = time.monotonic()
+        if not self._is_over() or self._queue.full():
+            self._moved_at = now
+        return now - self._moved_at > (STUCK_WAIT if self._link.opened else LAST_WAIT)
+
+    async def _pass_all(self) -> None:
         session, link = self._session, self._link
-        unreached_since: float | None = None
         sent_all_of = 0.0
         while True:
-            over = session.ended or session.state in ENDED_STATES
-            if link.opened:
-                unreached_since = None
-                if sent_all_of != link.opened_at:
-                    try:
-                        opened_at = link.opened_at
-                        await self._once()
-                        sent_all_of = opened_at
-                        continue
-                    except (CallFailed, WireError, asyncio.TimeoutError):
-                        pass
-                elif over:
-                    return
-            elif over:
-                unreached_since = unreached_since or time.monotonic()
-                if link.missing or not link.active or time.monotonic() - unreached_since > LAST_WAIT:
-                    self._warn()
-                    return
+            over = self._is_over()
+            if link.opened and sent_all_of != link.opened_at:
+                with contextlib.suppress(CallFailed, WireError, asyncio.TimeoutError):
+                    opened_at = link.opened_at
+                    await self._once()
+                    sent_all_of = opened_at
+                    continue
+            elif over and link.opened:
+                return
+            elif over and (link.missing or not link.active):
+                self._warn()
+                return
             await session.wait_change(RETRY)
 
     def _warn(self) -> None:
@@ -102,15 +125,14 @@ class Follower:
 
     async def _once(self) -> None:
         """Follow until the stream ends, then fetch what it may have left out."""
-        if self._start == "end":
-            await self._skip_old()
-        stream = self._link.stream("log_follow", {**self._selection.args(), "start": self._start})
+        if self._start == "end" or self._oldest is None:
+            await self._look_around()
         # What comes after a lost link is fetched from where we were, not from the beginning.
         first, self._start = self._start, "resume"
         if first == "resume":
-            await stream.aclose()
             await self._catch_up()
-            stream = self._link.stream("log_follow", {**self._selection.args(), "start": "end"})
+        start = "begin" if first == "begin" else "end"
+        stream = self._link.stream("log_follow", {**self._selection.args(), "start": start})
         try:
             async for answer in stream:
                 await self._take(answer)
@@ -118,16 +140,19 @@ class Follower:
             await stream.aclose()
         await self._catch_up()
 
-    async def _skip_old(self) -> None:
-        for entry in (await self._link.call("log_list")).data["files"]:
-            self._base[_file(entry)] = int(entry["size"])
-            self._oldest = max(self._oldest, int(entry["generation"]))
+    async def _look_around(self) -> None:
+        """Learn which generation is the newest and, where only what comes is wanted, what is there already."""
+        files = (await self._link.call("log_list")).data["files"]
+        if self._start == "end":
+            self._base = {_file(entry): int(entry["size"]) for entry in files}
+        if self._oldest is None:
+            self._oldest = max((int(entry["generation"]) for entry in files), default=0)
 
     async def _take(self, answer: Answer) -> None:
         entry = answer.data
         key, offset, data = _file(entry), int(entry["offset"]), answer.body
-        if not self.seen and self._selection.generation is None:
-            self._oldest = max(self._oldest, key[0])
+        if not self._wants(key):
+            return
         if entry.get("replaced"):
             self.seen[key] = offset
         elif key not in self.seen:
@@ -156,7 +181,7 @@ class Follower:
         if stream not in selection.streams or (selection.ranks is not None and rank not in selection.ranks):
             return False
         if selection.generation is None:
-            return generation >= self._oldest
+            return generation >= (self._oldest or 0)
         return selection.generation in ("all", generation)
 
     async def _fill(self, key: File, until: int) -> None:
@@ -176,6 +201,7 @@ class Follower:
 
     async def _pass_on(self, key: File, offset: int, t_ns: int, data: bytes) -> None:
         await self._queue.put(Chunk(self._link.view.name, *key, offset, t_ns, data))
+        self._moved_at = time.monotonic()
         self.seen[key] = offset + len(data)
 
 
@@ -183,20 +209,35 @@ def _file(entry: dict[str, Any]) -> File:
     return (int(entry["generation"]), int(entry["rank"]), str(entry["stream"]))
 
 
+def wanted_links(session: Session, selection: Selection) -> list[Link]:
+    """Return the links to the job's nodes, as far as the selection means them."""
+    return [
+        link
+        for name, link in session.links.items()
+        if link.active and (selection.nodes is None or name in selection.nodes)
+    ]
+
+
 async def follow(
-    session: Session, selection: Selection, start: str = "end", seen: Seen | None = None
+    session: Session,
+    selection: Selection,
+    start: str = "end",
+    seen: Seen | None = None,
+    oldest: int | None = None,
 ) -> AsyncGenerator[Chunk, None]:
     """Yield chunks of all nodes until the job is over and all is sent; closing it ends the requests.
 
-    `start`: begin, end, or resume, which goes on from `seen` (by node and file). The session must be attached or fed.
+    `start`: begin, end, or resume, which goes on from `seen` (by node and file). `oldest`: the first generation that
+    is wanted where the selection names none (default: each node's newest). The session must be attached or fed.
     """
     queue: asyncio.Queue[Chunk | None] = asyncio.Queue(BACKLOG)
     running: dict[str, asyncio.Task[None]] = {}
     try:
         while True:
-            for name, link in session.links.items():
-                if link.active and name not in running and (selection.nodes is None or name in selection.nodes):
-                    follower = Follower(session, link, selection, start, queue)
+            for link in wanted_links(session, selection):
+                name = link.view.name
+                if name not in running:
+                    follower = Follower(session, link, selection, start, oldest, queue)
                     follower.seen.update((seen or {}).get(name, {}))
                     running[name] = asyncio.ensure_future(follower.run())
             if queue.empty():

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, JobSpec, SpecError, WireError
-from supervisor.errors import RequestFailed, SupervisorError
+from supervisor.errors import RequestFailed, SupervisorError, why
 from supervisor.session import bringup
 from supervisor.session.certificates import Authority
-from supervisor.session.specs import merge_host, tree_for
+from supervisor.session.specs import merge_host, read_tree_again
 from supervisor.session.view import ENDED_STATES
 from supervisor.ssh import HostError
 
@@ -37,7 +37,9 @@ IDENTITY_DEADLINE = 5.0
 PROMOTE_DEADLINE = 30.0
 # A node gives its old coordinator up after 0.8 of node_timeout; longer than the default of 15 s is waited for.
 FORCE_DEADLINE = 20.0
-# How long a link that only reads files stays as it is before it looks for an agent again, seconds.
+# Nodes in these states are left alone.
+OUT = ("removed", "failed", "draining")
+# How long a link that reached no agent stays as it is before it looks for one again, seconds.
 LOOK_AGAIN = 5.0
 REOPEN_DEADLINE = 20.0
 
@@ -201,9 +203,11 @@ async def bring_up_again(session: Session, name: str, *, full: bool) -> dict[str
     try:
         authority, spec = await authority_of(session)
         spec = merge_host(spec, link.host, session.inventory)
-        tree = await asyncio.to_thread(tree_for, session.inventory, spec) if full else None
         leaving = await _is_leaving(session, link)
         if leaving or not (link.opened and link.view.live):
+            tree = await read_tree_again(session.inventory, spec, name) if full else None
+            if leaving:
+                await _end(link)
             material = bringup.Material(spec, authority, tree, replaces=leaving)
             await bringup.start_on(session, name, material)
         await introduce(session, link, spec)
@@ -221,14 +225,16 @@ async def _is_leaving(session: Session, link: Link) -> bool:
     nodes = (await session.call("status")).get("nodes", ())
     # One that is left out as failed may have no engine any more.
     out = ("removed", "failed")
-    if not any(node["name"] == link.view.name and node.get("state") in out for node in nodes):
-        return False
+    return any(node["name"] == link.view.name and node.get("state") in out for node in nodes)
+
+
+async def _end(link: Link) -> None:
+    """Tell an agent that is out of the job to end, so that another one can take its place."""
     try:
         await link.call("exit", timeout_s=IDENTITY_DEADLINE)
     except (CallFailed, WireError, asyncio.TimeoutError) as error:
         # It ends by itself once nobody is connected to it.
         log.info("%s: %s", link.view.name, error)
-    return True
 
 
 async def introduce(session: Session, link: Link, spec: JobSpec) -> None:
@@ -242,8 +248,9 @@ async def introduce(session: Session, link: Link, spec: JobSpec) -> None:
         # Nobody else is left of the job, or all wait for this one: it carries on from the voters' journal.
         try:
             await link.call("promote", {"force": False}, timeout_s=PROMOTE_DEADLINE)
-        except CallFailed as refused:
-            raise HostError(mine, "promote", refused.message, refused.hint) from refused
+        except (CallFailed, WireError, asyncio.TimeoutError) as error:
+            hint = error.hint if isinstance(error, CallFailed) else ""
+            raise HostError(mine, "promote", why(error), hint) from error
         return
     members: dict[str, dict[str, Any]] = {**newest.get("members", {})}
     members[mine] = await bringup.peer_address(link, spec)
@@ -288,19 +295,19 @@ class Healer:
         session = self._session
         if not session.status:
             return
-        wanted = self._wanted()
+        wanted = self._taking_part(*OUT)
         dead = [link for link in self._dead_links() if link.view.name in wanted]
         await asyncio.gather(*(self._restart(link) for link in dead))
 
-    def _wanted(self) -> set[str]:
-        nodes = self._session.status.get("nodes", ())
-        return {node["name"] for node in nodes if node.get("state") not in ("removed", "failed", "draining")}
+    def _taking_part(self, *out: str) -> set[str]:
+        """Return the nodes of the job that are in none of these states."""
+        return {node["name"] for node in self._session.status.get("nodes", ()) if node.get("state") not in out}
 
     async def _restart(self, link: Link) -> None:
         session, name = self._session, link.view.name
         if await self._is_over(link) or not await self._is_still_dead(link) or not self._may_start(name):
             return
-        if name not in self._wanted():
+        if name not in self._taking_part(*OUT):
             # It was removed while we looked.
             return
         session.notice(f"{name}: its agent is gone; starting it again", "warning", name)
@@ -345,8 +352,12 @@ class Healer:
             return False
 
     def _look_again(self) -> None:
-        """Somebody else may have started an agent where we only read files."""
+        """Somebody else may have started an agent where we only read files, or where nobody knew the job."""
         now = time.monotonic()
         for link in self._dead_links():
             if now - link.opened_at > LOOK_AGAIN:
                 link.reopen()
+        taking_part = self._taking_part("removed")
+        for name, link in self._session.links.items():
+            if name in taking_part and now - link.asked_at > LOOK_AGAIN:
+                link.ask_again()

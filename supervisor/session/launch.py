@@ -6,6 +6,7 @@ In: an inventory and a Plan. Out: a Session whose job runs on its own; or Launch
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from supervisor.session import bringup, heal
 from supervisor.session.certificates import make_authority
 from supervisor.session.oddities import quick
 from supervisor.session.session import Session
-from supervisor.session.specs import tree_for
+from supervisor.session.specs import read_tree
 from supervisor.session.tasks import cancel_all
 from supervisor.ssh import HostError
 
@@ -76,7 +77,11 @@ class Launch:
 
     async def _run(self, session: Session) -> None:
         spec = self._plan.spec
-        tree = await asyncio.to_thread(tree_for, session.inventory, spec)
+        tree = await read_tree(session.inventory, spec)
+        if tree is not None:
+            # Whoever adds a node later compares.
+            spec = session.spec = dataclasses.replace(spec, tree_digest=tree.digest)
+            self._plan = dataclasses.replace(self._plan, spec=spec)
         material = bringup.Material(spec, make_authority(spec.job), tree, is_new=True, begun=self._begun)
         limit = asyncio.Semaphore(BRING_UP_LIMIT)
 
@@ -146,7 +151,8 @@ class Launch:
         await self._assign(session, ready)
         ready = [name for name in ready if name not in self._failures]
         self._check_enough(session, ready)
-        for name, failure in self._failures.items():
+        # Hosts that still come up may fail meanwhile.
+        for name, failure in list(self._failures.items()):
             session.notice(f"{failure}; the job starts without it", "warning", name)
             await self._end_agent(session.links[name])
 

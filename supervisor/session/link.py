@@ -7,12 +7,14 @@ Out: calls and streams to the job's agent (or, when none is alive, to the reader
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import Answer, CallFailed, ChannelClosed, WireError
+from supervisor.errors import why
 from supervisor.session.tasks import wait_event
 from supervisor.session.view import HostView
 from supervisor.ssh import HostError, NodeLink, connect
@@ -69,6 +71,8 @@ class Link:
         """time.monotonic() of the last opening, 0 before the first."""
         self.missing = False
         """The host answers, and does not know the job."""
+        self.asked_at = 0.0
+        """time.monotonic() of when the host was last asked for the job; 0: never, infinite: never again."""
         self.held = False
         """The job is not opened before something has been carried out: it does not exist yet."""
         self._session = session
@@ -134,6 +138,11 @@ class Link:
         self._again = True
         self._wake.set()
 
+    def ask_again(self) -> None:
+        """Ask a host that did not know the job once more, on the connection that is there."""
+        if self.missing:
+            self._wake.set()
+
     def progress(self, step: str, text: str) -> None:
         """Note what is being done on the host."""
         self.view.step, self.view.text = step, text
@@ -181,8 +190,10 @@ class Link:
                 continue
             try:
                 await self._serve(node)
-            except (CallFailed, WireError, asyncio.TimeoutError) as error:
-                self._down("open", str(error) or "no answer in time")
+            except CallFailed as error:
+                self._down("open", error.message, error.hint)
+            except (WireError, asyncio.TimeoutError) as error:
+                self._down("open", why(error))
             finally:
                 self._node, self.opened, self._working = None, False, False
                 await node.close()
@@ -193,7 +204,7 @@ class Link:
 
     async def _connect(self) -> NodeLink | None:
         try:
-            return await connect(
+            node = await connect(
                 self.host, agent=self._session.agent, progress=self.progress, deadline_s=CONNECT_DEADLINE
             )
         except HostError as error:
@@ -202,6 +213,12 @@ class Link:
                 self._order.fail(error)
                 self._order = None
             return None
+        if node.refused is not None:
+            # Once for all nodes: as a rule none of them lets anybody in.
+            if all(link.host.via != "srun" for link in self._session.links.values()):
+                self._session.notice(f"srun is used instead of SSH: {node.refused.message}")
+            self.host = node.host
+        return node
 
     async def _serve(self, node: NodeLink) -> None:
         self._node = node
@@ -233,13 +250,17 @@ class Link:
             self.jobs = (await channel.call("jobs", timeout=OPEN_DEADLINE)).data["jobs"]
             self.progress("jobs", f"knows {len(self.jobs)} jobs")
             await session.job_known.wait()
+        self.asked_at = time.monotonic()
         try:
             known = (await channel.call("open", {"job": session.job}, timeout=OPEN_DEADLINE)).data
         except CallFailed as error:
+            if error.kind != "no_such_job":
+                raise
             self._note_missing(error.message)
             return
         # A torchrun that joined by itself has given this machine another name.
         if known.get("node") not in (None, self.host.name) and not self.host.local:
+            self.asked_at = math.inf
             self._note_missing(f"shares its home with {known['node']}, and has no files of its own")
             return
         identity = (await channel.call("identity", timeout=OPEN_DEADLINE)).data

@@ -1,4 +1,4 @@
-"""Log text of all nodes, put together by time of arrival: windows, last rows, searches, whole dumps.
+"""Log text of all nodes, put together by time of arrival: windows, pages, whole dumps.
 
 In: log_* answers of the nodes that hold the files. Out: rows in the order in which they were written.
 """
@@ -9,7 +9,7 @@ import asyncio
 import heapq
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from remote_agent.wire import Answer, CallFailed, WireError
 from supervisor.errors import RequestFailed, Unreachable, why
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 # Rows in one request of a dump: about 400 kB. The nodes give no more than this at once.
 WINDOW_ROWS = 4096
 READ_SIZE = 1024 * 1024
-# A node may have cut an answer of this size short, bytes.
-LARGE_ANSWER = 256 * 1024
+# Longest wait for one node's rows where those of the others are wanted without them, seconds.
+PATIENCE = 2.5
+# Times on two sets of clocks are the same within this, milliseconds.
+SAME_MS = 5.0
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,32 @@ class Row(NamedTuple):
     text: bytes
 
 
-class Clocks:
-    """Puts times of the nodes on the coordinator's clock, by the offsets in the newest status."""
+class HasStatus(Protocol):
+    """A session, or what stands for one."""
 
-    def __init__(self, session: Session) -> None:
-        self._ahead_ns = {
-            node["name"]: int(float(node.get("clock_offset_ms") or 0.0) * 1e6)
-            for node in session.status.get("nodes", ())
-        }
+    @property
+    def status(self) -> dict[str, Any]:
+        """The newest status document, or {}."""
+
+
+class Clocks:
+    """Puts times of the nodes on the coordinator's clock, by the offsets in the status of one moment.
+
+    Offsets are measured again and again: what lies before a row is asked with the clocks that the row was made with.
+    """
+
+    def __init__(self, session: HasStatus) -> None:
+        self._session = session
+        self._ahead_ns = self._newest()
+
+    def _newest(self) -> dict[str, int]:
+        nodes = self._session.status.get("nodes", ())
+        return {node["name"]: int(float(node.get("clock_offset_ms") or 0.0) * 1e6) for node in nodes}
+
+    @property
+    def moved(self) -> bool:
+        """By the newest status, times would differ so much that the order of rows would be wrong."""
+        return any(abs(ns - self.ahead_ns(node)) > SAME_MS * 1e6 for node, ns in self._newest().items())
 
     def ahead_ns(self, node: str) -> int:
         """Return by how much the node's clock is ahead of the coordinator's."""
@@ -141,80 +161,84 @@ def select(found: list[dict[str, Any]], selection: Selection) -> list[dict[str, 
     ]
 
 
+class Page(NamedTuple):
+    """Rows of all nodes by arrival, oldest first: all there are between the first and the last one."""
+
+    rows: list[Row]
+    more: bool
+    """There are rows beyond the outermost one."""
+    absent: list[str]
+    """Nodes whose rows are missing: they are out of reach, or did not answer in time."""
+    clocks: Clocks
+    """What the times were made with; the next page is asked with the same."""
+
+
 async def merged(
     session: Session,
     selection: Selection,
     count: int,
+    *,
     before_ns: int | None = None,
+    after_ns: int | None = None,
     level: str | None = None,
-) -> list[Row]:
-    """Return about the last `count` rows of all nodes by arrival, oldest first; raises Unreachable, RequestFailed.
+    clocks: Clocks | None = None,
+    patience_s: float | None = None,
+) -> Page:
+    """Return about the last `count` rows of all nodes before a time, or the first ones from a time on.
 
-    Rows of one time are never parted: what comes before the first row here is the next page.
+    Rows of one time are never parted: what lies beyond the outermost row is the next page. `patience_s`: who has not
+    answered by then is left out. Raises Unreachable, RequestFailed.
     """
     args = {**selection.args(), "count": count, "level": level}
     if selection.generation is None:
         args["generation"] = newest(await files(session, selection.nodes))
-    links = sources(session, selection.nodes)
-    clocks = Clocks(session)
+    clocks = clocks or Clocks(session)
 
-    async def one(name: str) -> tuple[list[Row], bool]:
-        answer = await ask(session, name, "log_merged", {**args, "before_ns": clocks.at(name, before_ns)}, 60.0)
-        rows = clocks.rows(name, answer)
-        return rows, len(rows) >= count or len(answer.body) >= LARGE_ANSWER
+    async def one(name: str) -> tuple[list[Row], bool] | Unreachable:
+        times = {"before_ns": clocks.at(name, before_ns), "after_ns": clocks.at(name, after_ns)}
+        try:
+            answer = await ask(session, name, "log_merged", {**args, **times}, patience_s or 60.0)
+        except Unreachable as error:
+            return error
+        return clocks.rows(name, answer), bool(answer.data.get("more"))
 
-    answers = await asyncio.gather(*(one(link.view.name) for link in links))
-    # Before the oldest row of a node that has more, rows of that node are missing.
-    horizon = max((rows[0].t_ns for rows, more in answers if more and rows), default=0)
-    merged_rows = heapq.merge(*(rows for rows, _ in answers), key=lambda row: row.t_ns)
-    found = [row for row in merged_rows if row.t_ns >= horizon]
-    start = max(0, len(found) - count)
-    while 0 < start < len(found) and found[start - 1].t_ns == found[start].t_ns:
+    names = [link.view.name for link in sources(session, selection.nodes)]
+    answers = dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
+    failed = {name: answer for name, answer in answers.items() if isinstance(answer, Unreachable)}
+    if failed and (patience_s is None or len(failed) == len(answers)):
+        raise next(iter(failed.values()))
+    parts = [answer for answer in answers.values() if not isinstance(answer, Unreachable)]
+    rows, more = _join(parts, count, forwards=after_ns is not None)
+    return Page(rows, more, sorted([*failed, *_lost(session, selection.nodes)]), clocks)
+
+
+def _lost(session: Session, nodes: list[str] | None) -> list[str]:
+    """Return the nodes that have been in reach and are not now."""
+    links = session.links.items()
+    return [name for name, link in links if link.opened_at and not link.opened and (nodes is None or name in nodes)]
+
+
+def _join(parts: list[tuple[list[Row], bool]], count: int, *, forwards: bool) -> tuple[list[Row], bool]:
+    """Put the rows of all nodes in order, as far as they are whole; rows of one time stay together."""
+    found = list(heapq.merge(*(rows for rows, _ in parts), key=lambda row: row.t_ns))
+    # Beyond the outermost row of a node that has more, rows of that node are missing.
+    edges = [rows[-1 if forwards else 0].t_ns for rows, more in parts if more and rows]
+    if forwards:
+        whole = [row for row in found if row.t_ns <= min(edges, default=row.t_ns)]
+        end = min(count, len(whole))
+        while 0 < end < len(whole) and whole[end - 1].t_ns == whole[end].t_ns:
+            end += 1
+        return whole[:end], bool(edges) or end < len(whole)
+    whole = [row for row in found if row.t_ns >= max(edges, default=0)]
+    start = max(0, len(whole) - count)
+    while 0 < start < len(whole) and whole[start - 1].t_ns == whole[start].t_ns:
         start -= 1
-    return found[start:]
+    return whole[start:], bool(edges) or start > 0
 
 
 def newest(found: list[dict[str, Any]]) -> int:
     """Return the newest generation that has files anywhere: a node that was removed only has older ones."""
     return max((int(file["generation"]) for file in found), default=0)
-
-
-async def search(
-    session: Session,
-    selection: Selection,
-    *,
-    pattern: str,
-    ignore_case: bool = False,
-    level: str | None = None,
-    since_ns: int | None = None,
-    until_ns: int | None = None,
-    limit: int | None = None,
-) -> AsyncGenerator[Row, None]:
-    """Yield matching rows of all nodes as they are found, node by node; raises Unreachable, RequestFailed."""
-    args = {
-        **selection.args(),
-        "pattern": pattern,
-        "ignore_case": ignore_case,
-        "level": level,
-        "limit": limit,
-    }
-    if selection.generation is None:
-        args["generation"] = newest(await files(session, selection.nodes))
-    clocks = Clocks(session)
-    for link in sources(session, selection.nodes):
-        name = link.view.name
-        times = {"since_ns": clocks.at(name, since_ns), "until_ns": clocks.at(name, until_ns)}
-        stream = link.stream("log_search", {**args, **times})
-        try:
-            async for answer in stream:
-                for row in clocks.rows(name, answer):
-                    yield row
-        except CallFailed as refused:
-            raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
-        except WireError as broken:
-            raise Unreachable(f"{name}: {broken}") from broken
-        finally:
-            await stream.aclose()
 
 
 async def _pages(session: Session, file: dict[str, Any]) -> AsyncGenerator[Answer, None]:

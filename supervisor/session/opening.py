@@ -66,8 +66,10 @@ async def choose(session: Session) -> None:
             since = time.monotonic()
         if all(link.tried or link.jobs is not None for link in links):
             break
-        # Those that know no job say nothing of the hosts that have not answered yet.
-        if any(link.jobs for link in answered) and since is not None and time.monotonic() - since > GRACE:
+        # Those that know no job say nothing of the hosts that have not answered yet; nor does one that knows a job
+        # say that it is the only one.
+        patient = session.live_only or not any(link.jobs for link in answered)
+        if not patient and since is not None and time.monotonic() - since > GRACE:
             break
         await session.wait_change(0.1)
     try:

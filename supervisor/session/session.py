@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import Answer, CallFailed, JobSpec, WireError
 from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable, why
-from supervisor.session import heal, logs, opening
+from supervisor.session import heal, logs, opening, requests
 from supervisor.session.feed import Feed
 from supervisor.session.follow import Chunk, Seen, follow
 from supervisor.session.link import Link
-from supervisor.session.tasks import cancel_all, wait_event
-from supervisor.session.view import ENDED_STATES, HostView, Notice
+from supervisor.session.search import search
+from supervisor.session.tasks import cancel_all, each, wait_event
+from supervisor.session.view import HostView, Notice
 from supervisor.ssh import AgentFile
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ log = logging.getLogger(__name__)
 
 # How long hosts that do not answer are waited for where all of them matter, seconds.
 SETTLE_DEADLINE = 15.0
-# How long a node that is up may take to join the coordinator, seconds.
-JOIN_DEADLINE = 30.0
+# How long the first news of a job are waited for, seconds.
+HEARD_DEADLINE = 10.0
+# How long an agent may take for the next record of its journal, seconds.
+RECORD_DEADLINE = 30.0
 # Undoing a launch has deadlines of its own, which end before this one, seconds.
 CANCEL_LAUNCH = 60.0
-# A request to the coordinator may have to wait for a state change in progress, seconds.
-REQUEST_DEADLINE = 60.0
 
 LaunchTask = Callable[["Session"], Coroutine[Any, Any, None]]
 
@@ -156,13 +157,27 @@ class Session:
         if self.attach is None:
             await heal.promote_if_orphaned(self)
 
-    async def settle(self, timeout_s: float = SETTLE_DEADLINE) -> list[HostView]:
-        """Wait until every host has answered or failed, at most `timeout_s`; returns those on which nothing answers."""
-        end = time.monotonic() + timeout_s
-        links = [link for link in self.links.values() if link.active]
-        while not all(link.tried for link in links) and time.monotonic() < end:
-            await self.wait_change(0.1)
+    async def settle(self, nodes: Iterable[str] | None = None) -> list[HostView]:
+        """Wait until every host (or those) has answered or failed, at most SETTLE_DEADLINE; returns the silent ones."""
+        wanted = self.links if nodes is None else set(nodes)
+        links = [link for name, link in self.links.items() if link.active and name in wanted]
+        await self._wait_for(lambda: all(link.tried for link in links), SETTLE_DEADLINE)
         return [link.view for link in links if not link.opened and not link.missing]
+
+    async def heard(self) -> None:
+        """Wait until a fed session knows the job's state and its journal so far, at most HEARD_DEADLINE."""
+        await self._wait_for(self._has_heard, HEARD_DEADLINE)
+
+    def _has_heard(self) -> bool:
+        known = int(self.events[-1]["seq"]) if self.events else 0
+        # After the end, operators who come and go are still recorded.
+        over = self.launching or self.ended
+        return over or (bool(self.status) and known >= int(self.status.get("last_seq", 0)))
+
+    async def _wait_for(self, done: Callable[[], bool], timeout_s: float) -> None:
+        end = time.monotonic() + timeout_s
+        while not done() and time.monotonic() < end:
+            await self.wait_change(0.1)
 
     async def cancel_launch(self) -> None:
         """Give up a launch in progress: what has been started is stopped again before this returns."""
@@ -249,15 +264,13 @@ class Session:
         """Return the events after number `since` as the best agent has them; raises Unreachable, RequestFailed."""
         last = ""
         for link in self.opened_links():
-            stream = link.stream("events", {"since": since, "follow": False})
             try:
-                return [answer.data["event"] async for answer in stream]
+                stream = link.stream("events", {"since": since, "follow": False})
+                return [answer.data["event"] async for answer in each(stream, RECORD_DEADLINE)]
             except CallFailed as refused:
                 raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
-            except WireError as broken:
-                last = f"{link.view.name}: {broken}"
-            finally:
-                await stream.aclose()
+            except (WireError, asyncio.TimeoutError) as broken:
+                last = f"{link.view.name}: {why(broken)}"
         raise self.unreachable(last)
 
     async def request(self, verb: str, **args: Any) -> dict[str, Any]:
@@ -265,50 +278,7 @@ class Session:
 
         Raises RequestFailed (refused, with the reason), Unreachable. The outcome comes as events.
         """
-        if self.read_only:
-            raise RequestFailed(f"{verb} refused: this supervisor is read-only", "leave --read-only out", "read_only")
-        wish = {**args, "operator": self.operator}
-        if verb == "promote":
-            return await heal.promote(self, args.get("node"))
-        name = str(args.get("node"))
-        if verb != "add" or (self.inventory.path is None and name not in self.links):  # those joined by themselves
-            return await self._steer(verb, wish)
-        seq = int(self.events[-1]["seq"]) if self.events else 0
-        was_in = any(node["name"] == name and node["state"] == "running" for node in self.status.get("nodes", ()))
-        wish["spec"] = await heal.bring_up_again(self, name, full=True)
-        end = time.monotonic() + JOIN_DEADLINE
-        while True:
-            try:
-                return await self._steer(verb, wish)
-            except RequestFailed as refused:
-                if refused.kind == "done" and not was_in:
-                    # A lost node: it was admitted as soon as its agent was back.
-                    return {"accepted": True, "message": refused.message, "generation": 0, "seq": seq}
-                # Its agent is up and has yet to reach the coordinator.
-                if refused.kind != "not_ready" or time.monotonic() > end:
-                    raise
-            await self.wait_change(0.2)
-
-    async def _steer(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
-        if not await heal.promote_if_orphaned(self):
-            if op == "remove":
-                await heal.promote_without(self, str(args["node"]))
-            elif op == "stop":
-                await heal.promote_to_stop(self)
-        last = ""
-        for link in self.opened_links(live=True):
-            try:
-                return (await link.call(op, args, timeout_s=REQUEST_DEADLINE)).data
-            except CallFailed as refused:
-                raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
-            except (WireError, asyncio.TimeoutError) as broken:
-                last = f"{link.view.name}: {why(broken)}"
-                # It may have been carried out: the next agent must not do it a second time.
-                if "generation" in self.status:
-                    args.setdefault("if_generation", self.status["generation"])
-        if self.state in ENDED_STATES:
-            raise RequestFailed(f"job {self.job} is over: {self.state}", kind="ended")
-        raise self.unreachable(last or "no agent is alive there")
+        return await requests.request(self, verb, args)
 
     # --- logs
 
@@ -317,27 +287,18 @@ class Session:
         return await logs.ask(self, node, op, args, timeout_s)
 
     def follow(
-        self, selection: logs.Selection, start: str = "end", seen: Seen | None = None
+        self, selection: logs.Selection, start: str = "end", seen: Seen | None = None, oldest: int | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        """Yield chunks of whole lines from all nodes as they come, until the job is over and all is sent.
+        """Yield chunks of whole lines from all nodes as they come (see follow.follow). Needs a fed session."""
+        return follow(self, selection, start, seen, oldest)
 
-        `start`: begin, end, or resume, which goes on from `seen`. Needs an attached or fed session.
-        """
-        return follow(self, selection, start, seen)
-
-    async def merged(
-        self, selection: logs.Selection, count: int, before_ns: int | None = None, level: str | None = None
-    ) -> list[logs.Row]:
-        """Return the last `count` rows of all nodes by time of arrival, oldest first."""
-        return await logs.merged(self, selection, count, before_ns, level)
+    async def merged(self, selection: logs.Selection, count: int, **bounds: Any) -> logs.Page:
+        """Return rows of all nodes by time of arrival (see logs.merged), without those of a node that is stuck."""
+        return await logs.merged(self, selection, count, patience_s=logs.PATIENCE, **bounds)
 
     def search(self, selection: logs.Selection, **query: Any) -> AsyncGenerator[logs.Row, None]:
-        """Yield the rows that match, node by node (see logs.search for the query)."""
-        return logs.search(self, selection, **query)
-
-    async def log_files(self) -> list[dict[str, Any]]:
-        """Return every log file on every reachable node: the agents' log_list with `node` added."""
-        return await logs.files(self)
+        """Yield the rows that match (see `search` for the query)."""
+        return search(self, selection, **query)
 
     # --- inside
 

@@ -6,17 +6,19 @@ for looking whether the script is there.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import re
 import secrets
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_agent.wire import JobSpec, NodeSpec, Rendezvous
-from supervisor.errors import UsageError
+from supervisor.errors import RequestFailed, UsageError
 from supervisor.ssh.sync import Tree, scan, tree_name
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Crockford's base 32: no i, l, o, u, which are misread.
 LETTERS = "0123456789abcdefghjkmnpqrstvwxyz"
 LONGEST_STEM = 40
+# Files that are named where a tree differs.
+SHOWN = 3
 DEVICES = ("auto", "gpu", "cpu", "xpu")
 # Names under which other makers' devices are known to torch (its privateuse1 backend).
 OTHER_DEVICES = ("npu", "hpu", "mlu", "musa", "gcu", "privateuseone")
@@ -96,6 +100,8 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
         max_restarts=restarts,
         node_timeout=defaults.node_timeout,
         stop_grace=defaults.stop_grace if options.stop_grace is None else options.stop_grace,
+        hang_after=defaults.hang_after,
+        hang_restart=defaults.hang_restart,
         coordinator_port=defaults.coordinator_port,
         join_timeout=JobSpec.join_timeout if options.join_timeout is None else options.join_timeout,
         settle_timeout=JobSpec.settle_timeout if options.settle_timeout is None else options.settle_timeout,
@@ -225,15 +231,15 @@ def merge_host(spec: JobSpec, host: Host, inventory: Inventory) -> JobSpec:
     return dataclasses.replace(spec, nodes=tuple(nodes))
 
 
-def tree_for(inventory: Inventory, spec: JobSpec) -> Tree | None:
-    """Read the work tree that the job runs from, None where it is not synced; raises UsageError, SyncError.
+def tree_for(inventory: Inventory, spec: JobSpec, stop: threading.Event | None = None) -> Tree | None:
+    """Read the work tree under the job's name for it, None where it is not synced; raises UsageError, SyncError.
 
-    It may take seconds.
+    It may take seconds; setting `stop` ends it.
     """
     if spec.tree is None:
         return None
     job = inventory.job
-    tree = scan(job.workdir, job.exclude, job.sync_limit_mb * 1024 * 1024)
+    tree = scan(job.workdir, job.exclude, job.sync_limit_mb * 1024 * 1024, stop)
     here = job.workdir / spec.script
     if spec.kind in ("script", "run_path") and here.is_file() and not here.is_symlink():
         sent = {file.path for file in tree.files}
@@ -242,7 +248,32 @@ def tree_for(inventory: Inventory, spec: JobSpec) -> Tree | None:
                 f"script {spec.script} is left out of the work tree {job.workdir} by `exclude` or a .gitignore",
                 "take it out of there",
             )
-    return tree
+    return dataclasses.replace(tree, name=spec.tree)
+
+
+async def read_tree(inventory: Inventory, spec: JobSpec) -> Tree | None:
+    """Read the work tree in a thread, which ends with its caller; raises UsageError, SyncError."""
+    stop = threading.Event()
+    try:
+        return await asyncio.to_thread(tree_for, inventory, spec, stop)
+    finally:
+        stop.set()
+
+
+async def read_tree_again(inventory: Inventory, spec: JobSpec, node: str) -> Tree | None:
+    """Read the work tree for one more node of a job; raises RequestFailed where it is not what the others run."""
+    tree = await read_tree(inventory, spec)
+    if tree is None or spec.tree_digest in ("", tree.digest):
+        return tree
+    newer = [file.path for file in tree.files if file.mtime_ns > spec.created_ns]
+    more = f" and {len(newer) - SHOWN} more" if len(newer) > SHOWN else ""
+    changed = f" (changed since: {', '.join(newer[:SHOWN])}{more})" if newer else ""
+    raise RequestFailed(
+        f"{node} would run other code than the rest of {spec.job}: {inventory.job.workdir} is not as it was at the "
+        f"launch{changed}",
+        "add the node from the tree of the launch, with its files as they were; or stop the job and launch it anew",
+        "other_tree",
+    )
 
 
 def locate_script(options: UpOptions, workdir: Path, cwd: Path, *, syncs: bool, local: bool) -> str:

@@ -9,8 +9,10 @@ cancelled; a loop around it then goes on for ever.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 # How long a cancelled task may take before it is cancelled again, seconds.
 AGAIN = 0.5
@@ -34,3 +36,16 @@ async def wait_event(event: asyncio.Event, timeout_s: float) -> bool:
         finally:
             waiter.cancel()
     return event.is_set()
+
+
+async def each(stream: AsyncGenerator[T, None], timeout_s: float) -> AsyncGenerator[T, None]:
+    """Yield what a stream yields, and close it; raises asyncio.TimeoutError when the next item takes too long."""
+    try:
+        while True:
+            try:
+                item = await asyncio.wait_for(stream.__anext__(), timeout_s)
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        await stream.aclose()

@@ -37,13 +37,14 @@ READ_SIZE = 16 * 1024
 PUSH_CHUNK = 64 * 1024
 EXIT_DEADLINE_S = 2.0
 SHOWN = 600
+BY_HAND = "try it by hand in a shell there"
 _TOKEN = re.compile(rb"SUPERVISOR-(?:NEED|ERROR|AGENT)\b[^\n]*\n")
 
 
-def command(host: Host, agent: AgentFile) -> str:
-    """Return the command that a host's login shell runs."""
+def command(host: Host, agent: AgentFile, *words: str) -> str:
+    """Return the command that a host's login shell runs: the bridge, or what `words` say of the agent's parts."""
     home = host.env.get("SUPERVISOR_HOME")
-    return loader.command(host.python, host.prelude, home, agent.sha256, len(agent.data))
+    return loader.command(host.python, host.prelude, home, agent.sha256, len(agent.data), words or ("connect",))
 
 
 async def boot(host: Host, wire: Wire, agent: AgentFile, progress: Progress) -> None:
@@ -59,7 +60,8 @@ async def boot(host: Host, wire: Wire, agent: AgentFile, progress: Progress) -> 
             line = await asyncio.wait_for(_line(wire, noise), deadline)
         except asyncio.TimeoutError:
             error = reasons.of_time(host.name, step, deadline)
-            raise HostError(host.name, step, error.reason + _said(wire, noise), error.hint) from None
+            hint = BY_HAND if step == "prelude" else error.hint
+            raise HostError(host.name, step, error.reason + _said(wire, noise), hint) from None
         if line is None:
             raise await _ended(host, wire, noise, step)
         if line == loader.NEED and not pushed:
@@ -123,8 +125,8 @@ def _refusal(host: Host, wire: Wire, line: bytes) -> HostError:
         hint = 'python 3.9 or newer is needed: set python = "/path/to/python3" for this host'
         return HostError(host.name, step, f"python too old: {message}", hint)
     if kind == "prelude":
-        said = _tail(bytes(wire.stderr))
-        return HostError(host.name, step, f"prelude failed: {message}{said}", "try it by hand in a shell there")
+        said = tail(bytes(wire.stderr))
+        return HostError(host.name, step, f"prelude failed: {message}{said}", BY_HAND)
     return HostError(host.name, step, message)
 
 
@@ -146,16 +148,19 @@ async def _ended(host: Host, wire: Wire, noise: bytearray, step: str) -> HostErr
         return HostError(host.name, "python", f"{host.python} there cannot be executed{said}", f"ls -l {host.python}")
     shown = "was killed or cut off" if status is None or status < 0 else f"ended with status {status}"
     if step == "prelude":
-        return HostError(host.name, step, f"prelude failed: the shell {shown}{said}", "try it by hand in a shell there")
+        return HostError(host.name, step, f"prelude failed: the shell {shown}{said}", BY_HAND)
+    if host.via == "srun":
+        return HostError(host.name, step, f"srun {shown} before the agent ran{said}", f"try: srun -w {host.ssh} true")
     reason = f"the login shell {shown} before the agent ran{said}"
     return HostError(host.name, step, reason, f"try: ssh {host.ssh} true")
 
 
 def _said(wire: Wire, noise: bytearray) -> str:
-    return _tail(bytes(wire.stderr) or bytes(noise))
+    return tail(bytes(wire.stderr) or bytes(noise))
 
 
-def _tail(output: bytes) -> str:
+def tail(output: bytes) -> str:
+    """Return the end of what a command wrote, for a message: "; it said: …", or nothing."""
     text = " / ".join(line.strip() for line in output.decode(errors="replace").splitlines() if line.strip())
     printable = "".join(char if char.isprintable() else "?" for char in text)
     return f"; it said: {printable[-SHOWN:]}" if printable else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import resource
 import time
 import weakref
@@ -20,6 +21,7 @@ from supervisor.ssh import boot, reasons
 from supervisor.ssh.dial import Attempt, dial, hang_up
 from supervisor.ssh.errors import HostError
 from supervisor.ssh.settings import for_host
+from supervisor.ssh.srun import SrunWire, missing
 from supervisor.ssh.wires import OPEN_DEADLINE_S, LocalWire, SshWire, Wire
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ MAX_AT_ONCE = 64
 FILES_PER_HOST = 6
 FILES_OF_OURS = 64
 HELLO_DEADLINE_S = 20.0
+# Where srun can take its place: a firewall that drops SSH must leave enough of the time to connect.
+SSH_TRY_S = 6.0
 # All of its parts have deadlines of their own, which add up to less.
 CLOSE_DEADLINE_S = 15.0
 
@@ -43,8 +47,10 @@ CLOSE_DEADLINE_S = 15.0
 class NodeLink:
     """One host's channel, for as long as the connection lives."""
 
-    def __init__(self, host: Host, wire: Wire) -> None:
+    def __init__(self, host: Host, wire: Wire, refused: HostError | None = None) -> None:
         self.host = host
+        self.refused = refused
+        """Why SSH does not lead there, where srun has taken its place."""
         self.hello: dict[str, Any] = {}
         self.closed = asyncio.Event()
         self.channel = Channel(wire.reader, wire.writer)
@@ -69,11 +75,26 @@ class NodeLink:
         offset = answer["time_ns"] - sent - half
         return {**answer, "clock_offset_ms": round(offset / 1e6, 2), "clock_error_ms": round(half / 1e6, 2)}
 
+    async def start_agent(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Start the agent of a job; returns the host's answer to `start`.
+
+        Raises CallFailed, WireError, asyncio.TimeoutError, HostError.
+        """
+        if isinstance(self._wire, SrunWire):
+            return await self._wire.start_agent(self.channel, request, timeout_s)
+        return (await self.channel.call("start", request, timeout=timeout_s)).data
+
     async def close(self) -> None:
         """End the connection; the agents and jobs on the node go on."""
         # Not by closing the channel: over a dead link its goodbye would be waited for.
         self._owner.cancel()
-        await asyncio.wait([self._owner], timeout=CLOSE_DEADLINE_S)
+        try:
+            await asyncio.wait([self._owner], timeout=CLOSE_DEADLINE_S)
+        except asyncio.CancelledError:
+            # The wire then ends at once, and that is waited for: nothing may be left.
+            self._owner.cancel()
+            await asyncio.wait([self._owner], timeout=CLOSE_DEADLINE_S)
+            raise
 
     def said(self) -> str:
         """Return the end of what the node's bridge wrote to stderr, for messages."""
@@ -83,7 +104,10 @@ class NodeLink:
 async def connect(
     host: Host, *, agent: AgentFile, progress: Progress | None = None, deadline_s: float | None = None
 ) -> NodeLink:
-    """Connect to a host and bring the agent there, all within a number of seconds; raises HostError."""
+    """Connect to a host and bring the agent there; raises HostError.
+
+    `deadline_s` is for the connection; a prelude, the push of the agent and its first word have deadlines of their own.
+    """
     current = ["resolve"]
 
     def report(step: str, text: str) -> None:
@@ -93,9 +117,10 @@ async def connect(
 
     async with _gate():
         try:
-            return await asyncio.wait_for(_connect(host, agent, report), deadline_s)
+            wire, refused = await asyncio.wait_for(_open(host, agent, report), deadline_s)
         except asyncio.TimeoutError:
             raise reasons.of_time(host.name, current[0], deadline_s or 0.0) from None
+        return await _greet(host, wire, refused, agent, report)
 
 
 async def connect_all(
@@ -133,14 +158,18 @@ async def connect_all(
     return {host.name: result for host, result in zip(chosen, results, strict=True)}
 
 
-async def _connect(host: Host, agent: AgentFile, progress: Progress) -> NodeLink:
-    wire = await _open_local(host, agent) if host.local else await _open_ssh(host, agent, progress)
+async def _greet(host: Host, wire: Wire, refused: HostError | None, agent: AgentFile, progress: Progress) -> NodeLink:
+    """Bring the agent up on an open wire, and hear its first word; raises HostError."""
+    if refused is not None:
+        host = dataclasses.replace(host, via="srun")
     try:
         await boot.boot(host, wire, agent, progress)
-    except BaseException:
+    except BaseException as error:
         await wire.close()
+        if refused is not None and isinstance(error, HostError):
+            raise HostError(host.name, error.step, f"{error.reason}; by SSH: {refused.reason}", error.hint) from error
         raise
-    link = NodeLink(host, wire)
+    link = NodeLink(host, wire, refused)
     try:
         link.hello = await link.ask_hello(HELLO_DEADLINE_S)
     except CallFailed as error:
@@ -158,9 +187,28 @@ async def _connect(host: Host, agent: AgentFile, progress: Progress) -> NodeLink
     return link
 
 
+async def _open(host: Host, agent: AgentFile, progress: Progress) -> tuple[Wire, HostError | None]:
+    """Return the streams of the command on a host, and why it is not SSH where it is srun instead."""
+    if host.local:
+        return await _open_local(host, agent), None
+    if host.via == "srun":
+        progress("connect", f"srun -w {host.ssh}")
+        return await SrunWire.open(host, agent), None
+    if host.via == "ssh" or missing():
+        return await _open_ssh(host, agent, progress), None
+    try:
+        return await asyncio.wait_for(_open_ssh(host, agent, progress), SSH_TRY_S), None
+    except asyncio.TimeoutError:
+        refused = reasons.of_time(host.name, "connect", SSH_TRY_S)
+    except HostError as error:
+        refused = error
+    progress("connect", f"srun -w {host.ssh}")
+    return await SrunWire.open(host, agent), refused
+
+
 async def _open_local(host: Host, agent: AgentFile) -> Wire:
     try:
-        return await LocalWire.open(boot.command(host, agent))
+        return LocalWire(await LocalWire.run(["sh", "-c", boot.command(host, agent)]))
     except OSError as error:
         raise HostError(host.name, "python", f"no process can be started: {error.strerror}") from error
 

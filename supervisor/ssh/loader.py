@@ -1,6 +1,7 @@
 """The first code of ours that runs on a node: find the agent, or ask for it, and become it.
 
-In: argv (sha256, size); the agent's bytes on stdin if it is not there. Out: token lines on stdout, then the agent.
+In: argv (sha256, size, the agent's own words); the agent's bytes on stdin if it is not there. Out: token lines on
+stdout, then the agent.
 
 LOADER must parse under every Python, so that an old one can be told that it is too old. A token line is
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import shlex
+from collections.abc import Sequence
 
 NEED = b"SUPERVISOR-NEED"
 ERROR = b"SUPERVISOR-ERROR"
@@ -84,7 +86,7 @@ except OSError:
     there = False
 if not there:
     fetch(os.path.dirname(path), path)
-os.execv(sys.executable, [sys.executable, path, "connect"])
+os.execv(sys.executable, [sys.executable, path] + sys.argv[4:])
 """
 
 # `python -c` puts the current directory, the user's home, before the standard library.
@@ -98,10 +100,12 @@ MODULES = (
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _./:=+,@%^~-")
 
 
-def command(python: str, prelude: str | None, home: str | None, sha256: str, size: int) -> str:
-    """Return the one command for a node's login shell, whichever that is."""
+def command(
+    python: str, prelude: str | None, home: str | None, sha256: str, size: int, part: Sequence[str] = ("connect",)
+) -> str:
+    """Return the one command for a node's login shell, whichever that is; `part`: what of the agent is run."""
     loader = base64.b64encode(LOADER.encode()).decode()
-    words = [_double(python), "-c", _double(STUB), loader, sha256, str(size)]
+    words = [_double(python), "-c", _double(STUB), loader, sha256, str(size), *part]
     if home:
         words = ["env", f"SUPERVISOR_HOME={_double(home, tilde=False)}", *words]
     start = "exec " + " ".join(words)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 import re
 import stat
+import threading
 from pathlib import Path
 
 from supervisor.inventory.sshconfig import SshConfigError, local_user
@@ -53,9 +55,15 @@ class Tree:
         """Bytes in all files."""
         return sum(file.size for file in self.files)
 
+    @property
+    def digest(self) -> str:
+        """Return what changes with any content; another user's umask or an empty directory makes no other code."""
+        files = [(file.path, bool(file.mode & 0o100), file.sha256) for file in self.files]
+        return hashlib.sha256(json.dumps([files, self.links]).encode()).hexdigest()
+
 
 def tree_name(workdir: Path) -> str:
-    """Return the tree's name on the nodes: the directory's name and a hash of operator, machine and path."""
+    """Return the tree's name on the nodes: the directory's name and a hash of operator and path."""
     try:
         operator = local_user()
     except SshConfigError:
@@ -66,18 +74,21 @@ def tree_name(workdir: Path) -> str:
     return f"{label or 'tree'}-{digest}"
 
 
-def scan(workdir: Path, exclude: tuple[str, ...] = (), limit_bytes: int | None = None) -> Tree:
-    """Read a work tree; raises SyncError."""
+def scan(
+    workdir: Path,
+    exclude: tuple[str, ...] = (),
+    limit_bytes: int | None = None,
+    stop: threading.Event | None = None,
+) -> Tree:
+    """Read a work tree; raises SyncError, also when somebody sets `stop`."""
     root = Path(os.path.abspath(workdir))
     if not root.is_dir():
         raise SyncError(f"workdir {root}: there is no such directory", "correct workdir in [job]")
-    found = _Walk(root, Ignored(root, exclude))
+    stop = stop or threading.Event()
+    found = _Walk(root, Ignored(root, exclude), stop)
     found.walk("")
     _check_size(root, found.sizes, limit_bytes)
-    entries = len(found.sizes) + len(found.links) + len(found.dirs)
-    if entries > MAX_ENTRIES:
-        raise SyncError(f"workdir {root} holds {entries:,} files and directories, more than {MAX_ENTRIES:,}", WAYS_OUT)
-    files = [_read(root, path) for path in sorted(found.sizes)]
+    files = [_read(root, path, stop) for path in sorted(found.sizes)]
     present = tuple(file for file in files if file is not None)
     return Tree(tree_name(root), root, present, tuple(sorted(found.links)), tuple(sorted(found.dirs)))
 
@@ -85,9 +96,10 @@ def scan(workdir: Path, exclude: tuple[str, ...] = (), limit_bytes: int | None =
 class _Walk:
     """Names, kinds and sizes; contents are read only when it is clear that the tree may be sent."""
 
-    def __init__(self, root: Path, ignored: Ignored) -> None:
+    def __init__(self, root: Path, ignored: Ignored, stop: threading.Event) -> None:
         self.root = root
         self.ignored = ignored
+        self.stop = stop
         self.sizes: dict[str, int] = {}
         self.links: list[tuple[str, str]] = []
         self.dirs: list[tuple[str, int]] = []
@@ -99,10 +111,18 @@ class _Walk:
             current = below.pop()
             entries = self._entries(current)
             self.ignored.enter(current, {entry.name for entry in entries})
+            self._check_count()
             for entry in entries:
                 path = f"{current}/{entry.name}" if current else entry.name
                 if self._visit(entry, path):
                     below.append(path)
+
+    def _check_count(self) -> None:
+        """Raise SyncError as soon as it is clear that there is too much: a walk may take minutes."""
+        _check_stop(self.stop)
+        if len(self.sizes) + len(self.links) + len(self.dirs) > MAX_ENTRIES:
+            what = f"holds more than {MAX_ENTRIES:,} files and directories"
+            raise SyncError(f"workdir {self.root} {what}", WAYS_OUT)
 
     def _entries(self, directory: str) -> list[os.DirEntry[str]]:
         place = self.root / directory
@@ -143,14 +163,21 @@ def _check_size(root: Path, sizes: dict[str, int], limit: int | None) -> None:
     raise SyncError(f"workdir {root} is {human(total)}, over the limit of {human(limit)}; biggest: {shown}", WAYS_OUT)
 
 
-def _read(root: Path, path: str) -> TreeFile | None:
+def _check_stop(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise SyncError("reading the work tree was given up")
+
+
+def _read(root: Path, path: str, stop: threading.Event) -> TreeFile | None:
     place = root / path
     for _ in range(TRIES):
+        _check_stop(stop)
         try:
             with open(place, "rb", buffering=0) as file:
                 before = os.fstat(file.fileno())
                 digest = hashlib.sha256()
                 while chunk := file.read(READ_SIZE):
+                    _check_stop(stop)
                     digest.update(chunk)
                 after = os.fstat(file.fileno())
         except FileNotFoundError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 DEFAULT_KEYS = ("id_ed25519_sk", "id_ecdsa_sk", "id_ed25519", "id_ecdsa", "id_rsa")
 DEFAULT_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts")
+# An address with colons has brackets around it, or no port behind it.
+HOP = re.compile(r"(\[(?P<six>[^\[\]]+)\]|(?P<name>[^:\[\]]+|[^:\[\]]*(:[^:\[\]]*){2,}))(:(?P<port>\d+))?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,12 +94,11 @@ def hops(host: str, jump: str) -> list[Hop]:
     found = []
     for text in jump.split(","):
         user, _, rest = text.strip().removeprefix("ssh://").rpartition("@")
-        name, colon, port = rest.rpartition(":")
-        if not colon or (":" in name and not name.startswith("[")):
-            name, port = rest, ""
-        if not name or (port and not port.isdigit()):
+        parts = HOP.fullmatch(rest)
+        if parts is None:
             raise HostError(host, "resolve", f"proxy_jump {text!r} is not [user@]host[:port]")
-        found.append(Hop(name.strip("[]"), user or None, int(port) if port else None))
+        port = parts["port"]
+        found.append(Hop(parts["six"] or parts["name"], user or None, int(port) if port else None))
     return found
 
 

@@ -1,6 +1,7 @@
-"""The streams of the command on a node: of an SSH session, or of a local process.
+"""The streams of the command on a node: of an SSH session, or of a process of this machine.
 
-In: an SSH connection or nothing. Out: reader and writer as Channel wants them, the end of stderr, the exit status.
+In: an SSH connection, or the words of a command. Out: reader and writer as Channel wants them, the end of stderr, the
+exit status.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import asyncssh
 from supervisor.ssh.dial import Lease, hang_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
 STDERR_KEPT = 8 * 1024
 STDERR_CHUNK = 4096
@@ -46,6 +47,24 @@ async def _collect(read: Callable[[int], Any], kept: bytearray) -> None:
         while chunk := await read(STDERR_CHUNK):
             kept.extend(chunk)
             del kept[:-STDERR_KEPT]
+
+
+async def end_process(
+    process: asyncio.subprocess.Process, force: Sequence[signal.Signals], patience_s: float = CLOSE_DEADLINE_S
+) -> None:
+    """Wait until a process has ended; its group gets one signal after the other while it has not.
+
+    `patience_s`: until the first signal.
+    """
+    for number in force:
+        try:
+            await asyncio.wait_for(process.wait(), patience_s)
+            return
+        except asyncio.TimeoutError:
+            patience_s = CLOSE_DEADLINE_S
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+    await process.wait()
 
 
 async def _end(task: asyncio.Task[None]) -> None:
@@ -143,6 +162,9 @@ class SshWire:
 class LocalWire:
     """The command as a process of this machine."""
 
+    force: tuple[signal.Signals, ...] = (signal.SIGKILL,)
+    """What ends it where the end of its input does not, in order."""
+
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         if process.stdin is None or process.stdout is None or process.stderr is None:
             raise ValueError("the process needs pipes")
@@ -152,19 +174,19 @@ class LocalWire:
         self.stderr = bytearray()
         self._collecting = asyncio.ensure_future(_collect(process.stderr.read, self.stderr))
 
-    @classmethod
-    async def open(cls, command: str) -> LocalWire:
-        """Run a command; raises OSError."""
+    @staticmethod
+    async def run(words: Sequence[str], env: Mapping[str, str] | None = None) -> asyncio.subprocess.Process:
+        """Start a command with pipes; raises OSError."""
         # A session of its own: Ctrl-C in the terminal is for the supervisor to handle.
-        process = await asyncio.create_subprocess_shell(
-            command,
+        return await asyncio.create_subprocess_exec(
+            *words,
+            env=env,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=STREAM_LIMIT,
             start_new_session=True,
         )
-        return cls(process)
 
     async def wait_exit(self) -> int | None:
         """Return the exit status, negative for a signal."""
@@ -173,20 +195,21 @@ class LocalWire:
         return status
 
     async def close(self) -> None:
-        """Close stdin, which ends the bridge; kill it if that does not."""
+        """Close stdin, which ends the bridge; end it by force if that does not."""
         # asyncio sees the end of a process only when its pipes have been read to their end.
         reading = asyncio.ensure_future(_collect(self.reader.read, bytearray()))
-        self.writer.close()
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
-            await asyncio.wait_for(self.writer.wait_closed(), CLOSE_DEADLINE_S)
         try:
-            await asyncio.wait_for(self._process.wait(), CLOSE_DEADLINE_S)
-        except asyncio.TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
-        await asyncio.wait([reading, self._collecting], timeout=CLOSE_DEADLINE_S)
-        await _end(reading)
-        await _end(self._collecting)
-        # It closes itself some turns of the loop later, which may not come; asyncio.subprocess has no public way.
-        self._process._transport.close()  # type: ignore[attr-defined]
+            self.writer.close()
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
+                await asyncio.wait_for(self.writer.wait_closed(), CLOSE_DEADLINE_S)
+            await end_process(self._process, self.force)
+            await asyncio.wait([reading, self._collecting], timeout=CLOSE_DEADLINE_S)
+            await _end(reading)
+            await _end(self._collecting)
+        except asyncio.CancelledError:
+            # Whoever cancels us once more does not wait for politeness.
+            await end_process(self._process, self.force, patience_s=0.0)
+            raise
+        finally:
+            # It closes itself some turns of the loop later, which may not come; asyncio.subprocess has no public way.
+            self._process._transport.close()  # type: ignore[attr-defined]

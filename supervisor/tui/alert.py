@@ -116,8 +116,10 @@ def _next_row(snapshot: Snapshot, age_s: float, width: int, glyphs: Glyphs) -> R
 
 
 def _is_current(snapshot: Snapshot) -> bool:
-    """An incident is news until the next generation runs."""
+    """An incident is news until the next generation runs, a hang until it is over."""
     incident = snapshot.incident or {}
+    if incident.get("ongoing") is False:
+        return False
     return snapshot.state != "running" or incident.get("generation") == snapshot.generation
 
 
@@ -140,7 +142,8 @@ def _verdict(snapshot: Snapshot) -> list[Span]:
     if snapshot.incident is None:
         return [(" X FAILED ", "alarm"), (" ", "")]
     summary = snapshot.incident.get("summary") or "unknown"
-    return [(f" {'X' if snapshot.ended else '!'} FIRST FAILURE ", "alarm"), (f" {clean(summary)}", "bad")]
+    what = "HANG" if snapshot.incident.get("ongoing") else "FIRST FAILURE"
+    return [(f" {'X' if snapshot.ended else '!'} {what} ", "alarm"), (f" {clean(summary)}", "bad")]
 
 
 def _end_row(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Row:

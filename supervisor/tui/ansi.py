@@ -56,7 +56,8 @@ def plain(raw: bytes) -> str:
     return clean(_expand(_ESCAPES.sub("", last_state(decode(raw)))))
 
 
-@lru_cache(maxsize=2048)
+# Some screens full; a row may have 64 KiB.
+@lru_cache(maxsize=256)
 def spans(raw: bytes, role: str = "text") -> Row:
     """The line as spans; text without a colour of its own gets `role`."""
     # Four bytes a cell are enough for any text; escapes may take more, then the row is only shorter.

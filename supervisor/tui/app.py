@@ -183,7 +183,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
             self.exit(snapshot.exit_status or 0)
         elif snapshot.ended and snapshot.state == "failed" and snapshot.incident and not self._incident_opened:
             self._incident_opened = True
-            self.go("incident")
+            self.open_incident()
 
     def say(self, text: str, *, title: str = "", level: Level = "information", seconds: float = 6) -> None:
         """Show a notice; text of nodes is made safe to print."""
@@ -234,6 +234,10 @@ class SupervisorApp(App[int], inherit_bindings=False):
         """Show one line of a log."""
         self._on_screen("logs", lambda screen: _logs(screen).open_place(place))
 
+    def open_incident(self, number: object = None) -> None:
+        """Show an incident by its id, else the newest one."""
+        self._on_screen("incident", lambda screen: _incident(screen).open(number))
+
     def go_to_rank_of(self, node: str) -> None:
         """Show the ranks, the first one of a node selected."""
         row = self.snapshot.nodes_by_name.get(node)
@@ -261,17 +265,18 @@ class SupervisorApp(App[int], inherit_bindings=False):
         """Show what an event speaks of: the incident, else the log."""
         events = self.source.events
         if isinstance(index, int) and 0 <= index < len(events) and events[index].get("type") == "incident":
-            self.go("incident")
+            detail = events[index].get("detail")
+            self.open_incident(detail.get("id") if isinstance(detail, dict) else None)
         else:
             self.open_log(self.target_of_event(index))
 
     def merged_feed(
         self, target: Target | None, generation: int | None = None, streams: tuple[str, ...] = BOTH
     ) -> MergedFeed:
-        """The rows of a target by time, over all generations unless one is named."""
+        """The rows of a target by time, over all generations unless one is named; a rank may move between nodes."""
         where = target or Target()
         ranks = None if where.rank is None else [where.rank]
-        nodes = [where.node] if where.node else None
+        nodes = [where.node] if where.node and where.rank is None else None
         wanted: int | str = "all" if generation is None else generation
         return MergedFeed(self.source, Selection(generation=wanted, ranks=ranks, streams=streams, nodes=nodes))
 
@@ -301,6 +306,11 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
 def _logs(screen: Screen[Any]) -> LogsScreen:
     assert isinstance(screen, LogsScreen)
+    return screen
+
+
+def _incident(screen: Screen[Any]) -> IncidentScreen:
+    assert isinstance(screen, IncidentScreen)
     return screen
 
 

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from supervisor.session.logs import Selection
+    from supervisor.session.logs import Clocks, Page, Row, Selection
     from supervisor.tui.source import Source
 
 PAGE: Final = 256
-# 64 pages of 256 rows of 100 bytes are 1.6 MB.
+# 64 pages of 256 rows of 100 bytes are 1.6 MB; a row may have 64 KiB.
 PAGES_KEPT: Final = 64
 MERGED_KEPT: Final = 20_000
+BYTES_KEPT: Final = 32 * 1024 * 1024
+# So many rows stay, whatever their size: what is on the screen and around it.
+LEAST_KEPT: Final = 2 * PAGE
+
+Key = tuple[int, int, str, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +41,7 @@ class LogRow:
     raw: bytes
 
     @property
-    def key(self) -> tuple[int, int, str, int]:
+    def key(self) -> Key:
         """What makes it the same line again."""
         return (self.generation, self.rank, self.stream, self.line)
 
@@ -67,8 +73,8 @@ class Feed(Protocol):
     async def load(self, want: int) -> None:
         """Load what `missing` named."""
 
-    async def refresh(self, rows: int, follow: bool) -> None:
-        """Learn how many lines there are; with `follow` also the last `rows` of them."""
+    async def refresh(self, rows: int, following: Callable[[], bool]) -> None:
+        """Learn how many lines there are; while the reader is `following`, also the last `rows` of them."""
 
 
 class RankFeed:
@@ -83,6 +89,8 @@ class RankFeed:
         self.shifted = 0
         self._total = 0
         self._size = -1
+        self._version: object = None
+        self._bytes = 0
         self._pages: OrderedDict[int, dict[int, LogRow]] = OrderedDict()
 
     @property
@@ -103,74 +111,88 @@ class RankFeed:
         return None
 
     async def load(self, want: int) -> None:
-        """Load one page."""
-        await self._window(want * PAGE, PAGE)
+        """Load one page, or as much of it as one answer holds."""
+        first, end = want * PAGE, (want + 1) * PAGE
+        first = next((index for index in range(first, end) if self.row(index) is None), first)
+        await self._window(first, end - first)
 
-    async def refresh(self, rows: int, follow: bool) -> None:
-        """Learn how many lines there are; with `follow` also the last ones."""
-        count = max(1, rows) if follow else 1
+    async def refresh(self, rows: int, following: Callable[[], bool]) -> None:
+        """Learn how many lines there are; while the reader is `following`, also the last ones."""
+        count = max(1, rows) if following() else 1
         await self._window(-count, count)
 
     async def _window(self, line: int, count: int) -> None:
         where = {"generation": self.generation, "rank": self.rank, "stream": self.stream}
         answer = await self._source.log(self.node, "log_window", {**where, "line": line, "count": count})
         total, size = int(answer.data.get("total_lines") or 0), int(answer.data.get("size") or 0)
-        if total < self._total:
+        version = answer.data.get("version")
+        if total < self._total or version != self._version:
             self._pages.clear()
+            self._bytes = 0
         elif size != self._size and self._total:
             # The last line may have grown since.
-            self._pages.get((self._total - 1) // PAGE, {}).pop(self._total - 1, None)
-        self._total, self._size = total, size
+            self._forget(self._total - 1)
+        self._total, self._size, self._version = total, size, version
         rows = answer.data.get("rows") or []
         for entry, raw in zip(rows, answer.body.split(b"\n"), strict=False):
             self._keep(entry, raw)
-        while len(self._pages) > PAGES_KEPT:
-            self._pages.popitem(last=False)
+        while len(self._pages) > PAGES_KEPT or (self._bytes > BYTES_KEPT and len(self._pages) * PAGE > LEAST_KEPT):
+            _, page = self._pages.popitem(last=False)
+            self._bytes -= sum(len(row.raw) for row in page.values())
 
     def _keep(self, entry: dict[str, Any], raw: bytes) -> None:
         number = int(entry["line"])
+        self._forget(number)
         page = self._pages.setdefault(number // PAGE, {})
         self._pages.move_to_end(number // PAGE)
         t_ns, level = int(entry.get("t_ns") or 0), level_of(entry.get("level"))
         page[number] = LogRow(self.node, self.generation, self.rank, self.stream, number, t_ns, level, raw)
+        self._bytes += len(raw)
+
+    def _forget(self, number: int) -> None:
+        old = self._pages.get(number // PAGE, {}).pop(number, None)
+        self._bytes -= len(old.raw) if old is not None else 0
 
 
 class MergedFeed:
-    """Many ranks by time of arrival: the newest rows, and older ones as far as somebody has looked."""
+    """Many ranks by time of arrival: all rows from a first to a last one, and more as far as somebody looks."""
 
     def __init__(self, source: Source, selection: Selection) -> None:
         self._source = source
         self.selection = selection
         self.shifted = 0
         self.detached = False
-        """Newer rows than the last one here have been dropped, or were never asked for."""
+        """There are newer rows than the last one here."""
         self.unseen = 0
         """So many newer rows wait."""
         self.more_unseen = False
         """And more than that: the window that counts them was full."""
-        self._rows: list[LogRow] = []
+        self.absent: tuple[str, ...] = ()
+        """Nodes whose rows may be missing among these."""
+        self._rows: dict[Key, LogRow] = {}
+        self._order: list[Key] = []
+        self._bytes = 0
         self._at_start = False
-        self._known: set[tuple[int, int, str, int]] = set()
+        self._clocks: Clocks | None = None
+        """What the times of these rows were made with."""
 
     @property
     def count(self) -> int:
         """Lines there are here, and one more for those before them."""
-        return len(self._rows) + (not self._at_start and bool(self._rows))
+        return len(self._order) + self._offset
 
     @property
     def _offset(self) -> int:
-        return int(not self._at_start and bool(self._rows))
+        return int(not self._at_start and bool(self._order))
 
     def row(self, index: int) -> LogRow | None:
         """One line, or None for the place of older ones."""
         index -= self._offset
-        return self._rows[index] if 0 <= index < len(self._rows) else None
+        return self._rows[self._order[index]] if 0 <= index < len(self._order) else None
 
-    def index_of(self, key: tuple[int, int, str, int]) -> int | None:
+    def index_of(self, key: Key) -> int | None:
         """Where a line is, or None."""
-        if key not in self._known:
-            return None
-        return next((i + self._offset for i, row in enumerate(self._rows) if row.key == key), None)
+        return self._order.index(key) + self._offset if key in self._rows else None
 
     def missing(self, first: int, last: int) -> int | None:
         """Older rows, once their place comes into view; newer ones at the other end."""
@@ -187,114 +209,141 @@ class MergedFeed:
         else:
             await self._newer()
 
-    async def refresh(self, rows: int, follow: bool) -> None:
-        """With `follow`, the newest rows; without, only whether there are any."""
-        if self.detached and self.more_unseen and not follow:
+    async def refresh(self, rows: int, following: Callable[[], bool]) -> None:
+        """While the reader is `following`, the newest rows; else only whether there are any."""
+        if self.detached and self.more_unseen and not following():
             # More than one window holds wait already: counting on tells nothing new.
             return
-        count = max(PAGE, rows) if not self._rows else max(64, rows)
-        fresh = await self._fetch(count, None)
-        new = [row for row in fresh if row.key not in self._known]
-        joined = len(new) < len(fresh) or not self._rows
-        if not follow and self._rows:
-            self.unseen, self.more_unseen = len(new), not joined
-            self.detached = bool(new)
+        renew = not self._order or (following() and self._clocks is not None and self._clocks.moved)
+        page = await self._fetch(max(PAGE if renew else 64, rows), None if renew else self._clocks)
+        if not self._order:
+            self._replace(page)
+            return
+        joined = not page.more or not page.rows or page.rows[0].t_ns <= self._edge(-1)
+        fresh = self._update(page.rows)
+        if not following():
+            self.unseen, self.more_unseen = len(fresh), not joined
+            self.detached = bool(fresh)
             return
         self.unseen, self.more_unseen = 0, False
-        if not joined or self.detached:
-            # More came than one window holds: what lies between is loaded again when somebody scrolls there.
-            self._replace(fresh, count)
-            return
-        if not self._rows:
-            self._at_start = len(fresh) < count
-        self._append(new)
+        if renew or self.detached or not joined or not set(self.absent) <= set(page.absent):
+            # More came than one window holds, or somebody is back: what lies between is loaded when it is looked for.
+            self._replace(page)
+        else:
+            self.absent = tuple(page.absent)
+            self._append(fresh)
 
     async def show_begin(self, rows: int) -> None:
         """Replace what is here by the oldest rows."""
-        chosen = self.selection
-        firsts = [
-            int(file["first_ns"])
-            for file in await self._source.log_files()
-            if file.get("first_ns")
-            and chosen.generation in ("all", None, file["generation"])
-            and (chosen.ranks is None or file["rank"] in chosen.ranks)
-            and (chosen.nodes is None or file["node"] in chosen.nodes)
-            and file["stream"] in chosen.streams
-        ]
-        if firsts:
-            await self.show_around(min(firsts), rows)
+        self._replace(await self._fetch(max(rows, PAGE), None, after_ns=0), at_start=True)
 
     async def show_around(self, t_ns: int, rows: int) -> None:
         """Replace what is here by the rows around a time."""
-        before = await self._fetch(PAGE, t_ns + 1)
-        after = await self._after(t_ns, max(rows, 64))
-        known = {row.key for row in before}
-        self._replace([*before, *(row for row in after if row.key not in known)], PAGE)
-        self._at_start = len(before) < PAGE
-        self.detached = True
+        before = await self._fetch(PAGE, None, before_ns=t_ns)
+        after = await self._fetch(max(rows, PAGE), before.clocks, after_ns=t_ns)
+        absent = sorted({*before.absent, *after.absent})
+        both = after._replace(rows=before.rows + after.rows, absent=absent)
+        self._replace(both, at_start=not before.more)
 
     async def _older(self) -> None:
-        first = self._rows[0]
-        # Rows of the same nanosecond may lie on both sides of the cut: ask once more for them, and drop the known.
-        fetched = await self._fetch(PAGE * 2, first.t_ns + 1)
-        older = [row for row in fetched if row.key not in self._known]
+        page = await self._fetch(PAGE * 2, self._clocks, before_ns=self._edge(0))
+        older = self._update(page.rows, all_times=True)
         before = self.count
-        self._rows[:0] = older
-        self._known.update(row.key for row in older)
-        self._at_start = len(fetched) < PAGE * 2 or not older
+        self._order[:0] = [row.key for row in older]
+        self._hold(older)
+        self._at_start = not page.more
         self.shifted += self.count - before
-        if len(self._rows) > MERGED_KEPT:
-            self._drop_from(MERGED_KEPT)
+        self._note_absent(page)
+        kept = self._within_bounds(self._order)
+        if kept < len(self._order):
+            self._drop(self._order[kept:])
+            del self._order[kept:]
+            self.detached = True
 
     async def _newer(self) -> None:
-        last = self._rows[-1]
-        fresh = [row for row in await self._after(last.t_ns, PAGE) if row.key not in self._known]
+        last_ns = self._edge(-1)
+        page = await self._fetch(PAGE, self._clocks, after_ns=last_ns)
+        fresh = self._update(page.rows)
+        if not fresh and page.more:
+            page = await self._fetch(PAGE, self._clocks, after_ns=last_ns + 1)
+            fresh = self._update(page.rows)
         self._append(fresh)
-        if not fresh:
-            self.detached = False
+        self._note_absent(page)
+        self.detached = page.more
 
-    async def _after(self, t_ns: int, rows: int) -> list[LogRow]:
-        """Rows from a time on. The agents answer `before` only: look for an end that is near enough."""
-        span = 1_000_000_000
-        found: list[LogRow] = []
-        newest = await self._fetch(1, None)
-        end = newest[-1].t_ns if newest else t_ns
-        for _ in range(12):
-            stop = min(t_ns + span, end)
-            fetched = await self._fetch(PAGE * 2, stop + 1)
-            found = [row for row in fetched if row.t_ns >= t_ns]
-            whole = len(found) < len(fetched) or len(fetched) < PAGE * 2
-            if whole and (len(found) >= rows or stop >= end):
-                break
-            span = span * 4 if whole else max(1_000_000, span // 3)
-        return found
+    async def _fetch(self, count: int, clocks: Clocks | None, **bounds: int) -> Page:
+        return await self._source.merged(self.selection, count, clocks=clocks, **bounds)
 
-    async def _fetch(self, count: int, before_ns: int | None) -> list[LogRow]:
-        rows = await self._source.merged(self.selection, count, before_ns)
-        return [
-            LogRow(row.node, row.generation, row.rank, row.stream, row.line, row.t_ns, level_of(row.level), row.text)
-            for row in rows
-        ]
+    def _edge(self, number: int) -> int:
+        return self._rows[self._order[number]].t_ns
+
+    def _update(self, rows: Iterable[Row], *, all_times: bool = False) -> list[LogRow]:
+        """Take what has changed in rows that are here, a half line that is whole now; return those that are not here.
+
+        A page that lacks a node reaches further back: what it has from before the first row here comes with its turn.
+        """
+        fresh: list[LogRow] = []
+        start = None if all_times or self._at_start or not self._order else self._edge(0)
+        for each in rows:
+            row = _log_row(each)
+            old = self._rows.get(row.key)
+            if old is None:
+                if start is None or row.t_ns >= start:
+                    fresh.append(row)
+            elif old.raw != row.raw:
+                self._rows[row.key] = dataclasses.replace(old, level=row.level, raw=row.raw)
+                self._bytes += len(row.raw) - len(old.raw)
+        return fresh
+
+    def _note_absent(self, page: Page) -> None:
+        self.absent = tuple(sorted({*self.absent, *page.absent}))
+
+    def _hold(self, rows: Iterable[LogRow]) -> None:
+        for row in rows:
+            self._rows[row.key] = row
+            self._bytes += len(row.raw)
+
+    def _drop(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._bytes -= len(self._rows.pop(key).raw)
+
+    def _within_bounds(self, keys: Iterable[Key]) -> int:
+        """Return how many rows may stay, if they go from the other end."""
+        if len(self._order) <= MERGED_KEPT and self._bytes <= BYTES_KEPT:
+            return len(self._order)
+        size = 0
+        for number, key in enumerate(keys):
+            size += len(self._rows[key].raw)
+            if number >= MERGED_KEPT or (size > BYTES_KEPT and number >= LEAST_KEPT):
+                return number
+        return len(self._order)
 
     def _append(self, rows: list[LogRow]) -> None:
-        self._rows.extend(rows)
-        self._known.update(row.key for row in rows)
-        extra = len(self._rows) - MERGED_KEPT
+        late = bool(rows and self._order and rows[0].t_ns < self._edge(-1))
+        self._hold(rows)
+        self._order.extend(row.key for row in rows)
+        if late:
+            # A node was slower than the others to tell.
+            self._order.sort(key=lambda key: self._rows[key].t_ns)
+        extra = len(self._order) - self._within_bounds(reversed(self._order))
         if extra > 0:
             before = self._offset
-            self._known.difference_update(row.key for row in self._rows[:extra])
-            del self._rows[:extra]
+            self._drop(self._order[:extra])
+            del self._order[:extra]
             self._at_start = False
             self.shifted += self._offset - before - extra
 
-    def _drop_from(self, index: int) -> None:
-        self._known.difference_update(row.key for row in self._rows[index:])
-        del self._rows[index:]
-        self.detached = True
+    def _replace(self, page: Page, *, at_start: bool | None = None) -> None:
+        """Show these rows alone: the newest ones, or others where it is known whether they are the first."""
+        rows = [_log_row(row) for row in page.rows]
+        self._rows, self._bytes = {}, 0
+        self._hold(rows)
+        self._order = list(self._rows)
+        self._at_start = not page.more if at_start is None else at_start
+        self.detached = page.more if at_start is not None else False
+        self.absent, self._clocks = tuple(page.absent), page.clocks
+        self.unseen, self.more_unseen, self.shifted = 0, False, 0
 
-    def _replace(self, rows: list[LogRow], asked: int) -> None:
-        self._rows = list(rows)
-        self._known = {row.key for row in rows}
-        self._at_start = len(rows) < asked
-        self.detached = False
-        self.shifted = 0
+
+def _log_row(row: Row) -> LogRow:
+    return LogRow(row.node, row.generation, row.rank, row.stream, row.line, row.t_ns, level_of(row.level), row.text)

@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from remote_agent.wire import WireError
+from remote_agent.logs.pattern import compile_pattern
+from remote_agent.wire import Problem, WireError
 from supervisor.errors import SupervisorError
 
 if TYPE_CHECKING:
@@ -98,8 +99,11 @@ class Finder:
 
 
 def compiled(pattern: str, ignore_case: bool) -> re.Pattern[str]:
-    """The pattern for highlighting; raises ValueError with what is wrong."""
+    """The pattern for highlighting; raises ValueError with what is wrong, or when it could take for ever."""
     try:
+        compile_pattern(pattern, ignore_case)
         return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
-    except re.error as error:
+    except Problem as refused:
+        raise ValueError(f"pattern: {refused.message}") from refused
+    except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"pattern: {error}") from error

@@ -35,6 +35,7 @@ _MARKS: Final = {
     "node_joined": ("+", "ok"),
     "node_ready": ("+", "ok"),
     "node_added": ("+", "ok"),
+    "hang_over": ("+", "ok"),
     "job_succeeded": ("+", "done"),
 }
 
@@ -107,6 +108,7 @@ _TELLERS: Final[dict[str, Any]] = {
     "node_failed": _reason,
     "node_removed": _reason,
     "agent_lost": _reason,
+    "hang_over": _reason,
     "job_failed": _reason,
     "job_stopped": _reason,
     "job_succeeded": lambda facts: "every rank ended with 0",

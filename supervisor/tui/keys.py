@@ -43,7 +43,7 @@ SCREENS: Final = (
     ("events", "Events"),
 )
 
-_LISTS = "map nodes ranks events launch"
+_LISTS = "map nodes ranks events"
 
 KEYS: Final[tuple[Key, ...]] = (
     *(
@@ -77,7 +77,7 @@ KEYS: Final[tuple[Key, ...]] = (
     Key(
         "incident",
         "i",
-        "go('incident')",
+        "incident",
         "incident",
         "the newest incident",
         "map nodes ranks logs events",
@@ -95,15 +95,8 @@ KEYS: Final[tuple[Key, ...]] = (
     Key("log.errors", "e", "errors", "errors", "find lines that look like errors", "logs", 35),
     Key("log.scope", "M", "scope", "scope", "scope: this rank, its node, all ranks", "logs", 40),
     Key("log.stream", "s", "stream", "stream", "stream: stdout and stderr, stdout, stderr, nccl", "logs", 42),
-    Key(
-        "log.rank",
-        "less_than_sign,greater_than_sign",
-        "rank(0)",
-        "",
-        "log of the previous or next rank",
-        "logs",
-        bound=False,
-    ),
+    Key("log.rank", "less_than_sign", "rank(-1)", "", "log of the previous rank", "logs"),
+    Key("log.rank.next", "greater_than_sign", "rank(1)", "", "log of the next rank", "logs"),
     Key("log.generation", "left_square_bracket", "generation(-1)", "", "log of the generation before", "logs"),
     Key("log.generation.next", "right_square_bracket", "generation(1)", "", "log of the next generation", "logs"),
     Key("log.time", "t", "time", "", "time of arrival on and off", "logs"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
+    from supervisor.session.logs import Clocks, Page
 
 Json = dict[str, Any]
 
@@ -99,14 +100,19 @@ class Source(Protocol):
     async def log(self, node: str, op: str, args: Json) -> Answer:
         """One log request to the agent of a node."""
 
-    async def merged(self, selection: Any, count: int, before_ns: int | None = None) -> Sequence[Any]:
-        """The last `count` rows of all nodes by time of arrival, before a time."""
+    async def merged(
+        self,
+        selection: Any,
+        count: int,
+        *,
+        before_ns: int | None = None,
+        after_ns: int | None = None,
+        clocks: Clocks | None = None,
+    ) -> Page:
+        """The last `count` rows of all nodes by time of arrival before a time, or the first ones from a time on."""
 
     def search(self, selection: Any, **query: Any) -> AsyncGenerator[Any, None]:
         """The rows that match."""
-
-    async def log_files(self) -> list[Json]:
-        """Every log file on every reachable node: the agents' log_list with `node` added."""
 
 
 SessionContext = AbstractAsyncContextManager[Source]

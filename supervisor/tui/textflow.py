@@ -22,7 +22,10 @@ def wrap(text: str, width: int) -> list[str]:
 def _wrap_line(line: str, width: int) -> list[str]:
     if width_of(line) <= width:
         return [line]
-    indent = line[: len(line) - len(line.lstrip())][: width // 2]
+    indent = line[: len(line) - len(line.lstrip())]
+    most = max(0, min(width // 2, width - 2))
+    indent = indent if width_of(indent) <= most else set_cell_size(indent, most)
+    room = width - width_of(indent)
     lines: list[str] = []
     current = indent
     for word in line.split():
@@ -32,10 +35,20 @@ def _wrap_line(line: str, width: int) -> list[str]:
             continue
         if current.strip():
             lines.append(current)
-        current = indent + word
-        while width_of(current) > width:
-            piece = set_cell_size(current, width).rstrip() or current[:1]
-            lines.append(piece)
-            current = indent + current[len(piece) :]
+        pieces = _chop(word, room)
+        lines += [indent + piece for piece in pieces[:-1]]
+        current = indent + pieces[-1]
     lines.append(current)
     return lines
+
+
+def _chop(word: str, room: int) -> list[str]:
+    """The word in pieces of at most `room` cells."""
+    pieces: list[str] = []
+    start = 0
+    while start < len(word):
+        # Some characters have no width; of more than these in one place the terminal shows none.
+        piece = set_cell_size(word[start : start + 4 * room], room).rstrip() or word[start]
+        pieces.append(piece)
+        start += len(piece)
+    return pieces

@@ -105,8 +105,7 @@ def test_a_killed_engine_is_replaced_and_its_node_returns(tmp_path: Path) -> Non
             await nodes.launch()
             running = await nodes.until("generation_running")
             worker = running["detail"]["pids"]["1"]
-            engine = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
-            os.kill(engine, signal.SIGKILL)
+            os.kill(parent(worker), signal.SIGKILL)
             await wait_gone([worker], 2.0)
             lost = await nodes.until("node_lost")
             assert "engine died" in lost["detail"]["reason"]
@@ -118,6 +117,27 @@ def test_a_killed_engine_is_replaced_and_its_node_returns(tmp_path: Path) -> Non
             await nodes.until("job_succeeded")
 
     asyncio.run(check())
+
+
+def test_an_engine_that_hangs_is_killed_before_the_next_group_starts(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 2, LIGHT, stop_grace=0.0) as nodes:
+            await nodes.launch()
+            worker = (await nodes.until("generation_running"))["detail"]["pids"]["1"]
+            os.kill(parent(worker), signal.SIGSTOP)
+            await nodes.call("n1", "restart")
+            started = await nodes.until("generation_started", generation=1)
+            assert not alive(worker)
+            assert [one["node"] for one in started["detail"]["members"]] == ["n1", "n2"]
+            await nodes.until("generation_running", generation=1)
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded")
+
+    asyncio.run(check())
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.parametrize("how", ["remove", "kill"])

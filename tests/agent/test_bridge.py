@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from remote_agent import starting
 from remote_agent.paths import Home, lock_agent
-from remote_agent.wire import CallFailed, Channel, ChannelClosed
+from remote_agent.wire import CallFailed, Channel, ChannelClosed, Problem
 from supervisor.ssh import AgentFile
 from tests.agent.nodes import Node, Nodes
 
@@ -103,9 +104,12 @@ def test_jobs_are_listed_with_their_last_state(tmp_path: Path) -> None:
 
 def test_clean_removes_what_is_over_and_nothing_else(tmp_path: Path) -> None:
     async def body(node: Node, channel: Channel) -> None:
+        over: list[dict[str, Any]] = [{"type": "job_failed", "detail": {"reason": "x"}}]
         home = _make_job(node, "old")
         for name in ("older", "live"):
-            _make_job(node, name)
+            _make_job(node, name, over)
+        # Its agent died here; it may go on elsewhere.
+        _make_job(node, "running", [{"type": "job_started"}])
         home.tree("work-1").mkdir(parents=True)
         lock = lock_agent(home.job("live"))
         assert lock is not None
@@ -114,8 +118,8 @@ def test_clean_removes_what_is_over_and_nothing_else(tmp_path: Path) -> None:
         assert one["bytes"] > 100
         rest = (await channel.call("clean", {"job": None})).data
         os.close(lock)
-        assert (rest["removed"], rest["kept"]) == (["older"], ["live"])
-        assert home.job_names() == ["live"]
+        assert (rest["removed"], rest["kept"]) == (["older"], ["live", "running"])
+        assert home.job_names() == ["live", "running"]
         assert home.tree("work-1").is_dir()
         for job, kind in (("none", "no_such_job"), ("../x", "bad_name"), (7, "bad_name")):
             with pytest.raises(CallFailed) as refused:
@@ -251,6 +255,14 @@ def test_an_agent_that_cannot_start_says_why(tmp_path: Path) -> None:
         assert (await channel.call("jobs")).data["jobs"][0]["live"] is False
 
     _with_node(tmp_path, body)
+
+
+def test_a_start_that_hangs_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "START_DEADLINE_S", 0.1)
+    process = subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, start_new_session=True)
+    with process, pytest.raises(Problem, match="did not start the agent within"):
+        starting._read_pid(process)
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_a_finished_job_is_read_from_its_files(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from remote_agent.paths import (
     Home,
     NameRefused,
+    _tells_of,
     agent_alive,
     atomic_write,
     lock_agent,
@@ -102,6 +103,11 @@ def test_the_lock_lives_and_dies_with_its_process(tmp_path: Path, repository: Pa
     assert fd is not None
     assert agent_alive(files) == os.getpid()
     os.close(fd)
+
+
+def test_the_lock_of_another_file_is_not_taken_for_ours() -> None:
+    line = "4: FLOCK  ADVISORY  WRITE 77 08:01:12345 0 EOF\n"
+    assert [_tells_of(line, f"08:01:{inode}") for inode in (12345, 1234, 345)] == [True, False, False]
 
 
 def test_looking_does_not_keep_an_agent_from_starting(tmp_path: Path) -> None:

@@ -56,6 +56,23 @@ def test_an_error_file_of_another_shape_is_read_as_far_as_it_goes(tmp_path: Path
     assert isinstance(error["message"], str)
 
 
+@pytest.mark.parametrize("stamp", ["Infinity", "-Infinity", "NaN", "1e300", "1" * 400, "-5"])
+def test_a_time_that_is_none_is_that_of_the_file(tmp_path: Path, stamp: str) -> None:
+    error = read_error(error_file(tmp_path, f'{{"message": "m", "timestamp": {stamp}}}'))
+    assert error is not None
+    assert error["timestamp_ns"] == 1_000_000_500_000_000
+
+
+def test_a_long_message_is_cut_in_the_middle(tmp_path: Path) -> None:
+    inner = {"message": "first" + "x" * 3_000_000 + "last", "extraInfo": {"py_callstack": "y" * 900_000}}
+    error = read_error(error_file(tmp_path, json.dumps({"message": inner})))
+    assert error is not None
+    assert error["message"].startswith("first")
+    assert error["message"].endswith("last")
+    assert "2967241 characters left out" in error["message"]
+    assert len(json.dumps(error)) < 70_000
+
+
 def test_nothing_left(tmp_path: Path) -> None:
     assert of_the_dead(tmp_path) == {"error": None, "tail": "", "stderr_lines": None, "nccl": ""}
 

@@ -60,3 +60,24 @@ def test_workers_die_with_their_engine(tmp_path: Path) -> None:
             return [pid for pid in pids if alive(pid)]
 
     assert asyncio.run(run()) == []
+
+
+def test_a_start_that_nobody_waits_for_any_more_leaves_nothing(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with engine(tmp_path) as one:
+            await one.call("hello")
+            going = asyncio.ensure_future(one.go(SCRIPTS / "stubborn.py", f"{tmp_path}/pids", local_world_size=16))
+            while not (tmp_path / "generation_0" / "rank_15").exists():
+                await asyncio.sleep(0)
+            going.cancel()
+            await asyncio.wait({going})
+            assert await one.call("stop", generation=0, grace_s=0.0) == {"exits": [], "stacks": {}}
+            # It needs the thread that starts workers.
+            await one.call("prepare", generation=1, host="127.0.0.1")
+            assert children_of(one.process.pid) == []
+
+    asyncio.run(check())
+
+
+def children_of(pid: int) -> list[str]:
+    return [child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]

@@ -191,10 +191,20 @@ def test_follow_gives_every_byte_once(data: bytes, cuts: list[float], late: int)
         asyncio.run(check(Job(folder)))
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), TEXTS), max_size=5), st.integers(5, 200))
-def test_pages_of_merged_rows_hold_every_line_once(writes: list[tuple[int, bytes]], count: int) -> None:
-    """Going back page by page gives each line of each rank once, and each rank's lines in order."""
+INDENTED = st.sampled_from([1, 600, 1100, 1700]).map(lambda n: b"head\n" + b"  more\n" * n)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.one_of(TEXTS, INDENTED)), max_size=5),
+    st.integers(5, 200),
+    st.booleans(),
+    st.sampled_from([10**8, 10**10]),
+)
+def test_pages_of_merged_rows_hold_every_line_once(
+    writes: list[tuple[int, bytes]], count: int, forwards: bool, gap_ns: int
+) -> None:
+    """Going back or forth page by page gives each line of each rank once, and each rank's lines in order."""
 
     async def check(root: Path) -> None:
         catalogue = Catalogue(root, writable=True)
@@ -209,23 +219,25 @@ def test_pages_of_merged_rows_hold_every_line_once(writes: list[tuple[int, bytes
             with file.path.open("ab") as out:
                 out.write(data)
             whole[rank] += data
-            while file.absorb(10**18 + number * 10**8):
+            while file.absorb(10**18 + number * gap_ns):
                 pass
         for file in catalogue.files.values():
             file.persist(last_word=True)
         store = LogStore(root, live=False)
         await store.start()
         seen: list[list[int]] = [[], [], []]
-        before: int | None = None
-        while True:
-            answer = await store.merged(0, before_ns=before, count=count)
-            rows = answer.data["rows"]
-            if not rows:
-                break
+        before, after = (None, 0) if forwards else (None, None)
+        more = True
+        while more:
+            answer = await store.merged(0, before_ns=before, after_ns=after, count=count)
+            rows, more = answer.data["rows"], answer.data["more"]
+            assert len(rows) >= count or not more
             assert [row["t_ns"] for row in rows] == sorted(row["t_ns"] for row in rows)
-            before = rows[0]["t_ns"]
             for rank in range(3):
-                seen[rank] = [row["line"] for row in rows if row["rank"] == rank] + seen[rank]
+                lines = [row["line"] for row in rows if row["rank"] == rank]
+                seen[rank] = seen[rank] + lines if forwards else lines + seen[rank]
+            if rows:
+                before, after = (None, rows[-1]["t_ns"] + 1) if forwards else (rows[0]["t_ns"], None)
         assert seen == [list(range(len(naive_lines(data)))) for data in whole]
         await store.stop()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from remote_agent import peers
+from remote_agent import clocks, peers
 from remote_agent.paths import Home, JobFiles
 from remote_agent.wire import Answer, Channel
 from supervisor.session.certificates import Authority, make_authority, sign_with
@@ -115,13 +115,29 @@ def test_a_dead_agent_is_told_from_a_silent_one() -> None:
 
 
 def test_the_offset_is_that_of_the_quietest_moment() -> None:
-    clock = peers.Clock()
+    offset = clocks.Offset()
     hour_ns = 3_600 * 10**9
     for delay_ns in (50_000_000, 1_000_000, 80_000_000):
         now_ns = time.time_ns()
         there_ns = now_ns + hour_ns
-        clock.sample(now_ns - delay_ns, there_ns - delay_ns // 4, there_ns - delay_ns // 4)
-    assert abs(clock.offset_ns - hour_ns) < 2_000_000
+        offset.sample(now_ns - delay_ns, there_ns - delay_ns // 4, there_ns - delay_ns // 4)
+    assert abs(offset.ns - hour_ns) < 2_000_000
+
+
+def test_a_clock_that_was_set_back_makes_what_was_measured_worthless() -> None:
+    offset = clocks.Offset()
+    now_ns = time.time_ns()
+    offset.sample(now_ns, now_ns + 10**9, now_ns + 10**9)
+    assert offset.ns > 9 * 10**8
+    offset.sample(time.time_ns() + 10**12, 0, 0)
+    assert offset.ns == 0
+
+
+def test_key_material_that_cannot_be_read_is_no_crash(tmp_path: Path) -> None:
+    files = files_for(tmp_path, "n1", make_authority("job"))
+    files.cert.unlink()
+    with pytest.raises(peers.PeerUnreachable, match="No such file"):
+        asyncio.run(peers.connect(files, "n2", "127.0.0.1", 1, who))
 
 
 def test_the_listener_serves_one_port_on_all_addresses() -> None:

@@ -14,6 +14,9 @@ import pytest
 
 from supervisor.errors import LaunchFailed, RequestFailed, Unreachable
 from supervisor.inventory import Inventory
+from supervisor.session import follow as follow_module
+from supervisor.session import heal
+from supervisor.session import session as session_module
 from supervisor.session.launch import launch_session
 from supervisor.session.logs import Selection, dump, merged
 from supervisor.session.session import Session, open_session
@@ -26,8 +29,8 @@ ALL = Selection(generation="all")
 
 def planned(inventory: Inventory, made: Hosts, *args: str, **options: Any) -> Session:
     # The first group has all hosts, however long a loaded machine takes to import torch.
-    options = {"settle_timeout": WAIT_S, **options}
-    plan = make_plan(inventory, UpOptions("talk.py", args, job="job-t", **options), made.work)
+    options = {"settle_timeout": WAIT_S, "job": "job-t", **options}
+    plan = make_plan(inventory, UpOptions("talk.py", args, **options), made.work)
     return launch_session(inventory, plan)
 
 
@@ -84,7 +87,7 @@ def test_a_job_from_launch_to_end(tmp_path: Path) -> None:
             assert [event["type"] for event in await later.journal()][-1] == "job_succeeded"
             rows = [row async for row in dump(later, Selection(streams=("stdout",), ranks=[1]))]
             assert b"\n".join(row.text for row in rows) == files[0, 1, "stdout"]
-            last = await merged(later, Selection(streams=("stdout",)), 10)
+            last = (await merged(later, Selection(streams=("stdout",)), 10)).rows
             assert 10 <= len(last) <= 12
             assert last[-1].text.endswith(b"half line")
 
@@ -104,17 +107,32 @@ def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
             await steer(session, "restart")
             await steer(session, "remove", node="n1")
             await until(session, lambda: session.status.get("world_size") == 1)
+            # From a tree with another name, where the script has been edited.
+            edited = made.copy_work("elsewhere")
+            script = edited.job.workdir / "talk.py"
+            script.write_text(script.read_text() + "# edited")
+            async with open_session(edited, feed=True, live_only=True) as other:
+                await other.ready()
+                with pytest.raises(RequestFailed, match=r"other code than the rest .* \(changed since: talk.py\)"):
+                    await other.request("add", node="n1")
             # From outside: nothing but the inventory is known.
-            async with open_session(made.inventory(), feed=True, live_only=True) as other:
+            async with open_session(made.copy_work("copy"), feed=True, live_only=True) as other:
                 await other.ready()
                 await steer(other, "add", node="n1")
                 await until(other, lambda: other.status.get("world_size") == 2)
                 assert other.status["restarts"] == 0
                 with pytest.raises(RequestFailed, match="n9"):
                     await other.request("add", node="n9")
+                with pytest.raises(RequestFailed, match="in the group already"):
+                    await other.request("add", node="n1")
             await session.request("stop", kill=False)
             await until(session, lambda: session.ended)
             assert session.state == "stopped"
+            made.end()
+            async with open_session(made.inventory(), "job-t", feed=True, live_only=True) as late:
+                await late.ready()
+                with pytest.raises(RequestFailed, match="is over: stopped"):
+                    await late.request("stop", kill=False)
             with pytest.raises(RequestFailed, match="over"):
                 await session.request("restart")
 
@@ -214,6 +232,55 @@ def test_a_job_that_nobody_knows(tmp_path: Path) -> None:
                     await session.ready()
 
     with hosts(tmp_path, 2) as made:
+        asyncio.run(scenario(made))
+
+
+def test_a_host_that_joins_later_is_opened_by_who_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heal, "LOOK_AGAIN", 0.2)
+
+    async def scenario(made: Hosts) -> None:
+        async with planned(made.inventory(), made, "100000", "0.05", nnodes="1") as session:
+            await session.ready()
+            await until(session, lambda: has(session, "generation_running"))
+            async with open_session(made.inventory(), "job-t", attach="watch") as watch:
+                await until(watch, lambda: watch.links["n2"].missing and bool(watch.status))
+                await session.request("add", node="n2")
+                await until(watch, lambda: watch.links["n2"].opened)
+            await session.request("stop", kill=True)
+
+    with hosts(tmp_path, 2) as made:
+        asyncio.run(scenario(made))
+
+
+def test_what_is_wrong_with_a_job_is_told_and_tried_again(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        (made.home("n1") / "jobs" / "broken").mkdir(parents=True)
+        async with open_session(made.inventory(), "broken") as session:
+            with pytest.raises(Unreachable, match=r"the files of job broken cannot be read.*supervisor clean"):
+                await session.ready()
+            assert not session.links["n1"].missing
+
+    with hosts(tmp_path, 1) as made:
+        asyncio.run(scenario(made))
+
+
+def test_a_node_that_falls_silent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "RECORD_DEADLINE", 0.5)
+    monkeypatch.setattr(follow_module, "STUCK_WAIT", 0.5)
+
+    async def scenario(made: Hosts) -> None:
+        async with planned(made.inventory(), made, "1") as session:
+            await until(session, lambda: session.ended)
+            bridge = session.hosts["n1"].hello["pid"]
+            os.kill(bridge, signal.SIGSTOP)
+            try:
+                with pytest.raises(Unreachable, match="n1: no answer in time"):
+                    await session.journal()
+                await asyncio.wait_for(collect(session, ALL, "begin"), 10.0)
+            finally:
+                os.kill(bridge, signal.SIGCONT)
+
+    with hosts(tmp_path, 1) as made:
         asyncio.run(scenario(made))
 
 

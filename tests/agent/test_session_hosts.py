@@ -6,7 +6,9 @@ In: a directory. Out: an inventory; the agents are ended with the block.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import shutil
 import signal
 import sys
 import time
@@ -64,10 +66,14 @@ class Hosts:
 
     def inventory(self, **changes: Any) -> Inventory:
         """Return the inventory; `changes`: by host name, fields of that host to be replaced."""
-        import dataclasses
-
         hosts = tuple(dataclasses.replace(host, **changes.get(host.name, {})) for host in self.hosts)
         return Inventory(self.root / "hosts.toml", hosts, self.job)
+
+    def copy_work(self, name: str) -> Inventory:
+        """Return the inventory with a copy of the work tree, in a directory of that name."""
+        work = self.root / name / "src"
+        shutil.copytree(self.work, work)
+        return dataclasses.replace(self.inventory(), job=dataclasses.replace(self.job, workdir=work))
 
     def home(self, name: str) -> Path:
         """Return a host's home of ours."""

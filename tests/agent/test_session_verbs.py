@@ -177,6 +177,12 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         assert again.status == 2
         assert "a job named job-t is on n1 n2 already" in again.err
         assert cli.json("status", "h.toml", "--json")["state"] == "running"
+        # Where its agent is gone, its files are still those of a job that runs.
+        os.kill(made.agents()["n2/job-t"], signal.SIGKILL)
+        kept = cli("clean", "h.toml")
+        assert (kept.status, kept.lines) == (0, ["kept job-t: its agent lives on n1"])
+        assert cli("clean", "h.toml", "job-t").status == 1
+        assert (made.home("n2") / "jobs/job-t/generation_0").is_dir()
         assert cli("stop", "h.toml").lines == ["job stopped: an operator stopped the job"]
         assert cli("stop", "h.toml", "job-t").status == 1
         assert cli("stop", "h.toml").status == 1

@@ -34,6 +34,7 @@ SlurmctldLogFile={root}/slurmctld.log
 SlurmdLogFile={root}/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
+TaskProlog={root}/prolog
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 MpiDefault=none
@@ -46,6 +47,8 @@ PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP
 NODE = "NodeName={name} NodeAddr={address} NodeHostname={name} CPUs=2 State=UNKNOWN"
 # slurmd wants a cgroup file system to be there, also where it uses none.
 CGROUP = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nConstrainCores=no\nConstrainRAMSpace=no\n"
+# srun takes HOME along from the node where it is called: right on a cluster that has one home for all nodes.
+PROLOG = "#!/bin/sh\necho export HOME=$(getent passwd $(id -u) | cut -d: -f6)\n"
 MOUNT = "cd /sys/fs && mount -t tmpfs t cgroup && mkdir cgroup/freezer && mount -t tmpfs t cgroup/freezer"
 
 
@@ -96,6 +99,8 @@ class Slurm:
         )
         (self._root / "slurm.conf").write_text(text)
         (self._root / "cgroup.conf").write_text(CGROUP)
+        (self._root / "prolog").write_text(PROLOG)
+        (self._root / "prolog").chmod(0o755)
 
     def _start(self) -> None:
         first = self._cluster.hosts[0].name

@@ -1,8 +1,9 @@
-"""Inside a real Slurm allocation: the job runs on its nodes, and ends with it."""
+"""Inside a real Slurm allocation: the job runs on its nodes, reached by SSH or by srun, and ends with it."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -17,11 +18,27 @@ from tests.cluster.slurm import Slurm, slurm_obstacle
 
 pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
 ROOT = Path(__file__).parents[2]
+# What ends with an allocation: workers, agents in a step, whatever is Slurm's.
+LEFT = ("train.py", "serve --job alloc --step", "srun --jobid", "slurmstepd")
+# Needs longer to save than an engine gives to workers whose agent is gone.
+SAVES = """
+import os, signal, time
+
+def save(number, frame):
+    time.sleep(1)
+    print("saved", flush=True)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, save)
+print("in main", flush=True)
+while True:
+    signal.pause()
+"""
 BATCH = """#!/bin/sh
 cd {work}
 export PATH={bin}:$PATH
 export PYTHONPATH={root} STAY_S={stay}
-exec {python} -m supervisor up --slurm --headless --nproc-per-node 1 --job alloc --env STAY_S train.py
+exec {python} -m supervisor up {way} --headless --nproc-per-node 1 --job alloc --env STAY_S train.py
 """
 
 
@@ -47,15 +64,26 @@ def slurm(hosts: Cluster, tmp_path: Path) -> Iterator[Slurm]:
     """Slurm on both hosts."""
     with Slurm(hosts, tmp_path / "slurm") as made:
         yield made
+    for host in hosts.hosts:
+        shutil.rmtree(host.home / ".supervisor", ignore_errors=True)
 
 
-def submit(slurm: Slurm, work: Path, stay: float) -> str:
+@pytest.fixture
+def no_ssh(hosts: Cluster) -> Iterator[None]:
+    """No host lets anybody in by SSH."""
+    keys = hosts.identity_file.with_suffix(".pub")
+    away = keys.rename(keys.with_suffix(".away"))
+    yield
+    away.rename(keys)
+
+
+def submit(slurm: Slurm, work: Path, program: str, stay: float = 0.0, way: str = "--slurm") -> str:
     """Submit a batch job on both nodes; returns its number."""
     work.mkdir()
-    (work / "train.py").write_text(LIGHT)
+    (work / "train.py").write_text(program)
     script = work / "batch.sh"
-    program = Path(sys.executable)
-    script.write_text(BATCH.format(work=work, root=ROOT, python=program, bin=program.parent, stay=stay))
+    python = Path(sys.executable)
+    script.write_text(BATCH.format(work=work, root=ROOT, python=python, bin=python.parent, stay=stay, way=way))
     printed = slurm.run("sbatch", "--parsable", "-N", "2", "-o", str(work / "out"), str(script))
     return printed.strip()
 
@@ -78,27 +106,75 @@ def journal(hosts: Cluster) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def await_nothing_left(hosts: Cluster, slurm: Slurm) -> None:
+    """Wait until there is no allocation, no step, and no process of either."""
+    end = time.monotonic() + 40
+    while slurm.run("squeue", "-h") + slurm.run("squeue", "-h", "-s"):
+        assert time.monotonic() < end, slurm.run("squeue", "-s")
+        time.sleep(0.1)
+    for host in hosts.hosts:
+        while left := [line for line in hosts.processes(host).values() if any(word in line for word in LEFT)]:
+            assert time.monotonic() < end, left
+            time.sleep(0.1)
+
+
 def test_an_allocation_trains_on_its_nodes(hosts: Cluster, slurm: Slurm, tmp_path: Path) -> None:
-    submit(slurm, tmp_path / "work", 1)
+    submit(slurm, tmp_path / "work", LIGHT, stay=1)
     printed = until("job_succeeded", tmp_path / "work")
     assert "n1:0| in main 0" in printed
     assert "n2:1| in main 1" in printed
-    hosts.exec("n1", ["rm", "-rf", str(hosts.host("n1").home / ".supervisor" / "jobs")])
-    hosts.exec("n2", ["rm", "-rf", str(hosts.host("n2").home / ".supervisor" / "jobs")])
+    await_nothing_left(hosts, slurm)
 
 
+@pytest.mark.parametrize("way", ["--slurm", "--srun"])
 def test_a_cancelled_allocation_ends_its_job_and_the_incident_says_preempted(
-    hosts: Cluster, slurm: Slurm, tmp_path: Path
+    hosts: Cluster, slurm: Slurm, tmp_path: Path, way: str
 ) -> None:
-    number = submit(slurm, tmp_path / "work", 3600)
-    until("generation_running", tmp_path / "work")
+    number = submit(slurm, tmp_path / "work", SAVES, way=way)
+    for line in ("generation_running", "n1:0| in main", "n2:1| in main"):
+        until(line, tmp_path / "work")
     slurm.run("scancel", number)
-    until("job_stopped", tmp_path / "work")
+    for line in ("job_stopped", "n1:0| saved", "n2:1| saved"):
+        until(line, tmp_path / "work")
     (incident,) = [event["detail"] for event in journal(hosts) if event["type"] == "incident"]
     assert (incident["category"], incident["scope"]) == ("signal_preempted", "outside_the_ranks")
     assert incident["summary"] == f"preempted: Slurm ends allocation {number} (SIGTERM)"
+    await_nothing_left(hosts, slurm)
+
+
+def test_where_ssh_is_refused_srun_brings_agents_that_need_no_supervisor(
+    hosts: Cluster, slurm: Slurm, tmp_path: Path, no_ssh: None
+) -> None:
+    number = slurm.run("sbatch", "--parsable", "-N", "2", "-o", "/dev/null", "--wrap", "exec sleep 3600").strip()
+    while slurm.run("squeue", "-h", "-o", "%T").strip() != "RUNNING":
+        time.sleep(0.1)
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text(LIGHT)
+
+    def supervisor(verb: str, *words: str) -> tuple[str, str]:
+        environment = {**slurm.environment, "SLURM_JOB_ID": number, "SLURM_JOB_NODELIST": "n[1-2]"}
+        environment |= {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+        command = ["env", "-C", str(work), sys.executable, "-m", "supervisor", verb, "--slurm", *words]
+        done = hosts.exec("n1", command, env=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout, done.stderr
+
+    _, said = supervisor("up", "--detach", "--nproc-per-node", "1", "--job", "alloc", "train.py")
+    told = [line for line in said.splitlines() if "SSH" in line]
+    assert len(told) == 1, said
+    assert told[0].startswith("srun is used instead of SSH: n")
+    assert "auth: auth refused" in told[0]
     for node in ("n1", "n2"):
-        end = time.monotonic() + 30
-        while [line for line in hosts.processes(node).values() if "train.py" in line]:
-            assert time.monotonic() < end, hosts.processes(node)
-            time.sleep(0.1)
+        running = hosts.processes(node)
+        assert not [line for line in running.values() if line.startswith("srun")], running
+        (agent,) = [pid for pid, line in running.items() if "serve --job alloc" in line]
+        # Slurm's own process is its parent: the step is the agent's, and ends with it.
+        parent = int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1])
+        step = Path(f"/proc/{agent}/environ").read_bytes().split(b"SLURM_STEP_ID=")[1].partition(b"\0")[0].decode()
+        assert running[parent] == f"slurmstepd: [{number}.{step}]"
+    status = json.loads(supervisor("status", "--json", "alloc")[0])
+    assert (status["state"], status["world_size"]) == ("running", 2)
+    supervisor("stop", "alloc")
+    slurm.run("scancel", number)
+    await_nothing_left(hosts, slurm)

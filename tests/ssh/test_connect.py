@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,8 @@ import pytest
 
 from supervisor.inventory import Host, local
 from supervisor.ssh import AgentFile, HostError, NodeLink, connect, connect_all
+from supervisor.ssh.settings import hops
+from supervisor.ssh.wires import LocalWire
 from tests.ssh.servers import Served, jump_host, with_hosts
 
 pytestmark = pytest.mark.ssh
@@ -159,6 +162,15 @@ def test_host_keys_are_checked_whatever_the_configuration_says(
     with_hosts(tmp_path, body)
 
 
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("[fe80::1]", "fe80::1", None), ("u@[::1]:22", "::1", 22), ("2001:db8::22", "2001:db8::22", None)],
+)
+def test_a_jump_host_may_be_an_address_with_colons(text: str, host: str, port: int | None) -> None:
+    (hop,) = hops("n1", text)
+    assert (hop.host, hop.port) == (host, port)
+
+
 def test_jump_hosts_are_shared_and_may_be_chained(tmp_path: Path, agent: AgentFile, ssh_home: Path) -> None:
     async def body(served: Served) -> None:
         one: dict[str, int] = {}
@@ -257,3 +269,18 @@ def test_a_key_behind_a_passphrase_needs_an_agent(
             holder.wait(5)
 
     with_hosts(tmp_path, body)
+
+
+def test_who_does_not_wait_for_a_local_bridge_leaves_none() -> None:
+    async def run() -> None:
+        wire = LocalWire(await LocalWire.run(["sh", "-c", "echo begun; sleep 600; sleep 600"]))
+        assert await wire.reader.readline() == b"begun\n"
+        closing = asyncio.ensure_future(wire.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        assert await asyncio.wait_for(wire.wait_exit(), 5) == -signal.SIGKILL
+        # Its child holds the other end of this pipe.
+        assert await asyncio.wait_for(wire.reader.read(), 5) == b""
+
+    asyncio.run(run())

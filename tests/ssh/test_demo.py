@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from supervisor import demo
+from supervisor.demo_hosts import hosts_in_thread
 from tests.cluster.leftovers import describe
 from tests.cluster.network import process_state
 
@@ -89,3 +90,14 @@ def test_without_torch_there_is_one_clear_message(
     message = capsys.readouterr().err
     assert f"{sys.executable} has no torch" in message
     assert "pip install torch" in message
+
+
+def test_a_terminal_that_is_gone_keeps_nothing_alive(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    master, terminal = os.openpty()
+    gone = open(terminal, "w")  # noqa: SIM115  closing it fails
+    os.close(master)
+    with hosts_in_thread(1, temporary) as made, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", gone)
+        demo._end_job(made, temporary / "hosts.toml")
+    with pytest.raises(OSError, match="Input/output error"):
+        gone.close()

@@ -15,7 +15,7 @@ import asyncssh
 import pytest
 
 from supervisor.inventory import Host
-from supervisor.ssh import AgentFile, HostError, connect
+from supervisor.ssh import AgentFile, HostError, boot, connect
 from tests.ssh.servers import Served, with_hosts
 
 pytestmark = pytest.mark.ssh
@@ -169,6 +169,20 @@ def test_a_prelude_that_fails(tmp_path: Path, agent: AgentFile) -> None:
         assert left.reason == "prelude failed: the shell ended with status 3; it said: bye"
         assert "prelude failed" in (await why("if")).reason
         assert "prelude failed" in (await why("module load cuda")).reason
+
+    with_hosts(tmp_path, body)
+
+
+def test_a_slow_prelude_is_waited_for_beyond_the_connection(
+    tmp_path: Path, agent: AgentFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(served: Served) -> None:
+        host = dataclasses.replace(served.hosts[0], prelude="echo loading cuda >&2; sleep 2.5")
+        await (await connect(host, agent=agent, deadline_s=2)).close()
+        monkeypatch.setattr(boot, "BOOT_DEADLINE_S", 1.0)
+        monkeypatch.setattr(boot, "PRELUDE_DEADLINE_S", 0.0)
+        error = await _failure(host, agent)
+        assert (error.step, error.reason) == ("prelude", "timeout: no answer within 1 s; it said: loading cuda")
 
     with_hosts(tmp_path, body)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import socket
@@ -135,6 +136,19 @@ def test_too_much_is_refused_with_the_biggest_files(tmp_path: Path) -> None:
     assert "f1" not in refused.value.message
     for way in ("exclude", ".gitignore", "sync_limit_mb", "sync = false"):
         assert way in refused.value.hint
+
+
+def test_a_huge_tree_is_given_up_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fill(tmp_path, {f"{number}/file": "" for number in range(5)})
+    stop = threading.Event()
+    assert len(scan(tmp_path, stop=stop).files) == 5
+    stop.set()
+    with pytest.raises(SyncError, match="given up"):
+        scan(tmp_path, stop=stop)
+    monkeypatch.setattr(importlib.import_module("supervisor.ssh.scan"), "MAX_ENTRIES", 6)
+    with pytest.raises(SyncError, match="holds more than 6 files and directories") as refused:
+        scan(tmp_path)
+    assert "exclude" in refused.value.hint
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import dataclasses
 import heapq
 import json
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 from remote_agent.wire import Answer
 from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable
-from supervisor.session.logs import Row, Selection
+from supervisor.session.logs import Clocks, Page, Row, Selection
 from supervisor.session.view import HostView, Notice
 
 DATA = Path(__file__).parent / "data"
@@ -125,14 +125,25 @@ class RecordedSession:
                 )
         return parts
 
-    async def merged(self, selection: Selection, count: int, before_ns: int | None = None) -> Sequence[Row]:
-        """The last rows by time."""
+    async def merged(
+        self,
+        selection: Selection,
+        count: int,
+        *,
+        before_ns: int | None = None,
+        after_ns: int | None = None,
+        clocks: Clocks | None = None,
+    ) -> Page:
+        """The last rows by time, or the first ones."""
         await self._delay()
-        tails = [
-            [row for row in part if before_ns is None or row.t_ns < before_ns][-count:]
-            for part in self._rows(selection)
-        ]
-        return list(heapq.merge(*tails, key=lambda row: (row.t_ns, row.rank, row.stream, row.line)))[-count:]
+        rows = list(heapq.merge(*self._rows(selection), key=lambda row: (row.t_ns, row.rank, row.stream, row.line)))
+        if after_ns is not None:
+            rows = [row for row in rows if row.t_ns >= after_ns]
+        elif before_ns is not None:
+            rows = [row for row in rows if row.t_ns < before_ns]
+        chosen = rows[:count] if after_ns is not None else rows[-count:]
+        absent = sorted(name for name, host in self.hosts.items() if host.state == "lost")
+        return Page(chosen, len(chosen) < len(rows), absent, clocks or Clocks(self))
 
     async def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
         """Rows that match, file by file."""
@@ -142,22 +153,6 @@ class RecordedSession:
             for row in part:
                 if pattern.search(row.text) and query.get("level") in (None, row.level):
                     yield row
-
-    async def log_files(self) -> list[dict[str, Any]]:
-        """What log_list of all nodes says."""
-        return [
-            {
-                "node": node,
-                "generation": generation,
-                "rank": rank,
-                "stream": stream,
-                "size": 80 * len(lines),
-                "lines": len(lines),
-                "first_ns": lines[0].t_ns if lines else None,
-                "last_ns": lines[-1].t_ns if lines else None,
-            }
-            for (node, generation, rank, stream), lines in self.files.items()
-        ]
 
 
 def load(name: str) -> RecordedSession:

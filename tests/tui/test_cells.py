@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -38,6 +39,13 @@ def test_wrap_stays_within_the_width_and_loses_no_word(text: str, width: int) ->
     assert all(cell_len(line) <= max(width, 2) for line in lines)
     if width > 80:
         assert "".join("".join(lines).split()) == "".join(clean(text).split())
+
+
+@pytest.mark.parametrize("text", ["\u3000" * 40 + "x" * 60, "\u5b66" * 20_000, "\u0301" * 20_000])
+def test_wrap_ends_soon(text: str) -> None:
+    started = time.process_time()
+    assert "".join("".join(wrap(text, 70)).split()) == text.strip()
+    assert time.process_time() - started < 2
 
 
 @given(st.binary(max_size=300))

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import re
 
+import pytest
 from textual.pilot import Pilot
 
 from remote_agent.wire import Answer
 from supervisor.errors import Unreachable
-from supervisor.session.logs import Row
+from supervisor.session.logs import Page
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.feeds import MergedFeed, RankFeed
+from supervisor.tui.incident_rows import Place
+from supervisor.tui.screens.base import Target
 from supervisor.tui.screens.logs import LogsScreen
 from supervisor.tui.widgets.virtual_log import VirtualLog
 from tests.tui import recorded
-from tests.tui.screens import press, running, settle, text_of, until
+from tests.tui.screens import press, running, settle, text_of, type_key, until
 
 FILE = ("n1", 0, 0, "stdout")
 
@@ -215,11 +220,112 @@ def test_search_in_the_merged_log_brings_lines_that_were_not_here() -> None:
     asyncio.run(scenario())
 
 
-def test_a_pattern_that_is_none_is_refused_in_words() -> None:
+@pytest.mark.parametrize("pattern", ["(", "(a+)+$", "(a|aa)+$", "a{99999999999}"])
+def test_a_pattern_that_cannot_be_run_is_refused_in_words(pattern: str) -> None:
     async def scenario() -> None:
-        async with running(talking(5)) as (app, pilot):
-            text = await press(app, pilot, "4", "slash", "(", "enter")
+        session = talking(5)
+        session.write(FILE, b"a" * 50 + b"!")
+        async with running(session) as (app, pilot):
+            text = await press(app, pilot, "4", "slash", *pattern, "enter")
             assert "pattern:" in text
+
+    asyncio.run(scenario())
+
+
+def test_keys_while_a_refresh_is_on_its_way_do_not_move_the_reader() -> None:
+    async def scenario() -> None:
+        session = talking()
+        async with running(session) as (app, pilot):
+            await press(app, pilot, "4")
+            session.latency_s = 0.2
+            calls = session.log_calls
+            await until(app, pilot, lambda: session.log_calls > calls)
+            type_key(app, "pageup")
+            await until(app, pilot, lambda: not log_of(app).follow)
+            before = body(app)
+            session.write(FILE, *(f"new {number}".encode() for number in range(200)))
+            await until(app, pilot, lambda: log_of(app).unseen > 0)
+            assert body(app) == before
+
+    asyncio.run(scenario())
+
+
+def test_a_line_that_never_came_leaves_no_goal_behind() -> None:
+    async def scenario() -> None:
+        session = talking()
+        session.hosts["n2"].state = "lost"
+        async with running(session) as (app, pilot):
+            app.open_place(Place("n2", 0, 3, "stderr", 41))
+            await settle(app, pilot)
+            await until(app, pilot, lambda: "no link" in text_of(app))
+            app.open_log(Target("n1", 0))
+            await until(app, pilot, lambda: any("line 002999" in line for line in body(app)))
+            await press(app, pilot, "k")
+            session.touch()
+            await settle(app, pilot)
+            assert any("line 002998" in line for line in body(app))
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_is_followed_to_another_node() -> None:
+    async def scenario() -> None:
+        session = talking()
+        session.write(("n2", 0, 3, "stdout"), b"alive on n2")
+        async with running(session) as (app, pilot):
+            app.open_log(Target("n2", 3))
+            assert "rank 3 on n2, stdout+stderr" in await settle(app, pilot)
+            both = app.screen
+            await press(app, pilot, "s")
+            first, second = session.status["nodes"]
+            first["ranks"], second["ranks"], second["state"] = first["ranks"] + second["ranks"], [], "removed"
+            session.hosts["n2"].state = "lost"
+            session.write(("n1", 1, 3, "stdout"), b"alive on n1")
+            session.touch(status={**session.status, "generation": 1})
+            await until(app, pilot, lambda: any("alive on n1" in line for line in body(app)))
+            text = await settle(app, pilot)
+            assert "rank 3 on n1, stdout" in text
+            await press(app, pilot, "s", "s", "s")
+            assert app.screen is both
+            await until(app, pilot, lambda: any("alive on n1" in line for line in body(app)))
+
+    asyncio.run(scenario())
+
+
+def test_a_long_name_of_a_node_hides_nothing() -> None:
+    async def scenario() -> None:
+        session = talking(50)
+        name = "ip-10-0-12-34.ec2.internal"
+        session.status = json.loads(json.dumps(session.status).replace('"n1"', f'"{name}"'))
+        session.hosts = {name: dataclasses.replace(session.hosts["n1"], name=name), "n2": session.hosts["n2"]}
+        session.files = {(name, 0, 0, "stdout"): session.files[FILE]}
+        async with running(session) as (app, pilot):
+            app.open_log(Target(name, 0), 0)
+            assert " following " in await settle(app, pilot)
+            await press(app, pilot, "slash", *"zzz", "enter")
+            await until(app, pilot, lambda: "zzz: not found" in text_of(app))
+            assert "log of rank 0" in text_of(app)
+            session.hosts["n2"].state = "lost"
+            await until(app, pilot, lambda: "without n2" in text_of(app))
+
+    asyncio.run(scenario())
+
+
+def test_the_next_rank_and_back_and_a_whole_line_and_back() -> None:
+    async def scenario() -> None:
+        async with running(talking(50)) as (app, pilot):
+            assert "log of rank 0 on n1" in await press(app, pilot, "3", "enter")
+            assert "log of rank 1 on n1" in await press(app, pilot, "greater_than_sign")
+            assert "log of rank 0 on n1" in await press(app, pilot, "less_than_sign")
+            for opened in ("enter", "question_mark"):
+                await press(app, pilot, opened)
+                assert len(app.screen_stack) == 2
+                await press(app, pilot, "enter")
+                assert len(app.screen_stack) == 1
+            await press(app, pilot, "1", "shift+tab")
+            assert app.focused is not None
+            assert app.focused.id == "tail"
+            assert "log of all ranks" in await press(app, pilot, "enter")
 
     asyncio.run(scenario())
 
@@ -228,7 +334,7 @@ def test_no_agent_in_reach_at_all() -> None:
     class Gone(recorded.RecordedSession):
         """Nobody answers."""
 
-        async def merged(self, *args: object, **more: object) -> list[Row]:
+        async def merged(self, *args: object, **more: object) -> Page:
             raise Unreachable("n1: no link\ncannot reach job train-k3f9")
 
     async def scenario() -> None:

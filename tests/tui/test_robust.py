@@ -18,6 +18,7 @@ from supervisor.tui import theming
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.source import Source
 from supervisor.tui.widgets.lines import LineView
+from supervisor.tui.widgets.picker import Picker
 from tests.tui import recorded
 from tests.tui.screens import press, running, settle, text_of, type_key, until
 from tests.tui.test_snapshots import SCREENS, open_recording
@@ -262,5 +263,57 @@ def test_reading_an_old_incident_while_a_new_one_comes() -> None:
             session.touch()
             await until(app, pilot, lambda: "1 of 3" in text_of(app))
             assert "incident 1," in text_of(app)
+
+    asyncio.run(scenario())
+
+
+def test_the_newest_incident_and_the_one_of_an_event() -> None:
+    async def scenario() -> None:
+        session = recorded.load("restarting_4x2")
+        first = session.incidents[0]
+        session.incidents += [{**first, "id": 2}, {**first, "id": 3}]
+        event = next(event for event in session.events if event["type"] == "incident")
+        async with running(session) as (app, pilot):
+            assert "incident 1," in await press(app, pilot, "5", *["left_square_bracket"] * 2)
+            assert "incident 1," in await press(app, pilot, "1", "5")
+            assert "incident 3," in await press(app, pilot, "1", "i")
+            app.open_event(session.events.index(event))
+            assert "incident 1," in await settle(app, pilot)
+            await press(app, pilot, "1")
+            session.touch(ended=True, status={**session.status, "state": "failed", "incident": session.incidents[-1]})
+            assert "incident 3," in await settle(app, pilot)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("screen", ["1", "6"])
+def test_the_wheel_is_not_turned_back(screen: str) -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        last = session.events[-1]
+        session.events += [{**last, "seq": last["seq"] + 1 + number} for number in range(200)]
+        async with running(session) as (app, pilot):
+            await press(app, pilot, screen)
+            picker = app.screen.query_one("#events", Picker)
+            end = picker.top
+            picker.scroll_lines(-30)
+            session.events.append({**last, "seq": last["seq"] + 201})
+            session.touch()
+            await settle(app, pilot)
+            assert picker.top == end - 30
+            picker.scroll_lines(40)
+            session.touch()
+            await settle(app, pilot)
+            assert picker.top == end + 1
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_node_without_ranks_stays_on_the_heat_map() -> None:
+    async def scenario() -> None:
+        session = recorded.many(64, 8)
+        session.status["nodes"][52].update(state="lost", ranks=[])
+        async with running(session) as (app, _):
+            assert re.search(r"n052 X {8}", text_of(app))
 
     asyncio.run(scenario())

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,12 @@ from supervisor.cli.logs import matching
 from supervisor.cli.output import LINE_LIMIT, Prefixer, Writer
 from supervisor.cli.status import contract
 from supervisor.cli.steer import find_outcome, is_success
-from supervisor.errors import RequestFailed, Unreachable, UsageError
+from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError
+from supervisor.inventory import Host, Inventory, JobDefaults
+from supervisor.session import opening
 from supervisor.session.follow import Chunk
 from supervisor.session.jobs import choose_job, group_jobs
+from supervisor.session.session import Session
 
 
 def chunk(data: bytes, rank: int = 0, *, generation: int = 0, stream: str = "stdout", node: str = "n1") -> Chunk:
@@ -103,6 +107,31 @@ def test_a_reader_that_is_gone_breaks_the_writer_quietly() -> None:
     assert not writer.full
 
 
+def test_a_full_disk_is_no_reader_that_has_enough() -> None:
+    with open("/dev/full", "wb", buffering=0) as file:
+        writer = Writer(file)
+        writer.put(b"x")
+        assert writer.close(10.0)
+    with pytest.raises(SupervisorError, match="stdout: No space left on device"):
+        writer.check()
+
+
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_a_pipe_that_does_not_block_loses_nothing(buffering: int) -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    text = random.Random(1).randbytes(500_000)
+    with open(write, "wb", buffering=buffering) as file:
+        writer = Writer(file)
+        writer.put(text)
+        got = b""
+        while len(got) < len(text):
+            got += os.read(read, 65536)
+        assert writer.close(10.0)
+    os.close(read)
+    assert (got, writer.broken) == (text, False)
+
+
 def test_a_slow_reader_is_noticed_and_does_not_block_the_loop() -> None:
     read, write = os.pipe()
 
@@ -130,6 +159,9 @@ def test_grep_looks_at_the_text_only() -> None:
     lines = b"n1:0| loss 1\nn1:1| other n1\nn10:2| n1\n"
     assert matching(lines, re.compile(b"n1")) == b"n1:1| other n1\nn10:2| n1\n"
     assert matching(lines, None) == lines
+    bar = b"n1:0| 10%\r20% loss\n"
+    assert matching(bar, re.compile(b"10%")) == matching(bar, re.compile(b"loss")) == bar
+    assert matching(bar, re.compile(b"30%")) == b""
 
 
 def test_status_json_is_the_contracts_document() -> None:
@@ -230,3 +262,23 @@ def test_rows_take_the_state_of_the_newest_host() -> None:
     assert [(row["job"], row["state"], row["generation"], row["hosts"]) for row in rows] == [
         ("a", "failed", 4, ["n1", "n2"])
     ]
+
+
+def test_the_one_live_job_is_chosen_when_all_hosts_have_been_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "GRACE", -1.0)
+    hosts = tuple(Host(name, ssh=name, address=name) for name in ("n1", "n2"))
+
+    async def scenario() -> None:
+        session = Session(Inventory(Path("hosts.toml"), hosts, JobDefaults(workdir=Path())), live_only=True)
+        session.links["n1"].jobs = [entry("a", 1, live=True)]
+        choosing = asyncio.ensure_future(opening.choose(session))
+        await asyncio.sleep(0)
+        session.touch()
+        await asyncio.sleep(0.01)
+        assert not choosing.done()
+        session.links["n2"].jobs = [entry("b", 2, live=True)]
+        session.touch()
+        await choosing
+        assert isinstance(session.failure, UsageError)
+
+    asyncio.run(scenario())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from supervisor.cli import torchrun
+from supervisor.cli import main, torchrun
 from supervisor.cli.logs import parse_logs, selection_of
 from supervisor.cli.options import read_duration, read_ranks, split_target
 from supervisor.cli.up import job_options, parse_up
@@ -302,3 +303,19 @@ def test_logs_selection() -> None:
 
 def test_a_script_named_like_an_inventory_is_an_inventory(tmp_path: Path) -> None:
     assert parse_up([str(tmp_path / "x.toml"), "t.py"]).hosts == str(tmp_path / "x.toml")
+
+
+def test_the_scripts_own_debug_is_not_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    before = logging.getLogger().level
+    try:
+        assert main(["up", "no-such.py", "--debug"]) == 2
+        assert "Traceback" not in capsys.readouterr().err
+        assert main(["up", "--debug", "no-such.py"]) == 2
+        assert "Traceback" in capsys.readouterr().err
+    finally:
+        logging.getLogger().setLevel(before)
+
+
+def test_a_pattern_that_the_nodes_would_not_take_is_a_mistake() -> None:
+    with pytest.raises(UsageError, match="bad escape"):
+        parse_logs(["-f", "--grep", r"\u20ac"])

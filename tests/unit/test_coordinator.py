@@ -248,7 +248,7 @@ def test_the_journal_alone_gives_the_same_picture() -> None:
     world.settle()
     world.die("n3")
     world.settle()
-    folded = restore.fold(world.state.spec, records(world))
+    folded = restore.fold(world.state.spec, world.records())
     assert folded.generation == world.state.generation
     assert folded.members == world.state.members
     assert folded.restarts == world.state.restarts
@@ -261,7 +261,7 @@ def test_a_new_coordinator_forms_the_next_generation_from_the_journal() -> None:
     world = World(spec(3, min_nodes=2))
     world.fail(1)
     world.settle()
-    world.state = restore.take_over(world.state.spec, "n2", 2, records(world), world.now)
+    world.state = restore.take_over(world.state.spec, "n2", 2, world.records(), world.now)
     world.machines["n1"].connected, world.machines["n1"].running = False, None
     for name in ("n2", "n3"):
         world.machines[name].connected = False
@@ -275,21 +275,33 @@ def test_a_new_coordinator_forms_the_next_generation_from_the_journal() -> None:
     assert world.state.restarts == 1
 
 
-def records(world: World) -> list[dict[str, object]]:
-    """Return the world's events as journal records."""
-    return [
-        {
-            "seq": number + 1,
-            "time": "2026-01-01T00:00:00.000Z",
-            "type": event.type,
-            "generation": event.generation,
-            "node": event.node,
-            "rank": event.rank,
-            "detail": dict(event.detail),
-            "term": 1,
-        }
-        for number, event in enumerate(world.events)
-    ]
+def test_a_stop_outlives_the_coordinator_that_was_asked() -> None:
+    for cut in (1, 2):
+        # While the workers stop, and while a generation is being formed.
+        world = World(spec(3, min_nodes=2))
+        world.feed(s.Stop(operator="me", preempted="the allocation ends"))
+        if cut == 2:
+            world.events[-1:-1] = [s.Emit("generation_stopped", 0, detail={"cause": "failure", "stop_ms": 1.0})]
+        world.state = restore.take_over(world.state.spec, "n2", 2, world.records(), world.now)
+        world.die("n1")
+        for name in ("n2", "n3"):
+            world.machines[name].connected = False
+            world.join(name)
+        world.settle()
+        assert (world.state.phase, world.state.ended) == (s.ENDED, "stopped")
+        assert "the allocation ends" in world.last("job_stopped").detail["reason"]
+        assert world.types().count("generation_started") == 1
+
+
+def test_a_nodes_environment_stays_out_of_the_journal() -> None:
+    world = World(spec(2, min_nodes=1))
+    world.feed(s.Add(NodeSpec("n2", "10.0.0.2", "2", env={"TOKEN": "secret"})))
+    world.feed(s.Remove("n2"))
+    world.settle()
+    world.join("n2")
+    world.feed(s.Add(NodeSpec("n2", "10.0.0.2", "2", env={"TOKEN": "secret"})))
+    assert world.last("node_added").detail["spec"]["address"] == "10.0.0.2"
+    assert "secret" not in str(world.records())
 
 
 MOVES = st.lists(
@@ -370,7 +382,7 @@ def test_agents_that_leave_after_the_end_are_not_lost() -> None:
 def test_a_takeover_tells_who_was_lost_and_stops_what_still_runs() -> None:
     world = World(spec(3, min_nodes=2))
     world.now = 100.0
-    world.state = restore.take_over(world.state.spec, "n2", 2, records(world), world.now, away_s=12.0)
+    world.state = restore.take_over(world.state.spec, "n2", 2, world.records(), world.now, away_s=12.0)
     machines = world.machines
     machines["n1"].connected, machines["n1"].running = False, None
     for name in ("n2", "n3"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from remote_agent import restore
 from remote_agent import state as s
-from tests.unit.test_coordinator import records
 from tests.unit.world import World, spec
 
 
@@ -45,7 +44,7 @@ def test_a_spare_takes_a_removed_place_only_where_min_nodes_asks() -> None:
 
 def test_a_node_that_an_operator_calls_dead_does_not_count_for_the_quorum() -> None:
     world = World(spec(5, min_nodes=1))
-    world.state = restore.take_over(world.state.spec, "n4", 2, records(world), world.now)
+    world.state = restore.take_over(world.state.spec, "n4", 2, world.records(), world.now)
     for name in ("n1", "n2", "n3"):
         world.machines[name].connected, world.machines[name].running = False, None
         world.feed(s.GivenUp(name))

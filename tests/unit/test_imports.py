@@ -14,7 +14,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-FROM_AGENT = ("remote_agent.wire", "remote_agent.diagnose", "remote_agent.__version__")
+FROM_AGENT = (
+    "remote_agent.wire",
+    "remote_agent.diagnose",
+    # What a pattern may cost is the same on both sides.
+    "remote_agent.logs.pattern",
+    "remote_agent.__version__",
+)
 PLUGIN = ROOT / "supervisor" / "handlers.py"
 # The parts of the operator's side that may not know of the command line, in the order of the data.
 LOWER = ("inventory", "ssh", "session", "postmortem")

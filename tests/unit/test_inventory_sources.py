@@ -17,7 +17,7 @@ Hosts = list[tuple[str, str]]
 
 
 def options(**given: Any) -> argparse.Namespace:
-    return argparse.Namespace(**{"host_list": None, "hostfile": None, "slurm": False, **given})
+    return argparse.Namespace(**{"host_list": None, "hostfile": None, "slurm": None, **given})
 
 
 def hosts(**given: Any) -> Hosts:
@@ -62,7 +62,7 @@ def test_hostfiles(tmp_path: Path, text: str, expected: Hosts) -> None:
 def test_allocations(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], expected: Hosts) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert hosts(slurm=True) == expected
+    assert hosts(slurm="auto") == expected
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_allocations(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], e
         ({"host_list": "gpu[1-"}, "--hosts: 'gpu\\[1-': a bracket is not closed"),
         ({"host_list": "a,a"}, "--hosts: .*two hosts are called a"),
         ({"hostfile": "/no/such"}, "--hostfile /no/such: cannot be read: No such file"),
-        ({"slurm": True}, "SLURM_JOB_NODELIST is not set"),
-        ({"slurm": True, "host_list": "a"}, "--hosts and --slurm both name the hosts"),
+        ({"slurm": "auto"}, "SLURM_JOB_NODELIST is not set"),
+        ({"slurm": "auto", "host_list": "a"}, "--hosts and --slurm both name the hosts"),
     ],
 )
 def test_what_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], words: str) -> None:
@@ -87,9 +87,9 @@ def test_an_allocation_takes_the_python_that_is_active_here(tmp_path: Path) -> N
     python.write_text("")
     python.chmod(0o755)
     environ = {"SLURM_JOB_NODELIST": "n[1-2]"}
-    assert "defaults" not in sources.from_slurm(environ)
+    assert sources.from_slurm(environ)["defaults"] == {"via": "auto"}
     made = sources.from_slurm({**environ, "PATH": f"/nowhere:{tmp_path}"})
-    assert made["defaults"] == {"python": str(python)}
+    assert made["defaults"] == {"python": str(python), "via": "auto"}
     assert f'[defaults]\npython = "{python}"' in sources.to_toml(made, "an allocation")
 
 
@@ -116,11 +116,19 @@ def test_a_written_inventory_loads_back_to_the_same_hosts(
     Path("FILE").write_text("n1 slots=8\nn2 slots=4\n")
     assert main(["hosts", "--from", *words]) == 0
     Path("hosts.toml").write_text(capsys.readouterr().out)
-    value = {"hosts": words[-1], "hostfile": "FILE", "slurm": True}[words[0]]
+    value = {"hosts": words[-1], "hostfile": "FILE", "slurm": "auto"}[words[0]]
     given: dict[str, Any] = {"host_list" if words[0] == "hosts" else words[0]: value}
     direct = load_inventory(None, options(**given))
     again = load(Path("hosts.toml"))
     assert (again.hosts, again.job) == (direct.hosts, direct.job)
+
+
+def test_nodes_that_share_a_home_have_roots_of_their_own(tmp_path: Path) -> None:
+    made = sources.with_own_roots({"hosts": [{"name": "n[1-2]", "nproc_per_node": 2}]}, "/home/u/.supervisor/nodes")
+    (tmp_path / "hosts.toml").write_text(sources.to_toml(made, "an allocation"))
+    found = [(host.name, host.nproc_per_node, host.env) for host in load(tmp_path / "hosts.toml").hosts]
+    roots = [{"SUPERVISOR_HOME": f"/home/u/.supervisor/nodes/{name}"} for name in ("n1", "n2")]
+    assert found == [("n1", "2", roots[0]), ("n2", "2", roots[1])]
 
 
 def test_hosts_needs_to_know_what_to_read(capsys: pytest.CaptureFixture[str]) -> None:

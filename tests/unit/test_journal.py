@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from remote_agent.journal import Journal, public, read_records, utc
+from remote_agent.journal import Journal, chunks, public, read_records, utc
 
 
 def record(seq: int, **changes: Any) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def test_records_survive_a_restart(tmp_path: Path) -> None:
 
     async def first() -> None:
         journal = Journal(path)
-        journal.extend(record(number) for number in (1, 2, 3))
+        journal.take([record(number) for number in (1, 2, 3)])
         journal.close()
 
     asyncio.run(first())
@@ -42,6 +42,39 @@ def test_records_survive_a_restart(tmp_path: Path) -> None:
 
     asyncio.run(second())
     assert [one["seq"] for one in read_records(path)] == [1, 2, 3, 4]
+
+
+def test_a_disk_that_was_full_leaves_no_gap(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+
+    async def check() -> None:
+        journal = Journal(path)
+        journal.append(record(1))
+        journal.close()
+        journal._file = open("/dev/full", "a")  # noqa: SIM115  the journal closes it
+        journal.append(record(2))
+        journal.append(record(3))
+        assert [one["seq"] for one in read_records(path)] == [1, 2, 3]
+        path.unlink()
+        path.mkdir()
+        (path / "x").touch()
+        journal.take([record(1), record(2)], reset=True)
+        journal.append(record(3))
+        (path / "x").unlink()
+        path.rmdir()
+        journal.append(record(4))
+        assert [one["seq"] for one in read_records(path)] == [1, 2, 3, 4]
+        journal.close()
+
+    asyncio.run(check())
+
+
+def test_chunks_are_bounded_by_bytes() -> None:
+    large = [record(seq, detail={"text": "x" * 400_000}) for seq in range(1, 8)]
+    found = list(chunks(large))
+    assert [one for chunk in found for one in chunk] == large
+    assert [len(chunk) for chunk in found] == [2, 2, 2, 1]
+    assert list(chunks([])) == [[]]
 
 
 def test_no_gap_and_no_duplicate_can_enter(tmp_path: Path) -> None:

@@ -182,5 +182,10 @@ class World:
     def types(self) -> list[str]:
         return [event.type for event in self.events]
 
+    def records(self) -> list[dict[str, Any]]:
+        """Return the events as journal records."""
+        at = {"time": "2026-01-01T00:00:00.000Z", "term": 1}
+        return [{"seq": seq, **at, **dataclasses.asdict(event)} for seq, event in enumerate(self.events, 1)]
+
     def last(self, kind: str) -> s.Emit:
         return next(event for event in reversed(self.events) if event.type == kind)

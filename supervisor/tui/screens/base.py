@@ -130,6 +130,10 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         """Open the log of the selection."""
         self.tui.open_log(self.selection())
 
+    def action_incident(self) -> None:
+        """Open the newest incident."""
+        self.tui.open_incident()
+
     def action_act(self) -> None:
         """Open the menu of actions."""
         self.tui.open_menu(self.selection())

@@ -206,6 +206,11 @@ class TextDialog(Dialog[None]):
         picker.show(range(len(lines)), lambda index: ((lines[index], "text"),))
         yield picker
 
+    @on(Picker.Opened)
+    def read(self) -> None:
+        """Enter closes it."""
+        self.dismiss(None)
+
 
 class MenuItem(NamedTuple):
     """A line of a menu."""

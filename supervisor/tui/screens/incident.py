@@ -59,6 +59,20 @@ class IncidentScreen(LiveScreen):
         picker.note = ((f"{len(incidents) - self._back} of {len(incidents)}", "dim"),)
         picker.show([line.key for line in lines], lambda index: lines[index].row)
 
+    def open(self, number: object) -> None:
+        """Show the incident with this id, else the newest."""
+        incidents = self.tui.source.incidents
+        at = next((at for at, incident in enumerate(incidents) if incident.get("id") == number), len(incidents) - 1)
+        self._seen = len(incidents)
+        self._turn_to(len(incidents) - 1 - at)
+
+    def _turn_to(self, back: int) -> None:
+        self._back = max(0, back)
+        picker = self.query_one(Picker)
+        picker.top = 0
+        picker.action_edge(False)
+        self.tui.look_again()
+
     def _current(self) -> Json | None:
         incidents = self.tui.source.incidents
         self._back = max(0, min(self._back, len(incidents) - 1))
@@ -73,11 +87,7 @@ class IncidentScreen(LiveScreen):
 
     def action_turn(self, step: int) -> None:
         """Show an older or newer incident."""
-        self._back = max(0, self._back - step)
-        picker = self.query_one(Picker)
-        picker.top = 0
-        picker.action_edge(False)
-        self.tui.look_again()
+        self._turn_to(self._back - step)
 
     def action_logs(self) -> None:
         """Open the culprit's log of that generation."""

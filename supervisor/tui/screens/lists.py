@@ -104,7 +104,7 @@ class EventsScreen(LiveScreen):
         """Show the newest events; a reader who has left the end stays where he is."""
         picker = self.query_one(Picker)
         events = self.tui.source.events
-        at_end = picker.cursor in (-1, picker.line_count() - 1)
+        at_end = picker.at_end
         glyphs, width = self.tui.glyphs, self.size.width
         picker.show(range(len(events)), lambda index: event_row(events[index], glyphs, width, wide=True))
         picker.note = ((f"{len(events):,} in all", "dim"),)

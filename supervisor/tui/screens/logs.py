@@ -14,12 +14,13 @@ from textual.widgets import Input, Static
 
 from supervisor.session.logs import Selection
 from supervisor.tui import ansi, words
-from supervisor.tui.cells import clean, row_width, width_of
+from supervisor.tui.cells import clean, fit_row, row_width, width_of
 from supervisor.tui.feeds import MergedFeed, RankFeed
 from supervisor.tui.finder import Finder
 from supervisor.tui.rows import name_width
 from supervisor.tui.screens.base import LiveScreen, Target
 from supervisor.tui.screens.dialogs import TextDialog
+from supervisor.tui.widgets.lines import HEADING
 from supervisor.tui.widgets.virtual_log import VirtualLog, position
 
 if TYPE_CHECKING:
@@ -50,9 +51,12 @@ class LogsScreen(LiveScreen):
     def body(self) -> Iterable[Widget]:
         """The log, and a line to type in."""
         yield VirtualLog(title="log", id="log")
-        with Horizontal(id="find"):
+        with Horizontal(id="find") as find:
+            find.display = False
             yield Static("/", id="slash")
-            yield FindInput(id="pattern", compact=True, placeholder="text or regular expression")
+            field = FindInput(id="pattern", compact=True, placeholder="text or regular expression")
+            field.cursor_blink = False
+            yield field
 
     def on_mount(self) -> None:
         """Begin with all ranks."""
@@ -60,8 +64,6 @@ class LogsScreen(LiveScreen):
         self.streams = BOTH
         self.generation: int | None = None
         self.finder: Finder | None = None
-        self.query_one("#find").display = False
-        self.query_one("#pattern", Input).cursor_blink = False
 
     # --- what is shown
 
@@ -110,12 +112,23 @@ class LogsScreen(LiveScreen):
         log = self.log_view
         if log.feed is None:
             self.open_target(self.target)
-        if isinstance(log.feed, RankFeed) and log.follow and self.generation is None:
-            newest = snapshot.generation
-            if newest is not None and newest > log.feed.generation:
-                self._open()
+        self._keep_up(snapshot)
         log.source_width = name_width(snapshot.nodes) + 2 + len(str(max(1, len(snapshot.ranks) - 1)))
         self._title()
+
+    def _keep_up(self, snapshot: Snapshot) -> None:
+        """Go with a rank into the next generation, and to another node; what is being read stays."""
+        feed = self.log_view.feed
+        if self.generation is not None or self.target.rank is None:
+            return
+        if isinstance(feed, RankFeed) and not self.log_view.follow:
+            return
+        row = snapshot.rank(self.target.rank)
+        if row is not None:
+            self.target = Target(row.node, row.rank)
+        newest = snapshot.generation
+        if isinstance(feed, RankFeed) and newest is not None and newest > feed.generation:
+            self._open()
 
     def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
         """Let the log move."""
@@ -126,7 +139,7 @@ class LogsScreen(LiveScreen):
     def _title(self) -> None:
         log = self.log_view
         log.heading = "log of " + self.scope_text()
-        log.note = self._note(log, self.size.width - width_of(log.heading) - 8)
+        log.note = self._note(log, self.size.width - min(HEADING, width_of(log.heading)) - 7)
         log.redraw()
 
     def _note(self, log: VirtualLog, room: int) -> Row:
@@ -136,6 +149,8 @@ class LogsScreen(LiveScreen):
             parts.append((3, ((clean(self.finder.said()), "bad" if self.finder.problem else "mark"),)))
         if log.problem and log.feed is not None and log.feed.count:
             parts.append((4, ((clean(log.problem), "warn"),)))
+        if log.absent_text:
+            parts.append((3, ((clean(log.absent_text), "warn"),)))
         if log.left:
             parts.append((1, ((f"column {log.left}", "dim"),)))
         if log.follow:
@@ -150,7 +165,7 @@ class LogsScreen(LiveScreen):
         spans: list[Span] = []
         for _, row in parts:
             spans += [("   " if spans else "", ""), *row]
-        return tuple(spans)
+        return tuple(spans) if row_width(spans) <= room else fit_row(spans, max(0, room), log.glyphs.more)
 
     def scope_text(self) -> str:
         """What is shown, in words."""

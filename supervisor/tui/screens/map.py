@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from textual import on
+from textual.binding import Binding
 from textual.containers import Horizontal
 
 from supervisor.tui import rows
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 TAIL_EVERY_S = 0.4
 
 
-class MapScreen(LiveScreen):
+class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
     """Nodes, ranks, events and the newest lines."""
 
     NAME = "map"
@@ -66,7 +67,8 @@ class MapScreen(LiveScreen):
 
     def _arrange(self, snapshot: Snapshot) -> MapLayout:
         width, height = self.size.width, self.size.height - 4
-        per_node = nodes_per_line(width, rows.name_width(snapshot.nodes) + 1, True)
+        # The last cell is the scroll bar's.
+        per_node = nodes_per_line(width - 1, rows.name_width(snapshot.nodes) + 1, True)
         layout = map_layout(
             width,
             height,
@@ -102,7 +104,7 @@ class MapScreen(LiveScreen):
         if not picker.display:
             return
         events = self.tui.source.events
-        at_end = picker.cursor in (-1, picker.line_count() - 1) or not picker.has_focus
+        at_end = picker.at_end or not (picker.has_focus or picker.scrolled)
         glyphs, width = self.tui.glyphs, self.size.width
         picker.show(range(len(events)), lambda index: event_row(events[index], glyphs, width))
         picker.note = ((f"{len(events)}", "dim"),) if events else ()
@@ -117,6 +119,8 @@ class MapScreen(LiveScreen):
             tail.open(self.tui.merged_feed(None))
         tail.source_width = rows.name_width(snapshot.nodes) + 2 + len(str(max(1, len(snapshot.ranks) - 1)))
         tail.note = ((f" {tail.unseen_text}  G follows ", "pill"),) if tail.unseen else (("all ranks", "dim"),)
+        if tail.absent_text:
+            tail.note = (*tail.note, (f"  {tail.absent_text}", "warn"))
 
     def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
         """Keep the tail moving beside everything else."""

@@ -121,3 +121,8 @@ class Help(Dialog[None]):
         picker.styles.height = min(len(rows), max(3, self.app.size.height - 6))
         picker.show(range(len(rows)), lambda index: rows[index])
         yield picker
+
+    @on(Picker.Opened)
+    def read(self) -> None:
+        """Enter closes it."""
+        self.dismiss(None)

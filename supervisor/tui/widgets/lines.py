@@ -14,7 +14,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from supervisor.tui.cells import EMPTY, Palette, Row, Span, clean, fit_row, row_width
+from supervisor.tui.cells import EMPTY, Palette, Row, Span, clean, fit, fit_row, row_width, width_of
 
 if TYPE_CHECKING:
     from rich.style import Style
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # Strips kept per widget: some screens full. One takes 1 to 3 kB.
 STRIP_CACHE = 1000
 WHEEL_LINES = 3
+# So much of a heading stays where the note needs the room, cells.
+HEADING = 24
 
 
 class Chrome(Protocol):
@@ -149,9 +151,13 @@ class LineView(Widget, can_focus=True):
     def _title_row(self) -> Row:
         width = self.size.width
         rule = self.glyphs.rule
+        heading = clean(self.heading)
+        shorter = width - row_width(self.note) - 7
+        if HEADING <= shorter < width_of(heading):
+            heading = fit(heading, shorter, self.glyphs.more)
         name: list[Span] = [
             (rule + " ", "rule"),
-            (clean(self.heading), "accent" if self.has_focus else "head"),
+            (heading, "accent" if self.has_focus else "head"),
             (" ", ""),
         ]
         room = width - row_width(name) - 1

@@ -52,6 +52,7 @@ class Picker(LineView):
         self._keys: Sequence[Hashable] = ()
         self._row: Callable[[int], Row] = lambda index: ()
         self._selected: Hashable = None
+        self._scrolled = False
         self.leads = False
         """The selection is shown as if the list had the focus: another widget drives it."""
         self._has_head = head
@@ -77,6 +78,21 @@ class Picker(LineView):
             return self._keys.index(self._selected)
         except ValueError:
             return -1
+
+    @property
+    def scrolled(self) -> bool:
+        """The reader has turned the wheel, away from the end."""
+        return self._scrolled
+
+    @property
+    def at_end(self) -> bool:
+        """The newest row is selected, or none, and the reader has not scrolled away from it."""
+        return not self._scrolled and self.cursor in (-1, len(self._keys) - 1)
+
+    def scroll_lines(self, delta: int) -> None:
+        """Move the view by some lines."""
+        super().scroll_lines(delta)
+        self._scrolled = self.top < self.last_top
 
     def show(self, keys: Sequence[Hashable], row: Callable[[int], Row]) -> None:
         """Show these rows; the selected key stays selected, and stays in view."""
@@ -116,6 +132,7 @@ class Picker(LineView):
             return
         index = max(0, min(index, len(self._keys) - 1))
         moved = self._keys[index] != self._selected
+        self._scrolled = False
         self._selected = self._keys[index]
         self._bring_into_view(index)
         self.redraw()

@@ -5,7 +5,7 @@ In: a snapshot. Out: rows; the selected rank or node.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from textual.binding import Binding
@@ -58,12 +58,11 @@ class RankGrid(LineView):
         if per_node != self.per_node:
             self.selected = 0
         self.per_node = per_node
-        self._cells = tuple(node for node in snapshot.nodes if node.ranks or per_node)
+        self._cells = tuple(snapshot.nodes) if per_node else tuple(_in_grid(snapshot))
         self._stale = snapshot.stale
         self._best_step = snapshot.train_step or 0
         self._name_width = name_width(self._cells)
-        widest = 0 if per_node else max((len(node.ranks) for node in self._cells), default=1)
-        self._cell = self._name_width + 1 + widest
+        self._cell = self._name_width + 1 + (0 if per_node else _widest(self._cells))
         self.heading = "nodes by their worst rank" if per_node else f"ranks by {self.metric}"
         self.note = legend(self.glyphs, snapshot.ranks) if not snapshot.stale else EMPTY
         self.redraw()
@@ -98,7 +97,10 @@ class RankGrid(LineView):
             spans.append((fit(node.name, self._name_width, self.glyphs.more) + " ", role))
             for rank in node.ranks:
                 _add(spans, self._glyph(rank), self._role(rank, rank.rank == self.selected and self.has_focus))
-            spans.append((" " * (self._cell - self._name_width - 1 - len(node.ranks) + GAP), ""))
+            if not node.ranks:
+                _add(spans, "-" if self._stale else self.glyphs.of(node.look), "off" if self._stale else node.look.role)
+            used = self._name_width + 1 + max(1, len(node.ranks))
+            spans.append((" " * (self._cell - used + GAP), ""))
         return tuple(spans)
 
     def _node_glyphs(self, nodes: tuple[NodeRow, ...], index: int) -> Row:
@@ -151,7 +153,7 @@ class RankGrid(LineView):
 
     def action_row(self, delta: int) -> None:
         """Select in the next or previous line."""
-        ranks = 1 if self.per_node else max((len(node.ranks) for node in self._cells), default=1)
+        ranks = 1 if self.per_node else _widest(self._cells)
         self._select(lambda at, _: at + delta * self.per_line * ranks)
 
     def action_edge(self, end: int) -> None:
@@ -172,6 +174,15 @@ def _add(spans: list[Span], text: str, role: str) -> None:
         spans.append((text, role))
 
 
+def _in_grid(snapshot: Snapshot) -> list[NodeRow]:
+    """The nodes of the heat map of ranks: a lost one has none and is what one looks for."""
+    return [node for node in snapshot.nodes if node.ranks or node.state not in ("spare", "removed")]
+
+
+def _widest(nodes: Sequence[NodeRow]) -> int:
+    return max((len(node.ranks) for node in nodes), default=0) or 1
+
+
 def nodes_per_line(width: int, cell: int, per_node: bool) -> int:
     """How many nodes fit in a line of `width` cells."""
     if per_node:
@@ -182,6 +193,6 @@ def nodes_per_line(width: int, cell: int, per_node: bool) -> int:
 
 def lines_needed(snapshot: Snapshot, width: int) -> int:
     """Lines for one glyph per rank."""
-    nodes = [node for node in snapshot.nodes if node.ranks]
-    cell = name_width(nodes) + 1 + max((len(node.ranks) for node in nodes), default=1)
+    nodes = _in_grid(snapshot)
+    cell = name_width(nodes) + 1 + _widest(nodes)
     return -(-len(nodes) // nodes_per_line(width - 1, cell, False))

@@ -92,6 +92,14 @@ class VirtualLog(LineView):
         more = isinstance(self.feed, MergedFeed) and self.feed.more_unseen
         return f"+{words.count(self.unseen, 'line')}{' or more' if more else ''}"
 
+    @property
+    def absent_text(self) -> str:
+        """Whose lines are missing, in words, or nothing."""
+        absent = self.feed.absent if isinstance(self.feed, MergedFeed) else ()
+        if not absent:
+            return ""
+        return f"without {absent[0] if len(absent) == 1 else words.count(len(absent), 'node')}"
+
     def open(self, feed: Feed, *, follow: bool = True) -> None:
         """Show another feed from its end, or from its begin."""
         self.feed = feed
@@ -99,6 +107,7 @@ class VirtualLog(LineView):
         self.pointer = None
         self.top = 0
         self._seen = 0
+        self._goal = self._around = None
         self.problem = ""
         self._due = 0.0
         self.redraw()
@@ -215,6 +224,7 @@ class VirtualLog(LineView):
         """Follow the end, or stay where we are."""
         if follow:
             self.follow = True
+            self._goal = self._around = None
             self._due = 0.0
             self.scroll_to_line(self.last_top)
         else:
@@ -277,7 +287,7 @@ class VirtualLog(LineView):
             self._arrived(feed)
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + (self._every_s if self.follow else COUNT_EVERY)
-            await feed.refresh(self.body_height, self.follow)
+            await feed.refresh(self.body_height, lambda: self.follow)
             if feed is self.feed:
                 self._arrived(feed)
         height = self.body_height

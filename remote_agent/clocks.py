@@ -1,0 +1,41 @@
+"""Time: what leases are measured with, and the offset between two machines' wall clocks.
+
+In: the kernel's clocks, heartbeats and their answers. Out: seconds that never go back, nanoseconds to add.
+"""
+
+from __future__ import annotations
+
+import time
+
+# Enough to find a quiet moment of the network; few enough to follow a clock that drifts.
+CLOCK_SAMPLES = 16
+# Unlike the monotonic clock it counts while a machine is suspended: the others count on.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def now() -> float:
+    """Return seconds of a clock that never goes back, for leases and everything compared with them."""
+    return time.clock_gettime(_CLOCK)
+
+
+class Offset:
+    """How far the coordinator's wall clock is ahead of ours, from heartbeats and their answers (as NTP does)."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[int, int]] = []
+
+    def sample(self, sent_ns: int, received_there_ns: int, answered_there_ns: int) -> None:
+        """Take one heartbeat's four times in; the fourth is now."""
+        now_ns = time.time_ns()
+        delay = (now_ns - sent_ns) - (answered_there_ns - received_there_ns)
+        if delay < 0:
+            # A clock was set meanwhile: what was measured before does not hold either.
+            self._samples = []
+            return
+        offset = ((received_there_ns - sent_ns) + (answered_there_ns - now_ns)) // 2
+        self._samples = [*self._samples[-CLOCK_SAMPLES + 1 :], (delay, offset)]
+
+    @property
+    def ns(self) -> int:
+        """Nanoseconds to add to our time to get the coordinator's: of the sample with the shortest way."""
+        return min(self._samples)[1] if self._samples else 0

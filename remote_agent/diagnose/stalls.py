@@ -1,0 +1,270 @@
+"""Who holds a living group up: the ranks that others wait for, and what those ranks are doing. Pure.
+
+In: two pulses of each rank, some seconds apart (remote_agent.engine_pulse). Out: a Stall, or None when all is well.
+
+**Silence alone is no stall. Ranks must wait for others, and those must do nothing: no processor time, no bytes, the
+same stack; or they are stopped, hold Python's lock, or have left. Who computes, compiles or writes a file is waited
+for, however long it takes.**
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from remote_agent.diagnose.hints import HINTS
+from remote_agent.diagnose.model import Context, Evidence, Incident, Victims, name_nodes, name_ranks
+from remote_agent.diagnose.shapes import clip, signature
+
+# More of a processor than an idle interpreter with its threads, less than any work.
+BUSY_SHARE = 0.03
+# What timers and logs of an idle process may read and write in a second.
+BUSY_BYTES_PER_S = 16_384
+Pulse = Mapping[str, Any]
+
+STOPPED, DEAF, INERT, LEFT, BEHIND = "stopped", "deaf", "inert", "left", "behind"
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """What one rank waits for: the oldest collective of a group that is not done; group "": no collective yet."""
+
+    group: str
+    seq: int
+    op: str
+    sizes: str = ""
+    age_s: float = 0.0
+    timeout_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Stall:
+    """A group that does not get on."""
+
+    kind: str
+    """missing: some ranks do not come; mismatch: they call different collectives; network: all came, none is done."""
+    waits: Mapping[int, Wait]
+    missing: Mapping[int, str]
+    """The ranks to look at: stopped, deaf, inert, left or behind; empty for a network's stall."""
+    where: Mapping[int, str]
+    """Where the missing ranks are, as far as they tell."""
+    calls: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    """The libraries' functions that they have called there."""
+
+    @property
+    def first(self) -> Wait:
+        """The wait that has lasted longest, of the ranks that are held up."""
+        held = [wait for rank, wait in self.waits.items() if rank not in self.missing] or list(self.waits.values())
+        return max(held, key=lambda wait: wait.age_s)
+
+
+def find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], left: frozenset[int]) -> Stall | None:
+    """Return what holds these ranks up; `left`: ranks that have ended well, while the others go on."""
+    both = now.keys() & before.keys()
+    waits = {rank: wait for rank in both if (wait := _lasting(before[rank], now[rank])) is not None}
+    stopped = {rank: STOPPED for rank in both if before[rank]["state"] == now[rank]["state"] == "T"}
+    blockers = {rank: _blockers(rank, wait, waits, now, left) for rank, wait in waits.items()}
+    wanted = {rank for held in blockers.values() for rank in held}
+    idle = {rank: how for rank in both - set(waits) if (how := _idleness(before[rank], now[rank])) is not None}
+    idle.update(dict.fromkeys(left, LEFT))
+    # Who waits for somebody is held up itself; who waits although nobody is missing is behind.
+    idle.update({rank: BEHIND for rank in waits if not blockers[rank]})
+    missing = {**{rank: how for rank, how in idle.items() if rank in wanted}, **stopped}
+    if missing:
+        held = set(waits) - set(missing)
+        calls = {rank: now[rank]["calls"] for rank in missing if rank in now and now[rank]["calls"]}
+        return Stall("missing", waits, missing, _places(missing, now), calls) if held or stopped else None
+    return _all_wait(waits, wanted, now) if waits and set(waits) == set(now) else None
+
+
+def is_suspect(before: Mapping[int, Pulse], now: Mapping[int, Pulse]) -> bool:
+    """Tell whether these ranks give reason to look at their stacks: one waits, or all do nothing."""
+    both = now.keys() & before.keys()
+    if any(_lasting(before[rank], now[rank]) is not None for rank in both):
+        return True
+    return bool(both) and not any(_works(before[rank], now[rank]) for rank in both)
+
+
+def _all_wait(waits: Mapping[int, Wait], wanted: set[int], now: Mapping[int, Pulse]) -> Stall:
+    """Every rank waits: for the same, and then it is the network's; or for different things."""
+    calls: dict[tuple[str, str, str], list[int]] = {}
+    for rank, wait in waits.items():
+        calls.setdefault((wait.group, wait.op, wait.sizes), []).append(rank)
+    if len(calls) == 1 and not wanted:
+        return Stall("network", waits, {}, {})
+    fewest = min(len(ranks) for ranks in calls.values())
+    odd = [ranks for ranks in calls.values() if len(ranks) == fewest]
+    # Where no side is the smaller one, nobody can say who is wrong.
+    ranks = odd[0] if len(odd) == 1 and len(calls) > 1 else []
+    return Stall("mismatch", waits, dict.fromkeys(ranks, BEHIND), _places(dict.fromkeys(waits, ""), now))
+
+
+def _lasting(before: Pulse, now: Pulse) -> Wait | None:
+    """Return what a rank has waited for in both pulses: of several collectives the one that has lasted longest."""
+    found = []
+    for name, group in now["groups"].items():
+        earlier = before["groups"].get(name, {})
+        if "seq" in group and earlier.get("seq") == group["seq"]:
+            found.append(Wait(name, group["seq"], group["op"], group["sizes"], group["age_s"], group["timeout_s"]))
+    if found:
+        return max(found, key=lambda wait: wait.age_s)
+    if now["stack"] and now["inside"] and now["inside"] == before["inside"] and now["stack"] == before["stack"]:
+        return Wait("", 0, now["inside"], age_s=now["t"] - before["t"])
+    return None
+
+
+def _blockers(
+    rank: int, wait: Wait, waits: Mapping[int, Wait], now: Mapping[int, Pulse], left: frozenset[int]
+) -> set[int]:
+    """Return the ranks that have not come to where this one waits."""
+    everyone = set(now) | left
+    if not wait.group:
+        # Nothing is known of a group: who is not in torch.distributed himself has not come.
+        return {other for other in everyone if other != rank and other not in waits}
+    said = next((ranks for one in now.values() if (ranks := one["groups"].get(wait.group, {}).get("ranks"))), None)
+    # The record of gloo does not tell the members of a group: then they are those who have used it.
+    users = {other for other in now if wait.group in now[other]["groups"]}
+    members = set(said) if said else everyone if wait.group == "0" else users
+    came = {other for other in users if now[other]["groups"][wait.group]["last"] >= wait.seq}
+    return (members & everyone) - came - {rank}
+
+
+def _idleness(before: Pulse, now: Pulse) -> str | None:
+    """Return how a rank does nothing; None when it does something, or nobody knows."""
+    if now["state"] == before["state"] == "T":
+        return STOPPED
+    if _transfers(before, now):
+        return None
+    if now["deaf"] and before["deaf"]:
+        return DEAF
+    same = bool(now["stack"]) and now["stack"] == before["stack"]
+    return INERT if same and not _works(before, now) else None
+
+
+def _transfers(before: Pulse, now: Pulse) -> bool:
+    # D: the kernel reads or writes for it.
+    return bool(now["state"] == "D" or now["io"] - before["io"] > BUSY_BYTES_PER_S * (now["t"] - before["t"]))
+
+
+def _works(before: Pulse, now: Pulse) -> bool:
+    computes = now["cpu_s"] - before["cpu_s"] > BUSY_SHARE * (now["t"] - before["t"])
+    return bool(computes or _transfers(before, now))
+
+
+def _places(ranks: Mapping[int, str], now: Mapping[int, Pulse]) -> dict[int, str]:
+    return {rank: str(now[rank]["where"]) for rank in sorted(ranks) if rank in now and now[rank]["where"]}
+
+
+def missing_of(stall: Stall) -> dict[str, Any]:
+    """Return the contract's `missing` object."""
+    first = stall.first if stall.waits else None
+    return {
+        "collective": first.op if first is not None else None,
+        "seq": first.seq if first is not None and first.group else None,
+        "waiting": sorted(set(stall.waits) - set(stall.missing)),
+        "missing": sorted(stall.missing),
+        "stacks": {str(rank): place for rank, place in stall.where.items()},
+    }
+
+
+def stall_incident(stall: Stall, age_s: float, context: Context) -> Incident:
+    """Return the incident of a group that hangs; `age_s`: for how long already."""
+    ranks = tuple(sorted(stall.missing))
+    nodes = {name for name in context.ranks_per_node for rank in ranks if rank in context.ranks_of(name)}
+    waiting = sorted(set(stall.waits) - set(ranks))
+    category, scope, confidence = _kind_of(stall)
+    headline = _headline(stall, waiting, age_s)
+    subject = f"{name_ranks(ranks)}{name_nodes(sorted(nodes))}: " if ranks else ""
+    waits = f"waits in {_call(stall.first)}" if stall.waits else ""
+    return Incident(
+        id=context.incident_id,
+        generation=context.generation,
+        time_ns=context.now_ns,
+        category=category,
+        scope=scope,
+        culprit_ranks=ranks,
+        culprit_node=nodes.pop() if len(nodes) == 1 else None,
+        confidence=confidence,
+        summary=clip(f"{subject}{headline}"),
+        evidence=tuple(
+            Evidence(_node_of(rank, context), rank, None, None, f"{how}: {stall.where.get(rank, 'no stack')}")
+            for rank, how in sorted(stall.missing.items())
+        ),
+        traceback=None,
+        exit_code=None,
+        exit_signal=None,
+        hint=_hint(stall),
+        victims=(Victims(tuple(waiting), category, waits),) if waiting and ranks else (),
+        missing=missing_of(stall),
+        signature=signature(category, stall.kind, "", " ".join(sorted(set(stall.where.values())))),
+    )
+
+
+def _kind_of(stall: Stall) -> tuple[str, str, str]:
+    """Return category, scope and confidence."""
+    ways = set(stall.missing.values())
+    scope = "one_rank" if len(stall.missing) == 1 else "several_or_all_ranks"
+    if stall.kind == "network":
+        return "hang_no_output", "outside_the_ranks", "supported"
+    if stall.kind == "mismatch" or ways == {LEFT}:
+        return "collective_desync", scope, "established" if ways == {LEFT} else "supported"
+    return "hang_no_output", scope, "established" if ways == {STOPPED} else "supported"
+
+
+def _call(wait: Wait) -> str:
+    return f"{wait.op} {wait.seq}" if wait.group else wait.op
+
+
+_DOES = {
+    STOPPED: "is stopped by a signal (SIGSTOP, SIGTSTP or a debugger)",
+    DEAF: "holds Python's lock (GIL), or its interpreter is stuck",
+    INERT: "does nothing",
+    LEFT: "has left: it exited with code 0",
+}
+
+
+def _headline(stall: Stall, waiting: list[int], age_s: float) -> str:
+    since = f"for {age_s:.0f} s"
+    if stall.kind == "network":
+        return f"all {len(stall.waits)} ranks have waited in {_call(stall.first)} {since}: all have come, none gets on"
+    if stall.kind == "mismatch":
+        calls: dict[str, list[int]] = {}
+        for rank, wait in stall.waits.items():
+            calls.setdefault(_call(wait), []).append(rank)
+        said = "; ".join(f"{name_ranks(ranks)} in {call}" for call, ranks in sorted(calls.items()))
+        return f"the ranks wait in different collectives {since}: {said}"
+    ways = sorted(set(stall.missing.values()))
+    does = " or ".join(_DOES[way] if way in _DOES else _behind(stall) for way in ways)
+    places = sorted(set(stall.where.values()))
+    at = f" at {', '.join(places[:3])}" if places and ways != [LEFT] else ""
+    called = sorted(set(stall.calls.values()))
+    at += f" ({', '.join(called[:3])})" if at and called and BEHIND not in ways else ""
+    verb = "waits" if len(waiting) == 1 else "wait"
+    held = f", while {name_ranks(waiting)} {verb} in {_call(stall.first)}" if waiting else ""
+    left = stall.first.timeout_s - age_s if stall.waits and stall.first.timeout_s else None
+    ends = f" (times out in {left:.0f} s)" if left is not None and left > 0 else ""
+    return f"{does}{at} {since}{held}{ends}"
+
+
+def _behind(stall: Stall) -> str:
+    wait = next(stall.waits[rank] for rank, way in stall.missing.items() if way == BEHIND)
+    others = "which the others have finished" if wait.group else "to which the others do not come"
+    return f"waits in {_call(wait)}, {others},"
+
+
+def _hint(stall: Stall) -> str:
+    ways = set(stall.missing.values())
+    if STOPPED in ways:
+        return "kill -CONT lets it go on; look for a debugger, a suspended container or an operator"
+    if stall.kind == "network":
+        return HINTS["nccl_network"]
+    if stall.kind == "mismatch" or LEFT in ways:
+        return HINTS["collective_desync"]
+    if any("dataloader.py" in call for call in stall.calls.values()):
+        return "its DataLoader's workers deliver nothing: look at what they read, and at their stacks (py-spy dump)"
+    return "`supervisor stacks` shows the whole stack"
+
+
+def _node_of(rank: int, context: Context) -> str | None:
+    return next((name for name in context.ranks_per_node if rank in context.ranks_of(name)), None)

@@ -1,0 +1,145 @@
+"""Whether the running group gets on: when its ranks are asked, and what their answers mean. Pure.
+
+In: heartbeats, pulses of the ranks, time. Out: orders `pulse`, the incident of a hang while it lasts, its end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from remote_agent import state as s
+from remote_agent.diagnose import Context, fingerprint
+from remote_agent.diagnose.stalls import find_stall, is_suspect, missing_of, stall_incident
+from remote_agent.turn import stop_group
+
+if TYPE_CHECKING:
+    from remote_agent.diagnose.stalls import Stall
+    from remote_agent.turn import Turn
+
+# Of hang_after: from a group's last sign of progress to the first question, and from one question to the next.
+ASK_SHARE = 1 / 4
+# Where every rank waits it may be a slow network, which has longer.
+NETWORK_TIMES = 3
+
+
+def fresh(watch: s.Watch, now: float) -> s.Watch:
+    """Return the watch over a new group."""
+    return s.Watch(moved_at=now, asked_at=now, longest_s=watch.longest_s)
+
+
+def on_tick(turn: Turn) -> None:
+    """Ask all ranks when it is time; end a group that hangs for longer than the job allows."""
+    state, watch = turn.state, turn.state.watch
+    patience_s = state.spec.hang_after
+    if state.phase != s.RUNNING or not patience_s:
+        return
+    allowed = state.spec.hang_restart
+    if watch.told is not None and allowed and turn.now - watch.told_at >= allowed:
+        stop_group(turn, "failure")
+        return
+    quiet_s, asked_s = turn.now - watch.moved_at, turn.now - watch.asked_at
+    connected = all(state.nodes[name].connected or name == state.me for name in state.members)
+    ask_s = ASK_SHARE * patience_s
+    # Output is no proof of progress, a thread may print what it likes: so all are asked now and then anyway.
+    if connected and asked_s >= ask_s and (watch.suspect or quiet_s >= ask_s or asked_s >= 2 * ask_s):
+        before = watch.before if watch.asked else watch.now
+        asked = frozenset(state.members)
+        turn.set(watch=dataclasses.replace(watch, asked=asked, asked_at=turn.now, before=before, now={}))
+        for name in state.members:
+            turn.send(name, "pulse", generation=state.generation, stacks=watch.suspect)
+
+
+def on_pulses(turn: Turn, event: s.Pulses) -> None:
+    """Take one node's answer in; the last one is judged with all others, an incomplete round is not judged."""
+    state, watch = turn.state, turn.state.watch
+    if state.phase != s.RUNNING or event.generation != state.generation or event.node not in watch.asked:
+        return
+    watch = dataclasses.replace(watch, asked=watch.asked - {event.node}, now={**watch.now, **event.ranks})
+    turn.set(watch=watch)
+    if watch.asked:
+        return
+    watch = dataclasses.replace(watch, suspect=is_suspect(watch.before, watch.now))
+    turn.set(watch=watch)
+    left = frozenset(number for number, rank in state.ranks.items() if rank.state == "succeeded")
+    stall = find_stall(watch.before, watch.now, left)
+    if watch.told is not None:
+        if _is_over(watch, stall):
+            _resolved(turn)
+        return
+    key = _key(stall)
+    if key != watch.key:
+        age_s = stall.first.age_s if stall is not None and stall.waits else 0.0
+        watch = dataclasses.replace(watch, key=key, since=turn.now - age_s)
+        turn.set(watch=watch)
+    if stall is not None:
+        patience_s = state.spec.hang_after * (NETWORK_TIMES if stall.kind == "network" else 1)
+        # Where a long wait was no hang, the next one has longer.
+        if turn.now - watch.since >= max(patience_s, 2 * watch.longest_s):
+            _tell(turn, stall)
+
+
+def _key(stall: Stall | None) -> str:
+    """Return what stays the same while the same ranks hold the group up."""
+    if stall is None:
+        return ""
+    first = (stall.first.group, stall.first.seq) if stall.waits else None
+    return f"{stall.kind} {sorted(stall.missing)} {first}"
+
+
+def _is_over(watch: s.Watch, stall: Stall | None) -> bool:
+    """Whether the hang that the journal tells of has ended: nobody waits in that collective any more."""
+    told = watch.told or {}
+    if not told["group"]:
+        return stall is None
+    return all(one["groups"].get(told["group"], {}).get("seq") != told["seq"] for one in watch.now.values())
+
+
+def _tell(turn: Turn, stall: Stall) -> None:
+    state = turn.state
+    number, age_s = state.incidents + 1, turn.now - state.watch.since
+    ranks_per_node: dict[str, list[int]] = {}
+    for rank in state.ranks.values():
+        ranks_per_node.setdefault(rank.node, []).append(rank.rank)
+    context = Context(
+        generation=state.generation,
+        incident_id=number,
+        world_size=len(state.ranks),
+        ranks_per_node=ranks_per_node,
+        now_ns=turn.wall_ns - int(age_s * 1e9),
+    )
+    incident = stall_incident(stall, age_s, context)
+    first = stall.first if stall.waits else None
+    told = {
+        "summary": incident.summary,
+        "missing": missing_of(stall),
+        "group": first.group if first is not None else "",
+        "seq": first.seq if first is not None else 0,
+    }
+    turn.set(
+        incidents=number,
+        incident={**incident.to_json(), "ongoing": True},
+        watch=dataclasses.replace(state.watch, told=told, told_at=turn.now),
+    )
+    turn.emit("incident", **incident.to_json(), fingerprint=fingerprint(incident), ongoing=True)
+
+
+def _resolved(turn: Turn) -> None:
+    """The group gets on by itself: what looked like a hang was only slow."""
+    watch = turn.state.watch
+    waited_s = turn.now - watch.since
+    turn.emit("hang_over", reason=f"the group gets on again after {waited_s:.0f} s", waited_s=round(waited_s, 1))
+    turn.set(
+        incident={**(turn.state.incident or {}), "ongoing": False},
+        watch=dataclasses.replace(watch, told=None, key="", since=turn.now, longest_s=max(watch.longest_s, waited_s)),
+    )
+
+
+def plan(state: s.State) -> str | None:
+    """Say what follows a hang, while it lasts."""
+    if state.watch.told is None or state.phase != s.RUNNING:
+        return None
+    allowed = state.spec.hang_restart
+    if allowed:
+        return f"a restart, when this has lasted {allowed:g} s"
+    return "it waits for you; `supervisor restart` starts the group again from its snapshot"

@@ -1,0 +1,102 @@
+"""A search on all nodes at once.
+
+In: a pattern, log_search answers. Out: rows in the order in which they are found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.wire import CallFailed, WireError
+from supervisor.errors import RequestFailed, Unreachable, why
+from supervisor.session.logs import Clocks, Row, Selection, files, newest, sources
+from supervisor.session.tasks import cancel_all
+
+if TYPE_CHECKING:
+    from supervisor.session.link import Link
+    from supervisor.session.session import Session
+
+# A node that searches says so every 10 s; before that it may have to index a file, for 60 s at most.
+SILENCE = 90.0
+
+
+async def search(
+    session: Session,
+    selection: Selection,
+    *,
+    pattern: str,
+    ignore_case: bool = False,
+    level: str | None = None,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    limit: int | None = None,
+) -> AsyncGenerator[Row, None]:
+    """Yield matching rows of all nodes as they are found; raises RequestFailed, and Unreachable after all others."""
+    args = {**selection.args(), "pattern": pattern, "ignore_case": ignore_case, "level": level, "limit": limit}
+    if selection.generation is None:
+        args["generation"] = newest(await files(session, selection.nodes))
+    clocks = Clocks(session)
+    streams = []
+    for link in sources(session, selection.nodes):
+        name = link.view.name
+        times = {"since_ns": clocks.at(name, since_ns), "until_ns": clocks.at(name, until_ns)}
+        streams.append(_of_node(link, {**args, **times}, clocks))
+    async with aclosing(_at_once(streams)) as rows:
+        async for row in rows:
+            yield row
+
+
+async def _of_node(link: Link, args: dict[str, Any], clocks: Clocks) -> AsyncGenerator[list[Row], None]:
+    """Yield what one node finds; raises RequestFailed, Unreachable, the latter also when it is silent for too long."""
+    name = link.view.name
+    try:
+        async with aclosing(link.stream("log_search", args)) as answers:
+            while True:
+                try:
+                    answer = await asyncio.wait_for(answers.__anext__(), SILENCE)
+                except StopAsyncIteration:
+                    return
+                yield clocks.rows(name, answer)
+    except CallFailed as refused:
+        raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
+    except (WireError, asyncio.TimeoutError) as broken:
+        raise Unreachable(f"{name}: {why(broken)}") from broken
+
+
+async def _at_once(streams: list[AsyncGenerator[list[Row], None]]) -> AsyncGenerator[Row, None]:
+    """Yield the rows of all streams as they come; one that is unreachable ends the others not."""
+    waiting = {asyncio.ensure_future(_next(stream)): stream for stream in streams}
+    broken: Unreachable | None = None
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                stream = waiting.pop(task)
+                found = task.result()
+                if isinstance(found, Unreachable):
+                    broken = found
+                elif isinstance(found, RequestFailed):
+                    raise found
+                elif found is not None:
+                    waiting[asyncio.ensure_future(_next(stream))] = stream
+                    for row in found:
+                        yield row
+        if broken is not None:
+            raise broken
+    finally:
+        await cancel_all(waiting)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _next(stream: AsyncGenerator[list[Row], None]) -> list[Row] | Unreachable | RequestFailed | None:
+    """Return what the stream gives next: rows, why it has failed, or None at its end."""
+    try:
+        return await stream.__anext__()
+    except StopAsyncIteration:
+        return None
+    except (Unreachable, RequestFailed) as error:
+        return error

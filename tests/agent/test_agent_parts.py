@@ -1,0 +1,252 @@
+"""Parts of an agent inside the test's process: its promises, its lease, its engine link, what it sends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote_agent import clocks, election, follower, peers
+from remote_agent.agent import Agent
+from remote_agent.engine_link import EngineLink
+from remote_agent.lease import Lease
+from remote_agent.memory import Memory
+from remote_agent.paths import JobFiles
+from remote_agent.tasks import Tasks
+from remote_agent.wire import MAX_HEADER, Channel, JobSpec, NodeSpec, Problem
+from supervisor.session.certificates import Authority, make_authority
+from tests.agent.test_peers import files_for
+
+WAIT_S = 20.0
+
+
+def job_files(root: Path, name: str, authority: Authority) -> JobFiles:
+    """Write what `start` writes for an agent of a job on n1, n2 and n3."""
+    files = files_for(root / name, name, authority)
+    nodes = tuple(NodeSpec(node, "127.0.0.1", "1") for node in ("n1", "n2", "n3"))
+    files.spec.write_text(json.dumps(JobSpec("job", "train.py", nodes, node_timeout=1.0).to_json()))
+    files.node.write_text(f'{{"node": "{name}"}}')
+    return files
+
+
+@contextlib.asynccontextmanager
+async def agents(root: Path, *names: str) -> AsyncIterator[list[Agent]]:
+    """Make agents that know each other and serve their peers, and do nothing by themselves."""
+    authority = make_authority("job")
+    made = [Agent(job_files(root, name, authority)) for name in names]
+    servers = []
+    try:
+        for one in made:
+            server, one.port = await peers.listen(one.files, 0, one._accept)
+            servers.append(server)
+        for one in made:
+            one.members.update({other.node: {"address": "127.0.0.1", "port": other.port} for other in made})
+        yield made
+    finally:
+        for server in servers:
+            server.close()
+        for one in made:
+            await one._close()
+
+
+async def until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+def record(seq: int, size: int = 0) -> dict[str, Any]:
+    return {"seq": seq, "type": "t", "generation": 0, "detail": {"text": "x" * size}, "term": 1}
+
+
+def test_what_was_agreed_to_is_known_after_a_restart_and_written_only_when_new(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            agent.follower.follow(3, "n2")
+            view = agent.follower.member
+            before = agent.files.term.stat().st_ino
+            agent.follower.follow(3, "n2")
+            assert agent.files.term.stat().st_ino == before
+            agent.memory.learn({"n2": {"address": "a", "port": 1}})
+            agent.memory.learn({"n2": {"address": "b", "port": 1}})
+            await until(lambda: agent.memory._written == agent.members and not agent.memory._writing)
+            again = Memory(agent.files, Tasks())
+            assert again.members["n2"] == {"address": "b", "port": 1}
+            assert again.restore(view).term == 3
+
+    asyncio.run(check())
+
+
+def test_a_vote_that_cannot_be_written_down_is_not_given(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1", "n2") as (one, two):
+            two.files.term.mkdir()
+            (two.files.term / "x").touch()
+            wish = {"term": 1, "candidate": "n1", "sounding": False, "journal": one.journal.tail()}
+            found = await election.ask(one.follower, "n2", "vote", wish)
+            assert found is not None
+            assert (found["granted"], "cannot write" in found["reason"]) == (False, True)
+            assert two.follower.member.term == 0
+            # It follows all the same.
+            assert two.follower.follow(2, "n1")
+
+    asyncio.run(check())
+
+
+def test_a_vote_brings_what_the_candidate_lacks_however_much_it_is(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1", "n2") as (one, two):
+            large = [record(seq, 900_000) for seq in range(1, 13)]
+            two.journal.take(large)
+            for known, sent in ((0, 12), (10, 2), (12, 0)):
+                one.journal.take(large[:known], reset=True)
+                wish = {"term": known + 1, "candidate": "n1", "sounding": False, "journal": one.journal.tail()}
+                found = await election.ask(one.follower, "n2", "vote", wish)
+                assert found is not None
+                assert (found["granted"], found["reset"], len(found["records"])) == (True, False, sent)
+                election._catch_up(one, [found])
+                assert one.journal.records == large
+
+    asyncio.run(check())
+
+
+def test_the_lease_ends_the_workers_while_an_election_waits(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,), await asyncio.start_server(hold, "127.0.0.1", 0) as mute:
+            agent.members["n2"] = {"address": "127.0.0.1", "port": mute.sockets[0].getsockname()[1]}
+            agent.follower.follow(1, "n3")
+            agent._tasks.spawn(Lease(agent.follower, agent._tasks).keep(), "lease")
+            await until(agent.follower.standing.locked)
+            agent.follower.running = 0
+            await until(lambda: agent.follower.running is None)
+            assert agent.follower.standing.locked()
+
+    asyncio.run(check())
+
+
+async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Say nothing until the other side has gone."""
+    await reader.read()
+    writer.close()
+
+
+def test_the_lease_is_kept_whatever_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            agent.follower.follow(1, "n3")
+            # A record that no fold can read.
+            agent.journal.append({"seq": 1, "type": "node_ready"})
+            keeping = agent._tasks.spawn(Lease(agent.follower, agent._tasks).keep(), "lease")
+            await until(lambda: [one.message for one in caplog.records].count("lease") > 1)
+            assert not keeping.done()
+
+    asyncio.run(check())
+
+
+def test_another_coordinator_has_another_clock(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            agent.follower.follow(1, "n2")
+            now_ns = time.time_ns()
+            agent.follower.offset.sample(now_ns, now_ns + 10**12, now_ns + 10**12)
+            agent.follower.follow(2, "n2")
+            assert agent.follower.facts()["offset_ns"] > 0
+            agent.follower.follow(3, "n3")
+            assert agent.follower.facts()["offset_ns"] == 0
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/nowhere/python"])
+def test_an_engine_that_does_not_come_up_makes_its_node_unfit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            await agent.assign({"term": 1, "coordinator": {"node": "n1", "address": "a", "port": 1}, "members": {}})
+            agent.follower.start()
+            assert agent.role is not None
+            await until(lambda: agent.role and agent.role.state.nodes["n1"].status == "failed")
+            assert "engine" in str(agent.role.state.nodes["n1"].reason)
+            assert agent.follower.engine.ready.is_set()
+
+    monkeypatch.setattr(sys, "executable", program)
+    asyncio.run(check())
+
+
+@pytest.mark.torch
+def test_an_engine_that_keeps_dying_is_given_up_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            await agent.assign({"term": 1, "coordinator": {"node": "n1", "address": "a", "port": 1}, "members": {}})
+            agent.follower.start()
+            engine = agent.follower.engine
+            await asyncio.wait_for(engine.ready.wait(), WAIT_S)
+            await engine.kill()
+            await until(lambda: agent.role and agent.role.state.nodes["n1"].status == "failed")
+            # Who asks for the engine is told at once.
+            assert agent.follower.engine.ready.is_set()
+            with pytest.raises(Problem, match="died 1 times in 10 minutes, last: exit status -9"):
+                agent.follower.nproc()
+
+    monkeypatch.setattr(follower, "ENGINE_DEATHS", 1)
+    asyncio.run(check())
+
+
+def test_an_engine_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    async def check() -> None:
+        async def ignore(op: str, args: dict[str, Any]) -> None:
+            pass
+
+        link = EngineLink(files_for(tmp_path, "n1", make_authority("job")), ignore)
+        running = asyncio.ensure_future(link.run())
+        await until(lambda: link.has_started)
+        assert link._process is not None
+        os.kill(link._process.pid, signal.SIGSTOP)
+        began = clocks.now()
+        await link.close()
+        assert link._process.returncode == -signal.SIGKILL
+        assert clocks.now() - began < 5.0
+        assert await asyncio.wait_for(running, WAIT_S) == "exit status -9"
+
+    asyncio.run(check())
+
+
+def test_what_is_sent_to_a_member_ends_with_its_connection(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1", "n2") as (one, two):
+            await one.assign({"term": 1, "coordinator": {"node": "n1", "address": "a", "port": 1}, "members": {}})
+            role = one.role
+            assert role is not None
+            wires, sent = [], []
+            for _ in range(3):
+                wires.append(await join(two, one))
+                sent.append(role._outboxes["n2"].sending)
+            # The newest is current; one that cannot be sent all ends as well.
+            role._outboxes["n2"].put("order", {"text": "x" * MAX_HEADER})
+            await until(lambda: all(task is not None and task.done() for task in sent))
+            await asyncio.wait_for(wires[2].closed.wait(), WAIT_S)
+            assert not role.connected
+            for wire in wires:
+                await wire.close()
+
+    asyncio.run(check())
+
+
+async def join(member: Agent, coordinator: Agent) -> Channel:
+    """Connect as a member does."""
+    handler = member.peer_handler(coordinator.node)
+    channel = await peers.connect(member.files, coordinator.node, "127.0.0.1", coordinator.port, handler)
+    member._tasks.spawn(channel.run(), "a member's wire")
+    await channel.call("join", member.follower.introduction(), timeout=WAIT_S)
+    return channel

@@ -1,0 +1,113 @@
+"""A group that hangs names the rank that holds it up; one that is only slow raises no alarm. Real ranks, gloo."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.postmortem.diagnosis import diagnose
+from tests.agent.nodes import Nodes
+
+pytestmark = [pytest.mark.e2e, pytest.mark.torch]
+SCRIPT = (Path(__file__).parent / "scripts" / "hangs.py").read_text()
+
+
+def job(root: Path, mode: str, **changes: Any) -> Nodes:
+    """Three ranks on one node; a hang is called one after three seconds."""
+    return Nodes(root, 1, SCRIPT, nproc=3, args=(mode,), **{"hang_after": 3.0, "max_restarts": 0, **changes})
+
+
+@pytest.mark.parametrize(
+    ("mode", "category", "says", "collective"),
+    [
+        ("gil", "hang_no_output", "holds Python's lock (GIL)", "all_reduce"),
+        ("loader", "hang_no_output", "in <module> (__next__ of dataloader.py)", "all_reduce"),
+        ("thread", "hang_no_output", "in work_in_a_thread", "all_reduce"),
+        ("group", "hang_no_output", "waits in new_group, to which the others do not come", "all_reduce"),
+        ("init", "hang_no_output", "does nothing", "init_process_group"),
+    ],
+)
+def test_the_rank_that_holds_the_others_up_is_named(
+    tmp_path: Path, mode: str, category: str, says: str, collective: str
+) -> None:
+    async def check() -> None:
+        async with job(tmp_path, mode) as nodes:
+            await nodes.launch()
+            incident = (await nodes.until("incident"))["detail"]
+            assert (incident["culprit_ranks"], incident["culprit_node"]) == ([1], "n1"), incident
+            assert (incident["category"], incident["scope"]) == (category, "one_rank")
+            assert says in incident["summary"], incident
+            missing = incident["missing"]
+            assert (missing["collective"], missing["waiting"], missing["missing"]) == (collective, [0, 2], [1])
+            status = await nodes.call("n1", "status")
+            assert status["state"] == "running"
+            assert [rank["state"] for rank in status["nodes"][0]["ranks"]] == ["running", "silent", "running"]
+            assert "it waits for you" in status["plan"]
+            await nodes.call("n1", "stop", {"kill": True})
+            await nodes.until("job_stopped")
+            told = diagnose([nodes.journal("n1").parent])["incidents"][0]
+            assert (told["category"], told["culprit_ranks"], told["missing"]) == (category, [1], missing)
+
+    asyncio.run(check())
+
+
+def test_a_stopped_rank_is_named_and_its_return_noticed(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with job(tmp_path, "alone") as nodes:
+            await nodes.launch()
+            pid = (await nodes.until("generation_running"))["detail"]["pids"]["2"]
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                incident = (await nodes.until("incident"))["detail"]
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            assert (incident["culprit_ranks"], incident["confidence"]) == ([2], "established")
+            assert "stopped by a signal" in incident["summary"]
+            await nodes.until("hang_over")
+            assert (await nodes.call("n1", "status"))["plan"] is None
+
+    asyncio.run(check())
+
+
+def test_ranks_in_different_collectives_are_told(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with job(tmp_path, "other") as nodes:
+            await nodes.launch()
+            incident = (await nodes.until("incident"))["detail"]
+            assert (incident["category"], incident["culprit_ranks"]) == ("collective_desync", [1]), incident
+
+    asyncio.run(check())
+
+
+def test_a_hang_is_restarted_where_the_job_says_so(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with job(tmp_path, "thread", hang_restart=1.0, max_restarts=1) as nodes:
+            await nodes.launch()
+            first = await nodes.until("incident")
+            again = await nodes.until("incident", since=first["seq"])
+            assert again["detail"]["culprit_ranks"] == first["detail"]["culprit_ranks"] == [1]
+            await nodes.until("generation_running", generation=1)
+            assert (await nodes.call("n1", "status"))["restarts"] == 1
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("mode", ["compute", "save", "silent"])
+def test_who_works_is_waited_for(tmp_path: Path, mode: str) -> None:
+    async def check() -> None:
+        async with job(tmp_path, mode, hang_after=2.0) as nodes:
+            await nodes.launch()
+            await nodes.until("job_succeeded")
+            assert "incident" not in {event["type"] for event in await everything(nodes)}
+
+    asyncio.run(check())
+
+
+async def everything(nodes: Nodes) -> list[dict[str, Any]]:
+    """Return the journal of a job that is over."""
+    return [event async for event in nodes.events("n1")]

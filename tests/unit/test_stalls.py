@@ -1,0 +1,183 @@
+"""Who holds a group up, on made-up pulses; when it is told and when it is over, on the pure coordinator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remote_agent import state as s
+from remote_agent.diagnose.stalls import Stall, find_stall, is_suspect
+from tests.unit.world import World, spec
+
+IDLE: dict[str, Any] = {
+    "t": 0.0, "state": "S", "cpu_s": 0.0, "io": 0, "deaf": False, "stack": "a", "where": "train.py:9 in load",
+    "calls": "", "inside": None, "groups": {},
+}  # fmt: skip
+
+
+def group(last: int, waits: bool = True, op: str = "all_reduce", age_s: float = 40.0) -> dict[str, Any]:
+    """A flight record's word on one group: `last` is the newest collective, which is not done if it waits."""
+    found: dict[str, Any] = {"ranks": None, "last": last}
+    if waits:
+        found.update(seq=last, op=op, sizes="[[4]]", age_s=age_s, timeout_s=600.0)
+    return found
+
+
+def waiting(seq: int = 5, name: str = "0", **more: Any) -> dict[str, Any]:
+    return {**IDLE, "groups": {name: group(seq, **more)}}
+
+
+def came(seq: int, **more: Any) -> dict[str, Any]:
+    return {**IDLE, "groups": {"0": group(seq, waits=False)}, **more}
+
+
+def stall(*pulses: dict[str, Any], left: frozenset[int] = frozenset(), **later: dict[str, Any]) -> Stall | None:
+    """Judge ranks 0, 1, … of these pulses, ten seconds apart; `later`: what changes by then, by `rN`."""
+    before = {rank: pulse for rank, pulse in enumerate(pulses) if rank not in left}
+    now = {rank: {**pulse, "t": 10.0, **later.get(f"r{rank}", {})} for rank, pulse in before.items()}
+    return find_stall(before, now, left)
+
+
+def test_the_one_that_does_not_come_and_does_nothing() -> None:
+    found = stall(waiting(5), came(4), waiting(5))
+    assert found is not None
+    assert (found.kind, dict(found.missing), found.where) == ("missing", {1: "inert"}, {1: "train.py:9 in load"})
+    assert (found.first.op, found.first.seq, found.first.timeout_s) == ("all_reduce", 5, 600.0)
+
+
+@pytest.mark.parametrize(
+    "does",
+    [{"cpu_s": 2.0}, {"io": 10_000_000}, {"stack": "b"}, {"state": "D"}, {"deaf": True, "stack": ""}, {"stack": ""}],
+    ids=["computes", "writes", "moves", "in the kernel", "deaf once", "no stack"],
+)
+def test_who_does_something_is_waited_for(does: dict[str, Any]) -> None:
+    assert stall(waiting(5), came(4), waiting(5), r1=does) is None
+
+
+def test_nobody_waits_and_nothing_is_wrong() -> None:
+    assert stall(came(5), came(5), came(5)) is None
+    assert stall(waiting(5), came(4), r0={"groups": {"0": group(6)}}) is None
+    assert find_stall({}, {0: waiting(5)}, frozenset()) is None
+
+
+def test_stopped_deaf_and_gone() -> None:
+    stopped = stall(waiting(5), came(4, state="T"))
+    deaf = stall(waiting(5), came(4, deaf=True, cpu_s=0.0), r1={"cpu_s": 10.0})
+    gone = stall(waiting(5), waiting(5), came(4), left=frozenset({2}))
+    found = [dict(one.missing) for one in (stopped, deaf, gone) if one is not None]
+    assert found == [{1: "stopped"}, {1: "deaf"}, {2: "left"}]
+
+
+def test_who_waits_for_another_is_a_victim_itself() -> None:
+    # 0 waits for 1 in the world's group; 1 waits for 2 in a pair's.
+    middle = {**IDLE, "groups": {"0": group(4, waits=False), "7": group(2)}}
+    last = {**IDLE, "groups": {"0": group(5), "7": group(1, waits=False)}}
+    first = waiting(5)
+    found = stall(first, middle, {**last, "groups": {"0": group(4, waits=False), "7": group(1, waits=False)}})
+    assert found is not None
+    assert dict(found.missing) == {2: "inert"}
+
+
+def test_who_is_left_alone_in_an_older_collective_is_behind() -> None:
+    found = stall(waiting(6), waiting(6), waiting(5))
+    assert found is not None
+    assert dict(found.missing) == {2: "behind"}
+
+
+def test_all_came_and_none_gets_on() -> None:
+    found = stall(waiting(5), waiting(5))
+    assert found is not None
+    assert (found.kind, dict(found.missing)) == ("network", {})
+
+
+def test_different_collectives_under_the_same_number() -> None:
+    found = stall(waiting(5), waiting(5, op="broadcast"), waiting(5))
+    assert found is not None
+    assert (found.kind, sorted(found.missing)) == ("mismatch", [1])
+    even = stall(waiting(5), waiting(5, op="broadcast"))
+    assert even is not None
+    assert (even.kind, dict(even.missing)) == ("mismatch", {})
+
+
+def test_stacks_are_asked_for_on_suspicion_alone() -> None:
+    works = {"t": 10.0, "cpu_s": 9.0}
+    assert not is_suspect({0: IDLE, 1: IDLE}, {0: {**IDLE, **works}, 1: {**IDLE, "t": 10.0}})
+    assert is_suspect({0: IDLE, 1: IDLE}, {0: {**IDLE, "t": 10.0}, 1: {**IDLE, "t": 10.0}})
+    assert is_suspect({0: waiting(5), 1: came(4)}, {0: {**waiting(5), **works}, 1: {**came(4), **works}})
+
+
+class Watched(World):
+    """A world whose nodes answer what their ranks are doing."""
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__(spec(2, nproc=1, **changes))
+        self.pulses = {"n1": waiting(5, age_s=0.0), "n2": came(4)}
+        self.asked = 0
+
+    def live(self, seconds: float) -> None:
+        """Let time pass; every order for a pulse is answered at once."""
+        until = self.now + seconds
+        while self.now < until:
+            self.pass_time(1.0)
+            for name, orders in self.orders.items():
+                for order in [order for order in orders if order.op == "pulse"]:
+                    orders.remove(order)
+                    self.asked += 1
+                    pulse = {**self.pulses[name], "t": self.now}
+                    rank = 0 if name == "n1" else 1
+                    self.feed(s.Pulses(name, int(order.args["generation"]), {rank: pulse}))
+            self.settle()
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        return [dict(event.detail) for event in self.events if event.type == kind]
+
+
+def test_a_hang_is_told_once_while_it_lasts_and_its_end_too() -> None:
+    world = Watched()
+    world.live(25)
+    assert world.told("incident") == []
+    world.live(120)
+    (incident,) = world.told("incident")
+    assert (incident["culprit_ranks"], incident["culprit_node"], incident["ongoing"]) == ([1], "n2", True)
+    assert world.state.phase == s.RUNNING
+    world.pulses = {"n1": waiting(6, age_s=0.0), "n2": came(6)}
+    world.live(20)
+    assert len(world.told("hang_over")) == 1
+    assert world.state.restarts == 0
+
+
+def test_what_was_no_hang_before_has_longer_the_next_time() -> None:
+    world = Watched()
+    world.live(100)
+    world.pulses = {"n1": came(5), "n2": came(5)}
+    world.live(10)
+    (over,) = world.told("hang_over")
+    world.pulses = {"n1": waiting(6, age_s=0.0), "n2": came(5)}
+    world.live(2 * over["waited_s"] - 10)
+    assert len(world.told("incident")) == 1
+    world.live(60)
+    assert len(world.told("incident")) == 2
+
+
+def test_nobody_looks_where_the_job_says_so_and_a_hang_restarts_where_it_says_so() -> None:
+    quiet = Watched(hang_after=0.0)
+    quiet.live(100)
+    assert quiet.asked == 0
+    eager = Watched(hang_after=10.0, hang_restart=20.0)
+    eager.live(25)
+    assert (len(eager.told("incident")), eager.state.generation) == (1, 0)
+    eager.live(20)
+    assert (eager.state.generation, eager.state.restarts) == (1, 1)
+    assert [one["culprit_ranks"] for one in eager.told("incident")] == [[1], [1]]
+
+
+def test_a_round_that_is_not_complete_is_not_judged() -> None:
+    world = Watched()
+    for _ in range(100):
+        world.pass_time(1.0)
+        for orders in world.orders.values():
+            orders.clear()
+        if world.state.watch.asked:
+            world.feed(s.Pulses("n1", 0, {0: {**waiting(5), "t": world.now}}))
+    assert world.told("incident") == []
