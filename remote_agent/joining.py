@@ -71,6 +71,8 @@ class Place:
             role=worker_spec.role,
             stop_grace=grace_s,
             node_timeout=self._seconds("node_timeout", JobSpec.node_timeout),
+            hang_after=self._seconds("hang_after", JobSpec.hang_after),
+            hang_restart=self._seconds("hang_restart", JobSpec.hang_restart),
             join_timeout=self._seconds("join_timeout", JOIN_S),
             settle_timeout=self._seconds("last_call_timeout", JobSpec.settle_timeout),
             coordinator_port=self.port if self.is_here else 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -20,7 +21,9 @@ from typing import Any
 import pytest
 
 from remote_agent import joining
+from remote_agent.engine_handler import Desk, HandlerEngine
 from remote_agent.journal import read_records
+from tests.agent.engine_process import order
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
 
@@ -156,7 +159,7 @@ def test_the_plugin_is_registered() -> None:
     assert found == "supervisor.handlers:handler", "the package was installed before it had the plugin: make .venv anew"
 
 
-# Rank 0 is done before rank 1 fails: torchrun alone could not start it again.
+# Rank 0 is done before rank 1 fails: torchrun alone could not start it again. Then rank 1 lets the other one wait.
 ONE_FAILS = """
 import os, time
 rank, again = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -174,16 +177,23 @@ elif again == "0":
 else:
     import torch.distributed as dist
     dist.init_process_group("gloo")
+    if rank == 1:
+        open("go").read()
     dist.barrier()
     dist.destroy_process_group()
 """
 
 
 def test_a_worker_fails_and_all_start_again_even_who_was_done(tmp_path: Path) -> None:
-    with torchruns(tmp_path, ONE_FAILS, "--nnodes", "2", "--max-restarts", "1") as job:
+    os.mkfifo(tmp_path / "go")
+    options = ("--nnodes", "2", "--max-restarts", "1", "--rdzv-conf", "hang_after=1.5")
+    with torchruns(tmp_path, ONE_FAILS, *options) as job:
         job.start(1)
         job.until(1, "node_ready")
         job.start(2, "--redirects", "3", "--log-dir", str(tmp_path / "theirs"))
+        hang = job.until(1, "incident", generation=1)["detail"]
+        assert (hang["category"], hang["culprit_ranks"]) == ("hang_no_output", [1]), hang
+        (tmp_path / "go").write_text("")
         assert (job.wait(1), job.wait(2)) == (0, 0), job.out(1).read_text() + job.out(2).read_text()
         incident = job.until(2, "incident")["detail"]
         assert incident["culprit_ranks"] == [1]
@@ -264,6 +274,24 @@ def test_coordinators_die_and_come_back_with_nothing_or_with_all(tmp_path: Path)
             job.start(number)
         # One that comes late may have stopped the group before it ran.
         job.wait_for(lambda: job.newest_running(3) > 3, "group of all")
+
+
+def test_a_start_that_is_cancelled_leaves_torchruns_other_children_alone(tmp_path: Path) -> None:
+    async def check() -> None:
+        desk = Desk()
+        engine = HandlerEngine("job", desk)
+        with subprocess.Popen(["sleep", "60"]) as other:
+            try:
+                starting = asyncio.ensure_future(engine._go(order(tmp_path, "train.py")))
+                work = await asyncio.to_thread(desk.take)
+                starting.cancel()
+                await asyncio.gather(starting, return_exceptions=True)
+                assert work.pids.cancelled()
+                assert other.poll() is None
+            finally:
+                other.kill()
+
+    asyncio.run(check())
 
 
 def test_a_job_that_fails_ends_torchrun_with_the_verdict(tmp_path: Path) -> None:
