@@ -99,7 +99,7 @@ class Agent:
             await self._close()
 
     async def _wind_down(self) -> None:
-        """Let everybody read the end."""
+        """Let everybody read the end, and the hooks tell of it."""
         if self.role is not None:
             await self.role.flushed(LINGER_S)
         await self.logs.end()
@@ -111,6 +111,10 @@ class Agent:
                 await asyncio.wait_for(self.operators_changed.wait(), LINGER_S)
             if self.operators:
                 quiet_since = time.monotonic()
+        if self.role is not None and not self._hurry.is_set():
+            hurry = self._tasks.spawn(self._hurry.wait(), "hurry")
+            told = self._tasks.spawn(self.role.hooks.finish(), "the last hooks")
+            await asyncio.wait((hurry, told), return_when=asyncio.FIRST_COMPLETED)
 
     async def _close(self) -> None:
         if self.role is not None:
@@ -342,18 +346,23 @@ class Agent:
         elif op == "moved":
             self.follower.member = dataclasses.replace(self.follower.member, heir=args["heir"])
 
+    @property
+    def workdir(self) -> str:
+        """Where the workers run on this node, and the hooks."""
+        base = str(self.files.home.trees / self.spec.tree) if self.spec.tree else "/"
+        return os.path.normpath(os.path.join(base, self.spec.workdir))
+
     # What the engine needs to know of the job
 
     def launch(self, generation: int) -> dict[str, Any]:
         """Return the part of `go` that does not change from generation to generation."""
         spec = self.spec
         own = spec.node(self.node)
-        base = str(self.files.home.trees / spec.tree) if spec.tree else "/"
         return {
             "run_id": spec.job,
             "role": spec.role,
             "env": {**spec.env, **(own.env if own is not None else {})},
-            "cwd": os.path.normpath(os.path.join(base, spec.workdir)),
+            "cwd": self.workdir,
             "kind": spec.kind,
             "script": spec.script,
             "args": list(spec.args),

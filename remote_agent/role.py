@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from remote_agent import clocks
+from remote_agent import clocks, metrics
 from remote_agent import state as s
 from remote_agent.coordinator import step
+from remote_agent.hooks import Hooks
 from remote_agent.journal import chunks, utc
 from remote_agent.status import document
 from remote_agent.tasks import Tasks
@@ -97,18 +98,24 @@ class Role:
         self.changed = asyncio.Event()
         self._outboxes: dict[str, Outbox] = {}
         self._operators: dict[str, int] = {}
+        self.hooks = Hooks(agent.spec, agent.workdir, self.record)
         self._tasks = Tasks()
 
     def start(self, absent: dict[str, str]) -> None:
         """Begin; absent: nodes that never came up, with the reason."""
+        self.hooks.start(self._agent.journal.records)
         if not self._agent.journal.records:
             self._record(s.Emit("job_started", -1, detail=self._description()))
         for name, reason in absent.items():
             self.feed(s.Unfit(name, reason))
         self._tasks.spawn(self._tick(), "coordinator tick")
+        port = self._agent.spec.metrics_port
+        if port:
+            self._tasks.spawn(metrics.serve(port, self.status, self.record), "metrics")
 
     async def close(self) -> None:
         """Stop acting as the coordinator."""
+        await self.hooks.close()
         await self._tasks.close()
 
     @property
@@ -293,6 +300,7 @@ class Role:
         journal.append(record)
         for outbox in self._outboxes.values():
             outbox.put("journal", {"records": [record], "reset": False})
+        self.hooks.hear(record)
 
     def _description(self) -> dict[str, Any]:
         spec = self.state.spec

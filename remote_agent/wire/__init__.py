@@ -24,7 +24,7 @@ from remote_agent.wire.frames import (
     read_frame,
 )
 from remote_agent.wire.rendezvous import PORTS, Rendezvous, read_conf, split_endpoint
-from remote_agent.wire.spec import JobSpec, NodeSpec, SpecError
+from remote_agent.wire.spec import Hook, JobSpec, NodeSpec, SpecError
 
 __all__ = [
     "MAGIC",
@@ -38,6 +38,7 @@ __all__ = [
     "ChannelClosed",
     "Frame",
     "Handler",
+    "Hook",
     "Items",
     "JobSpec",
     "NodeSpec",

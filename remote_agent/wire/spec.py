@@ -29,6 +29,19 @@ class NodeSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class Hook:
+    """Who is told of the job's events: a shell line or a web server. Both may hold secrets, so nothing prints them."""
+
+    on: tuple[str, ...]
+    """Of failure, hang, recovery and end."""
+    command: str = dataclasses.field(default="", repr=False)
+    url: str = dataclasses.field(default="", repr=False)
+    timeout: float = 10.0
+    """Of one try."""
+    retries: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
 class JobSpec:
     """All that agents need to know of a job. Times are seconds unless the name says otherwise."""
 
@@ -69,6 +82,9 @@ class JobSpec:
     virtual_local_rank: bool = False
     rendezvous: Rendezvous | None = None
     """None: the coordinator forms the group."""
+    hooks: tuple[Hook, ...] = ()
+    metrics_port: int = 0
+    """Where the coordinator serves Prometheus on its own machine; 0: nowhere."""
     created_ns: int = 0
     endpoint: str = ""
     """HOST:PORT of a job that nodes join by themselves, if they have its certificate; empty: only `nodes` take part."""
@@ -89,6 +105,7 @@ class JobSpec:
             values = {key: value for key, value in data.items() if key in known}
             values["nodes"] = tuple(NodeSpec(**node) for node in data["nodes"])
             values["args"] = tuple(data.get("args", ()))
+            values["hooks"] = tuple(Hook(**{**hook, "on": tuple(hook["on"])}) for hook in data.get("hooks", ()))
             if data.get("rendezvous") is not None:
                 values["rendezvous"] = Rendezvous(**data["rendezvous"])
             return cls(**values)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import urllib.parse
 from typing import TYPE_CHECKING, Any
 
 from supervisor.inventory.model import InventoryError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NPROC_WORDS = ("auto", "gpu", "cpu", "xpu")
+OCCASIONS = ("failure", "hang", "recovery", "end")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOP = re.compile(r"(?:[^@\s,]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[^@\s,:\[\]]+)(?::\d{1,5})?")
 
@@ -154,6 +156,37 @@ def hops(place: Place, key: str, value: Any) -> str:
     return ",".join(hop.strip() for hop in value.split(","))
 
 
+def occasions(place: Place, key: str, value: Any) -> tuple[str, ...]:
+    """Check for a list of words that say when a hook is called."""
+    if not isinstance(value, list) or not value:
+        raise place.wrong(key, "must be a list of events", f'write {key} = ["failure", "end"]')
+    for word in value:
+        if word not in OCCASIONS:
+            near = difflib.get_close_matches(str(word), OCCASIONS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known events: {', '.join(OCCASIONS)}"
+            raise place.wrong(key, f"{word!r} is not an event", hint)
+    return tuple(value)
+
+
+def web(place: Place, key: str, value: Any) -> str:
+    """Check for an http or https address, which no message shows: it may hold a token."""
+    address = text(place, key, value)
+    # What urlsplit forgives, urlopen does not.
+    valid = address.isascii() and address.isprintable() and " " not in address
+    user = False
+    try:
+        parts = urllib.parse.urlsplit(address)
+        valid = valid and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        user = "@" in parts.netloc
+    except ValueError:
+        valid = False
+    if not valid:
+        raise place.wrong(key, "is not an http:// or https:// address", f'write {key} = "https://example.org/hook"')
+    if user:
+        raise place.wrong(key, "holds a user, which would not be sent", "put a token in the path, or use command")
+    return address
+
+
 JOB: dict[str, Any] = {
     "nproc_per_node": nproc,
     "min_nodes": whole(1),
@@ -169,6 +202,7 @@ JOB: dict[str, Any] = {
     "stop_grace": seconds(zero=True),
     "hang_after": seconds(zero=True),
     "hang_restart": seconds(zero=True),
+    "metrics_port": whole(0, 65535),
 }
 DEFAULTS: dict[str, Any] = {
     "user": line,
@@ -189,7 +223,14 @@ HOSTS: dict[str, Any] = {
     "env": environment,
     **DEFAULTS,
 }
-TABLES = {"job": JOB, "defaults": DEFAULTS, "hosts": HOSTS}
+HOOKS: dict[str, Any] = {
+    "on": occasions,
+    "command": text,
+    "url": web,
+    "timeout": seconds(zero=False),
+    "retries": whole(0, 20),
+}
+TABLES = {"job": JOB, "defaults": DEFAULTS, "hosts": HOSTS, "hooks": HOOKS}
 
 
 def check_table(place: Place, table: dict[str, Any], which: str) -> dict[str, Any]:
@@ -218,10 +259,10 @@ def suggest_table(name: str) -> str:
     elsewhere = [table for table, keys in TABLES.items() if name in keys]
     if elsewhere:
         return f"{name} belongs in {' or '.join(_header(table) for table in elsewhere)}"
-    near = difflib.get_close_matches(name.lower(), [*TABLES, "host", "default"], n=1)
-    meant = {"host": "hosts", "default": "defaults"}.get(near[0], near[0]) if near else ""
-    return f"did you mean {_header(meant)}?" if meant else "known tables: [job], [defaults], [[hosts]]"
+    near = difflib.get_close_matches(name.lower(), [*TABLES, "host", "default", "hook"], n=1)
+    meant = {"host": "hosts", "default": "defaults", "hook": "hooks"}.get(near[0], near[0]) if near else ""
+    return f"did you mean {_header(meant)}?" if meant else "known tables: [job], [defaults], [[hosts]], [[hooks]]"
 
 
 def _header(table: str) -> str:
-    return "[[hosts]]" if table == "hosts" else f"[{table}]"
+    return f"[[{table}]]" if table in ("hosts", "hooks") else f"[{table}]"

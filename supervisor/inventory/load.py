@@ -9,9 +9,11 @@ import ipaddress
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from remote_agent.wire import Hook
 from supervisor.inventory.keys import TABLES, Place, check_table, suggest_table
 from supervisor.inventory.model import Host, Inventory, InventoryError, JobDefaults
 from supervisor.inventory.pattern import PatternError, expand
@@ -54,7 +56,8 @@ def build(path: Path, document: dict[str, Any], directory: Path) -> Inventory:
         _resolve_files(place, values, directory)
         hosts.extend(_expand_hosts(place, values, defaults, job))
     _refuse_duplicates(path, hosts)
-    return Inventory(path, tuple(host for host, _place in hosts), _job(job_place, job, directory, hosts))
+    hooks = tuple(_hooks(path, document))
+    return Inventory(path, tuple(host for host, _place in hosts), _job(job_place, job, directory, hosts), hooks)
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -105,6 +108,21 @@ def _host_tables(path: Path, document: dict[str, Any]) -> list[tuple[Place, dict
         place = Place(path, f"[[hosts]] {name}" if isinstance(name, str) and name else f"[[hosts]] number {number}")
         found.append((place, table))
     return found
+
+
+def _hooks(path: Path, document: dict[str, Any]) -> Iterator[Hook]:
+    tables = document.get("hooks", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        hint = 'add a table: [[hooks]] on a line of its own, then on = ["failure"]'
+        raise Place(path, "hooks").wrong("", "must be a list of tables", hint)
+    for number, table in enumerate(tables, 1):
+        place = Place(path, f"[[hooks]] number {number}")
+        values = check_table(place, table, "hooks")
+        if "on" not in values:
+            raise place.wrong("on", "is missing", 'say when: on = ["failure", "hang", "recovery", "end"]')
+        if ("command" in values) == ("url" in values):
+            raise place.wrong("", "needs either command or url", 'write command = "…" or url = "https://…"')
+        yield Hook(**values)
 
 
 def _resolve_files(place: Place, values: dict[str, Any], directory: Path) -> None:

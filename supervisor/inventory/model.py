@@ -13,6 +13,8 @@ from supervisor.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from remote_agent.wire import Hook
+
 
 class InventoryError(UsageError):
     """The inventory cannot be used: one clear message with file, key and what to write instead."""
@@ -63,9 +65,11 @@ class JobDefaults:
     node_timeout: float = 15.0
     """Seconds without a heartbeat after which a node is lost."""
     stop_grace: float = 15.0
+    """Seconds from SIGTERM to SIGKILL."""
     hang_after: float = 30.0
     hang_restart: float = 0.0
-    """Seconds from SIGTERM to SIGKILL."""
+    metrics_port: int = 0
+    """Where the coordinator serves Prometheus on its own machine; 0: nowhere."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +80,7 @@ class Inventory:
     """None: this machine alone."""
     hosts: tuple[Host, ...]
     job: JobDefaults
+    hooks: tuple[Hook, ...] = ()
 
     def host(self, name: str) -> Host | None:
         """Return the host of that name, or None."""

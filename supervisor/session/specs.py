@@ -102,6 +102,8 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
         stop_grace=defaults.stop_grace if options.stop_grace is None else options.stop_grace,
         hang_after=defaults.hang_after,
         hang_restart=defaults.hang_restart,
+        hooks=inventory.hooks,
+        metrics_port=defaults.metrics_port,
         coordinator_port=defaults.coordinator_port,
         join_timeout=JobSpec.join_timeout if options.join_timeout is None else options.join_timeout,
         settle_timeout=JobSpec.settle_timeout if options.settle_timeout is None else options.settle_timeout,

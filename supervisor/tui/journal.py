@@ -36,6 +36,8 @@ _MARKS: Final = {
     "node_ready": ("+", "ok"),
     "node_added": ("+", "ok"),
     "hang_over": ("+", "ok"),
+    "hook_failed": ("!", "warn"),
+    "metrics_failed": ("!", "warn"),
     "job_succeeded": ("+", "done"),
 }
 
@@ -109,6 +111,8 @@ _TELLERS: Final[dict[str, Any]] = {
     "node_removed": _reason,
     "agent_lost": _reason,
     "hang_over": _reason,
+    "hook_failed": _reason,
+    "metrics_failed": _reason,
     "job_failed": _reason,
     "job_stopped": _reason,
     "job_succeeded": lambda facts: "every rank ended with 0",

@@ -35,6 +35,29 @@ def _refused(tmp_path: Path, text: str) -> InventoryError:
 
 
 ONE = '[[hosts]]\nname = "n1"\n'
+HOOK = ONE + '[[hooks]]\non = ["end"]\n'
+
+
+def test_hooks_are_read_and_their_addresses_never_shown(tmp_path: Path) -> None:
+    text = (
+        HOOK
+        + 'url = "https://h.org:8/s3cret?a=b"\n[[hooks]]\non = ["failure", "hang"]\ncommand = "a | b"\nretries = 0\n'
+    )
+    first, second = _load(tmp_path, text).hooks
+    assert (first.on, first.url, first.timeout, first.retries) == (("end",), "https://h.org:8/s3cret?a=b", 10.0, 3)
+    assert (second.on, second.command, second.retries) == (("failure", "hang"), "a | b", 0)
+    for url in (
+        "h.org/s3cret",
+        "ftp://h/s3cret",
+        "https:///s3cret",
+        "https://h:x/s3cret",
+        "https://h/s3cret é",
+        "https://[h/s3cret",
+    ):
+        error = _refused(tmp_path, HOOK + f'url = "{url}"\n')
+        assert "[[hooks]] number 1.url: is not an http:// or https:// address" in error.message
+        assert "s3cret" not in error.message + error.hint
+    assert "holds a user" in _refused(tmp_path, HOOK + 'url = "https://me:s3cret@h/"\n').message
 
 
 def test_the_example_of_the_repository_loads(repository: Path) -> None:
@@ -231,6 +254,17 @@ def test_this_machine_alone_needs_no_file(monkeypatch: pytest.MonkeyPatch, tmp_p
         (ONE + 'identity_file = "pub.pub"\n', "is a public key", 'pub"'),
         (ONE + 'identity_file = "~nobody-of-that-name/k"\n', "identity_file: ~nobody", ""),
         (ONE + 'known_hosts = "."\n', "known_hosts: ", "name a file"),
+        (ONE + "[hooks]\n", "hooks: must be a list of tables", "[[hooks]]"),
+        ('[[hook]]\nurl = "x"\n' + ONE, "hook: unknown table", "[[hooks]]"),
+        ("[job]\nretries = 3\n" + ONE, "[job].retries: unknown key", "belongs in [[hooks]]"),
+        ("[job]\nmetrics_port = 70000\n" + ONE, "metrics_port: must be from 0 to 65535", ""),
+        (ONE + '[[hooks]]\nurl = "http://h/"\n', "[[hooks]] number 1.on: is missing", 'on = ["failure"'),
+        (ONE + '[[hooks]]\non = "end"\n', "number 1.on: must be a list of events", 'on = ["failure"'),
+        (ONE + '[[hooks]]\non = ["hangs"]\n', "'hangs' is not an event", "did you mean hang?"),
+        (ONE + '[[hooks]]\non = ["end"]\n', "number 1: needs either command or url", "command ="),
+        (HOOK + 'command = "x"\nurl = "http://h/"\n', "needs either command or url", "command ="),
+        (HOOK + 'command = "x"\nretries = -1\n', "retries: must be from 0 to 20, not -1", ""),
+        (HOOK + 'command = "x"\ntimeout = 0\n', "timeout: must be more than 0 seconds", ""),
         ("[[hosts]\n", "not valid TOML", "line 1 is: [[hosts]"),
         (ONE + 'x = "a\n', "line 3", "line 3 is: x ="),
     ],
