@@ -346,33 +346,13 @@ class Agent:
         elif op == "moved":
             self.follower.member = dataclasses.replace(self.follower.member, heir=args["heir"])
 
+    # What others need to know of the job
+
     @property
     def workdir(self) -> str:
         """Where the workers run on this node, and the hooks."""
         base = str(self.files.home.trees / self.spec.tree) if self.spec.tree else "/"
         return os.path.normpath(os.path.join(base, self.spec.workdir))
-
-    # What the engine needs to know of the job
-
-    def launch(self, generation: int) -> dict[str, Any]:
-        """Return the part of `go` that does not change from generation to generation."""
-        spec = self.spec
-        own = spec.node(self.node)
-        return {
-            "run_id": spec.job,
-            "role": spec.role,
-            "env": {**spec.env, **(own.env if own is not None else {})},
-            "cwd": self.workdir,
-            "kind": spec.kind,
-            "script": spec.script,
-            "args": list(spec.args),
-            "log_dir": str(self.files.generation(generation)),
-            "links": f"{spec.log_dir}/{spec.job}_{self.node}" if spec.log_dir else "",
-            "numa_binding": spec.numa_binding or "",
-            "signals_to_handle": spec.signals_to_handle or "",
-            "virtual_local_rank": spec.virtual_local_rank,
-            "shutdown_timeout": max(1, round(spec.stop_grace)),
-        }
 
     def operator_came(self, channel: Channel) -> None:
         """Note an operator's connection."""

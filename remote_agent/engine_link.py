@@ -11,10 +11,13 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.paths import JobFiles, own_command, start_ticks
 from remote_agent.wire import Answer, CallFailed, Channel, ChannelClosed
+
+if TYPE_CHECKING:
+    from remote_agent.agent import Agent
 
 log = logging.getLogger(__name__)
 
@@ -160,6 +163,27 @@ class EngineLink:
             self._workers.pop(int(args["exit"]["pid"]), None)
         await self._notice(op, args)
         return Answer({})
+
+
+def launch(agent: Agent, generation: int) -> dict[str, Any]:
+    """Return the part of `go` that does not change from generation to generation."""
+    spec = agent.spec
+    own = spec.node(agent.node)
+    return {
+        "run_id": spec.job,
+        "role": spec.role,
+        "env": {**spec.env, **(own.env if own is not None else {})},
+        "cwd": agent.workdir,
+        "kind": spec.kind,
+        "script": spec.script,
+        "args": list(spec.args),
+        "log_dir": str(agent.files.generation(generation)),
+        "links": f"{spec.log_dir}/{spec.job}_{agent.node}" if spec.log_dir else "",
+        "numa_binding": spec.numa_binding or "",
+        "signals_to_handle": spec.signals_to_handle or "",
+        "virtual_local_rank": spec.virtual_local_rank,
+        "shutdown_timeout": max(1, round(spec.stop_grace)),
+    }
 
 
 async def _all_dead(process: asyncio.subprocess.Process | None, pidfds: list[int]) -> None:
