@@ -18,6 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     modes.add_parser("connect", help="bridge between stdin/stdout and the agents of this node")
     serve = modes.add_parser("serve", help="the agent of one job")
     serve.add_argument("--job", required=True)
+    serve.add_argument("--handler", type=int, metavar="FD", help="the wire to the torchrun that has the workers")
     serve.add_argument("--detach", action="store_true", help="go on in a grandchild; its pid is printed")
     serve.add_argument("--step", action="store_true", help="stay in this Slurm step, and write to the job's log")
     engine = modes.add_parser("engine", help="the part that imports torch; started by the agent")
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
             _settle(args.job)
         from remote_agent import agent
 
-        return agent.main(args.job)
+        return agent.main(args.job, args.handler)
     if args.mode == "probe":
         from remote_agent import engine_probe
 

@@ -18,8 +18,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from remote_agent import allocation, clocks, election, member, paths, peers, restore
+from remote_agent import allocation, clocks, election, member, open_job, paths, peers, restore
 from remote_agent import state as s
+from remote_agent.engine_link import EngineLink, Notice
 from remote_agent.follower import Follower
 from remote_agent.formation import holds_quorum
 from remote_agent.journal import Journal
@@ -43,8 +44,9 @@ DEAD_CHECKS_S = (0.0, 0.1, 0.3, 0.6, 1.0, 2.0)
 class Agent:
     """One node's agent; `run` is its whole life."""
 
-    def __init__(self, files: paths.JobFiles) -> None:
+    def __init__(self, files: paths.JobFiles, torchrun: int | None = None) -> None:
         self.files = files
+        self._torchrun = torchrun
         self.spec = JobSpec.from_json(json.loads(files.spec.read_text()))
         self.node = str(json.loads(files.node.read_text())["node"])
         own = self.spec.node(self.node)
@@ -63,7 +65,14 @@ class Agent:
         self._finished = asyncio.Event()
         self._hurry = asyncio.Event()
         self._preempted = False
+        self.reason = ""
+        """Why this agent ends."""
         self._peers: set[Channel] = set()
+
+    def engine_link(self, notice: Notice) -> EngineLink:
+        """Return what starts this node's workers: an engine of ours, or the torchrun that started us."""
+        wire = self._torchrun
+        return EngineLink(self.files, notice) if wire is None else open_job.TorchrunLink(self.files, notice, wire)
 
     async def run(self) -> None:
         """Serve until the job is over and nobody looks."""
@@ -77,10 +86,12 @@ class Agent:
         await self.logs.start()
         self.follower.start()
         self._tasks.spawn(self._watch_assignment(), "assignment")
+        await open_job.claim(self)
         operators = await serve_operators(self)
         log.info("agent of %s for %s, peers on port %d", self.node, self.spec.job, self.port)
         try:
             await self._finished.wait()
+            await self.follower.engine.dismiss(open_job.outcome(self))
             await self._wind_down()
         finally:
             operators.close()
@@ -142,6 +153,7 @@ class Agent:
             self.operators_changed.set()
         if not self._finished.is_set():
             log.info("ending: %s", reason)
+            self.reason = reason
             self._finished.set()
 
     @property
@@ -161,7 +173,8 @@ class Agent:
             if cared_for:
                 alone_since = time.monotonic()
             alone_s = time.monotonic() - alone_since
-            if alone_s > (ABANDONED_S if self.follower.member.term else ASSIGN_TIMEOUT_S):
+            patience = self.spec.join_timeout if self.spec.endpoint else ASSIGN_TIMEOUT_S
+            if alone_s > (ABANDONED_S if self.follower.member.term else patience):
                 self.finish(f"neither a coordinator nor an operator for {alone_s:.0f} s")
                 return
 
@@ -230,8 +243,11 @@ class Agent:
             self._tasks.spawn(election.renew(self.follower, term), "renew the term")
 
     async def _announce(self, name: str) -> None:
-        found = {"term": self.follower.member.term, "coordinator": self.node, "members": self.members}
-        await election.ask(self.follower, name, "announce", found)
+        await election.ask(self.follower, name, "announce", self.announcement())
+
+    def announcement(self) -> dict[str, Any]:
+        """Return what makes the others follow this node."""
+        return {"term": self.follower.member.term, "coordinator": self.node, "members": self.members}
 
     # Peers
 
@@ -275,6 +291,8 @@ class Agent:
         if op == "vote":
             return election.give_vote(self.follower, args)
         if op == "who":
+            if "where" in args:
+                self.memory.learn({name: args["where"]})
             self._renew_beyond(int(args["term"]))
             return Answer(self._who())
         if op == "announce":
@@ -328,33 +346,13 @@ class Agent:
         elif op == "moved":
             self.follower.member = dataclasses.replace(self.follower.member, heir=args["heir"])
 
+    # What others need to know of the job
+
     @property
     def workdir(self) -> str:
         """Where the workers run on this node, and the hooks."""
         base = str(self.files.home.trees / self.spec.tree) if self.spec.tree else "/"
         return os.path.normpath(os.path.join(base, self.spec.workdir))
-
-    # What the engine needs to know of the job
-
-    def launch(self, generation: int) -> dict[str, Any]:
-        """Return the part of `go` that does not change from generation to generation."""
-        spec = self.spec
-        own = spec.node(self.node)
-        return {
-            "run_id": spec.job,
-            "role": spec.role,
-            "env": {**spec.env, **(own.env if own is not None else {})},
-            "cwd": self.workdir,
-            "kind": spec.kind,
-            "script": spec.script,
-            "args": list(spec.args),
-            "log_dir": str(self.files.generation(generation)),
-            "links": f"{spec.log_dir}/{spec.job}_{self.node}" if spec.log_dir else "",
-            "numa_binding": spec.numa_binding or "",
-            "signals_to_handle": spec.signals_to_handle or "",
-            "virtual_local_rank": spec.virtual_local_rank,
-            "shutdown_timeout": max(1, round(spec.stop_grace)),
-        }
 
     def operator_came(self, channel: Channel) -> None:
         """Note an operator's connection."""
@@ -367,8 +365,8 @@ class Agent:
         self.operators_changed.set()
 
 
-def main(job: str) -> int:
-    """Run the agent of a job on this node; returns the exit status."""
+def main(job: str, torchrun: int | None = None) -> int:
+    """Run the agent of a job on this node; returns the exit status. `torchrun`: a wire to whoever has the workers."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     files = paths.Home.from_environment().job(job)
     lock = paths.lock_agent(files)
@@ -377,7 +375,7 @@ def main(job: str) -> int:
         return 1
 
     async def live() -> None:
-        await Agent(files).run()
+        await Agent(files, torchrun).run()
 
     try:
         asyncio.run(live())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent import clocks, member, peers, restore
 from remote_agent.journal import chunks
-from remote_agent.wire import Answer, CallFailed, WireError
+from remote_agent.wire import Answer, CallFailed, WireError, split_endpoint
 
 if TYPE_CHECKING:
     from remote_agent.agent import Agent
@@ -42,14 +42,21 @@ async def ask(follower: Follower, name: str, op: str, args: dict[str, Any]) -> d
     if where is None or name == agent.node:
         return None
     try:
-        channel = await peers.connect(agent.files, name, where["address"], int(where["port"]), agent.peer_handler(name))
+        return await _ask_at(follower, name, where, op, args)
     except (peers.PeerRefused, peers.PeerUnreachable):
         return None
+
+
+async def _ask_at(
+    follower: Follower, name: str, where: dict[str, Any], op: str, args: dict[str, Any]
+) -> dict[str, Any] | None:
+    agent = follower.agent
+    channel = await peers.connect(agent.files, name, where["address"], int(where["port"]), agent.peer_handler(name))
     running = asyncio.ensure_future(channel.run())
     try:
         return await asyncio.wait_for(_whole(channel.stream(op, args)), ASK_TIMEOUT_S)
     except (WireError, CallFailed, asyncio.TimeoutError) as error:
-        log.info("%s to %s: %s", op, name, error)
+        log.info("%s to %s: %s", op, name or "the endpoint", error)
         return None
     finally:
         # Not close(): a host without power would be waited for.
@@ -76,12 +83,36 @@ async def ask_around(follower: Follower) -> None:
     # Who is connected to us follows us.
     known = agent.role.connected if agent.role is not None else frozenset()
     others = [name for name in agent.members if name not in {agent.node, follower.member.coordinator, *known}]
-    answers = await asyncio.gather(*(ask(follower, name, "who", {"term": follower.member.term}) for name in others))
+    asking = [ask(follower, name, "who", {"term": follower.member.term}) for name in others]
+    answers = await asyncio.gather(_meet(follower, known), *asking)
     for found in answers:
         # A node that voted knows the term, and may have missed who won it.
         if found and found["coordinator"] and member.is_news(follower.member, int(found["term"]), found["coordinator"]):
             agent.memory.learn(found["members"])
             follower.follow(int(found["term"]), str(found["coordinator"]))
+
+
+async def _meet(follower: Follower, connected: frozenset[str]) -> dict[str, Any] | None:
+    """Ask at the job's endpoint, where it has one; a coordinator makes itself known there instead."""
+    agent = follower.agent
+    address, port = split_endpoint(agent.spec.endpoint, 0)
+    if not port or port in {agent.port, *(agent.members[name]["port"] for name in connected)}:
+        return None
+    there = {"address": address, "port": port}
+    found = None
+    try:
+        if agent.role is None:
+            args = {"term": follower.member.term, "where": agent.members[agent.node]}
+            found = await _ask_at(follower, "", there, "who", args)
+        else:
+            await _ask_at(follower, "", there, "announce", agent.announcement())
+    except (peers.PeerRefused, peers.PeerUnreachable) as error:
+        if not follower.member.term:
+            await follower.engine.remark(f"waiting for {error}")
+    if found:
+        # After a restart of all, nobody listens where it did; who is there learns it from who asks.
+        agent.memory.learn({name: one for name, one in found["members"].items() if name != agent.node})
+    return found
 
 
 async def stand(follower: Follower, force: bool = False) -> str:

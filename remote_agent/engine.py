@@ -65,15 +65,18 @@ class Engine:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer until the agent is gone, then end every worker."""
-        channel = Channel(reader, writer, self._handle)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._child_died)
         told = asyncio.Event()
         # In a Slurm step it comes to the workers as well, who may save; the agent says what follows.
         loop.add_signal_handler(signal.SIGTERM, lambda: None if allocation.ending() else told.set())
+        await self._serve(Channel(reader, writer, self._handle), told)
+
+    async def _serve(self, channel: Channel, told: asyncio.Event) -> None:
         # `closed` is set before `run` has ended what it serves: workers must not wait for that.
         waits = (channel.run(), self._send_notices(channel), channel.closed.wait(), told.wait())
-        await asyncio.wait([asyncio.ensure_future(wait) for wait in waits], return_when=asyncio.FIRST_COMPLETED)
+        tasks = [asyncio.ensure_future(wait) for wait in waits]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         await self._vanish()
 
     async def _handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer:
@@ -141,11 +144,11 @@ class Engine:
             else:
                 group, ranks = await self._start_torchrun(order)
         except (OSError, RuntimeError, ValueError) as error:
-            await engine_watch.Orphans().sweep((), VANISH_S)
+            await self._orphans().sweep((), VANISH_S)
             raise Problem("start", f"workers do not start: {type(error).__name__}: {error}") from error
         except asyncio.CancelledError:
             # Nobody waits for them any more.
-            await engine_watch.Orphans().sweep((), VANISH_S)
+            await self._orphans().sweep((), VANISH_S)
             raise
         finally:
             self._starting.set_result(None)
@@ -164,20 +167,30 @@ class Engine:
         link_logs(order, directories)
         boot = engine_boot.BootDirectory(order.log_dir)
         try:
-            context = await self._finish_in_thread(_start_workers, torch, self._job, order, boot.path, directories)
+            pids, reap = await self._spawn(torch, order, boot, directories)
         except BaseException:
             boot.close()
             raise
         workers = [
             engine_watch.Worker(order.base_rank + local_rank, local_rank, pid, directories[local_rank])
-            for local_rank, pid in sorted(context.pids().items())
+            for local_rank, pid in sorted(pids.items())
         ]
-        reap = partial(context.close, signal.SIGKILL, REAP_S)
-        group = Group(order.generation, boot, workers, reap, self._host)
+        group = Group(order.generation, boot, workers, reap, self._host, self._orphans())
         ranks = [
             {"rank": one.rank, "local_rank": one.local_rank, "pid": one.pid, "started": one.started} for one in workers
         ]
         return group, ranks
+
+    async def _spawn(
+        self, torch: Any, order: Order, boot: engine_boot.BootDirectory, directories: dict[int, Path]
+    ) -> tuple[dict[int, int], Callable[[], None]]:
+        """Start the workers; returns their pids by local rank, and what reaps them when they are dead."""
+        context = await self._finish_in_thread(_start_workers, torch, self._job, order, boot.path, directories)
+        return context.pids(), partial(context.close, signal.SIGKILL, REAP_S)
+
+    def _orphans(self) -> engine_watch.Orphans:
+        """Return what ends the children of this process that are nobody's."""
+        return engine_watch.Orphans()
 
     async def _start_torchrun(self, order: Order) -> tuple[engine_elastic.ElasticGroup, list[dict[str, Any]]]:
         order.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -238,7 +251,7 @@ class Engine:
                 await asyncio.wait_for(asyncio.shield(self._starting), VANISH_S)
         if self._group is not None:
             await self._group.vanish(VANISH_S)
-        await engine_watch.Orphans().sweep((), VANISH_S)
+        await self._orphans().sweep((), VANISH_S)
 
 
 def _import_torch() -> Any:

@@ -38,7 +38,13 @@ class Group:
     """One generation's workers on this node. `run` must be awaited by an owner."""
 
     def __init__(
-        self, generation: int, boot: BootDirectory, workers: list[Worker], reap: Callable[[], None], host: Host
+        self,
+        generation: int,
+        boot: BootDirectory,
+        workers: list[Worker],
+        reap: Callable[[], None],
+        host: Host,
+        orphans: Orphans | None = None,
     ) -> None:
         self.generation = generation
         self.ended = asyncio.Event()
@@ -48,7 +54,7 @@ class Group:
         self._reap = reap
         self._host = host
         self._tell: Tell = lambda _op, _args: None
-        self._orphans = Orphans()
+        self._orphans = orphans or Orphans()
         self._all_dead = asyncio.Event()
         self._reports: list[asyncio.Task[None]] = []
         self._exits: dict[int, dict[str, Any]] = {}
@@ -122,6 +128,10 @@ class Group:
         await within(self._all_dead, deadline_s)
         await self._orphans.sweep(self._workers.values(), deadline_s)
         self.close()
+
+    def has_succeeded(self) -> bool:
+        """Whether every worker has exited with 0."""
+        return all(worker.death is not None and worker.death.code == 0 for worker in self._workers.values())
 
     def exits(self) -> list[dict[str, Any]]:
         """Return the exits so far, by rank."""

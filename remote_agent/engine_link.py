@@ -11,10 +11,13 @@ import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.paths import JobFiles, own_command, start_ticks
 from remote_agent.wire import Answer, CallFailed, Channel, ChannelClosed
+
+if TYPE_CHECKING:
+    from remote_agent.agent import Agent
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,9 @@ Notice = Callable[[str, "dict[str, Any]"], Awaitable[None]]
 class EngineLink:
     """One engine process."""
 
+    replaceable = True
+    """Another one may be started when it has died."""
+
     def __init__(self, files: JobFiles, notice: Notice) -> None:
         self._files = files
         self._notice = notice
@@ -45,32 +51,40 @@ class EngineLink:
     async def run(self) -> str:
         """Start the engine and serve its notices until it ends; returns how it ended."""
         try:
-            process = self._process = await asyncio.create_subprocess_exec(
-                *own_command("engine", "--job", self._files.name),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
+            self._channel = Channel(*await self._open(), self._hear)
         except OSError as error:
             return self._over(f"it does not start: {error}")
-        return self._over(await self._serve(process))
+        return self._over(await self._serve(self._channel))
 
-    async def _serve(self, process: asyncio.subprocess.Process) -> str:
-        output, feed = process.stdout, process.stdin
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        self._process = await asyncio.create_subprocess_exec(
+            *own_command("engine", "--job", self._files.name),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        output, feed = self._process.stdout, self._process.stdin
         if output is None or feed is None:
             raise RuntimeError("the engine has no pipes")
-        self._channel = Channel(output, feed, self._hear)
+        return output, feed
+
+    async def _serve(self, channel: Channel) -> str:
         greeting = asyncio.ensure_future(self._greet())
         try:
-            await self._channel.run()
-            status = await asyncio.wait_for(process.wait(), 10.0)
-        except asyncio.TimeoutError:
-            return "it hung"
+            await channel.run()
+            return await self._how_it_ended()
         finally:
             await self.kill()
             greeting.cancel()
             await asyncio.gather(greeting, return_exceptions=True)
-        return f"exit status {status}"
+
+    async def _how_it_ended(self) -> str:
+        if self._process is None:
+            raise RuntimeError("the engine has not started")
+        try:
+            return f"exit status {await asyncio.wait_for(self._process.wait(), 10.0)}"
+        except asyncio.TimeoutError:
+            return "it hung"
 
     def _over(self, how: str) -> str:
         if self.problem is None:
@@ -80,8 +94,8 @@ class EngineLink:
 
     @property
     def has_started(self) -> bool:
-        """Whether there ever was a process: without one there are no workers."""
-        return self._process is not None
+        """Whether there ever was an engine: without one there are no workers."""
+        return self._channel is not None
 
     async def call(self, op: str, args: dict[str, Any], timeout: float = CALL_MARGIN_S) -> dict[str, Any]:
         """Return the engine's answer; raises CallFailed, ChannelClosed, asyncio.TimeoutError."""
@@ -96,20 +110,25 @@ class EngineLink:
             self._workers.clear()
         return answer.data
 
+    async def dismiss(self, outcome: dict[str, Any]) -> None:
+        """Tell how the job ended for this node: nothing to an engine, which ends with its agent."""
+
+    async def remark(self, text: str) -> None:
+        """Tell what this node waits for: nothing to an engine."""
+
     async def close(self) -> None:
         """End the engine: at the end of its input it kills what it runs; one that hangs is killed with its workers."""
-        if self._channel is None or self._process is None:
+        if self._channel is None:
             return
         await self._channel.close()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._process.wait(), END_S)
+        if self._process is not None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._process.wait(), END_S)
         await self.kill()
 
     async def kill(self) -> None:
         """Kill the engine and the workers it left, each only if it is still the process we started; wait for that."""
-        if self._process is None:
-            return
-        if self._process.returncode is None:
+        if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
         pidfds = []
@@ -146,8 +165,30 @@ class EngineLink:
         return Answer({})
 
 
-async def _all_dead(process: asyncio.subprocess.Process, pidfds: list[int]) -> None:
-    await process.wait()
+def launch(agent: Agent, generation: int) -> dict[str, Any]:
+    """Return the part of `go` that does not change from generation to generation."""
+    spec = agent.spec
+    own = spec.node(agent.node)
+    return {
+        "run_id": spec.job,
+        "role": spec.role,
+        "env": {**spec.env, **(own.env if own is not None else {})},
+        "cwd": agent.workdir,
+        "kind": spec.kind,
+        "script": spec.script,
+        "args": list(spec.args),
+        "log_dir": str(agent.files.generation(generation)),
+        "links": f"{spec.log_dir}/{spec.job}_{agent.node}" if spec.log_dir else "",
+        "numa_binding": spec.numa_binding or "",
+        "signals_to_handle": spec.signals_to_handle or "",
+        "virtual_local_rank": spec.virtual_local_rank,
+        "shutdown_timeout": max(1, round(spec.stop_grace)),
+    }
+
+
+async def _all_dead(process: asyncio.subprocess.Process | None, pidfds: list[int]) -> None:
+    if process is not None:
+        await process.wait()
     loop = asyncio.get_running_loop()
     for pidfd in pidfds:
         dead = asyncio.Event()

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import clocks, election, member, peers
-from remote_agent.engine_link import EngineLink
+from remote_agent.engine_link import launch
 from remote_agent.lease import Lease
 from remote_agent.tasks import Tasks
 from remote_agent.wire import Answer, CallFailed, Channel, Problem, WireError
@@ -43,7 +43,7 @@ class Follower:
         self.agent = agent
         self.member = view
         self.incarnation = secrets.token_hex(8)
-        self.engine = EngineLink(agent.files, self._hear_engine)
+        self.engine = agent.engine_link(self._hear_engine)
         self.offset = clocks.Offset()
         self.channel: Channel | None = None
         """To the coordinator; None while there is none, or while we are it."""
@@ -182,6 +182,9 @@ class Follower:
             if self.running is not None:
                 self._tasks.spawn(self.agent.logs.finish(self.running), "finish the logs")
             self.running, self._reports = None, []
+            if not self.engine.replaceable:
+                await self._part(how)
+                return
             self.incarnation = secrets.token_hex(8)
             self._reason = f"its engine died ({how})"
             now = clocks.now()
@@ -192,8 +195,14 @@ class Follower:
             if len(deaths) >= ENGINE_DEATHS or not self.engine.facts:
                 self.report("unfit", {"reason": self.engine.problem})
                 return
-            self.engine = EngineLink(self.agent.files, self._hear_engine)
+            self.engine = self.agent.engine_link(self._hear_engine)
             await self._rejoin()
+
+    async def _part(self, how: str) -> None:
+        """End with what had the workers; the job is told that this node is lost to it."""
+        if self.channel is not None:
+            await self._tell(self.channel, "gone", {"reason": how})
+        self.agent.finish(how, linger=False)
 
     async def _greet(self) -> None:
         await self.engine.ready.wait()
@@ -241,7 +250,7 @@ class Follower:
             except (peers.PeerUnreachable, WireError, Problem, asyncio.TimeoutError) as error:
                 log.info("coordinator %s: %s", name, str(error) or "no answer in time")
             await election.ask_around(self)
-        elif self.agent.role.is_short() or self.agent.role.misses_some():
+        elif self.agent.role.is_short() or self.agent.role.misses_some() or self.agent.spec.endpoint:
             await election.ask_around(self)
         return was_there
 
@@ -250,8 +259,9 @@ class Follower:
         channel = await peers.connect(self.agent.files, name, where["address"], int(where["port"]), handler)
         running = asyncio.ensure_future(channel.run())
         try:
-            await channel.call("join", self.introduction(), timeout=CALL_TIMEOUT_S)
+            # Orders may overtake the answer, and what is reported on them counts.
             self.channel = channel
+            await channel.call("join", self.introduction(), timeout=CALL_TIMEOUT_S)
             log.info("joined %s", name)
             await self._beat(channel)
         finally:
@@ -324,7 +334,7 @@ class Follower:
                 self.report("prepared", {"generation": generation, "port": done["port"]})
             else:
                 self.generation, self.running, self._reports = generation, generation, []
-                done = await self.engine.call("go", {**args, **self.agent.launch(generation)}, CALL_TIMEOUT_S * 6)
+                done = await self.engine.call("go", {**args, **launch(self.agent, generation)}, CALL_TIMEOUT_S * 6)
                 self.report("started", {"generation": generation, "ranks": done["ranks"]})
         except (CallFailed, WireError, asyncio.TimeoutError) as error:
             self.report(

@@ -24,7 +24,10 @@ ALONE_TIMEOUT_S = 3600.0
 
 def floor(state: s.State) -> int:
     """Return how many nodes the group needs: what an operator removed is not waited for."""
-    return max(1, min(state.spec.min_nodes, len(_wanted(state))))
+    known = len(_wanted(state))
+    if state.spec.endpoint:
+        known = max(known, state.spec.min_nodes - sum(node.status == "removed" for node in state.nodes.values()))
+    return max(1, min(state.spec.min_nodes, known))
 
 
 def _wanted(state: s.State) -> list[s.Node]:
@@ -41,7 +44,7 @@ def try_form(turn: Turn) -> None:
                 turn.set_node(name, status="failed", reason="it did not stop its old workers", connected=False)
         state = turn.state
     group = choose(state)
-    pending = [node for node in state.nodes.values() if _is_pending(state, node)]
+    pending = any(_is_pending(state, node) for node in state.nodes.values()) or _expects_more(state, len(group))
     if state.deadline is not None and pending and not _is_settled(turn, len(group)):
         return
     state = turn.state
@@ -103,6 +106,11 @@ def _is_pending(state: s.State, node: s.Node) -> bool:
     if node.connected:
         return node.running is not None or (not node.ready and not node.spec.spare)
     return node.status == "connecting" and not node.spec.spare
+
+
+def _expects_more(state: s.State, ready: int) -> bool:
+    """Whether nodes that nobody has named yet may still come to the first group."""
+    return bool(state.spec.endpoint) and state.generation < 0 and ready < state.spec.max_nodes
 
 
 def choose(state: s.State) -> list[str]:

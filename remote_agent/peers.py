@@ -79,7 +79,11 @@ def _listener(port: int) -> socket.socket:
 
 
 async def connect(files: JobFiles, node: str, address: str, port: int, handler: Handler) -> Channel:
-    """Return a channel to a node; raises PeerRefused, PeerUnreachable. The caller runs the channel."""
+    """Return a channel to a node ("": to whoever of this job is there); the caller runs it.
+
+    Raises PeerRefused, PeerUnreachable.
+    """
+    there = f"{node} ({address}:{port})" if node else f"{address}:{port}"
     try:
         context = _context(files, ssl.Purpose.SERVER_AUTH)
         # Names of nodes are not host names (10.0.0.7 is one): we compare them ourselves.
@@ -88,10 +92,10 @@ async def connect(files: JobFiles, node: str, address: str, port: int, handler: 
             asyncio.open_connection(address, port, ssl=context, server_hostname=""), CONNECT_TIMEOUT_S
         )
     except ConnectionRefusedError as error:
-        raise PeerRefused(f"{node} ({address}:{port}): {error}") from error
+        raise PeerRefused(f"{there}: {error}") from error
     except (OSError, ssl.SSLError, asyncio.TimeoutError) as error:
-        raise PeerUnreachable(f"{node} ({address}:{port}): {str(error) or 'no answer'}") from error
-    if peer_name(writer) != node:
+        raise PeerUnreachable(f"{there}: {str(error) or 'no answer'}") from error
+    if node and peer_name(writer) != node:
         writer.close()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(writer.wait_closed(), 1.0)

@@ -57,7 +57,10 @@ def end_stopped(turn: Turn) -> None:
 
 
 def _is_failure(state: s.State) -> bool:
-    return state.cause != "stop" and (state.cause in ("failure", "node_lost") or bool(state.lost))
+    if state.cause == "node_lost":
+        # All agents may have been restarted and come back: then nothing has failed, and no node is lost.
+        return bool(state.lost) or any(not ended.get("stopped_by_us") for ended in state.exits.values())
+    return state.cause != "stop" and (state.cause == "failure" or bool(state.lost))
 
 
 def _incident(turn: Turn) -> dict[str, Any]:

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 
 def initial(spec: JobSpec, me: str, now: float) -> s.State:
     """Return the state of a job that has not begun."""
-    nodes = {node.name: s.Node(node) for node in spec.nodes}
-    return s.State(spec=spec, me=me, term=1, nodes=nodes, deadline=now + spec.join_timeout)
+    return s.State(spec=spec, me=me, term=1, nodes=_named(spec), deadline=now + spec.join_timeout)
+
+
+def _named(spec: JobSpec) -> dict[str, s.Node]:
+    """Return the nodes that the description names; where nodes join by themselves, the journal alone names them."""
+    return {} if spec.endpoint else {node.name: s.Node(node) for node in spec.nodes}
 
 
 def take_over(spec: JobSpec, me: str, term: int, records: Iterable[Record], now: float, away_s: float = 0.0) -> s.State:
@@ -54,8 +58,7 @@ def _expected(node: s.Node, seen: float) -> s.Node:
 
 def fold(spec: JobSpec, records: Iterable[Record], me: str = "") -> s.State:
     """Return what the journal says of the job."""
-    nodes = {node.name: s.Node(node) for node in spec.nodes}
-    state = s.State(spec=spec, me=me, term=0, nodes=nodes)
+    state = s.State(spec=spec, me=me, term=0, nodes=_named(spec))
     for record in records:
         state = dataclasses.replace(state, term=max(state.term, int(record.get("term", 0))))
         apply = FOLDS.get(record["type"])
@@ -73,6 +76,11 @@ def _with_node(state: s.State, name: str, **changes: Any) -> s.State:
 
 def _job_started(state: s.State, record: Record) -> s.State:
     return dataclasses.replace(state, started_at=record["time"])
+
+
+def _node_joined(state: s.State, record: Record) -> s.State:
+    spec = NodeSpec(**record["detail"]["spec"])
+    return dataclasses.replace(state, nodes={**state.nodes, spec.name: s.Node(spec)})
 
 
 def _node_ready(state: s.State, record: Record) -> s.State:
@@ -196,6 +204,7 @@ def _ended(state: s.State, record: Record) -> s.State:
 
 FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
     "job_started": _job_started,
+    "node_joined": _node_joined,
     "node_ready": _node_ready,
     "node_lost": _node_lost,
     "node_failed": _node_lost,

@@ -49,6 +49,7 @@ def _ranks(args: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
 REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], s.Event]] = {
     "ready": lambda node, _, args: s.Ready(node, int(args["nproc"])),
     "unfit": lambda node, _, args: s.Unfit(node, str(args["reason"])),
+    "gone": lambda node, _, args: s.Gone(node, str(args["reason"])),
     "prepared": lambda node, generation, args: s.Prepared(node, generation, int(args["port"])),
     "order_failed": lambda node, generation, args: s.OrderFailed(node, generation, str(args["message"])),
     "started": lambda node, generation, args: s.Started(node, generation, _ranks(args)),
@@ -214,14 +215,21 @@ class Role:
     def hear_join(self, node: str, args: dict[str, Any]) -> None:
         """Take in what a member says of itself when it joins."""
         if node not in self.state.nodes:
-            spec = NodeSpec(name=node, address=str(args.get("address", "")))
-            new = s.Node(spec, status="removed", reason="not in the group: add it")
-            self.state = dataclasses.replace(self.state, nodes={**self.state.nodes, node: new})
+            self._meet(NodeSpec(name=node, address=str(args.get("address", ""))))
         ready = [report["args"]["nproc"] for report in args.get("reports", ()) if report["op"] == "ready"]
         nproc = int(ready[0]) if ready else None
         self.feed(s.Joined(node, str(args["incarnation"]), args.get("running"), str(args["reason"]), nproc))
         for report in args.get("reports", ()):
             self.hear(node, report["op"], report["args"])
+
+    def _meet(self, spec: NodeSpec) -> None:
+        """Take a node in that the job's description does not name."""
+        new = s.Node(spec)
+        if self.state.spec.endpoint:
+            self.record("node_joined", spec.name, spec=dataclasses.asdict(spec))
+        else:
+            new = s.Node(spec, status="removed", reason="not in the group: add it")
+        self.state = dataclasses.replace(self.state, nodes={**self.state.nodes, spec.name: new})
 
     def lost_channel(self, node: str, channel: Channel) -> bool:
         """Forget a member's connection; returns whether it was the current one."""

@@ -43,7 +43,7 @@ async def start(home: Home, args: dict[str, Any]) -> dict[str, Any]:
         _write(files, node, args)
         if args.get("step"):
             return {"script": script}
-        process = _spawn(files)
+        process = _spawn(files, "--detach")
     except OSError as error:
         raise _refusal(files, error) from error
     pid = await asyncio.to_thread(_read_pid, process)
@@ -58,6 +58,17 @@ async def await_agent(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     files = job_files(home, args.get("job"))
     await _until_accepting(files, None)
     return {"agent_pid": agent_alive(files)}
+
+
+def start_for_torchrun(files: JobFiles, args: dict[str, Any], wire: int) -> subprocess.Popen[bytes]:
+    """Write the job's directory and start its agent as a child that has the other end of a wire; raises Problem."""
+    node = str(args["node"])
+    _refuse_second(files, node)
+    try:
+        _write(files, node, args)
+        return _spawn(files, "--handler", str(wire), wire=wire)
+    except OSError as error:
+        raise _refusal(files, error) from error
 
 
 def _script_hash(spec: JobSpec) -> str | None:
@@ -120,7 +131,7 @@ def _write(files: JobFiles, node: str, args: dict[str, Any]) -> None:
     atomic_write(files.node, json.dumps({"node": node, "hostname": socket.gethostname()}).encode())
 
 
-def _spawn(files: JobFiles) -> subprocess.Popen[bytes]:
+def _spawn(files: JobFiles, *options: str, wire: int | None = None) -> subprocess.Popen[bytes]:
     env = dict(os.environ)
     if command()[1] == "-m":
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -128,14 +139,14 @@ def _spawn(files: JobFiles) -> subprocess.Popen[bytes]:
     log = os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         return subprocess.Popen(
-            [*command(), "serve", "--job", files.name, "--detach"],
+            [*command(), "serve", "--job", files.name, *options],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.PIPE if wire is None else log,
             stderr=log,
             cwd=files.home.root,
             env=env,
             start_new_session=True,
-            close_fds=True,
+            pass_fds=() if wire is None else (wire,),
         )
     finally:
         os.close(log)

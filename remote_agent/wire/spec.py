@@ -86,6 +86,8 @@ class JobSpec:
     metrics_port: int = 0
     """Where the coordinator serves Prometheus on its own machine; 0: nowhere."""
     created_ns: int = 0
+    endpoint: str = ""
+    """HOST:PORT of a job that nodes join by themselves, if they have its certificate; empty: only `nodes` take part."""
 
     def node(self, name: str) -> NodeSpec | None:
         """Return the node of that name, or None."""

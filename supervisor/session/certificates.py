@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 VALID = datetime.timedelta(days=3653)
@@ -18,6 +19,9 @@ VALID = datetime.timedelta(days=3653)
 EARLIER = datetime.timedelta(days=2)
 # The limit of a common name; peers check the subject alternative name, which has none that matters.
 LONGEST_COMMON_NAME = 64
+# The number of private keys of SECP256R1, and so many bytes more than it has that the remainder is not skewed.
+KEYS = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551 - 1
+SEED_BYTES = 48
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,14 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
     )
 
 
-def make_authority(job: str) -> Authority:
-    """Return a new authority for one job."""
-    key = ec.generate_private_key(ec.SECP256R1())
+def _key_of(secret: bytes, job: str) -> ec.EllipticCurvePrivateKey:
+    seed = HKDF(hashes.SHA256(), SEED_BYTES, salt=None, info=b"supervisor job " + job.encode()).derive(secret)
+    return ec.derive_private_key(int.from_bytes(seed, "big") % KEYS + 1, ec.SECP256R1())
+
+
+def make_authority(job: str, secret: bytes | None = None) -> Authority:
+    """Return a new authority for one job; with a secret, each who knows it gets one that trusts all the others."""
+    key = ec.generate_private_key(ec.SECP256R1()) if secret is None else _key_of(secret, job)
     name = _name(f"supervisor job {job}")
     certificate = (
         _builder(name, name, key.public_key())

@@ -258,7 +258,8 @@ class Link:
                 raise
             self._note_missing(error.message)
             return
-        if known.get("node") not in (None, self.host.name):
+        # A torchrun that joined by itself has given this machine another name.
+        if known.get("node") not in (None, self.host.name) and not self.host.local:
             self.asked_at = math.inf
             self._note_missing(f"shares its home with {known['node']}, and has no files of its own")
             return

@@ -40,6 +40,9 @@ async def request(session: Session, verb: str, args: dict[str, Any]) -> dict[str
 
 async def _add(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
     name = str(wish["node"])
+    if session.inventory.path is None and name not in session.links:
+        # It joined by itself: its torchrun brings its agent up.
+        return await _steer(session, "add", wish)
     # Its agent may be there: nothing is brought up before that is known.
     await session.settle(nodes=[name])
     seq = int(session.events[-1]["seq"]) if session.events else 0

@@ -32,6 +32,7 @@ _MARKS: Final = {
     "node_removed": (".", "off"),
     "ranks_assigned": ("~", "start"),
     "generation_running": ("+", "ok"),
+    "node_joined": ("+", "ok"),
     "node_ready": ("+", "ok"),
     "node_added": ("+", "ok"),
     "hang_over": ("+", "ok"),

@@ -7,6 +7,8 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,9 +22,10 @@ from remote_agent.agent import Agent
 from remote_agent.engine_link import EngineLink
 from remote_agent.lease import Lease
 from remote_agent.memory import Memory
-from remote_agent.paths import JobFiles
+from remote_agent.open_job import TorchrunLink
+from remote_agent.paths import JobFiles, start_ticks
 from remote_agent.tasks import Tasks
-from remote_agent.wire import MAX_HEADER, Channel, JobSpec, NodeSpec, Problem
+from remote_agent.wire import MAX_HEADER, Answer, Channel, JobSpec, NodeSpec, Problem
 from supervisor.session.certificates import Authority, make_authority
 from tests.agent.test_peers import files_for
 
@@ -218,6 +221,35 @@ def test_an_engine_that_does_not_end_is_killed(tmp_path: Path) -> None:
         assert link._process.returncode == -signal.SIGKILL
         assert clocks.now() - began < 5.0
         assert await asyncio.wait_for(running, WAIT_S) == "exit status -9"
+
+    asyncio.run(check())
+
+
+def test_workers_of_a_torchrun_that_hangs_are_killed(tmp_path: Path) -> None:
+    async def check() -> None:
+        async def ignore(op: str, args: dict[str, Any]) -> None:
+            pass
+
+        async def hang(op: str, args: dict[str, Any], body: bytes) -> Answer:
+            if op != "go":
+                await asyncio.Event().wait()
+            return Answer({"ranks": [{"pid": worker.pid, "started": start_ticks(worker.pid)}]})
+
+        ours, theirs = socket.socketpair()
+        torchrun = Channel(*await asyncio.open_unix_connection(sock=theirs), hang)
+        serving = asyncio.ensure_future(torchrun.run())
+        link = TorchrunLink(files_for(tmp_path, "n1", make_authority("job")), ignore, ours.detach())
+        running = asyncio.ensure_future(link.run())
+        await until(lambda: link.has_started)
+        with subprocess.Popen(["sleep", "60"], start_new_session=True) as worker:
+            await link.call("go", {})
+            with pytest.raises(asyncio.TimeoutError):
+                await link.call("stop", {}, 0.1)
+            await link.kill()
+            assert worker.wait() == -signal.SIGKILL
+        # It sees the end of its wire, and ends as soon as it can.
+        await asyncio.wait_for(serving, WAIT_S)
+        assert await asyncio.wait_for(running, WAIT_S) == "its torchrun ended"
 
     asyncio.run(check())
 

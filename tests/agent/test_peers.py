@@ -7,6 +7,7 @@ import os
 import ssl
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from remote_agent import clocks, peers
 from remote_agent.paths import Home, JobFiles
 from remote_agent.wire import Answer, Channel
 from supervisor.session.certificates import Authority, make_authority, sign_with
+from tests.agent.nodes import WAIT_S, Nodes
 
 
 def files_for(root: Path, name: str, authority: Authority) -> JobFiles:
@@ -142,3 +144,38 @@ def test_the_listener_serves_one_port_on_all_addresses() -> None:
     listener = peers._listener(0)
     assert listener.getsockname()[1] > 0
     os.close(listener.detach())
+
+
+def test_an_order_that_overtakes_the_answer_to_join_is_reported_too(tmp_path: Path) -> None:
+    """Else a coordinator waits for a node that has stopped long ago."""
+
+    async def check(nodes: Nodes) -> None:
+        idle = asyncio.Event()
+
+        async def accepted(_peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            async def coordinate(op: str, args: dict[str, Any], body: bytes) -> Answer:
+                if op == "join":
+                    stop = {"generation": 0, "grace_s": 1.0, "collect": False}
+                    await channel.notify("order", {"op": "stop", "args": stop, "term": 1})
+                    await asyncio.wait_for(idle.wait(), WAIT_S)
+                elif op == "report" and args["op"] == "idle":
+                    idle.set()
+                return Answer({"received_ns": 0, "answered_ns": 0})
+
+            channel = Channel(reader, writer, coordinate)
+            await channel.run()
+
+        server, port = await peers.listen(files_for(tmp_path / "n1_played", "n1", nodes.authority), 0, accepted)
+        try:
+            await nodes.start("n2")
+            head = {"node": "n1", "address": "127.0.0.1", "port": port}
+            await nodes.call("n2", "assign", {"term": 1, "coordinator": head, "members": {}})
+            await asyncio.wait_for(idle.wait(), 5.0)
+        finally:
+            server.close()
+
+    async def run() -> None:
+        async with Nodes(tmp_path, 2, "") as nodes:
+            await check(nodes)
+
+    asyncio.run(run())

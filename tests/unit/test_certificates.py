@@ -78,3 +78,13 @@ def test_validity_and_constraints() -> None:
     assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["n" * 80]
+
+
+def test_who_knows_the_secret_is_trusted_and_nobody_else(tmp_path: Path) -> None:
+    ours, theirs = make_authority("job", b"a secret in common"), make_authority("job", b"a secret in common")
+    client, server = _pair(tmp_path, ours, theirs, "n2")
+    _handshake(client, server, "n2")
+    for other in (make_authority("job", b"another secret"), make_authority("another", b"a secret in common")):
+        client, server = _pair(tmp_path, ours, other, "n2")
+        with pytest.raises(ssl.SSLError):
+            _handshake(client, server, "n2")

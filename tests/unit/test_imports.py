@@ -21,6 +21,7 @@ FROM_AGENT = (
     "remote_agent.logs.pattern",
     "remote_agent.__version__",
 )
+PLUGIN = ROOT / "supervisor" / "handlers.py"
 # The parts of the operator's side that may not know of the command line, in the order of the data.
 LOWER = ("inventory", "ssh", "session", "postmortem")
 
@@ -97,7 +98,22 @@ def test_the_supervisor_takes_only_the_wire_and_the_diagnosis_from_the_agent() -
         one
         for one in _imports("supervisor")
         # The bare package tells where the files are that go into the zipapp.
-        if _of(one.name, "remote_agent") and one.name != "remote_agent" and not _of(one.name, *FROM_AGENT)
+        if _of(one.name, "remote_agent")
+        and one.name != "remote_agent"
+        and not _of(one.name, *FROM_AGENT)
+        # It runs on a node, in torchrun's process, and gives the node's side its certificate.
+        and one.path != PLUGIN
+    ]
+    assert not wrong, _report(wrong)
+
+
+def test_torchs_plugin_imports_nothing_until_it_is_used() -> None:
+    """torch loads it in every process that imports torch.distributed.elastic."""
+    allowed = sys.stdlib_module_names
+    wrong = [
+        one
+        for one in _imports("supervisor")
+        if one.path == PLUGIN and not one.lazy and one.name.split(".")[0] not in allowed
     ]
     assert not wrong, _report(wrong)
 

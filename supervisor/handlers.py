@@ -1,0 +1,98 @@
+"""The `torchrun.handlers` plugin: `torchrun --rdzv-backend supervisor` on nodes where we may not start anything.
+
+In: torchrun's RendezvousParameters, a secret that all nodes share. Out: torchrun's rendezvous handler, with this node's
+certificate. torch loads this module wherever it is imported: what it needs is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from remote_agent.joining import Place
+
+KEY_VARIABLE = "SUPERVISOR_RDZV_KEY"
+SHORTEST_KEY = 16
+LOCAL_KEY = "rdzv.key"
+
+
+def handler() -> Callable[[Any], Any]:
+    """Return what makes the handler, as torch asks for it."""
+    return create
+
+
+def create(params: Any) -> Any:
+    """Return torchrun's rendezvous handler; ends torchrun with a message when it cannot take part."""
+    from remote_agent import engine_torch_handler
+    from remote_agent.joining import Place
+    from remote_agent.wire import Problem
+
+    try:
+        place = Place(params)
+        secret = _secret(place)
+    except Problem as problem:
+        _refuse(problem)
+
+    def begin(spec: Any, grace_s: float) -> Any:
+        try:
+            return place.start(place.describe(spec, grace_s), _certificate(place, secret))
+        except Problem as problem:
+            _refuse(problem)
+
+    return engine_torch_handler.make_handler(params.run_id, begin)
+
+
+def _refuse(problem: Any) -> NoReturn:
+    hint = f" ({problem.hint})" if problem.hint else ""
+    raise SystemExit(f"torchrun --rdzv-backend supervisor: {problem.message}{hint}")
+
+
+def _certificate(place: Place, secret: bytes) -> dict[str, str]:
+    from supervisor.session.certificates import make_authority, sign_with
+
+    authority = make_authority(place.params.run_id, secret)
+    leaf = sign_with(authority.ca, authority.ca_key, place.node)
+    return {"ca": authority.ca, "cert": leaf.cert, "key": leaf.key}
+
+
+def _secret(place: Place) -> bytes:
+    """Return what all nodes of the job know; raises Problem."""
+    from remote_agent.joining import is_loopback
+    from remote_agent.wire import Problem
+
+    # Not for the workers: whoever knows it may join the job and read its logs.
+    text = os.environ.pop(KEY_VARIABLE, "").encode()
+    path = place.params.get("key_file")
+    if path:
+        try:
+            text = Path(os.path.expanduser(path)).read_bytes()
+        except OSError as error:
+            raise Problem("key", f"key_file {path}: {error.strerror}") from error
+    elif not text and is_loopback(place.address):
+        text = _local_key(place.files.home.root / LOCAL_KEY)
+    text = text.strip()
+    if not text:
+        hint = f"--rdzv-conf key_file=PATH, or {KEY_VARIABLE} in the environment; the same on every node"
+        raise Problem("key", "the nodes need a secret in common", hint)
+    if len(text) < SHORTEST_KEY:
+        raise Problem("key", f"the key has {len(text)} bytes, fewer than {SHORTEST_KEY}", "openssl rand -hex 32 > PATH")
+    return text
+
+
+def _local_key(path: Path) -> bytes:
+    """Return this user's own key for jobs that stay on this machine; made at its first use."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))
+    # Of several that come at once, the first one's is everybody's.
+    with contextlib.suppress(FileExistsError):
+        os.link(draft, path)
+    draft.unlink()
+    return path.read_bytes()
