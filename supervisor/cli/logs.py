@@ -279,7 +279,11 @@ async def _follow(session: Session, selection: Selection, options: argparse.Name
     if options.fold or options.tail is not None or options.since is not None:
         start = "resume"
         seen = _positions(files)
-        past = selection if selection.generation is not None else dataclasses.replace(selection, generation=oldest)
+        past = selection
+        if selection.generation is None:
+            # Fixed once: a generation that begins now is followed from its begin.
+            mine = [file for file in files if selection.nodes is None or file["node"] in selection.nodes]
+            past = dataclasses.replace(selection, generation=logs.newest(mine))
         await _write(writer, _there(session, past, options, seen), options)
     pattern = _pattern(options)
     chunks = _without_torn(session.follow(selection, start, seen, oldest), seen)
