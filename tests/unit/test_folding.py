@@ -77,7 +77,7 @@ def test_one_line_of_many_ranks_and_the_odd_one_out() -> None:
     begun = time.perf_counter()
     folded([row(rank, b"step %d loss=1.8" % step, step) for step in range(20) for rank in range(512)])
     # Twenty times the rows: their cost does not grow with their number.
-    assert time.perf_counter() - begun < 20 * 5 * max(once_s, 0.005)
+    assert time.perf_counter() - begun < 20 * 5 * max(once_s, 0.02)
 
 
 def test_a_step_folds_with_the_same_step_only() -> None:
