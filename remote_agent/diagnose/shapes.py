@@ -9,7 +9,8 @@ import re
 
 _CLIP = 240
 _HEX = re.compile(r"\b0x[0-9a-fA-F]+\b|\b[0-9a-f]{12,}\b")
-_PATH = re.compile(r"(?:[\w.~-]*/)+[\w.~@+-]*")
+# Not from within a word: a long one without a slash would be looked through from each of its letters.
+_PATH = re.compile(r"(?<![\w.~-])(?:[\w.~-]*/)+[\w.~@+-]*")
 _DIGITS = re.compile(r"\d+(?:[.,:]\d+)*")
 _SPACE = re.compile(r"\s+")
 
@@ -28,11 +29,16 @@ def clip(text: str) -> str:
     return text if len(text) <= _CLIP else text[: _CLIP - 1] + "…"
 
 
-def shape(text: str) -> str:
+def bare(text: str) -> str:
     """Return the text with paths, addresses and numbers replaced."""
     text = _HEX.sub("X", text)
     text = _PATH.sub("P", text)
-    return clip(_DIGITS.sub("N", text))
+    return _SPACE.sub(" ", _DIGITS.sub("N", text)).strip()
+
+
+def shape(text: str) -> str:
+    """Return the same in one line of at most 240 characters."""
+    return clip(bare(text))
 
 
 def signature(category: str, kind: str, place: str, message: str) -> str:

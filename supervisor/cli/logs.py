@@ -1,19 +1,25 @@
 """`supervisor logs`: what the ranks printed, merged by time of arrival, filtered, followed, or raw.
 
-In: argv. Out: lines `node:rank| text`; with --raw the very bytes of one stream of one rank.
+In: argv. Out: lines `node:rank| text`, with --fold those alike as one; with --raw the very bytes of one stream of one
+rank.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import os
 import re
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from supervisor.cli.entry import say
+from supervisor.cli.folded import fold_all, fold_live, line_of, rows_of
 from supervisor.cli.options import load_inventory, make_parser, parse, read_duration, read_ranks, split_target
 from supervisor.cli.output import Prefixer, Writer
 from supervisor.errors import RequestFailed, UsageError
@@ -28,7 +34,7 @@ if TYPE_CHECKING:
 
 USAGE = (
     "[HOSTS] [JOB] [--rank R[,R…]] [--node N] [--stream stdout|stderr|nccl|all] [--generation G]\n"
-    "                       [--grep REGEX] [--level warn|error] [--since 10m] [--tail N] [-f] [--raw]"
+    "                       [--grep REGEX] [--level warn|error] [--since 10m] [--tail N] [-f] [--fold | --raw]"
 )
 STREAMS = {
     "stdout": ("stdout",),
@@ -68,6 +74,7 @@ def parse_logs(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--since", type=read_duration, metavar="T", help="only what came in the last T: 90s, 10m, 2h")
     parser.add_argument("--tail", type=read_count, metavar="N", help="only the last N lines")
     parser.add_argument("-f", "--follow", action="store_true", help="go on as lines come, until the job is over")
+    parser.add_argument("--fold", action="store_true", help="what ranks print alike at one moment, once: [0-3,5]| text")
     parser.add_argument("--raw", action="store_true", help="the very bytes of one stream of one rank, nothing added")
     options = parse(parser, argv)
     if options.grep is not None:
@@ -85,6 +92,8 @@ def _check_raw(options: argparse.Namespace) -> None:
     filters = [name for name in ("grep", "level", "since", "tail") if getattr(options, name) is not None]
     if filters:
         raise UsageError(f"--raw and --{filters[0]} exclude each other: --raw writes every byte")
+    if options.fold:
+        raise UsageError("--raw and --fold exclude each other: --raw writes every byte")
     if options.rank is None or len(options.rank) != 1:
         raise UsageError("--raw writes one stream of one rank", "add --rank R")
     if options.stream in ("both", "all"):
@@ -186,36 +195,37 @@ async def _lines(session: Session, options: argparse.Namespace, writer: Writer) 
         _check_there(files, generation, options.rank)
         selection = Selection(generation, selection.ranks, selection.streams, selection.nodes)
     if not options.follow:
-        await _past(session, selection, options, writer)
+        await _write(writer, _there(session, selection, options), options)
     elif options.level is not None:
         await _follow_level(session, selection, options, writer)
     else:
         await _follow(session, selection, options, writer)
 
 
-def _line(row: Row) -> bytes:
-    return f"{row.node}:{row.rank}| ".encode() + row.text + b"\n"
+async def _there(
+    session: Session, selection: Selection, options: argparse.Namespace, seen: Seen | None = None
+) -> AsyncGenerator[Row, None]:
+    """Yield what is there: all of it, or what passes the filters, or the last lines; note in `seen` how far it goes."""
+    whole = options.tail is None and not _is_filtered(options)
+    rows = logs.dump(session, selection) if whole else _recent(session, selection, options)
+    async with aclosing(rows):
+        async for row in rows:
+            if seen is not None:
+                place = seen.setdefault(row.node, {})
+                key = (row.generation, row.rank, row.stream)
+                place[key] = max(place.get(key, 0), row.offset + len(row.text))
+            yield row
 
 
-async def _past(session: Session, selection: Selection, options: argparse.Namespace, writer: Writer) -> None:
-    """Write what is there: all of it, or what passes the filters, or the last lines."""
-    if _is_filtered(options):
-        rows = await _search(session, selection, options)
-        for row in last(rows, options.tail):
-            await _put(writer, _line(row))
-    elif options.tail is not None:
-        for row in await _tail(session, selection, options.tail):
-            await _put(writer, _line(row))
-    else:
-        await _write(writer, logs.dump(session, selection))
-
-
-async def _write(writer: Writer, rows: AsyncGenerator[Row, None]) -> None:
+async def _write(writer: Writer, rows: AsyncGenerator[Row, None], options: argparse.Namespace) -> None:
     """Write rows, many at once."""
+    if options.fold:
+        await fold_all(rows, partial(_put, writer), BATCH)
+        return
     lines: list[bytes] = []
     try:
         async for row in rows:
-            lines.append(_line(row))
+            lines.append(line_of(row))
             if len(lines) == BATCH:
                 await _put(writer, b"".join(lines))
                 lines.clear()
@@ -266,24 +276,25 @@ async def _follow(session: Session, selection: Selection, options: argparse.Name
     start, seen = "begin", None
     files = await logs.files(session)
     oldest = logs.newest(files)
-    if options.tail is not None or options.since is not None:
+    if options.fold or options.tail is not None or options.since is not None:
         start = "resume"
         seen = _positions(files)
-        rows = await _recent(session, selection, options)
-        for row in rows:
-            place = seen.setdefault(row.node, {})
-            key = (row.generation, row.rank, row.stream)
-            place[key] = max(place.get(key, 0), row.offset + len(row.text))
-            await _put(writer, _line(row))
+        past = selection
+        if selection.generation is None:
+            # Fixed once: a generation that begins now is followed from its begin.
+            mine = [file for file in files if selection.nodes is None or file["node"] in selection.nodes]
+            past = dataclasses.replace(selection, generation=logs.newest(mine))
+        await _write(writer, _there(session, past, options, seen), options)
     pattern = _pattern(options)
+    chunks = _without_torn(session.follow(selection, start, seen, oldest), seen)
+    if options.fold:
+        await fold_live(rows_of(chunks, pattern), partial(_put, writer), time.monotonic_ns)
+        return
     prefixer = Prefixer()
-    chunks = session.follow(selection, start, seen, oldest)
-    try:
-        async for chunk in _without_torn(chunks, seen):
+    async with aclosing(chunks):
+        async for chunk in chunks:
             await _put(writer, matching(prefixer.feed(chunk), pattern))
         await _put(writer, matching(prefixer.rest(), pattern))
-    finally:
-        await chunks.aclose()
 
 
 def _positions(files: list[dict[str, Any]]) -> Seen:
@@ -293,21 +304,25 @@ def _positions(files: list[dict[str, Any]]) -> Seen:
     return seen
 
 
-async def _recent(session: Session, selection: Selection, options: argparse.Namespace) -> list[Row]:
-    if not _is_filtered(options):
-        return await _tail(session, selection, options.tail)
-    return last(await _search(session, selection, options), options.tail)
+async def _recent(session: Session, selection: Selection, options: argparse.Namespace) -> AsyncGenerator[Row, None]:
+    if _is_filtered(options):
+        rows = last(await _search(session, selection, options), options.tail)
+    else:
+        rows = await _tail(session, selection, options.tail)
+    for row in rows:
+        yield row
 
 
-async def _without_torn(chunks: AsyncIterator[Chunk], seen: Seen | None) -> AsyncIterator[Chunk]:
+async def _without_torn(chunks: AsyncGenerator[Chunk, None], seen: Seen | None) -> AsyncGenerator[Chunk, None]:
     """Drop the newline of a row that has been written already: a row's text comes without it."""
     begun = {(node, *key): offset for node, places in (seen or {}).items() for key, offset in places.items()}
-    async for chunk in chunks:
-        start = begun.pop((chunk.node, chunk.generation, chunk.rank, chunk.stream), None)
-        if start is not None and chunk.offset == start and chunk.data[:1] == b"\n":
-            yield chunk._replace(offset=chunk.offset + 1, data=chunk.data[1:])
-        else:
-            yield chunk
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            start = begun.pop((chunk.node, chunk.generation, chunk.rank, chunk.stream), None)
+            if start is not None and chunk.offset == start and chunk.data[:1] == b"\n":
+                yield chunk._replace(offset=chunk.offset + 1, data=chunk.data[1:])
+            else:
+                yield chunk
 
 
 def _pattern(options: argparse.Namespace) -> re.Pattern[bytes] | None:
@@ -327,12 +342,20 @@ def matching(lines: bytes, pattern: re.Pattern[bytes] | None) -> bytes:
 async def _follow_level(session: Session, selection: Selection, options: argparse.Namespace, writer: Writer) -> None:
     """Write lines of a level as they come; of those that are there, the last ones if so many were asked for."""
     oldest = logs.newest(await logs.files(session)) if selection.generation is None else 0
-    count = options.tail
-    looks = hits(session, selection, oldest, _query(session, options))
-    try:
+    looks = _lasts(hits(session, selection, oldest, _query(session, options)), options.tail)
+    if options.fold:
+        # What a look finds may be a second old.
+        await fold_live(looks, partial(_put, writer), lambda: now_ns(session) - 1_000_000_000)
+        return
+    async with aclosing(looks):
         async for rows in looks:
-            for row in last(rows, count):
-                await _put(writer, _line(row))
+            for row in rows:
+                await _put(writer, line_of(row))
+
+
+async def _lasts(looks: AsyncGenerator[list[Row], None], count: int | None) -> AsyncGenerator[list[Row], None]:
+    """Yield what looks bring; of the first one the last `count` rows."""
+    async with aclosing(looks):
+        async for rows in looks:
+            yield last(rows, count)
             count = None
-    finally:
-        await looks.aclose()

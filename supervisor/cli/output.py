@@ -97,16 +97,20 @@ STYLES = {
 }
 
 
-class Prefixer:
-    """Turns chunks of many ranks into whole lines `node:rank| text`; a half line waits for its end."""
+# Whose lines: node, generation, rank, stream.
+Whose = tuple[str, int, int, str]
+
+
+class WholeLines:
+    """Turns chunks of many ranks into whole lines; a half line waits for its end."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, int, int, str], bytes] = {}
+        self._held: dict[Whose, bytes] = {}
         self._newest: dict[str, int] = {}
 
-    def feed(self, chunk: Chunk) -> bytes:
+    def feed(self, chunk: Chunk) -> list[tuple[Whose, bytes]]:
         """Return the lines that are whole now."""
-        ready = b""
+        ready: list[tuple[Whose, bytes]] = []
         if chunk.generation > self._newest.get(chunk.node, -1):
             # The ranks of older generations are gone: nothing will complete their last lines.
             ready = self._flush(chunk.node)
@@ -119,21 +123,34 @@ class Prefixer:
             cut = len(data)
         if cut < len(data):
             self._held[key] = data[cut:]
-        return ready + _prefixed(chunk.node, chunk.rank, data[:cut])
+        return [*ready, (key, data[:cut])] if cut else ready
+
+    def rest(self) -> list[tuple[Whose, bytes]]:
+        """Return the half lines at the end of everything."""
+        return [piece for node in list(self._newest) for piece in self._flush(node)]
+
+    def _flush(self, node: str) -> list[tuple[Whose, bytes]]:
+        keys = [key for key in self._held if key[0] == node]
+        return [(key, self._held.pop(key) + b"\n") for key in keys]
+
+
+class Prefixer:
+    """Turns chunks of many ranks into whole lines `node:rank| text`."""
+
+    def __init__(self) -> None:
+        self._lines = WholeLines()
+
+    def feed(self, chunk: Chunk) -> bytes:
+        """Return the lines that are whole now."""
+        return b"".join(_prefixed(*piece) for piece in self._lines.feed(chunk))
 
     def rest(self) -> bytes:
         """Return the half lines at the end of everything."""
-        return b"".join(self._flush(node) for node in list(self._newest))
-
-    def _flush(self, node: str) -> bytes:
-        keys = [key for key in self._held if key[0] == node]
-        return b"".join(_prefixed(node, key[2], self._held.pop(key) + b"\n") for key in keys)
+        return b"".join(_prefixed(*piece) for piece in self._lines.rest())
 
 
-def _prefixed(node: str, rank: int, lines: bytes) -> bytes:
-    if not lines:
-        return b""
-    prefix = f"{node}:{rank}| ".encode()
+def _prefixed(whose: Whose, lines: bytes) -> bytes:
+    prefix = f"{whose[0]}:{whose[2]}| ".encode()
     return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
 

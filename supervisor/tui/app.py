@@ -23,6 +23,7 @@ from supervisor.tui import theming
 from supervisor.tui.cells import clean
 from supervisor.tui.desk import Desk
 from supervisor.tui.feeds import MergedFeed
+from supervisor.tui.folded import FoldedFeed
 from supervisor.tui.model import Snapshot, take
 from supervisor.tui.screens.base import LiveScreen, Target
 from supervisor.tui.screens.dialogs import Dialog
@@ -271,14 +272,20 @@ class SupervisorApp(App[int], inherit_bindings=False):
             self.open_log(self.target_of_event(index))
 
     def merged_feed(
-        self, target: Target | None, generation: int | None = None, streams: tuple[str, ...] = BOTH
+        self,
+        target: Target | None,
+        generation: int | None = None,
+        streams: tuple[str, ...] = BOTH,
+        *,
+        folded: bool = False,
     ) -> MergedFeed:
         """The rows of a target by time, over all generations unless one is named; a rank may move between nodes."""
         where = target or Target()
         ranks = None if where.rank is None else [where.rank]
         nodes = [where.node] if where.node and where.rank is None else None
         wanted: int | str = "all" if generation is None else generation
-        return MergedFeed(self.source, Selection(generation=wanted, ranks=ranks, streams=streams, nodes=nodes))
+        kind = FoldedFeed if folded else MergedFeed
+        return kind(self.source, Selection(generation=wanted, ranks=ranks, streams=streams, nodes=nodes))
 
     def action_close_find(self) -> None:
         """Close the line in which a pattern is typed."""

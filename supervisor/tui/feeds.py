@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
+    from supervisor.session.folding import Fold
     from supervisor.session.logs import Clocks, Page, Row, Selection
     from supervisor.tui.source import Source
 
@@ -39,6 +40,21 @@ class LogRow:
     t_ns: int
     level: str
     raw: bytes
+    who: str = ""
+    """Whom it stands for, where that is not one rank."""
+    fold: Fold[LogRow] | None = None
+    """All that it stands for."""
+
+    @property
+    def text(self) -> bytes:
+        """What it says, for whoever folds it."""
+        return self.raw
+
+    def is_at(self, key: Key | None) -> bool:
+        """Whether this is the line, or stands for it."""
+        return self.key == key or (
+            key is not None and self.fold is not None and any(row.key == key for row in self.fold.rows)
+        )
 
     @property
     def key(self) -> Key:

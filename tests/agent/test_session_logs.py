@@ -70,3 +70,44 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
         assert cli("logs", "h.toml", "-f", "--stream", "stderr").lines == []
         typo = cli("logs", "h.toml", "-f", "--node", "typo")
         assert (typo.status, "no host 'typo' in the inventory" in typo.err) == (1, True)
+
+
+# Both ranks do each step together, as ranks do that train, and print the same but for their number.
+TOGETHER = """
+import os, sys, time
+rank, meeting = os.environ["RANK"], sys.argv[1]
+for step in range(8):
+    open(f"{meeting}/{step}_{rank}", "w").close()
+    while not all(os.path.exists(f"{meeting}/{step}_{other}") for other in (0, 1)):
+        time.sleep(0.002)
+    print(f"step {step} loss=1.{rank}", flush=True)
+    time.sleep(0.1)
+print("rank 1 alone" if rank == "1" else "over", flush=True)
+"""
+STEPS = [f"[0-1]~| step {step}" for step in range(8)]
+
+
+def test_ranks_that_print_alike_are_folded_past_and_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "meeting").mkdir()
+    with hosts(tmp_path, 2) as made:
+        (made.work / "together.py").write_text(TOGETHER)
+        cli = Cli(made, monkeypatch, capfd)
+
+        def folded(*more: str) -> list[str]:
+            # Which rank is the first of a row is up to the clocks.
+            return [line.partition(" loss")[0] for line in cli("logs", "h.toml", "--fold", *more).lines]
+
+        assert cli("up", "h.toml", "--detach", "--job", "job-t", "together.py", str(tmp_path / "meeting")).status == 0
+        live = folded("-f")
+        last = ["n1:0| over", "n2:1| rank 1 alone"]
+        assert sorted(live[-2:]) == last
+        # What was there when we came and what came then is folded by itself.
+        told = [line for line in live[:-2] for _ in range(2 if line.startswith("[") else 1)]
+        assert [int(line.rpartition(" ")[2]) for line in told] == [step for step in range(8) for _ in range(2)]
+        assert len(live) <= len(STEPS) + 3
+        past = folded()
+        assert (past[:-2], sorted(past[-2:])) == (STEPS, last)
+        assert folded("-f", "--level", "info", "--tail", "18")[:-2] == STEPS
+        assert folded("--grep", "step", "--tail", "4") == STEPS[-2:]

@@ -279,6 +279,7 @@ def test_durations(text: str, seconds: float) -> None:
         (["--raw", "--rank", "0", "--stream", "all"], "one stream"),
         (["--raw", "--rank", "0", "--grep", "x"], "exclude each other"),
         (["--raw", "--rank", "0", "--generation", "all"], "one generation"),
+        (["--raw", "--rank", "0", "--fold"], "exclude each other"),
         (["--grep", "("], "--grep"),
         (["--tail", "-1"], "tail"),
         (["--stream", "no"], "invalid choice"),

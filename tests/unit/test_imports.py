@@ -17,8 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 FROM_AGENT = (
     "remote_agent.wire",
     "remote_agent.diagnose",
-    # What a pattern may cost is the same on both sides.
+    # What a pattern may cost, and which lines are one record, is the same on both sides.
     "remote_agent.logs.pattern",
+    "remote_agent.logs.rows",
     "remote_agent.__version__",
 )
 PLUGIN = ROOT / "supervisor" / "handlers.py"

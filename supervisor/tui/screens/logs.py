@@ -17,6 +17,7 @@ from supervisor.tui import ansi, words
 from supervisor.tui.cells import clean, fit_row, row_width, width_of
 from supervisor.tui.feeds import MergedFeed, RankFeed
 from supervisor.tui.finder import Finder
+from supervisor.tui.folded import FoldedFeed
 from supervisor.tui.rows import name_width
 from supervisor.tui.screens.base import LiveScreen, Target
 from supervisor.tui.screens.dialogs import TextDialog
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from textual.widget import Widget
 
     from supervisor.tui.cells import Row, Span
+    from supervisor.tui.feeds import LogRow
     from supervisor.tui.incident_rows import Place
     from supervisor.tui.model import Snapshot
 
@@ -34,6 +36,8 @@ BOTH: Final[tuple[str, ...]] = ("stdout", "stderr")
 STREAMS: Final[tuple[tuple[str, ...], ...]] = (BOTH, ("stdout",), ("stderr",), ("nccl",))
 # Every frame of a merged view asks all nodes.
 MERGED_EVERY_S: Final = 0.25
+# Enough for all ranks of hundreds but one.
+FOLD_WIDTH: Final = len("[0-36,38-511]~")
 
 
 class FindInput(Input):
@@ -64,6 +68,7 @@ class LogsScreen(LiveScreen):
         self.streams = BOTH
         self.generation: int | None = None
         self.finder: Finder | None = None
+        self.folded = False
 
     # --- what is shown
 
@@ -99,7 +104,7 @@ class LogsScreen(LiveScreen):
             feed = RankFeed(self.tui.source, node, generation, rank, self.streams[0])
             log.show_source = False
         else:
-            feed = self.tui.merged_feed(self.target, self.generation, self.streams)
+            feed = self.tui.merged_feed(self.target, self.generation, self.streams, folded=self.folded)
             log.show_source = True
         log.set_pace(MERGED_EVERY_S if isinstance(feed, MergedFeed) else 0.0)
         log.pattern, self.finder = None, None
@@ -113,7 +118,8 @@ class LogsScreen(LiveScreen):
         if log.feed is None:
             self.open_target(self.target)
         self._keep_up(snapshot)
-        log.source_width = name_width(snapshot.nodes) + 2 + len(str(max(1, len(snapshot.ranks) - 1)))
+        width = name_width(snapshot.nodes) + 2 + len(str(max(1, len(snapshot.ranks) - 1)))
+        log.source_width = max(width, FOLD_WIDTH) if self.folded else width
         self._title()
 
     def _keep_up(self, snapshot: Snapshot) -> None:
@@ -172,7 +178,8 @@ class LogsScreen(LiveScreen):
         node, rank = self.target.node, self.target.rank
         who = f"rank {rank} on {node}" if rank is not None else f"node {node}" if node else "all ranks"
         which = f", generation {self.generation}" if self.generation is not None else ""
-        return clean(f"{who}, {'+'.join(self.streams)}{which}")
+        how = ", folded" if isinstance(self.log_view.feed, FoldedFeed) else ""
+        return clean(f"{who}, {'+'.join(self.streams)}{which}{how}")
 
     def selection(self) -> Target:
         """Whose log this is."""
@@ -224,6 +231,30 @@ class LogsScreen(LiveScreen):
         self.generation = None if wanted is None or wanted > newest else wanted
         self._open()
 
+    def action_fold(self) -> None:
+        """Lines that are alike once, or all of them; the time that is read stays."""
+        log = self.log_view
+        if isinstance(log.feed, RankFeed):
+            self.tui.say("one stream of one rank has nothing to fold; M widens the scope")
+            return
+        row = None if log.follow else self._row_read()
+        self.folded = not self.folded
+        self._open()
+        if row is not None:
+            log.jump_to_time(row.t_ns, row.key)
+
+    def _rows(self) -> list[LogRow]:
+        """What is on the screen and here."""
+        log = self.log_view
+        rows = (log.feed.row(log.top + y) for y in range(log.body_height)) if log.feed is not None else ()
+        return [row for row in rows if row is not None]
+
+    def _row_read(self) -> LogRow | None:
+        """The line that a jump has led to, else the last one while following, else the first one."""
+        log, here = self.log_view, self._rows()
+        other = (here[-1] if log.follow else here[0]) if here else None
+        return next((row for row in here if row.is_at(log.pointer)), other)
+
     def action_time(self) -> None:
         """Times on and off."""
         self.log_view.show_time = not self.log_view.show_time
@@ -236,14 +267,12 @@ class LogsScreen(LiveScreen):
 
     def action_detail(self) -> None:
         """The whole line that a jump has led to, else the first one on the screen."""
-        log = self.log_view
-        feed = log.feed
-        if feed is None:
-            return
-        here = [row for y in range(log.body_height) if (row := feed.row(log.top + y)) is not None]
-        row = next((row for row in here if row.key == log.pointer), here[-1] if here and log.follow else None)
-        row = row or (here[0] if here else None)
-        if row is not None:
+        row = self._row_read()
+        if row is not None and row.fold is not None:
+            lines = (f"{each.node} r{each.rank}  {ansi.plain(each.raw)}" for each in row.fold.rows)
+            title = f"{words.count(len(row.fold.records), 'rank')} alike  {words.clock_ns(row.t_ns)}"
+            self.tui.push_screen(TextDialog(title, "\n".join(lines)))
+        elif row is not None:
             title = f"{row.node} rank {row.rank}  {row.stream} line {row.line + 1}  {words.clock_ns(row.t_ns)}"
             self.tui.push_screen(TextDialog(title, ansi.plain(row.raw)))
 
@@ -309,7 +338,7 @@ class LogsScreen(LiveScreen):
         feed = log.feed
         if finder is None or feed is None:
             return
-        first = next((row for y in range(log.body_height) if (row := feed.row(log.top + y)) is not None), None)
+        first = next(iter(self._rows()), None)
         hit = finder.step(direction, first.t_ns if first is not None and not log.follow else None)
         if hit is None:
             return

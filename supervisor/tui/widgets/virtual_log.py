@@ -161,7 +161,7 @@ class VirtualLog(LineView):
         row = feed.row(index)
         if row is None:
             return ((" ......", "log-gap"),), ""
-        marked = row.key == self.pointer
+        marked = row.is_at(self.pointer)
         prefix = self._prefix(row, marked)
         text = ansi.spans(row.raw, {"error": "log-error", "warn": "log-warn"}.get(row.level, "text"))
         if self.pattern is not None:
@@ -176,7 +176,7 @@ class VirtualLog(LineView):
         if self.show_time:
             spans.append((words.clock_ns(row.t_ns) + " ", "time"))
         if self.show_source:
-            spans.append((fit(f"{row.node} r{row.rank}", self.source_width, self.glyphs.more) + " ", "tag"))
+            spans.append((fit(row.who or f"{row.node} r{row.rank}", self.source_width, self.glyphs.more) + " ", "tag"))
         letter, role = {"error": ("E", "log-error"), "warn": ("W", "log-warn")}.get(row.level, (" ", ""))
         return (*spans, (letter + " ", role))
 

@@ -1,0 +1,110 @@
+"""`supervisor logs --fold`: what many ranks printed alike at one moment, once.
+
+In: rows, chunks of log. Out: lines `[0-3,5]| text`; `[0-3,5]~| text` where the ranks' numbers differ and the first
+rank's are shown; `node:rank| text` for what one rank alone printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING
+
+from remote_agent.logs.rows import visible
+from supervisor import plain
+from supervisor.cli.output import WholeLines
+from supervisor.session.folding import Fold, Folder
+from supervisor.session.logs import Row
+from supervisor.session.tasks import cancel_all
+
+if TYPE_CHECKING:
+    import re
+
+    from supervisor.cli.output import Whose
+    from supervisor.session.follow import Chunk
+
+# How often folds are looked at whose window ends while nothing comes, seconds.
+LOOK = 0.25
+
+
+def line_of(row: Row) -> bytes:
+    """Return a row as it is printed."""
+    return f"{row.node}:{row.rank}| ".encode() + row.text + b"\n"
+
+
+def lines_of(folds: Iterable[Fold[Row]]) -> bytes:
+    """Return folds as they are printed."""
+    return b"".join(_lines(fold) for fold in folds)
+
+
+def _lines(fold: Fold[Row]) -> bytes:
+    if len(fold.records) == 1:
+        return b"".join(map(line_of, fold.shown))
+    prefix = f"[{plain.ranges(fold.ranks)}]{'~' if fold.differs else ''}| ".encode()
+    return b"".join(prefix + row.text + b"\n" for row in fold.shown)
+
+
+async def rows_of(
+    chunks: AsyncGenerator[Chunk, None], pattern: re.Pattern[bytes] | None
+) -> AsyncGenerator[list[Row], None]:
+    """Yield the lines that match as rows, with the time at which they arrive here."""
+    whole = WholeLines()
+    try:
+        async for chunk in chunks:
+            yield _rows(whole.feed(chunk), pattern)
+        yield _rows(whole.rest(), pattern)
+    finally:
+        await chunks.aclose()
+
+
+def _rows(pieces: list[tuple[Whose, bytes]], pattern: re.Pattern[bytes] | None) -> list[Row]:
+    now_ns = time.monotonic_ns()
+    return [
+        Row(*whose, 0, 0, now_ns, None, visible(line))
+        for whose, lines in pieces
+        for line in lines[:-1].split(b"\n")
+        if pattern is None or pattern.search(line)
+    ]
+
+
+async def fold_all(rows: AsyncGenerator[Row, None], put: Callable[[bytes], Awaitable[None]], batch: int) -> None:
+    """Write rows that are all there."""
+    folder: Folder[Row] = Folder()
+    waiting: list[Row] = []
+    try:
+        async for row in rows:
+            waiting.append(row)
+            if len(waiting) == batch:
+                await put(lines_of(folder.feed(waiting)))
+                waiting.clear()
+    finally:
+        await rows.aclose()
+    await put(lines_of([*folder.feed(waiting), *folder.rest()]))
+
+
+async def fold_live(
+    batches: AsyncGenerator[list[Row], None], put: Callable[[bytes], Awaitable[None]], now_ns: Callable[[], int]
+) -> None:
+    """Write rows as they come, each fold once its window has ended by `now_ns`, the clock of the rows' times."""
+    folder: Folder[Row] = Folder()
+    coming = asyncio.ensure_future(_next(batches))
+    try:
+        while True:
+            await asyncio.wait((coming,), timeout=LOOK)
+            folds: list[Fold[Row]] = []
+            if coming.done():
+                batch = coming.result()
+                if batch is None:
+                    break
+                coming = asyncio.ensure_future(_next(batches))
+                folds = folder.feed(batch)
+            await put(lines_of([*folds, *folder.until(now_ns())]))
+    finally:
+        await cancel_all((coming,))
+        await batches.aclose()
+    await put(lines_of(folder.rest()))
+
+
+async def _next(batches: AsyncGenerator[list[Row], None]) -> list[Row] | None:
+    return await anext(batches, None)

@@ -1,0 +1,155 @@
+"""Many ranks by time, with what they print alike at one moment shown once.
+
+In: the rows of a merged feed. Out: the rows of the first rank of each fold, with the ranks that it stands for.
+
+**Folds that are settled never change, and older rows fold among themselves: what is being read stays where it is.**
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from supervisor import plain
+from supervisor.session.folding import WINDOW_NS, Fold, Folder
+from supervisor.tui.feeds import MERGED_KEPT, PAGE, Key, LogRow, MergedFeed
+
+if TYPE_CHECKING:
+    from supervisor.session.logs import Clocks, Page, Selection
+    from supervisor.tui.source import Source
+
+# Rows in one request: hundreds of them may be one on the screen.
+FOLD_PAGE: Final = 4096
+# How much later than the others a node may tell of a row.
+LATE_NS: Final = WINDOW_NS // 4
+
+
+class _Block(NamedTuple):
+    """A fold on the screen."""
+
+    fold: Fold[LogRow]
+    who: str
+
+    @property
+    def height(self) -> int:
+        """How many lines it takes."""
+        return len(self.fold.shown)
+
+
+def _blocks(rows: Iterable[LogRow]) -> list[_Block]:
+    folder: Folder[LogRow] = Folder()
+    return [_block(fold) for fold in [*folder.feed(rows), *folder.rest()]]
+
+
+def _block(fold: Fold[LogRow]) -> _Block:
+    if len(fold.records) == 1:
+        return _Block(fold, "")
+    return _Block(fold, f"[{plain.ranges(fold.ranks)}]{'~' if fold.differs else ''}")
+
+
+def _height(blocks: Iterable[_Block]) -> int:
+    return sum(block.height for block in blocks)
+
+
+class FoldedFeed(MergedFeed):
+    """A merged feed whose lines are folded."""
+
+    def __init__(self, source: Source, selection: Selection) -> None:
+        super().__init__(source, selection)
+        self._blocks: list[_Block] = []
+        self._lines: list[tuple[_Block, int]] = []
+        """What is on each line: a block, and which row of it."""
+
+    @property
+    def count(self) -> int:
+        """Lines there are here, and one more for those before them."""
+        return len(self._lines) + self._offset
+
+    def row(self, index: int) -> LogRow | None:
+        """One line, or None for the place of older ones."""
+        index -= self._offset
+        if not 0 <= index < len(self._lines):
+            return None
+        block, at = self._lines[index]
+        row = self._rows[block.fold.shown[at].key]
+        return dataclasses.replace(row, who=block.who, fold=block.fold) if block.who else row
+
+    def index_of(self, key: Key) -> int | None:
+        """Where the line is that stands for this one, or None."""
+        line = self._offset
+        for block in self._blocks:
+            for rows in block.fold.records:
+                for at, row in enumerate(rows):
+                    if row.key == key:
+                        return line + at
+            line += block.height
+        return None
+
+    def missing(self, first: int, last: int) -> int | None:
+        """Older rows while few are here, and where their place is in view; newer ones at the other end."""
+        few = len(self._order) < MERGED_KEPT // 2
+        # All lines on the screen may be all rows that can be kept.
+        wanted = few or (first <= 0 and last < self.count - 1)
+        if self._offset and first <= PAGE // 4 and wanted:
+            return 0
+        if self.detached and last >= self.count - 1:
+            return 1
+        return None
+
+    async def refresh(self, rows: int, following: Callable[[], bool]) -> None:
+        """While the reader is `following`, all that came; else only whether there is more."""
+        clocks = self._clocks
+        if self._order and following() and not self.detached and clocks is not None and not clocks.moved:
+            page = await self._fetch(FOLD_PAGE, clocks, after_ns=self._edge(-1) - LATE_NS)
+            if following() and not page.more and set(self.absent) <= set(page.absent):
+                self.absent = tuple(page.absent)
+                self.unseen, self.more_unseen = 0, False
+                self._append(self._update(page.rows))
+                return
+        await super().refresh(rows, following)
+
+    async def _fetch(self, count: int, clocks: Clocks | None, **bounds: int) -> Page:
+        return await super()._fetch(count if count < PAGE else FOLD_PAGE, clocks, **bounds)
+
+    async def _older(self) -> None:
+        shifted, offset, here = self.shifted, self._offset, set(self._rows)
+        await super()._older()
+        fresh = [self._rows[key] for key in self._order if key not in here]
+        older = _blocks(fresh)
+        self._show(older + (self._left() if len(self._order) < len(here) + len(fresh) else self._blocks))
+        self.shifted = shifted + _height(older) + self._offset - offset
+
+    def _append(self, rows: list[LogRow]) -> None:
+        if not rows:
+            return
+        shifted, offset, count = self.shifted, self._offset, len(self._order)
+        super()._append(rows)
+        left = self._left() if len(self._order) < count + len(rows) else self._blocks
+        self.shifted = shifted + _height(left) - _height(self._blocks) + self._offset - offset
+        # What is older than two windows nothing can join.
+        settled = bisect_left(left, min(row.t_ns for row in rows) - 2 * WINDOW_NS, key=lambda block: block.fold.t_ns)
+        again = {row.key for block in left[settled:] for row in block.fold.rows} | {row.key for row in rows}
+        self._show(left[:settled] + _blocks(self._rows[key] for key in self._order if key in again))
+
+    def _replace(self, page: Page, *, at_start: bool | None = None) -> None:
+        super()._replace(page, at_start=at_start)
+        self._show(_blocks(self._rows[key] for key in self._order))
+
+    def _show(self, blocks: list[_Block]) -> None:
+        self._blocks = blocks
+        self._lines = [(block, at) for block in blocks for at in range(block.height)]
+
+    def _left(self) -> list[_Block]:
+        """Return the blocks of which something is still here."""
+        left: list[_Block] = []
+        for block in self._blocks:
+            records = [kept for rows in block.fold.records if (kept := [row for row in rows if row.key in self._rows])]
+            if records == block.fold.records:
+                left.append(block)
+            elif records:
+                fold: Fold[LogRow] = Fold(block.fold.key, block.fold.t_ns)
+                fold.records, fold.differs = records, block.fold.differs
+                left.append(_block(fold))
+        return left
