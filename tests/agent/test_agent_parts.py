@@ -29,6 +29,8 @@ from remote_agent.wire import MAX_HEADER, Answer, Channel, JobSpec, NodeSpec, Pr
 from supervisor.session.certificates import Authority, make_authority
 from tests.agent.test_peers import files_for
 
+pytestmark = pytest.mark.usefixtures("drop_half_open")
+
 WAIT_S = 20.0
 
 

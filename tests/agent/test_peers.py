@@ -17,6 +17,8 @@ from remote_agent.wire import Answer, Channel
 from supervisor.session.certificates import Authority, make_authority, sign_with
 from tests.agent.nodes import WAIT_S, Nodes
 
+pytestmark = pytest.mark.usefixtures("drop_half_open")
+
 
 def files_for(root: Path, name: str, authority: Authority) -> JobFiles:
     """Write the key material of one node."""
