@@ -51,6 +51,7 @@ class Bridge:
         self._ops: dict[str, Callable[[dict[str, Any], bytes], Awaitable[dict[str, Any]]]] = {
             "hello": self._hello,
             "jobs": self._jobs,
+            "tree_has": self._tree_has,
             "tree_plan": self._tree_plan,
             "tree_put": self._tree_put,
             "tree_commit": self._tree_commit,
@@ -106,6 +107,9 @@ class Bridge:
                 described.append(jobs.describe(self.home.job(name)))
         return {"jobs": described}
 
+    async def _tree_has(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        return {"has": await asyncio.to_thread(self._sync.has, _tree_name(args), str(args["digest"]))}
+
     async def _tree_plan(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
         tree = _tree_name(args)
         deadline = time.monotonic() + LOCK_DEADLINE_S
@@ -135,7 +139,7 @@ class Bridge:
         return {}
 
     async def _tree_commit(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
-        plan = await asyncio.to_thread(self._sync.commit, _tree_name(args))
+        plan = await asyncio.to_thread(self._sync.commit, _tree_name(args), str(args.get("digest", "")))
         return {
             "root": str(plan.root),
             "changed": len(plan.changed),

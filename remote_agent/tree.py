@@ -152,7 +152,11 @@ class TreeSync:
         except OSError as error:
             raise _translate(error, plan.root, sum(plan.missing.values())) from error
 
-    def commit(self, tree: str) -> Plan:
+    def has(self, tree: str, digest: str) -> bool:
+        """Tell whether the last sync of a tree brought what the operator calls by this word."""
+        return self._home.tree(tree).is_dir() and State.load(self._side(tree) / "state.json").digest == digest
+
+    def commit(self, tree: str, digest: str = "") -> Plan:
         """Put everything in place and give the lock back; raises Problem."""
         plan = self._current(tree)
         if not set(plan.missing) <= _complete(plan.side / "incoming"):
@@ -161,7 +165,7 @@ class TreeSync:
             _set_aside(plan)
             _stage_moved(plan)
             _remove_gone(plan)
-            _write(plan)
+            _write(plan, digest)
             shutil.rmtree(plan.side / "incoming", ignore_errors=True)
         except OSError as error:
             raise _translate(error, plan.root, sum(plan.missing.values())) from error
@@ -349,7 +353,7 @@ def _remove_gone(plan: Plan) -> None:
                 os.rmdir(plan.root / path)
 
 
-def _write(plan: Plan) -> None:
+def _write(plan: Plan, digest: str) -> None:
     manifest = plan.manifest
     for path in sorted(manifest.parents()):
         place = plan.root / path
@@ -371,9 +375,8 @@ def _write(plan: Plan) -> None:
             os.symlink(target, temporary)
             os.replace(temporary, plan.root / path)
     stamps = {path: stamp(os.lstat(plan.root / path)) for path in manifest.files}
-    State(manifest.files, stamps, manifest.links, dict.fromkeys(manifest.parents(), 0o700)).save(
-        plan.side / "state.json"
-    )
+    dirs = dict.fromkeys(manifest.parents(), 0o700)
+    State(manifest.files, stamps, manifest.links, dirs, digest).save(plan.side / "state.json")
 
 
 def _write_file(plan: Plan, path: str, file: File, uses: dict[str, int]) -> None:

@@ -63,6 +63,8 @@ class State:
     stamps: dict[str, tuple[int, int, int, int]] = dataclasses.field(default_factory=dict)
     links: dict[str, str] = dataclasses.field(default_factory=dict)
     dirs: dict[str, int] = dataclasses.field(default_factory=dict)
+    digest: str = ""
+    """The operator's word for all contents together."""
 
     @classmethod
     def load(cls, path: Path) -> State:
@@ -74,6 +76,7 @@ class State:
                 stamps={name: (entry[0], entry[1], entry[2], entry[3]) for name, entry in data["stamps"].items()},
                 links=dict(data["links"]),
                 dirs=dict(data["dirs"]),
+                digest=str(data.get("digest", "")),
             )
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
             return cls()
@@ -81,7 +84,7 @@ class State:
     def save(self, path: Path) -> None:
         """Write the state file; raises OSError."""
         files = {name: [file.mode, file.size, file.sha256] for name, file in self.files.items()}
-        data = {"files": files, "stamps": self.stamps, "links": self.links, "dirs": self.dirs}
+        data = {"files": files, "stamps": self.stamps, "links": self.links, "dirs": self.dirs, "digest": self.digest}
         atomic_write(path, json.dumps(data, separators=(",", ":")).encode())
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ class Material:
     spec: JobSpec
     authority: Authority
     tree: Tree | None = None
+    read: Callable[[], Awaitable[Tree | None]] | None = None
+    """Reads the tree where the node has not that of the job already; raises HostError, SyncError."""
     replaces: bool = False
     """An agent that was removed from the job may still be there for a moment: wait for its end."""
     is_new: bool = False
@@ -56,19 +59,7 @@ async def prepare(session: Session, link: Link, node: NodeLink, material: Materi
     name = link.host.name
     if material.is_new:
         await _refuse_known(node, material)
-    if material.tree is not None:
-        link.progress("sync", "comparing the work tree")
-        try:
-            result = await push_tree(node, material.tree, lambda text: link.progress("sync", text))
-        except SyncError as error:
-            raise HostError(name, "sync", error.message, error.hint) from error
-        if result.conflicts:
-            session.notice(
-                f"{name}: files that had been changed there were replaced: {' '.join(result.conflicts)}; "
-                f"the old ones are in {result.kept_in}",
-                "warning",
-                name,
-            )
+    await _sync(session, link, node, material)
     link.progress("start", "starting the agent")
     leaf = sign_with(material.authority.ca, material.authority.ca_key, name)
     request = {
@@ -95,6 +86,35 @@ async def prepare(session: Session, link: Link, node: NodeLink, material: Materi
             raise HostError(name, "start", f"the agent did not start within {START_DEADLINE:g} s", "") from late
         link.progress("start", "waiting for the old agent to end")
         await asyncio.sleep(REPLACE_PAUSE)
+
+
+async def _sync(session: Session, link: Link, node: NodeLink, material: Material) -> None:
+    name = link.host.name
+    link.progress("sync", "comparing the work tree")
+    try:
+        tree = material.tree
+        if material.read is not None and not await _has_tree(node, material.spec):
+            tree = await material.read()
+        if tree is None:
+            return
+        result = await push_tree(node, tree, lambda text: link.progress("sync", text))
+    except SyncError as error:
+        raise HostError(name, "sync", error.message, error.hint) from error
+    if result.conflicts:
+        session.notice(
+            f"{name}: files that had been changed there were replaced: {' '.join(result.conflicts)}; "
+            f"the old ones are in {result.kept_in}",
+            "warning",
+            name,
+        )
+
+
+async def _has_tree(node: NodeLink, spec: JobSpec) -> bool:
+    """Tell whether the node has the very tree that the job was launched with."""
+    if spec.tree is None or not spec.tree_digest:
+        return False
+    wish = {"tree": spec.tree, "digest": spec.tree_digest}
+    return bool((await node.channel.call("tree_has", wish, timeout=START_DEADLINE)).data["has"])
 
 
 async def _refuse_known(node: NodeLink, material: Material) -> None:

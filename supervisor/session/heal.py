@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import time
 from collections import defaultdict, deque
@@ -205,10 +206,10 @@ async def bring_up_again(session: Session, name: str, *, full: bool) -> dict[str
         spec = merge_host(spec, link.host, session.inventory)
         leaving = await _is_leaving(session, link)
         if leaving or not (link.opened and link.view.live):
-            tree = await read_tree_again(session.inventory, spec, name) if full else None
             if leaving:
                 await _end(link)
-            material = bringup.Material(spec, authority, tree, replaces=leaving)
+            read = functools.partial(read_tree_again, session.inventory, spec, name) if full else None
+            material = bringup.Material(spec, authority, read=read, replaces=leaving)
             await bringup.start_on(session, name, material)
         await introduce(session, link, spec)
         return next(dataclasses.asdict(node) for node in spec.nodes if node.name == name)

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_agent.wire import JobSpec, NodeSpec, Rendezvous
-from supervisor.errors import RequestFailed, UsageError
+from supervisor.errors import UsageError
+from supervisor.ssh import HostError
 from supervisor.ssh.sync import Tree, scan, tree_name
 
 if TYPE_CHECKING:
@@ -263,18 +264,19 @@ async def read_tree(inventory: Inventory, spec: JobSpec) -> Tree | None:
 
 
 async def read_tree_again(inventory: Inventory, spec: JobSpec, node: str) -> Tree | None:
-    """Read the work tree for one more node of a job; raises RequestFailed where it is not what the others run."""
+    """Read the work tree for one more node of a job; raises HostError where it is not what the others run."""
     tree = await read_tree(inventory, spec)
     if tree is None or spec.tree_digest in ("", tree.digest):
         return tree
     newer = [file.path for file in tree.files if file.mtime_ns > spec.created_ns]
     more = f" and {len(newer) - SHOWN} more" if len(newer) > SHOWN else ""
-    changed = f" (changed since: {', '.join(newer[:SHOWN])}{more})" if newer else ""
-    raise RequestFailed(
-        f"{node} would run other code than the rest of {spec.job}: {inventory.job.workdir} is not as it was at the "
-        f"launch{changed}",
+    changed = f" (newer than it: {', '.join(newer[:SHOWN])}{more})" if newer else ""
+    raise HostError(
+        node,
+        "sync",
+        f"it has not the work tree of {spec.job}, and would run other code than the rest: {inventory.job.workdir} is "
+        f"not as it was at the launch{changed}",
         "add the node from the tree of the launch, with its files as they were; or stop the job and launch it anew",
-        "other_tree",
     )
 
 

@@ -67,7 +67,8 @@ async def push_tree(
         args = {"tree": tree.name, "force": force}
         plan = (await link.channel.call("tree_plan", args, manifest, timeout=PLAN_DEADLINE_S)).data
         sent_bytes, sent_files = await _send(link, tree, set(plan["missing"]), report)
-        done = (await link.channel.call("tree_commit", {"tree": tree.name}, timeout=COMMIT_DEADLINE_S)).data
+        wish = {"tree": tree.name, "digest": tree.digest}
+        done = (await link.channel.call("tree_commit", wish, timeout=COMMIT_DEADLINE_S)).data
     except CallFailed as error:
         raise HostError(name, "sync", _reason(error), error.hint) from error
     except asyncio.TimeoutError:
