@@ -300,7 +300,7 @@ class Agent:
             self.follower.follow(int(args["term"]), str(args["coordinator"]))
             return Answer({})
         if op == "take_over":
-            refusal = await election.stand(self.follower)
+            refusal = await election.inherit(self.follower)
             if refusal:
                 raise Problem("election", refusal)
             return Answer({})

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 5.0
+HEIR_PAUSES_S = (0.1, 0.3, 1.0)
 
 
 def base(agent: Agent) -> list[str]:
@@ -119,6 +120,18 @@ async def stand(follower: Follower, force: bool = False) -> str:
     """Ask for votes and take the role when more than half agree (force: in any case); returns "" or why not."""
     async with follower.standing:
         return "" if follower.agent.role is not None else await _stand(follower, force)
+
+
+async def inherit(follower: Follower) -> str:
+    """Take the role that its holder gives up; returns "" or why not."""
+    refusal = await stand(follower)
+    for pause_s in HEIR_PAUSES_S:
+        if not refusal:
+            break
+        # Another member may not have read yet whose turn it is.
+        await asyncio.sleep(pause_s)
+        refusal = await stand(follower)
+    return refusal
 
 
 async def _stand(follower: Follower, force: bool) -> str:

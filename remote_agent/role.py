@@ -336,7 +336,8 @@ class Role:
         outbox = self._outboxes.get(heir)
         if outbox is not None:
             try:
-                await asyncio.wait_for(outbox.queue.join(), HAND_OVER_TIMEOUT_S)
+                # The heir needs the whole journal, the others its name: else they refuse it their votes.
+                await self.flushed(HAND_OVER_TIMEOUT_S)
                 await outbox.channel.call("take_over", {"term": self.state.term}, timeout=HAND_OVER_TIMEOUT_S)
             except (WireError, Problem, asyncio.TimeoutError) as error:
                 # The others elect one of themselves once we are gone.
