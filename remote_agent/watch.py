@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from remote_agent import state as s
 from remote_agent.diagnose import Context, fingerprint
-from remote_agent.diagnose.stalls import find_stall, is_suspect, missing_of, stall_incident
+from remote_agent.diagnose.stalls import collectives, find_stall, is_suspect, missing_of, stall_incident
 from remote_agent.turn import stop_group
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 ASK_SHARE = 1 / 4
 # Where every rank waits it may be a slow network, which has longer.
 NETWORK_TIMES = 3
+# Setting a group and a model up takes fewer.
+STEPPED_COLLECTIVES = 20
 
 
 def fresh(watch: s.Watch, now: float) -> s.Watch:
@@ -60,7 +62,9 @@ def on_pulses(turn: Turn, event: s.Pulses) -> None:
     if watch.asked:
         return
     watch = dataclasses.replace(watch, suspect=is_suspect(watch.before, watch.now))
-    turn.set(watch=watch)
+    # A script that prints no steps has made some when it has come this far.
+    stepped = state.stepped or collectives(watch.now) >= STEPPED_COLLECTIVES
+    turn.set(watch=watch, stepped=stepped)
     left = frozenset(number for number, rank in state.ranks.items() if rank.state == "succeeded")
     stall = find_stall(watch.before, watch.now, left)
     if watch.told is not None:

@@ -78,6 +78,11 @@ def find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], left: froz
     return _all_wait(waits, wanted, now) if waits and set(waits) == set(now) else None
 
 
+def collectives(now: Mapping[int, Pulse]) -> int:
+    """Return how many collectives the busiest group has begun."""
+    return max((group["last"] for one in now.values() for group in one["groups"].values()), default=0)
+
+
 def is_suspect(before: Mapping[int, Pulse], now: Mapping[int, Pulse]) -> bool:
     """Tell whether these ranks give reason to look at their stacks: one waits, or all do nothing."""
     both = now.keys() & before.keys()
