@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Union
 
 from remote_agent import election, paths, restore
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from remote_agent.agent import Agent
 
 OPERATOR_VERBS = ("restart", "remove", "add", "stop")
+ENDS_OF_A_HANG = ("hang_over", "generation_stopped", "job_succeeded", "job_failed", "job_stopped")
 # `watch` sends at most this often, and at least that often.
 WATCH_MIN_S = 0.1
 WATCH_MAX_S = 1.0
@@ -69,8 +70,7 @@ class Desk:
 
     async def incidents(self, args: dict[str, Any]) -> Answer:
         """Answer with every incident so far, and with what NCCL said on this node."""
-        found = [record["detail"] for record in self.records if record["type"] == "incident"]
-        incidents = [{key: one[key] for key in one if key != "fingerprint"} for one in found]
+        incidents = told_incidents(self.records)
         facts = await asyncio.get_running_loop().run_in_executor(None, read_facts, self.logs.root)
         return Answer({"incidents": incidents, "nccl": facts})
 
@@ -89,6 +89,18 @@ class Desk:
     async def log_merged(self, args: dict[str, Any]) -> Answer:
         """Answer with lines of several files in order of arrival."""
         return await self.logs.merged(**args)
+
+
+def told_incidents(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Return the incidents of a journal; of a hang also whether it goes on, and how it was over."""
+    found: list[dict[str, Any]] = []
+    for record in records:
+        detail = record["detail"]
+        if record["type"] == "incident":
+            found.append({key: value for key, value in detail.items() if key != "fingerprint"})
+        elif found and found[-1].get("ongoing") and record["type"] in ENDS_OF_A_HANG:
+            found[-1] = {**found[-1], "ongoing": False, "over": detail.get("reason") or detail.get("cause")}
+    return found
 
 
 class FileDesk(Desk):

@@ -150,7 +150,8 @@ def status_tail(status: Document) -> list[str]:
         lines.append(f"failed: {one_line(status['failure'])}")
     incident = status.get("incident")
     if incident:
-        lines.append(f"incident {incident.get('id')}: {one_line(incident.get('summary'))}")
+        over = " (over)" if incident.get("ongoing") is False else ""
+        lines.append(f"incident {incident.get('id')}{over}: {one_line(incident.get('summary'))}")
     if status.get("coordinator_reachable") is False:
         lines.append(f"note: {status.get('node')} answers; the coordinator cannot be reached, so this may be old")
     return lines
@@ -295,7 +296,9 @@ def incident_lines(incident: Document, *, traceback: bool = True) -> list[str]:
     for victim in incident.get("victims") or ():
         ranks = victim.get("ranks") or ()
         lines.append(f"  victims: {_ranks(ranks)}: {victim.get('category')}: {one_line(victim.get('summary'))}")
-    if incident.get("hint"):
+    if incident.get("over"):
+        lines.append(f"  over: {one_line(incident['over'])}")
+    elif incident.get("hint"):
         lines.append(f"  hint: {one_line(incident['hint'])}")
     return lines
 

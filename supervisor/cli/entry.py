@@ -63,6 +63,9 @@ def overview() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if sys.stdout is None:
+        # Whoever starts us with a closed stdout wants no output.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  it lasts as long as the process
     try:
         status = _dispatch(words)
         sys.stdout.flush()

@@ -90,7 +90,7 @@ def job_options(options: argparse.Namespace) -> UpOptions:
         script=options.script,
         args=options.args,
         kind={"module": "module", "no_python": "binary", "run_path": "run_path"}[kinds[0]] if kinds else "script",
-        job=options.job or rdzv_id,
+        job=options.job if options.job is not None else rdzv_id,
         nnodes=options.nnodes,
         nproc_per_node=options.nproc_per_node,
         max_restarts=torchrun.number(options, "max_restarts"),

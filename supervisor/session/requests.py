@@ -63,8 +63,8 @@ async def _add(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _steer(session: Session, op: str, args: dict[str, Any]) -> dict[str, Any]:
-    generation = session.status.get("generation")
-    if op == "restart" and generation is not None:
+    generation = _generation(session)
+    if op == "restart" and generation >= 0:
         # The group that is meant may be restarting by itself.
         args.setdefault("if_generation", generation)
     if not await heal.promote_if_orphaned(session):
@@ -81,11 +81,17 @@ async def _steer(session: Session, op: str, args: dict[str, Any]) -> dict[str, A
         except (WireError, asyncio.TimeoutError) as broken:
             last = f"{link.view.name}: {why(broken)}"
             # It may have been carried out: the next agent must not do it a second time.
-            if generation is not None:
+            if generation >= 0:
                 args.setdefault("if_generation", generation)
     if session.state in ENDED_STATES:
         raise _over(session)
     raise session.unreachable(last or "no agent is alive there")
+
+
+def _generation(session: Session) -> int:
+    """Return the newest generation that this session has heard of: the journal may be ahead of the status."""
+    told = session.events[-1]["generation"] if session.events else -1
+    return max(int(session.status.get("generation", -1)), int(told))
 
 
 def _over(session: Session) -> RequestFailed:

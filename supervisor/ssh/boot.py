@@ -151,8 +151,8 @@ async def _ended(host: Host, wire: Wire, noise: bytearray, step: str) -> HostErr
         return HostError(host.name, step, f"prelude failed: the shell {shown}{said}", BY_HAND)
     if host.via == "srun":
         return HostError(host.name, step, f"srun {shown} before the agent ran{said}", f"try: srun -w {host.ssh} true")
-    reason = f"the login shell {shown} before the agent ran{said}"
-    return HostError(host.name, step, reason, f"try: ssh {host.ssh} true")
+    reason = f"the login shell, or {host.python}, {shown} before the agent ran{said}"
+    return HostError(host.name, step, reason, f"try by hand there: {host.python} -V; is it a Python?")
 
 
 def _said(wire: Wire, noise: bytearray) -> str:
