@@ -62,7 +62,9 @@ def on_joined(turn: Turn, event: s.Joined) -> None:
     )
     state = turn.state
     if state.phase == s.ENDED:
-        turn.send(event.node, "end", state=state.ended)
+        # Not while the role is handed over: then the job goes on without us.
+        if state.ended is not None:
+            turn.send(event.node, "end", state=state.ended)
     elif node.status == "removed" and not fresh:
         turn.send(event.node, "leave", reason="it was removed from the job")
     elif event.node in state.members and state.phase in (s.STARTING, s.RUNNING) and event.running != state.generation:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 5.0
-HEIR_PAUSES_S = (0.1, 0.3, 1.0)
+HEIR_PAUSES_S = (0.1, 0.3, 1.0, 2.0)
 
 
 def base(agent: Agent) -> list[str]:

@@ -97,6 +97,8 @@ class Role:
         self.offsets_ns: dict[str, int] = {}
         self.changed = asyncio.Event()
         self._outboxes: dict[str, Outbox] = {}
+        self._moved: dict[str, Any] | None = None
+        """What all are told while the role is handed over, also those who come back meanwhile."""
         self._operators: dict[str, int] = {}
         self.hooks = Hooks(agent.spec, agent.workdir, self.record)
         self._tasks = Tasks()
@@ -208,6 +210,8 @@ class Role:
             outbox.put("journal", {"records": chunk, "reset": reset})
             reset = False
         outbox.put("members", {"members": self._agent.members})
+        if self._moved is not None:
+            outbox.put("moved", self._moved)
         self._outboxes[node] = outbox
         outbox.sending = self._tasks.spawn(outbox.run(), f"orders for {node}")
         self.hear_join(node, args)
@@ -332,7 +336,8 @@ class Role:
 
     async def _hand_over(self, heir: str) -> None:
         """Name the heir to all, and let it ask for votes once it has the whole journal."""
-        self.tell("moved", {"heir": heir, "term": self.state.term})
+        self._moved = {"heir": heir, "term": self.state.term}
+        self.tell("moved", self._moved)
         outbox = self._outboxes.get(heir)
         if outbox is not None:
             try:

@@ -70,3 +70,12 @@ def test_a_node_whose_start_nobody_hears_of_is_stopped_before_the_others_go_on()
     world.settle()
     assert (world.state.phase, world.state.members) == (s.RUNNING, ("n1", "n2"))
     assert world.last("node_lost").detail["reason"] == "it did not start its workers in time"
+
+
+def test_who_comes_back_while_the_role_is_handed_over_is_not_sent_home() -> None:
+    world = World(spec(3))
+    world.feed(s.Remove("n1"))
+    world.settle()
+    assert (world.heirs, world.state.ended) == (["n2"], None)
+    world.feed(s.Joined("n3", "n3-again", None))
+    assert not world.sent("n3", "end")
