@@ -59,8 +59,12 @@ lint: $(STAMP)
 	@for example in examples/*/*.py; do echo $(BIN)/mypy $$example; $(BIN)/mypy $$example; done
 
 # A file's tests stay on one worker, and the files come in their order: those of real hosts, the longest, at the start.
+# What fails there is told, and has one more try with the machine to itself: real hosts share its cores with the rest.
 test: system lint
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS) || { \
+		status=$$?; [ $$status -eq 1 ] || exit $$status; \
+		echo "failed beside other tests, so once more alone:"; \
+		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(TESTS); }
 
 screenshots: $(STAMP)
 	$(BIN)/python -m tests.tui.screenshots docs
