@@ -17,6 +17,7 @@ from remote_agent import state as s
 from remote_agent.coordinator import step
 from remote_agent.hooks import Hooks
 from remote_agent.journal import chunks, utc
+from remote_agent.lease import OWN_BEAT_S
 from remote_agent.status import document
 from remote_agent.tasks import Tasks
 from remote_agent.wire import Channel, NodeSpec, Problem, WireError
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How often nodes tell of their ranks.
-BEAT_S = 1.0
 TICK_S = 0.25
 HAND_OVER_TIMEOUT_S = 30.0
 
@@ -38,7 +37,7 @@ def _moved(before: Mapping[str, Any], ranks: Mapping[str, Any]) -> bool:
     if any(step is not None for step in steps):
         return steps != [before.get(name, {}).get("step") for name in ranks]
     ages = [rank["last_output_age_s"] for rank in ranks.values() if rank["last_output_age_s"] is not None]
-    return bool(ages) and min(ages) <= 2 * BEAT_S
+    return bool(ages) and min(ages) <= 2 * OWN_BEAT_S
 
 
 def _ranks(args: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
