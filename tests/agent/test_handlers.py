@@ -50,7 +50,8 @@ class Torchruns:
             self.port = probe.getsockname()[1]
 
     def start(self, number: int, *options: str, key: str | None = KEY) -> subprocess.Popen[bytes]:
-        env = {**os.environ, "SUPERVISOR_HOME": str(self.home(number))}
+        # torch never removes the directory of logs that it makes for itself.
+        env = {**os.environ, "SUPERVISOR_HOME": str(self.home(number)), "TMPDIR": str(self.root)}
         env.update({} if key is None else {"SUPERVISOR_RDZV_KEY": key})
         words = ["--rdzv-backend", "supervisor", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", "job"]
         words += ["--local-addr", f"127.0.0.{number}", *self.options, *options, "train.py"]
