@@ -158,13 +158,7 @@ class Headless:
         if writer.broken:
             say(f"{writer.failure or 'stdout is closed'}; the job goes on: {attach_command(hosts, session.job)}")
             return 1 if writer.failure else 0
-        await self._await_end()
-        self._tell_new()
-        if session.state == "failed":
-            self._tell_incident()
-        if self._interrupts and session.state == "stopped":
-            return INTERRUPTED
-        return EXIT_STATUS.get(session.state, 1)
+        return await self._end()
 
     async def _copy(self, selection: Selection, start: str, writer: Writer) -> None:
         prefixer = Prefixer()
@@ -197,6 +191,17 @@ class Headless:
             await self._session.wait_change(0.5)
         return True
 
+    async def _end(self) -> int:
+        """Tell the last news of a job that is over, a failure's verdict at the end; returns the exit status."""
+        session = self._session
+        await self._await_end()
+        self._tell_new()
+        if session.state == "failed":
+            self._tell_incident()
+        if self._interrupts and session.state == "stopped":
+            return INTERRUPTED
+        return EXIT_STATUS.get(session.state, 1)
+
     async def _await_end(self) -> None:
         session = self._session
         deadline = asyncio.get_running_loop().time() + LAST_NEWS
@@ -210,14 +215,9 @@ class Headless:
         while True:
             kinds = {event.get("type") for event in session.events}
             if session.state in ENDED_STATES or session.ended:
-                await self._await_end()
-                self._tell_new()
-                if session.state == "failed":
-                    self._tell_incident()
-                if self._interrupts and session.state == "stopped":
-                    return INTERRUPTED
+                status = await self._end()
                 if session.state != "succeeded":
-                    return EXIT_STATUS.get(session.state, 1)
+                    return status
                 kinds.add("generation_running")
             if "generation_running" in kinds and not session.late:
                 self._tell_new()

@@ -52,6 +52,7 @@ MaxStartups 500
 MaxSessions 200
 LogLevel VERBOSE
 Subsystem sftp internal-sftp
+SetEnv TMPDIR={temporary}
 """
 
 
@@ -69,6 +70,11 @@ class Machine:
     def home(self) -> Path:
         """The home directory of the user that SSH logs in as."""
         return self.directory / "home"
+
+    @property
+    def temporary(self) -> Path:
+        """Where the host's programs keep what they do not clean up when they are killed."""
+        return self.directory / "tmp"
 
     @property
     def sshd_log(self) -> Path:
@@ -95,13 +101,18 @@ def make_key(path: Path) -> None:
 def make_files(machine: Machine, hosts_file: str, authorized_keys: Path) -> None:
     """Write all files of a host that do not exist before its first boot."""
     machine.home.mkdir(parents=True, mode=0o700)
+    machine.temporary.mkdir()
     make_key(machine.directory / "host_key")
     (machine.directory / "passwd").write_text(_passwd(machine.home))
     (machine.directory / "hosts").write_text(hosts_file)
     (machine.directory / "resolv.conf").write_text("")
     (machine.directory / "sshd_config").write_text(
         _SSHD_CONFIG.format(
-            port=SSH_PORT, address=machine.address, directory=machine.directory, authorized=authorized_keys
+            port=SSH_PORT,
+            address=machine.address,
+            directory=machine.directory,
+            authorized=authorized_keys,
+            temporary=machine.temporary,
         )
     )
 
@@ -191,4 +202,5 @@ def environment(machine: Machine) -> dict[str, str]:
         "SHELL": user.pw_shell,
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "LANG": os.environ.get("LANG", "C.UTF-8"),
+        "TMPDIR": str(machine.temporary),
     }
