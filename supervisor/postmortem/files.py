@@ -6,6 +6,7 @@ any other text file.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,7 +50,7 @@ def find(paths: Sequence[Path]) -> list[Found]:
         if not here:
             raise UsageError(f"{path}: no log file in there", "name a directory with logs, or the files themselves")
         found += here
-    return _with_torchruns_ranks(list(dict.fromkeys(found)))
+    return _with_torchruns_ranks(_with_nodes_together(list(dict.fromkeys(found))))
 
 
 def _under(folder: Path) -> Iterator[Found]:
@@ -107,14 +108,34 @@ def _place(path: Path) -> Found | None:
     return None
 
 
+def _with_nodes_together(found: list[Found]) -> list[Found]:
+    """Take the directories of one job from several nodes as one run: their journals begin with the same record."""
+    jobs: dict[bytes, list[Found]] = {}
+    for each in found:
+        if each.stream == "journal" and (first := _first_line(each.path)):
+            jobs.setdefault(first, []).append(each)
+    shared = [journals for journals in jobs.values() if len(journals) > 1]
+    home = {journal.group: journals[0].group for journals in shared for journal in journals}
+    # All tell the same; one may have been cut off from the rest.
+    longest = {id(max(journals, key=lambda each: each.path.stat().st_size)) for journals in shared}
+    return [
+        dataclasses.replace(each, group=home[each.group]) if each.group in home else each
+        for each in found
+        if each.stream != "journal" or each.group not in home or id(each) in longest
+    ]
+
+
+def _first_line(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.readline(_SNIFF)
+
+
 def _with_torchruns_ranks(found: list[Found]) -> list[Found]:
     """Take the ranks away where several nodes' directories are read: torchrun's know local ranks only."""
     runs = {each.group for each in found if each.rank is not None and _ATTEMPT.fullmatch(each.path.parent.parent.name)}
     if len(runs) < 2:
         return found
-    from dataclasses import replace
-
-    return [replace(each, group="torchrun", rank=None) if each.group in runs else each for each in found]
+    return [dataclasses.replace(each, group="torchrun", rank=None) if each.group in runs else each for each in found]
 
 
 def _is_text(path: Path) -> bool:

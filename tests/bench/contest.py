@@ -175,6 +175,15 @@ class OurRun:
         ranks = incidents[-1]["culprit_ranks"] if incidents else []
         return int(ranks[0]) if len(ranks) == 1 else None
 
+    def incident(self, timeout_s: float) -> dict[str, Any]:
+        """Return the event of the first incident; waits for it. Raises AssertionError."""
+        return self._job.until("incident", timeout_s)
+
+    def stop(self) -> None:
+        """`supervisor stop`."""
+        self._run("stop")
+        self._job.wait(ANSWER_S)
+
     def first_log(self, rank: int) -> str:
         """`supervisor logs` of generation 0."""
         return self._run("logs", "--raw", "--rank", str(rank), "--generation", "0")

@@ -1,0 +1,134 @@
+"""What is said of the failures of the field: stock torchrun and ours, the same scripts, hosts and faults.
+
+In: a Cluster of two hosts with two ranks each. Out: a Report; seconds are from the fault to the verdict.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.bench import contest, torchrun
+from tests.bench.contest import OurRun, Run, Setting, StockRun
+from tests.bench.faults import FAULTS, HOST, Fault, crash
+from tests.bench.report import Report, Table, seconds
+from tests.bench.stamps import POLL_S
+from tests.cluster import Cluster
+
+HOSTS = ("n1", "n2")
+WATCH_S = 60.0
+HANG_AFTER_S = 10.0
+NODE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a launcher said, and when."""
+
+    text: str
+    after_s: float | None
+    right: bool = False
+
+
+def play(fault: Fault, cluster: Cluster, work: Path) -> tuple[Said, Said, Said]:
+    """Return what torchrun, ours and `diagnose` say; raises ClusterError, AssertionError, OSError."""
+    keys = {"hang_after": HANG_AFTER_S, "node_timeout": NODE_TIMEOUT_S}
+    setting = Setting(
+        fault.script, HOSTS, "2", nproc=2, max_restarts=0, stock_env=torchrun.OWN_STORE, keys=keys
+    )  # fmt: skip
+    said: list[Said] = []
+    for name, launch in (("stock", contest.stock), ("ours", contest.ours)):
+        (work / name).mkdir(parents=True)
+        with launch(cluster, work / name, setting) as run:
+            begun_ns = _break(run, fault, work / name / "go")
+            try:
+                said += [_theirs(run, begun_ns)] if isinstance(run, StockRun) else _ours(run, fault, begun_ns)
+            finally:
+                if fault.act is crash:
+                    cluster.boot(HOST)
+    theirs, mine, later = said
+    return theirs, mine, later
+
+
+def _break(run: Run, fault: Fault, go: Path) -> int:
+    """Let it fail; returns since when, in nanoseconds."""
+    since_ns = time.time_ns()
+    if fault.act is not None:
+        fault.act(run)
+        return since_ns
+    go.touch()
+    at_ns = run.notes.wait("fault", since_ns, WATCH_S, run.goes_on, fault.breaking)
+    return at_ns or since_ns
+
+
+def _theirs(run: StockRun, begun_ns: int) -> Said:
+    end = time.monotonic() + WATCH_S
+    while run.goes_on() and time.monotonic() < end:
+        time.sleep(POLL_S)
+    if run.goes_on():
+        return Said(f"nothing within {WATCH_S:g} s", None)
+    after_s = (time.time_ns() - begun_ns) / 1e9
+    cause = run.where(0).rpartition("Root Cause")[2]
+    if not cause or not (rank := re.search(r"^ *rank +: (\d+)", cause, re.MULTILINE)):
+        return Said(run.said(), after_s)
+    code = re.search(r"^ *exitcode +: (-?\d+)", cause, re.MULTILINE)
+    trace = re.search(r"^ *traceback +: (.+)", cause, re.MULTILINE)
+    told = "" if trace is None or trace[1].startswith("To enable traceback") else f", {trace[1].strip()}"
+    return Said(f"rank {rank[1]}, exitcode {code[1] if code else '?'}{told}", after_s)
+
+
+def _ours(run: Run, fault: Fault, begun_ns: int) -> list[Said]:
+    assert isinstance(run, OurRun)
+    event = run.incident(WATCH_S)
+    at_ns = datetime.datetime.fromisoformat(event["time"].replace("Z", "+00:00")).timestamp() * 1e9
+    live = _judged(fault, event["detail"], (at_ns - begun_ns) / 1e9)
+    if fault.hangs:
+        run.stop()
+    homes = [str(run.cluster.host(name).home / ".supervisor" / "jobs") for name in HOSTS]
+    done = subprocess.run(
+        [sys.executable, "-m", "supervisor", "diagnose", "--json", *homes],
+        capture_output=True, timeout=WATCH_S, check=True,
+    )  # fmt: skip
+    incidents = json.loads(done.stdout)["incidents"]
+    later = _judged(fault, incidents[0], None) if incidents else Said("no failure found", None)
+    return [live, later]
+
+
+def _judged(fault: Fault, incident: dict[str, Any], after_s: float | None) -> Said:
+    categories = (fault.category,) if isinstance(fault.category, str) else fault.category
+    right = incident["category"] in categories and tuple(incident["culprit_ranks"]) == fault.culprit
+    if fault.act is crash:
+        right = incident["category"] in categories and incident["culprit_node"] == HOST
+    return Said(f"{incident['category']}: {incident['summary']}", after_s, right)
+
+
+def run(names: Sequence[str] = ()) -> Report:
+    """Play all faults (or those whose name has one of these words) with both; raises ClusterError, OSError."""
+    rows = []
+    data: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="supervisor-bench-") as root:
+        for number, fault in enumerate(FAULTS):
+            if names and not any(word in fault.name for word in names):
+                continue
+            with Cluster(len(HOSTS)) as cluster:
+                theirs, mine, later = play(fault, cluster, Path(root) / str(number))
+            rows.append((fault.name, theirs.text, seconds(theirs.after_s), mine.text, seconds(mine.after_s),
+                         "yes" if mine.right else "NO", "yes" if later.right else f"NO: {later.text}"))  # fmt: skip
+            print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+            data[fault.name] = {"torchrun": vars(theirs), "supervisor": vars(mine), "diagnose": vars(later)}
+    notes = (
+        "two hosts with two ranks each, gloo; the fault hits rank 2, on n2; after: from the fault until torchrun ended",
+        f"(watched for {WATCH_S:g} s), or until our incident; hang_after = {HANG_AFTER_S:g} (default 30)",
+        "right: category and rank (or node) are those of the fault; diagnose: the same from the files alone",
+    )
+    head = ("failure", "torchrun", "after", "supervisor", "after", "right", "diagnose")
+    return Report("failures", (Table("failures of the field", head, tuple(rows), notes, (0, 1, 3, 5, 6)),), data)

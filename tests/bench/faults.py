@@ -1,0 +1,155 @@
+"""The failures of the field, each as a script that really fails, or as something that is done to one that runs.
+
+In: nothing. Out: `FAULTS`: what to run, what to do, and the verdict that is right.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.bench.contest import Run
+from tests.bench.stamps import STAMP
+
+RANK = 2
+"""The rank that breaks it: the first of the second host."""
+HOST = "n2"
+
+
+def script(broken: str, *, ranks: str = f"({RANK},)", defines: str = "") -> str:
+    """Return a training script whose ranks make steps together, until these ranks are told to go and do that."""
+    return f"""{STAMP}
+import datetime
+import torch
+import torch.distributed as dist
+
+{defines}
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+go = os.path.join(sys.argv[1], "..", "go")
+stamp("ready")
+for step in range(10**6):
+    if rank in {ranks} and os.path.exists(go):
+        stamp("fault")
+{textwrap.indent(broken.strip(), " " * 8)}
+    loss = torch.ones(4)
+    dist.all_reduce(loss)
+    if step % 10 == 0:
+        print(f"step {{step}} loss {{2 + 1 / (step + 1):.4f}}", flush=True)
+    time.sleep(0.05)
+"""
+
+
+def _signalled(number: signal.Signals) -> Callable[[Run], None]:
+    def act(run: Run) -> None:
+        os.kill(run.notes.pid(RANK), number)
+
+    return act
+
+
+def crash(run: Run) -> None:
+    """End the host as a power failure does."""
+    run.cluster.crash(HOST)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One failure: how it is made, and what is right to say of it."""
+
+    name: str
+    script: str
+    category: str | tuple[str, ...]
+    """More than one where the text allows more than one reading."""
+    act: Callable[[Run], None] | None = None
+    """None: the script does it when it is told to."""
+    culprit: tuple[int, ...] = (RANK,)
+    hangs: bool = False
+    """Whether nothing ends by itself."""
+
+    @property
+    def breaking(self) -> int:
+        """How many ranks note that they break."""
+        return len(self.culprit)
+
+
+_STEPS = script("pass", ranks="()")
+_OOM = (
+    'raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of '
+    '79.15 GiB of which 1.02 GiB is free. Process 4711 has 78.12 GiB memory in use.")'
+)
+_LOADER = """
+import signal
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index): os.kill(os.getpid(), signal.SIGKILL)
+"""
+_STUCK_LOADER = """
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index):
+        time.sleep(10**6)
+"""
+_READ = "for batch in torch.utils.data.DataLoader(Data(), num_workers=1): pass"
+_TORN = """
+torch.save({"model": torch.zeros(1000)}, f"snapshot{os.getpid()}.pt")
+os.truncate(f"snapshot{os.getpid()}.pt", 700)
+torch.load(f"snapshot{os.getpid()}.pt")
+"""
+_PORT = """
+import socket
+taken = socket.create_server(("127.0.0.1", 0))
+socket.create_server(taken.getsockname())
+"""
+_THREAD = """
+import queue, threading
+batches = queue.Queue()
+def prefetch():
+    raise ValueError("bad shard 7")
+"""
+_GIL = "import ctypes; ctypes.PyDLL(None).sleep(10**6)"
+_ADDRESS = """
+os.environ["MASTER_ADDR"] = "10.255.255.1"
+dist.destroy_process_group()
+dist.init_process_group("gloo", init_method="env://", timeout=datetime.timedelta(seconds=5))
+"""
+
+FAULTS = (
+    Fault("exception on one rank", script('raise ValueError("bad batch")'), "user_exception"),
+    Fault(
+        "the same exception on all ranks", script('raise ValueError("bad config")', ranks="range(4)"),
+        "user_exception", culprit=(0, 1, 2, 3),
+    ),
+    Fault(
+        "module missing on all ranks", script("import flash_attention_9", ranks="range(4)"),
+        "permission_import_missing_module", culprit=(0, 1, 2, 3),
+    ),
+    Fault("CUDA out of memory (its text)", script(_OOM), "cuda_oom"),
+    Fault("SIGSEGV", script("import ctypes; ctypes.string_at(0)"), "segfault"),
+    Fault("SIGABRT", script("os.abort()"), "sigabrt"),
+    Fault("SIGKILL from outside", _STEPS, ("other", "host_oom_kill"), _signalled(signal.SIGKILL)),
+    Fault("SIGTERM from outside", _STEPS, "signal_preempted", _signalled(signal.SIGTERM)),
+    Fault("DataLoader worker killed", script(_READ, defines=_LOADER), "dataloader_worker_killed"),
+    Fault("disk full at the checkpoint", script('torch.save(torch.zeros(1 << 20), "/dev/full")'), "disk_full"),
+    Fault("torn snapshot", script(_TORN), "checkpoint_corrupt"),
+    Fault("port in use", script(_PORT), "port_in_use"),
+    Fault("NaN loss, and the script stops at it", script('raise RuntimeError("loss is nan at step 40")'), "nan_loss"),
+    Fault("wrong MASTER_ADDR on one rank", script(_ADDRESS), ("rendezvous_timeout", "nccl_network")),
+    Fault("leaves early with status 0", script("sys.exit(0)"), ("collective_desync", "other", "gloo_connection_reset")),
+    Fault("host gone", _STEPS, "node_lost", crash, culprit=()),
+    Fault(
+        "collectives in another order", script("dist.broadcast(torch.ones(4), src=0)"), "collective_desync", hangs=True
+    ),
+    Fault("waits for a file beside the others' barrier", script("time.sleep(10**6)"), "hang_no_output", hangs=True),
+    Fault("SIGSTOP", _STEPS, "hang_no_output", _signalled(signal.SIGSTOP), hangs=True),
+    Fault("holds the GIL in C", script(_GIL), "hang_no_output", hangs=True),
+    Fault("DataLoader worker hangs", script(_READ, defines=_STUCK_LOADER), "hang_no_output", hangs=True),
+    Fault(
+        "exception in a thread that feeds it",
+        script("threading.Thread(target=prefetch).start()\nbatches.get()", defines=_THREAD),
+        ("user_exception", "hang_no_output"), hangs=True,
+    ),
+)  # fmt: skip
