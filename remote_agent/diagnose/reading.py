@@ -321,7 +321,8 @@ def _stopped(evidence: RankEvidence, code: int | None, signal: str | None) -> Fi
     found = _from_text(evidence)
     if found is None:
         return _base(evidence, STOPPED, "signal_preempted", how)
-    failed_itself = found.role == PRIMARY and signal is None and code != 0
+    # A process that has recorded its exception may take seconds to end: our signal came after it.
+    failed_itself = found.role == PRIMARY and (code != 0 if signal is None else evidence.error is not None)
     return dataclasses.replace(
         found,
         role=STOPPED,

@@ -22,7 +22,6 @@ HOST = "n2"
 def script(broken: str, *, ranks: str = f"({RANK},)", defines: str = "") -> str:
     """Return a training script whose ranks make steps together, until these ranks are told to go and do that."""
     return f"""{STAMP}
-import datetime
 import torch
 import torch.distributed as dist
 
@@ -33,11 +32,12 @@ rank = dist.get_rank()
 go = os.path.join(sys.argv[1], "..", "go")
 stamp("ready")
 for step in range(10**6):
-    if rank in {ranks} and os.path.exists(go):
+    # The others' word comes with the step: all are told at the same one.
+    told = torch.tensor(float(os.path.exists(go)))
+    dist.all_reduce(told)
+    if told > 0 and rank in {ranks}:
         stamp("fault")
 {textwrap.indent(broken.strip(), " " * 8)}
-    loss = torch.ones(4)
-    dist.all_reduce(loss)
     if step % 10 == 0:
         print(f"step {{step}} loss {{2 + 1 / (step + 1):.4f}}", flush=True)
     time.sleep(0.05)
@@ -69,11 +69,8 @@ class Fault:
     culprit: tuple[int, ...] = (RANK,)
     hangs: bool = False
     """Whether nothing ends by itself."""
-
-    @property
-    def breaking(self) -> int:
-        """How many ranks note that they break."""
-        return len(self.culprit)
+    breaking: int = 1
+    """How many ranks break."""
 
 
 _STEPS = script("pass", ranks="()")
@@ -111,21 +108,30 @@ def prefetch():
     raise ValueError("bad shard 7")
 """
 _GIL = "import ctypes; ctypes.PyDLL(None).sleep(10**6)"
-_ADDRESS = """
-os.environ["MASTER_ADDR"] = "10.255.255.1"
-dist.destroy_process_group()
-dist.init_process_group("gloo", init_method="env://", timeout=datetime.timedelta(seconds=5))
+# One rank looks for the others elsewhere; nobody has come to a first step.
+_ADDRESS = f"""{STAMP}
+import datetime
+import torch.distributed as dist
+
+stamp("ready")
+while not os.path.exists(os.path.join(sys.argv[1], "..", "go")):
+    time.sleep(0.05)
+if os.environ["RANK"] == "{RANK}":
+    stamp("fault")
+    os.environ["MASTER_ADDR"] = "10.255.255.1"
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10))
 """
 
 FAULTS = (
     Fault("exception on one rank", script('raise ValueError("bad batch")'), "user_exception"),
     Fault(
         "the same exception on all ranks", script('raise ValueError("bad config")', ranks="range(4)"),
-        "user_exception", culprit=(0, 1, 2, 3),
+        "user_exception", culprit=(0, 1, 2, 3), breaking=4,
     ),
     Fault(
         "module missing on all ranks", script("import flash_attention_9", ranks="range(4)"),
-        "permission_import_missing_module", culprit=(0, 1, 2, 3),
+        "permission_import_missing_module", culprit=(0, 1, 2, 3), breaking=4,
     ),
     Fault("CUDA out of memory (its text)", script(_OOM), "cuda_oom"),
     Fault("SIGSEGV", script("import ctypes; ctypes.string_at(0)"), "segfault"),
@@ -135,9 +141,9 @@ FAULTS = (
     Fault("DataLoader worker killed", script(_READ, defines=_LOADER), "dataloader_worker_killed"),
     Fault("disk full at the checkpoint", script('torch.save(torch.zeros(1 << 20), "/dev/full")'), "disk_full"),
     Fault("torn snapshot", script(_TORN), "checkpoint_corrupt"),
-    Fault("port in use", script(_PORT), "port_in_use"),
+    Fault("port in use", script(_PORT), "port_in_use", culprit=()),
     Fault("NaN loss, and the script stops at it", script('raise RuntimeError("loss is nan at step 40")'), "nan_loss"),
-    Fault("wrong MASTER_ADDR on one rank", script(_ADDRESS), ("rendezvous_timeout", "nccl_network")),
+    Fault("wrong MASTER_ADDR on one rank", _ADDRESS, ("rendezvous_timeout", "nccl_network")),
     Fault("leaves early with status 0", script("sys.exit(0)"), ("collective_desync", "other", "gloo_connection_reset")),
     Fault("host gone", _STEPS, "node_lost", crash, culprit=()),
     Fault(

@@ -143,6 +143,15 @@ def test_the_same_exception_everywhere_is_one_cause() -> None:
     assert [(each.ranks, each.summary) for each in some.victims] == [((0, 1), "2 x stopped by supervisor (SIGTERM)")]
 
 
+def test_who_had_recorded_the_same_exception_when_our_signal_came_shares_it() -> None:
+    """Torch and gloo may take seconds to end a process; what was only printed may have been caught."""
+    text = trace("ValueError: bad config", 26, "main")
+    record = {"message": "ValueError: bad config", "callstack": text, "timestamp_ns": START + SECOND}
+    both = judge(rank(0, 3, text, error=record), rank(1, 4, text, None, "SIGTERM", stopped_by_us=True, error=record))
+    assert both.culprit_ranks == (0, 1)
+    assert judge(rank(0, 3, text, error=record), stopped(1, 4, text)).culprit_ranks == (0,)
+
+
 def test_what_we_stopped_is_never_a_cause() -> None:
     incident = judge(*(stopped(each, 1, trace("ValueError: in the handler of SIGTERM")) for each in range(4)))
     assert incident.culprit_ranks == ()
