@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-# Saves after each epoch on every host, resumes from it; each rank says which generation it is in.
+# Saves after each epoch on every host, resumes from it; each rank says which generation it is in. With --by-hand the
+# gradients are summed without DDP, whose first use imports as much as all of torch: for tests of what is around it.
 TRAIN = """
 import argparse, os, sys, time
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=10)
 parser.add_argument("--pause", type=float, default=0.1)
+parser.add_argument("--by-hand", action="store_true")
 options = parser.parse_args()
 dist.init_process_group("gloo")
 rank, generation = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -27,13 +29,15 @@ if newest["model"] is not None:
     model.load_state_dict(newest["model"])
     first = newest["epochs_run"] + 1
 print(f"generation {generation} rank {rank} of {dist.get_world_size()} starts at epoch {first}", flush=True)
-ddp = DistributedDataParallel(model)
-optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+ddp = model if options.by_hand else DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for epoch in range(first, options.epochs):
     for batch in range(2):
         optimizer.zero_grad()
         loss = ddp(torch.randn(4, 8)).square().mean()
         loss.backward()
+        for weights in model.parameters() if options.by_hand else ():
+            dist.all_reduce(weights.grad)
         optimizer.step()
         time.sleep(options.pause)
     print(f"step={epoch} loss={loss.item():.4f}", flush=True)

@@ -162,7 +162,7 @@ def test_remove_and_add_a_node_while_training(hosts: Cluster, tmp_path: Path, no
 
 
 def test_nobody_attached_and_the_job_heals(hosts: Cluster, tmp_path: Path) -> None:
-    with Job(hosts, tmp_path / "work", TRAIN, "--epochs", "150", "--pause", "0.3").start() as job:
+    with Job(hosts, tmp_path / "work", TRAIN, "--by-hand", "--epochs", "150", "--pause", "0.3").start() as job:
         job.until_step(1)
         assert job.up is not None
         victim = worker_pid(job, 6)
@@ -188,7 +188,7 @@ def test_nobody_attached_and_the_job_heals(hosts: Cluster, tmp_path: Path) -> No
 
 
 def test_a_killed_agent_leaves_no_worker_and_the_group_goes_on(hosts: Cluster, tmp_path: Path) -> None:
-    with Job(hosts, tmp_path / "work", TRAIN, "--epochs", "40", min_nodes=2).start("--detach") as job:
+    with Job(hosts, tmp_path / "work", TRAIN, "--by-hand", "--epochs", "40", min_nodes=2).start("--detach") as job:
         assert job.wait() == 0, job.errors()
         job.up = None
         job.until_step(1)
@@ -209,7 +209,7 @@ def test_a_killed_agent_leaves_no_worker_and_the_group_goes_on(hosts: Cluster, t
 @pytest.mark.parametrize("fault", ["cut", "freeze"])
 def test_a_node_that_is_cut_off_stops_its_workers_and_returns(hosts: Cluster, tmp_path: Path, fault: str) -> None:
     job_keys = {"min_nodes": 2, "node_timeout": 5.0}
-    with Job(hosts, tmp_path / "work", TRAIN, "--epochs", "2000", **job_keys).start("--detach") as job:
+    with Job(hosts, tmp_path / "work", TRAIN, "--by-hand", "--epochs", "2000", **job_keys).start("--detach") as job:
         assert job.wait() == 0, job.errors()
         job.up = None
         job.until_step(1)
@@ -233,7 +233,7 @@ def test_a_node_that_is_cut_off_stops_its_workers_and_returns(hosts: Cluster, tm
 
 def test_the_coordinators_host_loses_power_and_nobody_is_attached(hosts: Cluster, tmp_path: Path) -> None:
     job_keys = {"min_nodes": 2, "node_timeout": 5.0}
-    with Job(hosts, tmp_path / "work", TRAIN, "--epochs", "200", **job_keys).start("--detach") as job:
+    with Job(hosts, tmp_path / "work", TRAIN, "--by-hand", "--epochs", "200", **job_keys).start("--detach") as job:
         assert job.wait() == 0, job.errors()
         job.up = None
         job.until_step(1)
@@ -252,7 +252,9 @@ def test_half_a_group_goes_on_when_the_operator_removes_the_dead_half(tmp_path: 
         pytest.skip(obstacle)
     with (
         Cluster(2) as pair,
-        Job(pair, tmp_path / "work", TRAIN, "--epochs", "200", min_nodes=1, node_timeout=5.0).start("--detach") as job,
+        Job(pair, tmp_path / "work", TRAIN, "--by-hand", "--epochs", "200", min_nodes=1, node_timeout=5.0).start(
+            "--detach"
+        ) as job,
     ):
         assert job.wait() == 0, job.errors()
         job.up = None
