@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Saves after each epoch on every host, resumes from it; each rank says which generation it is in. With --by-hand the
-# gradients are summed without DDP, whose first use imports as much as all of torch: for tests of what is around it.
+# Saves after each epoch on every host, resumes from it; each rank says which generation it is in. With --by-hand it
+# does without DDP and optimizer, whose first use imports as much as all of torch: for tests of what is around it.
 TRAIN = """
 import argparse, os, sys, time
 from pathlib import Path
@@ -29,16 +29,30 @@ if newest["model"] is not None:
     model.load_state_dict(newest["model"])
     first = newest["epochs_run"] + 1
 print(f"generation {generation} rank {rank} of {dist.get_world_size()} starts at epoch {first}", flush=True)
-ddp = model if options.by_hand else DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def step_by_hand(inputs):
+    loss = model(inputs).square().mean()
+    for weights, gradient in zip(model.parameters(), torch.autograd.grad(loss, model.parameters())):
+        dist.all_reduce(gradient)
+        weights.data -= 0.01 / dist.get_world_size() * gradient
+    return loss
+
+
+def step_by_ddp(inputs):
+    optimizer.zero_grad()
+    loss = ddp(inputs).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+if not options.by_hand:
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
 for epoch in range(first, options.epochs):
     for batch in range(2):
-        optimizer.zero_grad()
-        loss = ddp(torch.randn(4, 8)).square().mean()
-        loss.backward()
-        for weights in model.parameters() if options.by_hand else ():
-            dist.all_reduce(weights.grad)
-        optimizer.step()
+        loss = (step_by_hand if options.by_hand else step_by_ddp)(torch.randn(4, 8))
         time.sleep(options.pause)
     print(f"step={epoch} loss={loss.item():.4f}", flush=True)
     if os.environ["LOCAL_RANK"] == "0":
