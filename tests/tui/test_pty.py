@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,6 +42,13 @@ class Terminal:
             assert time.monotonic() < deadline, self.seen[-2000:]
             self._read(deadline)
 
+    def drain(self, seconds: float) -> None:
+        """Read what comes for so long, and forget it."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self.process.poll() is None:
+            self._read(deadline)
+        self.seen = b""
+
     def wait_for_end(self) -> int:
         """Read until the process has ended; returns its status."""
         deadline = time.monotonic() + DEADLINE_S
@@ -65,14 +72,16 @@ class Terminal:
 
 
 @contextmanager
-def terminal(width: int, height: int, **environment: str) -> Iterator[Terminal]:
-    """The application on a terminal of this size."""
+def terminal(
+    width: int, height: int, command: Sequence[str] = (sys.executable, "-c", PROGRAM), **environment: str
+) -> Iterator[Terminal]:
+    """The application on a recorded job, or another command, on a terminal of this size."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
     known = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
     environment = {**known, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "TZ": "UTC", **environment}
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
+        command,
         cwd=ROOT,
         env={**environment, "PYTHONIOENCODING": "utf-8"},
         stdin=slave,
