@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,9 @@ from remote_agent.diagnose import Context, Incident, RankEvidence, read_error_do
 from remote_agent.diagnose.nccl import NcclFacts
 from remote_agent.diagnose.ranks import Line, split_ranks
 from supervisor.postmortem.files import Found, find
-from supervisor.postmortem.reading import read_lines
+from supervisor.postmortem.reading import Progress, read_all
 
 Json = dict[str, Any]
-Progress = Callable[[int], None]
 # Of files that stand in no directory of a run: group and generation.
 LOOSE = ("", 0)
 _LAUNCHER = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b")
@@ -63,8 +63,10 @@ def diagnose(paths: Sequence[Path], progress: Progress = lambda _bytes: None) ->
         elif file.stream == "error":
             rank = _generation(runs, file).rank(file.rank)
             rank.error, rank.error_file = read_error_document(file.path.read_bytes()), str(file.path)
-        else:
-            _read_text(file, _generation(runs, file), facts, progress)
+    texts = [file for file in found if file.stream not in ("journal", "error")]
+    with closing(read_all([file.path for file in texts], progress)) as read:
+        for lines, file in zip(read, texts, strict=True):
+            _take_lines(file, lines, _generation(runs, file), facts)
     _join_loose(runs)
     judged = [(run, _judge(run, number)) for number, run in enumerate(_in_order(runs), 1)]
     incidents = [document for run, incident in judged for document in _told(run, incident)]
@@ -98,8 +100,7 @@ def _generation(runs: dict[tuple[str, int], _Generation], file: Found) -> _Gener
     return runs.setdefault((file.group, file.generation), _Generation(file.generation))
 
 
-def _read_text(file: Found, run: _Generation, facts: NcclFacts, progress: Progress) -> None:
-    lines = read_lines(file.path, progress)
+def _take_lines(file: Found, lines: list[Line], run: _Generation, facts: NcclFacts) -> None:
     for line in lines:
         facts.feed(line.text)
     name = str(file.path)

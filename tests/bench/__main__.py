@@ -14,12 +14,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import defects, launch, report, restart
+from tests.bench import defects, diagnose, launch, report, restart
 from tests.bench.report import Report
 from tests.cluster import ClusterError, cluster_obstacle
 from tests.cluster.leftovers import MARK, describe, end, marked
 
-BENCHMARKS: dict[str, Callable[[], Report]] = {"launch": launch.run, "restart": restart.run, "defects": defects.run}
+BENCHMARKS: dict[str, Callable[[], Report]] = {
+    "launch": launch.run,
+    "restart": restart.run,
+    "defects": defects.run,
+    "diagnose": diagnose.run,
+}
 
 
 def main(argv: list[str] | None = None) -> int:
