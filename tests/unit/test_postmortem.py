@@ -154,13 +154,34 @@ def test_torchruns_last_words_name_the_rank(tmp_path: Path) -> None:
     assert (found["category"], found["culprit_ranks"]) == ("host_oom_kill", [2])
 
 
-def test_a_text_without_a_failure_is_no_failure(tmp_path: Path) -> None:
+def test_a_text_that_ends_before_the_first_step_may_be_of_a_hang(tmp_path: Path) -> None:
     log = tmp_path / "quiet.log"
-    log.write_text("starting\nstep=1 loss=2.0\n")
+    log.write_text("starting\nh1:10:10 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>\n")
     found = only(diagnose([log]))
     assert (found["category"], found["scope"], found["confidence"]) == ("hang_no_output", "not_in_text", "unknown")
     assert found["culprit_ranks"] == []
-    assert "step=1 loss=2.0" in found["summary"]
+    assert "NCCL INFO Bootstrap" in found["summary"]
+
+
+def test_a_job_of_ours_that_succeeded_has_no_incident(tmp_path: Path) -> None:
+    write(tmp_path, generation_0__rank_0__stderr_dot_log="NCCL version 2.27.3\n" + PEER, generation_0__x_dot_log="")
+    assert only(diagnose([tmp_path]))["category"] == "gloo_connection_reset"
+    event = {"type": "job_succeeded", "generation": 0, "node": None, "rank": None, "detail": {"reason": ""}}
+    (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
+    assert diagnose([tmp_path])["incidents"] == []
+
+
+def test_a_healthy_text_has_no_incident(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "healthy.log"
+    log.write_text("h1:10:10 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>\nstep=1 loss=2.0\n")
+    assert main(["diagnose", str(log)]) == 0
+    assert capfd.readouterr().out.startswith("no failure found in these logs; if the job stands still")
+    # What is tried again is no failure where the run gets on behind it.
+    lost = "[c10d] The client socket has failed to connect to [n1]:29500 (errno: 111 - Connection refused).\n"
+    log.write_text(f"{lost}step=1 loss=2.0\n")
+    assert diagnose([log])["incidents"] == []
+    log.write_text(f"step=1 loss=2.0\n{lost}")
+    assert only(diagnose([log]))["category"] == "rendezvous_timeout"
 
 
 def test_the_first_of_two_alike_is_told_by_their_stamps(tmp_path: Path) -> None:
