@@ -44,7 +44,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "cuda_oom",
         PRIMARY,
         "Failed to CUDA calloc",
-        "Cuda failure 2 'out of memory'",
+        "Cuda failure (?:2 )?'out of memory'",
         title="NCCL found no GPU memory left",
         hint="leave 1-2 GB of GPU memory free; empty_cache() before gathers at a checkpoint",
     ),
@@ -52,11 +52,13 @@ PATTERNS: tuple[Pattern, ...] = (
         "host_oom_kill",
         PRIMARY,
         "oom-kill:",
-        "oom-kill event",
+        "oom[-_]kill event",
         "Out of memory: Killed process",
         "Memory cgroup out of memory",
         "oom_reaper: reaped",
         r"task \d+: Out Of Memory",
+        r"\bOOMKilled\b",
+        "node running low on memory",
         title="killed by the host's OOM killer",
     ),
     _p(
@@ -87,6 +89,8 @@ PATTERNS: tuple[Pattern, ...] = (
         "Call to posix_fallocate failed",
         "unable to (?:allocate|open|mmap|resize) shared memory",
         "insufficient shared memory",
+        r"exitcode\s*:? -7\b",
+        r"Signal 7 \(SIGBUS\)",
     ),
     _p(
         "cuda_error",
@@ -122,6 +126,9 @@ PATTERNS: tuple[Pattern, ...] = (
         "no kernel image is available",
         "invalid device function",
         "NVIDIA driver on your system is too old",
+        "driver version is insufficient",
+        "cuDNN version incompatibility",
+        r"compiled +against .{1,60} but found runtime version",
         r"undefined symbol: \S*(?:c10|torch|nccl|cuda)",
     ),
     _p(
@@ -130,6 +137,10 @@ PATTERNS: tuple[Pattern, ...] = (
         "CUDA error: (?:unknown error|unspecified launch failure)",
         "HW Exception by GPU",
         "GPU Hang",
+        "GPU has fallen off the bus",
+        "Memory access fault by GPU",
+        "No CUDA GPUs are available",
+        "Unexpected error from cudaGetDeviceCount",
     ),
     _p(
         "cuda_error",
@@ -185,13 +196,13 @@ PATTERNS: tuple[Pattern, ...] = (
         "nccl_remote_error",
         SECONDARY,
         "IBV_WC_WR_FLUSH_ERR",
-        r"Got completion (?:from peer|with error)[\s\S]{0,200}?(?:error|status=\S*\() ?5\b",
+        r"Got completion (?:from peer|with error)[\s\S]{0,200}?(?:error |status=(?:\w+\()?)5\b",
     ),
     _p(
         "nccl_network",
         PRIMARY,
         "IBV_WC_RETRY_EXC_ERR",
-        r"Got completion (?:from peer|with error)[\s\S]{0,200}?(?:error|status=\S*\() ?(?:12|4)\b",
+        r"Got completion (?:from peer|with error)[\s\S]{0,200}?(?:error |status=(?:\w+\()?)(?:12|4)\b",
     ),
     _p(
         "nccl_network",
@@ -213,6 +224,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "unhandled system error",
         "ncclInternalError",
         "NCCL error",
+        "NCCL communicator was aborted",
         "DistBackendError",
     ),
     _p(
@@ -302,6 +314,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "UnpicklingError",
         "SafetensorError",
         "archive is corrupted",
+        "BadZipFile",
         "Ran out of input",
     ),
     _p(
@@ -326,8 +339,14 @@ PATTERNS: tuple[Pattern, ...] = (
         PRIMARY,
         "DUE TO PREEMPTION",
         "DUE TO TIME LIMIT",
-        "CANCELLED AT",
+        r"CANCELLED AT (?!\S+ DUE TO NODE)",
         title="the scheduler ended the job",
+    ),
+    _p(
+        "node_lost",
+        PRIMARY,
+        "DUE TO NODE FAILURE",
+        "srun: error: Node failure on",
     ),
     _p(
         "signal_preempted",
@@ -371,6 +390,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "EngineDeadError",
         "ChildFailedError",
     ),
+    _p("nan_loss", GENERIC, r"\bloss['\"]?\s*[:=]\s*(?:nan|NaN)\b"),
     _p("user_exception", GENERIC, "can't open file '", "No such file or directory: '"),
     # The last line of a traceback whose beginning is not in the text. RuntimeError is left out: it can mean anything.
     _p(
