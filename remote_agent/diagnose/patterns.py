@@ -99,12 +99,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "ECC (?:DBE|double[- ]bit)",
         hint="the GPU's memory is broken: drain the node, reset or replace the GPU",
     ),
-    _p(
-        "cuda_error",
-        PRIMARY,
-        "illegal memory access was encountered",
-        title="CUDA illegal memory access",
-    ),
+    _p("cuda_error", PRIMARY, "illegal memory access was encountered", title="CUDA illegal memory access"),
     _p(
         "cuda_error",
         PRIMARY,
@@ -142,26 +137,9 @@ PATTERNS: tuple[Pattern, ...] = (
         "No CUDA GPUs are available",
         "Unexpected error from cudaGetDeviceCount",
     ),
-    _p(
-        "cuda_error",
-        PRIMARY,
-        r"\bCUDA error: ",
-        r"\bCUDNN_STATUS_",
-        r"\bCUBLAS_STATUS_",
-        r"\bHIP error: ",
-    ),
-    _p(
-        "cuda_error",
-        NEUTRAL,
-        "unhandled cuda error",
-        "ncclUnhandledCudaError",
-    ),
-    _p(
-        "nccl_version_mismatch",
-        PRIMARY,
-        "Mismatched NCCL version detected",
-        r"ncclMaxSharedMem \d+ exceeds",
-    ),
+    _p("cuda_error", PRIMARY, r"\bCUDA error: ", r"\bCUDNN_STATUS_", r"\bCUBLAS_STATUS_", r"\bHIP error: "),
+    _p("cuda_error", NEUTRAL, "unhandled cuda error", "ncclUnhandledCudaError"),
+    _p("nccl_version_mismatch", PRIMARY, "Mismatched NCCL version detected", r"ncclMaxSharedMem \d+ exceeds"),
     _p(
         "other",
         PRIMARY,
@@ -169,11 +147,7 @@ PATTERNS: tuple[Pattern, ...] = (
         title="two ranks use the same GPU",
         hint="call torch.cuda.set_device(LOCAL_RANK) before init_process_group",
     ),
-    _p(
-        "collective_desync",
-        PRIMARY,
-        r"Message truncated : received \d+ bytes instead of",
-    ),
+    _p("collective_desync", PRIMARY, r"Message truncated : received \d+ bytes instead of"),
     _p(
         "nccl_timeout_watchdog",
         SECONDARY,
@@ -212,11 +186,7 @@ PATTERNS: tuple[Pattern, ...] = (
         r"socketPollConnect: connect[^\n]*(?:refused|No route|timed out)",
         r"Connect to \S+ failed ?: (?:Connection refused|No route|Connection timed out)",
     ),
-    _p(
-        "nccl_system_error",
-        PRIMARY,
-        r"nvmlDeviceGetHandleByPciBusId\(\) failed",
-    ),
+    _p("nccl_system_error", PRIMARY, r"nvmlDeviceGetHandleByPciBusId\(\) failed"),
     _p(
         "nccl_system_error",
         NEUTRAL,
@@ -342,12 +312,7 @@ PATTERNS: tuple[Pattern, ...] = (
         r"CANCELLED AT (?!\S+ DUE TO NODE)",
         title="the scheduler ended the job",
     ),
-    _p(
-        "node_lost",
-        PRIMARY,
-        "DUE TO NODE FAILURE",
-        "srun: error: Node failure on",
-    ),
+    _p("node_lost", PRIMARY, "DUE TO NODE FAILURE", "srun: error: Node failure on"),
     _p(
         "signal_preempted",
         SECONDARY,
@@ -366,14 +331,7 @@ PATTERNS: tuple[Pattern, ...] = (
         r"Signal 11 \(SIGSEGV\)",
         title="segmentation fault",
     ),
-    _p(
-        "sigabrt",
-        PRIMARY,
-        "double free",
-        "corrupted size vs",
-        r"free\(\): invalid",
-        r"malloc\(\): ",
-    ),
+    _p("sigabrt", PRIMARY, "double free", "corrupted size vs", r"free\(\): invalid", r"malloc\(\): "),
     _p(
         "sigabrt",
         NEUTRAL,

@@ -70,7 +70,8 @@ class Part:
 
 def clean(text: str) -> str:
     """Return a line without colours and control characters, as a terminal would show it in the end."""
-    return _CONTROL.sub("", text.rstrip("\r\n")).rpartition("\r")[2]
+    text = text.rstrip("\r\n")
+    return text if text.isprintable() else _CONTROL.sub("", text).rpartition("\r")[2]
 
 
 def split_ranks(lines: Sequence[Line]) -> list[Part]:
