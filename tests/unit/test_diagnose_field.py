@@ -5,13 +5,18 @@ In: `data/field_cases.txt`. Out: category and culprits as written there before t
 
 from __future__ import annotations
 
+import json
+import random
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from remote_agent.diagnose.patterns import PATTERNS
 from supervisor.postmortem import reading
 from supervisor.postmortem.diagnosis import diagnose
+from tests.bench import crossval
 
 
 class Case(NamedTuple):
@@ -47,3 +52,20 @@ def test_a_failure_of_the_field(case: Case, tmp_path: Path, monkeypatch: pytest.
     (incident,) = found
     assert incident["category"] in case.categories, incident["summary"]
     assert incident["culprit_ranks"] == case.ranks, incident["summary"]
+
+
+def test_no_rule_keys_on_what_is_incidental() -> None:
+    """Paths, names, numbers, dates and users' own words changed, ranks permuted: the answers to the corpus stay."""
+    if not crossval.CORPUS.is_dir():
+        pytest.skip("no corpus here")
+    cases = [json.loads(path.read_text()) for path in sorted(crossval.CORPUS.glob("*.json"))]
+    for change in (crossval.incidental, crossval.permuted):
+        lost = [case["id"] for case in cases if crossval.judge(change(case, random.Random(7))) != crossval.judge(case)]
+        assert lost == []
+
+
+def test_rules_are_taken_apart_and_put_together() -> None:
+    for pattern in PATTERNS:
+        parts = crossval.alternatives(pattern.regex.pattern)
+        assert "|".join(parts) == pattern.regex.pattern
+        assert all(re.compile(part) for part in parts)
