@@ -48,26 +48,37 @@ class NcclFacts:
         if not _LINE.search(text) and "NET/" not in text:
             return
         self._seen = True
-        for found in _VERSION.findall(text):
-            self._versions[found] = None
+        # There may be a million such lines: most hold none of the words, and a look for a word costs little.
+        if "version" in text:
+            self._versions.update(dict.fromkeys(_VERSION.findall(text)))
         host = _HOST.search(text)
         if host is not None:
             self._hosts[host[1]] = None
-        self._network(text)
-        self._ranks += [int(number) for number in _RANKS.findall(text)]
-        self._nodes += [int(number) for number in _NODES.findall(text)]
-        self._channels += [int(number) for number in _CHANNELS.findall(text)]
+        if "Using" in text or "OOB" in text:
+            self._network(text)
+        if "anks" in text or "nNodes" in text:
+            self._ranks += [int(number) for number in _RANKS.findall(text)]
+            self._nodes += [int(number) for number in _NODES.findall(text)]
+        if "via" in text:
+            self._connected(text)
+        if "NVLS" in text or "channels" in text:
+            self._channels += [int(number) for number in _CHANNELS.findall(text)]
+            self._multicast(text)
+        warning = _WARNING.search(text) if "WARN" in text else None
+        if warning is not None and len(self._warnings) < _WARNINGS:
+            self._warnings[clip(warning["text"])] = None
+
+    def _connected(self, text: str) -> None:
         for name, direct in _TRANSPORT.findall(text):
             self._transports[name] = None
             if direct:
                 self._transports["GDRDMA"] = None
+
+    def _multicast(self, text: str) -> None:
         if _NVLS_AWAY.search(text):
             self._nvls = self._nvls or False
         elif _NVLS_USED.search(text):
             self._nvls = True
-        warning = _WARNING.search(text)
-        if warning is not None and len(self._warnings) < _WARNINGS:
-            self._warnings[clip(warning["text"])] = None
 
     def _network(self, text: str) -> None:
         network = _NETWORK.search(text)

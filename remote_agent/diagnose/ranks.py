@@ -1,6 +1,7 @@
 """Which rank wrote which line, where several write into one text.
 
 In: numbered lines. Out: the lines of each rank, and those that belong to none. Tags understood: `[rank3]:` of torch,
+`[rank: 3]` of Lightning,
 `[default3]:` of torchrun's tee, `node:3| ` of supervisor, `3: ` of srun -l, `[Rank 3]` of NCCL's watchdog,
 `host:pid:tid [dev] NCCL` of NCCL, `rank=3` and `TP3` in the prefixes of inference servers, and what launchers say of a
 rank at the end.
@@ -18,6 +19,7 @@ _CONTROL = re.compile(r"\x1b\[[\d;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\
 # Each line carries its tag: what has none belongs to no rank.
 _LINE_TAGS = (
     re.compile(r"^\[rank(?P<rank>\d+)\]: ?"),
+    re.compile(r"^\[rank: (?P<rank>\d+)\] "),
     re.compile(r"^\[(?:default|[A-Za-z_]+?)(?P<rank>\d+)\]:"),
     re.compile(r"^(?P<node>[\w.-]+):(?P<rank>\d+)\| "),
     re.compile(r"^\[(?P<node>[A-Za-z][\w.-]*):(?P<rank>\d+)\]"),
@@ -35,13 +37,17 @@ _NCCL = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?=N
 _NCCL_RANK = re.compile(r"\brank (?P<rank>\d+) nranks \d+|\brank (?P<rank2>\d+) nRanks \d+")
 # torchrun's last words on a rank.
 _FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (?P<rank>\d+) \(pid: \d+\)")
-_BLAMES = re.compile(r"failed \(exitcode: (?!-15\b)-?\d+\) local_rank: ")
+_BLAMES = re.compile(
+    r"failed \(exitcode: (?!-15\b)-?\d+\) local_rank: |Child process with PID \d+ terminated with code (?!-15\b)"
+)
 _BANNER = re.compile(r"^\s*rank\s*: (?P<rank>\d+) \(local_rank: \d+\)")
 _BANNER_REST = re.compile(r"^\s*(?:exitcode|error_file|traceback)\s*: ")
 _CONTINUES = re.compile(
     r"^\s+\S|^Traceback |^\w[\w.]*(?:Error|Exception|Interrupt)\b|^Exception raised from|^frame #\d+"
 )
 _SRUN_SHARE = 0.6
+_SRUN_OWN = ("srun: ", "slurmstepd: ")
+_SRUN_SAYS = re.compile(r"^srun: error: [\w.-]+: task (?P<rank>\d+): ")
 
 
 class Line(NamedTuple):
@@ -64,7 +70,8 @@ class Part:
 
 def clean(text: str) -> str:
     """Return a line without colours and control characters, as a terminal would show it in the end."""
-    return _CONTROL.sub("", text.rstrip("\r\n")).rpartition("\r")[2]
+    text = text.rstrip("\r\n")
+    return text if text.isprintable() else _CONTROL.sub("", text).rpartition("\r")[2]
 
 
 def split_ranks(lines: Sequence[Line]) -> list[Part]:
@@ -122,7 +129,7 @@ class _Reader:
         if self._banner is not None and _BANNER_REST.match(text):
             return self._banner
         self._banner = None
-        failed = _FAILED.search(text)
+        failed = _FAILED.search(text) or (_SRUN_SAYS.match(text) if self._srun else None)
         return int(failed["rank"]) if failed is not None else None
 
 
@@ -136,7 +143,7 @@ def _first(patterns: Iterable[re.Pattern[str]], text: str) -> re.Match[str] | No
 
 def _looks_like_srun(lines: Sequence[Line]) -> bool:
     """Whether most lines begin with a task's number, as with srun -l."""
-    texts = [line.text for line in lines if line.text.strip()]
+    texts = [line.text for line in lines if line.text.strip() and not line.text.startswith(_SRUN_OWN)]
     tagged = sum(_SRUN.match(text) is not None for text in texts)
     return len(texts) > 1 and tagged >= _SRUN_SHARE * len(texts)
 

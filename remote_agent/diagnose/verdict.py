@@ -25,7 +25,7 @@ _WINDOW_NS = 60_000_000_000
 # A GPU error spreads: only ranks that fail at once share it.
 _WINDOWS_NS = {"cuda_error": 1_000_000_000}
 # Nothing that a rank did: no rank is blamed.
-_OUTSIDE = ("rendezvous_timeout", "port_in_use", "nccl_network")
+_OUTSIDE = ("rendezvous_timeout", "port_in_use", "nccl_network", "node_lost")
 _MAX_EVIDENCE = 12
 
 

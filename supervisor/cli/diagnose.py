@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 USAGE = "PATH… [--json]"
 # Reading less than this is over before a bar could be read.
 BAR_BYTES = 64 << 20
+NO_FAILURE = (
+    "no failure found in these logs; if the job stands still, ask its ranks where they are: `supervisor stacks`, "
+    "or py-spy dump --pid"
+)
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
@@ -50,7 +54,7 @@ def _text(found: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     for incident in found["incidents"]:
         lines += [*([""] if lines else []), *plain.incident_lines(incident)]
-    return [*(lines or ["no log in there"]), *_nccl(found["nccl"])]
+    return [*(lines or [NO_FAILURE]), *_nccl(found["nccl"])]
 
 
 def _nccl(facts: dict[str, Any] | None) -> list[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from remote_agent.diagnose import Context, Incident, RankEvidence, read_error_do
 from remote_agent.diagnose.nccl import NcclFacts
 from remote_agent.diagnose.ranks import Line, split_ranks
 from supervisor.postmortem.files import Found, find
-from supervisor.postmortem.reading import read_lines
+from supervisor.postmortem.quiet import overcome, stands
+from supervisor.postmortem.reading import Progress, read_all
 
 Json = dict[str, Any]
-Progress = Callable[[int], None]
 # Of files that stand in no directory of a run: group and generation.
 LOOSE = ("", 0)
 _LAUNCHER = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b")
@@ -47,6 +48,7 @@ class _Generation:
     hang: Json | None = None
     """The incident of a hang that lasted until the end, as the journal has it: no file of a rank tells of it."""
     notes: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    succeeded: bool = False
 
     def rank(self, number: int | None) -> _Rank:
         return self.ranks.setdefault(number, _Rank())
@@ -63,20 +65,29 @@ def diagnose(paths: Sequence[Path], progress: Progress = lambda _bytes: None) ->
         elif file.stream == "error":
             rank = _generation(runs, file).rank(file.rank)
             rank.error, rank.error_file = read_error_document(file.path.read_bytes()), str(file.path)
-        else:
-            _read_text(file, _generation(runs, file), facts, progress)
+    logs = [file for file in found if file.stream not in ("journal", "error")]
+    with closing(read_all([file.path for file in logs], progress)) as read:
+        for lines, file in zip(read, logs, strict=True):
+            _take_lines(file, lines, _generation(runs, file), facts)
     _join_loose(runs)
-    judged = [(run, _judge(run, number)) for number, run in enumerate(_in_order(runs), 1)]
+    judged = [(run, _judge(run, number)) for number, run in enumerate(_in_order(runs), 1) if not run.succeeded]
     incidents = [document for run, incident in judged for document in _told(run, incident)]
-    if not incidents and judged:
-        incidents = [_silent(*judged[-1]).to_json()]
+    ended_well = any(run.succeeded for run in runs.values())
+    if not incidents and judged and not ended_well and stands(texts := _texts(judged[-1][0])):
+        incidents = [_standing(judged[-1][1], texts[-1]).to_json()]
     numbered = [{**document, "id": number} for number, document in enumerate(incidents, 1)]
     return {"incidents": numbered, "nccl": facts.result()}
 
 
 def _told(run: _Generation, incident: Incident) -> list[Json]:
     hang = [] if run.hang is None else [run.hang]
-    return hang if _says_nothing(incident) else [*hang, incident.to_json()]
+    lines = (line for rank in run.ranks.values() for line in rank.lines)
+    return hang if _says_nothing(incident) or overcome(incident, lines) else [*hang, incident.to_json()]
+
+
+def _texts(run: _Generation) -> list[str]:
+    lines = [line for rank in run.ranks.values() for _, line in rank.lines if line.text.strip()]
+    return [line.text for line in sorted(lines, key=lambda line: line.number)]
 
 
 def _in_order(runs: Mapping[tuple[str, int], _Generation]) -> list[_Generation]:
@@ -98,8 +109,7 @@ def _generation(runs: dict[tuple[str, int], _Generation], file: Found) -> _Gener
     return runs.setdefault((file.group, file.generation), _Generation(file.generation))
 
 
-def _read_text(file: Found, run: _Generation, facts: NcclFacts, progress: Progress) -> None:
-    lines = read_lines(file.path, progress)
+def _take_lines(file: Found, lines: list[Line], run: _Generation, facts: NcclFacts) -> None:
     for line in lines:
         facts.feed(line.text)
     name = str(file.path)
@@ -140,8 +150,8 @@ def _read_journal(file: Found, runs: dict[tuple[str, int], _Generation]) -> None
             run.notes.setdefault(event["node"], []).extend(detail.get("notes", ()))
         elif kind == "incident" and detail.get("ongoing"):
             run.hang = {key: value for key, value in detail.items() if key not in ("ongoing", "fingerprint")}
-        elif kind == "hang_over":
-            run.hang = None
+        elif kind in ("hang_over", "job_succeeded"):
+            run.hang, run.succeeded = None, kind == "job_succeeded"
         elif kind == "node_lost" and event["node"] in run.nodes:
             run.lost[event["node"]] = (0, str(detail.get("reason")))
 
@@ -181,13 +191,11 @@ def _says_nothing(incident: Incident) -> bool:
     return incident.scope == "not_in_text" and incident.category == "other" and not incident.evidence
 
 
-def _silent(run: _Generation, incident: Incident) -> Incident:
-    """Return the verdict of a text without a failure: whoever asks has seen something wrong, perhaps that it stands."""
-    lines = [pair for rank in run.ranks.values() for pair in rank.lines if pair[1].text.strip()]
-    last = f"; it ends with: {lines[-1][1].text.strip()[:120]}" if lines else ""
+def _standing(incident: Incident, last: str) -> Incident:
+    """Return the verdict of a text that ends without a failure before the first step."""
     return dataclasses.replace(
         incident,
-        category="hang_no_output" if lines else "other",
-        summary=f"no failure in the text{last}",
+        category="hang_no_output",
+        summary=f"no failure in the text; it ends with: {last.strip()[:120]}",
         hint="if the job stands still there, ask the ranks where they are: `supervisor stacks`, or py-spy dump --pid",
     )

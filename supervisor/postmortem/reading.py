@@ -1,121 +1,126 @@
-"""The lines of a log that may matter, with their numbers, in bounded memory.
+"""The lines of logs that may matter, with their numbers, in bounded time and memory.
 
-In: a path. Out: all lines of a short file; of a long one those around anything that sounds like trouble, and its end.
+In: paths. Out: all lines of a short file; of a long one those around anything that sounds like trouble, and its end.
 """
 
 from __future__ import annotations
 
-import re
+import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 
 from remote_agent.diagnose.ranks import Line, clean
+from supervisor.postmortem.pieces import BEFORE, Helper, Kept, Limit, Picked, Piece, pick, shown
 
-# Above this only what may matter is kept.
+Progress = Callable[[int], None]
+# Of this much text all lines are looked at; of more only those of files that have little each.
 WHOLE_BYTES = 8 << 20
-BLOCK = 1 << 20
-LINE_MAX = 8192
-# What is kept around a line that sounds like trouble; a traceback may be long.
-BEFORE, AFTER = 4, 60
-KEPT_MAX = 20_000
+# How many lines are kept of all files together, twice, and of a single one at most and at least.
+KEPT_LINES = 40_000
+KEPT_MAX, KEPT_MIN = 20_000, 100
 END_LINES = 400
-# Every signature of the diagnosis holds one of these; a block without any is only counted.
-HOT = (
-    *(b"rror", b"ERROR", b"xception", b"CCL", b"FATAL", b"SIG", b"kill", b"Kill", b"bort", b"imed out", b"imeout"),
-    *(b"exitcode", b"return code", b"denied", b"refused", b"No space", b"nan", b"NaN", b"is inf", b"OVERFLOW"),
-    *(b"CANCELLED", b"closed", b"ailed", b"tion fault", b"ree()"),
-)
-_HOT = re.compile(b"|".join(re.escape(word) for word in HOT))
+PIECE = 16 << 20
+# Less is read before another process has started.
+HELP_BYTES = 96 << 20
+HELPERS_MAX = 8
 
 
-def read_lines(path: Path, progress: Callable[[int], None] = lambda _bytes: None) -> list[Line]:
-    """Return the lines that may matter; raises OSError. `progress` gets the bytes read since the last time."""
-    if path.stat().st_size > WHOLE_BYTES:
-        return _Chosen(path, progress).lines()
-    return [
-        Line(first + offset, _text(raw))
-        for first, block in _blocks(path, progress)
-        for offset, raw in enumerate(_split(block))
-    ]
-
-
-class _Chosen:
-    """Reads a long file: most blocks are only counted."""
-
-    def __init__(self, path: Path, progress: Callable[[int], None]) -> None:
-        self._blocks = _blocks(path, progress)
-        self._first: list[Line] = []
-        self._last: deque[Line] = deque(maxlen=KEPT_MAX)
-        self._newest = 0
-        self._after = 0
-
-    def lines(self) -> list[Line]:
-        """Return the lines that may matter, and the end."""
-        before: list[tuple[int, bytes]] = []
-        end: list[tuple[int, bytes]] = []
-        for first, block in self._blocks:
-            if self._after or any(word in block for word in HOT):
-                recent = list(enumerate(_split(block), first))
-                self._look(before, recent)
+def read_all(paths: Sequence[Path], progress: Progress = lambda _bytes: None) -> Generator[list[Line], None, None]:
+    """Yield the lines of each file that may matter, in order; raises OSError. `progress` gets the bytes just read."""
+    sizes = [path.stat().st_size for path in paths]
+    whole = WHOLE_BYTES // max(1, len(paths))
+    kept = max(KEPT_MIN, min(KEPT_MAX, KEPT_LINES // max(1, len(paths))))
+    limit = Limit(kept, min(END_LINES, kept))
+    cut = [_cut(path, size, limit) if size > whole else [] for path, size in zip(paths, sizes, strict=True)]
+    with _picking(sum(sizes)) as pick_all:
+        picked = pick_all([piece for pieces in cut for piece in pieces])
+        for path, size, pieces in zip(paths, sizes, cut, strict=True):
+            if pieces:
+                yield _join(_told(pieces, picked, progress), limit)
             else:
-                recent = _ending(first, block)
-            before = recent[-BEFORE:]
-            end = [*end[-END_LINES:], *recent[-END_LINES:]][-END_LINES:]
-        for number, raw in end:
-            self._keep(number, raw)
-        return [*self._first, *self._last]
-
-    def _look(self, before: list[tuple[int, bytes]], recent: list[tuple[int, bytes]]) -> None:
-        known = [*before, *recent]
-        for at in range(len(before), len(known)):
-            if _HOT.search(known[at][1]):
-                for earlier in known[max(0, at - BEFORE) : at]:
-                    self._keep(*earlier)
-                self._after = AFTER + 1
-            if self._after:
-                self._keep(*known[at])
-                self._after -= 1
-
-    def _keep(self, number: int, raw: bytes) -> None:
-        if number > self._newest:
-            self._newest = number
-            (self._first if len(self._first) < KEPT_MAX else self._last).append(Line(number, _text(raw)))
+                yield _whole(path)
+                progress(size)
 
 
-def _blocks(path: Path, progress: Callable[[int], None]) -> Iterator[tuple[int, bytes]]:
-    """Yield whole lines and the first one's number; a line of any length takes no more memory than a block."""
-    number, rest, skipping = 1, b"", False
+def _whole(path: Path) -> list[Line]:
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            progress(len(block))
-            if skipping:
-                _, newline, block = block.partition(b"\n")
-                if not newline:
-                    continue
-                block, skipping = rest + b"\n" + block, False
-            else:
-                block = rest + block
-            whole, newline, rest = block.rpartition(b"\n")
-            if newline:
-                yield number, whole
-                number += whole.count(b"\n") + 1
-            if len(rest) > LINE_MAX:
-                rest, skipping = rest[:LINE_MAX], True
-    if rest:
-        yield number, rest
+        return [Line(number, _text(shown(raw.rstrip(b"\n")))) for number, raw in enumerate(file, 1)]
 
 
-def _ending(first: int, block: bytes) -> list[tuple[int, bytes]]:
-    """Return the last lines of a block with their numbers."""
-    last = block.rsplit(b"\n", END_LINES)[-END_LINES:]
-    begin = first + block.count(b"\n") + 1 - len(last)
-    return [(begin + offset, raw[:LINE_MAX]) for offset, raw in enumerate(last)]
+def _cut(path: Path, size: int, limit: Limit) -> list[Piece]:
+    """Return the pieces of a long file."""
+    return [Piece(str(path), begin, min(begin + PIECE, size), limit) for begin in range(0, size, PIECE)]
 
 
-def _split(block: bytes) -> list[bytes]:
-    return [raw[:LINE_MAX] for raw in block.split(b"\n")]
+def _told(pieces: Sequence[Piece], picked: Iterator[Picked], progress: Progress) -> Iterator[Picked]:
+    for piece in pieces:
+        yield next(picked)
+        progress(piece.end - piece.begin)
+
+
+def _join(pieces: Iterable[Picked], limit: Limit) -> list[Line]:
+    """Return the lines of a file from those of its pieces; trouble at a piece's edge concerns the one beside it."""
+    kept = Kept(limit.kept)
+    last: list[tuple[int, bytes]] = []
+    before, after = 0, 0
+    for piece in pieces:
+        if piece.first_hot is not None and piece.first_hot < BEFORE:
+            for line in last[piece.first_hot - BEFORE :]:
+                kept.add(line)
+        known = {**dict(enumerate(piece.head[:after])), **dict(piece.kept)}
+        for number in sorted(known):
+            kept.add((before + number, known[number]))
+        after = max(after - piece.lines, piece.after)
+        last = [*last, *((before + number, raw) for number, raw in piece.last)][-limit.end :]
+        before += piece.lines
+    chosen = {**dict(kept.lines()), **dict(last)}
+    return [Line(number + 1, _text(chosen[number])) for number in sorted(chosen)]
 
 
 def _text(raw: bytes) -> str:
     return clean(raw.decode("utf-8", "replace"))
+
+
+@contextmanager
+def _picking(size: int) -> Iterator[Callable[[Sequence[Piece]], Iterator[Picked]]]:
+    """Yield what picks from pieces, in order: with other processes where there is much to do and there are cores."""
+    helpers = min(os.cpu_count() or 1, HELPERS_MAX) if size > HELP_BYTES else 1
+    if helpers == 1:
+        yield lambda pieces: map(pick, pieces)
+        return
+    idle: SimpleQueue[Helper] = SimpleQueue()
+    started = [Helper() for _ in range(helpers)]
+    for helper in started:
+        idle.put(helper)
+
+    def one(piece: Piece) -> Picked:
+        helper = idle.get()
+        try:
+            return helper.pick(piece)
+        finally:
+            idle.put(helper)
+
+    pool = ThreadPoolExecutor(helpers)
+    try:
+        yield lambda pieces: _ahead(pool, one, pieces, 2 * helpers)
+    finally:
+        for helper in started:
+            helper.close()
+        pool.shutdown(cancel_futures=True)
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, work: Callable[[Piece], Picked], pieces: Sequence[Piece], most: int
+) -> Iterator[Picked]:
+    """Yield the results in order; only so many are under way or wait, for they take memory."""
+    waiting: deque[Future[Picked]] = deque()
+    for piece in pieces:
+        waiting.append(pool.submit(work, piece))
+        if len(waiting) == most:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from remote_agent.diagnose.nccl import NcclFacts
 from remote_agent.diagnose.ranks import Line, clean, split_ranks
 from supervisor.__main__ import main
 from supervisor.errors import UsageError
-from supervisor.postmortem import reading
+from supervisor.postmortem import pieces, reading
 from supervisor.postmortem.diagnosis import diagnose
 from supervisor.postmortem.files import find
+from supervisor.postmortem.pieces import AFTER, BEFORE, Limit
+from supervisor.postmortem.scan import HOT, HOT_CAPITALS, letters
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
 BROKEN = """Traceback (most recent call last):
@@ -166,13 +170,34 @@ def test_torchruns_last_words_name_the_rank(tmp_path: Path) -> None:
     assert (found["category"], found["culprit_ranks"]) == ("host_oom_kill", [2])
 
 
-def test_a_text_without_a_failure_is_no_failure(tmp_path: Path) -> None:
+def test_a_text_that_ends_before_the_first_step_may_be_of_a_hang(tmp_path: Path) -> None:
     log = tmp_path / "quiet.log"
-    log.write_text("starting\nstep=1 loss=2.0\n")
+    log.write_text("starting\nh1:10:10 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>\n")
     found = only(diagnose([log]))
     assert (found["category"], found["scope"], found["confidence"]) == ("hang_no_output", "not_in_text", "unknown")
     assert found["culprit_ranks"] == []
-    assert "step=1 loss=2.0" in found["summary"]
+    assert "NCCL INFO Bootstrap" in found["summary"]
+
+
+def test_a_job_of_ours_that_succeeded_has_no_incident(tmp_path: Path) -> None:
+    write(tmp_path, generation_0__rank_0__stderr_dot_log="NCCL version 2.27.3\n" + PEER, generation_0__x_dot_log="")
+    assert only(diagnose([tmp_path]))["category"] == "gloo_connection_reset"
+    event = {"type": "job_succeeded", "generation": 0, "node": None, "rank": None, "detail": {"reason": ""}}
+    (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
+    assert diagnose([tmp_path])["incidents"] == []
+
+
+def test_a_healthy_text_has_no_incident(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "healthy.log"
+    log.write_text("h1:10:10 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>\nstep=1 loss=2.0\n")
+    assert main(["diagnose", str(log)]) == 0
+    assert capfd.readouterr().out.startswith("no failure found in these logs; if the job stands still")
+    # What is tried again is no failure where the run gets on behind it.
+    lost = "[c10d] The client socket has failed to connect to [n1]:29500 (errno: 111 - Connection refused).\n"
+    log.write_text(f"{lost}step=1 loss=2.0\n")
+    assert diagnose([log])["incidents"] == []
+    log.write_text(f"step=1 loss=2.0\n{lost}")
+    assert only(diagnose([log]))["category"] == "rendezvous_timeout"
 
 
 def test_the_first_of_two_alike_is_told_by_their_stamps(tmp_path: Path) -> None:
@@ -244,22 +269,66 @@ def test_a_line_is_shown_as_a_terminal_would() -> None:
     assert clean("\x1b]0;a title\x07text\x18\x7f\tend\n") == "text\tend"
 
 
-def test_a_long_file_keeps_what_may_matter_with_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def noisy(chance: random.Random, lines: int) -> bytes:
+    """Return a log: steps, bars, text that differs, trouble here and there, a line without an end."""
+    made: list[Callable[[], bytes]] = [
+        lambda: b"step=%d loss=%f" % (chance.randrange(5000), chance.random()),
+        lambda: b"\r".join(b"%d%%|%s| 2.%dit/s" % (at, b"\xe2\x96\x88" * at, at) for at in range(8)),
+        lambda: chance.randbytes(30).replace(b"\n", b" "),
+        lambda: b"",
+        lambda: BROKEN.encode().rstrip(b"\n") + b"\r",
+        lambda: b"x" * 20_000,
+    ]
+    return b"\n".join(chance.choices(made, (900, 30, 30, 9, 1, 1))[0]() for _ in range(lines))
+
+
+def plainly_picked(text: bytes, limit: Limit) -> list[int]:
+    """Return the numbers of the lines that are kept of a long file, by a look at each line."""
+    lines = text.split(b"\n")[: -1 if text.endswith(b"\n") else None]
+    words = (*HOT, *HOT_CAPITALS)
+    hot = [at for at, line in enumerate(lines) if any(letters(word) in letters(line) for word in words)]
+    around = {near for at in hot for near in range(at - BEFORE, at + AFTER + 1) if 0 <= near < len(lines)}
+    ends = range(max(0, len(lines) - limit.end), len(lines))
+    kept = sorted(around)
+    middle = set(kept[limit.kept : -limit.kept])
+    return [number + 1 for number in sorted((around - middle) | set(ends))]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_a_long_file_the_same_is_kept_as_by_a_look_at_each_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    text = noisy(random.Random(seed), 12_000)
     log = tmp_path / "long.log"
-    quiet = "".join(f"step={number} loss=0.5\n" for number in range(5000))
-    log.write_bytes(quiet.encode() + BROKEN.encode() + b"x" * 300_000 + b"\n\xff\xfe" + quiet.encode() + b"the end")
-    by_number = {line.number: line.text for line in reading.read_lines(log)}
+    log.write_bytes(text)
+    (whole,) = reading.read_all([log])
     monkeypatch.setattr(reading, "WHOLE_BYTES", 1000)
-    monkeypatch.setattr(reading, "BLOCK", 777)
+    monkeypatch.setattr(reading, "KEPT_MAX", 300)
+    monkeypatch.setattr(reading, "PIECE", (40_000, 90_001)[seed % 2])
+    monkeypatch.setattr(pieces, "BLOCK", (9_000, 30_011)[seed // 2])
     seen: list[int] = []
-    lines = reading.read_lines(log, seen.append)
-    assert sum(seen) == log.stat().st_size
-    assert len(lines) < 1000
-    assert lines[-1] == (10006, "the end")
-    numbers = [line.number for line in lines]
-    assert numbers == sorted(set(numbers))
-    assert all(by_number[line.number] == line.text for line in lines)
-    assert {"ValueError: 7 classes, 6 labels", "Traceback (most recent call last):"} <= {line.text for line in lines}
+    (lines,) = reading.read_all([log], seen.append)
+    assert [line.number for line in lines] == plainly_picked(text, Limit(300, 300))
+    assert all(whole[line.number - 1] == line for line in lines)
+    assert sum(seen) == len(text)
+    # Of a bar without any end the last state is shown, and what was written behind it.
+    log.write_bytes(b"".join(b"%d%%|\r" % at for at in range(90_000)) + b"ValueError: 7\nend")
+    assert [line.text for lines in reading.read_all([log]) for line in lines] == ["ValueError: 7", "end"]
+
+
+def test_helpers_find_the_same_and_a_dead_one_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = [tmp_path / name for name in ("a.log", "b.log")]
+    for number, log in enumerate(logs):
+        log.write_bytes(noisy(random.Random(number), 20_000))
+    monkeypatch.setattr(reading, "WHOLE_BYTES", 1000)
+    monkeypatch.setattr(reading, "PIECE", 200_000)
+    alone = list(reading.read_all(logs))
+    monkeypatch.setattr(reading, "HELP_BYTES", 0)
+    monkeypatch.setattr(reading, "HELPERS_MAX", 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert list(reading.read_all(logs)) == alone
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert list(reading.read_all(logs)) == alone
 
 
 def test_what_is_no_log_is_left_alone(tmp_path: Path) -> None:

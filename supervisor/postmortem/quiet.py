@@ -1,0 +1,52 @@
+"""What texts without a failure show: a run that gets on or is done, or one that stands where its ranks should meet.
+
+In: lines. Out: whether the run gets on, whether it stands, whether a complaint was overcome.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from remote_agent.diagnose import Incident
+    from remote_agent.diagnose.ranks import Line
+
+# As training prints at each step or epoch, and at its end.
+_GETS_ON = re.compile(
+    r"\b(?:step|iter|iteration|epoch)\b\W{0,3}\d|\w*loss\b['\"]?\s*[:=]\s*-?\d|^\s*\d+%\||\b(?:tokens|samples|images)/s"
+    r"|train_runtime|\b(?:training|job|run)\b.{0,20}\b(?:complete|completed|finished|done|succeeded)\b"
+    r"|\b(?:finished|completed) training\b",
+    re.IGNORECASE,
+)
+_MEETS = re.compile(
+    r"\bCCL\b|\b[NR]CCL\b|nccl==|process[ _]group|distributed|rendezvous|c10d|world[ _]size|\bbarrier\b|waiting for",
+    re.IGNORECASE,
+)
+_UNCAUGHT = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|terminate called")
+# These are tried again, mostly with success.
+_TRIED_AGAIN = ("rendezvous_timeout", "gloo_connection_reset")
+
+
+def stands(lines: Iterable[str]) -> bool:
+    """Whether the text ends where ranks meet each other, before any step is done."""
+    meets = False
+    for text in lines:
+        if _GETS_ON.search(text):
+            return False
+        meets = meets or _MEETS.search(text) is not None
+    return meets
+
+
+def overcome(incident: Incident, files: Iterable[tuple[str, Line]]) -> bool:
+    """Whether all that was found are lost connections, and the run got on behind them."""
+    if incident.category not in _TRIED_AGAIN or any(each.category not in _TRIED_AGAIN for each in incident.victims):
+        return False
+    went_on: dict[str, int] = {}
+    for name, line in files:
+        if _UNCAUGHT.search(line.text):
+            return False
+        if _GETS_ON.search(line.text):
+            went_on[name] = line.number
+    return all((each.line or 0) < went_on.get(each.file or "", 0) for each in incident.evidence)
