@@ -78,7 +78,7 @@ class Watch:
     """What holds the group up, since `since`; empty: nothing."""
     since: float = 0.0
     told: Mapping[str, Any] | None = None
-    """summary, missing, group and seq of the hang that the journal tells of, while it lasts."""
+    """summary, missing, group, seq and gives_up of the hang that the journal tells of, while it lasts."""
     told_at: float = 0.0
     longest_s: float = 0.0
     """The longest wait that looked like a hang and was none."""

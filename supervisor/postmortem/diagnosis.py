@@ -76,7 +76,11 @@ def diagnose(paths: Sequence[Path], progress: Progress = lambda _bytes: None) ->
 
 def _told(run: _Generation, incident: Incident) -> list[Json]:
     hang = [] if run.hang is None else [run.hang]
-    return hang if _says_nothing(incident) else [*hang, incident.to_json()]
+    found = incident.to_json()
+    # An exception that ended a thread stands in the log, and in the incident of the hang that came of it.
+    keys = ("category", "culprit_ranks")
+    is_known = any(one.get("traceback") and all(one[key] == found[key] for key in keys) for one in hang)
+    return hang if is_known or _says_nothing(incident) else [*hang, found]
 
 
 def _in_order(runs: Mapping[tuple[str, int], _Generation]) -> list[_Generation]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import socket
 import sys
 import time
@@ -139,17 +140,30 @@ def test_stacks_and_flight_records_of_live_ranks(shared: SharedEngine) -> None:
 
 def test_stacks_of_a_script_without_torch(shared: SharedEngine) -> None:
     generation = shared.generation()
-    name = script(shared, "waits.py", "import time; time.sleep(600)")
+    name = script(shared, "waits.py", "import os\nread, _ = os.pipe()\nos.fork() or print()\nos.read(read, 1)\n")
 
     async def run() -> tuple[dict[str, Any], dict[str, Any]]:
         await shared.engine.go(name, generation=generation)
         await shared.engine.wait_mains(generation)
+        stdout = shared.rank_dir(generation, 0) / "stdout.log"
+        for _ in range(1000):
+            if stdout.stat().st_size:
+                break
+            await asyncio.sleep(0.02)
         stacks = await shared.engine.call("stacks", ranks=[0, 7])
         return stacks, await shared.engine.call("stop", generation=generation, grace_s=5, collect=True)
 
     stacks, stopped = shared.do(run())
-    assert stacks["stacks"] == {}
-    assert "torch.distributed" in stacks["unreachable"]["0"]
+    (child,) = stacks["children"]["0"]
+    assert "waits.py" in child["name"]
+    assert child["doing"].startswith("sleeps in ")
+    if shutil.which("py-spy", path=str(Path(sys.executable).parent)):
+        assert "line 4 in <module>" in child["stack"]
+        assert "line 4 in <module>" in stacks["stacks"]["0"]
+    else:
+        assert stacks["stacks"] == {}
+        assert "torch.distributed" in stacks["unreachable"]["0"]
+        assert "not installed" in stacks["note"]
     assert stopped["stacks"] == {}
     assert refused(shared, "stacks", ranks=None).kind == "no_workers"
 

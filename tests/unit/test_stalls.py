@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 
 from remote_agent import state as s
-from remote_agent.diagnose.stalls import Stall, find_stall, is_suspect
+from remote_agent.diagnose import Context
+from remote_agent.diagnose.stalls import Stall, find_stall, is_suspect, stall_incident
 from tests.unit.world import World, spec
 
 IDLE: dict[str, Any] = {
     "t": 0.0, "state": "S", "cpu_s": 0.0, "io": 0, "deaf": False, "stack": "a", "where": "train.py:9 in load",
-    "calls": "", "inside": None, "groups": {},
+    "calls": "", "parked": False, "inside": None, "groups": {}, "ended": None, "children": [],
+}  # fmt: skip
+ENDED: dict[str, Any] = {
+    "part": "a thread", "type": "KeyError", "headline": "KeyError: 'x'", "place": "train.py:7 feed",
+    "traceback": "Traceback …", "line": 12, "age_s": 60.0,
 }  # fmt: skip
 
 
@@ -20,7 +25,7 @@ def group(last: int, waits: bool = True, op: str = "all_reduce", age_s: float = 
     """A flight record's word on one group: `last` is the newest collective, which is not done if it waits."""
     found: dict[str, Any] = {"ranks": None, "last": last}
     if waits:
-        found.update(seq=last, op=op, sizes="[[4]]", age_s=age_s, timeout_s=600.0)
+        found.update(seq=last, op=op, sizes="[[4]]", age_s=age_s, timeout_s=600.0, backend="gloo")
     return found
 
 
@@ -59,6 +64,35 @@ def test_nobody_waits_and_nothing_is_wrong() -> None:
     assert stall(came(5), came(5), came(5)) is None
     assert stall(waiting(5), came(4), r0={"groups": {"0": group(6)}}) is None
     assert find_stall({}, {0: waiting(5)}, frozenset()) is None
+
+
+def test_whose_thread_ended_before_is_the_cause() -> None:
+    children = [{"count": 2, "name": "pt_data_worker", "doing": "sleeps in pipe_read", "where": "data.py:3 in get"}]
+    found = stall(waiting(5), came(4, ended=ENDED, children=children), came(4), waiting(5))
+    assert found is not None
+    incident = stall_incident(found, 40.0, Context(ranks_per_node={"n1": [0, 1], "n2": [2, 3]}))
+    assert (incident.category, incident.culprit_ranks, incident.culprit_node) == ("user_exception", (1,), "n1")
+    assert (incident.missing or {})["missing"] == [1, 2]
+    assert "a thread ended with KeyError: 'x' in train.py:7 feed; the main thread waits at" in incident.summary
+    assert "(gloo timeout in 09:20)" in incident.summary
+    assert incident.traceback == "Traceback …"
+    lines = [(line.file, line.line, line.text) for line in incident.evidence]
+    assert lines[0] == ("generation_0/rank_1/stderr.log", 12, "KeyError: 'x'")
+    assert lines[-1][2] == "2 x child process pt_data_worker sleeps in pipe_read at data.py:3 in get"
+    late = stall(waiting(5), came(4, ended={**ENDED, "age_s": 3600.0}), waiting(5))
+    assert late is not None
+    assert (dict(late.missing), dict(late.ended)) == ({1: "inert"}, {})
+
+
+def test_all_wait_for_threads_that_ended() -> None:
+    orphaned = came(5, ended=ENDED, parked=True)
+    found = stall(orphaned, orphaned, came(5))
+    assert found is not None
+    assert (dict(found.waits), sorted(found.missing)) == ({}, [0, 1])
+    incident = stall_incident(found, 30.0, Context(ranks_per_node={"n1": [0, 1, 2]}))
+    assert (incident.category, incident.culprit_ranks, incident.victims) == ("user_exception", (0, 1), ())
+    assert stall(orphaned, came(5), r1={"cpu_s": 5.0}) is None
+    assert stall(came(5, ended=ENDED), came(5)) is None
 
 
 def test_stopped_deaf_and_gone() -> None:

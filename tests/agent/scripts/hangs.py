@@ -54,6 +54,8 @@ def act() -> None:
         dist.broadcast(torch.ones(7), 0)
     elif mode == "group":
         dist.barrier(dist.new_group([0, 1]))
+    elif mode == "exit":
+        os._exit(0 if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) else 3)
     elif mode == "compute":
         compute(8)
     elif mode == "save":
