@@ -36,6 +36,7 @@ class _Rank:
     error: Json | None = None
     error_file: str = ""
     exit: Json | None = None
+    shift_ns: int = 0
 
 
 @dataclasses.dataclass
@@ -62,7 +63,8 @@ def diagnose(paths: Sequence[Path], progress: Progress = lambda _bytes: None) ->
             _read_journal(file, runs)
         elif file.stream == "error":
             rank = _generation(runs, file).rank(file.rank)
-            rank.error, rank.error_file = read_error_document(file.path.read_bytes()), str(file.path)
+            rank.error = read_error_document(file.path.read_bytes(), file.path.stat().st_mtime_ns)
+            rank.error_file = str(file.path)
         else:
             _read_text(file, _generation(runs, file), facts, progress)
     _join_loose(runs)
@@ -136,18 +138,29 @@ def _read_journal(file: Found, runs: dict[tuple[str, int], _Generation]) -> None
                 run.nodes[member["node"]] = list(range(member["base_rank"], member["base_rank"] + member["nproc"]))
         elif kind == "ranks_assigned":
             run.nodes[event["node"]] = [int(rank[0]) for rank in detail["ranks"]]
-        elif kind == "rank_failed":
-            rank = run.rank(event["rank"])
-            rank.node = event["node"]
-            how = {"pid": detail.get("pid"), "local_rank": detail.get("local_rank"), "t_ns": detail.get("time_ns")}
-            rank.exit = {**how, **detail["exit"], "stopped_by_us": False}
-            run.notes.setdefault(event["node"], []).extend(detail.get("notes", ()))
+        elif kind in ("rank_failed", "generation_stopped"):
+            _read_exits(event, run)
         elif kind == "incident" and detail.get("ongoing"):
             run.hang = {key: value for key, value in detail.items() if key not in ("ongoing", "fingerprint")}
         elif kind == "hang_over":
             run.hang = None
         elif kind == "node_lost" and event["node"] in run.nodes:
             run.lost[event["node"]] = (0, str(detail.get("reason")))
+
+
+def _read_exits(event: Json, run: _Generation) -> None:
+    """Take what a journal says of a rank that failed, or of those that had ended well when their group was stopped."""
+    detail = event["detail"]
+    if event["type"] == "generation_stopped":
+        for number, t_ns in detail.get("left", ()):
+            run.rank(number).exit = {"code": 0, "signal": None, "t_ns": t_ns, "stopped_by_us": False}
+        return
+    rank = run.rank(event["rank"])
+    rank.node = event["node"]
+    how = {"pid": detail.get("pid"), "local_rank": detail.get("local_rank"), "t_ns": detail.get("time_ns")}
+    rank.exit = {**how, **detail["exit"], "stopped_by_us": False}
+    rank.shift_ns = int(detail.get("shift_ns", 0))
+    run.notes.setdefault(event["node"], []).extend(detail.get("notes", ()))
 
 
 def _judge(run: _Generation, number: int) -> Incident:
@@ -178,6 +191,7 @@ def _evidence(rank: int | None, found: _Rank, named: Mapping[int, str]) -> RankE
         tail="\n".join(line.text for _, line in found.lines),
         files={"error": found.error_file} if found.error_file else {},
         places=[(name, line.number) for name, line in found.lines],
+        clock_shift_ns=found.shift_ns,
     )
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from supervisor.postmortem.diagnosis import diagnose
+from tests.agent.engine_process import PY_SPY
 from tests.agent.nodes import Nodes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
-PY_SPY = shutil.which("py-spy", path=str(Path(sys.executable).parent))
 SCRIPT = (Path(__file__).parent / "scripts" / "hangs.py").read_text()
 
 

@@ -119,6 +119,26 @@ def test_a_job_directory_of_ours_has_one_incident_a_failed_generation(tmp_path: 
     assert [first["id"], second["id"]] == [1, 2]
 
 
+def test_who_left_early_is_told_from_the_journal_whatever_the_clocks(tmp_path: Path) -> None:
+    job, left_ns = tmp_path / "jobs" / "train-a1", 10**18
+    said = {"message": "RuntimeError: Connection closed by peer [10.0.0.1]:4", "extraInfo": {"py_callstack": PEER}}
+    write(job, generation_0__rank_0__error_dot_json="", generation_0__rank_1__stderr_dot_log="")
+    file = job / "generation_0" / "rank_0" / "error.json"
+    file.write_text(json.dumps({"message": said}))
+    # Rank 0 failed a second later, on a clock that is five behind.
+    os.utime(file, ns=(left_ns - 4 * 10**9, left_ns - 4 * 10**9))
+    ended = {"exit": {"code": 1, "signal": None}, "time_ns": left_ns + 2 * 10**9, "shift_ns": 5 * 10**9}
+    members = [{"node": f"n{1 + at}", "group_rank": at, "base_rank": at, "nproc": 1} for at in range(2)]
+    events = [
+        {"type": "generation_started", "generation": 0, "node": None, "rank": None, "detail": {"members": members}},
+        {"type": "rank_failed", "generation": 0, "node": "n1", "rank": 0, "detail": ended},
+        {"type": "generation_stopped", "generation": 0, "node": None, "rank": None, "detail": {"left": [[1, left_ns]]}},
+    ]
+    (job / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    found = only(diagnose([job]))
+    assert (found["category"], found["culprit_ranks"], found["culprit_node"]) == ("collective_desync", [1], "n2")
+
+
 def test_torchruns_directories_know_local_ranks_of_one_node_only(tmp_path: Path) -> None:
     one = write(tmp_path / "one", run_x__attempt_0__0__stderr_dot_log=PEER, run_x__attempt_0__1__stderr_dot_log=BROKEN)
     assert only(diagnose([one]))["culprit_ranks"] == [1]
