@@ -117,6 +117,8 @@ class State:
     troubles: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Nodes that could not carry out an order of this generation, with what they said."""
     watch: Watch = Watch()
+    warnings: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    """By rank: what the journal warns of; each rank once, and not of all in a large job."""
     stepped: bool = False
     fingerprint: str | None = None
     """Of the last failure that came before the first step; None after any other outcome."""
@@ -179,6 +181,8 @@ class Beat:
     stepped: bool = False
     moved: bool = False
     """Its ranks have made steps, or printed something, since the last one."""
+    warnings: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    """By rank: what its output shows that is no failure."""
 
 
 @dataclasses.dataclass(frozen=True)

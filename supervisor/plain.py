@@ -152,6 +152,7 @@ def status_tail(status: Document) -> list[str]:
     if incident:
         over = " (over)" if incident.get("ongoing") is False else ""
         lines.append(f"incident {incident.get('id')}{over}: {one_line(incident.get('summary'))}")
+    lines += [f"warning: rank {one['rank']}: {one_line(one['message'])}" for one in status.get("warnings") or ()]
     if status.get("coordinator_reachable") is False:
         lines.append(f"note: {status.get('node')} answers; the coordinator cannot be reached, so this may be old")
     return lines

@@ -81,6 +81,9 @@ def test_a_stopped_rank_is_named_and_its_return_noticed(tmp_path: Path) -> None:
             assert (told["category"], told["culprit_ranks"], told["culprit_node"]) == ("hang_no_output", [2], "n1")
             assert (incident["culprit_ranks"], incident["confidence"]) == ([2], "established")
             assert "stopped by a signal" in incident["summary"]
+            warning = await nodes.until("warning")
+            assert (warning["node"], warning["rank"]) == ("n1", 0)
+            assert warning["detail"]["message"].startswith("loss is nan, about step ")
             await nodes.until("hang_over")
             assert (await nodes.call("n1", "status"))["plan"] is None
 
