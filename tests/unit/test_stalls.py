@@ -144,10 +144,14 @@ def test_stacks_are_asked_for_on_suspicion_alone() -> None:
 class Watched(World):
     """A world whose nodes answer what their ranks are doing."""
 
-    def __init__(self, **changes: Any) -> None:
-        super().__init__(spec(2, nproc=1, **changes))
+    def __init__(self, nproc: int = 1, **changes: Any) -> None:
+        super().__init__(spec(2, nproc=nproc, **changes))
         self.pulses = {"n1": waiting(5, age_s=0.0), "n2": came(4)}
         self.asked = 0
+
+    def answer(self, name: str) -> dict[int, dict[str, Any]]:
+        """What the ranks of a node are doing now."""
+        return {0 if name == "n1" else 1: {**self.pulses[name], "t": self.now}}
 
     def live(self, seconds: float) -> None:
         """Let time pass; every order for a pulse is answered at once."""
@@ -158,9 +162,7 @@ class Watched(World):
                 for order in [order for order in orders if order.op == "pulse"]:
                     orders.remove(order)
                     self.asked += 1
-                    pulse = {**self.pulses[name], "t": self.now}
-                    rank = 0 if name == "n1" else 1
-                    self.feed(s.Pulses(name, int(order.args["generation"]), {rank: pulse}))
+                    self.feed(s.Pulses(name, int(order.args["generation"]), self.answer(name)))
             self.settle()
 
     def told(self, kind: str) -> list[dict[str, Any]]:
@@ -215,3 +217,80 @@ def test_a_round_that_is_not_complete_is_not_judged() -> None:
         if world.state.watch.asked:
             world.feed(s.Pulses("n1", 0, {0: {**waiting(5), "t": world.now}}))
     assert world.told("incident") == []
+
+
+WORK, SAVE, READ, MOVE, WAIT, SLEEP, STEP = "work", "save", "read", "move", "wait", "sleep", "step"
+ALL = range(4)
+# An hour of a healthy run: seconds, what the ranks named do, what the others do.
+HOUR: list[tuple[int, dict[int, str], str]] = [
+    (60, {}, READ),  # imports from a slow file system
+    (300, {}, WORK),  # first step: warm-up and compilation, everywhere
+    (240, {1: WORK}, WAIT),  # one rank compiles for longer
+    (400, {}, STEP),
+    *[(25, {2: WORK}, WAIT), (5, {}, STEP)] * 10,  # uneven ranks
+    (300, {0: WORK}, WAIT),  # evaluation on rank 0
+    (300, {}, STEP),
+    (300, {0: SAVE}, WAIT),  # checkpoint of rank 0: the kernel writes for it
+    (200, {}, READ),  # sharded checkpoint
+    (200, {}, STEP),
+    (240, {}, SLEEP),  # nothing is done between two epochs, and nobody waits for anybody
+    (300, {}, STEP),
+    (180, {3: READ}, WAIT),  # one rank fetches data
+    (120, {0: MOVE}, WAIT),  # and one looks for something in small steps
+    (160, {}, STEP),
+]
+
+
+class Training(Watched):
+    """Four ranks on two nodes; with and without torch's flight recorder."""
+
+    def __init__(self, recorder: bool) -> None:
+        super().__init__(nproc=2)
+        self.recorder = recorder
+        self.last = dict.fromkeys(ALL, 0)
+        self.held = 0.0
+        self.ranks = {rank: {**IDLE, "stack": "step"} for rank in ALL}
+
+    def go_on(self, seconds: int, some: dict[int, str], others: str) -> None:
+        """Do this for so long; who waited has what it waited for afterwards."""
+        doing = {rank: some.get(rank, others) for rank in ALL}
+        newest = max(self.last.values())
+        self.last = {rank: newest + (doing[rank] == WAIT) for rank in ALL}
+        self.held = self.now
+        for _ in range(seconds):
+            for rank, what in doing.items():
+                self._second(rank, what)
+            if STEP in doing.values():
+                for name in self.machines:
+                    self.feed(s.Beat(name, stepped=True, moved=True))
+            self.live(1)
+
+    def _second(self, rank: int, what: str) -> None:
+        pulse = self.ranks[rank]
+        pulse.update(stack=what, inside=None, state="D" if what == SAVE else "S", groups={})
+        pulse["cpu_s"] += {WORK: 1.0, STEP: 0.9}.get(what, 0.01)
+        pulse["io"] += 500_000 if what == READ else 500
+        if what == MOVE:
+            pulse["stack"] += str(self.now)
+        self.last[rank] += 5 * (what == STEP)
+        if not self.recorder:
+            pulse["inside"] = "all_reduce" if what == WAIT else None
+        elif self.last[rank]:
+            age_s = self.now - self.held
+            pulse["groups"] = {"0": group(self.last[rank], waits=what == WAIT, age_s=age_s)}
+
+    def answer(self, name: str) -> dict[int, dict[str, Any]]:
+        return {rank: {**self.ranks[rank], "t": self.now} for rank in self.machines[name].ranks}
+
+
+@pytest.mark.parametrize("recorder", [True, False], ids=["recorder", "stacks alone"])
+def test_an_hour_of_a_healthy_run_raises_no_alarm_and_a_hang_after_it_is_told_within_a_minute(recorder: bool) -> None:
+    run = Training(recorder)
+    for phase in HOUR:
+        run.go_on(*phase)
+    assert sum(seconds for seconds, _, _ in HOUR) == 3600
+    assert run.asked > 100
+    assert run.told("incident") == []
+    run.go_on(60, {2: SLEEP}, WAIT)
+    (incident,) = run.told("incident")
+    assert (incident["culprit_ranks"], incident["culprit_node"]) == ([2], "n2")
