@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from remote_agent import engine_children
+from remote_agent import engine_children, engine_sockets
 from remote_agent import engine_evidence as evidence
 from remote_agent.diagnose.traces import find_ended_part
 from remote_agent.engine_children import Tree, descendants, process_tree
@@ -46,9 +46,10 @@ class Live(Protocol):
 
 
 async def pulses(boot: BootDirectory, ranks: Sequence[Live], stacks: bool) -> dict[str, dict[str, Any]]:
-    """Return by rank: t, state, cpu_s, io, deaf, stack, where, calls, parked, inside, groups, ended, children.
+    """Return by rank: t, state, cpu_s, io, net, deaf, stack, where, calls, parked, inside, groups, ended, children.
 
-    t: monotonic seconds; state: the kernel's letter; cpu_s and io (bytes) with all descendants; deaf: it has a worker
+    t: monotonic seconds; state: the kernel's letter; cpu_s, io (bytes) and net (bytes over TCP; None: not known, or the
+    rank waits for others) with all descendants; deaf: it has a worker
     server that does not answer; stack: equal for an equal stack of the main thread; where: the user's innermost frame;
     calls: the library's function that it has called; parked: the main thread waits for another one; inside: the
     function of torch.distributed that the main thread is in; groups: see `read_flight`; ended: the exception that
@@ -68,7 +69,7 @@ async def pulses(boot: BootDirectory, ranks: Sequence[Live], stacks: bool) -> di
 async def _pulse(boot: BootDirectory, one: Live, tree: Tree, with_stack: bool) -> dict[str, Any]:
     pulse: dict[str, Any] = {"t": time.monotonic(), **_process(one.pid, tree)}
     pulse.update({"deaf": False, "stack": "", "where": "", "calls": "", "parked": False, "inside": None, "groups": {}})
-    pulse.update({"ended": None, "children": []})
+    pulse.update({"net": None, "ended": None, "children": []})
     if not boot.has_socket(one.rank):
         return pulse
     flight = await ask(boot, one.rank, True, "fr_trace_json")
@@ -87,16 +88,19 @@ def _waits(pulse: Mapping[str, Any]) -> bool:
 
 
 async def _look_closer(ranks: Sequence[Live], pulses_: Mapping[int, dict[str, Any]], tree: Tree) -> None:
-    """Add what is slower to find to the pulses of ranks that may hold others up: `ended` and `children`."""
-    below, ended = await asyncio.gather(
+    """Add what is slower to find to the pulses of ranks that may hold others up: `net`, `ended` and `children`."""
+    families = {one.rank: list(descendants(one.pid, tree)) for one in ranks}
+    below, ended, sent = await asyncio.gather(
         engine_children.children([one.pid for one in ranks], tree),
         engine_children.in_time(lambda: {one.rank: _ended_part(one.directory) for one in ranks}),
+        engine_children.in_time(lambda: engine_sockets.transferred(pid for pids in families.values() for pid in pids)),
     )
     mute = [one.pid for one in ranks if not pulses_[one.rank]["stack"]]
     spied, _ = await engine_children.spy([*mute, *(each["pid"] for own in below.values() for each in own)][:MAX_SPIED])
     for one in ranks:
         pulse = pulses_[one.rank]
         pulse["ended"] = (ended or {}).get(one.rank)
+        pulse["net"] = None if sent is None else sum(sent[pid] for pid in families[one.rank])
         if one.pid in spied:
             place = read_stack(spied[one.pid])
             pulse.update({key: place[key] for key in ("where", "calls")} if pulse["deaf"] else place)

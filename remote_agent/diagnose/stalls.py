@@ -182,8 +182,11 @@ def _idleness(before: Pulse, now: Pulse) -> str | None:
 
 
 def _transfers(before: Pulse, now: Pulse) -> bool:
+    busy = BUSY_BYTES_PER_S * (now["t"] - before["t"])
+    # A connection that was closed takes its count along.
+    sent = 0 if now["net"] is None or before["net"] is None else abs(now["net"] - before["net"])
     # D: the kernel reads or writes for it.
-    return bool(now["state"] == "D" or now["io"] - before["io"] > BUSY_BYTES_PER_S * (now["t"] - before["t"]))
+    return bool(now["state"] == "D" or now["io"] - before["io"] > busy or sent > busy)
 
 
 def _works(before: Pulse, now: Pulse) -> bool:

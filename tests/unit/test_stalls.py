@@ -12,7 +12,7 @@ from remote_agent.diagnose.stalls import Stall, find_stall, is_suspect, stall_in
 from tests.unit.world import World, spec
 
 IDLE: dict[str, Any] = {
-    "t": 0.0, "state": "S", "cpu_s": 0.0, "io": 0, "deaf": False, "stack": "a", "where": "train.py:9 in load",
+    "t": 0.0, "state": "S", "cpu_s": 0.0, "io": 0, "net": 0, "deaf": False, "stack": "a", "where": "train.py:9 in load",
     "calls": "", "parked": False, "inside": None, "groups": {}, "ended": None, "children": [],
 }  # fmt: skip
 ENDED: dict[str, Any] = {
@@ -53,8 +53,16 @@ def test_the_one_that_does_not_come_and_does_nothing() -> None:
 
 @pytest.mark.parametrize(
     "does",
-    [{"cpu_s": 2.0}, {"io": 10_000_000}, {"stack": "b"}, {"state": "D"}, {"deaf": True, "stack": ""}, {"stack": ""}],
-    ids=["computes", "writes", "moves", "in the kernel", "deaf once", "no stack"],
+    [
+        {"cpu_s": 2.0},
+        {"io": 10_000_000},
+        {"net": 10_000_000},
+        {"stack": "b"},
+        {"state": "D"},
+        {"deaf": True, "stack": ""},
+        {"stack": ""},
+    ],
+    ids=["computes", "writes", "sends", "moves", "in the kernel", "deaf once", "no stack"],
 )
 def test_who_does_something_is_waited_for(does: dict[str, Any]) -> None:
     assert stall(waiting(5), came(4), waiting(5), r1=does) is None
@@ -219,7 +227,7 @@ def test_a_round_that_is_not_complete_is_not_judged() -> None:
     assert world.told("incident") == []
 
 
-WORK, SAVE, READ, MOVE, WAIT, SLEEP, STEP = "work", "save", "read", "move", "wait", "sleep", "step"
+WORK, SAVE, SEND, READ, MOVE, WAIT, SLEEP, STEP = "work", "save", "send", "read", "move", "wait", "sleep", "step"
 ALL = range(4)
 # An hour of a healthy run: seconds, what the ranks named do, what the others do.
 HOUR: list[tuple[int, dict[int, str], str]] = [
@@ -231,7 +239,8 @@ HOUR: list[tuple[int, dict[int, str], str]] = [
     (300, {0: WORK}, WAIT),  # evaluation on rank 0
     (300, {}, STEP),
     (300, {0: SAVE}, WAIT),  # checkpoint of rank 0: the kernel writes for it
-    (200, {}, READ),  # sharded checkpoint
+    (100, {0: SEND}, WAIT),  # and its upload
+    (100, {}, READ),  # sharded checkpoint
     (200, {}, STEP),
     (240, {}, SLEEP),  # nothing is done between two epochs, and nobody waits for anybody
     (300, {}, STEP),
@@ -247,15 +256,15 @@ class Training(Watched):
     def __init__(self, recorder: bool) -> None:
         super().__init__(nproc=2)
         self.recorder = recorder
-        self.last = dict.fromkeys(ALL, 0)
+        self.newest = dict.fromkeys(ALL, 0)
         self.held = 0.0
         self.ranks = {rank: {**IDLE, "stack": "step"} for rank in ALL}
 
     def go_on(self, seconds: int, some: dict[int, str], others: str) -> None:
         """Do this for so long; who waited has what it waited for afterwards."""
         doing = {rank: some.get(rank, others) for rank in ALL}
-        newest = max(self.last.values())
-        self.last = {rank: newest + (doing[rank] == WAIT) for rank in ALL}
+        newest = max(self.newest.values())
+        self.newest = {rank: newest + (doing[rank] == WAIT) for rank in ALL}
         self.held = self.now
         for _ in range(seconds):
             for rank, what in doing.items():
@@ -270,14 +279,15 @@ class Training(Watched):
         pulse.update(stack=what, inside=None, state="D" if what == SAVE else "S", groups={})
         pulse["cpu_s"] += {WORK: 1.0, STEP: 0.9}.get(what, 0.01)
         pulse["io"] += 500_000 if what == READ else 500
+        pulse["net"] = None if what == WAIT else (pulse["net"] or 0) + 1_000_000 * (what == SEND)
         if what == MOVE:
             pulse["stack"] += str(self.now)
-        self.last[rank] += 5 * (what == STEP)
+        self.newest[rank] += 5 * (what == STEP)
         if not self.recorder:
             pulse["inside"] = "all_reduce" if what == WAIT else None
-        elif self.last[rank]:
+        elif self.newest[rank]:
             age_s = self.now - self.held
-            pulse["groups"] = {"0": group(self.last[rank], waits=what == WAIT, age_s=age_s)}
+            pulse["groups"] = {"0": group(self.newest[rank], waits=what == WAIT, age_s=age_s)}
 
     def answer(self, name: str) -> dict[int, dict[str, Any]]:
         return {rank: {**self.ranks[rank], "t": self.now} for rank in self.machines[name].ranks}

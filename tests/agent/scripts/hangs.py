@@ -3,6 +3,7 @@
 import ctypes
 import os
 import queue
+import socket
 import sys
 import threading
 import time
@@ -45,6 +46,17 @@ def save(seconds: float) -> None:
             time.sleep(0.01)
 
 
+def upload(seconds: float) -> None:
+    ends = socket.create_server(("127.0.0.1", 0))
+    here = socket.create_connection(ends.getsockname())
+    there, _ = ends.accept()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        here.sendall(b"x" * 100_000)
+        there.recv(100_000, socket.MSG_WAITALL)
+        time.sleep(0.1)
+
+
 def act() -> None:
     if mode == "gil":
         ctypes.PyDLL(None).sleep(1000)
@@ -59,7 +71,8 @@ def act() -> None:
     elif mode == "compute":
         compute(8)
     elif mode == "save":
-        save(8)
+        save(4)
+        upload(5)
     elif mode == "late":
         time.sleep(8)
 
