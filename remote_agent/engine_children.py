@@ -39,7 +39,7 @@ _STATES = {
 # System calls whose first argument is a file: read, write, pread, pwrite, readv, writev, recvfrom, fsync, fdatasync.
 _ON_A_FILE = {"x86_64": (0, 1, 17, 18, 19, 20, 45, 74, 75), "aarch64": (63, 64, 65, 66, 67, 68, 82, 83, 207)}
 _THREAD = re.compile(r'^Thread \S+ \([^)]*\)(?:: "(?P<name>.*)")?')
-_FRAME = re.compile(r"^ +(?P<name>\S.*) \((?P<file>[^()]+):(?P<line>\d+)\)$")
+_FRAME = re.compile(r"^ +(?P<name>\S+) \((?P<file>.+):(?P<line>\d+)\)$")
 
 
 def process_tree() -> dict[int, list[int]]:

@@ -27,6 +27,8 @@ BUSY_BYTES_PER_S = 16_384
 # has another cause.
 LATE_S = 600.0
 MESSAGE_CHARS = 80
+# Of each kind of evidence.
+MAX_LINES = 12
 Pulse = Mapping[str, Any]
 
 STOPPED, DEAF, INERT, LEFT, BEHIND = "stopped", "deaf", "inert", "left", "behind"
@@ -246,16 +248,15 @@ def stall_incident(stall: Stall, age_s: float, context: Context) -> Incident:
 
 def _evidence(stall: Stall, context: Context) -> Iterator[Evidence]:
     """Yield the exceptions, then where each missing rank is, then what the processes below it do."""
-    for rank, part in sorted(stall.ended.items()):
+    for rank, part in sorted(stall.ended.items())[:MAX_LINES]:
         file = f"generation_{context.generation}/rank_{rank}/stderr.log"
         yield Evidence(_node_of(rank, context), rank, file, part["line"], clip(part["headline"]))
-    for rank, how in sorted(stall.missing.items()):
+    for rank, how in sorted(stall.missing.items())[:MAX_LINES]:
         yield Evidence(_node_of(rank, context), rank, None, None, f"{how}: {stall.where.get(rank, 'no stack')}")
-    for rank, kinds in sorted(stall.children.items()):
-        for kind in kinds:
-            at = f" at {kind['where']}" if kind["where"] else ""
-            text = f"{kind['count']} x child process {kind['name']} {kind['doing']}{at}"
-            yield Evidence(_node_of(rank, context), rank, None, None, clip(text))
+    for rank, kind in [(rank, kind) for rank, kinds in sorted(stall.children.items()) for kind in kinds][:MAX_LINES]:
+        at = f" at {kind['where']}" if kind["where"] else ""
+        text = f"{kind['count']} x child process {kind['name']} {kind['doing']}{at}"
+        yield Evidence(_node_of(rank, context), rank, None, None, clip(text))
 
 
 def _kind_of(stall: Stall, ranks: Sequence[int]) -> tuple[str, str, str]:

@@ -92,6 +92,14 @@ def test_whose_thread_ended_before_is_the_cause() -> None:
     assert (dict(late.missing), dict(late.ended)) == ({1: "inert"}, {})
 
 
+def test_the_evidence_of_many_ranks_is_bounded() -> None:
+    children = [{"count": 1, "name": "x", "doing": "sleeps", "where": ""}]
+    found = stall(waiting(5), *(came(4, ended=ENDED, children=children) for _ in range(500)))
+    assert found is not None
+    incident = stall_incident(found, 40.0, Context())
+    assert (len(incident.culprit_ranks), len(incident.evidence)) == (500, 36)
+
+
 def test_all_wait_for_threads_that_ended() -> None:
     orphaned = came(5, ended=ENDED, parked=True)
     found = stall(orphaned, orphaned, came(5))
