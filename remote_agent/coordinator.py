@@ -21,6 +21,8 @@ from remote_agent.turn import STOP_MARGIN_S, Turn, give_up_on, lose_node, stop_g
 
 # An agent that was started for a removed node and is not added by then is sent away.
 UNWANTED_S = 60.0
+# A loss that is no number comes to all ranks; the first few say it.
+MAX_WARNINGS = 8
 STUCK = "it did not stop its workers in time"
 # Of node_timeout: from here on a member may have given us up, so it no longer counts for our quorum.
 HELD_SHARE = 0.6
@@ -117,6 +119,10 @@ def on_beat(turn: Turn, event: s.Beat) -> None:
             turn.set(stepped=True)
         if event.moved:
             turn.set(watch=dataclasses.replace(turn.state.watch, moved_at=turn.now))
+        for rank, message in event.warnings.items():
+            if rank not in turn.state.warnings and len(turn.state.warnings) < MAX_WARNINGS:
+                turn.set(warnings={**turn.state.warnings, rank: message})
+                turn.emit("warning", node=event.node, rank=rank, message=message)
 
 
 def on_gone(turn: Turn, event: s.Gone) -> None:

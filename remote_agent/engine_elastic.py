@@ -261,13 +261,14 @@ class ElasticGroup:
         return [self._exits[rank] for rank in sorted(self._exits)]
 
     async def stacks(self, ranks: Iterable[int] | None) -> dict[str, Any]:
-        """Return stacks of the live ones of these ranks (None: all), and why there are none of the others."""
-        wanted = self._ranks if ranks is None else [rank for rank in ranks if rank in self._ranks]
-        return await engine_stacks.dump(self._boot, {rank: self._ranks[rank].died_ns is None for rank in wanted})
+        """Return stacks of the live ones of these ranks (None: all) and of their children, and why some have none."""
+        wanted = [self._ranks[rank] for rank in (self._ranks if ranks is None else ranks) if rank in self._ranks]
+        pids = {one.rank: one.pid if one.died_ns is None else None for one in wanted}
+        return await engine_stacks.dump(self._boot, pids)
 
     async def pulses(self, stacks: bool) -> dict[str, Any]:
         """Return what the live ranks are doing, by rank."""
-        return await engine_pulse.pulses(self._boot, {rank: self._ranks[rank].pid for rank in self._alive()}, stacks)
+        return await engine_pulse.pulses(self._boot, [self._ranks[rank] for rank in self._alive()], stacks)
 
     def _alive(self) -> dict[int, Path]:
         return {rank.rank: rank.directory for rank in self._ranks.values() if rank.died_ns is None}

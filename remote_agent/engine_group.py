@@ -138,13 +138,14 @@ class Group:
         return [self._exits[rank] for rank in sorted(self._exits)]
 
     async def stacks(self, ranks: Iterable[int] | None) -> dict[str, Any]:
-        """Return stacks of the live ones of these ranks (None: all), and why there are none of the others."""
-        wanted = self._workers if ranks is None else [rank for rank in ranks if rank in self._workers]
-        return await engine_stacks.dump(self._boot, {rank: self._workers[rank].death is None for rank in wanted})
+        """Return stacks of the live ones of these ranks (None: all) and of their children, and why some have none."""
+        wanted = [self._workers[rank] for rank in (self._workers if ranks is None else ranks) if rank in self._workers]
+        pids = {worker.rank: worker.pid if worker.death is None else None for worker in wanted}
+        return await engine_stacks.dump(self._boot, pids)
 
     async def pulses(self, stacks: bool) -> dict[str, Any]:
         """Return what the live ranks are doing, by rank."""
-        return await engine_pulse.pulses(self._boot, {worker.rank: worker.pid for worker in self._alive()}, stacks)
+        return await engine_pulse.pulses(self._boot, self._alive(), stacks)
 
     def _alive(self) -> list[Worker]:
         """Return the workers that live at this very moment."""

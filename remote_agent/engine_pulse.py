@@ -1,6 +1,6 @@
 """What each live rank of this node is doing at this moment, cheap enough to be asked every few seconds.
 
-In: a generation's boot directory, pids by rank. Out: a pulse by rank, which remote_agent.diagnose.stalls reads.
+In: a generation's boot directory, its live ranks. Out: a pulse by rank, which remote_agent.diagnose.stalls reads.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
+from remote_agent import engine_children, engine_sockets
 from remote_agent import engine_evidence as evidence
+from remote_agent.diagnose.traces import find_ended_part
+from remote_agent.engine_children import Tree, descendants, process_tree
 from remote_agent.engine_stacks import ask
 from remote_agent.engine_watch import stat_fields
 
@@ -25,50 +29,125 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)
 _TICKS = os.sysconf("SC_CLK_TCK")
 # The wrappers that torch puts around its collectives.
 _WRAPPERS = ("wrapper", "inner", "_fn")
+# In these Python waits for what another thread, task or process has to do.
+_PARKED = ("threading.py", "queue.py", "selectors.py")
+# Of children and deaf ranks, on this node, each time.
+MAX_SPIED = 16
+MAX_KINDS = 4
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 
 
-async def pulses(boot: BootDirectory, pids: Mapping[int, int], stacks: bool) -> dict[str, dict[str, Any]]:
-    """Return by rank: t, state, cpu_s, io, deaf, stack, where, calls, inside, groups.
+class Live(Protocol):
+    """A rank whose process lives."""
 
-    t: monotonic seconds; state: the kernel's letter; cpu_s and io (bytes) with all descendants; deaf: it has a worker
+    rank: int
+    pid: int
+    directory: Path
+
+
+async def pulses(boot: BootDirectory, ranks: Sequence[Live], stacks: bool) -> dict[str, dict[str, Any]]:
+    """Return by rank: t, state, cpu_s, io, net, deaf, stack, where, calls, parked, inside, groups, ended, children.
+
+    t: monotonic seconds; state: the kernel's letter; cpu_s, io (bytes) and net (bytes over TCP; None: not known, or the
+    rank waits for others) with all descendants; deaf: it has a worker
     server that does not answer; stack: equal for an equal stack of the main thread; where: the user's innermost frame;
-    calls: the library's function that it has called; inside: the function of torch.distributed that the main thread
-    is in; groups: see `read_flight`. Without `stacks` those of the stack are empty: to ask for one disturbs a rank,
-    and could end it if another thread of C++ came to Python at that very moment.
+    calls: the library's function that it has called; parked: the main thread waits for another one; inside: the
+    function of torch.distributed that the main thread is in; groups: see `read_flight`; ended: the exception that
+    ended one of its threads, see `_ended_part`; children: {count, name, doing, where} of those that do the same.
+    Without `stacks` those of the stack are empty: to ask for one disturbs a rank, and could end it if another thread
+    of C++ came to Python at that very moment.
     """
-    ranks = sorted(pids)
-    tree = _process_tree()
-    found = await asyncio.gather(*(_pulse(boot, rank, pids[rank], tree, stacks) for rank in ranks))
-    return {str(rank): pulse for rank, pulse in zip(ranks, found)}
+    tree = process_tree()
+    found = await asyncio.gather(*(_pulse(boot, one, tree, stacks) for one in ranks))
+    if stacks:
+        # Whose children sleep while it waits in a collective is not at fault.
+        held = {one.rank: pulse for one, pulse in zip(ranks, found) if not _waits(pulse)}
+        await _look_closer([one for one in ranks if one.rank in held], held, tree)
+    return {str(one.rank): pulse for one, pulse in zip(ranks, found)}
 
 
-async def _pulse(
-    boot: BootDirectory, rank: int, pid: int, tree: Mapping[int, list[int]], with_stack: bool
-) -> dict[str, Any]:
-    pulse: dict[str, Any] = {"t": time.monotonic(), **_process(pid, tree)}
-    pulse.update({"deaf": False, "stack": "", "where": "", "calls": "", "inside": None, "groups": {}})
-    if not boot.has_socket(rank):
+async def _pulse(boot: BootDirectory, one: Live, tree: Tree, with_stack: bool) -> dict[str, Any]:
+    pulse: dict[str, Any] = {"t": time.monotonic(), **_process(one.pid, tree)}
+    pulse.update({"deaf": False, "stack": "", "where": "", "calls": "", "parked": False, "inside": None, "groups": {}})
+    pulse.update({"net": None, "ended": None, "children": []})
+    if not boot.has_socket(one.rank):
         return pulse
-    flight = await ask(boot, rank, True, "fr_trace_json")
+    flight = await ask(boot, one.rank, True, "fr_trace_json")
     if isinstance(flight, bytes):
         pulse["groups"] = read_flight(flight, time.time_ns())
     if with_stack:
-        stacks = await ask(boot, rank, True, "dump_traceback")
+        stacks = await ask(boot, one.rank, True, "dump_traceback")
         pulse["deaf"] = not isinstance(stacks, bytes)
         if isinstance(stacks, bytes):
             pulse.update(read_stack(evidence.tidy_stacks(stacks)))
     return pulse
 
 
+def _waits(pulse: Mapping[str, Any]) -> bool:
+    return bool(pulse["inside"]) or any("seq" in group for group in pulse["groups"].values())
+
+
+async def _look_closer(ranks: Sequence[Live], pulses_: Mapping[int, dict[str, Any]], tree: Tree) -> None:
+    """Add what is slower to find to the pulses of ranks that may hold others up: `net`, `ended` and `children`."""
+    families = {one.rank: list(descendants(one.pid, tree)) for one in ranks}
+    below, ended, sent = await asyncio.gather(
+        engine_children.children([one.pid for one in ranks], tree),
+        engine_children.in_time(lambda: {one.rank: _ended_part(one.directory) for one in ranks}),
+        engine_children.in_time(lambda: engine_sockets.transferred(pid for pids in families.values() for pid in pids)),
+    )
+    mute = [one.pid for one in ranks if not pulses_[one.rank]["stack"]]
+    spied, _ = await engine_children.spy([*mute, *(each["pid"] for own in below.values() for each in own)][:MAX_SPIED])
+    for one in ranks:
+        pulse = pulses_[one.rank]
+        pulse["ended"] = (ended or {}).get(one.rank)
+        pulse["net"] = None if sent is None else sum(sent[pid] for pid in families[one.rank])
+        if one.pid in spied:
+            place = read_stack(spied[one.pid])
+            pulse.update({key: place[key] for key in ("where", "calls")} if pulse["deaf"] else place)
+        kinds: dict[tuple[str, str, str], int] = {}
+        for child in below.get(one.pid, ()):
+            where = read_stack(spied[child["pid"]])["where"] if child["pid"] in spied else ""
+            kind = (child["name"], child["doing"], where)
+            kinds[kind] = kinds.get(kind, 0) + 1
+        pulse["children"] = [
+            {"count": count, "name": name, "doing": doing, "where": where}
+            for (name, doing, where), count in list(kinds.items())[:MAX_KINDS]
+        ]
+
+
+def _ended_part(directory: Path) -> dict[str, Any] | None:
+    """Return the exception that ended a thread, a task or a child of a rank, of the last lines of its stderr.
+
+    part: what it ended; type, headline, place, traceback; line: its number in stderr.log, None: not known; age_s: it is
+    older than this.
+    """
+    path = directory / "stderr.log"
+    tail, lines = evidence.read_tail(path)
+    trace = find_ended_part(tail)
+    if trace is None:
+        return None
+    frame = trace.user_frame
+    first = None if lines is None else lines - tail.count("\n")
+    return {
+        "part": trace.part,
+        "type": trace.type,
+        "headline": trace.headline,
+        "place": frame.place() if frame is not None else "",
+        "traceback": evidence.shortened(trace.text),
+        "line": None if first is None else first + trace.last_line,
+        "age_s": round(max(0.0, time.time() - path.stat().st_mtime), 1),
+    }
+
+
 def read_stack(text: str) -> dict[str, Any]:
-    """Return stack, where, calls and inside of the main thread, which a dump of Python's lists last."""
+    """Return stack, where, calls, parked and inside of the main thread, which a dump of Python's lists last."""
     frames = [match for line in text.rstrip().rpartition("\n\n")[2].split("\n") if (match := _FRAME.search(line))]
     digest = hashlib.sha256("\n".join(match[0] for match in frames).encode()).hexdigest()[:16]
     at = next((n for n, one in enumerate(frames) if not any(part in one["file"] for part in _LIBRARIES)), 0)
     where = f"{os.path.basename(frames[at]['file'])}:{frames[at]['line']} in {frames[at]['name']}" if frames else ""
     calls = f"{frames[at - 1]['name']} of {os.path.basename(frames[at - 1]['file'])}" if at else ""
-    return {"stack": digest, "where": where, "calls": calls, "inside": _inside(frames)}
+    parked = bool(frames) and os.path.basename(frames[0]["file"]) in _PARKED
+    return {"stack": digest, "where": where, "calls": calls, "parked": parked, "inside": _inside(frames)}
 
 
 def _inside(frames: list[re.Match[str]]) -> str | None:
@@ -109,6 +188,7 @@ def _waiting(entry: Mapping[str, Any], now_ns: int) -> dict[str, Any]:
     timeout_ms = entry.get("timeout_ms")
     return {
         "seq": int(entry["collective_seq_id"]),
+        "backend": str(entry["profiling_name"]).rpartition(":")[0],
         "op": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
         "sizes": json.dumps([entry.get("input_sizes"), entry.get("input_dtypes")]),
         "age_s": round(max(0.0, (now_ns - int(entry["time_created_ns"])) / 1e9), 1),
@@ -124,21 +204,10 @@ def _members(config: Any) -> list[int] | None:
         return None
 
 
-def _process_tree() -> dict[int, list[int]]:
-    """Return the children of every process."""
-    tree: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            fields = stat_fields(int(name))
-            if fields:
-                tree.setdefault(int(fields[1]), []).append(int(name))
-    return tree
-
-
-def _process(pid: int, tree: Mapping[int, list[int]]) -> dict[str, Any]:
+def _process(pid: int, tree: Tree) -> dict[str, Any]:
     """Return state, cpu_s and io of a process; the last two with its descendants."""
     state, ticks, count = "?", 0, 0
-    for each in _descendants(pid, tree):
+    for each in descendants(pid, tree):
         fields = stat_fields(each)
         if fields:
             # Descendants that have ended are in their parent's two sums for children.
@@ -147,12 +216,6 @@ def _process(pid: int, tree: Mapping[int, list[int]]) -> dict[str, Any]:
         if each == pid and fields:
             state = fields[0]
     return {"state": state, "cpu_s": round(ticks / _TICKS, 2), "io": count}
-
-
-def _descendants(pid: int, tree: Mapping[int, list[int]]) -> Iterator[int]:
-    yield pid
-    for child in tree.get(pid, ()):
-        yield from _descendants(child, tree)
 
 
 def _transferred(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""Stacks and flight records of live ranks, through the sockets of their worker servers.
+"""Stacks and flight records of live ranks, through the sockets of their worker servers; what their children do.
 
 In: a generation's boot directory, ranks. Out: texts by rank, and why there is none; files beside a rank's logs.
 """
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from remote_agent import engine_children
 from remote_agent import engine_evidence as evidence
 
 if TYPE_CHECKING:
@@ -21,8 +22,36 @@ if TYPE_CHECKING:
 COLLECT_S = 1.5
 
 
-async def dump(boot: BootDirectory, alive: Mapping[int, bool]) -> dict[str, Any]:
-    """Return {stacks, unreachable} of these ranks, by rank; `alive`: whether the rank's process lives."""
+async def dump(boot: BootDirectory, pids: Mapping[int, int | None]) -> dict[str, Any]:
+    """Return by rank: stacks, unreachable (why there is none), children ({pid, name, doing, stack} each); and note.
+
+    `pids`: None where the rank's process has ended. `note`: why stacks of child processes are missing, if some are.
+    """
+    live = {rank: pid for rank, pid in pids.items() if pid is not None}
+    asking = _stacks(boot, {rank: pid is not None for rank, pid in pids.items()})
+    (texts, unreachable), below = await asyncio.gather(
+        asking, engine_children.children(live.values(), engine_children.process_tree())
+    )
+    silent = {rank: pid for rank, pid in live.items() if str(rank) in unreachable}
+    spied: dict[int, str] = {}
+    note = ""
+    if silent or any(below.values()):
+        below_all = [child["pid"] for found in below.values() for child in found]
+        spied, note = await engine_children.spy([*silent.values(), *below_all])
+    for rank, pid in silent.items():
+        if pid in spied:
+            texts[str(rank)] = spied[pid]
+            del unreachable[str(rank)]
+    children = {
+        str(rank): [{**child, "stack": spied.get(child["pid"], "")} for child in below[pid]]
+        for rank, pid in live.items()
+        if below.get(pid)
+    }
+    return {"stacks": texts, "unreachable": unreachable, "children": children, "note": note if children else ""}
+
+
+async def _stacks(boot: BootDirectory, alive: Mapping[int, bool]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the stacks of ranks and why some have none; `alive`: whether the rank's process lives."""
     texts: dict[str, str] = {}
     unreachable: dict[str, str] = {}
     ranks = sorted(alive)
@@ -32,15 +61,14 @@ async def dump(boot: BootDirectory, alive: Mapping[int, bool]) -> dict[str, Any]
             texts[str(rank)] = evidence.tidy_stacks(answer)
         else:
             unreachable[str(rank)] = answer
-    return {"stacks": texts, "unreachable": unreachable}
+    return texts, unreachable
 
 
 async def save(boot: BootDirectory, directories: Mapping[int, Path]) -> dict[str, str]:
     """Save stacks and flight records of these live ranks in their directories; returns the stacks by rank."""
     ranks = [rank for rank in sorted(directories) if boot.has_socket(rank)]
     records = asyncio.gather(*(ask(boot, rank, True, "fr_trace_json") for rank in ranks))
-    dumped, flights = await asyncio.gather(dump(boot, dict.fromkeys(ranks, True)), records)
-    stacks: dict[str, str] = dumped["stacks"]
+    (stacks, _), flights = await asyncio.gather(_stacks(boot, dict.fromkeys(ranks, True)), records)
     for rank, flight in zip(ranks, flights):
         with contextlib.suppress(OSError):
             if str(rank) in stacks:

@@ -292,7 +292,7 @@ class Follower:
             for rank, seen in self.agent.logs.progress(self.generation).items():
                 last = seen.get("last_output_ns")
                 age = None if last is None else round((now_ns - last) / 1e9, 2)
-                ranks[str(rank)] = {"step": seen.get("step"), "last_output_age_s": age}
+                ranks[str(rank)] = {"step": seen.get("step"), "last_output_age_s": age, "warning": seen.get("warning")}
         heard_age = clocks.now() - self.member.contact
         return {
             "generation": self.generation,

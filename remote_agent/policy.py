@@ -29,8 +29,12 @@ def after_stop(turn: Turn) -> None:
     state = turn.state
     cause = state.cause or "restart"
     stop_ms = round((turn.now - state.marks.get("stop", turn.now)) * 1000, 1)
-    turn.emit("generation_stopped", cause=cause, stop_ms=stop_ms)
-    incident = _incident(turn) if _is_failure(state) else None
+    failed = _is_failure(state)
+    # No other record tells when a rank ended well; the files of a failed group are judged by it.
+    left = [[rank, ended["t_ns"]] for rank, ended in sorted(state.exits.items()) if ended["code"] == 0]
+    detail: dict[str, Any] = {"left": left} if failed and left else {}
+    turn.emit("generation_stopped", cause=cause, stop_ms=stop_ms, **detail)
+    incident = _incident(turn) if failed else None
     for name in state.members:
         if turn.node(name).status == "running":
             turn.set_node(name, status="ready")
@@ -59,7 +63,8 @@ def end_stopped(turn: Turn) -> None:
 def _is_failure(state: s.State) -> bool:
     if state.cause == "node_lost":
         # All agents may have been restarted and come back: then nothing has failed, and no node is lost.
-        return bool(state.lost) or any(not ended.get("stopped_by_us") for ended in state.exits.values())
+        failed = (ended for ended in state.exits.values() if ended["code"] != 0)
+        return bool(state.lost) or any(not ended.get("stopped_by_us") for ended in failed)
     return state.cause != "stop" and (state.cause == "failure" or bool(state.lost))
 
 

@@ -186,6 +186,11 @@ def _incident(state: s.State, record: Record) -> s.State:
     return dataclasses.replace(state, incidents=state.incidents + 1, incident=dict(record["detail"]))
 
 
+def _warning(state: s.State, record: Record) -> s.State:
+    warnings = {**state.warnings, int(record["rank"]): str(record["detail"]["message"])}
+    return dataclasses.replace(state, warnings=warnings)
+
+
 def _hang_over(state: s.State, record: Record) -> s.State:
     return dataclasses.replace(state, incident={**(state.incident or {}), "ongoing": False})
 
@@ -218,6 +223,7 @@ FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
     "stop_requested": _stop_requested,
     "incident": _incident,
     "hang_over": _hang_over,
+    "warning": _warning,
     "job_succeeded": _ended,
     "job_failed": _ended,
     "job_stopped": _ended,

@@ -272,7 +272,8 @@ class Role:
         stepped = any(rank.get("step") is not None for rank in ranks.values())
         current = args.get("generation") == self.state.generation
         moved = current and _moved(before, ranks)
-        self.feed(s.Beat(node, float(args.get("heard_age", 0.0)), stepped and current, moved))
+        told = {int(rank): str(one["warning"]) for rank, one in ranks.items() if one.get("warning")} if current else {}
+        self.feed(s.Beat(node, float(args.get("heard_age", 0.0)), stepped and current, moved, told))
         self._wake()
 
     def _corrected(self, node: str, ended: dict[str, Any]) -> dict[str, Any]:

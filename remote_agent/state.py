@@ -78,7 +78,7 @@ class Watch:
     """What holds the group up, since `since`; empty: nothing."""
     since: float = 0.0
     told: Mapping[str, Any] | None = None
-    """summary, missing, group and seq of the hang that the journal tells of, while it lasts."""
+    """summary, missing, group, seq and gives_up of the hang that the journal tells of, while it lasts."""
     told_at: float = 0.0
     longest_s: float = 0.0
     """The longest wait that looked like a hang and was none."""
@@ -117,6 +117,8 @@ class State:
     troubles: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Nodes that could not carry out an order of this generation, with what they said."""
     watch: Watch = Watch()
+    warnings: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    """By rank: what the journal warns of; each rank once, and not of all in a large job."""
     stepped: bool = False
     fingerprint: str | None = None
     """Of the last failure that came before the first step; None after any other outcome."""
@@ -179,6 +181,8 @@ class Beat:
     stepped: bool = False
     moved: bool = False
     """Its ranks have made steps, or printed something, since the last one."""
+    warnings: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    """By rank: what its output shows that is no failure."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,6 +75,9 @@ class Turn:
         self.set(ranks={**self.state.ranks, number: rank})
         if code != 0:
             self.set(exits={**self.state.exits, number: {**ended, "node": node}})
+        elif not ours:
+            # Where others fail later, it may have left too early; what it said is of no interest.
+            self.set(exits={**self.state.exits, number: {**ended, "node": node, "error": None, "tail": "", "nccl": ""}})
         if failed:
             error = ended.get("error") or {}
             self.emit(
@@ -85,6 +88,7 @@ class Turn:
                 pid=rank.pid,
                 exit={"code": code, "signal": signal},
                 time_ns=ended.get("t_ns"),
+                shift_ns=ended.get("shift_ns", 0),
                 message=error.get("message"),
                 notes=ended.get("notes", []),
             )

@@ -9,8 +9,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from remote_agent import state as s
-from remote_agent.diagnose import Context, fingerprint
-from remote_agent.diagnose.stalls import collectives, find_stall, is_suspect, missing_of, stall_incident
+from remote_agent.diagnose import Context, fingerprint, iso_time
+from remote_agent.diagnose.stalls import collectives, find_stall, gives_up_in, is_suspect, missing_of, stall_incident
 from remote_agent.turn import stop_group
 
 if TYPE_CHECKING:
@@ -114,11 +114,13 @@ def _tell(turn: Turn, stall: Stall) -> None:
     )
     incident = stall_incident(stall, age_s, context)
     first = stall.first if stall.waits else None
+    left_s = gives_up_in(stall, age_s)
     told = {
         "summary": incident.summary,
         "missing": missing_of(stall),
         "group": first.group if first is not None else "",
         "seq": first.seq if first is not None else 0,
+        "gives_up": None if left_s is None else iso_time(turn.wall_ns + int(left_s * 1e9)),
     }
     turn.set(
         incidents=number,
@@ -146,4 +148,6 @@ def plan(state: s.State) -> str | None:
     allowed = state.spec.hang_restart
     if allowed:
         return f"a restart, when this has lasted {allowed:g} s"
-    return "it waits for you; `supervisor restart` starts the group again from its snapshot"
+    gives_up = state.watch.told["gives_up"]
+    until = f", until torch gives up at {gives_up}" if gives_up else ""
+    return f"it waits for you{until}; `supervisor restart` starts the group again from its snapshot"

@@ -152,6 +152,7 @@ def status_tail(status: Document) -> list[str]:
     if incident:
         over = " (over)" if incident.get("ongoing") is False else ""
         lines.append(f"incident {incident.get('id')}{over}: {one_line(incident.get('summary'))}")
+    lines += [f"warning: rank {one['rank']}: {one_line(one['message'])}" for one in status.get("warnings") or ()]
     if status.get("coordinator_reachable") is False:
         lines.append(f"note: {status.get('node')} answers; the coordinator cannot be reached, so this may be old")
     return lines
@@ -353,18 +354,3 @@ def job_rows(jobs: Sequence[Document]) -> list[list[str]]:
             ]
         )
     return rows
-
-
-def stacks_lines(stacks: Mapping[str, str], unreachable: Mapping[str, str]) -> list[str]:
-    """Return stacks grouped by equality, the smallest group first: it is the odd one."""
-    groups: dict[str, list[int]] = {}
-    for rank, text in stacks.items():
-        groups.setdefault(text.strip(), []).append(int(rank))
-    lines: list[str] = []
-    for text, ranks in sorted(groups.items(), key=lambda group: (len(group[1]), group[1])):
-        lines += [f"{_ranks(ranks)}:", *(f"  {line}" for line in safe(text).splitlines()), ""]
-    reasons: dict[str, list[int]] = {}
-    for rank, reason in unreachable.items():
-        reasons.setdefault(reason, []).append(int(rank))
-    lines += [f"{_ranks(ranks)}: no stack: {one_line(reason)}" for reason, ranks in reasons.items()]
-    return lines

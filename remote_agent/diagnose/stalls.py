@@ -4,13 +4,15 @@ In: two pulses of each rank, some seconds apart (remote_agent.engine_pulse). Out
 
 **Silence alone is no stall. Ranks must wait for others, and those must do nothing: no processor time, no bytes, the
 same stack; or they are stopped, hold Python's lock, or have left. Who computes, compiles or writes a file is waited
-for, however long it takes.**
+for, however long it takes.** One thing needs no others: that all do nothing while main threads wait for threads, and
+one of those has ended with an exception.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from remote_agent.diagnose.hints import HINTS
@@ -21,6 +23,12 @@ from remote_agent.diagnose.shapes import clip, signature
 BUSY_SHARE = 0.03
 # What timers and logs of an idle process may read and write in a second.
 BUSY_BYTES_PER_S = 16_384
+# A main thread can go on for a while with what a thread had prepared before its end; a stall that comes later than this
+# has another cause.
+LATE_S = 600.0
+MESSAGE_CHARS = 80
+# Of each kind of evidence.
+MAX_LINES = 12
 Pulse = Mapping[str, Any]
 
 STOPPED, DEAF, INERT, LEFT, BEHIND = "stopped", "deaf", "inert", "left", "behind"
@@ -36,6 +44,7 @@ class Wait:
     sizes: str = ""
     age_s: float = 0.0
     timeout_s: float | None = None
+    backend: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +60,10 @@ class Stall:
     """Where the missing ranks are, as far as they tell."""
     calls: Mapping[int, str] = dataclasses.field(default_factory=dict)
     """The libraries' functions that they have called there."""
+    ended: Mapping[int, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """Of those that do nothing: the exceptions that ended a thread of theirs before (engine_pulse)."""
+    children: Mapping[int, list[Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
+    """What the processes below them are doing."""
 
     @property
     def first(self) -> Wait:
@@ -72,10 +85,32 @@ def find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], left: froz
     idle.update({rank: BEHIND for rank in waits if not blockers[rank]})
     missing = {**{rank: how for rank, how in idle.items() if rank in wanted}, **stopped}
     if missing:
-        held = set(waits) - set(missing)
-        calls = {rank: now[rank]["calls"] for rank in missing if rank in now and now[rank]["calls"]}
-        return Stall("missing", waits, missing, _places(missing, now), calls) if held or stopped else None
-    return _all_wait(waits, wanted, now) if waits and set(waits) == set(now) else None
+        if not stopped and not set(waits) - set(missing):
+            return None
+        age_s = max((wait.age_s for wait in waits.values()), default=0.0)
+        return _missing(waits, missing, now, LATE_S + age_s)
+    if waits:
+        return _all_wait(waits, wanted, now) if set(waits) == set(now) else None
+    orphaned = {rank: INERT for rank in both if now[rank]["parked"] and now[rank]["ended"]}
+    all_idle = both == now.keys() and all(idle.get(rank) == INERT for rank in both)
+    return _missing(waits, orphaned, now) if orphaned and all_idle else None
+
+
+def _missing(
+    waits: Mapping[int, Wait], missing: Mapping[int, str], now: Mapping[int, Pulse], late_s: float = math.inf
+) -> Stall:
+    """Return the stall that these ranks make; an exception older than `late_s` has nothing to do with it."""
+    here = [rank for rank in missing if rank in now]
+    parts = {rank: now[rank]["ended"] for rank in here if missing[rank] == INERT and now[rank]["ended"]}
+    return Stall(
+        "missing",
+        waits,
+        missing,
+        _places(missing, now),
+        calls={rank: now[rank]["calls"] for rank in here if now[rank]["calls"]},
+        ended={rank: part for rank, part in parts.items() if part["age_s"] <= late_s},
+        children={rank: now[rank]["children"] for rank in here if now[rank]["children"]},
+    )
 
 
 def collectives(now: Mapping[int, Pulse]) -> int:
@@ -111,7 +146,8 @@ def _lasting(before: Pulse, now: Pulse) -> Wait | None:
     for name, group in now["groups"].items():
         earlier = before["groups"].get(name, {})
         if "seq" in group and earlier.get("seq") == group["seq"]:
-            found.append(Wait(name, group["seq"], group["op"], group["sizes"], group["age_s"], group["timeout_s"]))
+            times = {key: group[key] for key in ("age_s", "timeout_s", "backend")}
+            found.append(Wait(name, group["seq"], group["op"], group["sizes"], **times))
     if found:
         return max(found, key=lambda wait: wait.age_s)
     if now["stack"] and now["inside"] and now["inside"] == before["inside"] and now["stack"] == before["stack"]:
@@ -148,8 +184,11 @@ def _idleness(before: Pulse, now: Pulse) -> str | None:
 
 
 def _transfers(before: Pulse, now: Pulse) -> bool:
+    busy = BUSY_BYTES_PER_S * (now["t"] - before["t"])
+    # A connection that was closed takes its count along.
+    sent = 0 if now["net"] is None or before["net"] is None else abs(now["net"] - before["net"])
     # D: the kernel reads or writes for it.
-    return bool(now["state"] == "D" or now["io"] - before["io"] > BUSY_BYTES_PER_S * (now["t"] - before["t"]))
+    return bool(now["state"] == "D" or now["io"] - before["io"] > busy or sent > busy)
 
 
 def _works(before: Pulse, now: Pulse) -> bool:
@@ -175,13 +214,17 @@ def missing_of(stall: Stall) -> dict[str, Any]:
 
 def stall_incident(stall: Stall, age_s: float, context: Context) -> Incident:
     """Return the incident of a group that hangs; `age_s`: for how long already."""
-    ranks = tuple(sorted(stall.missing))
+    # Whose thread ended is the cause; who else does nothing may wait for that one in a way that nobody sees.
+    ranks = tuple(sorted(stall.ended or stall.missing))
+    part = stall.ended[ranks[0]] if stall.ended else None
     nodes = {name for name in context.ranks_per_node for rank in ranks if rank in context.ranks_of(name)}
-    waiting = sorted(set(stall.waits) - set(ranks))
-    category, scope, confidence = _kind_of(stall)
+    waiting = sorted(set(stall.waits) - set(stall.missing))
+    category, scope, confidence = _kind_of(stall, ranks)
     headline = _headline(stall, waiting, age_s)
     subject = f"{name_ranks(ranks)}{name_nodes(sorted(nodes))}: " if ranks else ""
     waits = f"waits in {_call(stall.first)}" if stall.waits else ""
+    suffered = "hang_no_output" if stall.ended else category
+    kind, message = (part["type"], part["headline"]) if part is not None else (stall.kind, "")
     return Incident(
         id=context.incident_id,
         generation=context.generation,
@@ -192,26 +235,38 @@ def stall_incident(stall: Stall, age_s: float, context: Context) -> Incident:
         culprit_node=nodes.pop() if len(nodes) == 1 else None,
         confidence=confidence,
         summary=clip(f"{subject}{headline}"),
-        evidence=tuple(
-            Evidence(_node_of(rank, context), rank, None, None, f"{how}: {stall.where.get(rank, 'no stack')}")
-            for rank, how in sorted(stall.missing.items())
-        ),
-        traceback=None,
+        evidence=tuple(_evidence(stall, context)),
+        traceback=part["traceback"] if part is not None else None,
         exit_code=None,
         exit_signal=None,
         hint=_hint(stall),
-        victims=(Victims(tuple(waiting), category, waits),) if waiting and ranks else (),
+        victims=(Victims(tuple(waiting), suffered, waits),) if waiting and ranks else (),
         missing=missing_of(stall),
-        signature=signature(category, stall.kind, "", " ".join(sorted(set(stall.where.values())))),
+        signature=signature(category, kind, "", message or " ".join(sorted(set(stall.where.values())))),
     )
 
 
-def _kind_of(stall: Stall) -> tuple[str, str, str]:
+def _evidence(stall: Stall, context: Context) -> Iterator[Evidence]:
+    """Yield the exceptions, then where each missing rank is, then what the processes below it do."""
+    for rank, part in sorted(stall.ended.items())[:MAX_LINES]:
+        file = f"generation_{context.generation}/rank_{rank}/stderr.log"
+        yield Evidence(_node_of(rank, context), rank, file, part["line"], clip(part["headline"]))
+    for rank, how in sorted(stall.missing.items())[:MAX_LINES]:
+        yield Evidence(_node_of(rank, context), rank, None, None, f"{how}: {stall.where.get(rank, 'no stack')}")
+    for rank, kind in [(rank, kind) for rank, kinds in sorted(stall.children.items()) for kind in kinds][:MAX_LINES]:
+        at = f" at {kind['where']}" if kind["where"] else ""
+        text = f"{kind['count']} x child process {kind['name']} {kind['doing']}{at}"
+        yield Evidence(_node_of(rank, context), rank, None, None, clip(text))
+
+
+def _kind_of(stall: Stall, ranks: Sequence[int]) -> tuple[str, str, str]:
     """Return category, scope and confidence."""
     ways = set(stall.missing.values())
-    scope = "one_rank" if len(stall.missing) == 1 else "several_or_all_ranks"
+    scope = "one_rank" if len(ranks) == 1 else "several_or_all_ranks"
     if stall.kind == "network":
         return "hang_no_output", "outside_the_ranks", "supported"
+    if stall.ended:
+        return "user_exception", scope, "supported"
     if stall.kind == "mismatch" or ways == {LEFT}:
         return "collective_desync", scope, "established" if ways == {LEFT} else "supported"
     return "hang_no_output", scope, "established" if ways == {STOPPED} else "supported"
@@ -221,6 +276,7 @@ def _call(wait: Wait) -> str:
     return f"{wait.op} {wait.seq}" if wait.group else wait.op
 
 
+_BACKENDS = {"nccl": "NCCL"}
 _DOES = {
     STOPPED: "is stopped by a signal (SIGSTOP, SIGTSTP or a debugger)",
     DEAF: "holds Python's lock (GIL), or its interpreter is stuck",
@@ -231,25 +287,51 @@ _DOES = {
 
 def _headline(stall: Stall, waiting: list[int], age_s: float) -> str:
     since = f"for {age_s:.0f} s"
+    ends = _time_left(stall, age_s)
     if stall.kind == "network":
-        return f"all {len(stall.waits)} ranks have waited in {_call(stall.first)} {since}: all have come, none gets on"
+        come = "all have come, none gets on"
+        return f"all {len(stall.waits)} ranks have waited in {_call(stall.first)} {since}: {come}{ends}"
     if stall.kind == "mismatch":
         calls: dict[str, list[int]] = {}
         for rank, wait in stall.waits.items():
             calls.setdefault(_call(wait), []).append(rank)
         said = "; ".join(f"{name_ranks(ranks)} in {call}" for call, ranks in sorted(calls.items()))
-        return f"the ranks wait in different collectives {since}: {said}"
+        return f"the ranks wait in different collectives {since}{ends}: {said}"
     ways = sorted(set(stall.missing.values()))
-    does = " or ".join(_DOES[way] if way in _DOES else _behind(stall) for way in ways)
+    does = _ended(stall) or " or ".join(_DOES[way] if way in _DOES else _behind(stall) for way in ways)
     places = sorted(set(stall.where.values()))
     at = f" at {', '.join(places[:3])}" if places and ways != [LEFT] else ""
     called = sorted(set(stall.calls.values()))
-    at += f" ({', '.join(called[:3])})" if at and called and BEHIND not in ways else ""
+    at += f" ({', '.join(called[:3])})" if at and called and BEHIND not in ways and not stall.ended else ""
     verb = "waits" if len(waiting) == 1 else "wait"
     held = f", while {name_ranks(waiting)} {verb} in {_call(stall.first)}" if waiting else ""
-    left = stall.first.timeout_s - age_s if stall.waits and stall.first.timeout_s else None
-    ends = f" (times out in {left:.0f} s)" if left is not None and left > 0 else ""
     return f"{does}{at} {since}{held}{ends}"
+
+
+def _ended(stall: Stall) -> str:
+    """Say what ended with which exception; empty where nothing did."""
+    part = next(iter(stall.ended.values()), None)
+    if part is None:
+        return ""
+    place = f" in {part['place']}" if part["place"] else ""
+    return f"{part['part']} ended with {part['headline'][:MESSAGE_CHARS]}{place}; the main thread waits"
+
+
+def _time_left(stall: Stall, age_s: float) -> str:
+    """Say when torch gives up by itself, where that is known."""
+    timeout_s = gives_up_in(stall, age_s)
+    if timeout_s is None:
+        return ""
+    minutes, seconds = divmod(int(timeout_s), 60)
+    hours = f"{minutes // 60}:" if minutes >= 60 else ""
+    backend = _BACKENDS.get(stall.first.backend, stall.first.backend) or "torch"
+    return f" ({backend} timeout in {hours}{minutes % 60:02d}:{seconds:02d})"
+
+
+def gives_up_in(stall: Stall, age_s: float) -> float | None:
+    """Return after how many seconds the collective times out; None where that is not known, or should have been."""
+    timeout_s = stall.first.timeout_s if stall.waits else None
+    return timeout_s - age_s if timeout_s is not None and timeout_s > age_s else None
 
 
 def _behind(stall: Stall) -> str:
@@ -266,8 +348,13 @@ def _hint(stall: Stall) -> str:
         return HINTS["nccl_network"]
     if stall.kind == "mismatch" or LEFT in ways:
         return HINTS["collective_desync"]
+    if stall.ended:
+        return (
+            "an exception ends its thread alone: hand it to the main thread (Future.result, a sentinel in the queue), "
+            "or end the process there (os._exit)"
+        )
     if any("dataloader.py" in call for call in stall.calls.values()):
-        return "its DataLoader's workers deliver nothing: look at what they read, and at their stacks (py-spy dump)"
+        return "its DataLoader's workers deliver nothing: see what they do; `supervisor stacks` shows their stacks too"
     return "`supervisor stacks` shows the whole stack"
 
 

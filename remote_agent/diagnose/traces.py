@@ -25,10 +25,20 @@ _FAULT_HEAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first
 _FATAL = re.compile(r"^Fatal Python error: (?P<message>.+)$")
 _NAMED_AS_ERROR = re.compile(r"(?:Error|Exception|Interrupt|Failure|Timeout|Expired)$")
 _HEAD = "Traceback (most recent call last):"
+# What stands before the traceback of an exception that ended a part of a process, which goes on without it.
+_PARTS = (
+    (re.compile(r"^Exception (?:ignored )?in thread "), "a thread"),
+    (re.compile(r"(?:Task|Future) exception was never retrieved$"), "an asyncio task"),
+    (re.compile(r"\bException in callback "), "an asyncio callback"),
+    (re.compile(r"^Process \S+:$"), "a child process"),
+)
+# asyncio names the task below its sentence.
+_SUBJECT = re.compile(r"^(?:future|task|handle): <")
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 # Where a message of several lines is over.
 _OTHER_TEXT = re.compile(
     r"^\s*$|^\[[EWIF]\d{0,4} |^[EWIF]\d{4} |^\[rank\d+\]|^Fatal Python error|^\d{4}-\d\d-\d\d|^(?:Original )?Traceback"
+    r"|^Exception (?:ignored )?in |^(?:ERROR:asyncio:)?(?:Task|Future) exception was|^ERROR:|^Process \S+:$"
 )
 _MESSAGE_LINES = 8
 # Frames of the libraries, of Python and of our own bootstrap: not where the user would look first.
@@ -65,6 +75,8 @@ class Trace:
     """True for a dump by faulthandler: a crash, not an exception."""
     link: str = ""
     """Python's sentence that ties it to the exception before it; empty where it stands alone."""
+    part: str = ""
+    """What it ended, where that was not the process: a thread, an asyncio task, a child process."""
 
     @property
     def headline(self) -> str:
@@ -108,11 +120,18 @@ def find_traces(text: str) -> list[Trace]:
         elif _FATAL.match(lines[number]):
             found = _read_fault(lines, number)
         if found is not None:
+            if found.link and traces:
+                found = dataclasses.replace(found, part=traces[-1].part)
             traces.append(found)
             number = found.last_line + 1
         else:
             number += 1
     return traces
+
+
+def find_ended_part(text: str) -> Trace | None:
+    """Return the last exception that ended a thread, an asyncio task or a child process of a process that went on."""
+    return next((trace for trace in reversed(find_traces(text)) if trace.part), None)
 
 
 def _read_traceback(lines: list[str], start: int) -> Trace | None:
@@ -142,7 +161,9 @@ def _read_traceback(lines: list[str], start: int) -> Trace | None:
     body = "\n".join(lines[start + headless : last + 1])
     before = next((line for line in reversed(lines[: max(start, 0)]) if line.strip()), "").strip()
     link = before if before.startswith(_LINKS) else ""
-    return Trace(exception["type"], "\n".join(message), tuple(frames), start, number, body, link=link)
+    said = lines[start - 2].strip() if start > 1 and _SUBJECT.match(before) else before
+    part = next((name for pattern, name in _PARTS if pattern.search(said)), "")
+    return Trace(exception["type"], "\n".join(message), tuple(frames), start, number, body, link=link, part=part)
 
 
 def _read_fault(lines: list[str], start: int) -> Trace:

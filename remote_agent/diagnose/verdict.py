@@ -9,7 +9,7 @@ nothing else. When the texts do not say, the verdict says so and what to look at
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from remote_agent.diagnose.exits import decode_exit
@@ -19,6 +19,7 @@ from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidenc
 from remote_agent.diagnose.patterns import PRIMARY, SECONDARY
 from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED, Finding, read_rank
 from remote_agent.diagnose.shapes import clip, lines_of, shape, signature
+from remote_agent.diagnose.traces import Trace, find_ended_part
 
 # The same failure this much later on another rank is the same cause.
 _WINDOW_NS = 60_000_000_000
@@ -201,23 +202,41 @@ def _missing_rank(evidence: Sequence[RankEvidence], findings: list[Finding], con
     missing = dict(context.hang) if context.hang and context.hang["missing"] else find_missing(evidence, context)
     if missing is None:
         return None
-    ranks: list[int] = missing["missing"]
-    number = f"number {missing['seq']}" if missing["seq"] is not None else ""
+    # What we stopped is no failure, but its text may say why it did not come.
+    parts = {each.rank: part for each in evidence if each.rank is not None and (part := find_ended_part(each.tail))}
+    parts = {rank: part for rank, part in parts.items() if rank in missing["missing"]}
+    ranks = sorted(parts) or list(missing["missing"])
     nodes = {name for name in context.ranks_per_node for rank in ranks if rank in context.ranks_of(name)}
-    waiting = name_ranks(missing["waiting"])
     gave_up = not context.hang or any(each.category == "nccl_timeout_watchdog" for each in findings)
-    category = "nccl_timeout_watchdog" if gave_up else "hang_no_output"
+    category = "user_exception" if parts else "nccl_timeout_watchdog" if gave_up else "hang_no_output"
     return _Cause(
         findings=[each for each in findings if each.rank in ranks],
         scope="one_rank" if len(ranks) == 1 else "several_or_all_ranks",
         confidence="supported",
         category=category,
-        headline=f"did not come to {missing['collective']} {number}, where {waiting} waited",
+        headline="; ".join([*_said(parts), _absence(missing)]),
         hint=HINTS[category],
         ranks=ranks,
         node=nodes.pop() if len(nodes) == 1 else None,
         missing=missing,
     )
+
+
+def _said(parts: Mapping[int, Trace]) -> list[str]:
+    """Say which exception ended a part of the first of these ranks."""
+    if not parts:
+        return []
+    trace = parts[min(parts)]
+    place = f" in {trace.user_frame.place()}" if trace.user_frame is not None else ""
+    return [f"{trace.part} ended with {trace.headline}{place}"]
+
+
+def _absence(missing: Mapping[str, Any]) -> str:
+    """Say where ranks did not come."""
+    if not missing["waiting"]:
+        return "the group stood still"
+    number = f" number {missing['seq']}" if missing["seq"] is not None else ""
+    return f"did not come to {missing['collective']}{number}, where {name_ranks(missing['waiting'])} waited"
 
 
 def _left_early(findings: list[Finding], context: Context) -> _Cause | None:

@@ -1,6 +1,7 @@
 """Training progress read from the lines, without any change of the script.
 
-In: new bytes of a rank's streams. Out: the last step it named, the time of its last output.
+In: new bytes of a rank's streams. Out: the last step it named, the time of its last output, the first loss that is no
+number.
 
 Only the last matching text of each batch is parsed, found by a search from its end, so that a flood stays cheap.
 """
@@ -27,6 +28,14 @@ _KINDS: tuple[tuple[tuple[bytes, ...], re.Pattern[bytes]], ...] = (
 _BEFORE = 16
 _AFTER = 512
 _TRIES = 24
+# Not the best loss so far, which begins as inf, and not a loss scale.
+_NOT_FINITE = re.compile(
+    rb"(?<![\w/.-])(?!\S*(?:best|min|prev|last|lowest|init))(?P<name>[\w/.-]{0,40}loss(?:_(?!scale)\w{1,16})?)[\"']?"
+    rb"(?:[ \t]{0,4}[=:]|[ \t]{1,4}is|[ \t])[ \t]{0,4}(?:tensor\()?(?P<value>[-+]?(?:nan|inf(?:inity)?))(?![\w.%-])",
+    re.I,
+)
+_NAN_MARKS = (b"nan", b"NaN", b"inf", b"Inf")
+_NAME_BYTES = 80
 
 
 def _last_number(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[bytes]) -> int | None:
@@ -47,13 +56,30 @@ def _last_number(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[byte
     return None
 
 
+def _not_finite(data: bytes) -> str:
+    """Return `loss is nan` where the text says so; of very many suspicious places only the last are looked at."""
+    for mark in _NAN_MARKS:
+        stop = len(data)
+        for _ in range(_TRIES):
+            stop = data.rfind(mark, 0, stop)
+            if stop < 0:
+                break
+            begin = max(0, data.rfind(b"\n", 0, stop) + 1, stop - _NAME_BYTES)
+            found = _NOT_FINITE.search(data, begin, min(len(data), stop + _BEFORE))
+            if found is not None:
+                return f"{found['name'].decode(errors='replace')} is {found['value'].decode().lower()}"
+    return ""
+
+
 class StepReader:
     """Progress of one rank over its streams."""
 
-    __slots__ = ("_carry", "_kind", "last_output_ns", "step")
+    __slots__ = ("_carry", "_kind", "last_output_ns", "step", "warning")
 
     def __init__(self) -> None:
         self.step: int | None = None
+        self.warning: str | None = None
+        """The first loss that was no number, and when: `loss is nan, about step 120`."""
         self.last_output_ns: int | None = None
         self._kind = len(_KINDS)
         self._carry: dict[str, bytes] = {}
@@ -73,4 +99,8 @@ class StepReader:
             number = _last_number(data, marks, pattern)
             if number is not None:
                 self.step, self._kind = number, kind
-                return
+                break
+        if self.warning is None and stream != "nccl":
+            found = _not_finite(data)
+            if found:
+                self.warning = found if self.step is None else f"{found}, about step {self.step}"

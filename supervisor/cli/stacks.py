@@ -1,4 +1,4 @@
-"""`supervisor stacks`: where every rank is, equal stacks together.
+"""`supervisor stacks`: where every rank and its child processes are, equal stacks together.
 
 In: argv, each agent's answer for its own ranks. Out: text or JSON.
 """
@@ -6,20 +6,22 @@ In: argv, each agent's answer for its own ranks. Out: text or JSON.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from remote_agent.diagnose.model import name_ranks
 from remote_agent.wire import CallFailed, WireError
-from supervisor import plain
 from supervisor.cli.options import add_json, load_inventory, make_parser, parse, read_ranks, split_target
 from supervisor.cli.output import write_json, write_lines
 from supervisor.errors import RequestFailed
+from supervisor.plain import one_line, safe
 from supervisor.session.view import ENDED_STATES
 
 if TYPE_CHECKING:
     from supervisor.session.session import Session
 
-# Collecting takes 1.5 s on a node whose ranks do not answer.
+Found = TypeVar("Found")
+# Collecting takes 3.5 s on a node whose ranks do not answer.
 DEADLINE = 20.0
 
 
@@ -37,20 +39,23 @@ def run(verb: str, argv: Sequence[str]) -> int:
         async with open_session(inventory, job, live_only=True) as session:
             await session.ready()
             await session.settle()
-            stacks, unreachable = await collect(session, options.rank)
-        if not stacks and not unreachable:
+            found = await collect(session, options.rank)
+        if not found["stacks"] and not found["unreachable"]:
             raise RequestFailed(f"job {session.job} has no live rank" + (" of those" if options.rank else ""))
         if options.json:
-            write_json({"stacks": stacks, "unreachable": unreachable})
+            write_json(found)
         else:
-            write_lines(plain.stacks_lines(stacks, unreachable))
+            write_lines(stacks_lines(**found))
         return 0
 
     return asyncio.run(once())
 
 
-async def collect(session: Session, ranks: list[int] | None) -> tuple[dict[str, str], dict[str, str]]:
-    """Return (stacks, reasons of those without) by rank, from all nodes at once; raises Unreachable, RequestFailed."""
+async def collect(session: Session, ranks: list[int] | None) -> dict[str, dict[str, Any]]:
+    """Return what the nodes answer, all at once, by rank: stacks, unreachable (why there is none), children; and notes.
+
+    notes, by node: why stacks of child processes are missing. Raises Unreachable, RequestFailed.
+    """
     status = await session.call("status")
     if status["state"] in ENDED_STATES:
         raise RequestFailed(f"job {session.job} is over: {status['state']}", kind="ended")
@@ -58,11 +63,9 @@ async def collect(session: Session, ranks: list[int] | None) -> tuple[dict[str, 
     if not links:
         raise session.unreachable("no agent is alive there")
     stacks: dict[str, str] = {}
-    unreachable: dict[str, str] = {}
-    for node in status.get("nodes", ()):
-        for rank in node.get("ranks", ()):
-            if rank.get("state") in ("running", "silent", "starting") and (ranks is None or rank["rank"] in ranks):
-                unreachable[str(rank["rank"])] = f"{node['name']} cannot be reached"
+    unreachable = _live(status, ranks)
+    children: dict[str, list[dict[str, Any]]] = {}
+    notes: dict[str, str] = {}
 
     async def one(name: str) -> None:
         try:
@@ -73,9 +76,57 @@ async def collect(session: Session, ranks: list[int] | None) -> tuple[dict[str, 
                     reasons = {str(rank["rank"]): str(error) or "no answer in time" for rank in node.get("ranks", ())}
                     unreachable.update({rank: text for rank, text in reasons.items() if rank in unreachable})
             return
-        found = answer.data.get("stacks", {})
-        stacks.update(found)
+        stacks.update(answer.data.get("stacks", {}))
         unreachable.update(answer.data.get("unreachable", {}))
+        children.update(answer.data.get("children", {}))
+        if answer.data.get("note"):
+            notes[name] = answer.data["note"]
 
     await asyncio.gather(*(one(link.view.name) for link in links))
-    return stacks, {rank: reason for rank, reason in unreachable.items() if rank not in stacks}
+    return {
+        "stacks": stacks,
+        "unreachable": {rank: reason for rank, reason in unreachable.items() if rank not in stacks},
+        "children": children,
+        "notes": notes,
+    }
+
+
+def _live(status: Mapping[str, Any], ranks: list[int] | None) -> dict[str, str]:
+    """Return the live ones of these ranks (None: all), each with what is said of it until its node answers."""
+    return {
+        str(rank["rank"]): f"{node['name']} cannot be reached"
+        for node in status.get("nodes", ())
+        for rank in node.get("ranks", ())
+        if rank.get("state") in ("running", "silent", "starting") and (ranks is None or rank["rank"] in ranks)
+    }
+
+
+def stacks_lines(
+    stacks: Mapping[str, str],
+    unreachable: Mapping[str, str],
+    children: Mapping[str, Sequence[Mapping[str, Any]]],
+    notes: Mapping[str, str],
+) -> list[str]:
+    """Return stacks grouped by equality, the smallest group first: it is the odd one; then those of child processes."""
+    lines: list[str] = []
+    for text, ranks in _grouped((text.strip(), int(rank)) for rank, text in stacks.items()):
+        lines += [f"{name_ranks(ranks)}:", *(f"  {line}" for line in safe(text).splitlines()), ""]
+    below = (
+        ((f"{one_line(child['name'])} {one_line(child['doing'])}", child["stack"].strip()), int(rank))
+        for rank, found in children.items()
+        for child in found
+    )
+    for (does, text), ranks in _grouped(below):
+        lines += [f"{name_ranks(ranks)}: {len(ranks)} x child process {does}"]
+        lines += [*(f"  {line}" for line in safe(text).splitlines()), ""]
+    for reason, ranks in _grouped((reason, int(rank)) for rank, reason in unreachable.items()):
+        lines.append(f"{name_ranks(ranks)}: no stack: {one_line(reason)}")
+    return lines + [f"{one_line(node)}: {one_line(note)}" for node, note in notes.items()]
+
+
+def _grouped(found: Iterable[tuple[Found, int]]) -> list[tuple[Found, list[int]]]:
+    """Return the ranks of equal things, the smallest group first."""
+    groups: dict[Found, list[int]] = {}
+    for what, rank in found:
+        groups.setdefault(what, []).append(rank)
+    return sorted(groups.items(), key=lambda group: (len(group[1]), group[1]))

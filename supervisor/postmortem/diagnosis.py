@@ -37,6 +37,7 @@ class _Rank:
     error: Json | None = None
     error_file: str = ""
     exit: Json | None = None
+    shift_ns: int = 0
 
 
 @dataclasses.dataclass
@@ -64,7 +65,8 @@ def diagnose(paths: Sequence[Path], progress: Progress = lambda _bytes: None) ->
             _read_journal(file, runs)
         elif file.stream == "error":
             rank = _generation(runs, file).rank(file.rank)
-            rank.error, rank.error_file = read_error_document(file.path.read_bytes()), str(file.path)
+            rank.error = read_error_document(file.path.read_bytes(), file.path.stat().st_mtime_ns)
+            rank.error_file = str(file.path)
     logs = [file for file in found if file.stream not in ("journal", "error")]
     with closing(read_all([file.path for file in logs], progress)) as read:
         for lines, file in zip(read, logs, strict=True):
@@ -81,8 +83,12 @@ def diagnose(paths: Sequence[Path], progress: Progress = lambda _bytes: None) ->
 
 def _told(run: _Generation, incident: Incident) -> list[Json]:
     hang = [] if run.hang is None else [run.hang]
+    found = incident.to_json()
+    # An exception that ended a thread stands in the log, and in the incident of the hang that came of it.
+    keys = ("category", "culprit_ranks")
+    is_known = any(one.get("traceback") and all(one[key] == found[key] for key in keys) for one in hang)
     lines = (line for rank in run.ranks.values() for line in rank.lines)
-    return hang if _says_nothing(incident) or overcome(incident, lines) else [*hang, incident.to_json()]
+    return hang if is_known or _says_nothing(incident) or overcome(incident, lines) else [*hang, found]
 
 
 def _texts(run: _Generation) -> list[str]:
@@ -142,18 +148,29 @@ def _read_journal(file: Found, runs: dict[tuple[str, int], _Generation]) -> None
                 run.nodes[member["node"]] = list(range(member["base_rank"], member["base_rank"] + member["nproc"]))
         elif kind == "ranks_assigned":
             run.nodes[event["node"]] = [int(rank[0]) for rank in detail["ranks"]]
-        elif kind == "rank_failed":
-            rank = run.rank(event["rank"])
-            rank.node = event["node"]
-            how = {"pid": detail.get("pid"), "local_rank": detail.get("local_rank"), "t_ns": detail.get("time_ns")}
-            rank.exit = {**how, **detail["exit"], "stopped_by_us": False}
-            run.notes.setdefault(event["node"], []).extend(detail.get("notes", ()))
+        elif kind in ("rank_failed", "generation_stopped"):
+            _read_exits(event, run)
         elif kind == "incident" and detail.get("ongoing"):
             run.hang = {key: value for key, value in detail.items() if key not in ("ongoing", "fingerprint")}
         elif kind in ("hang_over", "job_succeeded"):
             run.hang, run.succeeded = None, kind == "job_succeeded"
         elif kind == "node_lost" and event["node"] in run.nodes:
             run.lost[event["node"]] = (0, str(detail.get("reason")))
+
+
+def _read_exits(event: Json, run: _Generation) -> None:
+    """Take what a journal says of a rank that failed, or of those that had ended well when their group was stopped."""
+    detail = event["detail"]
+    if event["type"] == "generation_stopped":
+        for number, t_ns in detail.get("left", ()):
+            run.rank(number).exit = {"code": 0, "signal": None, "t_ns": t_ns, "stopped_by_us": False}
+        return
+    rank = run.rank(event["rank"])
+    rank.node = event["node"]
+    how = {"pid": detail.get("pid"), "local_rank": detail.get("local_rank"), "t_ns": detail.get("time_ns")}
+    rank.exit = {**how, **detail["exit"], "stopped_by_us": False}
+    rank.shift_ns = int(detail.get("shift_ns", 0))
+    run.notes.setdefault(event["node"], []).extend(detail.get("notes", ()))
 
 
 def _judge(run: _Generation, number: int) -> Incident:
@@ -184,6 +201,7 @@ def _evidence(rank: int | None, found: _Rank, named: Mapping[int, str]) -> RankE
         tail="\n".join(line.text for _, line in found.lines),
         files={"error": found.error_file} if found.error_file else {},
         places=[(name, line.number) for name, line in found.lines],
+        clock_shift_ns=found.shift_ns,
     )
 
 

@@ -37,6 +37,7 @@ _MARKS: Final = {
     "node_added": ("+", "ok"),
     "hang_over": ("+", "ok"),
     "hook_failed": ("!", "warn"),
+    "warning": ("!", "warn"),
     "metrics_failed": ("!", "warn"),
     "job_succeeded": ("+", "done"),
 }
@@ -112,6 +113,7 @@ _TELLERS: Final[dict[str, Any]] = {
     "agent_lost": _reason,
     "hang_over": _reason,
     "hook_failed": _reason,
+    "warning": lambda facts: str(facts.get("message") or ""),
     "metrics_failed": _reason,
     "job_failed": _reason,
     "job_stopped": _reason,

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import sys
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from remote_agent.wire import Answer, Channel
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 PROGRAM = (sys.executable, "-c", "import sys; from remote_agent.engine import main; main(sys.argv[1])")
+PY_SPY = shutil.which("py-spy", path=str(Path(sys.executable).parent))
 DEADLINE_S = 20.0
 T = TypeVar("T")
 
@@ -214,3 +216,12 @@ class SharedEngine:
             self._loop.call_soon_threadsafe(self._loop.stop)
             thread.join(DEADLINE_S)
             self._loop.close()
+
+
+async def speak(directories: Iterable[Path]) -> None:
+    """Wait until each of these ranks has printed something."""
+    files = [directory / "stdout.log" for directory in directories]
+    for _ in range(1000):
+        if all(path.stat().st_size for path in files):
+            return
+        await asyncio.sleep(0.02)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from remote_agent.wire import CallFailed
-from tests.agent.engine_process import ROOT, SCRIPTS, SharedEngine, engine
+from tests.agent.engine_process import PY_SPY, ROOT, SCRIPTS, SharedEngine, engine, speak
 
 pytestmark = pytest.mark.torch
 
@@ -112,11 +112,7 @@ def test_stacks_and_flight_records_of_live_ranks(shared: SharedEngine) -> None:
         one = shared.engine
         port = (await one.call("prepare", generation=generation, host="127.0.0.1"))["port"]
         await one.go(SCRIPTS / "collective.py", "wait", generation=generation, local_world_size=2, master_port=port)
-        stdout = [shared.rank_dir(generation, rank) / "stdout.log" for rank in (0, 1)]
-        for _ in range(1000):
-            if all(path.stat().st_size for path in stdout):
-                break
-            await asyncio.sleep(0.02)
+        await speak(shared.rank_dir(generation, rank) for rank in (0, 1))
         stacks = await one.call("stacks", ranks=None)
         return stacks, await one.call("stop", generation=generation, grace_s=5, collect=True)
 
@@ -139,17 +135,25 @@ def test_stacks_and_flight_records_of_live_ranks(shared: SharedEngine) -> None:
 
 def test_stacks_of_a_script_without_torch(shared: SharedEngine) -> None:
     generation = shared.generation()
-    name = script(shared, "waits.py", "import time; time.sleep(600)")
+    name = script(shared, "waits.py", "import os\nread, _ = os.pipe()\nos.fork() or print()\nos.read(read, 1)\n")
 
     async def run() -> tuple[dict[str, Any], dict[str, Any]]:
         await shared.engine.go(name, generation=generation)
         await shared.engine.wait_mains(generation)
+        await speak([shared.rank_dir(generation, 0)])
         stacks = await shared.engine.call("stacks", ranks=[0, 7])
         return stacks, await shared.engine.call("stop", generation=generation, grace_s=5, collect=True)
 
     stacks, stopped = shared.do(run())
-    assert stacks["stacks"] == {}
-    assert "torch.distributed" in stacks["unreachable"]["0"]
+    (child,) = stacks["children"]["0"]
+    assert "waits.py" in child["name"]
+    assert child["doing"].startswith("sleeps in ")
+    if PY_SPY:
+        assert "line 4 in <module>" in child["stack"]
+        assert "line 4 in <module>" in stacks["stacks"]["0"]
+    else:
+        assert (stacks["stacks"], "py-spy is not installed" in stacks["note"]) == ({}, True)
+        assert "torch.distributed" in stacks["unreachable"]["0"]
     assert stopped["stacks"] == {}
     assert refused(shared, "stacks", ranks=None).kind == "no_workers"
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from supervisor.postmortem.diagnosis import diagnose
+from tests.agent.engine_process import PY_SPY
 from tests.agent.nodes import Nodes
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
@@ -27,7 +28,7 @@ def job(root: Path, mode: str, **changes: Any) -> Nodes:
     [
         ("gil", "hang_no_output", "holds Python's lock (GIL)", "all_reduce"),
         ("loader", "hang_no_output", "in <module> (__next__ of dataloader.py)", "all_reduce"),
-        ("thread", "hang_no_output", "in work_in_a_thread", "all_reduce"),
+        ("thread", "user_exception", "a thread ended with ZeroDivisionError", "all_reduce"),
         ("group", "hang_no_output", "waits in new_group, to which the others do not come", "all_reduce"),
         ("init", "hang_no_output", "does nothing", "init_process_group"),
     ],
@@ -42,6 +43,16 @@ def test_the_rank_that_holds_the_others_up_is_named(
             assert (incident["culprit_ranks"], incident["culprit_node"]) == ([1], "n1"), incident
             assert (incident["category"], incident["scope"]) == (category, "one_rank")
             assert says in incident["summary"], incident
+            lines = [(line["file"], line["line"], line["text"]) for line in incident["evidence"]]
+            if mode == "loader":
+                assert lines[-1][2].startswith("1 x child process pt_data_worker sleeps")
+                assert lines[-1][2].endswith("in __getitem__") or not PY_SPY
+            if mode == "thread":
+                assert "gloo timeout in 29:" in incident["summary"], incident
+                file, number, text = lines[0]
+                said = (nodes.journal("n1").parent / file).read_text().splitlines()
+                assert said[number - 1] == text == "ZeroDivisionError: integer division or modulo by zero"
+                assert incident["traceback"].endswith(text)
             missing = incident["missing"]
             assert (missing["collective"], missing["waiting"], missing["missing"]) == (collective, [0, 2], [1])
             status = await nodes.call("n1", "status")
@@ -64,12 +75,33 @@ def test_a_stopped_rank_is_named_and_its_return_noticed(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGSTOP)
             try:
                 incident = (await nodes.until("incident"))["detail"]
+                (told,) = diagnose([nodes.journal("n1").parent])["incidents"]
             finally:
                 os.kill(pid, signal.SIGCONT)
+            assert (told["category"], told["culprit_ranks"], told["culprit_node"]) == ("hang_no_output", [2], "n1")
             assert (incident["culprit_ranks"], incident["confidence"]) == ([2], "established")
             assert "stopped by a signal" in incident["summary"]
+            warning = await nodes.until("warning")
+            assert (warning["node"], warning["rank"]) == ("n1", 0)
+            assert warning["detail"]["message"].startswith("loss is nan, about step ")
             await nodes.until("hang_over")
             assert (await nodes.call("n1", "status"))["plan"] is None
+
+    asyncio.run(check())
+
+
+def test_a_rank_that_exits_is_named_whatever_its_status(tmp_path: Path) -> None:
+    async def check() -> None:
+        nodes = Nodes(tmp_path, 1, SCRIPT, nproc=2, args=("exit",), hang_after=3.0, max_restarts=1)
+        async with nodes:
+            await nodes.launch()
+            await nodes.until("job_failed")
+            live = [event["detail"] for event in await everything(nodes) if event["type"] == "incident"]
+            told = diagnose([nodes.journal("n1").parent])["incidents"]
+            for category, *incidents in zip(("other", "collective_desync"), live, told, strict=True):
+                for incident in incidents:
+                    assert (incident["category"], incident["culprit_ranks"]) == (category, [1]), incident
+                    assert incident["culprit_node"] == "n1"
 
     asyncio.run(check())
 

@@ -102,6 +102,33 @@ def test_steps_are_read_from_the_lines_in_use(text: bytes, step: int | None) -> 
     assert bytewise.step == step
 
 
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        (b"step 120 loss=nan\n", "loss is nan, about step 120"),
+        (b"{'loss': nan, 'grad_norm': nan}\n", "loss is nan"),
+        (b"lm loss: NaN |\n", "loss is nan"),
+        (b"val/loss_ce: -inf\nstep 3\n", "val/loss_ce is -inf, about step 3"),
+        (b"Loss is tensor(nan, device='cuda:0')\n", "Loss is nan"),
+        (b"loss nan\n" + b"[info] x\n" * 200, "loss is nan"),
+        (b"best_loss=inf min_val_loss: inf loss_scale inf glossinfo\n", None),
+        (b"Validation loss decreased (inf --> 0.69)\n", None),
+        (b"loss 0.3 info nancy\nloss: info\ngrad_norm inf\nno loss\nnan values: 0\n", None),
+    ],
+)
+def test_a_loss_that_is_no_number_is_told(text: bytes, warning: str | None) -> None:
+    steps = StepReader()
+    for at in range(0, len(text), 7):
+        steps.feed("stdout", text[at : at + 7], 1)
+    whole = StepReader()
+    whole.feed("stderr", text, 1)
+    assert whole.warning == warning
+    assert (steps.warning or "").partition(",")[0] == (warning or "").partition(",")[0]
+    whole = StepReader()
+    whole.feed("nccl", text, 1)
+    assert whole.warning is None
+
+
 def test_a_number_that_has_not_wholly_come_is_not_read() -> None:
     steps = StepReader()
     steps.feed("stdout", b"step 119\nstep 12", 1)

@@ -15,7 +15,7 @@ import pytest
 from remote_agent.diagnose import RankEvidence, decode_exit
 from remote_agent.diagnose.reading import FINE, UNEXPLAINED, read_rank
 from remote_agent.diagnose.shapes import shape
-from remote_agent.diagnose.traces import find_traces
+from remote_agent.diagnose.traces import find_ended_part, find_traces
 
 
 def fail(tmp_path: Path, source: str, *options: str, name: str = "train.py") -> tuple[str, int]:
@@ -44,6 +44,43 @@ def test_an_exception_is_named_with_its_innermost_user_frame(tmp_path: Path) -> 
     (line,) = found.evidence
     assert (line.file, line.line) == ("/j/generation_0/rank_3/stderr.log", len(tail.splitlines()) + 1)
     assert line.text.startswith("json.decoder.JSONDecodeError")
+
+
+def test_what_ends_a_thread_a_task_or_a_child_is_told_from_what_is_only_printed(tmp_path: Path) -> None:
+    source = """
+import asyncio, gc, multiprocessing, threading, traceback
+def fail(part):
+    try:
+        {}[part]
+    except KeyError as error:
+        raise ValueError(part) from error
+async def main():
+    asyncio.ensure_future(asyncio.to_thread(fail, "task"))
+    asyncio.get_running_loop().call_soon(fail, "callback")
+    await asyncio.sleep(0.1)
+    gc.collect()
+if __name__ == "__main__":
+    thread = threading.Thread(target=fail, args=("thread",))
+    thread.start()
+    thread.join()
+    asyncio.run(main())
+    child = multiprocessing.get_context("fork").Process(target=fail, args=("child",))
+    child.start()
+    child.join()
+    try:
+        fail("print")
+    except ValueError:
+        traceback.print_exc()
+"""
+    text, _ = fail(tmp_path, source)
+    found = {(trace.message, trace.part) for trace in find_traces(text) if trace.type == "ValueError"}
+    assert found == {
+        ("thread", "a thread"), ("task", "an asyncio task"), ("callback", "an asyncio callback"),
+        ("child", "a child process"), ("print", ""),
+    }  # fmt: skip
+    last = find_ended_part(text)
+    assert last is not None
+    assert last.message == "child"
 
 
 def test_of_chained_exceptions_the_deliberate_one_is_named_unless_another_says_more(tmp_path: Path) -> None:

@@ -91,54 +91,6 @@ def test_a_traceback_below_a_tagged_line_belongs_to_it(tmp_path: Path) -> None:
     assert only(diagnose([log]))["culprit_ranks"] == [1]
 
 
-def test_a_job_directory_of_ours_has_one_incident_a_failed_generation(tmp_path: Path) -> None:
-    job = tmp_path / "jobs" / "train-a1"
-    write(
-        job,
-        generation_0__rank_0__stderr_dot_log="",
-        generation_0__rank_1__stderr_dot_log="",
-        generation_1__rank_0__stderr_dot_log="",
-        generation_1__rank_1__stderr_dot_log=BROKEN,
-        generation_2__rank_0__stdout_dot_log="step=1\n",
-    )
-    error = {"message": {"message": "ValueError: 7 classes, 6 labels", "extraInfo": {"py_callstack": BROKEN}}}
-    (job / "generation_1" / "rank_1" / "error.json").write_text(json.dumps(error))
-    members = [{"node": f"n{1 + at}", "group_rank": at, "base_rank": at, "nproc": 1} for at in range(2)]
-    ended = {"exit": {"code": None, "signal": "SIGSEGV"}, "local_rank": 0, "pid": 5, "time_ns": 10**18, "message": None}
-    told = "kernel: python[5]: segfault at 0 ip 0"
-    events = [
-        {"type": "generation_started", "generation": 0, "node": None, "rank": None, "detail": {"members": members}},
-        {"type": "rank_failed", "generation": 0, "node": "n1", "rank": 0, "detail": {**ended, "notes": [told]}},
-    ]
-    (job / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"type": "torn')
-    first, second = diagnose([job])["incidents"]
-    assert (first["generation"], first["category"], first["culprit_ranks"], first["culprit_node"]) == (
-        0,
-        "segfault",
-        [0],
-        "n1",
-    )
-    assert told in [line["text"] for line in first["evidence"]]
-    assert (second["generation"], second["category"], second["culprit_ranks"]) == (1, "user_exception", [1])
-    assert [first["id"], second["id"]] == [1, 2]
-
-
-def test_the_directories_of_one_job_on_several_nodes_are_one_run(tmp_path: Path) -> None:
-    """The journal tells of the exit on both nodes; the words are on one. Of two jobs of one name each has its own."""
-    start = {"type": "job_started", "generation": -1, "node": None, "rank": None, "detail": {}, "time": "10:00"}
-    ended = {"exit": {"code": 1, "signal": None}, "local_rank": 0, "pid": 5, "time_ns": 10**18, "message": None}
-    failed = {"type": "rank_failed", "generation": 0, "node": "n2", "rank": 1, "detail": {**ended, "notes": ["told"]}}
-    for node, rank, text in (("n1", 0, ""), ("n2", 1, BROKEN)):
-        write(tmp_path / node / "jobs" / "train-a1", **{f"generation_0__rank_{rank}__stderr_dot_log": text})
-        journal = "".join(json.dumps(event) + "\n" for event in (start, failed))
-        (tmp_path / node / "jobs" / "train-a1" / "events.jsonl").write_text(journal)
-    (incident,) = diagnose([tmp_path])["incidents"]
-    assert (incident["category"], incident["culprit_ranks"]) == ("user_exception", [1])
-    another = json.dumps({**start, "time": "11:00"}) + "\n" + json.dumps(failed) + "\n"
-    (tmp_path / "n1" / "jobs" / "train-a1" / "events.jsonl").write_text(another)
-    assert len(diagnose([tmp_path])["incidents"]) == 2
-
-
 def test_torchruns_directories_know_local_ranks_of_one_node_only(tmp_path: Path) -> None:
     one = write(tmp_path / "one", run_x__attempt_0__0__stderr_dot_log=PEER, run_x__attempt_0__1__stderr_dot_log=BROKEN)
     assert only(diagnose([one]))["culprit_ranks"] == [1]

@@ -263,6 +263,19 @@ def test_who_did_not_come_to_the_collective() -> None:
     assert behind.culprit_ranks == (2,)
 
 
+def test_the_thread_that_ended_says_why_a_rank_did_not_come() -> None:
+    said = stopped(1, 2, "Exception in thread Thread-1 (feed):\n" + trace("KeyError: 'x'", 7, "feed"))
+    incident = judge(*(rank(each, 1, watchdog(each, 44, 44), None, "SIGABRT") for each in (0, 2, 3)), said)
+    assert (incident.category, incident.culprit_ranks) == ("user_exception", (1,))
+    assert incident.summary.startswith(
+        "rank 1 (n1): a thread ended with KeyError: 'x' in train.py:7 feed; did not come"
+    )
+    assert (incident.traceback or "").endswith("KeyError: 'x'")
+    still: dict[str, Any] = {"collective": None, "seq": None, "waiting": [], "missing": [1], "stacks": {}}
+    quiet = verdict([stopped(1, 2)], Context(hang=still, ranks_per_node={"n1": [0, 1]}))
+    assert quiet.summary == "rank 1 (n1): the group stood still"
+
+
 def test_one_watchdog_alone_blames_nobody() -> None:
     incident = judge(rank(0, 1, watchdog(0, 44, 44), None, "SIGABRT"), *(stopped(each, 2) for each in (1, 2, 3)))
     assert (incident.scope, incident.culprit_ranks, incident.confidence) == ("not_in_text", (), "unknown")

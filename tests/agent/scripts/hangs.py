@@ -3,6 +3,7 @@
 import ctypes
 import os
 import queue
+import socket
 import sys
 import threading
 import time
@@ -45,6 +46,17 @@ def save(seconds: float) -> None:
             time.sleep(0.01)
 
 
+def upload(seconds: float) -> None:
+    ends = socket.create_server(("127.0.0.1", 0))
+    here = socket.create_connection(ends.getsockname())
+    there, _ = ends.accept()
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        here.sendall(b"x" * 100_000)
+        there.recv(100_000, socket.MSG_WAITALL)
+        time.sleep(0.1)
+
+
 def act() -> None:
     if mode == "gil":
         ctypes.PyDLL(None).sleep(1000)
@@ -54,10 +66,13 @@ def act() -> None:
         dist.broadcast(torch.ones(7), 0)
     elif mode == "group":
         dist.barrier(dist.new_group([0, 1]))
+    elif mode == "exit":
+        os._exit(0 if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) else 3)
     elif mode == "compute":
         compute(8)
     elif mode == "save":
-        save(8)
+        save(4)
+        upload(5)
     elif mode == "late":
         time.sleep(8)
 
@@ -77,7 +92,7 @@ for step in range(600):
         dist.all_reduce(value)
     if step == 40 and mode in ("compute", "save", "late", "silent"):
         break
-    print(f"step={step}", flush=True)
+    print(f"step={step} loss={'nan' if mode == 'alone' and rank == 0 else 1}", flush=True)
     time.sleep(0.02)
 del loader
 dist.barrier()

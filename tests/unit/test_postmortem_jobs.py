@@ -1,0 +1,78 @@
+"""`diagnose` on job directories of ours: what the journal adds to the files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from supervisor.postmortem.diagnosis import diagnose
+from tests.unit.test_postmortem import BROKEN, PEER, only, write
+
+
+def test_a_job_directory_of_ours_has_one_incident_a_failed_generation(tmp_path: Path) -> None:
+    job = tmp_path / "jobs" / "train-a1"
+    write(
+        job,
+        generation_0__rank_0__stderr_dot_log="",
+        generation_0__rank_1__stderr_dot_log="",
+        generation_1__rank_0__stderr_dot_log="",
+        generation_1__rank_1__stderr_dot_log=BROKEN,
+        generation_2__rank_0__stdout_dot_log="step=1\n",
+    )
+    error = {"message": {"message": "ValueError: 7 classes, 6 labels", "extraInfo": {"py_callstack": BROKEN}}}
+    (job / "generation_1" / "rank_1" / "error.json").write_text(json.dumps(error))
+    members = [{"node": f"n{1 + at}", "group_rank": at, "base_rank": at, "nproc": 1} for at in range(2)]
+    ended = {"exit": {"code": None, "signal": "SIGSEGV"}, "local_rank": 0, "pid": 5, "time_ns": 10**18, "message": None}
+    told = "kernel: python[5]: segfault at 0 ip 0"
+    events = [
+        {"type": "generation_started", "generation": 0, "node": None, "rank": None, "detail": {"members": members}},
+        {"type": "rank_failed", "generation": 0, "node": "n1", "rank": 0, "detail": {**ended, "notes": [told]}},
+    ]
+    (job / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"type": "torn')
+    first, second = diagnose([job])["incidents"]
+    assert (first["generation"], first["category"], first["culprit_ranks"], first["culprit_node"]) == (
+        0,
+        "segfault",
+        [0],
+        "n1",
+    )
+    assert told in [line["text"] for line in first["evidence"]]
+    assert (second["generation"], second["category"], second["culprit_ranks"]) == (1, "user_exception", [1])
+    assert [first["id"], second["id"]] == [1, 2]
+
+
+def test_the_directories_of_one_job_on_several_nodes_are_one_run(tmp_path: Path) -> None:
+    """The journal tells of the exit on both nodes; the words are on one. Of two jobs of one name each has its own."""
+    start = {"type": "job_started", "generation": -1, "node": None, "rank": None, "detail": {}, "time": "10:00"}
+    ended = {"exit": {"code": 1, "signal": None}, "local_rank": 0, "pid": 5, "time_ns": 10**18, "message": None}
+    failed = {"type": "rank_failed", "generation": 0, "node": "n2", "rank": 1, "detail": {**ended, "notes": ["told"]}}
+    for node, rank, text in (("n1", 0, ""), ("n2", 1, BROKEN)):
+        write(tmp_path / node / "jobs" / "train-a1", **{f"generation_0__rank_{rank}__stderr_dot_log": text})
+        journal = "".join(json.dumps(event) + "\n" for event in (start, failed))
+        (tmp_path / node / "jobs" / "train-a1" / "events.jsonl").write_text(journal)
+    (incident,) = diagnose([tmp_path])["incidents"]
+    assert (incident["category"], incident["culprit_ranks"]) == ("user_exception", [1])
+    another = json.dumps({**start, "time": "11:00"}) + "\n" + json.dumps(failed) + "\n"
+    (tmp_path / "n1" / "jobs" / "train-a1" / "events.jsonl").write_text(another)
+    assert len(diagnose([tmp_path])["incidents"]) == 2
+
+
+def test_who_left_early_is_told_from_the_journal_whatever_the_clocks(tmp_path: Path) -> None:
+    job, left_ns = tmp_path / "jobs" / "train-a1", 10**18
+    said = {"message": "RuntimeError: Connection closed by peer [10.0.0.1]:4", "extraInfo": {"py_callstack": PEER}}
+    write(job, generation_0__rank_0__error_dot_json="", generation_0__rank_1__stderr_dot_log="")
+    file = job / "generation_0" / "rank_0" / "error.json"
+    file.write_text(json.dumps({"message": said}))
+    # Rank 0 failed a second later, on a clock that is five behind.
+    os.utime(file, ns=(left_ns - 4 * 10**9, left_ns - 4 * 10**9))
+    ended = {"exit": {"code": 1, "signal": None}, "time_ns": left_ns + 2 * 10**9, "shift_ns": 5 * 10**9}
+    members = [{"node": f"n{1 + at}", "group_rank": at, "base_rank": at, "nproc": 1} for at in range(2)]
+    events = [
+        {"type": "generation_started", "generation": 0, "node": None, "rank": None, "detail": {"members": members}},
+        {"type": "rank_failed", "generation": 0, "node": "n1", "rank": 0, "detail": ended},
+        {"type": "generation_stopped", "generation": 0, "node": None, "rank": None, "detail": {"left": [[1, left_ns]]}},
+    ]
+    (job / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    found = only(diagnose([job]))
+    assert (found["category"], found["culprit_ranks"], found["culprit_node"]) == ("collective_desync", [1], "n2")

@@ -1,0 +1,29 @@
+"""What a rank's output shows that is no failure: told once, in the journal and in the status, and nothing follows."""
+
+from __future__ import annotations
+
+from remote_agent import restore
+from remote_agent import state as s
+from remote_agent.coordinator import MAX_WARNINGS
+from remote_agent.status import document
+from supervisor import plain
+from supervisor.tui.journal import event_text
+from tests.unit.world import World, spec
+
+NAN = "loss is nan, about step 120"
+
+
+def test_a_rank_is_warned_of_once_and_of_a_few_ranks() -> None:
+    world = World(spec(2, nproc=8))
+    for _ in range(3):
+        world.feed(s.Beat("n2", warnings={9: NAN}))
+    world.feed(s.Beat("n1", warnings=dict.fromkeys(range(8), NAN)))
+    told = [event for event in world.events if event.type == "warning"]
+    assert [event.rank for event in told] == [9, *range(MAX_WARNINGS - 1)]
+    assert (told[0].node, told[0].detail) == ("n2", {"message": NAN})
+    assert (world.state.phase, world.state.incident) == (s.RUNNING, None)
+    # Whoever takes the role over does not tell it again.
+    assert restore.fold(world.state.spec, world.records()).warnings == world.state.warnings
+    assert f"warning: rank 9: {NAN}" in plain.status_lines(document(world.state, {}, "n1"))
+    record = next(record for record in world.records() if record["type"] == "warning")
+    assert event_text(record) == plain.event_text(record) == NAN
