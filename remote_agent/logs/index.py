@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-from remote_agent.logs.levels import OVERLAP, block_bits
+from remote_agent.logs.levels import NCCL, OVERLAP, block_bits
 
 LINES_PER_BLOCK = 256
 BYTES_PER_BLOCK = 1024 * 1024
@@ -27,7 +27,10 @@ _NEWLINE = b"\n"
 
 
 class Block(NamedTuple):
-    """Lines [line, line + lines) in bytes [offset, end); `closed`: the last line ends with a newline at end - 1."""
+    """Lines [line, line + lines) in bytes [offset, end); `closed`: the last line ends with a newline at end - 1.
+
+    nccl: there may be lines of NCCL among them.
+    """
 
     line: int
     lines: int
@@ -37,6 +40,7 @@ class Block(NamedTuple):
     bits: int
     upper: bool
     closed: bool
+    nccl: bool
 
 
 class Entry(NamedTuple):
@@ -180,7 +184,8 @@ class LineIndex:
             count, end, closed = self._lines[number + 1] - line, self._offsets[number + 1], True
         else:
             count, end, closed = self.total_lines - line, self.scanned, self.line_start == self.scanned
-        return Block(line, count, offset, end, self._times[number], bits & 0x7F, bool(bits & UPPER_BOUND), closed)
+        t_ns, upper = self._times[number], bool(bits & UPPER_BOUND)
+        return Block(line, count, offset, end, t_ns, bits & (NCCL - 1), upper, closed, bool(bits & NCCL))
 
     def lines_before(self, t_ns: int) -> int:
         """Return how many lines came before this time."""

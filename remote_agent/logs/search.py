@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from remote_agent.logs.index import Block
     from remote_agent.logs.logfile import LogFile
     from remote_agent.logs.pattern import Pattern
+    from remote_agent.logs.selection import Wanted
 
 SLICE = 256 * 1024
 _BATCH_ROWS = 256
@@ -33,10 +34,10 @@ _INDEX_WAIT_S = 60.0
 
 
 class Query(NamedTuple):
-    """What is looked for; level: bit of the lowest one wanted, 0 for all; since_ns <= arrival < until_ns."""
+    """What is looked for; since_ns <= arrival < until_ns."""
 
     pattern: Pattern
-    level: int = 0
+    wanted: Wanted
     since_ns: int | None = None
     until_ns: int | None = None
     limit: int | None = None
@@ -78,7 +79,7 @@ class _Batch:
 async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, None]:
     """Yield hits file by file, in the order of lines; the last item says done, searched_bytes, hits."""
     batch, breather = _Batch(), Breather()
-    hits = searched = 0
+    hits = searched = apart = 0
     for file in files:
         await index_until(file, None, _INDEX_WAIT_S)
         epoch = file.epoch
@@ -92,16 +93,19 @@ async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, N
                     break
                 if row is None:
                     continue
+                if query.wanted.is_apart(file, row.text):
+                    apart += 1
+                    continue
                 hits += 1
                 batch.add(file, row)
                 if query.limit is not None and hits >= query.limit:
-                    yield batch.take(done=True, searched_bytes=searched, hits=hits, limited=True)
+                    yield batch.take(done=True, searched_bytes=searched, hits=hits, apart=apart, limited=True)
                     return
-    yield batch.take(done=True, searched_bytes=searched, hits=hits)
+    yield batch.take(done=True, searched_bytes=searched, hits=hits, apart=apart)
 
 
-def _wanted(block: Block, query: Query) -> bool:
-    if block.bits < query.level:
+def _wanted(file: LogFile, block: Block, query: Query) -> bool:
+    if not query.wanted.may_be_in(file, block):
         return False
     if query.until_ns is not None and block.t_ns >= query.until_ns:
         return False
@@ -115,7 +119,7 @@ def _runs(file: LogFile, query: Query) -> Iterator[_Run]:
     run: _Run | None = None
     for number in range(count):
         block = index.block(number)
-        if not _wanted(block, query):
+        if not _wanted(file, block, query):
             if run is not None:
                 yield run
             run = None
@@ -183,7 +187,7 @@ def _row(file: LogFile, query: Query, line: int, start: int, end: int, raw: byte
     if query.until_ns is not None and t_ns >= query.until_ns:
         return None
     level = level_of(text)
-    if level < query.level:
+    if level < query.wanted.level:
         return None
     return Row(line, start, end, t_ns, block.upper, text, level)
 

@@ -139,14 +139,15 @@ class LogStore:
         """Answer log_merged: the last rows before a time, or the first ones from a time on, over all files chosen.
 
         complete: the files it has read are indexed to their end, else rows may be missing; more: there are rows beyond
-        the outermost one. Raises Problem.
+        the outermost one; apart: so many lines among them were left out, of NCCL where its stream was not asked for.
+        Raises Problem.
         """
-        lowest = selection.check_level(level)
+        wanted = selection.check_lines(streams, level)
         if before_ns is not None and after_ns is not None:
             raise Problem("usage", "either before_ns or after_ns")
         await self._rescan()
         files = selection.select(self._catalogue, generation, ranks, streams)
-        return await merged(files, before_ns, after_ns, count, lowest)
+        return await merged(files, before_ns, after_ns, count, wanted)
 
     async def follow(
         self,
@@ -197,10 +198,12 @@ class LogStore:
         until_ns: int | None = None,
         limit: int | None = None,
     ) -> AsyncGenerator[Answer, None]:
-        """Answer log_search: hits file by file, then {done, searched_bytes, hits}; raises Problem."""
-        query = searching.Query(
-            compile_pattern(pattern, ignore_case), selection.check_level(level), since_ns, until_ns, limit
-        )
+        """Answer log_search: hits file by file, then {done, searched_bytes, hits, apart}; raises Problem.
+
+        apart: so many lines would be hits, but are of a stream that was not asked for.
+        """
+        wanted = selection.check_lines(streams, level)
+        query = searching.Query(compile_pattern(pattern, ignore_case), wanted, since_ns, until_ns, limit)
         await self._rescan()
         files = selection.select(self._catalogue, generation, ranks, streams)
         items = searching.search(files, query)

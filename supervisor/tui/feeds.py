@@ -185,6 +185,8 @@ class MergedFeed:
         """And more than that: the window that counts them was full."""
         self.absent: tuple[str, ...] = ()
         """Nodes whose rows may be missing among these."""
+        self.apart = False
+        """Lines of NCCL were left out: they are of a stream that was not asked for."""
         self._rows: dict[Key, LogRow] = {}
         self._order: list[Key] = []
         self._bytes = 0
@@ -288,7 +290,9 @@ class MergedFeed:
         self.detached = page.more
 
     async def _fetch(self, count: int, clocks: Clocks | None, **bounds: int) -> Page:
-        return await self._source.merged(self.selection, count, clocks=clocks, **bounds)
+        page = await self._source.merged(self.selection, count, clocks=clocks, **bounds)
+        self.apart = self.apart or bool(page.apart and "nccl" not in self.selection.streams)
+        return page
 
     def _edge(self, number: int) -> int:
         return self._rows[self._order[number]].t_ns

@@ -25,6 +25,8 @@ def last(number, frame):
 signal.signal(signal.SIGTERM, last)
 if not second:
     print("ERROR of the first generation", file=sys.stderr, flush=True)
+else:
+    print("n1:7:9 [0] NCCL WARN in the script's file", flush=True)
 number = 0
 while not second or number < 3000:
     print(f"ERROR {second} {number}\\nfine", flush=number % 500 == 0)
@@ -56,7 +58,7 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
             await asyncio.wait_for(following, WAIT_S)
             assert session.state == "succeeded"
         logs = [made.home("n1") / f"jobs/job-t/generation_{number}/rank_0/stdout.log" for number in (0, 1)]
-        assert told == [line for log in logs for line in log.read_text().splitlines() if line != "fine"]
+        assert told == [line for log in logs for line in log.read_text().splitlines() if line.startswith("ERROR")]
         assert "ERROR last words" in told
 
     with hosts(tmp_path, 1) as made:
@@ -66,6 +68,12 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
         last = [f"n1:0| ERROR True {number}" for number in range(3000)]
         assert cli("logs", "h.toml", "-f", "--level", "error", "--tail", "3").lines == last[-3:]
         assert cli("logs", "h.toml", "-f", "--level", "error").lines == last
+        nccl = ["n1:0| n1:7:9 [0] NCCL WARN in the script's file"]
+        assert cli("logs", "h.toml", "--stream", "nccl").lines == nccl
+        assert cli("logs", "h.toml", "--stream", "nccl", "-f").lines == nccl
+        assert cli("logs", "h.toml", "--stream", "all", "--tail", "9999").lines[0] == nccl[0]
+        without = cli("logs", "h.toml", "--grep", "NCCL")
+        assert (without.lines, "lines of NCCL are left out" in without.err) == ([], True)
         # The newest generation wrote nothing there.
         assert cli("logs", "h.toml", "-f", "--stream", "stderr").lines == []
         typo = cli("logs", "h.toml", "-f", "--node", "typo")
