@@ -44,11 +44,11 @@ class _Lines:
         self.sure = 0
         """Before this one too few lines are known to tell."""
 
-    def prepend(self, rows: list[Row]) -> None:
-        """Put the lines before these in front of them."""
+    def prepend(self, rows: list[Row], is_first: bool) -> None:
+        """Put the lines before these in front of them; is_first: there are none before those."""
         rows, self.rows, self.begins = rows + self.rows, [], []
         self._reader, self._age = RecordReader(), 0
-        self.sure = 0 if rows[0].line == 0 else min(len(rows), RECORD_LIMIT + _CONTEXT)
+        self.sure = 0 if is_first else min(len(rows), RECORD_LIMIT + _CONTEXT)
         self.append(rows)
 
     def append(self, rows: list[Row]) -> None:
@@ -104,7 +104,7 @@ class Records:
     def _block(self, line: int, first: int = 0, stop: int | None = None) -> list[Row]:
         """Return the rows of the block that holds this line; none where the file has been replaced."""
         index = self.file.index
-        if self.file.epoch != self._epoch or not 0 <= line < index.total_lines:
+        if self.file.epoch != self._epoch or not index.first_line <= line < index.total_lines:
             return []
         return self.file.rows_of(index.block(index.blocks_of(line)), first, stop)
 
@@ -127,7 +127,7 @@ class Backwards(Records):
     def bound_ns(self) -> int | None:
         """Return a time that no record is later than, without reading the file; None: there is none."""
         self._skip()
-        return self._time_of(self._left - 1) if self._left else None
+        return self._time_of(self._left - 1) if self._left > self.file.index.first_line else None
 
     def next(self) -> Record | None:
         """Return the record before the one given last."""
@@ -153,13 +153,13 @@ class Backwards(Records):
         if not self._lines.rows and self._extend:
             rows = self._extended(rows)
         self._extend = False
-        self._lines.prepend(rows)
+        self._lines.prepend(rows, self._left == self.file.index.first_line)
         return True
 
     def _skip(self) -> bool:
         """Pass over blocks that hold nothing that is wanted; True when there were any."""
         index, start = self.file.index, self._left
-        while self._left > 0 and self.file.epoch == self._epoch:
+        while self._left > index.first_line and self.file.epoch == self._epoch:
             block = index.block(index.blocks_of(self._left - 1))
             if self._wanted.may_be_in(self.file, block):
                 break
@@ -229,8 +229,8 @@ class Forwards(Records):
         lines = self._lines
         rows = self._block(self._next)
         while rows:
-            lines.prepend(rows)
-            first = lines.rows[0].line
+            first = rows[0].line
+            lines.prepend(rows, first == self.file.index.first_line)
             at = self._next - first
             if lines.sure <= at:
                 while at > max(lines.sure, self._first - first) and not lines.begins[at]:

@@ -57,6 +57,12 @@ def stream_of(file: str, text: bytes) -> str:
     return "nccl" if NCCL_MARK in text[:1024] and _NCCL.match(text) is not None else file
 
 
+def dropped_text(size: int) -> bytes:
+    """Return the line that stands for so many bytes that are gone from the disk."""
+    amount = f"{size / 1e9:.1f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"
+    return f"… {amount} were dropped here: log_bound".encode()
+
+
 class RecordReader:
     """Tells, line after line, which ones continue the record before: indented lines and the parts of a traceback."""
 

@@ -84,8 +84,10 @@ async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, N
         await index_until(file, None, _INDEX_WAIT_S)
         epoch = file.epoch
         for run in _runs(file, query):
-            searched += run.end - run.offset
-            for row in _hits(file, run, query):
+            lost = run.offset < file.dropped
+            searched += 0 if lost else run.end - run.offset
+            # What cannot be searched any more is told in its place, whatever is looked for.
+            for row in file.rows_of(file.index.block(0)) if lost else _hits(file, run, query):
                 await breather.breathe()
                 if batch.is_due():
                     yield batch.take()
@@ -93,7 +95,7 @@ async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, N
                     break
                 if row is None:
                     continue
-                if query.wanted.is_apart(file, row.text):
+                if not lost and query.wanted.is_apart(file, row.text):
                     apart += 1
                     continue
                 hits += 1
@@ -115,15 +117,17 @@ def _wanted(file: LogFile, block: Block, query: Query) -> bool:
 def _runs(file: LogFile, query: Query) -> Iterator[_Run]:
     """Yield the parts of the file that may hold hits, as the index is now."""
     index = file.index
-    count = len(index)
+    line, stop = index.first_line, index.total_lines
     run: _Run | None = None
-    for number in range(count):
-        block = index.block(number)
+    while line < stop:
+        # By line: blocks are joined or go while we wait for our turn.
+        block = index.block(max(0, index.blocks_of(line)))
+        line = block.line + block.lines
         if not _wanted(file, block, query):
             if run is not None:
                 yield run
             run = None
-        elif run is not None and block.offset - run.offset < SLICE:
+        elif run is not None and run.offset >= file.dropped and block.offset - run.offset < SLICE:
             run = run._replace(end=block.end)
         else:
             if run is not None:
@@ -136,7 +140,7 @@ def _runs(file: LogFile, query: Query) -> Iterator[_Run]:
 def _hits(file: LogFile, run: _Run, query: Query) -> Iterator[Row | None]:
     """Yield the matching rows of one run; None between slices of work."""
     line, offset = run.line, run.offset
-    while offset < run.end:
+    while file.dropped <= offset < run.end:
         data = file.pread(offset, min(run.end - offset, SLICE + CLIP))
         if not data:
             return
@@ -180,7 +184,7 @@ def _row(file: LogFile, query: Query, line: int, start: int, end: int, raw: byte
     # A plain literal has matched already, unless it stands where the row does not show it.
     if not (query.pattern.plain and raw is not None and len(text) == len(raw)) and not query.pattern.matches(text):
         return None
-    block = file.index.block(file.index.blocks_of(line))
+    block = file.index.block(max(0, file.index.blocks_of(line)))
     t_ns = block.t_ns + line - block.line
     if query.since_ns is not None and t_ns < query.since_ns:
         return None

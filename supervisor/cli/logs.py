@@ -18,6 +18,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.logs.rows import dropped_text
 from supervisor.cli.entry import say
 from supervisor.cli.folded import fold_all, fold_live, line_of, rows_of
 from supervisor.cli.options import load_inventory, make_parser, parse, read_duration, read_ranks, split_target
@@ -159,7 +160,11 @@ async def _raw(session: Session, options: argparse.Namespace, writer: Writer) ->
         hint = "NCCL may have written into stdout or stderr: leave --raw out" if stream == "nccl" else ""
         raise RequestFailed(f"no {stream} of rank {rank}{where} on the hosts that answer", hint)
     newest = max(found, key=lambda file: int(file["generation"]))
-    async for data in logs.read_raw(session, newest, follow=options.follow):
+
+    def note_dropped(size: int) -> None:
+        say(f"{dropped_text(size).decode()}; --raw goes on behind them")
+
+    async for data in logs.read_raw(session, newest, note_dropped, follow=options.follow):
         await _put(writer, data)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -328,13 +328,21 @@ async def _next(stream: AsyncGenerator[tuple[int, Row], None]) -> tuple[int, Row
         return None
 
 
-async def read_raw(session: Session, file: dict[str, Any], *, follow: bool = False) -> AsyncGenerator[bytes, None]:
-    """Yield the very bytes of one file; `follow`: until the job is over."""
+async def read_raw(
+    session: Session, file: dict[str, Any], note_dropped: Callable[[int], None], *, follow: bool = False
+) -> AsyncGenerator[bytes, None]:
+    """Yield the very bytes of one file; `follow`: until the job is over.
+
+    `note_dropped` is told of bytes that are gone from the node's disk.
+    """
     place = {key: file[key] for key in ("generation", "rank", "stream")}
     offset = 0
     while True:
         over = session.ended
         answer = await ask(session, file["node"], "log_read", {**place, "offset": offset, "length": READ_SIZE}, 60.0)
+        if int(answer.data["offset"]) > offset:
+            note_dropped(int(answer.data["offset"]) - offset)
+            offset = int(answer.data["offset"])
         if answer.body:
             yield answer.body
             offset += len(answer.body)

@@ -119,3 +119,24 @@ def test_ranks_that_print_alike_are_folded_past_and_live(
         assert (past[:-2], sorted(past[-2:])) == (STEPS, last)
         assert folded("-f", "--level", "info", "--tail", "18")[:-2] == STEPS
         assert folded("--grep", "step", "--tail", "4") == STEPS[-2:]
+
+
+def test_what_a_bound_drops_is_told_to_whoever_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with hosts(tmp_path, 1, log_bound=4 * 1024 * 1024) as made:
+        (made.work / "flood.py").write_text("for i in range(120_000):\n    print(f'line {i:06}', 'x' * 80)\n")
+        cli = Cli(made, monkeypatch, capfd)
+        assert cli("up", "h.toml", "--detach", "--job", "job-t", "flood.py").status == 0
+        live = cli("logs", "h.toml", "-f").lines
+        raw = cli("logs", "h.toml", "--rank", "0", "--raw")
+        later = cli("logs", "h.toml", "-f").lines
+    assert "MB were dropped here: log_bound; --raw goes on behind them" in raw.err
+    kept = [f"n1:0| {line}" for line in raw.lines]
+    assert 10_000 < len(kept) < 60_000
+    assert kept[-1].startswith("n1:0| line 119999 ")
+    assert later[0].endswith("MB were dropped here: log_bound")
+    assert later[1:] == kept
+    assert live[-len(kept) :] == kept, "who followed lost nothing that is left"
+    told = [line for line in live if "dropped here" in line]
+    assert len(told) + sum(line.startswith("n1:0| line ") for line in live) == len(live)

@@ -93,7 +93,8 @@ class LogsScreen(LiveScreen):
         feed = self._open(one_file=True)
         line = place.line - 1
         if isinstance(feed, RankFeed):
-            self.log_view.jump(line, (feed.generation, feed.rank, feed.stream, line))
+            key = (feed.generation, feed.rank, feed.stream, line)
+            self.log_view.jump(feed.index_of(key), key)
 
     def _open(self, *, one_file: bool = False) -> MergedFeed | RankFeed:
         log = self.log_view
@@ -352,7 +353,7 @@ class LogsScreen(LiveScreen):
             return
         t_ns, key = hit
         if isinstance(feed, RankFeed):
-            log.jump(key[3], key)
+            log.jump(feed.index_of(key), key)
         else:
             log.jump_to_time(t_ns, key)
         self._title()
