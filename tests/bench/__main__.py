@@ -14,12 +14,20 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import defects, launch, report, restart
+from tests.bench import defects, flood, launch, logs, report, restart
 from tests.bench.report import Report
 from tests.cluster import ClusterError, cluster_obstacle
 from tests.cluster.leftovers import MARK, describe, end, marked
 
-BENCHMARKS: dict[str, Callable[[], Report]] = {"launch": launch.run, "restart": restart.run, "defects": defects.run}
+BENCHMARKS: dict[str, Callable[[], Report]] = {
+    "launch": launch.run,
+    "restart": restart.run,
+    "defects": defects.run,
+    "flood": flood.run,
+    "browse": logs.browse,
+    "grep": logs.grep,
+    "frames": logs.frames,
+}
 
 
 def main(argv: list[str] | None = None) -> int:
