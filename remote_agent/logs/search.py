@@ -29,6 +29,8 @@ _BATCH_S = 0.2
 _ALIVE_S = 10.0
 # The event loop is asked for its turn this often while nothing is found.
 _LINES_PER_TURN = 64
+# As often while blocks that can hold no hit are passed over: some 2 ms.
+_LINES_PASSED = 256 * 1024
 # Longest wait for the index of a file that was there before us.
 _INDEX_WAIT_S = 60.0
 
@@ -84,6 +86,9 @@ async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, N
         await index_until(file, None, _INDEX_WAIT_S)
         epoch = file.epoch
         for run in _runs(file, query):
+            if run is None:
+                await breather.breathe()
+                continue
             lost = run.offset < file.dropped
             searched += 0 if lost else run.end - run.offset
             # What cannot be searched any more is told in its place, whatever is looked for.
@@ -114,17 +119,19 @@ def _wanted(file: LogFile, block: Block, query: Query) -> bool:
     return query.since_ns is None or block.t_ns + block.lines > query.since_ns
 
 
-def _runs(file: LogFile, query: Query) -> Iterator[_Run]:
-    """Yield the parts of the file that may hold hits, as the index is now."""
+def _runs(file: LogFile, query: Query) -> Iterator[_Run | None]:
+    """Yield the parts of the file that may hold hits, as the index is now; None between slices of work."""
     index = file.index
     line, stop = index.first_line, index.total_lines
     run: _Run | None = None
+    rest = line + _LINES_PASSED
     while line < stop:
         # By line: blocks are joined or go while we wait for our turn.
         block = index.block(max(0, index.blocks_of(line)))
         line = block.line + block.lines
         if not _wanted(file, block, query):
-            if run is not None:
+            if run is not None or line >= rest:
+                rest = line + _LINES_PASSED
                 yield run
             run = None
         elif run is not None and run.offset >= file.dropped and block.offset - run.offset < SLICE:

@@ -5,6 +5,10 @@ In: lines, bytes, patterns. Out: levels, records, steps, index entries, sidecars
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import sys
+import termios
 import zlib
 from pathlib import Path
 from unittest import mock
@@ -13,6 +17,7 @@ import pytest
 
 from remote_agent.logs import index
 from remote_agent.logs.index import Entry, LineIndex
+from remote_agent.logs.inotify import Inotify
 from remote_agent.logs.levels import DEBUG, ERROR, INFO, NCCL, WARN, block_bits, level_of
 from remote_agent.logs.pattern import compile_pattern
 from remote_agent.logs.progress import StepReader
@@ -190,6 +195,32 @@ def test_a_sidecar_gives_back_what_was_written_up_to_the_first_damage(tmp_path: 
     assert list(again.load()) == entries
     again.append([], Covered(4000, 9))
     assert path.read_bytes() == whole
+
+
+def test_a_flood_makes_one_event_a_look(tmp_path: Path) -> None:
+    """Each costs the rank that writes, and us; none is missed between two looks."""
+    watcher = Inotify()
+    watcher.watch(tmp_path)
+
+    async def look(number: int) -> None:
+        # In turn, as ranks do: only equal neighbours would be one event anyway.
+        for each in range(1000):
+            with (tmp_path / f"{number}.{each % 2}.log").open("ab", buffering=0) as file:
+                file.write(b"line\n")
+        waiting = bytearray(4)
+        fcntl.ioctl(watcher._fd, termios.FIONREAD, waiting)
+        assert int.from_bytes(waiting, sys.byteorder) < 100
+        assert await watcher.wait(10.0) == {tmp_path}
+
+    async def run() -> None:
+        for number in range(3):
+            await look(number)
+        assert await watcher.wait(0.0) == set()
+
+    try:
+        asyncio.run(run())
+    finally:
+        watcher.close()
 
 
 def test_a_full_disk_costs_the_sidecar_only(tmp_path: Path) -> None:
