@@ -56,7 +56,7 @@ class Agent:
         self.memory = Memory(files, self._tasks)
         self.members = self.memory.members
         self.journal = Journal(files.events)
-        self.logs = LogStore(files.root, live=True)
+        self.logs = LogStore(files.root, live=True, bound=self.spec.log_bound)
         self.role: Role | None = None
         view = member.Member(me=self.node, node_timeout=self.spec.node_timeout, contact=clocks.now())
         self.follower = Follower(self, self.memory.restore(view))

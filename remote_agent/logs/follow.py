@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from remote_agent.logs.rows import dropped_text
 from remote_agent.logs.slices import Bell, Breather
 from remote_agent.wire import Answer
 
@@ -82,6 +83,11 @@ def _next_piece(cursor: _Cursor, final: bool) -> _Piece | None:
 def _take(cursor: _Cursor, piece: _Piece) -> Answer | None:
     """Read a piece and move on; None when the file shrank meanwhile."""
     file = cursor.file
+    generation, rank, stream = file.key
+    data = {"generation": generation, "rank": rank, "stream": stream, "offset": piece.offset, "t_ns": piece.t_ns}
+    if piece.offset < file.dropped:
+        cursor.offset = file.dropped
+        return Answer({**data, "dropped": file.dropped}, dropped_text(file.dropped - piece.offset) + b"\n")
     body = file.pread(piece.offset, piece.end - piece.offset)
     if len(body) < piece.end - piece.offset or file.epoch != cursor.epoch:
         return None
@@ -90,8 +96,6 @@ def _take(cursor: _Cursor, piece: _Piece) -> Answer | None:
         # A line over 64 KiB is sent in pieces, all others whole.
         body = body[: newline + 1]
     cursor.offset += len(body)
-    generation, rank, stream = file.key
-    data = {"generation": generation, "rank": rank, "stream": stream, "offset": piece.offset, "t_ns": piece.t_ns}
     if cursor.replaced:
         data["replaced"] = True
         cursor.replaced = False

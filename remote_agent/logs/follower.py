@@ -36,9 +36,10 @@ PERSIST_S = 0.5
 class Follower:
     """Owns the follower task of a live LogStore."""
 
-    def __init__(self, catalogue: Catalogue, bell: Bell) -> None:
+    def __init__(self, catalogue: Catalogue, bell: Bell, bound: int) -> None:
         self._catalogue = catalogue
         self._bell = bell
+        self._bound = bound
         self._watcher: Inotify | Polling = Polling(POLL_S)
         self._task: asyncio.Task[None] | None = None
         self._watched: set[Path] = set()
@@ -124,7 +125,22 @@ class Follower:
         for folder in folders:
             for file in catalogue.by_folder.get(folder, ()):
                 await _drain(file, breather)
+            self._trim(folder)
         self._persist()
+
+    def _trim(self, folder: Path) -> None:
+        """Keep the logs of one rank within the bound: the oldest bytes of the one that holds the most go."""
+        files = self._catalogue.by_folder.get(folder)
+        if not self._bound or not files:
+            return
+        over = sum(file.size - file.dropped for file in files) - self._bound
+        if over <= 0:
+            return
+        try:
+            max(files, key=lambda file: file.size - file.dropped).drop(over + self._bound // 8)
+        except OSError as error:
+            self._bound = 0
+            log.warning("log_bound has no effect on this file system, nothing is dropped: %s", error)
 
     def _discover(self, generation: int) -> None:
         """Find all of a generation. Watched before scanned: what comes in between is seen twice, never missed."""

@@ -3,6 +3,8 @@
 In: the file's bytes in order, in pieces of any size, each with its time of arrival.
 Out: blocks of at most 256 lines with offset, arrival and level bits; line <-> time <-> offset.
 
+Bytes at the front may be gone from the disk (`drop`): one line then stands for all in them, in a block of its own.
+
 **An entry stands at the start of a line. Lines, offsets and times grow strictly from entry to entry, and a block
 holds at most 256 lines and, but for its last line, at most 1 MiB.** Within a block line k came k ns after the first
 one, so that the times of a file's lines are all different and order them.
@@ -14,7 +16,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-from remote_agent.logs.levels import OVERLAP, block_bits
+from remote_agent.logs.levels import DEBUG, ERROR, INFO, NCCL, OVERLAP, WARN, block_bits
 
 LINES_PER_BLOCK = 256
 BYTES_PER_BLOCK = 1024 * 1024
@@ -24,10 +26,15 @@ MARK_GAP_NS = 10_000_000
 ENTRIES_LIMIT = 32_768
 UPPER_BOUND = 0x80
 _NEWLINE = b"\n"
+# Whoever asks for lines of a level or of NCCL must hear that there may have been some.
+DROPPED = DEBUG | INFO | WARN | ERROR | NCCL
 
 
 class Block(NamedTuple):
-    """Lines [line, line + lines) in bytes [offset, end); `closed`: the last line ends with a newline at end - 1."""
+    """Lines [line, line + lines) in bytes [offset, end); `closed`: the last line ends with a newline at end - 1.
+
+    nccl: there may be lines of NCCL among them.
+    """
 
     line: int
     lines: int
@@ -37,6 +44,7 @@ class Block(NamedTuple):
     bits: int
     upper: bool
     closed: bool
+    nccl: bool
 
 
 class Entry(NamedTuple):
@@ -150,6 +158,32 @@ class LineIndex:
             self.line_start = base + last + 1
         self.scanned = base + len(data)
 
+    @property
+    def first_line(self) -> int:
+        """Number of the first line there is; those before it are gone."""
+        return self._lines[0] if self._lines else 0
+
+    def drop(self, end: int, t_ns: int) -> None:
+        """Let one line, the last before this block's start or these unseen bytes' end, stand for all before it.
+
+        t_ns: its time, if nobody has seen it come.
+        """
+        if end > self.scanned:
+            line = self.total_lines
+            t_ns = max(t_ns, self._times[-1] + 1 if self._times else t_ns)
+            if not self._lines:
+                self.fresh.append(Entry(0, 0, t_ns, 0, True))
+            kept, flags = len(self._lines), UPPER_BOUND
+            self.newlines, self.line_start, self.scanned, self._carry = line + 1, end, end, b""
+        else:
+            kept = self.block_at(end)
+            line = self._lines[kept] - 1
+            t_ns = self._times[kept - 1] + line - self._lines[kept - 1]
+            flags = self._bits[kept - 1] & UPPER_BOUND
+        for name, value in (("_lines", line), ("_offsets", 0), ("_times", t_ns), ("_bits", flags | DROPPED)):
+            old = getattr(self, name)
+            setattr(self, name, array(old.typecode, [value]) + old[kept:])
+
     def restore(self, entry: Entry) -> bool:
         """Take the next entry of a sidecar; False when it does not continue the ones before it."""
         if self._lines:
@@ -180,13 +214,14 @@ class LineIndex:
             count, end, closed = self._lines[number + 1] - line, self._offsets[number + 1], True
         else:
             count, end, closed = self.total_lines - line, self.scanned, self.line_start == self.scanned
-        return Block(line, count, offset, end, self._times[number], bits & 0x7F, bool(bits & UPPER_BOUND), closed)
+        t_ns, upper = self._times[number], bool(bits & UPPER_BOUND)
+        return Block(line, count, offset, end, t_ns, bits & (NCCL - 1), upper, closed, bool(bits & NCCL))
 
     def lines_before(self, t_ns: int) -> int:
         """Return how many lines came before this time."""
         number = bisect_left(self._times, t_ns) - 1
         if number < 0:
-            return 0
+            return self.first_line
         block = self.block(number)
         return block.line + min(block.lines, t_ns - block.t_ns)
 

@@ -1,6 +1,9 @@
 """Notice of changes in directories: inotify through ctypes.
 
 In: directories to watch. Out: which of them changed; OSError where there is no inotify.
+
+**One event a directory and look**: a watch ends with its first event and is set again when that is read. Else each line
+of each rank would make one, which the rank pays for as well as we.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ _IN_MOVED_TO = 0x80
 _IN_CREATE = 0x100
 _IN_Q_OVERFLOW = 0x4000
 _IN_IGNORED = 0x8000
+_IN_ONESHOT = 0x80000000
+_MASK = _IN_MODIFY | _IN_CREATE | _IN_MOVED_TO | _IN_ONESHOT
 _EVENT = struct.Struct("iIII")
 _BUFFER = 64 * 1024
 
@@ -40,7 +45,7 @@ class Inotify:
         """Watch a directory; raises OSError when there are too many watches or it is gone."""
         if path in self._watches:
             return
-        watch = self._add(self._fd, os.fsencode(path), _IN_MODIFY | _IN_CREATE | _IN_MOVED_TO)
+        watch = self._add(self._fd, os.fsencode(path), ctypes.c_uint32(_MASK))
         if watch < 0:
             raise OSError(ctypes.get_errno(), f"cannot watch {path}")
         self._watches[path] = watch
@@ -74,6 +79,7 @@ class Inotify:
 
     def _read(self) -> set[Path] | None:
         changed: set[Path] = set()
+        ended: list[Path] = []
         missed = False
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -84,11 +90,22 @@ class Inotify:
                     start += _EVENT.size + length
                     missed = missed or bool(mask & _IN_Q_OVERFLOW)
                     path = self._paths.get(watch)
-                    if path is not None and mask & _IN_IGNORED:
-                        self._paths.pop(watch)
+                    if path is None:
+                        continue
+                    changed.add(path)
+                    if mask & _IN_IGNORED:
+                        del self._paths[watch]
                         self._watches.pop(path, None)
-                    elif path is not None:
-                        changed.add(path)
+                        ended.append(path)
+        if missed:
+            # A watch that has ended may be among it; one that has not stays as it is.
+            ended = [*ended, *self._watches]
+            self._watches.clear()
+        # After the last one: what is watched again may have news at once, for ever.
+        for path in ended:
+            # Where this fails, the directory is gone, or is looked at without notice.
+            with contextlib.suppress(OSError):
+                self.watch(path)
         return None if missed else changed
 
 

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import re
 
+from remote_agent.logs.rows import NCCL_MARK
+
 DEBUG, INFO, WARN, ERROR = 1, 2, 4, 8
+# Of a block: it may hold lines of NCCL.
+NCCL = 16
 LETTERS = {DEBUG: "D", INFO: "I", WARN: "W", ERROR: "E"}
 
 # What loggers print, the first one wins.
@@ -51,8 +55,10 @@ def level_of(line: bytes) -> int:
 
 
 def block_bits(block: bytes, known: int = 0) -> int:
-    """Return `known` and the bits of all levels that lines of this block may have; I always, D never."""
+    """Return `known` and the bits of all levels that lines of this block may have, and NCCL; I always, D never."""
     bits = known | INFO
+    if not bits & NCCL and NCCL_MARK in block:
+        bits |= NCCL
     if bits & (ERROR | WARN) == ERROR | WARN:
         return bits
     if any(mark in block for mark in _GLOG_MARKS):

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from remote_agent.logs import holes
 from remote_agent.logs.index import BYTES_PER_BLOCK, Block, LineIndex
-from remote_agent.logs.levels import level_of
-from remote_agent.logs.rows import CLIP, Row, visible, visible_ends
+from remote_agent.logs.levels import WARN, level_of
+from remote_agent.logs.rows import CLIP, Row, dropped_text, visible, visible_ends
 from remote_agent.logs.sidecar import Covered, Sidecar
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class LogFile:
         self.index = LineIndex()
         self.size = 0
         self.epoch = 0
+        self.dropped = 0
+        """So many bytes at the front are gone from the disk."""
         self.last_ns: int | None = None
         """Arrival of the last bytes, or the file's mtime."""
 
@@ -93,10 +96,16 @@ class LogFile:
                 break
             if count % 4096 == 4095:
                 yield
+        self.dropped = self._find_hole()
         if not self._fits():
             self._sidecar.reset()
             self.index = LineIndex()
             self._covered = 0
+        if self.dropped and self.dropped <= self.index.scanned:
+            # What is left may begin with NULs of its own.
+            self.dropped = self.index.block(self.index.block_at(self.dropped)).offset
+        if self.dropped:
+            self.index.drop(self.dropped, self._mtime_ns)
         self._stamp = self.pread(max(0, self.index.scanned - _STAMP), min(_STAMP, self.index.scanned))
         tail = self.pread(max(0, self.size - _TAIL_OF_OLD_FILE), _TAIL_OF_OLD_FILE)
         self._steps.feed(self.key.stream, tail, self.last_ns)
@@ -124,6 +133,19 @@ class LogFile:
         self._take(data, now_ns)
         return self.index.scanned < self.size
 
+    def drop(self, count: int) -> None:
+        """Give at least about so many of the oldest bytes back to the disk, in whole blocks; raises OSError."""
+        end = self.index.block(self.index.block_at(self.dropped + count)).offset
+        if end - self.dropped < BYTES_PER_BLOCK:
+            return
+        fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            holes.punch(fd, end)
+        finally:
+            os.close(fd)
+        self.dropped = end
+        self.index.drop(end, 0)
+
     def persist(self, last_word: bool = False) -> None:
         """Write new index entries to the sidecar; last_word: nothing more is expected for now."""
         fresh, self.index.fresh = self.index.fresh, []
@@ -142,6 +164,10 @@ class LogFile:
 
     def rows_of(self, block: Block, first: int = 0, stop: int | None = None) -> list[Row]:
         """Return the rows of one block, or those of its lines from `first` to before `stop` (numbers in the file)."""
+        if block.offset < self.dropped:
+            text = dropped_text(self.dropped)
+            row = Row(block.line, 0, self.dropped - 1, block.t_ns, block.upper, text, WARN)
+            return [row] if first <= block.line and (stop is None or block.line < stop) else []
         data = self.pread(block.offset, min(block.end - block.offset, BYTES_PER_BLOCK + SLICE))
         rows: list[Row] = []
         start = 0
@@ -211,15 +237,23 @@ class LogFile:
     def _fits(self) -> bool:
         """Look whether lines really begin where the index says so."""
         count = len(self.index)
-        for number in range(1, count, max(1, count // 16)):
+        # What a hole has swallowed cannot be looked at.
+        first = self.index.block_at(self.dropped) + 1 if self.dropped else 1
+        for number in range(first, count, max(1, count // 16)):
             if self.pread(self.index.block(number).offset - 1, 1) != b"\n":
                 return False
-        return count < 2 or self.pread(self.index.block(count - 1).offset - 1, 1) == b"\n"
+        return count <= first or self.pread(self.index.block(count - 1).offset - 1, 1) == b"\n"
+
+    def _find_hole(self) -> int:
+        try:
+            return holes.hole_end(self._descriptors.get(self.path))
+        except OSError:
+            return 0
 
     def _replaced(self) -> None:
         self._descriptors.drop(self.path)
         self._sidecar.reset()
         self.index = LineIndex()
         self._stamp = b""
-        self._preexisting = self._covered = 0
+        self._preexisting = self._covered = self.dropped = 0
         self.epoch += 1

@@ -19,6 +19,7 @@ from remote_agent.wire import Answer
 
 if TYPE_CHECKING:
     from remote_agent.logs.logfile import LogFile
+    from remote_agent.logs.selection import Wanted
 
 _INDEX_WAIT_S = 0.5
 # Later than every file.
@@ -30,9 +31,9 @@ _Source = Union[Backwards, Forwards]
 class _Heap:
     """Records of all files, the next one on top. Where a file's next record is not needed, only its bound is known."""
 
-    def __init__(self, files: list[LogFile], before_ns: int | None, after_ns: int | None, level: int) -> None:
+    def __init__(self, files: list[LogFile], before_ns: int | None, after_ns: int | None, wanted: Wanted) -> None:
         self._files = files
-        self._before_ns, self._after_ns, self._level = before_ns, after_ns, level
+        self._before_ns, self._after_ns, self._wanted = before_ns, after_ns, wanted
         self._heap: list[tuple[int, int, _Source | None, Record | None]] = []
         self.complete = True
 
@@ -68,8 +69,8 @@ class _Heap:
 
     def _source(self, file: LogFile) -> _Source:
         if self._after_ns is not None:
-            return Forwards(file, self._after_ns, self._level)
-        return Backwards(file, self._before_ns, self._level)
+            return Forwards(file, self._after_ns, self._wanted)
+        return Backwards(file, self._before_ns, self._wanted)
 
     def _put(self, number: int, source: _Source | None, record: Record | None, t_ns: int | None) -> None:
         if t_ns is not None:
@@ -77,15 +78,17 @@ class _Heap:
             heapq.heappush(self._heap, (sign * t_ns, sign * number, source, record))
 
 
-async def merged(files: list[LogFile], before_ns: int | None, after_ns: int | None, count: int, level: int) -> Answer:
+async def merged(
+    files: list[LogFile], before_ns: int | None, after_ns: int | None, count: int, wanted: Wanted
+) -> Answer:
     """Return whole records next to a time, oldest first: at least `count` rows if there are so many."""
     count = max(1, min(count, MAX_ROWS))
     breather = Breather()
     after_ns = None if after_ns is None else max(0, after_ns)
-    heap = _Heap(files, before_ns, after_ns, level)
+    heap = _Heap(files, before_ns, after_ns, wanted)
     await heap.fill()
     taken: list[tuple[LogFile, Record]] = []
-    lines = size = 0
+    lines = size = apart = 0
     more = False
     while (next_ns := heap.top_ns()) is not None:
         if (lines >= count or size >= BODY_LIMIT // 2) and next_ns != taken[-1][1].t_ns:
@@ -93,13 +96,15 @@ async def merged(files: list[LogFile], before_ns: int | None, after_ns: int | No
             break
         found = await heap.pop()
         if found is not None:
-            file, record = found
-            record = _bounded(record)
-            taken.append((file, record))
+            file, record = found[0], _bounded(found[1])
+            apart += record.apart
             lines += len(record.rows)
             size += sum(len(row.text) + 1 for row in record.rows)
+            if record.rows:
+                taken.append((file, record))
         await breather.breathe()
-    return _answer(taken if after_ns is not None else taken[::-1], heap.complete, more)
+    data = {"complete": heap.complete, "more": more, "apart": apart}
+    return _answer(taken if after_ns is not None else taken[::-1], data)
 
 
 def _bounded(record: Record) -> Record:
@@ -110,11 +115,11 @@ def _bounded(record: Record) -> Record:
     return Record(record.t_ns, [row._replace(text=row.text[:clip]) for row in record.rows])
 
 
-def _answer(taken: list[tuple[LogFile, Record]], complete: bool, more: bool) -> Answer:
+def _answer(taken: list[tuple[LogFile, Record]], data: dict[str, Any]) -> Answer:
     rows: list[dict[str, Any]] = []
     texts: list[bytes] = []
     for file, record in taken:
         for row in record.rows:
             rows.append({**file.key._asdict(), **row_json(row), "t_ns": record.t_ns})
             texts.append(row.text)
-    return Answer({"rows": rows, "complete": complete, "more": more}, b"\n".join(texts))
+    return Answer({"rows": rows, **data}, b"\n".join(texts))

@@ -15,6 +15,7 @@ from remote_agent.logs.rows import RecordReader, Row
 
 if TYPE_CHECKING:
     from remote_agent.logs.logfile import LogFile
+    from remote_agent.logs.selection import Wanted
 
 # A file of indented lines only must not be read to its start, nor be one record.
 RECORD_LIMIT = 512
@@ -26,10 +27,12 @@ _KEPT_BEHIND = 1024
 
 
 class Record(NamedTuple):
-    """A line and the lines that continue it."""
+    """A line and the lines that continue it, as far as they are wanted: no rows where nothing of it is."""
 
     t_ns: int
     rows: list[Row]
+    apart: int = 0
+    """So many of its lines are left out because they are of another stream."""
 
 
 class _Lines:
@@ -41,11 +44,11 @@ class _Lines:
         self.sure = 0
         """Before this one too few lines are known to tell."""
 
-    def prepend(self, rows: list[Row]) -> None:
-        """Put the lines before these in front of them."""
+    def prepend(self, rows: list[Row], is_first: bool) -> None:
+        """Put the lines before these in front of them; is_first: there are none before those."""
         rows, self.rows, self.begins = rows + self.rows, [], []
         self._reader, self._age = RecordReader(), 0
-        self.sure = 0 if rows[0].line == 0 else min(len(rows), RECORD_LIMIT + _CONTEXT)
+        self.sure = 0 if is_first else min(len(rows), RECORD_LIMIT + _CONTEXT)
         self.append(rows)
 
     def append(self, rows: list[Row]) -> None:
@@ -82,19 +85,26 @@ class _Lines:
 class Records:
     """What both directions have in common."""
 
-    def __init__(self, file: LogFile, level: int) -> None:
+    def __init__(self, file: LogFile, wanted: Wanted) -> None:
         self.file = file
-        self._level = level
+        self._wanted = wanted
         self._epoch = file.epoch
         self._lines = _Lines()
 
-    def _is_wanted(self, record: Record) -> bool:
-        return not self._level or max(row.level for row in record.rows) >= self._level
+    def _record(self, rows: list[Row]) -> Record:
+        wanted, t_ns = self._wanted, rows[0].t_ns
+        if wanted.level and max(row.level for row in rows) < wanted.level:
+            return Record(t_ns, [])
+        kept = [row for row in rows if not wanted.is_apart(self.file, row.text)]
+        return Record(t_ns, kept, len(rows) - len(kept))
+
+    def _holds_any(self, rows: list[Row]) -> bool:
+        return any(self._wanted.is_met(self.file, row) for row in rows)
 
     def _block(self, line: int, first: int = 0, stop: int | None = None) -> list[Row]:
         """Return the rows of the block that holds this line; none where the file has been replaced."""
         index = self.file.index
-        if self.file.epoch != self._epoch or not 0 <= line < index.total_lines:
+        if self.file.epoch != self._epoch or not index.first_line <= line < index.total_lines:
             return []
         return self.file.rows_of(index.block(index.blocks_of(line)), first, stop)
 
@@ -106,8 +116,8 @@ class Records:
 class Backwards(Records):
     """The records of one file that began before a time, the last one first."""
 
-    def __init__(self, file: LogFile, before_ns: int | None, level: int) -> None:
-        super().__init__(file, level)
+    def __init__(self, file: LogFile, before_ns: int | None, wanted: Wanted) -> None:
+        super().__init__(file, wanted)
         self._before = before_ns
         self._left = file.index.total_lines if before_ns is None else file.index.lines_before(before_ns)
         """Lines [0, left) are not loaded yet."""
@@ -117,7 +127,7 @@ class Backwards(Records):
     def bound_ns(self) -> int | None:
         """Return a time that no record is later than, without reading the file; None: there is none."""
         self._skip()
-        return self._time_of(self._left - 1) if self._left else None
+        return self._time_of(self._left - 1) if self._left > self.file.index.first_line else None
 
     def next(self) -> Record | None:
         """Return the record before the one given last."""
@@ -127,15 +137,15 @@ class Backwards(Records):
                 if not self._load():
                     return None
                 continue
-            rows = self._lines.cut(begin)
-            record = Record(rows[0].t_ns, rows)
-            if (self._before is None or record.t_ns < self._before) and self._is_wanted(record):
+            record = self._record(self._lines.cut(begin))
+            if self._before is None or record.t_ns < self._before:
                 return record
 
     def _load(self) -> bool:
         """Put the block before in front of the rows at hand; False at the start of the file."""
-        if not self._lines.rows:
-            self._skip()
+        if not self._holds_any(self._lines.rows) and self._skip():
+            # Nor does what is at hand belong to a record that is wanted: none of the lines before it is.
+            self._lines = _Lines()
         rows = self._block(self._left - 1, stop=self._left)
         if not rows:
             return False
@@ -143,18 +153,19 @@ class Backwards(Records):
         if not self._lines.rows and self._extend:
             rows = self._extended(rows)
         self._extend = False
-        self._lines.prepend(rows)
+        self._lines.prepend(rows, self._left == self.file.index.first_line)
         return True
 
-    def _skip(self) -> None:
-        """Pass over blocks that hold no line of the level."""
-        index = self.file.index
-        while self._left > 0 and self.file.epoch == self._epoch:
+    def _skip(self) -> bool:
+        """Pass over blocks that hold nothing that is wanted; True when there were any."""
+        index, start = self.file.index, self._left
+        while self._left > index.first_line and self.file.epoch == self._epoch:
             block = index.block(index.blocks_of(self._left - 1))
-            if block.bits >= self._level:
-                return
+            if self._wanted.may_be_in(self.file, block):
+                break
             self._left = block.line
             self._extend = True
+        return self._left < start
 
     def _extended(self, rows: list[Row]) -> list[Row]:
         """Add the lines behind these that continue their last record."""
@@ -176,9 +187,9 @@ class Backwards(Records):
 class Forwards(Records):
     """The records of one file that began at a time or later, the first one first."""
 
-    def __init__(self, file: LogFile, after_ns: int, level: int) -> None:
-        super().__init__(file, level)
-        self._next = file.index.lines_before(after_ns)
+    def __init__(self, file: LogFile, after_ns: int, wanted: Wanted) -> None:
+        super().__init__(file, wanted)
+        self._first = self._next = file.index.lines_before(after_ns)
         """Line from which on to look."""
         self._at: int | None = None
         """Where that is in the lines at hand."""
@@ -196,31 +207,55 @@ class Forwards(Records):
             begin = lines.next_begin(self._at or 0)
             end = lines.next_begin(begin + 1) if begin is not None else None
             if end is None:
+                if self._skip():
+                    lines = self._lines
+                    if not self._begin():
+                        return None
+                    continue
                 if self._more():
                     continue
                 end = len(lines.rows)
             if begin is None:
                 return None
-            record = Record(lines.rows[begin].t_ns, lines.rows[begin:end])
+            record = self._record(lines.rows[begin:end])
             self._at = end
             if end > _KEPT_BEHIND:
                 lines.forget(end)
                 self._at = 0
-            if self._is_wanted(record):
-                return record
+            return record
 
     def _begin(self) -> bool:
         """Load what tells where the first record begins."""
         lines = self._lines
         rows = self._block(self._next)
         while rows:
-            lines.prepend(rows)
-            first = lines.rows[0].line
-            if lines.sure <= self._next - first:
-                self._at = self._next - first
+            first = rows[0].line
+            lines.prepend(rows, first == self.file.index.first_line)
+            at = self._next - first
+            if lines.sure <= at:
+                while at > max(lines.sure, self._first - first) and not lines.begins[at]:
+                    # Blocks were passed over: the record that goes on here has not been given.
+                    at -= 1
+                self._at = at
                 return True
             rows = self._block(first - 1)
         return False
+
+    def _skip(self) -> bool:
+        """Pass over blocks that hold nothing that is wanted, if what is at hand holds nothing either."""
+        lines, index = self._lines, self.file.index
+        line = start = lines.rows[-1].line + 1 if lines.rows else self._next
+        if self.file.epoch != self._epoch or self._holds_any(lines.rows[self._at :]):
+            return False
+        while line < index.total_lines:
+            block = index.block(index.blocks_of(line))
+            if self._wanted.may_be_in(self.file, block):
+                break
+            line = block.line + block.lines
+        if line == start:
+            return False
+        self._next, self._at, self._lines = line, None, _Lines()
+        return True
 
     def _more(self) -> bool:
         rows = self._block(self._lines.rows[-1].line + 1) if self._lines.rows else []

@@ -1,6 +1,6 @@
 """Rows: what a screen shows of a line.
 
-In: raw lines. Out: visible text, clipped; heads and continuation lines of records such as tracebacks.
+In: raw lines. Out: visible text, clipped; heads and continuation lines of records such as tracebacks; NCCL's own lines.
 """
 
 from __future__ import annotations
@@ -13,6 +13,13 @@ CLIP = 64 * 1024
 
 _RANK_TAG = re.compile(rb"^(?:\x1b\[[\d;]*m)*(?:\[(?:rank|default)?\d+\]: ?)?")
 _LAST_OF_TRACEBACK = re.compile(rb"(?:[\w$]+\.)*[A-Z]\w*(?::\s|:?\s*$)")
+# NCCL's lines in the forms of all its versions, and RCCL's; where it was told no file, they stand in stdout or stderr.
+_NCCL = re.compile(
+    rb"(?:\[[^\]\n]{1,64}\] ?)?(?:[\w.-]{1,255}:\d+:\d+ (?:\[-?\d+\] )?)?(?:\d+\.\d+ )?(?:\S{1,512}:\d+ )?"
+    rb"[NR]CCL (?:(?:INFO|WARN|ERROR|CALL|TRACE|ABORT) |version ?:? ?\d)"
+)
+# Each of them holds it.
+NCCL_MARK = b"CCL "
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
 
 
@@ -43,6 +50,17 @@ def visible_ends(head: bytes, tail: bytes) -> bytes:
     shown = tail.rstrip(b"\r")
     start = shown.rfind(b"\r")
     return shown[start + 1 :] if start >= 0 else head
+
+
+def stream_of(file: str, text: bytes) -> str:
+    """Return the stream that a line belongs to: a line of NCCL is nccl's, whichever file it stands in."""
+    return "nccl" if NCCL_MARK in text[:1024] and _NCCL.match(text) is not None else file
+
+
+def dropped_text(size: int) -> bytes:
+    """Return the line that stands for so many bytes that are gone from the disk."""
+    amount = f"{size / 1e9:.1f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"
+    return f"… {amount} were dropped here: log_bound".encode()
 
 
 class RecordReader:

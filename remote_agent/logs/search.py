@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from remote_agent.logs.index import Block
     from remote_agent.logs.logfile import LogFile
     from remote_agent.logs.pattern import Pattern
+    from remote_agent.logs.selection import Wanted
 
 SLICE = 256 * 1024
 _BATCH_ROWS = 256
@@ -28,15 +29,17 @@ _BATCH_S = 0.2
 _ALIVE_S = 10.0
 # The event loop is asked for its turn this often while nothing is found.
 _LINES_PER_TURN = 64
+# As often while blocks that can hold no hit are passed over: some 2 ms.
+_LINES_PASSED = 256 * 1024
 # Longest wait for the index of a file that was there before us.
 _INDEX_WAIT_S = 60.0
 
 
 class Query(NamedTuple):
-    """What is looked for; level: bit of the lowest one wanted, 0 for all; since_ns <= arrival < until_ns."""
+    """What is looked for; since_ns <= arrival < until_ns."""
 
     pattern: Pattern
-    level: int = 0
+    wanted: Wanted
     since_ns: int | None = None
     until_ns: int | None = None
     limit: int | None = None
@@ -78,13 +81,18 @@ class _Batch:
 async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, None]:
     """Yield hits file by file, in the order of lines; the last item says done, searched_bytes, hits."""
     batch, breather = _Batch(), Breather()
-    hits = searched = 0
+    hits = searched = apart = 0
     for file in files:
         await index_until(file, None, _INDEX_WAIT_S)
         epoch = file.epoch
         for run in _runs(file, query):
-            searched += run.end - run.offset
-            for row in _hits(file, run, query):
+            if run is None:
+                await breather.breathe()
+                continue
+            lost = run.offset < file.dropped
+            searched += 0 if lost else run.end - run.offset
+            # What cannot be searched any more is told in its place, whatever is looked for.
+            for row in file.rows_of(file.index.block(0)) if lost else _hits(file, run, query):
                 await breather.breathe()
                 if batch.is_due():
                     yield batch.take()
@@ -92,34 +100,41 @@ async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, N
                     break
                 if row is None:
                     continue
+                if not lost and query.wanted.is_apart(file, row.text):
+                    apart += 1
+                    continue
                 hits += 1
                 batch.add(file, row)
                 if query.limit is not None and hits >= query.limit:
-                    yield batch.take(done=True, searched_bytes=searched, hits=hits, limited=True)
+                    yield batch.take(done=True, searched_bytes=searched, hits=hits, apart=apart, limited=True)
                     return
-    yield batch.take(done=True, searched_bytes=searched, hits=hits)
+    yield batch.take(done=True, searched_bytes=searched, hits=hits, apart=apart)
 
 
-def _wanted(block: Block, query: Query) -> bool:
-    if block.bits < query.level:
+def _wanted(file: LogFile, block: Block, query: Query) -> bool:
+    if not query.wanted.may_be_in(file, block):
         return False
     if query.until_ns is not None and block.t_ns >= query.until_ns:
         return False
     return query.since_ns is None or block.t_ns + block.lines > query.since_ns
 
 
-def _runs(file: LogFile, query: Query) -> Iterator[_Run]:
-    """Yield the parts of the file that may hold hits, as the index is now."""
+def _runs(file: LogFile, query: Query) -> Iterator[_Run | None]:
+    """Yield the parts of the file that may hold hits, as the index is now; None between slices of work."""
     index = file.index
-    count = len(index)
+    line, stop = index.first_line, index.total_lines
     run: _Run | None = None
-    for number in range(count):
-        block = index.block(number)
-        if not _wanted(block, query):
-            if run is not None:
+    rest = line + _LINES_PASSED
+    while line < stop:
+        # By line: blocks are joined or go while we wait for our turn.
+        block = index.block(max(0, index.blocks_of(line)))
+        line = block.line + block.lines
+        if not _wanted(file, block, query):
+            if run is not None or line >= rest:
+                rest = line + _LINES_PASSED
                 yield run
             run = None
-        elif run is not None and block.offset - run.offset < SLICE:
+        elif run is not None and run.offset >= file.dropped and block.offset - run.offset < SLICE:
             run = run._replace(end=block.end)
         else:
             if run is not None:
@@ -132,7 +147,7 @@ def _runs(file: LogFile, query: Query) -> Iterator[_Run]:
 def _hits(file: LogFile, run: _Run, query: Query) -> Iterator[Row | None]:
     """Yield the matching rows of one run; None between slices of work."""
     line, offset = run.line, run.offset
-    while offset < run.end:
+    while file.dropped <= offset < run.end:
         data = file.pread(offset, min(run.end - offset, SLICE + CLIP))
         if not data:
             return
@@ -176,14 +191,14 @@ def _row(file: LogFile, query: Query, line: int, start: int, end: int, raw: byte
     # A plain literal has matched already, unless it stands where the row does not show it.
     if not (query.pattern.plain and raw is not None and len(text) == len(raw)) and not query.pattern.matches(text):
         return None
-    block = file.index.block(file.index.blocks_of(line))
+    block = file.index.block(max(0, file.index.blocks_of(line)))
     t_ns = block.t_ns + line - block.line
     if query.since_ns is not None and t_ns < query.since_ns:
         return None
     if query.until_ns is not None and t_ns >= query.until_ns:
         return None
     level = level_of(text)
-    if level < query.level:
+    if level < query.wanted.level:
         return None
     return Row(line, start, end, t_ns, block.upper, text, level)
 

@@ -1,24 +1,48 @@
 """What a log request asks for, checked.
 
-In: arguments from the wire. Out: numbers, streams, levels; Problem (kind "usage") for nonsense.
+In: arguments from the wire. Out: files, and which of their lines; Problem (kind "usage") for nonsense.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 from remote_agent.logs.levels import minimum_level
 from remote_agent.logs.logfile import STREAMS, Key, LogFile
+from remote_agent.logs.rows import stream_of
 from remote_agent.wire import Problem
 
 if TYPE_CHECKING:
     from remote_agent.logs.catalogue import Catalogue
+    from remote_agent.logs.index import Block
+    from remote_agent.logs.rows import Row
 
 # A generation by number, "all", or None: the newest.
 Generations = Union[int, str, None]
 # Bytes of text in one answer; a frame holds 8 MiB.
 BODY_LIMIT = 4 * 1024 * 1024
+
+
+class Wanted(NamedTuple):
+    """Which lines of the chosen files: of these streams (None: all), of the level with this bit or worse (0: all)."""
+
+    level: int = 0
+    streams: frozenset[str] | None = None
+
+    def may_be_in(self, file: LogFile, block: Block) -> bool:
+        """False when the block holds no such line."""
+        if block.bits < self.level:
+            return False
+        return block.nccl or self.streams is None or file.key.stream in self.streams
+
+    def is_apart(self, file: LogFile, text: bytes) -> bool:
+        """True for a line of another stream: of NCCL where that is not wanted, of the script where only NCCL is."""
+        return self.streams is not None and stream_of(file.key.stream, text) not in self.streams
+
+    def is_met(self, file: LogFile, row: Row) -> bool:
+        """True when the row is one of them."""
+        return row.level >= self.level and not self.is_apart(file, row.text)
 
 
 def find(catalogue: Catalogue, generation: int, rank: int, stream: str) -> LogFile:
@@ -44,6 +68,12 @@ def check_streams(streams: Sequence[str] | None) -> list[str]:
     return chosen
 
 
+def check_lines(streams: Sequence[str] | None, level: str | None) -> Wanted:
+    """Return which lines of the files to give; raises Problem (usage)."""
+    chosen = frozenset(check_streams(streams))
+    return Wanted(check_level(level), None if len(chosen) == len(STREAMS) else chosen)
+
+
 def check_level(level: str | None) -> int:
     """Return the bit of the lowest level wanted, 0 for all; raises Problem (usage)."""
     try:
@@ -55,8 +85,14 @@ def check_level(level: str | None) -> int:
 def select(
     catalogue: Catalogue, generation: Generations, ranks: Sequence[int] | None, streams: Sequence[str] | None
 ) -> list[LogFile]:
-    """Return the files asked for; generation None: the newest, "all": every one; raises Problem (usage)."""
+    """Return the files that may hold what is asked for; generation None: the newest, "all": every one.
+
+    Raises Problem (usage).
+    """
     chosen = check_streams(streams)
+    if "nccl" in chosen:
+        # Where it was told no file, NCCL writes into the script's.
+        chosen = list(STREAMS)
     if generation == "all":
         return catalogue.select(None, ranks, chosen)
     if generation is None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from remote_agent.logs.index import Entry
+from remote_agent.logs.levels import NCCL
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ SIZE = _RECORD.size + _CHECK.size
 _FLAG_UPPER = 1
 # Not an entry: the bytes before `offset` are all covered by the entries before this record.
 _FLAG_COVERED = 2
+# The bits tell of NCCL, too; those of older agents do not.
+_FLAG_NCCL = 4
 _READ_RECORDS = 8192
 
 
@@ -74,6 +77,7 @@ class Sidecar:
                     if flags & _FLAG_COVERED:
                         yield Covered(offset, t_ns)
                     else:
+                        bits |= 0 if flags & _FLAG_NCCL else NCCL
                         yield Entry(line, offset, t_ns, bits, bool(flags & _FLAG_UPPER))
                 if len(block) < SIZE * _READ_RECORDS:
                     return
@@ -87,7 +91,8 @@ class Sidecar:
         """Write entries; a full disk costs arrival times after a restart of the agent, nothing else."""
         if not self._writable or not (entries or covered):
             return
-        data = b"".join(_pack(e.line, e.offset, e.t_ns, e.bits_before, _FLAG_UPPER * e.upper) for e in entries)
+        flags = (_FLAG_NCCL, _FLAG_NCCL | _FLAG_UPPER)
+        data = b"".join(_pack(e.line, e.offset, e.t_ns, e.bits_before, flags[e.upper]) for e in entries)
         if covered is not None:
             data += _pack(0, covered.offset, covered.t_ns, 0, _FLAG_COVERED)
         try:

@@ -32,13 +32,16 @@ RESCAN_S = 1.0
 
 
 class LogStore:
-    """All logs of a job on this node. live: follow what workers write; else read what an ended job left."""
+    """All logs of a job on this node. live: follow what workers write; else read what an ended job left.
 
-    def __init__(self, root: Path, live: bool) -> None:
+    bound: bytes that each rank's logs of a generation may take on the disk; 0: any number.
+    """
+
+    def __init__(self, root: Path, live: bool, bound: int = 0) -> None:
         self.live = live
         self._catalogue = Catalogue(root, writable=live)
         self._bell = Bell()
-        self._follower = Follower(self._catalogue, self._bell)
+        self._follower = Follower(self._catalogue, self._bell, bound)
         self._finished: set[int] = set()
         self._ended = not live
         self._rescan_at = 0.0
@@ -109,11 +112,15 @@ class LogStore:
         return Answer({"files": files})
 
     async def read(self, generation: int, rank: int, stream: str, offset: int, length: int) -> Answer:
-        """Answer log_read: raw bytes, at most 1 MiB; eof: nothing is behind them now. Raises Problem."""
+        """Answer log_read: raw bytes, at most 1 MiB; eof: nothing is behind them now. Raises Problem.
+
+        Where bytes are gone from the disk, the answer begins behind them, and says so by its offset.
+        """
         file = await self._find(generation, rank, stream)
         if offset < 0 or length < 0:
             raise Problem("usage", "offset and length must not be negative")
         file.absorb(time.time_ns())
+        offset = max(offset, file.dropped)
         body = file.pread(offset, min(length, MAX_READ))
         size = max(file.size, offset + len(body) if body else 0)
         return Answer({"offset": offset, "size": size, "eof": offset + len(body) >= size}, body)
@@ -139,14 +146,15 @@ class LogStore:
         """Answer log_merged: the last rows before a time, or the first ones from a time on, over all files chosen.
 
         complete: the files it has read are indexed to their end, else rows may be missing; more: there are rows beyond
-        the outermost one. Raises Problem.
+        the outermost one; apart: so many lines among them were left out, of NCCL where its stream was not asked for.
+        Raises Problem.
         """
-        lowest = selection.check_level(level)
+        wanted = selection.check_lines(streams, level)
         if before_ns is not None and after_ns is not None:
             raise Problem("usage", "either before_ns or after_ns")
         await self._rescan()
         files = selection.select(self._catalogue, generation, ranks, streams)
-        return await merged(files, before_ns, after_ns, count, lowest)
+        return await merged(files, before_ns, after_ns, count, wanted)
 
     async def follow(
         self,
@@ -197,10 +205,12 @@ class LogStore:
         until_ns: int | None = None,
         limit: int | None = None,
     ) -> AsyncGenerator[Answer, None]:
-        """Answer log_search: hits file by file, then {done, searched_bytes, hits}; raises Problem."""
-        query = searching.Query(
-            compile_pattern(pattern, ignore_case), selection.check_level(level), since_ns, until_ns, limit
-        )
+        """Answer log_search: hits file by file, then {done, searched_bytes, hits, apart}; raises Problem.
+
+        apart: so many lines would be hits, but are of a stream that was not asked for.
+        """
+        wanted = selection.check_lines(streams, level)
+        query = searching.Query(compile_pattern(pattern, ignore_case), wanted, since_ns, until_ns, limit)
         await self._rescan()
         files = selection.select(self._catalogue, generation, ranks, streams)
         items = searching.search(files, query)

@@ -57,10 +57,11 @@ async def window(file: LogFile, line: int, count: int) -> Answer:
         rows = _clip(file.last_lines(min(-line, MAX_ROWS), BODY_LIMIT)[:count])
         first = rows[0].line if rows else line
     else:
-        first = max(0, file.index.total_lines + line) if line < 0 else line
+        first = max(file.index.first_line, file.index.total_lines + line if line < 0 else line)
         rows = await rows_from(file, first, count)
     data = {
         "line": first,
+        "first_line": file.index.first_line,
         "total_lines": file.index.total_lines,
         "size": file.size,
         "complete": complete,
@@ -75,15 +76,16 @@ async def rows_from(file: LogFile, line: int, count: int) -> list[Row]:
     rows: list[Row] = []
     size = 0
     breather = Breather()
-    number = file.index.blocks_of(line)
-    while 0 <= number < len(file.index) and len(rows) < count and size < BODY_LIMIT:
-        block = file.index.block(number)
+    index, at = file.index, line
+    while at < index.total_lines and len(rows) < count and size < BODY_LIMIT:
+        # By line: blocks are joined or go while others have their turn.
+        block = index.block(max(0, index.blocks_of(at)))
         for row in file.rows_of(block, line, line + count):
             if rows and size + len(row.text) >= BODY_LIMIT:
                 return rows
             rows.append(row)
             size += len(row.text) + 1
-        number += 1
+        at = block.line + block.lines
         await breather.breathe()
     return rows
 

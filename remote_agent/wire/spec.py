@@ -85,6 +85,8 @@ class JobSpec:
     hooks: tuple[Hook, ...] = ()
     metrics_port: int = 0
     """Where the coordinator serves Prometheus on its own machine; 0: nowhere."""
+    log_bound: int = 0
+    """Bytes that the logs of a rank may take on its disk, in each generation; 0: any number."""
     created_ns: int = 0
     endpoint: str = ""
     """HOST:PORT of a job that nodes join by themselves, if they have its certificate; empty: only `nodes` take part."""

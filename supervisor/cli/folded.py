@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from supervisor.cli.output import Whose
     from supervisor.session.follow import Chunk
+    from supervisor.session.streams import Sieve
 
 # How often folds are looked at whose window ends while nothing comes, seconds.
 LOOK = 0.25
@@ -46,10 +47,10 @@ def _lines(fold: Fold[Row]) -> bytes:
 
 
 async def rows_of(
-    chunks: AsyncGenerator[Chunk, None], pattern: re.Pattern[bytes] | None
+    chunks: AsyncGenerator[Chunk, None], pattern: re.Pattern[bytes] | None, sieve: Sieve | None = None
 ) -> AsyncGenerator[list[Row], None]:
     """Yield the lines that match as rows, with the time at which they arrive here."""
-    whole = WholeLines()
+    whole = WholeLines(sieve)
     try:
         async for chunk in chunks:
             yield _rows(whole.feed(chunk), pattern)

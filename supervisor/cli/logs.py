@@ -18,6 +18,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.logs.rows import dropped_text
 from supervisor.cli.entry import say
 from supervisor.cli.folded import fold_all, fold_live, line_of, rows_of
 from supervisor.cli.options import load_inventory, make_parser, parse, read_duration, read_ranks, split_target
@@ -27,6 +28,8 @@ from supervisor.session import logs
 from supervisor.session.hits import hits, now_ns
 from supervisor.session.logs import Row, Selection
 from supervisor.session.search import search
+from supervisor.session.streams import STREAMS as ALL_STREAMS
+from supervisor.session.streams import Sieve, files_of
 
 if TYPE_CHECKING:
     from supervisor.session.follow import Chunk, Seen
@@ -41,7 +44,7 @@ STREAMS = {
     "stderr": ("stderr",),
     "nccl": ("nccl",),
     "both": ("stdout", "stderr"),
-    "all": ("stdout", "stderr", "nccl"),
+    "all": ALL_STREAMS,
 }
 # Rows that are handed to the writer at once.
 BATCH = 500
@@ -154,9 +157,14 @@ async def _raw(session: Session, options: argparse.Namespace, writer: Writer) ->
     ]
     if not found:
         where = f" in generation {options.generation}" if options.generation is not None else ""
-        raise RequestFailed(f"no {stream} of rank {rank}{where} on the hosts that answer")
+        hint = "NCCL may have written into stdout or stderr: leave --raw out" if stream == "nccl" else ""
+        raise RequestFailed(f"no {stream} of rank {rank}{where} on the hosts that answer", hint)
     newest = max(found, key=lambda file: int(file["generation"]))
-    async for data in logs.read_raw(session, newest, follow=options.follow):
+
+    def note_dropped(size: int) -> None:
+        say(f"{dropped_text(size).decode()}; --raw goes on behind them")
+
+    async for data in logs.read_raw(session, newest, note_dropped, follow=options.follow):
         await _put(writer, data)
 
 
@@ -186,8 +194,13 @@ def _check_there(files: list[dict[str, Any]], generation: Any, ranks: Sequence[i
         raise RequestFailed(f"no rank {missing[0]} in generation {generation}", f"its ranks: {names}")
 
 
+def _say_apart() -> None:
+    say("lines of NCCL are left out here: --stream nccl shows them, --stream all shows all lines")
+
+
 async def _lines(session: Session, options: argparse.Namespace, writer: Writer) -> None:
     selection = selection_of(options)
+    sieve = Sieve(selection.streams, _say_apart)
     if not options.follow:
         files = await logs.files(session, selection.nodes)
         # Fixed once: the group may be restarted while we read.
@@ -195,26 +208,27 @@ async def _lines(session: Session, options: argparse.Namespace, writer: Writer) 
         _check_there(files, generation, options.rank)
         selection = Selection(generation, selection.ranks, selection.streams, selection.nodes)
     if not options.follow:
-        await _write(writer, _there(session, selection, options), options)
+        await _write(writer, _there(session, selection, options, sieve), options)
     elif options.level is not None:
-        await _follow_level(session, selection, options, writer)
+        await _follow_level(session, selection, options, sieve, writer)
     else:
-        await _follow(session, selection, options, writer)
+        await _follow(session, selection, options, sieve, writer)
 
 
 async def _there(
-    session: Session, selection: Selection, options: argparse.Namespace, seen: Seen | None = None
+    session: Session, selection: Selection, options: argparse.Namespace, sieve: Sieve, seen: Seen | None = None
 ) -> AsyncGenerator[Row, None]:
     """Yield what is there: all of it, or what passes the filters, or the last lines; note in `seen` how far it goes."""
     whole = options.tail is None and not _is_filtered(options)
-    rows = logs.dump(session, selection) if whole else _recent(session, selection, options)
+    rows = logs.dump(session, selection) if whole else _recent(session, selection, options, sieve)
     async with aclosing(rows):
         async for row in rows:
             if seen is not None:
                 place = seen.setdefault(row.node, {})
                 key = (row.generation, row.rank, row.stream)
                 place[key] = max(place.get(key, 0), row.offset + len(row.text))
-            yield row
+            if not whole or sieve.holds(row.stream, row.text):
+                yield row
 
 
 async def _write(writer: Writer, rows: AsyncGenerator[Row, None], options: argparse.Namespace) -> None:
@@ -238,27 +252,30 @@ def _is_filtered(options: argparse.Namespace) -> bool:
     return any(getattr(options, name) is not None for name in ("grep", "level", "since"))
 
 
-async def _search(session: Session, selection: Selection, options: argparse.Namespace) -> list[Row]:
-    rows = [row async for row in search(session, selection, **_query(session, options))]
+async def _search(session: Session, selection: Selection, options: argparse.Namespace, sieve: Sieve) -> list[Row]:
+    rows = [row async for row in search(session, selection, **_query(session, options, sieve))]
     return sorted(rows, key=lambda row: (row.t_ns, row.rank, row.stream, row.line))
 
 
-def _query(session: Session, options: argparse.Namespace) -> dict[str, Any]:
+def _query(session: Session, options: argparse.Namespace, sieve: Sieve) -> dict[str, Any]:
     return {
         "pattern": options.grep or "",
         "ignore_case": options.ignore_case,
         "level": options.level,
         "since_ns": None if options.since is None else now_ns(session) - int(options.since * 1e9),
+        "note_apart": sieve.note,
     }
 
 
-async def _tail(session: Session, selection: Selection, count: int) -> list[Row]:
+async def _tail(session: Session, selection: Selection, count: int, sieve: Sieve) -> list[Row]:
     """Return the last `count` rows, however many pages that takes."""
     page = await logs.merged(session, selection, min(4096, max(1, count)))
     rows = page.rows
+    sieve.note(page.apart)
     while len(rows) < count and page.more:
         wanted = min(4096, count - len(rows))
         page = await logs.merged(session, selection, wanted, before_ns=rows[0].t_ns, clocks=page.clocks)
+        sieve.note(page.apart)
         rows = page.rows + rows
     return last(rows, count)
 
@@ -271,7 +288,9 @@ def last(rows: list[Row], count: int | None) -> list[Row]:
 # --- follow
 
 
-async def _follow(session: Session, selection: Selection, options: argparse.Namespace, writer: Writer) -> None:
+async def _follow(
+    session: Session, selection: Selection, options: argparse.Namespace, sieve: Sieve, writer: Writer
+) -> None:
     """Write what is there (all, or the last lines, or what matches), then what comes."""
     start, seen = "begin", None
     files = await logs.files(session)
@@ -284,13 +303,14 @@ async def _follow(session: Session, selection: Selection, options: argparse.Name
             # Fixed once: a generation that begins now is followed from its begin.
             mine = [file for file in files if selection.nodes is None or file["node"] in selection.nodes]
             past = dataclasses.replace(selection, generation=logs.newest(mine))
-        await _write(writer, _there(session, past, options, seen), options)
+        await _write(writer, _there(session, past, options, sieve, seen), options)
     pattern = _pattern(options)
-    chunks = _without_torn(session.follow(selection, start, seen, oldest), seen)
+    whole = dataclasses.replace(selection, streams=files_of(selection.streams))
+    chunks = _without_torn(session.follow(whole, start, seen, oldest), seen)
     if options.fold:
-        await fold_live(rows_of(chunks, pattern), partial(_put, writer), time.monotonic_ns)
+        await fold_live(rows_of(chunks, pattern, sieve), partial(_put, writer), time.monotonic_ns)
         return
-    prefixer = Prefixer()
+    prefixer = Prefixer(sieve)
     async with aclosing(chunks):
         async for chunk in chunks:
             await _put(writer, matching(prefixer.feed(chunk), pattern))
@@ -304,11 +324,13 @@ def _positions(files: list[dict[str, Any]]) -> Seen:
     return seen
 
 
-async def _recent(session: Session, selection: Selection, options: argparse.Namespace) -> AsyncGenerator[Row, None]:
+async def _recent(
+    session: Session, selection: Selection, options: argparse.Namespace, sieve: Sieve
+) -> AsyncGenerator[Row, None]:
     if _is_filtered(options):
-        rows = last(await _search(session, selection, options), options.tail)
+        rows = last(await _search(session, selection, options, sieve), options.tail)
     else:
-        rows = await _tail(session, selection, options.tail)
+        rows = await _tail(session, selection, options.tail, sieve)
     for row in rows:
         yield row
 
@@ -339,10 +361,12 @@ def matching(lines: bytes, pattern: re.Pattern[bytes] | None) -> bytes:
     return b"".join(b"%s\n" % line for line in lines[:-1].split(b"\n") if pattern.search(line.partition(b"| ")[2]))
 
 
-async def _follow_level(session: Session, selection: Selection, options: argparse.Namespace, writer: Writer) -> None:
+async def _follow_level(
+    session: Session, selection: Selection, options: argparse.Namespace, sieve: Sieve, writer: Writer
+) -> None:
     """Write lines of a level as they come; of those that are there, the last ones if so many were asked for."""
     oldest = logs.newest(await logs.files(session)) if selection.generation is None else 0
-    looks = _lasts(hits(session, selection, oldest, _query(session, options)), options.tail)
+    looks = _lasts(hits(session, selection, oldest, _query(session, options, sieve)), options.tail)
     if options.fold:
         # What a look finds may be a second old.
         await fold_live(looks, partial(_put, writer), lambda: now_ns(session) - 1_000_000_000)

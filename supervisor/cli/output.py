@@ -22,6 +22,7 @@ from supervisor.session.tasks import wait_event
 
 if TYPE_CHECKING:
     from supervisor.session.follow import Chunk
+    from supervisor.session.streams import Sieve
 
 # Bytes that may wait for a slow reader of our stdout before the nodes are no longer read.
 BUFFER_LIMIT = 4 * 1024 * 1024
@@ -102,9 +103,10 @@ Whose = tuple[str, int, int, str]
 
 
 class WholeLines:
-    """Turns chunks of many ranks into whole lines; a half line waits for its end."""
+    """Turns chunks of many ranks into whole lines, as far as the sieve holds them; a half line waits for its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, sieve: Sieve | None = None) -> None:
+        self._sieve = sieve
         self._held: dict[Whose, bytes] = {}
         self._newest: dict[str, int] = {}
 
@@ -123,11 +125,17 @@ class WholeLines:
             cut = len(data)
         if cut < len(data):
             self._held[key] = data[cut:]
-        return [*ready, (key, data[:cut])] if cut else ready
+        return self._sieved([*ready, (key, data[:cut])] if cut else ready)
 
     def rest(self) -> list[tuple[Whose, bytes]]:
         """Return the half lines at the end of everything."""
-        return [piece for node in list(self._newest) for piece in self._flush(node)]
+        return self._sieved([piece for node in list(self._newest) for piece in self._flush(node)])
+
+    def _sieved(self, pieces: list[tuple[Whose, bytes]]) -> list[tuple[Whose, bytes]]:
+        if self._sieve is None:
+            return pieces
+        kept = [(whose, self._sieve.lines(whose[3], lines)) for whose, lines in pieces]
+        return [piece for piece in kept if piece[1]]
 
     def _flush(self, node: str) -> list[tuple[Whose, bytes]]:
         keys = [key for key in self._held if key[0] == node]
@@ -137,8 +145,8 @@ class WholeLines:
 class Prefixer:
     """Turns chunks of many ranks into whole lines `node:rank| text`."""
 
-    def __init__(self) -> None:
-        self._lines = WholeLines()
+    def __init__(self, sieve: Sieve | None = None) -> None:
+        self._lines = WholeLines(sieve)
 
     def feed(self, chunk: Chunk) -> bytes:
         """Return the lines that are whole now."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 NPROC_WORDS = ("auto", "gpu", "cpu", "xpu")
 OCCASIONS = ("failure", "hang", "recovery", "end")
+LOG_BOUND_LEAST = 16 * 1024 * 1024
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOP = re.compile(r"(?:[^@\s,]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[^@\s,:\[\]]+)(?::\d{1,5})?")
 
@@ -76,6 +77,17 @@ def truth(place: Place, key: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise place.wrong(key, f"must be true or false, not {value!r}", f"write {key} = true or {key} = false")
     return value
+
+
+def size(place: Place, key: str, value: Any) -> int:
+    """Check for a number of bytes with its unit, K, M, G or T of 1024; return the bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", value) if isinstance(value, str) else None
+    if found is None:
+        raise place.wrong(key, f"must be a size, not {value!r}", f'write {key} = "2G"')
+    count = int(float(found[1]) * 1024 ** ("KMGT".index(found[2]) + 1))
+    if count < LOG_BOUND_LEAST:
+        raise place.wrong(key, f"must be 16M or more, not {value}")
+    return count
 
 
 def way(place: Place, key: str, value: Any) -> str:
@@ -203,6 +215,7 @@ JOB: dict[str, Any] = {
     "hang_after": seconds(zero=True),
     "hang_restart": seconds(zero=True),
     "metrics_port": whole(0, 65535),
+    "log_bound": size,
 }
 DEFAULTS: dict[str, Any] = {
     "user": line,

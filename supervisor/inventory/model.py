@@ -70,6 +70,8 @@ class JobDefaults:
     hang_restart: float = 0.0
     metrics_port: int = 0
     """Where the coordinator serves Prometheus on its own machine; 0: nowhere."""
+    log_bound: int = 0
+    """Bytes that the logs of a rank may take on its disk, in each generation; 0: any number."""
 
 
 @dataclasses.dataclass(frozen=True)

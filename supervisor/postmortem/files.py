@@ -6,6 +6,7 @@ any other text file.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -141,7 +142,11 @@ def _with_torchruns_ranks(found: list[Found]) -> list[Found]:
 def _is_text(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            head = file.read(_SNIFF)
+            start = 0
+            with contextlib.suppress(OSError, AttributeError):
+                # Ours may have given their oldest bytes back to the disk.
+                start = os.lseek(file.fileno(), 0, os.SEEK_DATA)
+            head = file.read(_SNIFF).lstrip(b"\0" if start else b"")
     except OSError:
         return False
     return head.count(b"\0") <= len(head) // 20

@@ -3,7 +3,8 @@
 In: log_follow of each node; log_list and log_read for what a lost link left out.
 Out: chunks of whole lines, in the order in which they arrive here.
 
-**A chunk never overlaps another one of its file, and leaves no hole behind itself.**
+**A chunk never overlaps another one of its file, and leaves no hole behind itself**; where bytes are gone from the
+node's disk, a line says so in their place.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from remote_agent.logs.rows import dropped_text
 from remote_agent.wire import Answer, CallFailed, WireError
 from supervisor.session.logs import READ_SIZE, Selection
 from supervisor.session.tasks import cancel_all
@@ -151,6 +153,7 @@ class Follower:
     async def _take(self, answer: Answer) -> None:
         entry = answer.data
         key, offset, data = _file(entry), int(entry["offset"]), answer.body
+        end = int(entry.get("dropped") or 0) or offset + len(data)
         if not self._wants(key):
             return
         if entry.get("replaced"):
@@ -161,10 +164,11 @@ class Follower:
         if offset > self.seen[key]:
             await self._fill(key, offset)
         seen = self.seen[key]
-        if offset + len(data) <= seen:
+        if end <= seen:
             return
-        data = data[max(0, seen - offset) :]
-        await self._pass_on(key, max(seen, offset), int(entry.get("t_ns") or 0), data)
+        if not entry.get("dropped"):
+            data = data[max(0, seen - offset) :]
+        await self._pass_on(key, max(seen, offset), int(entry.get("t_ns") or 0), data, end)
 
     async def _catch_up(self) -> None:
         for entry in (await self._link.call("log_list")).data["files"]:
@@ -191,18 +195,21 @@ class Follower:
         while (offset := self._position(key)) < until:
             length = min(READ_SIZE, until - offset)
             answer = await self._link.call("log_read", {**place, "offset": offset, "length": length}, timeout_s=60.0)
-            data = answer.body
+            data, begin = answer.body, int(answer.data["offset"])
+            if begin > offset:
+                await self._pass_on(key, offset, 0, dropped_text(begin - offset) + b"\n", begin)
+                continue
             if not data:
                 return
             if offset + len(data) < until:
                 # A line is not torn only because a request ends within it.
                 data = data[: data.rfind(b"\n") + 1] or data
-            await self._pass_on(key, offset, 0, data)
+            await self._pass_on(key, offset, 0, data, offset + len(data))
 
-    async def _pass_on(self, key: File, offset: int, t_ns: int, data: bytes) -> None:
+    async def _pass_on(self, key: File, offset: int, t_ns: int, data: bytes, end: int) -> None:
         await self._queue.put(Chunk(self._link.view.name, *key, offset, t_ns, data))
         self._moved_at = time.monotonic()
-        self.seen[key] = offset + len(data)
+        self.seen[key] = end
 
 
 def _file(entry: dict[str, Any]) -> File:

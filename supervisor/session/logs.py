@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from remote_agent.wire import Answer, CallFailed, WireError
 from supervisor.errors import RequestFailed, Unreachable, why
+from supervisor.session.streams import files_of
 from supervisor.session.tasks import cancel_all
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Selection:
     """A number, "all", or None: the newest (and, where followed, all later ones)."""
     ranks: list[int] | None = None
     streams: tuple[str, ...] = ("stdout", "stderr")
+    """Of a line, as the nodes tell it: one of NCCL is of its stream wherever it stands. Where followed: of a file."""
     nodes: list[str] | None = None
 
     def args(self) -> dict[str, Any]:
@@ -156,7 +158,7 @@ def select(found: list[dict[str, Any]], selection: Selection) -> list[dict[str, 
         file
         for file in found
         if generation in ("all", file["generation"])
-        and file["stream"] in selection.streams
+        and file["stream"] in files_of(selection.streams)
         and (selection.ranks is None or file["rank"] in selection.ranks)
     ]
 
@@ -171,6 +173,8 @@ class Page(NamedTuple):
     """Nodes whose rows are missing: they are out of reach, or did not answer in time."""
     clocks: Clocks
     """What the times were made with; the next page is asked with the same."""
+    apart: int = 0
+    """So many lines among these are left out: they are of a stream that was not asked for."""
 
 
 async def merged(
@@ -194,13 +198,13 @@ async def merged(
         args["generation"] = newest(await files(session, selection.nodes))
     clocks = clocks or Clocks(session)
 
-    async def one(name: str) -> tuple[list[Row], bool] | Unreachable:
+    async def one(name: str) -> _Part | Unreachable:
         times = {"before_ns": clocks.at(name, before_ns), "after_ns": clocks.at(name, after_ns)}
         try:
             answer = await ask(session, name, "log_merged", {**args, **times}, patience_s or 60.0)
         except Unreachable as error:
             return error
-        return clocks.rows(name, answer), bool(answer.data.get("more"))
+        return _Part(clocks.rows(name, answer), bool(answer.data.get("more")), int(answer.data.get("apart") or 0))
 
     names = [link.view.name for link in sources(session, selection.nodes)]
     answers = dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
@@ -209,7 +213,16 @@ async def merged(
         raise next(iter(failed.values()))
     parts = [answer for answer in answers.values() if not isinstance(answer, Unreachable)]
     rows, more = _join(parts, count, forwards=after_ns is not None)
-    return Page(rows, more, sorted([*failed, *_lost(session, selection.nodes)]), clocks)
+    absent = sorted([*failed, *_lost(session, selection.nodes)])
+    return Page(rows, more, absent, clocks, sum(part.apart for part in parts))
+
+
+class _Part(NamedTuple):
+    """What one node gives to a page."""
+
+    rows: list[Row]
+    more: bool
+    apart: int
 
 
 def _lost(session: Session, nodes: list[str] | None) -> list[str]:
@@ -218,11 +231,11 @@ def _lost(session: Session, nodes: list[str] | None) -> list[str]:
     return [name for name, link in links if link.opened_at and not link.opened and (nodes is None or name in nodes)]
 
 
-def _join(parts: list[tuple[list[Row], bool]], count: int, *, forwards: bool) -> tuple[list[Row], bool]:
+def _join(parts: list[_Part], count: int, *, forwards: bool) -> tuple[list[Row], bool]:
     """Put the rows of all nodes in order, as far as they are whole; rows of one time stay together."""
-    found = list(heapq.merge(*(rows for rows, _ in parts), key=lambda row: row.t_ns))
+    found = list(heapq.merge(*(part.rows for part in parts), key=lambda row: row.t_ns))
     # Beyond the outermost row of a node that has more, rows of that node are missing.
-    edges = [rows[-1 if forwards else 0].t_ns for rows, more in parts if more and rows]
+    edges = [part.rows[-1 if forwards else 0].t_ns for part in parts if part.more and part.rows]
     if forwards:
         whole = [row for row in found if row.t_ns <= min(edges, default=row.t_ns)]
         end = min(count, len(whole))
@@ -287,7 +300,7 @@ async def _windows(session: Session, clocks: Clocks, file: dict[str, Any]) -> As
 
 
 async def dump(session: Session, selection: Selection) -> AsyncGenerator[Row, None]:
-    """Yield every selected row of all nodes by arrival, with one window per file in memory."""
+    """Yield all rows of the files that may hold the streams selected, by arrival, one window per file in memory."""
     found = select(await files(session, selection.nodes), selection)
     clocks = Clocks(session)
     streams = [_windows(session, clocks, file) for file in found if file.get("size") != 0]
@@ -315,13 +328,21 @@ async def _next(stream: AsyncGenerator[tuple[int, Row], None]) -> tuple[int, Row
         return None
 
 
-async def read_raw(session: Session, file: dict[str, Any], *, follow: bool = False) -> AsyncGenerator[bytes, None]:
-    """Yield the very bytes of one file; `follow`: until the job is over."""
+async def read_raw(
+    session: Session, file: dict[str, Any], note_dropped: Callable[[int], None], *, follow: bool = False
+) -> AsyncGenerator[bytes, None]:
+    """Yield the very bytes of one file; `follow`: until the job is over.
+
+    `note_dropped` is told of bytes that are gone from the node's disk.
+    """
     place = {key: file[key] for key in ("generation", "rank", "stream")}
     offset = 0
     while True:
         over = session.ended
         answer = await ask(session, file["node"], "log_read", {**place, "offset": offset, "length": READ_SIZE}, 60.0)
+        if int(answer.data["offset"]) > offset:
+            note_dropped(int(answer.data["offset"]) - offset)
+            offset = int(answer.data["offset"])
         if answer.body:
             yield answer.body
             offset += len(answer.body)

@@ -6,7 +6,7 @@ In: a pattern, log_search answers. Out: rows in the order in which they are foun
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,12 @@ async def search(
     since_ns: int | None = None,
     until_ns: int | None = None,
     limit: int | None = None,
+    note_apart: Callable[[int], object] | None = None,
 ) -> AsyncGenerator[Row, None]:
-    """Yield matching rows of all nodes as they are found; raises RequestFailed, and Unreachable after all others."""
+    """Yield matching rows of all nodes as they are found; raises RequestFailed, and Unreachable after all others.
+
+    `note_apart` is told how many lines match that are of a stream not asked for.
+    """
     args = {**selection.args(), "pattern": pattern, "ignore_case": ignore_case, "level": level, "limit": limit}
     if selection.generation is None:
         args["generation"] = newest(await files(session, selection.nodes))
@@ -43,13 +47,15 @@ async def search(
     for link in sources(session, selection.nodes):
         name = link.view.name
         times = {"since_ns": clocks.at(name, since_ns), "until_ns": clocks.at(name, until_ns)}
-        streams.append(_of_node(link, {**args, **times}, clocks))
+        streams.append(_of_node(link, {**args, **times}, clocks, note_apart))
     async with aclosing(_at_once(streams)) as rows:
         async for row in rows:
             yield row
 
 
-async def _of_node(link: Link, args: dict[str, Any], clocks: Clocks) -> AsyncGenerator[list[Row], None]:
+async def _of_node(
+    link: Link, args: dict[str, Any], clocks: Clocks, note_apart: Callable[[int], object] | None
+) -> AsyncGenerator[list[Row], None]:
     """Yield what one node finds; raises RequestFailed, Unreachable, the latter also when it is silent for too long."""
     name = link.view.name
     try:
@@ -60,6 +66,8 @@ async def _of_node(link: Link, args: dict[str, Any], clocks: Clocks) -> AsyncGen
                 except StopAsyncIteration:
                     return
                 yield clocks.rows(name, answer)
+                if note_apart is not None:
+                    note_apart(int(answer.data.get("apart") or 0))
     except CallFailed as refused:
         raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
     except (WireError, asyncio.TimeoutError) as broken:

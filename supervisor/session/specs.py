@@ -105,6 +105,7 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
         hang_restart=defaults.hang_restart,
         hooks=inventory.hooks,
         metrics_port=defaults.metrics_port,
+        log_bound=defaults.log_bound,
         coordinator_port=defaults.coordinator_port,
         join_timeout=JobSpec.join_timeout if options.join_timeout is None else options.join_timeout,
         settle_timeout=JobSpec.settle_timeout if options.settle_timeout is None else options.settle_timeout,

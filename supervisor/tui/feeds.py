@@ -103,6 +103,8 @@ class RankFeed:
         self.rank = rank
         self.stream = stream
         self.shifted = 0
+        self._first = 0
+        """The first line there is: those before it are gone from the node's disk."""
         self._total = 0
         self._size = -1
         self._version: object = None
@@ -112,24 +114,31 @@ class RankFeed:
     @property
     def count(self) -> int:
         """Lines there are."""
-        return self._total
+        return self._total - self._first
+
+    def index_of(self, key: Key) -> int:
+        """Where a line is."""
+        return max(0, key[3] - self._first)
 
     def row(self, index: int) -> LogRow | None:
         """One line, or None while it is not here."""
-        return self._pages.get(index // PAGE, {}).get(index)
+        return self._row(index + self._first)
+
+    def _row(self, line: int) -> LogRow | None:
+        return self._pages.get(line // PAGE, {}).get(line)
 
     def missing(self, first: int, last: int) -> int | None:
         """The page to load next, so that lines `first` to `last` are here, then the page after them."""
-        first, last = max(0, first), min(last, self._total - 1)
-        for index in range(first, last + 1):
-            if self.row(index) is None:
-                return index // PAGE
+        first, last = max(0, first), min(last, self.count - 1)
+        for line in range(first + self._first, last + self._first + 1):
+            if self._row(line) is None:
+                return line // PAGE
         return None
 
     async def load(self, want: int) -> None:
         """Load one page, or as much of it as one answer holds."""
-        first, end = want * PAGE, (want + 1) * PAGE
-        first = next((index for index in range(first, end) if self.row(index) is None), first)
+        first, end = max(self._first, want * PAGE), (want + 1) * PAGE
+        first = next((line for line in range(first, end) if self._row(line) is None), first)
         await self._window(first, end - first)
 
     async def refresh(self, rows: int, following: Callable[[], bool]) -> None:
@@ -145,7 +154,13 @@ class RankFeed:
         if total < self._total or version != self._version:
             self._pages.clear()
             self._bytes = 0
-        elif size != self._size and self._total:
+        begin = int(answer.data.get("first_line") or 0)
+        if begin != self._first:
+            # The line there stands for all that are gone now.
+            self._forget(begin)
+            self.shifted -= begin - self._first
+            self._first = begin
+        if size != self._size and self._total:
             # The last line may have grown since.
             self._forget(self._total - 1)
         self._total, self._size, self._version = total, size, version
@@ -185,6 +200,8 @@ class MergedFeed:
         """And more than that: the window that counts them was full."""
         self.absent: tuple[str, ...] = ()
         """Nodes whose rows may be missing among these."""
+        self.apart = False
+        """Lines of NCCL were left out: they are of a stream that was not asked for."""
         self._rows: dict[Key, LogRow] = {}
         self._order: list[Key] = []
         self._bytes = 0
@@ -288,7 +305,9 @@ class MergedFeed:
         self.detached = page.more
 
     async def _fetch(self, count: int, clocks: Clocks | None, **bounds: int) -> Page:
-        return await self._source.merged(self.selection, count, clocks=clocks, **bounds)
+        page = await self._source.merged(self.selection, count, clocks=clocks, **bounds)
+        self.apart = self.apart or bool(page.apart and "nccl" not in self.selection.streams)
+        return page
 
     def _edge(self, number: int) -> int:
         return self._rows[self._order[number]].t_ns

@@ -29,7 +29,9 @@ Key = tuple[int, int, str, int]
 class Finder:
     """Hits of one search."""
 
-    def __init__(self, source: Source, selection: Selection, pattern: str, level: str | None = None) -> None:
+    def __init__(
+        self, source: Source, selection: Selection, pattern: str, level: str | None = None, only: str | None = None
+    ) -> None:
         self.text = pattern
         self.selection = selection
         # As in lnav and vim: an upper case letter asks for exactly that.
@@ -42,10 +44,15 @@ class Finder:
         self.problem = ""
         self._source = source
         self._level = level
+        self._only = only
+        """The one file whose lines are shown."""
+        self._apart = 0
 
     async def run(self, found: Callable[[], None]) -> None:
         """Collect hits until all is searched or enough are found; `found` is called whenever there are more."""
         query: dict[str, Any] = {"pattern": self.text, "ignore_case": self.ignore_case, "limit": HITS_KEPT}
+        if "nccl" not in self.selection.streams:
+            query["note_apart"] = self._note_apart
         if self._level:
             query["level"] = self._level
         try:
@@ -63,11 +70,16 @@ class Finder:
     async def _collect(self, query: dict[str, Any], found: Callable[[], None]) -> None:
         async with contextlib.aclosing(self._source.search(self.selection, **query)) as rows:
             async for row in rows:
+                if self._only not in (None, row.stream):
+                    continue
                 self.add(row.t_ns, (row.generation, row.rank, row.stream, row.line))
                 if len(self.hits) % 64 == 1:
                     found()
                 if len(self.hits) >= HITS_KEPT:
                     return
+
+    def _note_apart(self, lines: int) -> None:
+        self._apart += lines
 
     def add(self, t_ns: int, key: Key) -> None:
         """Take a hit; the current one stays the current one."""
@@ -93,7 +105,8 @@ class Finder:
         if self.problem:
             return f"{name}: {self.problem}"
         if not self.hits:
-            return f"{name}: searching" if self.running else f"{name}: not found"
+            nccl = f", but in {self._apart:,} lines of NCCL" if self._apart else ""
+            return f"{name}: searching" if self.running else f"{name}: not found{nccl}"
         many = f"{len(self.hits):,}{'+' if self.running or len(self.hits) >= HITS_KEPT else ''}"
         return f"{name}: hit {self.current + 1:,} of {many}"
 

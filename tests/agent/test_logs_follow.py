@@ -260,3 +260,33 @@ def test_truncation_and_replacement_are_seen(tmp_path: Path, longer: bool) -> No
     for replace in (truncate, rename):
         (tmp_path / replace.__name__).mkdir()
         asyncio.run(run(replace))
+
+
+def test_a_flood_is_followed_to_its_last_byte_though_the_disk_is_full(tmp_path: Path) -> None:
+    """100,000 lines, each with a write of its own, from a thread that never waits; the index has no room."""
+    path = log(tmp_path)
+    path.touch()
+    path.with_suffix(".idx").symlink_to("/dev/full")
+    lines = [b"line %d of a rank that prints and prints\n" % number for number in range(100_000)]
+
+    def flood() -> None:
+        with path.open("ab", buffering=0) as file:
+            for line in lines:
+                file.write(line)
+
+    async def run() -> None:
+        store = LogStore(tmp_path, live=True)
+        await store.start()
+
+        async def read() -> bytes:
+            return b"".join([item.body async for item in store.follow("all", start="begin")])
+
+        reader = asyncio.ensure_future(read())
+        await asyncio.to_thread(flood)
+        last = await store.window(0, 0, "stdout", -1, 1)
+        await store.end()
+        assert await asyncio.wait_for(reader, 20) == b"".join(lines)
+        await store.stop()
+        assert last.data["rows"], "shown while it comes"
+
+    asyncio.run(run())

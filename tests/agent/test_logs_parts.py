@@ -5,17 +5,23 @@ In: lines, bytes, patterns. Out: levels, records, steps, index entries, sidecars
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import sys
+import termios
+import zlib
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from remote_agent.logs import index
-from remote_agent.logs.index import LineIndex
-from remote_agent.logs.levels import DEBUG, ERROR, INFO, WARN, block_bits, level_of
+from remote_agent.logs.index import Entry, LineIndex
+from remote_agent.logs.inotify import Inotify
+from remote_agent.logs.levels import DEBUG, ERROR, INFO, NCCL, WARN, block_bits, level_of
 from remote_agent.logs.pattern import compile_pattern
 from remote_agent.logs.progress import StepReader
-from remote_agent.logs.rows import RecordReader
+from remote_agent.logs.rows import RecordReader, stream_of
 from remote_agent.logs.sidecar import Covered, Sidecar
 
 LEVELS = [
@@ -42,6 +48,37 @@ def test_levels_of_lines_and_their_blocks(line: bytes, level: int) -> None:
     assert level_of(line) == level
     if level in (WARN, ERROR):
         assert block_bits(b"fine\n" * 9 + line + b"\n") & level
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"gpu-01.lan:4021:4077 [3] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM",
+        b"[2026-11-20 10:00:00] gpu01:4021:4077 [-1] net_ib.cc:214 NCCL WARN NET/IB : got completion with error 12",
+        b"gpu01:4021:4077 [0] /build/rccl/src/init.cpp:120 NCCL WARN Missing a setting",
+        b"gpu01:4021:4077 [0] 12.034567 enqueue.cc:77 NCCL TRACE ncclLaunch",
+        b"gpu01:4021:4077 NCCL CALL ncclGroupEnd()",
+        b"NCCL version 2.26.2+cuda12.8",
+        b"RCCL version : 2.20.5-HEAD:1a2b3c",
+    ],
+)
+def test_a_line_of_nccl_is_known_by_its_shape(line: bytes) -> None:
+    assert stream_of("stdout", line) == "nccl"
+    assert block_bits(b"step 3\n" * 9 + line + b"\n") & NCCL
+    assert stream_of("stdout", b"said " + line) == "stdout"
+    assert stream_of("stderr", b"[rank0]: NCCL error in: ProcessGroupNCCL.cpp:77, NCCL version 2.26.2") == "stderr"
+
+
+def test_an_index_of_an_older_agent_does_not_hide_lines_of_nccl(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path / "stdout.idx", writable=True)
+    entry = Entry(1, 9, 6, INFO, False)
+    sidecar.append([entry])
+    assert list(sidecar.load()) == [entry]
+    whole = sidecar.path.read_bytes()
+    # The flags are the last byte but two before the checksum.
+    record = whole[-32:-7] + b"\0" + whole[-6:-4]
+    sidecar.path.write_bytes(whole[:-32] + record + zlib.crc32(record).to_bytes(4, "little"))
+    assert list(sidecar.load()) == [entry._replace(bits_before=INFO | NCCL)]
 
 
 def test_a_quiet_block_has_no_levels() -> None:
@@ -185,6 +222,32 @@ def test_a_sidecar_gives_back_what_was_written_up_to_the_first_damage(tmp_path: 
     assert list(again.load()) == entries
     again.append([], Covered(4000, 9))
     assert path.read_bytes() == whole
+
+
+def test_a_flood_makes_one_event_a_look(tmp_path: Path) -> None:
+    """Each costs the rank that writes, and us; none is missed between two looks."""
+    watcher = Inotify()
+    watcher.watch(tmp_path)
+
+    async def look(number: int) -> None:
+        # In turn, as ranks do: only equal neighbours would be one event anyway.
+        for each in range(1000):
+            with (tmp_path / f"{number}.{each % 2}.log").open("ab", buffering=0) as file:
+                file.write(b"line\n")
+        waiting = bytearray(4)
+        fcntl.ioctl(watcher._fd, termios.FIONREAD, waiting)
+        assert int.from_bytes(waiting, sys.byteorder) < 100
+        assert await watcher.wait(10.0) == {tmp_path}
+
+    async def run() -> None:
+        for number in range(3):
+            await look(number)
+        assert await watcher.wait(0.0) == set()
+
+    try:
+        asyncio.run(run())
+    finally:
+        watcher.close()
 
 
 def test_a_full_disk_costs_the_sidecar_only(tmp_path: Path) -> None:

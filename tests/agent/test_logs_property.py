@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from remote_agent.logs import LogStore, index, logfile
 from remote_agent.logs.catalogue import Catalogue
-from remote_agent.logs.logfile import Key, LogFile
+from remote_agent.logs.logfile import STREAMS, Key, LogFile
+from remote_agent.logs.rows import stream_of
 
 CLIP = 64 * 1024
 
@@ -32,9 +33,11 @@ PIECES = st.one_of(
         ]
     ),
     st.integers(1, 400).map(lambda n: b"needle %d\n" % n * n),
+    st.integers(1, 400).map(lambda n: b"n1:7:9 [0] NCCL INFO needle %d\n" % n * n),
 )  # fmt: skip
 TEXTS = st.lists(PIECES, max_size=12).map(b"".join)
 PATTERNS = st.sampled_from(["needle", "NEEDLE 1", "needle|Value", r"\d+7", "^n", "[xy]$", "e.*3", "[^x]9", ""])
+SOME = st.sampled_from([STREAMS, ("stdout", "stderr"), ("nccl",)])
 CUTS = st.lists(st.floats(0, 1), max_size=6)
 
 
@@ -135,22 +138,27 @@ def test_window_agrees_with_the_whole_file(data: bytes, cuts: list[float], line:
     CUTS,
     st.sampled_from(["needle", "NEEDLE 1", "needle|Value", r"\d+7", "^n", "[xy]$", "e.*3", ""]),
     st.booleans(),
+    SOME,
 )
-def test_search_agrees_with_the_whole_file(data: bytes, cuts: list[float], pattern: str, ignore_case: bool) -> None:
+def test_search_agrees_with_the_whole_file(
+    data: bytes, cuts: list[float], pattern: str, ignore_case: bool, streams: tuple[str, ...]
+) -> None:
     async def check(job: Job) -> None:
         job.indexed(split(data, cuts), 1)
         store = LogStore(job.root, live=False)
         await store.start()
         found: list[tuple[int, bytes]] = []
         last: dict[str, object] = {}
-        async for item in store.search(pattern, 0, ignore_case=ignore_case):
+        async for item in store.search(pattern, 0, streams=streams, ignore_case=ignore_case):
             texts = item.body.split(b"\n") if item.data["rows"] else []
             found += [(row["line"], text) for row, text in zip(item.data["rows"], texts, strict=True)]
             last = item.data
         regex = re.compile(pattern.encode(), re.I if ignore_case else 0)
         texts = [naive_text(line) for line in naive_lines(data)]
-        assert found == [(number, text) for number, text in enumerate(texts) if regex.search(text)]
+        matching = [(number, text) for number, text in enumerate(texts) if regex.search(text)]
+        assert found == [each for each in matching if stream_of("stdout", each[1]) in streams]
         assert last["done"]
+        assert "nccl" in streams or last["apart"] == len(matching) - len(found)
         assert last["hits"] == len(found)
         await store.stop()
 
@@ -200,9 +208,10 @@ INDENTED = st.sampled_from([1, 600, 1100, 1700]).map(lambda n: b"head\n" + b"  m
     st.integers(5, 200),
     st.booleans(),
     st.sampled_from([10**8, 10**10]),
+    SOME,
 )
 def test_pages_of_merged_rows_hold_every_line_once(
-    writes: list[tuple[int, bytes]], count: int, forwards: bool, gap_ns: int
+    writes: list[tuple[int, bytes]], count: int, forwards: bool, gap_ns: int, streams: tuple[str, ...]
 ) -> None:
     """Going back or forth page by page gives each line of each rank once, and each rank's lines in order."""
 
@@ -227,10 +236,11 @@ def test_pages_of_merged_rows_hold_every_line_once(
         await store.start()
         seen: list[list[int]] = [[], [], []]
         before, after = (None, 0) if forwards else (None, None)
-        more = True
+        more, apart = True, 0
         while more:
-            answer = await store.merged(0, before_ns=before, after_ns=after, count=count)
+            answer = await store.merged(0, None, streams, before, count, after_ns=after)
             rows, more = answer.data["rows"], answer.data["more"]
+            apart += answer.data["apart"]
             assert len(rows) >= count or not more
             assert [row["t_ns"] for row in rows] == sorted(row["t_ns"] for row in rows)
             for rank in range(3):
@@ -238,7 +248,9 @@ def test_pages_of_merged_rows_hold_every_line_once(
                 seen[rank] = seen[rank] + lines if forwards else lines + seen[rank]
             if rows:
                 before, after = (None, rows[-1]["t_ns"] + 1) if forwards else (rows[0]["t_ns"], None)
-        assert seen == [list(range(len(naive_lines(data)))) for data in whole]
+        lines_of = [enumerate(map(naive_text, naive_lines(data))) for data in whole]
+        assert seen == [[at for at, text in lines if stream_of("stdout", text) in streams] for lines in lines_of]
+        assert "nccl" in streams or apart + sum(map(len, seen)) == sum(len(naive_lines(data)) for data in whole)
         await store.stop()
 
     with tempfile.TemporaryDirectory() as name:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.session.hits import hits
-from supervisor.session.logs import Selection
+from supervisor.session.logs import Row, Selection, dump, merged
+from supervisor.session.session import open_session
 from tests.agent.test_session import has, planned, until
 from tests.agent.test_session_hosts import WAIT_S, Hosts, hosts
 from tests.agent.test_session_verbs import Cli
@@ -25,6 +26,8 @@ def last(number, frame):
 signal.signal(signal.SIGTERM, last)
 if not second:
     print("ERROR of the first generation", file=sys.stderr, flush=True)
+else:
+    print("n1:7:9 [0] NCCL WARN in the script's file", flush=True)
 number = 0
 while not second or number < 3000:
     print(f"ERROR {second} {number}\\nfine", flush=number % 500 == 0)
@@ -56,7 +59,7 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
             await asyncio.wait_for(following, WAIT_S)
             assert session.state == "succeeded"
         logs = [made.home("n1") / f"jobs/job-t/generation_{number}/rank_0/stdout.log" for number in (0, 1)]
-        assert told == [line for log in logs for line in log.read_text().splitlines() if line != "fine"]
+        assert told == [line for log in logs for line in log.read_text().splitlines() if line.startswith("ERROR")]
         assert "ERROR last words" in told
 
     with hosts(tmp_path, 1) as made:
@@ -66,6 +69,12 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
         last = [f"n1:0| ERROR True {number}" for number in range(3000)]
         assert cli("logs", "h.toml", "-f", "--level", "error", "--tail", "3").lines == last[-3:]
         assert cli("logs", "h.toml", "-f", "--level", "error").lines == last
+        nccl = ["n1:0| n1:7:9 [0] NCCL WARN in the script's file"]
+        assert cli("logs", "h.toml", "--stream", "nccl").lines == nccl
+        assert cli("logs", "h.toml", "--stream", "nccl", "-f").lines == nccl
+        assert cli("logs", "h.toml", "--stream", "all", "--tail", "9999").lines[0] == nccl[0]
+        without = cli("logs", "h.toml", "--grep", "NCCL")
+        assert (without.lines, "lines of NCCL are left out" in without.err) == ([], True)
         # The newest generation wrote nothing there.
         assert cli("logs", "h.toml", "-f", "--stream", "stderr").lines == []
         typo = cli("logs", "h.toml", "-f", "--node", "typo")
@@ -111,3 +120,86 @@ def test_ranks_that_print_alike_are_folded_past_and_live(
         assert (past[:-2], sorted(past[-2:])) == (STEPS, last)
         assert folded("-f", "--level", "info", "--tail", "18")[:-2] == STEPS
         assert folded("--grep", "step", "--tail", "4") == STEPS[-2:]
+
+
+def test_what_a_bound_drops_is_told_to_whoever_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with hosts(tmp_path, 1, log_bound=4 * 1024 * 1024) as made:
+        (made.work / "flood.py").write_text("for i in range(120_000):\n    print(f'line {i:06}', 'x' * 80)\n")
+        cli = Cli(made, monkeypatch, capfd)
+        assert cli("up", "h.toml", "--detach", "--job", "job-t", "flood.py").status == 0
+        live = cli("logs", "h.toml", "-f").lines
+        raw = cli("logs", "h.toml", "--rank", "0", "--raw")
+        later = cli("logs", "h.toml", "-f").lines
+    assert "MB were dropped here: log_bound; --raw goes on behind them" in raw.err
+    kept = [f"n1:0| {line}" for line in raw.lines]
+    assert 10_000 < len(kept) < 60_000
+    assert kept[-1].startswith("n1:0| line 119999 ")
+    assert later[0].endswith("MB were dropped here: log_bound")
+    assert later[1:] == kept
+    assert live[-len(kept) :] == kept, "who followed lost nothing that is left"
+    told = [line for line in live if "dropped here" in line]
+    assert len(told) + sum(line.startswith("n1:0| line ") for line in live) == len(live)
+
+
+# What a machine's clock that is wrong does to all of our processes on it.
+SKEWED = """
+import os, time
+ahead = int(os.environ["SKEW_S"])
+real, real_ns = time.time, time.time_ns
+time.time, time.time_ns = lambda: real() + ahead, lambda: real_ns() + ahead * 10**9
+"""
+# The one clock that both share tells the true order.
+TICKS = """
+import os, time
+while not os.path.exists("over"):
+    print(time.monotonic_ns(), flush=True)
+    time.sleep(0.02)
+"""
+# Of two measured offsets, and until the agent reads what was written, on a machine that does other things as well.
+ERROR_S = 0.25
+SKEW_S = {"n1": 5, "n2": -5}
+
+
+def test_merged_rows_are_in_the_true_order_though_clocks_are_ten_seconds_apart(tmp_path: Path) -> None:
+    def in_order(rows: list[Row]) -> None:
+        assert {row.rank for row in rows} == {0, 1}
+        assert len(rows) > 50
+        latest = 0
+        for row in rows:
+            assert int(row.text) > latest - ERROR_S * 1e9
+            latest = max(latest, int(row.text))
+
+    async def scenario(made: Hosts) -> None:
+        skewed = {name: {"prelude": f"export PYTHONPATH={site} SKEW_S={ahead}"} for name, ahead in SKEW_S.items()}
+        inventory = made.inventory(**skewed)
+        async with planned(inventory, made) as session:
+            await session.ready()
+
+            def apart_s() -> float:
+                offsets = [float(node.get("clock_offset_ms") or 0) for node in session.status.get("nodes", ())]
+                return (max(offsets) - min(offsets)) / 1000 if len(offsets) == 2 else 0.0
+
+            await until(session, lambda: has(session, "generation_running") and apart_s() > 1)
+            assert apart_s() == pytest.approx(10.0, abs=ERROR_S)
+            while len((page := await merged(session, Selection(), 200)).rows) < 200:
+                await session.wait_change(0.1)
+            in_order(page.rows)
+            for tree in made.root.glob("n*/trees/*"):
+                (tree / "over").touch()
+            await until(session, lambda: session.ended)
+            assert session.state == "succeeded"
+        # From the files, when nobody compares clocks any more.
+        async with open_session(inventory) as later:
+            await later.ready()
+            assert await later.settle() == []
+            later.set_status(await later.call("status"))
+            in_order([row async for row in dump(later, Selection())])
+
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SKEWED)
+    with hosts(tmp_path, 2) as made:
+        (made.work / "talk.py").write_text(TICKS)
+        asyncio.run(scenario(made))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import defects, diagnose, failures, launch, report, restart, screen
+from tests.bench import defects, diagnose, failures, flood, launch, logs, report, restart, screen
 from tests.bench.report import Report
 from tests.cluster import ClusterError, cluster_obstacle
 from tests.cluster.leftovers import MARK, describe, end, marked
@@ -26,6 +26,10 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {
     "failures": failures.run,
     "screen": screen.run,
     "diagnose": diagnose.run,
+    "flood": flood.run,
+    "browse": logs.browse,
+    "grep": logs.grep,
+    "frames": logs.frames,
 }
 
 

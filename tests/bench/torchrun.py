@@ -61,7 +61,7 @@ def running(
     names = [host.name for host in cluster.hosts] if hosts is None else list(hosts)
     directory = log.with_name(f"{log.name}.d")
     directory.mkdir()
-    command = [str(Path(sys.executable).with_name("torchrun"))]
+    command = [sys.executable, "-m", "torch.distributed.run"]
     command += ["--nnodes", nnodes or str(len(names)), "--nproc-per-node", str(nproc)]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{cluster.hosts[0].address}:{PORT}", "--rdzv-id", "bench"]
     command += ["--max-restarts", str(max_restarts), "--log-dir", str(directory), *options]

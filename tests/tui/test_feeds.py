@@ -101,7 +101,7 @@ class Cluster:
         return await self.links[node].call(op, args, 5.0)
 
 
-def run(tmp_path: Path, scenario: Callable[..., Awaitable[None]], nodes: int = 1) -> None:
+def run(tmp_path: Path, scenario: Callable[..., Awaitable[None]], nodes: int = 1, bound: int = 0) -> None:
     """Play a scenario with the cluster and its first nodes."""
 
     async def all_of_it() -> None:
@@ -109,7 +109,7 @@ def run(tmp_path: Path, scenario: Callable[..., Awaitable[None]], nodes: int = 1
         for number in range(1, nodes + 1):
             root = tmp_path / f"n{number}"
             root.mkdir()
-            link = cluster.links[f"n{number}"] = NodeLink(f"n{number}", LogStore(root, live=True), root)
+            link = cluster.links[f"n{number}"] = NodeLink(f"n{number}", LogStore(root, live=True, bound=bound), root)
             await link.store.start()
         try:
             await scenario(cluster, *cluster.links.values())
@@ -315,3 +315,27 @@ def test_a_search_goes_on_without_a_node_that_is_lost(tmp_path: Path, monkeypatc
         assert rows == ["n2"]
 
     run(tmp_path, scenario, 2)
+
+
+def test_lines_that_the_node_has_dropped_are_one_and_the_others_stay_where_they_are(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster, node: NodeLink) -> None:
+        feed = RankFeed(cluster.source, "n1", 0, 0, "stdout")
+        await node.written(0, b"%060d\n" % 7 * 30_000)
+        await feed.refresh(20, lambda: True)
+        await feed.load(feed.missing(20_000, 20_000) or 0)
+        read = feed.row(20_000)
+        assert read is not None
+        path = await node.written(0, b"%060d\n" % 8 * 30_000)
+        while path.stat().st_blocks * 512 > 3_000_000:
+            await asyncio.sleep(0.01)
+        await feed.refresh(20, lambda: False)
+        gone = -feed.shifted
+        assert gone > 10_000
+        assert (feed.count, feed.index_of(read.key)) == (60_000 - gone, max(0, 20_000 - gone))
+        while (want := feed.missing(0, 5)) is not None:
+            await feed.load(want)
+        assert b"were dropped here" in texts(feed)[0]
+        assert feed.row(1) is not None
+        assert sum(b"dropped" in text for text in texts(feed)) == 1
+
+    run(tmp_path, scenario, bound=2_000_000)

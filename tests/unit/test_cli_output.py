@@ -21,6 +21,7 @@ from supervisor.session import opening
 from supervisor.session.follow import Chunk
 from supervisor.session.jobs import choose_job, group_jobs
 from supervisor.session.session import Session
+from supervisor.session.streams import Sieve
 
 
 def chunk(data: bytes, rank: int = 0, *, generation: int = 0, stream: str = "stdout", node: str = "n1") -> Chunk:
@@ -46,6 +47,21 @@ def test_the_last_words_of_a_generation_come_before_the_next_one() -> None:
     prefixer = Prefixer()
     prefixer.feed(chunk(b"dying"))
     assert prefixer.feed(chunk(b"again\n", generation=1)) == b"n1:0| dying\nn1:0| again\n"
+
+
+def test_lines_of_nccl_are_left_to_their_stream_and_that_is_said_once() -> None:
+    text = b"step 1\nn1:7:9 [0] NCCL INFO a\n\nstep 2\nNCCL version 2.26.2\nhal"
+    said: list[str] = []
+
+    def shown(*streams: str) -> bytes:
+        prefixer = Prefixer(Sieve(streams, lambda: said.append("apart")))
+        return prefixer.feed(chunk(text)) + prefixer.feed(chunk(b"f\n")) + prefixer.rest()
+
+    assert shown("stdout", "stderr") == b"n1:0| step 1\nn1:0| \nn1:0| step 2\nn1:0| half\n"
+    assert said == ["apart"]
+    assert shown("nccl") == b"n1:0| n1:7:9 [0] NCCL INFO a\nn1:0| NCCL version 2.26.2\n"
+    assert shown("stdout", "stderr", "nccl").count(b"\n") == 6
+    assert said == ["apart"]
 
 
 def test_an_endless_line_is_torn_at_the_limit() -> None:

@@ -98,6 +98,7 @@ env = { NCCL_DEBUG = "WARN" }
 coordinator_port = 0
 node_timeout = 15.0
 stop_grace = 15.0
+log_bound = "2G"
 [defaults]
 user = "ubuntu"
 port = 22
@@ -126,6 +127,7 @@ env = { NCCL_SOCKET_IFNAME = "eth0" }
     job = inventory.job
     assert (job.min_nodes, job.max_nodes, job.exclude) == (2, 4, ("*.pt", "data/"))
     assert (job.workdir, job.env) == (tmp_path / "work", {"NCCL_DEBUG": "WARN"})
+    assert job.log_bound == 2 * 1024**3
 
 
 def test_a_host_wins_over_the_defaults(tmp_path: Path) -> None:
@@ -258,6 +260,8 @@ def test_this_machine_alone_needs_no_file(monkeypatch: pytest.MonkeyPatch, tmp_p
         ('[[hook]]\nurl = "x"\n' + ONE, "hook: unknown table", "[[hooks]]"),
         ("[job]\nretries = 3\n" + ONE, "[job].retries: unknown key", "belongs in [[hooks]]"),
         ("[job]\nmetrics_port = 70000\n" + ONE, "metrics_port: must be from 0 to 65535", ""),
+        ("[job]\nlog_bound = 2000000000\n" + ONE, "log_bound: must be a size, not 2000000000", '"2G"'),
+        ('[job]\nlog_bound = "2 K"\n' + ONE, "log_bound: must be 16M or more", ""),
         (ONE + '[[hooks]]\nurl = "http://h/"\n', "[[hooks]] number 1.on: is missing", 'on = ["failure"'),
         (ONE + '[[hooks]]\non = "end"\n', "number 1.on: must be a list of events", 'on = ["failure"'),
         (ONE + '[[hooks]]\non = ["hangs"]\n', "'hangs' is not an event", "did you mean hang?"),

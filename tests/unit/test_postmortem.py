@@ -66,6 +66,14 @@ def test_files_by_rank(tmp_path: Path) -> None:
     assert [victim["ranks"] for victim in found["victims"]] == [[0]]
 
 
+def test_a_log_whose_oldest_bytes_are_gone_is_read_all_the_same(tmp_path: Path) -> None:
+    write(tmp_path, rank_0_dot_stderr_dot_log="starting\n")
+    with (tmp_path / "rank_1.stderr.log").open("wb") as file:
+        file.seek(4 << 20)
+        file.write(b"\0" * 100 + f"starting\n{BROKEN}".encode())
+    assert only(diagnose([tmp_path]))["culprit_ranks"] == [1]
+
+
 @pytest.mark.parametrize(
     "tags",
     [

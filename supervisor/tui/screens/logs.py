@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from supervisor.tui.model import Snapshot
 
 BOTH: Final[tuple[str, ...]] = ("stdout", "stderr")
-STREAMS: Final[tuple[tuple[str, ...], ...]] = (BOTH, ("stdout",), ("stderr",), ("nccl",))
+ALL: Final[tuple[str, ...]] = (*BOTH, "nccl")
+STREAMS: Final[tuple[tuple[str, ...], ...]] = (BOTH, ("stdout",), ("stderr",), ("nccl",), ALL)
 # Every frame of a merged view asks all nodes.
 MERGED_EVERY_S: Final = 0.25
 # Enough for all ranks of hundreds but one.
@@ -89,16 +90,18 @@ class LogsScreen(LiveScreen):
         self.target = Target(place.node, place.rank)
         self.generation = place.generation
         self.streams = (place.stream,)
-        feed = self._open()
+        feed = self._open(one_file=True)
         line = place.line - 1
         if isinstance(feed, RankFeed):
-            self.log_view.jump(line, (feed.generation, feed.rank, feed.stream, line))
+            key = (feed.generation, feed.rank, feed.stream, line)
+            self.log_view.jump(feed.index_of(key), key)
 
-    def _open(self) -> MergedFeed | RankFeed:
+    def _open(self, *, one_file: bool = False) -> MergedFeed | RankFeed:
         log = self.log_view
         node, rank = self.target.node, self.target.rank
         feed: MergedFeed | RankFeed
-        if rank is not None and node and len(self.streams) == 1:
+        # Lines of NCCL may stand in any file.
+        if rank is not None and node and len(self.streams) == 1 and (one_file or self.streams != ("nccl",)):
             newest = self.tui.snapshot.generation or 0
             generation = newest if self.generation is None else self.generation
             feed = RankFeed(self.tui.source, node, generation, rank, self.streams[0])
@@ -178,7 +181,9 @@ class LogsScreen(LiveScreen):
         node, rank = self.target.node, self.target.rank
         who = f"rank {rank} on {node}" if rank is not None else f"node {node}" if node else "all ranks"
         which = f", generation {self.generation}" if self.generation is not None else ""
-        how = ", folded" if isinstance(self.log_view.feed, FoldedFeed) else ""
+        feed = self.log_view.feed
+        how = ", folded" if isinstance(feed, FoldedFeed) else ""
+        how += ", without NCCL's lines" if isinstance(feed, MergedFeed) and feed.apart else ""
         return clean(f"{who}, {'+'.join(self.streams)}{which}{how}")
 
     def selection(self) -> Target:
@@ -309,7 +314,9 @@ class LogsScreen(LiveScreen):
 
     def _search(self, text: str, level: str | None) -> None:
         try:
-            finder = Finder(self.tui.source, self._selection(), text, level)
+            feed = self.log_view.feed
+            only = feed.stream if isinstance(feed, RankFeed) else None
+            finder = Finder(self.tui.source, self._selection(), text, level, only)
         except ValueError as error:
             self.tui.say(str(error), level="error")
             return
@@ -321,7 +328,9 @@ class LogsScreen(LiveScreen):
     def _selection(self) -> Selection:
         feed = self.log_view.feed
         if isinstance(feed, RankFeed):
-            return Selection(generation=feed.generation, ranks=[feed.rank], streams=(feed.stream,), nodes=[feed.node])
+            # All lines of the file: NCCL's, too.
+            streams = tuple({feed.stream: 0, "nccl": 0})
+            return Selection(generation=feed.generation, ranks=[feed.rank], streams=streams, nodes=[feed.node])
         return self.tui.merged_feed(self.target, self.generation, self.streams).selection
 
     def _found(self, finder: Finder) -> None:
@@ -344,7 +353,7 @@ class LogsScreen(LiveScreen):
             return
         t_ns, key = hit
         if isinstance(feed, RankFeed):
-            log.jump(key[3], key)
+            log.jump(feed.index_of(key), key)
         else:
             log.jump_to_time(t_ns, key)
         self._title()

@@ -306,7 +306,9 @@ class VirtualLog(LineView):
             self._arrived(feed)
 
     def _arrived(self, feed: Feed) -> None:
-        self.top += feed.shifted
+        self.top = max(0, self.top + feed.shifted)
+        if self._goal is not None:
+            self._goal = max(0, self._goal + feed.shifted)
         feed.shifted = 0
         if self.follow:
             self.top = self.last_top

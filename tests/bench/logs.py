@@ -1,0 +1,223 @@
+"""Large logs from afar: ten million lines over a slow link, a search on four nodes, a screen that follows.
+
+In: Clusters on this machine. Out: a Report each. What is measured is what the screen does: its feeds and its finder
+on a session, from the request until the rows are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from pathlib import Path
+from typing import Any
+
+from supervisor.inventory import load
+from supervisor.session.logs import Selection
+from supervisor.session.search import search
+from supervisor.session.session import Session, open_session
+from supervisor.tui.feeds import PAGE, MergedFeed, RankFeed
+from supervisor.tui.finder import Finder
+from tests.bench.fleet import wait_quiet
+from tests.bench.report import Report, Table, median, ratio, seconds, spread
+from tests.cluster import Cluster, ClusterError
+from tests.cluster.job import Job
+from tests.tui import test_perf
+from tests.tui.screens import press
+
+# Writes so many lines of 100 bytes, an error now and then, and stays until it is stopped.
+SCRIPT = """
+import os, sys, time
+lines, out = int(sys.argv[1]), os.fdopen(1, "wb", 1 << 20)
+for number in range(lines):
+    word = b"ERROR" if number % 1_000_000 == 999_999 else b"INFO "
+    out.write(b"%s step %08d loss 2.3041 lr 3.0e-04 tokens/s 96021 mem 71.2G norm 0.8812 seq 4096 batch 1024\\n"
+              % (word, number))
+out.flush()
+open(sys.argv[2] + "/over-" + os.environ["RANK"], "w").close()
+time.sleep(3600)
+"""
+WAIT_S = 300.0
+POLL_S = 0.2
+ROWS = 46
+
+
+@contextlib.contextmanager
+def _written(nodes: int, name: str, lines: int) -> Iterator[tuple[Cluster, Job]]:
+    """Hosts, and a job whose ranks, one a node, have written their lines and go on."""
+    with contextlib.ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="supervisor-bench-")))
+        cluster = stack.enter_context(Cluster(nodes))
+        job = Job(cluster, work / name, SCRIPT, str(lines), str(work), nproc_per_node=1)
+        stack.enter_context(job.start("--job", name, "--detach"))
+        job.wait()
+        end = time.monotonic() + WAIT_S
+        while len(list(work.glob("over-*"))) < len(cluster.hosts):
+            if time.monotonic() > end:
+                raise ClusterError(f"{name}: the lines are not written within {WAIT_S:g} s")
+            time.sleep(POLL_S)  # other processes' files: nothing tells us
+        yield cluster, job
+        job.run("stop")
+        wait_quiet(cluster)
+
+
+@contextlib.asynccontextmanager
+async def _session(job: Job) -> AsyncIterator[Session]:
+    async with open_session(load(job.inventory), job.name[0], feed=True) as session:
+        await session.ready()
+        await session.settle()
+        await session.heard()
+        yield session
+
+
+async def _timed(work: Awaitable[None]) -> float:
+    begun = time.monotonic()
+    await work
+    return time.monotonic() - begun
+
+
+# --- browse
+
+LINES = 10_000_000
+DELAY_MS = 80
+PLACES = (0.5, 0.03, 0.91, 0.27, 0.66)
+GOAL_S = 0.150
+
+
+async def _browse(job: Job) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {"open at the end": [], "to line N": [], "to a time": [], "next error": []}
+    async with _session(job) as session:
+        node = next(iter(session.links))
+        rank = RankFeed(session, node, 0, 0, "stdout")
+        # Until the agent has read it all.
+        while rank.count < LINES:
+            await rank.refresh(ROWS, lambda: True)
+        times = [row.t_ns for row in (rank.row(rank.count - 1),) if row is not None]
+        await rank.load(0)
+        times += [row.t_ns for row in (rank.row(0),) if row is not None]
+        for place in PLACES:
+            fresh = RankFeed(session, node, 0, 0, "stdout")
+            found["open at the end"].append(await _timed(fresh.refresh(ROWS, lambda: True)))
+            line = int(LINES * place)
+            found["to line N"].append(await _timed(fresh.load(line // PAGE)))
+            if fresh.row(line) is None:
+                raise ClusterError(f"line {line} did not come")
+            merged = MergedFeed(session, Selection(generation=0))
+            t_ns = int(times[1] + (times[0] - times[1]) * place)
+            found["to a time"].append(await _timed(merged.show_around(t_ns, ROWS)))
+            found["next error"].append(await _timed(_next_error(session)))
+    return found
+
+
+async def _next_error(session: Session) -> None:
+    """Until the first hit is there, and the rows around it."""
+    selection = Selection(generation=0)
+    finder = Finder(session, selection, "", "error")
+    hit = asyncio.Event()
+    running = asyncio.ensure_future(finder.run(hit.set))
+    try:
+        await asyncio.wait_for(hit.wait(), WAIT_S)
+        await MergedFeed(session, selection).show_around(finder.hits[0][0], ROWS)
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+def browse() -> Report:
+    """Ten million lines through a link of 80 ms; raises ClusterError, AssertionError, OSError."""
+    with _written(1, "browse", LINES) as (cluster, job):
+        cluster.delay("operator", DELAY_MS / 2)
+        found = asyncio.run(_browse(job))
+        cluster.delay("operator", 0)
+    rows = tuple((what, seconds(median(times)), spread(times)) for what, times in found.items())
+    notes = (
+        f"One rank, {LINES:,} lines of 100 bytes; each way {DELAY_MS / 2:g} ms: one answer takes {DELAY_MS} ms.",
+        f"Until the rows of a screen are there; the goal is {GOAL_S * 1000:g} ms. An error is two answers.",
+    )
+    table = Table("Ten million lines over a slow link", ("", "median", "least .. most"), rows, notes)
+    return Report("browse", (table,), {"lines": LINES, "delay_ms": DELAY_MS, "seconds": found})
+
+
+# --- grep
+
+NODES = 4
+NODE_LINES = 2_500_000
+PATTERNS = {"a word that is rare": "ERROR", "a word in any case": "(?i)error", "an expression": r"step \d*77777 loss"}
+
+
+async def _search(job: Job, pattern: str) -> tuple[float, int]:
+    ignore_case = pattern.startswith("(?i)")
+    async with _session(job) as session:
+        begun = time.monotonic()
+        text = pattern.removeprefix("(?i)")
+        rows = search(session, Selection(generation=0), pattern=text, ignore_case=ignore_case)
+        hits = [row async for row in rows]
+        return time.monotonic() - begun, len(hits)
+
+
+def _grep(cluster: Cluster, job: Job, pattern: str) -> tuple[float, int]:
+    """Let grep count on all nodes at once."""
+    words = ["grep", "-c", "-P" if "\\" in pattern else "-F"]
+    words += ["-i"] if pattern.startswith("(?i)") else []
+    begun = time.monotonic()
+    running = []
+    for rank, host in enumerate(cluster.hosts):
+        folder = host.home / ".supervisor/jobs" / job.name[0] / "generation_0"
+        path = next(path for path in folder.glob("rank_*/stdout.log"))
+        command = [*words, pattern.removeprefix("(?i)"), str(path)]
+        running.append(cluster.popen(rank, command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE))
+    counts = [int(process.communicate(timeout=WAIT_S)[0]) for process in running]
+    return time.monotonic() - begun, sum(counts)
+
+
+def grep() -> Report:
+    """A search of 1 GB on four nodes beside grep on the same files; raises ClusterError, AssertionError, OSError."""
+    rows, data = [], {}
+    with _written(NODES, "grep", NODE_LINES) as (cluster, job):
+        # Until the agents have read it all.
+        asyncio.run(_search(job, "no such text"))
+        for what, pattern in PATTERNS.items():
+            mine, theirs = asyncio.run(_search(job, pattern)), _grep(cluster, job, pattern)
+            if mine[1] != theirs[1]:
+                raise ClusterError(f"{pattern}: {mine[1]} hits, grep counts {theirs[1]}")
+            rows.append((what, f"{mine[1]:,}", seconds(mine[0]), seconds(theirs[0]), ratio(mine[0], theirs[0])))
+            data[pattern] = {"hits": mine[1], "search_s": mine[0], "grep_s": theirs[0]}
+    notes = (
+        f"{NODES} nodes of this one machine, {NODE_LINES:,} lines of 100 bytes each: 1 GB.",
+        "grep -c runs on all of them at once.",
+        "Our search brings the lines with number and time, the operator's side included.",
+    )
+    table = Table("Search of 1 GB on four nodes", ("", "hits", "search", "grep -c", ""), tuple(rows), notes)
+    return Report("grep", (table,), data)
+
+
+# --- frames
+
+FRAMES = 120
+LINES_A_FRAME = 2500
+
+
+def frames() -> Report:
+    """What a frame of a log that is followed costs at 160x48, the encoding for a terminal included."""
+    session = test_perf.endless()
+    times: list[float] = []
+
+    def change(number: int) -> None:
+        session.total += LINES_A_FRAME
+
+    async def work(app: Any, pilot: Any) -> None:
+        await press(app, pilot, "3", "enter", "s")
+        times.extend(await test_perf.frames(app, pilot, change, FRAMES))
+
+    asyncio.run(test_perf.cost(session, (160, 48), work))
+    times.sort()
+    share = 8 * sum(times) / len(times)
+    row = (seconds(median(times)), seconds(times[len(times) * 95 // 100]), seconds(times[-1]), f"{share:.0%}")
+    notes = (f"{LINES_A_FRAME:,} new lines a frame, processor time; share: of one core at eight frames a second.",)
+    head = ("median", "95 of 100 within", "worst", "share")
+    table = Table("A frame at 160x48 while following", head, (row,), notes, ())
+    return Report("frames", (table,), {"seconds": times})
