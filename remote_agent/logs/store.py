@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.logs import follow as following
 from remote_agent.logs import search as searching
@@ -79,10 +79,14 @@ class LogStore:
         self._ended = True
         self._bell.ring()
 
-    def progress(self, generation: int) -> dict[int, dict[str, int | None]]:
-        """Return the last step (None: none seen) and the time of the last output in ns, per rank."""
+    def progress(self, generation: int) -> dict[int, dict[str, Any]]:
+        """Return per rank step, last_output_ns, loss, rate with its unit, and steps_s; None: none seen."""
         return {
-            rank: {"step": steps.step, "last_output_ns": steps.last_output_ns}
+            rank: {
+                "step": steps.step,
+                "last_output_ns": steps.last_output_ns,
+                **steps.figures.told(),
+            }
             for (number, rank), steps in self._catalogue.steps.items()
             if number == generation
         }
