@@ -40,10 +40,12 @@ def size(value: float | None) -> str:
 
 
 def share(used: float | None, total: float | None) -> str:
-    """Return bytes of all bytes as `71/80G`."""
+    """Return bytes of all bytes as `71/80G`, or `201G/2.0T`."""
     if used is None or total is None:
         return size(used)
     power = _power(total)
+    if used and _power(used) != power:
+        return f"{size(used)}/{size(total)}"
     digits = 1 if total / 1024**power < 9.95 else 0
     return f"{used / 1024**power:.{digits}f}/{total / 1024**power:.{digits}f}{_UNITS[power]}"
 

@@ -18,6 +18,11 @@ SCREENS = {
     "map_512": ("64x8", ()),
     "nodes": ("restarting_4x2", ("2",)),
     "ranks": ("failed_4x2", ("3",)),
+    "nodes_gpu": ("4x4 gpu", ("2", "down")),
+    "ranks_gpu": ("4x4 gpu", ("3",)),
+    "map_gpu": ("64x8 gpu", ("m", "m", "m")),
+    "nodes_cpu": ("2x2 cpu", ("2",)),
+    "ranks_cpu": ("2x2 cpu", ("3", "down", "down")),
     "logs": ("running_2x2", ("4",)),
     "logs_found": ("failed_4x2", ("4", "slash", "C", "U", "D", "A", "enter")),
     "incident": ("failed_4x2", ("5",)),
@@ -36,6 +41,10 @@ SCREENS = {
 
 def open_recording(name: str) -> recorded.RecordedSession:
     """A recording by name, or a job of so many nodes and ranks."""
+    name, _, measured = name.partition(" ")
+    if measured:
+        nodes, per_node = name.split("x")
+        return recorded.measured(recorded.many(int(nodes), int(per_node)), gpus=measured == "gpu")
     if name[0].isdigit():
         nodes, per_node = name.split("x")
         session = recorded.many(int(nodes), int(per_node))
