@@ -11,6 +11,9 @@ from typing import Any
 Document = Mapping[str, Any]
 # Measured longer ago than this many times the pause between two measurements is old.
 OLD_ROUNDS = 3
+_RATES = ("tok/s", "samples/s", "it/s")
+# As JSON has no such numbers.
+_WORDS = ("nan", "-nan", "inf", "-inf")
 _UNITS = ("", "K", "M", "G", "T", "P")
 
 
@@ -63,15 +66,15 @@ def traffic(vitals: Document) -> str:
 def figure(value: object) -> str:
     """Return a loss as `1.883`, `6.1e-06` or `nan`."""
     if isinstance(value, str):
-        return value
+        return value if value in _WORDS else "-"
     found = number(value)
     return "-" if found is None else f"{found:.4g}"
 
 
 def rate(progress: Document) -> str:
     """Return a throughput as `96,021 tok/s`; where the script prints none, steps a second."""
-    found, unit = number(progress.get("rate")), str(progress.get("unit") or "")
-    if found is None:
+    found, unit = number(progress.get("rate")), progress.get("unit")
+    if found is None or unit not in _RATES:
         found, unit = number(progress.get("steps_s")), "step/s"
     if found is None:
         return "-"

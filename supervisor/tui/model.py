@@ -254,7 +254,8 @@ def _node(name: str, document: Json | None, host: Host | None, parts: Mapping[in
     link = host.state if host is not None else ""
     state = str(data.get("state") or "") or {"up": "ready"}.get(link, link)
     vitals = _dict(data.get("vitals"))
-    ranks = tuple(_rank(name, vitals, rank, parts) for rank in entries(data.get("ranks")) if isinstance(rank, dict))
+    uses = _Uses(vitals)
+    ranks = tuple(_rank(name, uses, rank, parts) for rank in entries(data.get("ranks")) if isinstance(rank, dict))
     return NodeRow(
         name=name,
         state=state,
@@ -272,10 +273,20 @@ def _node(name: str, document: Json | None, host: Host | None, parts: Mapping[in
     )
 
 
-def _rank(node: str, host: Json, data: Json, parts: Mapping[int, str]) -> RankRow:
+class _Uses:
+    """What a node's ranks need of its vitals, looked up once."""
+
+    def __init__(self, vitals: Json) -> None:
+        self.is_old = bool(vitals) and usage.is_old(vitals)
+        self.memory = vitals.get("mem_total")
+        self.gpus = {gpu["index"]: dict(gpu) for gpu in usage.gpus_of(vitals) if isinstance(gpu.get("index"), int)}
+
+
+def _rank(node: str, uses: _Uses, data: Json, parts: Mapping[int, str]) -> RankRow:
     number = _int(data.get("rank")) or 0
     vitals = _dict(data.get("vitals"))
-    gpu = _dict(usage.own_gpu(host, vitals))
+    index = vitals.get("gpu")
+    gpu = uses.gpus.get(index, {}) if isinstance(index, int) else {}
     return RankRow(
         rank=number,
         node=node,
@@ -290,10 +301,10 @@ def _rank(node: str, host: Json, data: Json, parts: Mapping[int, str]) -> RankRo
         progress=_dict(data.get("progress")),
         vitals=vitals,
         gpu=gpu,
-        vitals_old=bool(vitals) and usage.is_old(host),
-        memory=_share(gpu.get("mem_used"), gpu.get("mem_total"))
-        if gpu
-        else _share(vitals.get("rss"), host.get("mem_total")),
+        vitals_old=bool(vitals) and uses.is_old,
+        memory=_share(gpu["mem_used"], gpu.get("mem_total"))
+        if gpu.get("mem_used") is not None
+        else _share(vitals.get("rss"), uses.memory),
     )
 
 

@@ -140,7 +140,11 @@ def _gpu_line(gpu: usage.Document, *, old: bool) -> Row:
     ]
     bad = bool(usage.number(gpu.get("ecc"))) or gpu.get("xid") is not None
     return _line(
-        f"gpu {gpu.get('index')}", facts, usage.number(gpu.get("age_s")), old=old, role="bad" if bad else "text"
+        f"gpu {_unit(gpu.get('index'), '')}",
+        facts,
+        usage.number(gpu.get("age_s")),
+        old=old,
+        role="bad" if bad else "text",
     )
 
 
