@@ -24,6 +24,7 @@ from remote_agent.lease import Lease
 from remote_agent.memory import Memory
 from remote_agent.open_job import TorchrunLink
 from remote_agent.paths import JobFiles, start_ticks
+from remote_agent.server import watch_pause
 from remote_agent.tasks import Tasks
 from remote_agent.wire import MAX_HEADER, Answer, Channel, JobSpec, NodeSpec, Problem
 from supervisor.session.certificates import Authority, make_authority
@@ -170,6 +171,10 @@ def test_another_coordinator_has_another_clock(tmp_path: Path) -> None:
             assert agent.follower.facts()["offset_ns"] == 0
 
     asyncio.run(check())
+
+
+def test_a_big_jobs_status_is_sent_less_often_and_never_seems_old() -> None:
+    assert [watch_pause(ranks) for ranks in (0, 8, 512, 100_000)] == [0.1, 0.1, 0.512, 1.0]
 
 
 def test_a_heartbeat_tells_what_the_node_and_its_ranks_use(tmp_path: Path) -> None:
