@@ -5,6 +5,7 @@ In: vitals and progress of a status document. Out: text of few characters; `-` w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,15 @@ _UNITS = ("", "K", "M", "G", "T", "P")
 
 def number(value: object) -> float | None:
     """Return a number of a document, None where it is none: documents come from other versions as well."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def part(document: Document, key: str) -> Document:
+    """Return a part of a document, empty where there is none."""
+    found = document.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 def is_old(vitals: Document) -> bool:
@@ -74,7 +83,7 @@ def figure(value: object) -> str:
 def rate(progress: Document) -> str:
     """Return a throughput as `96,021 tok/s`; where the script prints none, steps a second."""
     found, unit = number(progress.get("rate")), progress.get("unit")
-    if found is None or unit not in _RATES:
+    if found is None or not isinstance(unit, str) or unit not in _RATES:
         found, unit = number(progress.get("steps_s")), "step/s"
     if found is None:
         return "-"
@@ -87,10 +96,10 @@ def gpus_of(vitals: Document) -> list[Document]:
     return [gpu for gpu in found if isinstance(gpu, dict)] if isinstance(found, list) else []
 
 
-def own_gpu(node: Document | None, rank: Document | None) -> Document | None:
-    """Return the GPU that is a rank's own, of its node's."""
-    index = (rank or {}).get("gpu")
-    return next((gpu for gpu in gpus_of(node or {}) if index is not None and gpu.get("index") == index), None)
+def own_gpu(node: Document, rank: Document) -> Document:
+    """Return the GPU of its node's vitals that is a rank's own, empty where there is none."""
+    index = rank.get("gpu")
+    return next((gpu for gpu in gpus_of(node) if index is not None and gpu.get("index") == index), {})
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -107,7 +116,7 @@ RANK_HEAD = ("LOSS", "RATE", "LAG", "CPU", "RSS", "GPU", "GPU MEM", "TEMP", "POW
 
 def node_cells(node: Document) -> list[str]:
     """Return the cells below NODE_HEAD; `-` for what is too old."""
-    vitals = node.get("vitals") or {}
+    vitals = part(node, "vitals")
     if not vitals or is_old(vitals):
         return ["-"] * len(NODE_HEAD)
     return [
@@ -121,10 +130,9 @@ def node_cells(node: Document) -> list[str]:
 
 def rank_cells(node: Document, rank: Document) -> list[str]:
     """Return the cells below RANK_HEAD; `-` for what is too old."""
-    progress, vitals = rank.get("progress") or {}, rank.get("vitals") or {}
-    if is_old(node.get("vitals") or {}):
-        vitals = {}
-    gpu = own_gpu(node.get("vitals"), vitals) or {}
+    host, progress = part(node, "vitals"), part(rank, "progress")
+    vitals = {} if is_old(host) else part(rank, "vitals")
+    gpu = own_gpu(host, vitals)
     lag, temperature, power = (number(each) for each in (progress.get("lag"), gpu.get("temp"), gpu.get("power")))
     return [
         figure(progress.get("loss")),

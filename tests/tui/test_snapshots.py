@@ -71,12 +71,15 @@ def test_screen(name: str, size: tuple[int, int]) -> None:
     asyncio.run(_shot(name, size, ""))
 
 
-@pytest.mark.parametrize("name", ["map", "map_512", "incident", "confirm_stop", "logs_found"])
+ASCII = ("map", "map_512", "incident", "confirm_stop", "logs_found")
+
+
+@pytest.mark.parametrize("name", ASCII)
 def test_ascii(name: str) -> None:
     asyncio.run(_shot(name, (80, 24), "_ascii", ascii_only=True))
 
 
-@pytest.mark.parametrize("name", ["map", "map_512", "incident", "confirm_stop", "logs_found", "menu", "launch_failed"])
+@pytest.mark.parametrize("name", [*ASCII, "menu", "launch_failed", "nodes_gpu", "ranks_gpu"])
 def test_ascii_mode_draws_ascii_only(name: str) -> None:
     async def scenario() -> None:
         recording, keys = SCREENS[name]

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from supervisor import usage
+from supervisor import plain, usage
 from supervisor.tui import spark as sparks
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.cells import row_width, text_of
 from supervisor.tui.model import Snapshot, take
 from supervisor.tui.spark import History, spark
 from supervisor.tui.vitals import node_usage_lines, node_vitals, rank_lines, rank_vitals
-from supervisor.tui.widgets.rank_grid import RankGrid
+from supervisor.tui.widgets.rank_grid import METRICS, RankGrid, share
 from supervisor.tui.words import Glyphs
 from tests.tui import recorded
 from tests.tui.screens import press, running
@@ -56,10 +56,33 @@ def test_columns_are_there_only_where_something_is_known() -> None:
     assert [column.name for column in node_vitals(cpu.nodes, GLYPHS)] == names
     assert [column.name for column in node_vitals(gpu.nodes, GLYPHS)] == ["gpu%", *names]
     assert [column.name for column in node_vitals(gpu.nodes[:1], GLYPHS)] == ["gpu%", *names[:-1]]
-    plain = take(recorded.many(2, 2))
-    assert [*rank_vitals(plain.ranks), *node_vitals(plain.nodes, GLYPHS)] == []
+    none = take(recorded.many(2, 2))
+    assert [*rank_vitals(none.ranks), *node_vitals(none.nodes, GLYPHS)] == []
     for column in rank_vitals(gpu.ranks):
         assert all(row_width(column.cell(rank)) <= column.width for rank in gpu.ranks), column.name
+
+
+@pytest.mark.parametrize("odd", [None, 5, "x", [], {}, {"index": []}, float("nan"), float("inf"), -1, True])
+def test_odd_documents_are_shown_as_unknown(odd: object) -> None:
+    session = recorded.measured(recorded.many(1, 2))
+    (node,) = session.status["nodes"]
+    gpu = dict.fromkeys(node["vitals"]["gpus"][0], odd)
+    for vitals in (
+        odd,
+        dict.fromkeys(node["vitals"], odd),
+        {**node["vitals"], "gpus": [odd, gpu, {**gpu, "index": 0}]},
+    ):
+        node["vitals"] = vitals
+        for each in node["ranks"]:
+            each.update(vitals={"cpu": odd, "rss": odd, "gpu": odd}, progress={"loss": odd, "rate": odd, "lag": odd})
+        shown = take(session)
+        texts = [text_of(column.cell(rank)) for column in rank_vitals(shown.ranks) for rank in shown.ranks]
+        texts += [text_of(column.cell(row)) for column in node_vitals(shown.nodes, GLYPHS) for row in shown.nodes]
+        lines = [*node_usage_lines(shown.nodes[0]), *rank_lines(shown.ranks[0], History(), 60, GLYPHS)]
+        texts += [text_of(line) for line in lines]
+        assert not [text for text in texts if "nan" in text or "inf" in text or "[]" in text]
+        assert all(GLYPHS.level(share(rank, metric) or 0) for rank in shown.ranks for metric in METRICS)
+        assert plain.status_lines(session.status)
 
 
 def test_old_values_are_dim_and_say_how_old_they_are() -> None:
