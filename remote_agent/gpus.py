@@ -205,22 +205,15 @@ def gpu_of(visible: str | None, local_rank: int, gpus: Iterable[Gpu]) -> int | N
 
 
 def main() -> int:
-    """Answer each line of stdin with the GPUs; returns 0 where there are none, 1 when they cannot be read any more."""
-    read: Reader | None = library_reader() or _quietly(tool_reader)
-    for _ in sys.stdin:
-        if read is None:
-            break
-        gpus = _quietly(read)
-        if gpus is None:
-            return 1
-        sys.stdout.write(json.dumps(gpus) + "\n")
-        sys.stdout.flush()
-    return 0
-
-
-def _quietly(ask: Callable[[], Any]) -> Any:
+    """Answer each line of stdin with the GPUs; returns 0 where there are none, 1 when they cannot be read."""
     try:
-        return ask()
+        read = library_reader() or tool_reader()
+        for _ in sys.stdin:
+            if read is None:
+                break
+            sys.stdout.write(json.dumps(read()) + "\n")
+            sys.stdout.flush()
     except (OSError, subprocess.SubprocessError) as error:
         sys.stderr.write(f"GPUs: {error}\n")
-        return None
+        return 1
+    return 0

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from remote_agent import gpus, vitals
+from remote_agent import vitals
 from remote_agent.gpus import Nvml, gpu_of, parse_table
 from remote_agent.netif import interface_of
 from remote_agent.tasks import Tasks
@@ -177,11 +177,13 @@ def test_the_interface_of_an_address() -> None:
 
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An nvidia-smi on PATH that prints what stands in `table`, and counts how often it was asked."""
+    """An nvidia-smi on PATH that prints what stands in `table`, and notes that it was asked; no NVML."""
     script = tmp_path / "bin/nvidia-smi"
     write(script, f'#!/bin/sh\necho asked "$1" >> {tmp_path}/asked\ncat {tmp_path}/table\n')
     script.chmod(0o755)
     write(tmp_path / "table", H100)
+    write(tmp_path / "lib/libnvidia-ml.so.1", "not a library\n")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "lib"))
     monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
     return tmp_path
 
@@ -209,18 +211,16 @@ def test_gpus_come_from_a_process_of_its_own(tool: Path, monkeypatch: pytest.Mon
     assert (tool / "asked").read_text().count("asked --query-gpu=index,uuid,") == 1, "not more often than every 5 s"
 
 
-def test_a_reader_without_gpus_ends_at_once(tool: Path) -> None:
-    write(tool / "table", "No devices were found\n")
+def read_gpus() -> int:
     command = [sys.executable, "-m", "remote_agent", "gpus", "--job", "x"]
-    assert subprocess.run(command, input=b"\n", timeout=30, capture_output=True, check=False).returncode == 0
+    return subprocess.run(command, input=b"\n", timeout=30, capture_output=True, check=False).returncode
 
 
-def test_a_reader_says_when_the_tool_fails(tool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = gpus.tool_reader()
-    assert read is not None
-    monkeypatch.setattr(gpus, "TOOL_EVERY_S", 0.0)
-    (tool / "bin/nvidia-smi").unlink()
-    assert gpus._quietly(read) is None
+def test_a_reader_ends_where_there_is_no_gpu_and_says_when_it_cannot_read(tool: Path) -> None:
+    write(tool / "table", "No devices were found\n")
+    assert read_gpus() == 0
+    (tool / "bin/nvidia-smi").write_bytes(b"\0not a program")
+    assert read_gpus() == 1
 
 
 def test_a_measurement_costs_little(tmp_path: Path) -> None:
