@@ -1,4 +1,4 @@
-"""What the zipapp and `python -m remote_agent` run: connect, serve, engine or probe.
+"""What the zipapp and `python -m remote_agent` run: connect, serve, engine, gpus or probe.
 
 In: argv. Out: the exit status of the chosen part; each part is imported only when it is chosen.
 """
@@ -24,6 +24,8 @@ def main(argv: list[str] | None = None) -> int:
     engine = modes.add_parser("engine", help="the part that imports torch; started by the agent")
     engine.add_argument("--job", required=True)
     modes.add_parser("torchrun", help="torch's own elastic agent; started by the engine")
+    reader = modes.add_parser("gpus", help="what this node's GPUs do; started by the agent")
+    reader.add_argument("--job", required=True, help="for ps")
     probe = modes.add_parser("probe", help="what a preflight asks of torch; started by the bridge")
     probe.add_argument("what", choices=["facts", "collective"])
     probe.add_argument("args", nargs="?", default="{}")
@@ -44,6 +46,10 @@ def main(argv: list[str] | None = None) -> int:
         from remote_agent import engine_probe
 
         return engine_probe.main(args.what, args.args)
+    if args.mode == "gpus":
+        from remote_agent import gpus
+
+        return gpus.main()
     if args.mode == "torchrun":
         from remote_agent import engine_torchrun
 

@@ -28,6 +28,7 @@ from remote_agent.logs import LogStore
 from remote_agent.memory import Memory
 from remote_agent.role import Role
 from remote_agent.tasks import Tasks
+from remote_agent.vitals import Host, Vitals
 from remote_agent.wire import Answer, Channel, Handler, Items, JobSpec, Problem
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Agent:
         self.follower = Follower(self, self.memory.restore(view))
         self.operators: set[Channel] = set()
         self.operators_changed = asyncio.Event()
+        self.vitals = Vitals(Host(files.root), files.name, lambda: bool(self.operators))
         self._finished = asyncio.Event()
         self._hurry = asyncio.Event()
         self._preempted = False
@@ -86,6 +88,7 @@ class Agent:
         await self.logs.start()
         self.follower.start()
         self._tasks.spawn(self._watch_assignment(), "assignment")
+        self.vitals.start(self._tasks, self.address, self.follower.workers)
         await open_job.claim(self)
         operators = await serve_operators(self)
         log.info("agent of %s for %s, peers on port %d", self.node, self.spec.job, self.port)

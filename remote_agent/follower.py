@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
-from remote_agent import clocks, election, member, peers
+from remote_agent import clocks, election, heartbeat, member, peers
 from remote_agent.engine_link import launch
 from remote_agent.lease import Lease
 from remote_agent.tasks import Tasks
@@ -49,7 +48,6 @@ class Follower:
         """To the coordinator; None while there is none, or while we are it."""
         self.running: int | None = None
         self.generation = -1
-        self._pids: dict[int, dict[str, Any]] = {}
         self._reports: list[dict[str, Any]] = []
         self.standing = asyncio.Lock()
         self.former = ""
@@ -286,21 +284,13 @@ class Follower:
 
     def facts(self) -> dict[str, Any]:
         """Return what a heartbeat carries."""
-        now_ns = time.time_ns()
-        ranks: dict[str, dict[str, Any]] = {}
-        if self.generation >= 0:
-            for rank, seen in self.agent.logs.progress(self.generation).items():
-                last = seen.get("last_output_ns")
-                age = None if last is None else round((now_ns - last) / 1e9, 2)
-                ranks[str(rank)] = {"step": seen.get("step"), "last_output_age_s": age, "warning": seen.get("warning")}
-        heard_age = clocks.now() - self.member.contact
-        return {
-            "generation": self.generation,
-            "ranks": ranks,
-            "agent_pid": os.getpid(),
-            "offset_ns": self.offset.ns,
-            "heard_age": heard_age,
-        }
+        return heartbeat.facts(self)
+
+    def workers(self) -> dict[int, int]:
+        """Return the pid by rank of what runs here, as far as it is known."""
+        told = [report["args"]["ranks"] for report in self._reports if report["op"] in ("started", "assigned")]
+        ranks = [rank for each in told for rank in each] if self.running is not None else []
+        return {int(rank["rank"]): int(rank["pid"]) for rank in ranks}
 
     # Orders
 

@@ -133,7 +133,8 @@ class Host:
 
     def _counters(self) -> dict[tuple[Path, str], int]:
         """Return the counters of the memory cgroup that this process and its workers are in."""
-        for path in self._counter_files():
+        for is_v2, folder in memory_folders(self._root):
+            path = folder / ("memory.events" if is_v2 else "memory.oom_control")
             try:
                 text = path.read_text(encoding="utf-8", errors="replace")
             except OSError:
@@ -141,25 +142,29 @@ class Host:
             return {(path, name): int(count) for name, count in _COUNTED.findall(text)}
         return {}
 
-    def _counter_files(self) -> Iterable[Path]:
-        """Return where they may stand, the likeliest first: what a container sees may begin anywhere on the path."""
-        try:
-            text = (self._root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return
-        top = self._root / "sys/fs/cgroup"
-        groups = sorted((line.split(":", 2)[1:] for line in text.splitlines() if line.count(":") >= 2), reverse=True)
-        for controllers, path in groups:
-            if controllers and "memory" not in controllers.split(","):
-                continue
-            base, name = (top / "memory", "memory.oom_control") if controllers else (top, "memory.events")
-            folder = Path(path.lstrip("/"))
-            yield from (base / each / name for each in (folder, *folder.parents))
-
     def _risen(self) -> list[str]:
         now = self._counters()
         risen = {key: count - self._before[key] for key, count in now.items() if count > self._before.get(key, count)}
         return [f"{path}: {name} {count} since the workers started" for (path, name), count in risen.items()]
+
+
+def memory_folders(root: Path) -> Iterable[tuple[bool, Path]]:
+    """Return where the files of this process's memory cgroup may stand, the likeliest first, and whether it is a v2.
+
+    What a container sees may begin anywhere on the path.
+    """
+    try:
+        text = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    top = root / "sys/fs/cgroup"
+    groups = sorted((line.split(":", 2)[1:] for line in text.splitlines() if line.count(":") >= 2), reverse=True)
+    for controllers, path in groups:
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder = Path(path.lstrip("/"))
+        for each in (folder, *folder.parents):
+            yield not controllers, (top / "memory" if controllers else top) / each
 
 
 def _open_log(path: Path) -> int:

@@ -22,6 +22,37 @@ NODE_STATES = ("connecting", "ready", "running", "draining", "removed", "lost", 
 RANK_STATES = ("starting", "running", "silent", "succeeded", "failed", "killed")
 Document = dict[str, Any]
 Sample = tuple["dict[str, Any]", Any]
+Family = tuple[str, str, str, "Iterable[Sample]"]
+# Name, text, key in the document, by how much to multiply: Prometheus wants base units.
+NODE_VITALS = (
+    ("node_cpu_ratio", "How busy a node's processors are.", "cpu", 0.01),
+    ("node_memory_used_bytes", "Memory in use, of the node or of the job's cgroup.", "mem_used", 1),
+    ("node_memory_bytes", "Memory of the node, or the limit of the job's cgroup.", "mem_total", 1),
+    ("node_disk_free_bytes", "Free space where the job's files are.", "disk_free", 1),
+    ("node_shm_free_bytes", "Free space of /dev/shm.", "shm_free", 1),
+    ("node_receive_bytes_per_second", "What comes in on the job's network interface.", "net_in", 1),
+    ("node_transmit_bytes_per_second", "What goes out on the job's network interface.", "net_out", 1),
+)
+GPU_VITALS = (
+    ("gpu_use_ratio", "How busy a GPU is.", "use", 0.01),
+    ("gpu_memory_used_bytes", "Memory of a GPU in use.", "mem_used", 1),
+    ("gpu_memory_bytes", "Memory of a GPU.", "mem_total", 1),
+    ("gpu_temperature_celsius", "Temperature of a GPU.", "temp", 1),
+    ("gpu_power_watts", "Power that a GPU draws.", "power", 1),
+    ("gpu_sm_clock_hertz", "Clock of a GPU's processors.", "clock", 1_000_000),
+    ("gpu_ecc_errors", "Uncorrected ECC errors of a GPU since its driver started.", "ecc", 1),
+    ("gpu_xid", "The newest Xid of a GPU since the job came here.", "xid", 1),
+)
+RANK_VITALS = (
+    ("rank_cpu_ratio", "Cores that a rank and its children use.", "cpu", 0.01),
+    ("rank_resident_bytes", "Memory of a rank's process.", "rss", 1),
+    ("rank_loss", "The last loss that a rank has printed.", "loss", 1),
+    ("rank_throughput", "The last throughput that a rank has printed, in its unit.", "rate", 1),
+    ("rank_steps_per_second", "Steps a second of a rank, of late.", "steps_s", 1),
+    ("rank_lag_steps", "Steps that a rank is behind the median.", "lag", 1),
+)
+# Measured longer ago than this many times the pause between two measurements is not known any more.
+OLD_ROUNDS = 3
 
 
 def render(status: Document) -> str:
@@ -34,7 +65,7 @@ def render(status: Document) -> str:
         and bool(incident.get("ongoing"))
         and incident.get("generation") == status["generation"]
     )
-    families: tuple[tuple[str, str, str, Iterable[Sample]], ...] = (
+    families: tuple[Family, ...] = (
         ("job_state", "gauge", "1 for the state that the job is in.", _states(JOB_STATES, [status["state"]])),
         ("generation", "gauge", "The newest generation, -1 before the first.", [({}, status["generation"])]),
         ("restarts_total", "counter", "Restarts charged to max_restarts.", [({}, status["restarts"])]),
@@ -48,6 +79,7 @@ def render(status: Document) -> str:
             [(at, rank["last_output_age_s"]) for rank, at in ranks],
         ),
         ("hang", "gauge", "1 while the group hangs.", [({}, int(hangs))]),
+        *_vitals(nodes),
     )
     lines: list[str] = []
     for name, kind, told, samples in families:
@@ -58,6 +90,35 @@ def render(status: Document) -> str:
             if value is not None
         ]
     return "\n".join(lines) + "\n"
+
+
+def _vitals(nodes: Iterable[Document]) -> Iterable[Family]:
+    """Return what nodes, GPUs and ranks use, and how ranks get on."""
+    hosts: list[Sample] = []
+    gpus: list[Sample] = []
+    ranks: list[Sample] = []
+    for node in nodes:
+        vitals = node.get("vitals") or {}
+        is_old = vitals.get("age_s", 0) > OLD_ROUNDS * vitals.get("every_s", 0)
+        if vitals and not is_old:
+            hosts.append(({"node": node["name"]}, vitals))
+            gpus += [({"node": node["name"], "gpu": gpu["index"]}, gpu) for gpu in vitals["gpus"]]
+        for rank in node["ranks"]:
+            own = {} if is_old else rank.get("vitals") or {}
+            ranks.append(({"rank": rank["rank"], "node": node["name"]}, {**(rank.get("progress") or {}), **own}))
+    for table, found in ((NODE_VITALS, hosts), (GPU_VITALS, gpus), (RANK_VITALS, ranks)):
+        for name, told, key, factor in table:
+            yield name, "gauge", told, [_sample(labels, each, key, factor) for labels, each in found]
+
+
+def _sample(labels: dict[str, Any], found: Document, key: str, factor: float) -> Sample:
+    if key == "rate":
+        labels = {**labels, "unit": found.get("unit")}
+    value = found.get(key)
+    if isinstance(value, str):
+        # Words of JSON's lack, which Prometheus knows: nan and inf.
+        return labels, {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(value)
+    return labels, None if value is None else value if factor == 1 else round(value * factor, 6)
 
 
 def _states(known: Iterable[str], found: Iterable[str]) -> list[Sample]:

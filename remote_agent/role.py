@@ -196,7 +196,7 @@ class Role:
     def status(self) -> dict[str, Any]:
         """Return the status document."""
         own = {self._agent.node: {"clock_offset_ms": 0.0, **self._agent.follower.facts()}}
-        return document(self.state, {**self.facts, **own}, self._agent.node)
+        return document(self.state, {**self.facts, **own}, self._agent.node, clocks.now())
 
     # What members say
 
@@ -268,7 +268,8 @@ class Role:
         offset_ms = round(-self.offsets_ns[node] / 1e6, 3)
         facts = {"agent_pid": args.get("agent_pid"), "clock_offset_ms": offset_ms, "ranks": ranks}
         before = self.facts.get(node, {}).get("ranks", {})
-        self.facts[node] = {**facts, "generation": args.get("generation")}
+        vitals = {"vitals": args.get("vitals"), "heard_at": clocks.now()}
+        self.facts[node] = {**facts, **vitals, "generation": args.get("generation")}
         stepped = any(rank.get("step") is not None for rank in ranks.values())
         current = args.get("generation") == self.state.generation
         moved = current and _moved(before, ranks)

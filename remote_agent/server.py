@@ -29,6 +29,8 @@ ENDS_OF_A_HANG = ("hang_over", "generation_stopped", "job_succeeded", "job_faile
 # `watch` sends at most this often, and at least that often.
 WATCH_MIN_S = 0.1
 WATCH_MAX_S = 1.0
+# A document grows with its ranks, and ages change all the time: a link to the coordinator of many stays as free.
+WATCH_RANK_S = 0.001
 Op = Callable[["dict[str, Any]"], Union[Items, Awaitable[Answer]]]
 
 
@@ -293,7 +295,7 @@ class AgentDesk(Desk):
                 yield Answer({"status": found})
             if self._agent.finished and found["state"] in ("succeeded", "failed", "stopped"):
                 return
-            await asyncio.sleep(WATCH_MIN_S)
+            await asyncio.sleep(watch_pause(found["world_size"] or 0))
             with contextlib.suppress(asyncio.TimeoutError):
                 waiting = wake.wait() if wake is not None else self._agent.journal.wait_change(WATCH_MAX_S)
                 await asyncio.wait_for(waiting, WATCH_MAX_S)
@@ -360,6 +362,11 @@ class AgentDesk(Desk):
     async def left(self) -> None:
         """Note that the operator's connection ended."""
         await self._note(came=False)
+
+
+def watch_pause(ranks: int) -> float:
+    """Return the least seconds between two documents of a job of so many ranks."""
+    return min(WATCH_MAX_S, max(WATCH_MIN_S, WATCH_RANK_S * ranks))
 
 
 async def serve_operators(agent: Agent) -> asyncio.AbstractServer:

@@ -5,6 +5,7 @@ In: the coordinator's State (live, or folded from the journal) and what nodes sa
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,8 +29,12 @@ def job_state(state: s.State) -> str:
     return "starting" if state.generation <= 0 and not state.marks.get("stop") else "restarting"
 
 
-def document(state: s.State, facts: Facts, coordinator: str | None) -> dict[str, Any]:
-    """Return `status --json`; facts by node: agent_pid, clock_offset_ms, generation, ranks {rank: {step, …}}."""
+def document(state: s.State, facts: Facts, coordinator: str | None, now: float | None = None) -> dict[str, Any]:
+    """Return `status --json`; facts by node: agent_pid, clock_offset_ms, generation, ranks {rank: {step, …}}, vitals.
+
+    now: makes vitals as much older as it is after a node's `heard_at`.
+    """
+    median = _median_step(state, facts)
     return {
         "job": state.spec.job,
         "state": job_state(state),
@@ -41,7 +46,7 @@ def document(state: s.State, facts: Facts, coordinator: str | None) -> dict[str,
         "world_size": state.world_size or len(state.ranks),
         "coordinator": coordinator,
         "started_at": state.started_at,
-        "nodes": [_node(state, node, facts.get(name, {})) for name, node in state.nodes.items()],
+        "nodes": [_node(state, node, facts.get(name, {}), median, now) for name, node in state.nodes.items()],
         "incident": state.incident,
         "warnings": [{"rank": rank, "message": message} for rank, message in state.warnings.items()],
         "failure": state.failure,
@@ -50,9 +55,22 @@ def document(state: s.State, facts: Facts, coordinator: str | None) -> dict[str,
     }
 
 
-def _node(state: s.State, node: s.Node, facts: Mapping[str, Any]) -> dict[str, Any]:
-    # A heartbeat of the generation before says nothing of the ranks of this one.
-    live: Mapping[str, Any] = facts.get("ranks", {}) if facts.get("generation") == state.generation else {}
+def _live(state: s.State, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a node says of its ranks; a heartbeat of the generation before says nothing of those of this one."""
+    return facts.get("ranks", {}) if facts.get("generation") == state.generation else {}
+
+
+def _median_step(state: s.State, facts: Facts) -> float | None:
+    steps = [rank.get("step") for each in facts.values() for rank in _live(state, each).values()]
+    known = [step for step in steps if step is not None]
+    return statistics.median(known) if known else None
+
+
+def _node(
+    state: s.State, node: s.Node, facts: Mapping[str, Any], median: float | None, now: float | None
+) -> dict[str, Any]:
+    live = _live(state, facts)
+    late_s = 0.0 if now is None else max(0.0, now - facts.get("heard_at", now))
     ranks = [rank for rank in state.ranks.values() if rank.node == node.name]
     return {
         "name": node.name,
@@ -62,15 +80,28 @@ def _node(state: s.State, node: s.Node, facts: Mapping[str, Any]) -> dict[str, A
         "reason": node.reason,
         "agent_pid": facts.get("agent_pid") if node.connected or node.name == state.me else None,
         "clock_offset_ms": facts.get("clock_offset_ms"),
-        "ranks": [_rank(state, rank, live.get(str(rank.rank), {})) for rank in sorted(ranks, key=_number)],
+        "vitals": _older(facts.get("vitals"), late_s),
+        "ranks": [
+            _rank(state, rank, live.get(str(rank.rank), {}), median, late_s) for rank in sorted(ranks, key=_number)
+        ],
     }
+
+
+def _older(vitals: Mapping[str, Any] | None, late_s: float) -> Mapping[str, Any] | None:
+    """Return vitals, those of a node with its GPUs, as old as they are by now."""
+    if vitals is None or not late_s:
+        return vitals
+    found = {**vitals, "age_s": round(vitals["age_s"] + late_s, 1)}
+    if "gpus" in vitals:
+        found["gpus"] = [_older(gpu, late_s) for gpu in vitals["gpus"]]
+    return found
 
 
 def _number(rank: s.Rank) -> int:
     return rank.rank
 
 
-def _rank(state: s.State, rank: s.Rank, live: Mapping[str, Any]) -> dict[str, Any]:
+def _rank(state: s.State, rank: s.Rank, live: Mapping[str, Any], median: float | None, late_s: float) -> dict[str, Any]:
     age = live.get("last_output_age_s")
     told = state.watch.told if state.phase == s.RUNNING else None
     # Where it is known who holds the group up, those who wait are not the silent ones.
@@ -85,7 +116,18 @@ def _rank(state: s.State, rank: s.Rank, live: Mapping[str, Any]) -> dict[str, An
         "signal": rank.signal,
         "step": live.get("step"),
         "last_output_age_s": age,
+        "progress": _progress(live, median),
+        "vitals": _older(live.get("vitals"), late_s),
     }
+
+
+def _progress(live: Mapping[str, Any], median: float | None) -> dict[str, Any] | None:
+    """Return loss, rate with its unit, steps_s, and lag, the steps that it is behind the ranks' median."""
+    step, said = live.get("step"), live.get("progress") or {}
+    if step is None and all(value is None for value in said.values()):
+        return None
+    behind = None if step is None or median is None else max(0, round(median - step))
+    return {**said, "lag": behind}
 
 
 def _plan(state: s.State) -> str | None:

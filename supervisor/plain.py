@@ -9,6 +9,8 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from supervisor import usage
+
 Document = Mapping[str, Any]
 PHASES = ("detect", "stop", "rendezvous", "spawn", "main")
 # What a rank printed may hold anything; a terminal must not obey it.
@@ -104,7 +106,8 @@ def header(status: Document) -> str:
 def node_rows(status: Document) -> list[list[str]]:
     """Return the table of nodes, its head first."""
     rows = [["NODE", "STATE", "GROUP", "RANKS", "ADDRESS", "CLOCK", "AGENT", "REASON"]]
-    for node in status.get("nodes", ()):
+    nodes = status.get("nodes", ())
+    for node in nodes:
         offset = node.get("clock_offset_ms")
         ranks = [int(rank["rank"]) for rank in node.get("ranks", ())]
         rows.append(
@@ -119,14 +122,16 @@ def node_rows(status: Document) -> list[list[str]]:
                 one_line(node.get("reason") or ""),
             ]
         )
-    return rows
+    more = usage.known_columns(usage.NODE_HEAD, [usage.node_cells(node) for node in nodes])
+    return [[*row[:-1], *known, row[-1]] for row, known in zip(rows, more, strict=True)]
 
 
 def rank_rows(status: Document) -> list[list[str]]:
     """Return the table of ranks, its head first."""
     rows = [["RANK", "NODE", "LOCAL", "PID", "STATE", "EXIT", "STEP", "LAST OUTPUT"]]
     found = [(rank, node) for node in status.get("nodes", ()) for rank in node.get("ranks", ())]
-    for rank, node in sorted(found, key=lambda pair: int(pair[0]["rank"])):
+    found.sort(key=lambda pair: int(pair[0]["rank"]))
+    for rank, node in found:
         code = rank.get("signal") or rank.get("exit_code")
         rows.append(
             [
@@ -140,7 +145,8 @@ def rank_rows(status: Document) -> list[list[str]]:
                 age(rank.get("last_output_age_s")),
             ]
         )
-    return rows
+    more = usage.known_columns(usage.RANK_HEAD, [usage.rank_cells(node, rank) for rank, node in found])
+    return [[*row, *known] for row, known in zip(rows, more, strict=True)]
 
 
 def status_tail(status: Document) -> list[str]:

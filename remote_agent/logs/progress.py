@@ -1,7 +1,7 @@
 """Training progress read from the lines, without any change of the script.
 
-In: new bytes of a rank's streams. Out: the last step it named, the time of its last output, the first loss that is no
-number.
+In: new bytes of a rank's streams. Out: the last step it named, the time of its last output, its figures, the first
+loss that is no number.
 
 Only the last matching text of each batch is parsed, found by a search from its end, so that a flood stays cheap.
 """
@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import re
 
+from remote_agent.logs.figures import Figures
+
 # (what to find from the end, what must stand there), the best source first: once a better one was seen,
 # a worse one is no longer believed (an epoch is not a step).
 # A number at the very end of what has arrived may not be whole yet: something must follow it.
 _NUMBER = rb"(\d{1,15})(?=[^\d.]|\.(?!\d)[\s\S])"
+# A colour's code ends with a letter.
+_BEGIN = rb"(?:(?<![A-Za-z_])|(?<=\x1b\[\d\dm))"
 _BETWEEN = rb"[\"']?\s{0,4}[=:#]?\s{0,8}[\[(]?\s{0,4}"
 _KINDS: tuple[tuple[tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     (
         (b"tep", b"TEP"),
-        re.compile(rb"(?<![A-Za-z_])(?:(?:global|current|train|training)[_ ]?)?step" + _BETWEEN + _NUMBER, re.I),
+        re.compile(_BEGIN + rb"(?:(?:global|current|train|training)[_ ]?)?step" + _BETWEEN + _NUMBER, re.I),
     ),
     ((b"ter", b"TER"), re.compile(rb"(?<![A-Za-z_])iter(?:ation)?" + _BETWEEN + _NUMBER, re.I)),
     ((b"%|",), re.compile(rb"\d%\|[^|\r\n]{0,400}\|\s*" + _NUMBER + rb"/\d+ \[")),
@@ -74,13 +78,14 @@ def _not_finite(data: bytes) -> str:
 class StepReader:
     """Progress of one rank over its streams."""
 
-    __slots__ = ("_carry", "_kind", "last_output_ns", "step", "warning")
+    __slots__ = ("_carry", "_kind", "figures", "last_output_ns", "step", "warning")
 
     def __init__(self) -> None:
         self.step: int | None = None
         self.warning: str | None = None
         """The first loss that was no number, and when: `loss is nan, about step 120`."""
         self.last_output_ns: int | None = None
+        self.figures = Figures()
         self._kind = len(_KINDS)
         self._carry: dict[str, bytes] = {}
 
@@ -90,6 +95,7 @@ class StepReader:
             return
         if t_ns is not None and (self.last_output_ns is None or t_ns > self.last_output_ns):
             self.last_output_ns = t_ns
+        self.figures.feed(stream, data)
         carry = self._carry.get(stream)
         if carry:
             data = carry + data
@@ -99,6 +105,7 @@ class StepReader:
             number = _last_number(data, marks, pattern)
             if number is not None:
                 self.step, self._kind = number, kind
+                self.figures.note_step(number, t_ns)
                 break
         if self.warning is None and stream != "nccl":
             found = _not_finite(data)

@@ -83,9 +83,14 @@ class LogStore:
         self._bell.ring()
 
     def progress(self, generation: int) -> dict[int, dict[str, Any]]:
-        """Return the last step (None: none seen), the time of the last output in ns, and a warning, per rank."""
+        """Return per rank step, last_output_ns, warning, loss, rate with its unit, and steps_s; None: none seen."""
         return {
-            rank: {"step": steps.step, "last_output_ns": steps.last_output_ns, "warning": steps.warning}
+            rank: {
+                "step": steps.step,
+                "last_output_ns": steps.last_output_ns,
+                "warning": steps.warning,
+                **steps.figures.told(),
+            }
             for (number, rank), steps in self._catalogue.steps.items()
             if number == generation
         }

@@ -23,16 +23,19 @@ JOB_KEYS = (
 )  # fmt: skip
 NODE_KEYS = ("name", "address", "state", "group_rank", "reason", "agent_pid", "clock_offset_ms", "ranks")
 RANK_KEYS = ("rank", "local_rank", "pid", "state", "exit_code", "step", "last_output_age_s")
+# Ours, beside the contract's.
+NODE_MORE = ("vitals",)
+RANK_MORE = ("progress", "vitals")
 INTERVAL = 1.0
 
 
 def contract(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contract's document, without what the agents add."""
+    """Return the contract's document, and of what the agents add progress and vitals."""
     document = {key: status.get(key) for key in JOB_KEYS}
     document["nodes"] = [
         {
-            **{key: node.get(key) for key in NODE_KEYS},
-            "ranks": [{key: rank.get(key) for key in RANK_KEYS} for rank in node.get("ranks", ())],
+            **{key: node.get(key) for key in (*NODE_KEYS, *NODE_MORE)},
+            "ranks": [{key: rank.get(key) for key in (*RANK_KEYS, *RANK_MORE)} for rank in node.get("ranks", ())],
         }
         for node in status.get("nodes", ())
     ]

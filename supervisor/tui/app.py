@@ -12,6 +12,7 @@ import locale
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
@@ -32,6 +33,7 @@ from supervisor.tui.screens.launch import LaunchScreen
 from supervisor.tui.screens.lists import EventsScreen, NodesScreen, RanksScreen
 from supervisor.tui.screens.logs import BOTH, LogsScreen
 from supervisor.tui.screens.map import MapScreen
+from supervisor.tui.spark import History
 from supervisor.tui.widgets.tables import RankTable
 from supervisor.tui.words import Glyphs
 
@@ -79,6 +81,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self.glyphs = Glyphs(ascii_only or not _is_utf8())
         self.snapshot: Snapshot = take(source)
         self.skins, self._problems = theming.load_all()
+        self.history = History()
         self.desk = Desk(self)
         self._drawn: tuple[int, bool] = (-1, False)
         self._look = True
@@ -144,6 +147,8 @@ class SupervisorApp(App[int], inherit_bindings=False):
         changed = drawn != self._drawn or self._look
         if changed:
             self.snapshot = take(source)
+            if drawn != self._drawn:
+                self.history.take(self.snapshot, time.monotonic())
             self._drawn = drawn
             self._look = False
         screen = self.live_screen

@@ -85,7 +85,7 @@ KEYS: Final[tuple[Key, ...]] = (
         palette=True,
     ),
     Key("act", "x", "act", "actions", "what can be done with the selection and the job", "any", 50, palette=True),
-    Key("metric", "m", "metric", "", "heat map of: state, output, step", "map"),
+    Key("metric", "m", "metric", "", "heat map of: state, output, lag, gpu, mem, cpu", "map"),
     Key("pane", "tab", "pane(1)", "pane", "next pane", "map", 60),
     Key("pane.back", "shift+tab", "pane(-1)", "", "previous pane", "map"),
     Key("log.follow", "f", "follow", "follow", "follow the end, or stop following", "logs", 10, palette=True),

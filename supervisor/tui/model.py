@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from supervisor import usage
 from supervisor.errors import LaunchFailed
 from supervisor.tui import words
 from supervisor.tui.cells import entries, whole_numbers
@@ -36,6 +37,15 @@ class RankRow:
     output_age_s: float | None
     part: str = ""
     """Its part in the incident of this generation: culprit, victim or none."""
+    progress: Json = dataclasses.field(default_factory=dict)
+    """loss, rate with unit, steps_s, lag; as in the document, as the next two."""
+    vitals: Json = dataclasses.field(default_factory=dict)
+    gpu: Json = dataclasses.field(default_factory=dict)
+    """The GPU that is its own."""
+    vitals_old: bool = False
+    """Vitals are too old to be shown as the present."""
+    memory: float | None = None
+    """Share of its GPU's memory that is in use; without a GPU its own share of its node's."""
 
     @property
     def look(self) -> words.Look:
@@ -71,6 +81,13 @@ class NodeRow:
     text: str
     error: str
     hint: str
+    vitals: Json = dataclasses.field(default_factory=dict)
+    """What it uses, as in the document."""
+
+    @property
+    def vitals_old(self) -> bool:
+        """Vitals are too old to be shown as the present."""
+        return usage.is_old(self.vitals)
 
     @property
     def look(self) -> words.Look:
@@ -236,25 +253,40 @@ def _node(name: str, document: Json | None, host: Host | None, parts: Mapping[in
     data = document or {}
     link = host.state if host is not None else ""
     state = str(data.get("state") or "") or {"up": "ready"}.get(link, link)
-    ranks = tuple(_rank(name, rank, parts) for rank in entries(data.get("ranks")) if isinstance(rank, dict))
+    vitals = _dict(data.get("vitals"))
+    uses = _Uses(vitals)
+    ranks = tuple(_rank(name, uses, rank, parts) for rank in entries(data.get("ranks")) if isinstance(rank, dict))
     return NodeRow(
         name=name,
         state=state,
         address=str(data.get("address") or ""),
         group_rank=_int(data.get("group_rank")),
         reason=str(data.get("reason") or ""),
-        clock_offset_ms=_float(data.get("clock_offset_ms")),
+        clock_offset_ms=usage.number(data.get("clock_offset_ms")),
         ranks=ranks,
         link=link,
         step=str(host.step or "") if host is not None else "",
         text=str(host.text or "") if host is not None else "",
         error=str(host.error or "") if host is not None else "",
         hint=str(host.hint or "") if host is not None else "",
+        vitals=vitals,
     )
 
 
-def _rank(node: str, data: Json, parts: Mapping[int, str]) -> RankRow:
+class _Uses:
+    """What a node's ranks need of its vitals, looked up once."""
+
+    def __init__(self, vitals: Json) -> None:
+        self.is_old = bool(vitals) and usage.is_old(vitals)
+        self.memory = vitals.get("mem_total")
+        self.gpus = {gpu["index"]: dict(gpu) for gpu in usage.gpus_of(vitals) if isinstance(gpu.get("index"), int)}
+
+
+def _rank(node: str, uses: _Uses, data: Json, parts: Mapping[int, str]) -> RankRow:
     number = _int(data.get("rank")) or 0
+    vitals = _dict(data.get("vitals"))
+    index = vitals.get("gpu")
+    gpu = uses.gpus.get(index, {}) if isinstance(index, int) else {}
     return RankRow(
         rank=number,
         node=node,
@@ -264,17 +296,29 @@ def _rank(node: str, data: Json, parts: Mapping[int, str]) -> RankRow:
         exit_code=_int(data.get("exit_code")),
         signal=str(data["signal"]) if data.get("signal") else None,
         step=_int(data.get("step")),
-        output_age_s=_float(data.get("last_output_age_s")),
+        output_age_s=usage.number(data.get("last_output_age_s")),
         part=parts.get(number, ""),
+        progress=_dict(data.get("progress")),
+        vitals=vitals,
+        gpu=gpu,
+        vitals_old=bool(vitals) and uses.is_old,
+        memory=_share(gpu["mem_used"], gpu.get("mem_total"))
+        if gpu.get("mem_used") is not None
+        else _share(vitals.get("rss"), uses.memory),
     )
+
+
+def _dict(value: Any) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
+def _share(part: Any, whole: Any) -> float | None:
+    some, total = usage.number(part), usage.number(whole)
+    return some / total if some is not None and total else None
 
 
 def _int(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _float(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _severity(rank: RankRow) -> int:

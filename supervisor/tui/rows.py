@@ -29,7 +29,7 @@ class Column(Generic[T]):
     """Cells; 0: what is left."""
     cell: Callable[[T], Row]
     """What stands in it."""
-    keep: int = 0
+    keep: float = 0
     """Columns with the lowest number go first where there is no room; 9 always stays."""
     at_right: bool = False
 
@@ -85,7 +85,9 @@ def step_text(step: int | None) -> str:
     return "-" if step is None else f"{step:,}"
 
 
-def node_columns(glyphs: Glyphs, stale: bool, ranks_width: int, name_width: int) -> list[Column[NodeRow]]:
+def node_columns(
+    glyphs: Glyphs, stale: bool, ranks_width: int, name_width: int, vitals: Sequence[Column[NodeRow]] = ()
+) -> list[Column[NodeRow]]:
     """The columns of the node table; `ranks_width`: cells for one glyph per rank, 0 for none."""
     columns: list[Column[NodeRow]] = [
         Column("state", 12, lambda node: state_cell(node.look, glyphs, stale), 9),
@@ -98,6 +100,7 @@ def node_columns(glyphs: Glyphs, stale: bool, ranks_width: int, name_width: int)
     columns += [
         Column("step", 9, lambda node: ((step_text(node.train_step), "text"),), 7, at_right=True),
         Column("output", 6, lambda node: ((words.age(node.output_age_s), "dim"),), 5, at_right=True),
+        *vitals,
         Column("link", 10, _link, 4),
         Column("clock", 8, lambda node: ((_offset(node.clock_offset_ms), "dim"),), 2, at_right=True),
         Column("address", 15, lambda node: ((node.address, "dim"),), 1),
@@ -106,7 +109,9 @@ def node_columns(glyphs: Glyphs, stale: bool, ranks_width: int, name_width: int)
     return columns
 
 
-def rank_columns(glyphs: Glyphs, stale: bool, name_width: int) -> list[Column[RankRow]]:
+def rank_columns(
+    glyphs: Glyphs, stale: bool, name_width: int, vitals: Sequence[Column[RankRow]] = ()
+) -> list[Column[RankRow]]:
     """The columns of the rank table."""
     return [
         Column("state", 11, lambda rank: state_cell(rank.look, glyphs, stale), 9),
@@ -116,6 +121,7 @@ def rank_columns(glyphs: Glyphs, stale: bool, name_width: int) -> list[Column[Ra
         Column("step", 9, lambda rank: ((step_text(rank.step), "text"),), 7, at_right=True),
         Column("output", 6, lambda rank: ((words.age(rank.output_age_s), "dim"),), 5, at_right=True),
         Column("pid", 8, lambda rank: ((str(rank.pid or "-"), "dim"),), 3, at_right=True),
+        *vitals,
         Column("", 0, lambda rank: ((rank.outcome, rank.look.role),), 4),
     ]
 

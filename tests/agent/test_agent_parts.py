@@ -24,6 +24,7 @@ from remote_agent.lease import Lease
 from remote_agent.memory import Memory
 from remote_agent.open_job import TorchrunLink
 from remote_agent.paths import JobFiles, start_ticks
+from remote_agent.server import watch_pause
 from remote_agent.tasks import Tasks
 from remote_agent.wire import MAX_HEADER, Answer, Channel, JobSpec, NodeSpec, Problem
 from supervisor.session.certificates import Authority, make_authority
@@ -168,6 +169,40 @@ def test_another_coordinator_has_another_clock(tmp_path: Path) -> None:
             assert agent.follower.facts()["offset_ns"] > 0
             agent.follower.follow(3, "n3")
             assert agent.follower.facts()["offset_ns"] == 0
+
+    asyncio.run(check())
+
+
+def test_a_big_jobs_status_is_sent_less_often_and_never_seems_old() -> None:
+    assert [watch_pause(ranks) for ranks in (0, 8, 512, 100_000)] == [0.1, 0.1, 0.512, 1.0]
+
+
+def test_a_heartbeat_tells_what_the_node_and_its_ranks_use(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            folder = agent.files.generation(0) / "rank_4"
+            folder.mkdir(parents=True)
+            (folder / "stdout.log").write_text("step=7 loss=0.5 tok/s=96,021\n")
+            await agent.logs.start()
+            follower = agent.follower
+            assert follower.facts()["vitals"] is None
+            with subprocess.Popen(["sleep", "60"], env={"LOCAL_RANK": "0", "RANK": "4"}) as worker:
+                follower.generation = follower.running = 0
+                ranks = [{"rank": 4, "local_rank": 0, "pid": worker.pid}]
+                follower.report("started", {"generation": 0, "ranks": ranks})
+                await until(lambda: b"LOCAL_RANK" in Path(f"/proc/{worker.pid}/environ").read_bytes())
+                for _ in range(2):
+                    agent.vitals.measure(follower.workers())
+                told = follower.facts()
+                worker.kill()
+            assert 0 < told["vitals"]["mem_used"] < told["vitals"]["mem_total"]
+            assert told["vitals"]["disk_free"] > 0
+            rank = told["ranks"]["4"]
+            assert rank["progress"] == {"loss": 0.5, "rate": 96021.0, "unit": "tok/s", "steps_s": None}
+            assert rank["vitals"]["rss"] > 0
+            assert rank["vitals"]["cpu"] == 0
+            follower.running = None
+            assert follower.workers() == {}
 
     asyncio.run(check())
 

@@ -250,6 +250,39 @@ def test_a_queue_is_bounded(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
+def test_the_metrics_of_what_is_used() -> None:
+    gpu = {"index": 1, "use": 98, "temp": 66, "power": 627.31, "mem_used": 10, "clock": 1980, "ecc": 0, "xid": None}
+    vitals = {"age_s": 8.9, "every_s": 3.0, "cpu": 43.4, "mem_used": 5, "net_in": None, "gpus": [gpu]}
+    progress = {"loss": "nan", "rate": 96021.0, "unit": "tok/s", "steps_s": 2.5, "lag": 0}
+    rank = {"rank": 3, "state": "running", "step": 1, "last_output_age_s": 1, "progress": progress}
+    node = {"name": "n1", "state": "running", "ranks": [{**rank, "vitals": {"cpu": 150.0, "rss": 7}}], "vitals": vitals}
+    status = {"job": "j", "state": "running", "generation": 0, "restarts": 0, "incident": None, "nodes": [node]}
+    told = {line for line in render(status).splitlines() if "node=" in line and "last_output" not in line}
+    own, at = 'job="j",node="n1"', 'job="j",rank="3",node="n1"'
+    assert told == {
+        f"supervisor_node_cpu_ratio{{{own}}} 0.434",
+        f"supervisor_node_memory_used_bytes{{{own}}} 5",
+        f'supervisor_gpu_use_ratio{{{own},gpu="1"}} 0.98',
+        f'supervisor_gpu_memory_used_bytes{{{own},gpu="1"}} 10',
+        f'supervisor_gpu_temperature_celsius{{{own},gpu="1"}} 66',
+        f'supervisor_gpu_power_watts{{{own},gpu="1"}} 627.31',
+        f'supervisor_gpu_sm_clock_hertz{{{own},gpu="1"}} 1980000000',
+        f'supervisor_gpu_ecc_errors{{{own},gpu="1"}} 0',
+        f"supervisor_rank_step{{{at}}} 1",
+        f"supervisor_rank_cpu_ratio{{{at}}} 1.5",
+        f"supervisor_rank_resident_bytes{{{at}}} 7",
+        f"supervisor_rank_loss{{{at}}} NaN",
+        f'supervisor_rank_throughput{{{at},unit="tok/s"}} 96021.0',
+        f"supervisor_rank_steps_per_second{{{at}}} 2.5",
+        f"supervisor_rank_lag_steps{{{at}}} 0",
+    }
+    vitals["age_s"] = 9.1
+    old = render(status)
+    assert "node_cpu_ratio{" not in old, "too old to be told"
+    assert "rank_resident_bytes{" not in old
+    assert "rank_loss{" in old
+
+
 def test_the_metrics_of_a_status() -> None:
     rank = {"rank": 3, "state": "silent", "step": 120, "last_output_age_s": 61.5}
     new = {"rank": 4, "state": "running", "step": None, "last_output_age_s": None}

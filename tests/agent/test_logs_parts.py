@@ -185,6 +185,52 @@ def test_a_better_source_of_progress_is_kept() -> None:
     assert steps.step == 51
 
 
+@pytest.mark.parametrize(
+    ("text", "loss", "rate"),
+    [
+        (b"step=120 loss=1.8831 lr=3.0e-04 tok/s=96,021 mem=71\n", 1.8831, (96021, "tok/s")),
+        (b"\x1b[31mstep: 10  \x1b[32mloss:  7.0187  \x1b[34mtps: 7,203  \x1b[36mmfu: 14.4%\n", 7.0187, (7203, "tok/s")),
+        (b"{'loss': 0.4512, 'grad_norm': 1.2}\n{'eval_loss': 9.0}\n", 0.4512, None),
+        (b" 12%|#2  | 120/1000 [00:10<01:00, 9.9it/s, loss=0.33]\r", 0.33, (9.9, "it/s")),
+        (b" iteration 12/ 100 | lm loss: 6.123E+00 | loss scale: 65536.0 |\n", 6.123, None),
+        (b"step 250: train loss 2.31, val loss 2.44\n", 2.31, None),
+        (b"loss: 2.3 aux_loss: 0.01 | 312.5 samples/sec | 2 steps/s\n", 2.3, (312.5, "samples/s")),
+        (b"{'train_samples_per_second': 12.3, 'train_loss': 0.9}\n", 0.9, (12.3, "samples/s")),
+        (b"loss: nan\n", "nan", None),
+        (b"loss: 1.5", None, None),
+        (b"classes 3 loss scale 4 1.9 ms/step\n", None, None),
+    ],
+)
+def test_loss_and_throughput_as_scripts_print_them(text: bytes, loss: object, rate: object) -> None:
+    whole, bytewise = StepReader(), StepReader()
+    whole.feed("stdout", text, 5)
+    for number in range(len(text)):
+        bytewise.feed("stdout", text[number : number + 1], number)
+        bytewise.figures.told()
+    for told in (whole.figures.told(), bytewise.figures.told()):
+        assert told["loss"] == loss
+        assert (told["rate"], told["unit"]) == (rate or (None, None))
+
+
+def test_a_flood_does_not_hide_its_end_and_a_coloured_step_counts() -> None:
+    reader = StepReader()
+    reader.feed("stdout", b"loss=9 \n" + b"x" * 100_000 + b"\n\x1b[31mstep: 10  \x1b[32mloss: 7.5\n", 1)
+    assert (reader.step, reader.figures.told()["loss"]) == (10, 7.5)
+
+
+def test_steps_a_second_are_those_of_late() -> None:
+    reader = StepReader()
+    assert reader.figures.told()["steps_s"] is None
+    for number in range(100):
+        reader.feed("stdout", b"step %d\n" % number, number * 10**9)
+    assert reader.figures.told()["steps_s"] == 1.0
+    for number in range(100, 140):
+        reader.feed("stdout", b"step %d\n" % number, number * 2 * 10**9)
+    assert reader.figures.told()["steps_s"] == 0.5
+    reader.feed("stdout", b"step 7\n", 400 * 10**9)
+    assert reader.figures.told()["steps_s"] is None
+
+
 def test_thinning_keeps_lines_and_bounds() -> None:
     """A file that is written a line at a time for long keeps a bounded index, and every line is still found."""
     count = 4000

@@ -226,3 +226,35 @@ def many(nodes: int, per_node: int, state: str = "running") -> RecordedSession:
         "script": {"kind": "script", "script": "train_gpt.py", "args": ["--steps", "500000"]},
     }
     return session
+
+
+GIB = 1 << 30
+
+
+def measured(session: RecordedSession, *, gpus: bool = True) -> RecordedSession:
+    """The same job with what its nodes and ranks use; the last node was measured a minute ago."""
+    nodes = session.status["nodes"]
+    for at, node in enumerate(nodes):
+        age_s = 61.0 if node is nodes[-1] else 1.2
+        devices = [
+            {
+                "index": each, "age_s": age_s, "name": "NVIDIA H100 80GB HBM3", "use": 97 - (at * 3 + each * 5) % 13,
+                "mem_used": (60 + (at + each * 3) % 17) * GIB, "mem_total": 80 * GIB, "temp": 58 + (at + each) % 15,
+                "power": 620.5 + (at * 7 + each * 11) % 70, "power_limit": 700, "clock": 1980, "ecc": 0, "xid": None,
+            }
+            for each in range(len(node["ranks"]) if gpus else 0)
+        ]  # fmt: skip
+        if devices and at == 1:
+            devices[1].update(ecc=1, xid=79, use=None)
+        node["vitals"] = {
+            "age_s": age_s, "every_s": 3.0, "cpu": 12.5 + at % 9, "mem_used": (200 + at) * GIB, "mem_total": 2048 * GIB,
+            "disk_free": 5 * GIB * 200, "disk_total": 2000 * GIB, "shm_free": 900 * GIB, "shm_total": 1024 * GIB,
+            "net_in": 1.2e9 + at * 1e7, "net_out": 8e8, "gpus": devices,
+        }  # fmt: skip
+        for local, rank in enumerate(node["ranks"]):
+            own = {"age_s": age_s, "cpu": 99.0 + local * 30, "rss": (3 + local) * GIB, "gpu": local if gpus else None}
+            lag = 7 if rank["rank"] == 2 else 0
+            loss = 1.8831 + (rank["rank"] * 7 % 10) / 1e4
+            progress = {"loss": loss, "rate": 96021.0 + rank["rank"], "unit": "tok/s", "steps_s": 2.5, "lag": lag}
+            rank.update(vitals=own, progress=progress)
+    return session

@@ -53,7 +53,7 @@ async def frames(app: SupervisorApp, pilot: Pilot[int], change: Callable[[int], 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 48)], ids=["80x24", "160x48"])
 def test_map_of_512_ranks(size: tuple[int, int]) -> None:
-    session = recorded.many(64, 8)
+    session = recorded.measured(recorded.many(64, 8))
 
     def change(number: int) -> None:
         status = copy.deepcopy(session.status)

@@ -18,6 +18,11 @@ SCREENS = {
     "map_512": ("64x8", ()),
     "nodes": ("restarting_4x2", ("2",)),
     "ranks": ("failed_4x2", ("3",)),
+    "nodes_gpu": ("4x4 gpu", ("2", "down")),
+    "ranks_gpu": ("4x4 gpu", ("3",)),
+    "map_gpu": ("64x8 gpu", ("m", "m", "m")),
+    "nodes_cpu": ("2x2 cpu", ("2",)),
+    "ranks_cpu": ("2x2 cpu", ("3", "down", "down")),
     "logs": ("running_2x2", ("4",)),
     "logs_found": ("failed_4x2", ("4", "slash", "C", "U", "D", "A", "enter")),
     "incident": ("failed_4x2", ("5",)),
@@ -36,6 +41,10 @@ SCREENS = {
 
 def open_recording(name: str) -> recorded.RecordedSession:
     """A recording by name, or a job of so many nodes and ranks."""
+    name, _, measured = name.partition(" ")
+    if measured:
+        nodes, per_node = name.split("x")
+        return recorded.measured(recorded.many(int(nodes), int(per_node)), gpus=measured == "gpu")
     if name[0].isdigit():
         nodes, per_node = name.split("x")
         session = recorded.many(int(nodes), int(per_node))
@@ -62,12 +71,15 @@ def test_screen(name: str, size: tuple[int, int]) -> None:
     asyncio.run(_shot(name, size, ""))
 
 
-@pytest.mark.parametrize("name", ["map", "map_512", "incident", "confirm_stop", "logs_found"])
+ASCII = ("map", "map_512", "incident", "confirm_stop", "logs_found")
+
+
+@pytest.mark.parametrize("name", ASCII)
 def test_ascii(name: str) -> None:
     asyncio.run(_shot(name, (80, 24), "_ascii", ascii_only=True))
 
 
-@pytest.mark.parametrize("name", ["map", "map_512", "incident", "confirm_stop", "logs_found", "menu", "launch_failed"])
+@pytest.mark.parametrize("name", [*ASCII, "menu", "launch_failed", "nodes_gpu", "ranks_gpu"])
 def test_ascii_mode_draws_ascii_only(name: str) -> None:
     async def scenario() -> None:
         recording, keys = SCREENS[name]

@@ -191,3 +191,27 @@ def test_jobs_are_listed_with_their_hosts() -> None:
 @pytest.mark.parametrize(("value", "text"), [(999, "999 B"), (1500, "1.5 kB"), (3.2e9, "3.2 GB")])
 def test_sizes(value: float, text: str) -> None:
     assert plain.size(value) == text
+
+
+def test_status_tells_what_nodes_and_ranks_use() -> None:
+    gpu = {"index": 0, "use": 98, "mem_used": 71 << 30, "mem_total": 80 << 30, "temp": 66, "power": 627.3, "age_s": 1.0}
+    vitals = {
+        "age_s": 1.2, "every_s": 3.0, "cpu": 43.4, "mem_used": 5 << 30, "mem_total": 8 << 30, "disk_free": 1 << 40,
+        "net_in": 1200.0, "net_out": None, "gpus": [gpu, {"index": 1, "use": None}],
+    }  # fmt: skip
+    progress = {"loss": 1.8831, "rate": 96021.0, "unit": "tok/s", "steps_s": 2.5, "lag": 0}
+    first, second = STATUS["nodes"][0]["ranks"]
+    ranks = [
+        {**first, "progress": progress, "vitals": {"age_s": 1.2, "cpu": 101.2, "rss": 3 << 30, "gpu": 0}},
+        {**second, "progress": {**progress, "loss": "nan", "rate": None}, "vitals": None},
+    ]
+    node = {**STATUS["nodes"][0], "ranks": ranks, "vitals": vitals}
+    lines = plain.status_lines({**STATUS, "nodes": [node, STATUS["nodes"][1]]})
+    assert lines[2].split("AGENT")[1].split() == ["CPU", "MEM", "DISK", "FREE", "NET", "IN/OUT", "GPU", "REASON"]
+    assert lines[3].endswith("43%  5.0/8.0G  1.0T       1.2K/-      98%")
+    assert "RATE          LAG  CPU   RSS   GPU  GPU MEM  TEMP  POWER" in lines[6]
+    assert lines[7].endswith("1.883  96,021 tok/s  0    101%  3.0G  98%  71/80G   66C   627W")
+    assert lines[8].endswith("nan    2.5 step/s    0    -     -     -    -        -     -")
+    old = plain.status_lines({**STATUS, "nodes": [{**node, "vitals": {**vitals, "age_s": 9.1}}]})
+    assert "CPU" not in "".join(old)
+    assert "LOSS" in old[5]

@@ -13,6 +13,7 @@ from textual import on
 from supervisor.tui.journal import event_row
 from supervisor.tui.rows import node_lines
 from supervisor.tui.screens.base import LiveScreen, Target
+from supervisor.tui.vitals import node_usage_lines, rank_lines
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.tables import NodeTable, Page, RankTable
 
@@ -45,7 +46,7 @@ class NodesScreen(LiveScreen):
     def _show_detail(self, snapshot: Snapshot) -> None:
         page = self.query_one(Page)
         node = snapshot.nodes_by_name.get(self.selection().node or "")
-        lines = node_lines(node, snapshot, self.size.width - 1) if node is not None else []
+        lines = node_lines(node, snapshot, self.size.width - 1) + node_usage_lines(node) if node is not None else []
         page.display = node is not None
         # The table keeps at least half of the screen.
         page.styles.height = min(len(lines) + 1, (self.size.height - 4) // 2)
@@ -63,17 +64,32 @@ class NodesScreen(LiveScreen):
 
 
 class RanksScreen(LiveScreen):
-    """Every rank."""
+    """Every rank, and all about the selected one."""
 
     NAME = "ranks"
 
     def body(self) -> Iterable[Widget]:
-        """One table."""
+        """A table, and a page."""
         yield RankTable("ranks")
+        yield Page("detail")
 
     def show(self, snapshot: Snapshot) -> None:
         """Show a newer state."""
         self.query_one(RankTable).show_ranks(snapshot, snapshot.ranks)
+        self._show_detail(snapshot)
+
+    @on(Picker.Moved)
+    def _moved(self) -> None:
+        self._show_detail(self.tui.snapshot)
+
+    def _show_detail(self, snapshot: Snapshot) -> None:
+        page = self.query_one(Page)
+        rank = snapshot.rank(self.selection().rank or 0)
+        width, glyphs = self.size.width - 1, self.tui.glyphs
+        lines = rank_lines(rank, self.tui.history, width, glyphs) if rank is not None else []
+        page.display = rank is not None
+        page.styles.height = min(len(lines) + 1, (self.size.height - 4) // 2)
+        page.show_rows(f"rank {rank.rank}" if rank is not None else "", lines)
 
     def selection(self) -> Target:
         """The selected rank."""

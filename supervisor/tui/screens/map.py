@@ -17,7 +17,7 @@ from supervisor.tui.journal import event_row
 from supervisor.tui.layout import MapLayout, map_layout
 from supervisor.tui.screens.base import LiveScreen, Target
 from supervisor.tui.widgets.picker import Picker
-from supervisor.tui.widgets.rank_grid import METRICS, RankGrid, lines_needed, nodes_per_line
+from supervisor.tui.widgets.rank_grid import RankGrid, lines_needed, nodes_per_line
 from supervisor.tui.widgets.tables import NodeTable, RankTable
 from supervisor.tui.widgets.virtual_log import VirtualLog
 
@@ -161,8 +161,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
 
     def action_metric(self) -> None:
         """Show another metric in the heat map."""
-        grid = self.query_one(RankGrid)
-        grid.metric = METRICS[(METRICS.index(grid.metric) + 1) % len(METRICS)]
+        self.query_one(RankGrid).next_metric()
         self.tui.look_again()
 
     def action_pane(self, step: int) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from textual.binding import Binding
 
+from supervisor import usage
 from supervisor.tui.cells import EMPTY, Row, Span, fit
 from supervisor.tui.rows import legend, name_width
 from supervisor.tui.widgets.lines import LineView
@@ -18,10 +19,12 @@ from supervisor.tui.widgets.picker import Picker
 if TYPE_CHECKING:
     from supervisor.tui.model import NodeRow, RankRow, Snapshot
 
-METRICS: Final = ("state", "output", "step")
-# A rank that wrote this long ago, or is this many steps behind, has the lowest bar.
+METRICS: Final = ("state", "output", "lag", "gpu", "mem", "cpu")
+# A rank that wrote this long ago, or is this many steps behind the median, has the lowest bar.
 OUTPUT_FLOOR_S: Final = 60.0
-STEP_FLOOR: Final = 10
+LAG_FLOOR: Final = 10
+# What a node measures, and may be old.
+OF_VITALS: Final = ("gpu", "mem", "cpu")
 GAP: Final = 2
 
 
@@ -49,7 +52,6 @@ class RankGrid(LineView):
         """Number of the selected rank; index of the selected node, with one glyph per node."""
         self._cells: tuple[NodeRow, ...] = ()
         self._stale = False
-        self._best_step = 0
         self._name_width = 4
         self._cell = 1
 
@@ -60,7 +62,6 @@ class RankGrid(LineView):
         self.per_node = per_node
         self._cells = tuple(snapshot.nodes) if per_node else tuple(_in_grid(snapshot))
         self._stale = snapshot.stale
-        self._best_step = snapshot.train_step or 0
         self._name_width = name_width(self._cells)
         self._cell = self._name_width + 1 + (0 if per_node else _widest(self._cells))
         self.heading = "nodes by their worst rank" if per_node else f"ranks by {self.metric}"
@@ -115,18 +116,20 @@ class RankGrid(LineView):
     def _glyph(self, rank: RankRow) -> str:
         if self._stale:
             return "-"
-        share = self._share(rank) if rank.state == "running" else None
-        return self.glyphs.of(rank.look) if share is None else self.glyphs.level(share)
+        known = share(rank, self.metric) if rank.state == "running" else None
+        return self.glyphs.of(rank.look) if known is None else self.glyphs.level(known)
 
-    def _share(self, rank: RankRow) -> float | None:
-        if self.metric == "output" and rank.output_age_s is not None:
-            return 1.0 - rank.output_age_s / OUTPUT_FLOOR_S
-        if self.metric == "step" and rank.step is not None:
-            return 1.0 - (self._best_step - rank.step) / STEP_FLOOR
-        return None
+    def next_metric(self) -> None:
+        """Show the next metric of which something is known."""
+        ranks = [rank for node in self._cells for rank in node.ranks]
+        at = METRICS.index(self.metric)
+        order = [*METRICS[at + 1 :], *METRICS[:at]]
+        known = (metric for metric in order if metric == "state" or any(share(r, metric) is not None for r in ranks))
+        self.metric = next(known, self.metric)
 
     def _role(self, rank: RankRow, here: bool) -> str:
-        return "pill" if here else "off" if self._stale else rank.look.role
+        old = self._stale or (rank.vitals_old and self.metric in OF_VITALS and rank.state == "running")
+        return "pill" if here else "off" if old else rank.look.role
 
     def _order(self) -> list[int]:
         return list(range(len(self._cells))) if self.per_node else [r.rank for node in self._cells for r in node.ranks]
@@ -165,6 +168,23 @@ class RankGrid(LineView):
         node, rank = self.selection
         key = ("rank", rank) if rank is not None else ("node", node)
         self.post_message(Picker.Opened(self, key))
+
+
+def share(rank: RankRow, metric: str) -> float | None:
+    """How high a rank's bar is, from 0 to 1; None where nothing is known."""
+    if metric == "output":
+        return None if rank.output_age_s is None else 1.0 - rank.output_age_s / OUTPUT_FLOOR_S
+    if metric == "mem":
+        return rank.memory
+    source, key, floor = {
+        "lag": (rank.progress, "lag", LAG_FLOOR),
+        "gpu": (rank.gpu, "use", 100),
+        "cpu": (rank.vitals, "cpu", 100),
+    }.get(metric, ({}, "", 1))
+    value = usage.number(source.get(key))
+    if value is None:
+        return None
+    return 1.0 - value / floor if metric == "lag" else value / floor
 
 
 def _add(spans: list[Span], text: str, role: str) -> None:

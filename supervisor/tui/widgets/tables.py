@@ -6,15 +6,18 @@ In: snapshots. Out: rows; the selected node or rank.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from supervisor.tui.rows import Table, legend, name_width, node_columns, rank_columns
+from supervisor.tui.rows import Column, Table, legend, name_width, node_columns, rank_columns
+from supervisor.tui.vitals import node_vitals, rank_vitals
 from supervisor.tui.widgets.lines import LineView
 from supervisor.tui.widgets.picker import Picker
 
 if TYPE_CHECKING:
     from supervisor.tui.cells import Row
     from supervisor.tui.model import RankRow, Snapshot
+
+T = TypeVar("T")
 
 # Wider groups of ranks on one node are cut with a mark; the table of ranks has them all.
 RANKS_WIDTH = 16
@@ -45,8 +48,9 @@ class NodeTable(LaidOut):
         nodes = snapshot.worst_first() if worst_first else snapshot.nodes
         widest = max((len(node.ranks) for node in nodes), default=0)
         glyphs = min(RANKS_WIDTH, max(5, widest)) if with_ranks and widest else 0
-        columns = node_columns(self.glyphs, snapshot.stale, glyphs, name_width(nodes))
-        table = Table(columns, self.line_width, self.glyphs)
+        vitals = node_vitals(nodes, self.glyphs)
+        columns = node_columns(self.glyphs, snapshot.stale, glyphs, name_width(nodes), vitals)
+        table = Table(_told(columns, nodes) if vitals else columns, self.line_width, self.glyphs)
         self.head = table.head()
         self.heading = f"nodes ({len(nodes)}), worst first" if worst_first else "nodes"
         self.note = legend(self.glyphs, snapshot.ranks) if with_ranks and not snapshot.stale else ()
@@ -62,10 +66,16 @@ class RankTable(LaidOut):
     def show_ranks(self, snapshot: Snapshot, ranks: Sequence[RankRow]) -> None:
         """Show a newer state."""
         self._again = lambda: self.show_ranks(snapshot, ranks)
-        columns = rank_columns(self.glyphs, snapshot.stale, name_width(snapshot.nodes))
-        table = Table(columns, self.line_width, self.glyphs)
+        vitals = rank_vitals(ranks)
+        columns = rank_columns(self.glyphs, snapshot.stale, name_width(snapshot.nodes), vitals)
+        table = Table(_told(columns, ranks) if vitals else columns, self.line_width, self.glyphs)
         self.head = table.head()
         self.show([rank.rank for rank in ranks], lambda index: table.row(ranks[index], faded=snapshot.stale))
+
+
+def _told(columns: Sequence[Column[T]], items: Sequence[T]) -> list[Column[T]]:
+    """The columns without the one for remarks where there are none: others need its room."""
+    return [column for column in columns if column.width or any(column.cell(item)[0][0] for item in items)]
 
 
 class Page(LineView, can_focus=False):

@@ -1,0 +1,43 @@
+"""What a node tells the coordinator once a second.
+
+In: the node's logs, vitals and clock. Out: the facts of a heartbeat.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from remote_agent import clocks
+
+if TYPE_CHECKING:
+    from remote_agent.follower import Follower
+
+
+def facts(follower: Follower) -> dict[str, Any]:
+    """Return what a heartbeat carries; of each rank: step, last_output_age_s, warning, progress, vitals."""
+    vitals, of_ranks = follower.agent.vitals.told()
+    return {
+        "generation": follower.generation,
+        "ranks": _ranks(follower, of_ranks) if follower.generation >= 0 else {},
+        "agent_pid": os.getpid(),
+        "offset_ns": follower.offset.ns,
+        "heard_age": clocks.now() - follower.member.contact,
+        "vitals": vitals,
+    }
+
+
+def _ranks(follower: Follower, vitals: dict[int, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    now_ns = time.time_ns()
+    ranks: dict[str, dict[str, Any]] = {}
+    for rank, seen in follower.agent.logs.progress(follower.generation).items():
+        last = seen["last_output_ns"]
+        ranks[str(rank)] = {
+            "step": seen["step"],
+            "last_output_age_s": None if last is None else round((now_ns - last) / 1e9, 2),
+            "warning": seen["warning"],
+            "progress": {name: seen[name] for name in ("loss", "rate", "unit", "steps_s")},
+            "vitals": vitals.get(rank),
+        }
+    return ranks

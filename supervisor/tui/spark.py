@@ -1,0 +1,66 @@
+"""The last minutes of every rank, kept here from snapshot to snapshot, and lines of small bars of them.
+
+In: snapshots. Out: values in order, a string of bars.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from supervisor import usage
+
+if TYPE_CHECKING:
+    from supervisor.tui.model import RankRow, Snapshot
+    from supervisor.tui.words import Glyphs
+
+# Two minutes and a half at this pace.
+EVERY_S: Final = 2.5
+KEPT: Final = 60
+NAMES: Final = ("loss", "rate", "pace")
+Values = Sequence["float | None"]
+
+
+class History:
+    """What ranks have told of late; forgotten with their generation."""
+
+    def __init__(self) -> None:
+        self._generation: int | None = None
+        self._taken = float("-inf")
+        self._ranks: dict[int, tuple[deque[float | None], ...]] = {}
+
+    def take(self, snapshot: Snapshot, now: float) -> None:
+        """Take a newer state in, unless the last one is too fresh."""
+        if snapshot.generation != self._generation:
+            self._generation = snapshot.generation
+            self._ranks.clear()
+        if snapshot.stale or snapshot.ended or now - self._taken < EVERY_S:
+            return
+        self._taken = now
+        for rank in snapshot.ranks:
+            kept = self._ranks.get(rank.rank)
+            if kept is None:
+                kept = self._ranks[rank.rank] = tuple(deque(maxlen=KEPT) for _ in NAMES)
+            for values, value in zip(kept, _now(rank), strict=True):
+                values.append(value)
+
+    def of(self, rank: int) -> dict[str, Values]:
+        """Return a rank's values by name, oldest first; only those of which something is known."""
+        found = zip(NAMES, self._ranks.get(rank, ()), strict=False)
+        return {name: tuple(values) for name, values in found if any(value is not None for value in values)}
+
+
+def _now(rank: RankRow) -> tuple[float | None, float | None, float | None]:
+    pace = usage.number(rank.progress.get("steps_s"))
+    return usage.number(rank.progress.get("loss")), usage.number(rank.progress.get("rate")), 1 / pace if pace else None
+
+
+def spark(values: Values, width: int, glyphs: Glyphs) -> str:
+    """Return the newest values as bars between the lowest and the highest of them; a gap where nothing was known."""
+    shown = values[-width:] if width > 0 else ()
+    known = [value for value in shown if value is not None]
+    if not known:
+        return ""
+    low, span = min(known), max(known) - min(known)
+    return "".join(" " if value is None else glyphs.level((value - low) / span if span else 0.5) for value in shown)

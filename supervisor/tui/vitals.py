@@ -1,0 +1,198 @@
+"""What nodes, GPUs and ranks use, as columns and lines: only what is known is there, what is old is dim.
+
+In: rows of a snapshot, the history. Out: columns of the tables, lines of the pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from supervisor import usage
+from supervisor.tui import words
+from supervisor.tui.rows import Column, step_text
+from supervisor.tui.spark import spark
+
+if TYPE_CHECKING:
+    from supervisor.tui.cells import Row, Span
+    from supervisor.tui.model import NodeRow, RankRow
+    from supervisor.tui.source import Json
+    from supervisor.tui.spark import History
+    from supervisor.tui.words import Glyphs
+
+MOST_GPUS = 8
+
+
+def node_vitals(nodes: Sequence[NodeRow], glyphs: Glyphs) -> list[Column[NodeRow]]:
+    """The columns on what nodes use, of which something is known for any of them."""
+
+    def column(
+        name: str, width: int, keep: float, text: Callable[[Json], str], *, at_right: bool = True
+    ) -> Column[NodeRow]:
+        def cell(node: NodeRow) -> Row:
+            said = text(node.vitals) if node.vitals else "-"
+            return ((said, "off" if node.vitals_old or said == "-" else "text"),)
+
+        return Column(name, width, cell, keep, at_right)
+
+    gpus = min(MOST_GPUS, max((len(usage.gpus_of(node.vitals)) for node in nodes), default=0))
+    columns = [
+        column("gpu%", 5 + gpus, 2.6, lambda vitals: _gpus(vitals, glyphs), at_right=False),
+        column("cpu", 4, 2.5, lambda vitals: usage.percent(usage.number(vitals.get("cpu")))),
+        column("mem", 9, 2.4, _memory),
+        column("disk free", 9, 2.2, lambda vitals: usage.size(usage.number(vitals.get("disk_free")))),
+        column("net in/out", 11, 2.1, usage.traffic),
+    ]
+    known = [each for each in columns if any(each.cell(node)[0][0] != "-" for node in nodes)]
+    if any(node.vitals and node.vitals_old for node in nodes):
+        known.append(Column("old", 4, lambda node: _age(node.vitals, node.vitals_old), 2.7, at_right=True))
+    return known
+
+
+def _age(vitals: Json, old: bool) -> Row:
+    return ((words.age(usage.number(vitals.get("age_s"))) if vitals and old else "", "warn"),)
+
+
+def _memory(vitals: Json) -> str:
+    return usage.share(usage.number(vitals.get("mem_used")), usage.number(vitals.get("mem_total")))
+
+
+def _gpus(vitals: Json, glyphs: Glyphs) -> str:
+    """The mean, and one bar per GPU."""
+    used = [usage.number(gpu.get("use")) for gpu in usage.gpus_of(vitals)]
+    if not used:
+        return "-"
+    bars = "".join("-" if use is None else glyphs.level(use / 100) for use in used[:MOST_GPUS])
+    return f"{usage.percent(usage.mean(used)):>4} {bars}"
+
+
+def rank_vitals(ranks: Sequence[RankRow]) -> list[Column[RankRow]]:
+    """The columns on how ranks get on and what they use: GPUs where there are some, else processor and memory."""
+
+    def column(
+        name: str, width: int, keep: float, text: Callable[[RankRow], str], *, of_vitals: bool = True
+    ) -> Column[RankRow]:
+        def cell(rank: RankRow) -> Row:
+            said = text(rank)
+            return ((said, "off" if said == "-" or (of_vitals and rank.vitals_old) else "text"),)
+
+        return Column(name, width, cell, keep, at_right=True)
+
+    columns = [
+        column("loss", 9, 3, lambda rank: usage.figure(rank.progress.get("loss")), of_vitals=False),
+        column("rate", 14, 2, lambda rank: usage.rate(rank.progress), of_vitals=False),
+        column("lag", 5, 2, _lag, of_vitals=False),
+    ]
+    if any(rank.gpu for rank in ranks):
+        columns += [
+            column("gpu%", 4, 3, lambda rank: usage.percent(usage.number(rank.gpu.get("use")))),
+            column("gpu mem", 8, 3, lambda rank: _memory(rank.gpu)),
+            column("temp", 4, 2, lambda rank: _unit(rank.gpu.get("temp"), "C")),
+            column("power", 5, 2, lambda rank: _unit(rank.gpu.get("power"), "W")),
+        ]
+    else:
+        columns += [
+            column("cpu", 5, 3, lambda rank: usage.percent(usage.number(rank.vitals.get("cpu")))),
+            column("rss", 5, 3, lambda rank: usage.size(usage.number(rank.vitals.get("rss")))),
+        ]
+    known = [each for each in columns if any(each.cell(rank)[0][0] not in ("-", "0") for rank in ranks)]
+    if any(rank.vitals_old for rank in ranks):
+        known.append(Column("old", 4, lambda rank: _age(rank.vitals, rank.vitals_old), 3.5, at_right=True))
+    return known
+
+
+def _lag(rank: RankRow) -> str:
+    lag = usage.number(rank.progress.get("lag"))
+    return "-" if lag is None else f"{lag:,.0f}"
+
+
+def _unit(value: object, unit: str) -> str:
+    found = usage.number(value)
+    return "-" if found is None else f"{found:.0f}{unit}"
+
+
+def node_usage_lines(node: NodeRow) -> list[Row]:
+    """What a node uses, in full: host, then each GPU."""
+    vitals = node.vitals
+    if not vitals:
+        return []
+    host = [
+        ("cpu", usage.percent(usage.number(vitals.get("cpu")))),
+        ("memory", _memory(vitals)),
+        ("disk free", usage.size(usage.number(vitals.get("disk_free")))),
+        ("shm free", usage.size(usage.number(vitals.get("shm_free")))),
+    ]
+    age, old = usage.number(vitals.get("age_s")), node.vitals_old
+    lines = [_line("uses", host, age, old=old), _line("net", [("in/out", f"{usage.traffic(vitals)} /s")], age, old=old)]
+    return lines + [_gpu_line(gpu, old=node.vitals_old) for gpu in usage.gpus_of(vitals)]
+
+
+def _gpu_line(gpu: usage.Document, *, old: bool) -> Row:
+    power, limit = usage.number(gpu.get("power")), usage.number(gpu.get("power_limit"))
+    facts = [
+        ("", usage.percent(usage.number(gpu.get("use")))),
+        ("", usage.share(usage.number(gpu.get("mem_used")), usage.number(gpu.get("mem_total")))),
+        ("", _unit(gpu.get("temp"), "C")),
+        ("", "-" if power is None else f"{power:.0f}W" if limit is None else f"{power:.0f}/{limit:.0f}W"),
+        ("", _unit(gpu.get("clock"), "MHz")),
+        ("ecc errors", _unit(gpu.get("ecc"), "")),
+        ("Xid", _unit(gpu.get("xid"), "")),
+    ]
+    bad = bool(usage.number(gpu.get("ecc"))) or gpu.get("xid") is not None
+    return _line(
+        f"gpu {_unit(gpu.get('index'), '')}",
+        facts,
+        usage.number(gpu.get("age_s")),
+        old=old,
+        role="bad" if bad else "text",
+    )
+
+
+def _line(name: str, facts: Sequence[tuple[str, str]], age: float | None, *, old: bool, role: str = "text") -> Row:
+    """One line of facts; those that nobody knows are left out, and old ones say how old they are."""
+    spans: list[Span] = [(f"  {name:<9}", "dim")]
+    for label, text in facts:
+        if text != "-":
+            spans += [(f"{label} " if label else "", "dim"), (f"{text}   ", "off" if old else role)]
+    if old:
+        spans.append((f"{words.age(age)} old", "warn"))
+    return tuple(spans)
+
+
+def rank_lines(rank: RankRow, history: History, width: int, glyphs: Glyphs) -> list[Row]:
+    """All that is known of one rank, with bars of the last minutes."""
+    where = f"{rank.node}   local rank {rank.local_rank}   pid {rank.pid or '-'}"
+    lines: list[Row] = [
+        (("  state    ", "dim"), (f"{rank.look.word}  {rank.outcome}".rstrip(), rank.look.role), (f"   {where}", "dim"))
+    ]
+    if rank.step is not None:
+        lag = usage.number(rank.progress.get("lag"))
+        behind = f"   {lag:,.0f} behind the median" if lag else ""
+        lines.append((("  step     ", "dim"), (step_text(rank.step), "text"), (behind, "warn")))
+    past = history.of(rank.rank)
+    now = {
+        "loss": usage.figure(rank.progress.get("loss")),
+        "rate": usage.rate(rank.progress),
+        "pace": _pace(rank),
+    }
+    for name, text in now.items():
+        if text != "-":
+            role = "bad" if text.lstrip("-") in ("nan", "inf") else "text"
+            bars = spark(past.get(name, ()), width - 28, glyphs)
+            lines.append(((f"  {name:<9}", "dim"), (f"{text:<16}", role), (bars, "accent")))
+    used = [
+        ("cpu", usage.percent(usage.number(rank.vitals.get("cpu")))),
+        ("resident", usage.size(usage.number(rank.vitals.get("rss")))),
+    ]
+    if rank.vitals:
+        lines.append(_line("uses", used, usage.number(rank.vitals.get("age_s")), old=rank.vitals_old))
+    if rank.gpu:
+        lines.append(_gpu_line(rank.gpu, old=rank.vitals_old))
+    return lines
+
+
+def _pace(rank: RankRow) -> str:
+    pace = usage.number(rank.progress.get("steps_s"))
+    if not pace:
+        return "-"
+    return f"{1000 / pace:.0f} ms/step" if pace > 0.1 else f"{1 / pace:.0f} s/step"

@@ -1,0 +1,153 @@
+"""What nodes, GPUs and ranks use, in short words: the same on the screen and in `status`. Pure.
+
+In: vitals and progress of a status document. Out: text of few characters; `-` where nothing is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Document = Mapping[str, Any]
+# Measured longer ago than this many times the pause between two measurements is old.
+OLD_ROUNDS = 3
+_RATES = ("tok/s", "samples/s", "it/s")
+# As JSON has no such numbers.
+_WORDS = ("nan", "-nan", "inf", "-inf")
+_UNITS = ("", "K", "M", "G", "T", "P")
+
+
+def number(value: object) -> float | None:
+    """Return a number of a document, None where it is none: documents come from other versions as well."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def part(document: Document, key: str) -> Document:
+    """Return a part of a document, empty where there is none."""
+    found = document.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def is_old(vitals: Document) -> bool:
+    """Whether vitals of a node are too old to be shown as the present."""
+    age, every = number(vitals.get("age_s")), number(vitals.get("every_s"))
+    return age is None or every is None or age > OLD_ROUNDS * every
+
+
+def percent(value: float | None) -> str:
+    """Return `43%`."""
+    return "-" if value is None else f"{value:.0f}%"
+
+
+def size(value: float | None) -> str:
+    """Return bytes as `800M`, `1.2G`, `71G`."""
+    if value is None:
+        return "-"
+    power = _power(value)
+    scaled = value / 1024**power
+    return f"{scaled:.1f}{_UNITS[power]}" if power and scaled < 9.95 else f"{scaled:.0f}{_UNITS[power]}"
+
+
+def share(used: float | None, total: float | None) -> str:
+    """Return bytes of all bytes as `71/80G`, or `201G/2.0T`."""
+    if used is None or total is None:
+        return size(used)
+    power = _power(total)
+    if used and _power(used) != power:
+        return f"{size(used)}/{size(total)}"
+    digits = 1 if total / 1024**power < 9.95 else 0
+    return f"{used / 1024**power:.{digits}f}/{total / 1024**power:.{digits}f}{_UNITS[power]}"
+
+
+def _power(value: float) -> int:
+    return next((power for power in range(len(_UNITS) - 1) if value < 1000 * 1024**power), len(_UNITS) - 1)
+
+
+def traffic(vitals: Document) -> str:
+    """Return bytes a second, in and out, as `1.2G/800M`."""
+    into, out = number(vitals.get("net_in")), number(vitals.get("net_out"))
+    return "-" if into is None and out is None else f"{size(into)}/{size(out)}"
+
+
+def figure(value: object) -> str:
+    """Return a loss as `1.883`, `6.1e-06` or `nan`."""
+    if isinstance(value, str):
+        return value if value in _WORDS else "-"
+    found = number(value)
+    return "-" if found is None else f"{found:.4g}"
+
+
+def rate(progress: Document) -> str:
+    """Return a throughput as `96,021 tok/s`; where the script prints none, steps a second."""
+    found, unit = number(progress.get("rate")), progress.get("unit")
+    if found is None or not isinstance(unit, str) or unit not in _RATES:
+        found, unit = number(progress.get("steps_s")), "step/s"
+    if found is None:
+        return "-"
+    return f"{found:,.0f} {unit}" if found >= 99.5 else f"{found:.3g} {unit}"
+
+
+def gpus_of(vitals: Document) -> list[Document]:
+    """Return a node's GPUs."""
+    found = vitals.get("gpus")
+    return [gpu for gpu in found if isinstance(gpu, dict)] if isinstance(found, list) else []
+
+
+def own_gpu(node: Document, rank: Document) -> Document:
+    """Return the GPU of its node's vitals that is a rank's own, empty where there is none."""
+    index = rank.get("gpu")
+    return next((gpu for gpu in gpus_of(node) if index is not None and gpu.get("index") == index), {})
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean of what is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+# --- columns of `status`
+
+NODE_HEAD = ("CPU", "MEM", "DISK FREE", "NET IN/OUT", "GPU")
+RANK_HEAD = ("LOSS", "RATE", "LAG", "CPU", "RSS", "GPU", "GPU MEM", "TEMP", "POWER")
+
+
+def node_cells(node: Document) -> list[str]:
+    """Return the cells below NODE_HEAD; `-` for what is too old."""
+    vitals = part(node, "vitals")
+    if not vitals or is_old(vitals):
+        return ["-"] * len(NODE_HEAD)
+    return [
+        percent(number(vitals.get("cpu"))),
+        share(number(vitals.get("mem_used")), number(vitals.get("mem_total"))),
+        size(number(vitals.get("disk_free"))),
+        traffic(vitals),
+        percent(mean([number(gpu.get("use")) for gpu in gpus_of(vitals)])),
+    ]
+
+
+def rank_cells(node: Document, rank: Document) -> list[str]:
+    """Return the cells below RANK_HEAD; `-` for what is too old."""
+    host, progress = part(node, "vitals"), part(rank, "progress")
+    vitals = {} if is_old(host) else part(rank, "vitals")
+    gpu = own_gpu(host, vitals)
+    lag, temperature, power = (number(each) for each in (progress.get("lag"), gpu.get("temp"), gpu.get("power")))
+    return [
+        figure(progress.get("loss")),
+        rate(progress),
+        "-" if lag is None else f"{lag:.0f}",
+        percent(number(vitals.get("cpu"))),
+        size(number(vitals.get("rss"))),
+        percent(number(gpu.get("use"))),
+        share(number(gpu.get("mem_used")), number(gpu.get("mem_total"))),
+        "-" if temperature is None else f"{temperature:.0f}C",
+        "-" if power is None else f"{power:.0f}W",
+    ]
+
+
+def known_columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return head and rows without the columns of which nothing is known."""
+    kept = [at for at in range(len(head)) if any(row[at] != "-" for row in rows)]
+    return [[row[at] for at in kept] for row in (head, *rows)]

@@ -1,0 +1,158 @@
+"""What is used, on the screen: only what is known, old values are dim, bars of the last minutes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import pytest
+
+from supervisor import plain, usage
+from supervisor.tui import spark as sparks
+from supervisor.tui.app import SupervisorApp
+from supervisor.tui.cells import row_width, text_of
+from supervisor.tui.model import Snapshot, take
+from supervisor.tui.spark import History, spark
+from supervisor.tui.vitals import node_usage_lines, node_vitals, rank_lines, rank_vitals
+from supervisor.tui.widgets.rank_grid import METRICS, RankGrid, share
+from supervisor.tui.words import Glyphs
+from tests.tui import recorded
+from tests.tui.screens import press, running
+
+GLYPHS = Glyphs()
+
+
+def snapshot(nodes: int = 4, *, gpus: bool = True) -> Snapshot:
+    return take(recorded.measured(recorded.many(nodes, 4), gpus=gpus))
+
+
+@pytest.mark.parametrize(
+    ("used", "total", "text"),
+    [
+        (71 << 30, 80 << 30, "71/80G"), (5 << 30, 8 << 30, "5.0/8.0G"), (201 << 30, 2 << 40, "201G/2.0T"),
+        (0, 80 << 30, "0/80G"), (None, 80 << 30, "-"), (900, None, "900"), (1023 << 20, None, "1.0G"),
+    ],
+)  # fmt: skip
+def test_bytes_in_short(used: float | None, total: float | None, text: str) -> None:
+    assert usage.share(used, total) == text
+
+
+def test_bars_of_values() -> None:
+    assert spark((1, 2, None, 3), 10, GLYPHS) == "▁▅ █"
+    assert spark((9, 1, 2), 2, GLYPHS) == "▁█"
+    assert spark((2, 2), 9, GLYPHS) == "▅▅"
+    assert spark((0, 4, 8), 9, Glyphs(ascii=True)) == "059"
+    assert spark((None,), 9, GLYPHS) == spark((), 9, GLYPHS) == spark((1,), 0, GLYPHS) == ""
+
+
+def test_columns_are_there_only_where_something_is_known() -> None:
+    cpu, gpu = snapshot(gpus=False), snapshot()
+    assert [column.name for column in rank_vitals(cpu.ranks)] == ["loss", "rate", "lag", "cpu", "rss", "old"]
+    assert [column.name for column in rank_vitals(gpu.ranks)] == [
+        *("loss", "rate", "lag", "gpu%", "gpu mem", "temp", "power", "old"),
+    ]
+    names = ["cpu", "mem", "disk free", "net in/out", "old"]
+    assert [column.name for column in node_vitals(cpu.nodes, GLYPHS)] == names
+    assert [column.name for column in node_vitals(gpu.nodes, GLYPHS)] == ["gpu%", *names]
+    assert [column.name for column in node_vitals(gpu.nodes[:1], GLYPHS)] == ["gpu%", *names[:-1]]
+    none = take(recorded.many(2, 2))
+    assert [*rank_vitals(none.ranks), *node_vitals(none.nodes, GLYPHS)] == []
+    for column in rank_vitals(gpu.ranks):
+        assert all(row_width(column.cell(rank)) <= column.width for rank in gpu.ranks), column.name
+
+
+@pytest.mark.parametrize("odd", [None, 5, "x", [], {}, {"index": []}, float("nan"), float("inf"), -1, True])
+def test_odd_documents_are_shown_as_unknown(odd: object) -> None:
+    session = recorded.measured(recorded.many(1, 2))
+    (node,) = session.status["nodes"]
+    gpu = dict.fromkeys(node["vitals"]["gpus"][0], odd)
+    for vitals in (
+        odd,
+        dict.fromkeys(node["vitals"], odd),
+        {**node["vitals"], "gpus": [odd, gpu, {**gpu, "index": 0}]},
+    ):
+        node["vitals"] = vitals
+        for each in node["ranks"]:
+            each.update(vitals={"cpu": odd, "rss": odd, "gpu": odd}, progress={"loss": odd, "rate": odd, "lag": odd})
+        shown = take(session)
+        texts = [text_of(column.cell(rank)) for column in rank_vitals(shown.ranks) for rank in shown.ranks]
+        texts += [text_of(column.cell(row)) for column in node_vitals(shown.nodes, GLYPHS) for row in shown.nodes]
+        lines = [*node_usage_lines(shown.nodes[0]), *rank_lines(shown.ranks[0], History(), 60, GLYPHS)]
+        texts += [text_of(line) for line in lines]
+        assert not [text for text in texts if "nan" in text or "inf" in text or "[]" in text]
+        assert all(GLYPHS.level(share(rank, metric) or 0) for rank in shown.ranks for metric in METRICS)
+        assert plain.status_lines(session.status)
+
+
+def test_old_values_are_dim_and_say_how_old_they_are() -> None:
+    shown = snapshot()
+    fresh, old = shown.nodes[0], shown.nodes[-1]
+    columns = {column.name: column for column in node_vitals(shown.nodes, GLYPHS)}
+    assert (columns["cpu"].cell(fresh)[0][1], columns["cpu"].cell(old)[0][1]) == ("text", "off")
+    assert (columns["old"].cell(fresh)[0][0], columns["old"].cell(old)[0][0]) == ("", "61s")
+    assert "61s old" in text_of(node_usage_lines(old)[0])
+    assert {role for _, role in node_usage_lines(shown.nodes[1])[3]} == {"dim", "bad"}, "an Xid is an alarm"
+    temperature = next(column for column in rank_vitals(shown.ranks) if column.name == "temp")
+    assert (temperature.cell(fresh.ranks[0])[0][1], temperature.cell(old.ranks[0])[0][1]) == ("text", "off")
+
+
+def test_history_keeps_the_last_minutes_of_one_generation() -> None:
+    history, shown = History(), snapshot(1)
+    now = shown
+    for number in range(100):
+        rank = shown.ranks[1]
+        progress = {"loss": "nan" if number == 99 else float(number), "rate": None, "steps_s": 2.0}
+        node = dataclasses.replace(shown.nodes[0], ranks=(dataclasses.replace(rank, progress=progress),))
+        now = dataclasses.replace(shown, nodes=(node,))
+        history.take(now, number * sparks.EVERY_S)
+        history.take(now, number * sparks.EVERY_S + 1)
+    past = history.of(1)
+    assert list(past) == ["loss", "pace"]
+    assert past["loss"][-3:] == (97.0, 98.0, None)
+    assert len(past["loss"]) == sparks.KEPT
+    assert set(past["pace"]) == {0.5}
+    lines = [text_of(line) for line in rank_lines(now.ranks[0], history, 60, GLYPHS)]
+    assert any(line.startswith("  loss     nan") and line.endswith("█ ") for line in lines), lines
+    history.take(dataclasses.replace(now, generation=9), 1e6)
+    assert len(history.of(1)["pace"]) == 1
+
+
+def test_the_heat_map_goes_through_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def metrics(session: recorded.RecordedSession) -> list[str]:
+        async with running(session, (80, 24)) as (app, pilot):
+            seen = []
+            for _ in range(7):
+                await press(app, pilot, "m")
+                seen.append(app.screen.query_one(RankGrid).metric)
+            return seen
+
+    async def check(known: list[str], session: recorded.RecordedSession) -> None:
+        assert await metrics(session) == (known * 7)[:7]
+
+    asyncio.run(check(["output", "lag", "gpu", "mem", "cpu", "state"], recorded.measured(recorded.many(16, 8))))
+    asyncio.run(check(["output", "state"], recorded.many(16, 8)))
+
+
+def test_a_ranks_page_grows_its_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparks, "EVERY_S", 0.0)
+    session = recorded.measured(recorded.many(1, 2))
+
+    async def check() -> None:
+        async with running(session, (80, 24)) as (app, pilot):
+            await press(app, pilot, "3")
+            for number in range(8):
+                _tell(session, app, 8 - number)
+            text = await press(app, pilot, "j", "k")
+            assert "rate     96,021 tok/s" in text
+            (line,) = (line for line in text.splitlines() if line.startswith("  loss"))
+            assert line.endswith("█▇▆▅▄▃▂▁"), line
+
+    asyncio.run(check())
+
+
+def _tell(session: recorded.RecordedSession, app: SupervisorApp, loss: int) -> None:
+    node = session.status["nodes"][0]
+    ranks: list[dict[str, Any]] = [{**rank, "progress": {**rank["progress"], "loss": loss}} for rank in node["ranks"]]
+    session.touch(status={**session.status, "nodes": [{**node, "ranks": ranks}]})
+    app.tick()
