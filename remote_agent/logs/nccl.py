@@ -1,6 +1,6 @@
 """What the ranks of this node let NCCL say.
 
-In: a job's directory. Out, of the newest generation: the contract's `nccl` object, None where NCCL said
+In: a job's directory. Out: of its newest generation, the contract's `nccl` object, None where NCCL said
 nothing; and what each rank told of its network and connections.
 """
 
