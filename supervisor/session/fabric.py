@@ -230,13 +230,15 @@ def _differences(fabric: Fabric) -> Iterable[Oddity]:
     for name, (severity, hint) in DIFFERS.items():
         groups: dict[str, list[str]] = {}
         for node, facts in fabric.nodes.items():
-            if facts.get(name):
+            # Who uses sockets instead of the adapters it has is told of by itself.
+            if facts.get(name) and not (name == "network" and node in _on_sockets(fabric)):
                 groups.setdefault(facts[name], []).append(node)
         ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
+        word = {"gdr": "GPUDirect RDMA", "nvls": "NVLS"}.get(name, name)
         for value, nodes in ordered[1:]:
-            most, others = ordered[0]
-            word = {"gdr": "GPUDirect RDMA", "nvls": "NVLS"}.get(name, name)
-            yield Oddity(severity, tuple(nodes), f"{word} is {value} on {fold(nodes)}, {most} on {fold(others)}", hint)
+            usual, others = ordered[0]
+            rest = f"most have {usual}" if len(others) > len(nodes) else f"{usual} on {fold(others)}"
+            yield Oddity(severity, tuple(nodes), f"{word} {value} on {fold(nodes)}, {rest}", hint)
 
 
 def _surprises(fabric: Fabric) -> Iterable[Oddity]:
@@ -247,12 +249,12 @@ def _surprises(fabric: Fabric) -> Iterable[Oddity]:
     if sockets and spread:
         devices = fabric.nodes[sockets[0]]["devices"]
         hint = "is NCCL_IB_DISABLE set, or NCCL_NET? The NET/IB lines of that node say why"
-        yield Oddity("error", sockets, f"{devices} is there, but TCP sockets are used", hint)
+        yield Oddity("error", sockets, f"{fold(sockets)} uses TCP sockets though it has {devices}", hint)
     local = _which(fabric, lambda facts: bool(LOCAL_INTERFACES.match(facts.get("interface", ""))))
     if local and spread:
         names = " ".join(sorted({fabric.nodes[node]["interface"] for node in local}))
         hint = "set NCCL_SOCKET_IFNAME to the interface of the cluster's network"
-        yield Oddity("error", local, f"{names} was chosen: it leads to no other machine", hint)
+        yield Oddity("error", local, f"{fold(local)} chose {names}, which leads to no other machine", hint)
     slow = [node for node, facts in fabric.nodes.items() if facts.get("gdr") == "off"]
     if slow and len(slow) == len(fabric.nodes) and RDMA_NETWORKS.search(fabric.common("network")):
         hint = DIFFERS["gdr"][1]
@@ -265,6 +267,11 @@ def _surprises(fabric: Fabric) -> Iterable[Oddity]:
     for one, other in mixed[:4]:
         kinds = " and ".join(sorted(fabric.pairs[one, other]))
         yield Oddity("warning", (one, other), f"{one} and {other} talk over {kinds}", "compare the NIC of each rank")
+
+
+def _on_sockets(fabric: Fabric) -> tuple[str, ...]:
+    """The nodes that have RDMA adapters, and talk over TCP."""
+    return _which(fabric, lambda facts: "Socket" in facts.get("network", "") and facts.get("devices", "none") != "none")
 
 
 def _networks(kinds: Mapping[str, int]) -> set[str]:

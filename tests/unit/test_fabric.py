@@ -56,7 +56,7 @@ def test_two_nodes_of_which_one_differs() -> None:
     assert found.nodes["n1"]["nvls"] == "on"
     assert found.nodes["n2"]["version"] == "2.27.3+cuda12.9 + 2.26.2+cuda12.8"
     texts = [odd.text for odd in found.odd]
-    assert "mlx5_0:1/IB mlx5_1:1/IB is there, but TCP sockets are used" in texts
+    assert "n2 uses TCP sockets though it has mlx5_0:1/IB mlx5_1:1/IB" in texts
     assert "its ranks do not agree on the version: 2.27.3+cuda12.9 + 2.26.2+cuda12.8" in texts
     assert "n1 and n2 talk over NET/IB/GDRDMA and NET/Socket" in texts
     assert found.env["NCCL_SOCKET_IFNAME"] == {"eth0": ("n2",)}
@@ -78,9 +78,9 @@ def test_what_is_chosen_by_mistake_is_told() -> None:
             {0: "n1", 1: "n2", 2: "n3"},
         ).odd
     }
-    assert texts["docker0 was chosen: it leads to no other machine"].nodes == ("n2",)
-    assert "NCCL_SOCKET_IFNAME" in texts["docker0 was chosen: it leads to no other machine"].hint
-    assert texts["interface is docker0 on n2, eth0 on n[1,3]"].severity == "info"
+    assert texts["n2 chose docker0, which leads to no other machine"].nodes == ("n2",)
+    assert "NCCL_SOCKET_IFNAME" in texts["n2 chose docker0, which leads to no other machine"].hint
+    assert texts["interface docker0 on n2, most have eth0"].severity == "info"
     # A fact that other nodes do not tell is no difference.
     assert not any("NVLS" in text for text in texts)
 
