@@ -165,6 +165,11 @@ class EngineLink:
         return Answer({})
 
 
+def versions(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of an engine's facts that should be the same on all nodes."""
+    return {name: facts[name] for name in ("torch", "cuda", "nccl", "python") if facts.get(name)}
+
+
 def go_order(agent: Agent, args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the coordinator's `go` with what this node knows; `set_env`: what operators have set for the workers."""
     spec = agent.spec

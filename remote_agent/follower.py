@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import clocks, election, member, peers
-from remote_agent.engine_link import go_order
+from remote_agent.engine_link import go_order, versions
 from remote_agent.lease import Lease
 from remote_agent.tasks import Tasks
 from remote_agent.wire import Answer, CallFailed, Channel, Problem, WireError
@@ -150,7 +150,7 @@ class Follower:
         if not self.engine.ready.is_set():
             return []
         try:
-            return [{"op": "ready", "args": {"nproc": self.nproc()}}]
+            return [{"op": "ready", "args": {"nproc": self.nproc(), "versions": versions(self.engine.facts)}}]
         except Problem as problem:
             return [{"op": "unfit", "args": {"reason": problem.message}}]
 

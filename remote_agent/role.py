@@ -51,7 +51,7 @@ def _env(args: Mapping[str, Any]) -> dict[str, str | None]:
 
 # What members report, as events; those that carry stamps of the member's clock are corrected first.
 REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], s.Event]] = {
-    "ready": lambda node, _, args: s.Ready(node, int(args["nproc"])),
+    "ready": lambda node, _, args: s.Ready(node, int(args["nproc"]), args.get("versions", {})),
     "unfit": lambda node, _, args: s.Unfit(node, str(args["reason"])),
     "gone": lambda node, _, args: s.Gone(node, str(args["reason"])),
     "prepared": lambda node, generation, args: s.Prepared(node, generation, int(args["port"])),

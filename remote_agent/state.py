@@ -159,10 +159,11 @@ class Joined:
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """A node's engine is up."""
+    """A node's engine is up; `versions`: of Python and torch there."""
 
     node: str
     nproc: int
+    versions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

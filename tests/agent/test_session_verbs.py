@@ -90,6 +90,9 @@ def _check_readers(cli: Cli) -> None:
     assert (status["job"], status["state"], status["world_size"]) == ("job-t", "succeeded", 2)
     events = [json.loads(line) for line in cli("events", "h.toml", "job-t", "--json").lines]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    told = [event["detail"]["versions"] for event in events if event["type"] == "node_ready"]
+    assert told[0] == told[1]
+    assert told[0]["torch"]
     assert [job["job"] for job in cli.json("jobs", "h.toml", "--json")["jobs"]] == ["job-t"]
     incidents = cli.json("incidents", "h.toml", "--json")
     assert incidents["incidents"] == []
