@@ -12,11 +12,14 @@ from typing import Any, NamedTuple
 
 from remote_agent.diagnose.shapes import clip
 
-_PREFIX = re.compile(r"(?:\S+?:\d+:(?P<tid>\d+) \[-?\d+\].*?)?\b[NR]CCL (?P<level>[A-Z]+) +(?P<text>.*)")
+_SAYS = re.compile(r"\b[NR]CCL (?P<level>[A-Z]+) +(?P<text>.*)")
+_THREAD = re.compile(r":\d+:(\d+) \[-?\d+\]")
+# NCCL's own lines are shorter, but for the rings of thousands of ranks; what else a rank prints may be of any length.
+_LINE_MAX = 4096
 _VERSION = re.compile(r"\b[NR]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?(?:\+\w+\.?\d*)?)")
 _COMM = re.compile(
     r"\bcomm (?P<at>0x[\da-f]+) rank (?P<rank>\d+) n[rR]anks (?P<nranks>\d+)"
-    r"(?: nNodes (?P<nodes>\d+))?(?:.*? commId (?P<id>0x[\da-f]+))?(?P<done>.*Init COMPLETE)?"
+    r"(?:.*? commId (?P<id>0x[\da-f]+))?(?P<done>.*Init COMPLETE)?"
 )
 _LINK = re.compile(
     r"Channel (?P<channel>\d+)(?:/\d+)? : (?P<src>\d+)\[[\da-fx]+\] -> (?P<dst>\d+)\[[\da-fx]+\]"
@@ -34,7 +37,6 @@ _SAID: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("plugin", re.compile(r"NET/OFI Initializing (aws-ofi-nccl \S+)")),
     ("collnet", re.compile(r"Loaded collnet plugin (\S+)")),
     ("tuner", re.compile(r"Using tuner plugin (\S+)")),
-    ("chunk", re.compile(r"P2P Chunksize set to (\d+)")),
     ("gid", re.compile(r"\bGID (?:index )?(\d+)\b|GidIndex (\d+)")),
     ("no_verbs", re.compile(r"Failed to open (libibverbs\S*)")),
 )
@@ -72,15 +74,17 @@ class RankMap:
 
     def feed(self, line: str) -> None:
         """Take one line in."""
+        line = line[:_LINE_MAX]
         version = _VERSION.search(line)
         if version is not None:
             self.seen = True
             self._facts.setdefault("version", version[1])
-        found = _PREFIX.search(line)
+        found = _SAYS.search(line)
         if found is None:
             return
         self.seen = True
-        text, tid = found["text"].rstrip(), found["tid"] or ""
+        thread = _THREAD.search(line, 0, found.start())
+        text, tid = found["text"].rstrip(), thread[1] if thread is not None else ""
         if found["level"] == "WARN":
             text = clip(text)
             if text in self._warnings or len(self._warnings) < _WARNINGS:
@@ -125,11 +129,9 @@ class RankMap:
         elif kind not in ("Bootstrap", "NET/Socket"):
             return
         names = _INTERFACE.findall(rest)
-        if names and (kind != "NET/Socket" or "interface" not in self._facts):
+        if names:
             # The first is the one that is used first; the others are there too.
             self._facts.setdefault("interface", names[0])
-        if names and kind == "NET/Socket":
-            self._facts.setdefault("sockets", names)
 
     def _comm(self, found: re.Match[str], tid: str) -> None:
         rank, nranks = int(found["rank"]), int(found["nranks"])
@@ -139,8 +141,6 @@ class RankMap:
         comm = Comm(key, rank, nranks, tid)
         if not any(known[:3] == comm[:3] for known in self._comms):
             self._comms.append(comm)
-        if found["nodes"]:
-            self._facts["nnodes"] = max(int(found["nodes"]), self._facts.get("nnodes", 0))
         for (_, src, dst, transport), channels in self._early.items():
             if rank in (src, dst):
                 self._links.setdefault((key, src, dst, transport), set()).update(channels)

@@ -20,13 +20,17 @@ Severity = Literal["error", "warning", "info"]
 RDMA_NETWORKS = re.compile(r"IB|RoCE|RDMA|UCX|Libfabric|OFI|SHARP", re.I)
 # Bridges and the like: they lead to containers of the same machine, never to another machine.
 LOCAL_INTERFACES = re.compile(r"(docker|br-|virbr|veth|cni|flannel|cali|lxc|podman)\w*|lo\b")
-FACTS = ("version", "network", "plugin", "interface", "devices", "gdr", "nvls", "channels", "tuner")
+FACTS = (
+    "version", "network", "plugin", "interface", "devices", "gid", "gdr", "nvls", "channels", "rings", "trees",
+    "collnet", "tuner", "no_verbs",
+)  # fmt: skip
 # What a difference between nodes means.
 DIFFERS: Mapping[str, tuple[Severity, str]] = {
     "version": ("error", "NCCL talks to its own version only: install the same torch everywhere"),
     "network": ("error", "the network plug-ins do not talk to each other: read the NET/ lines of the odd one"),
     "plugin": ("warning", "install the same network plug-in everywhere"),
     "interface": ("info", "NCCL_SOCKET_IFNAME names the interface; it may differ by host"),
+    "gid": ("warning", "RoCE needs the same kind of GID everywhere: NCCL_IB_GID_INDEX, show_gids on both"),
     "gdr": ("warning", "GPUDirect RDMA needs nvidia-peermem (or DMA-BUF) and the NIC near the GPU: lsmod on that node"),
     "nvls": ("warning", "NVLS needs NVSwitch and a running nv-fabricmanager: systemctl status on that node"),
     "channels": ("info", "the topology differs: nvidia-smi topo -m on both"),
@@ -234,7 +238,7 @@ def _differences(fabric: Fabric) -> Iterable[Oddity]:
             if facts.get(name) and not (name == "network" and node in _on_sockets(fabric)):
                 groups.setdefault(facts[name], []).append(node)
         ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-        word = {"gdr": "GPUDirect RDMA", "nvls": "NVLS"}.get(name, name)
+        word = {"gdr": "GPUDirect RDMA", "nvls": "NVLS", "gid": "GID index"}.get(name, name)
         for value, nodes in ordered[1:]:
             usual, others = ordered[0]
             rest = f"most have {usual}" if len(others) > len(nodes) else f"{usual} on {fold(others)}"
@@ -255,6 +259,10 @@ def _surprises(fabric: Fabric) -> Iterable[Oddity]:
         names = " ".join(sorted({fabric.nodes[node]["interface"] for node in local}))
         hint = "set NCCL_SOCKET_IFNAME to the interface of the cluster's network"
         yield Oddity("error", local, f"{fold(local)} chose {names}, which leads to no other machine", hint)
+    blind = _which(fabric, lambda facts: bool(facts.get("no_verbs")))
+    if blind and spread:
+        library = fabric.nodes[blind[0]]["no_verbs"]
+        yield Oddity("info", blind, f"{fold(blind)} cannot open {library}: adapters stay unused", "install rdma-core")
     slow = [node for node, facts in fabric.nodes.items() if facts.get("gdr") == "off"]
     if slow and len(slow) == len(fabric.nodes) and RDMA_NETWORKS.search(fabric.common("network")):
         hint = DIFFERS["gdr"][1]

@@ -103,6 +103,10 @@ def _used(page: NcclPage) -> None:
         ("GPUDirect RDMA", fabric.common("gdr")),
         ("NVLS", fabric.common("nvls")),
         ("channels", fabric.common("channels")),
+        ("rings", fabric.common("rings")),
+        ("trees", fabric.common("trees")),
+        ("GID index", fabric.common("gid")),
+        ("collnet", fabric.common("collnet")),
         ("tuner", fabric.common("tuner")),
     ]
     line: list[Span] = [("  ", "")]

@@ -46,7 +46,7 @@ def run_columns(runs: Sequence[Run], snapshot: Snapshot, width: int) -> list[Col
         Column("restart", 9, lambda run: ((_took(run), "text"),), 8, at_right=True),
     ]
     if width >= 120:
-        columns.append(Column("", BAR, lambda run: tuple(bar_spans(run, longest, BAR)), 3))
+        columns.append(Column("phases", BAR, lambda run: tuple(bar_spans(run, longest, BAR)), 3))
     columns.append(Column("ended", 0, lambda run: _outcome(run, snapshot), 9))
     return columns
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from remote_agent.diagnose.nccl_map import RankMap, node_map
 from supervisor.plain_nccl import fabric_lines
 from supervisor.session import fabric
 
+CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus" / "nccl"
 START = (
     "ncclCommInitRankConfig comm 0xa{pid} rank {rank} nranks {nranks} cudaDev 0 busId 1a000 commId {id} - Init START"
 )
@@ -85,6 +91,32 @@ def test_what_is_chosen_by_mistake_is_told() -> None:
     assert not any("NVLS" in text for text in texts)
 
 
+def test_what_else_a_line_tells() -> None:
+    found = told(
+        "h",
+        1,
+        "Channel 00/24 :    0   1   2   3",
+        "Trees [0] 1/-1/-1->0->-1 [1] 2/3/-1->1->0",
+        "NET/IB: Dev 0 Port 1 qpn 117 mtu 5 GID 3 (80FE/E4F)",
+        "NET/IB : GPU Direct RDMA Disabled for HCA 0 'rocep1s0f0'",
+        "Failed to open libibverbs.so[.1]",
+        "24 coll channels, 24 collnet channels, 0 nvls channels, 32 p2p channels, 32 p2p channels per peer",
+        "NCCL_PROTO set by environment to simple.",
+        "TUNER/Plugin: Using tuner plugin nccl_ofi_tuner",
+    )
+    found.feed("x" * 1_000_000 + " NCCL INFO Using network Later")
+    assert found.result()["facts"] == {
+        "rings": 24,
+        "trees": 2,
+        "gid": "3",
+        "gdr_off": True,
+        "no_verbs": "libibverbs.so[.1]",
+        "channels": 24,
+        "tuner": "nccl_ofi_tuner",
+        "env": {"NCCL_PROTO": "simple"},
+    }
+
+
 def test_ranks_of_other_communicators_are_those_of_the_job() -> None:
     # Ranks 1 and 3 are 0 and 1 of a communicator of two.
     def rank(number: int, inside: int, *lines: str) -> RankMap:
@@ -120,3 +152,24 @@ def test_warnings_have_a_meaning_and_the_nodes_that_told_nothing_are_named() -> 
     assert lines[0] == "nccl: 2.27.3+cuda12.9, network IB"
     assert lines[-1] == "  not in it: n3 did not answer; n2 told nothing"
     assert fabric_lines(fabric.read({"n1": {"generation": -1, "stamp": ""}}, {})) == []
+
+
+def test_the_corpus_of_real_logs() -> None:
+    """What each process tells, together, is what people read in the log."""
+    if not CORPUS.is_dir():
+        pytest.skip("no corpus here")
+    for entry in json.loads((CORPUS / "index.json").read_text()):
+        processes: dict[str, RankMap] = {}
+        process = ""
+        for line in (CORPUS / entry["file"]).read_text(errors="replace").splitlines():
+            head = re.search(r"[A-Za-z0-9][\w.-]*:\d+(?=:\d+ \[)", line)
+            process = head[0] if head else process
+            processes.setdefault(process, RankMap()).feed(line)
+        answers = [found.result() for found in processes.values()]
+        facts = [answer["facts"] for answer in answers]
+        assert {fact["network"] for fact in facts if "network" in fact} == set(entry["network"]), entry["file"]
+        assert {one for fact in facts for one in fact.get("devices", ())} == set(entry["ib_devices"]), entry["file"]
+        assert {fact["interface"] for fact in facts if "interface" in fact} >= set(entry["interfaces"]), entry["file"]
+        assert {fact["version"] for fact in facts if "version" in fact} <= set(entry["nccl_version"]), entry["file"]
+        kinds = {kind.partition("/GDRDMA")[0] for answer in answers for *_, kind, _ in answer["links"]}
+        assert {kind.partition("/")[0] for kind in kinds} <= {kind.partition("/")[0] for kind in entry["transports"]}
