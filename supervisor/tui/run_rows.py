@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from supervisor import overrides
+from supervisor.inventory.pattern import fold
 from supervisor.tui import words
 from supervisor.tui.cells import Row, Span, clean
 from supervisor.tui.rows import Column
-from supervisor.tui.runs import Run, bar, place
+from supervisor.tui.runs import Run, bar
 from supervisor.tui.textflow import wrap
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def run_lines(
     lines = _facts(facts, width)
     if run.phases:
         lines += _restart(run, width, glyphs)
-    said = f"{run.world_size or '?'} ranks on {place(run.nodes)}"
+    said = f"{run.world_size or '?'} ranks on {fold(run.nodes)}"
     charged = f"{run.restarts} of {snapshot.max_restarts or 0} restarts charged"
     more = [("world", f"{said}   {charged}", "text")]
     if run.env:
@@ -97,7 +98,7 @@ def run_lines(
     if status.get("environment") and overrides.now(status) and run.env != (status["environment"].get("env") or {}):
         more.append(("to set", overrides.now(status), "warn"))
     for name, values in differs:
-        text = "; ".join(f"{value} on {place(nodes)}" for value, nodes in values.items())
+        text = "; ".join(f"{value} on {fold(nodes)}" for value, nodes in values.items())
         more.append(("differs", f"{name}: {text}", "warn"))
     if snapshot.script:
         more.append(("command", snapshot.script, "dim"))

@@ -6,10 +6,9 @@ In: event objects of the contract, in order. Out: one Run per generation, oldest
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
-from supervisor.inventory.pattern import fold
 from supervisor.plain import phases_of
 from supervisor.tui.cells import entries
 
@@ -63,17 +62,43 @@ class Run:
         return sum(self.phases.values()) if self.phases else None
 
 
-class _Fold:
+class Runs:
+    """The generations so far; every event is looked at once."""
+
     def __init__(self) -> None:
         self.runs: list[Run] = []
+        """Oldest first."""
+        self.taken = 0
+        """Events so far."""
+        self._versions: dict[str, Json] = {}
         self._cause = ""
         self._notes: dict[str, list[str]] = {}
         """What was told since the newest generation began, by type of event."""
 
-    def take(self, event: Json) -> None:
+    def follow(self, events: Sequence[Json]) -> None:
+        """Take in what is new of a journal."""
+        for event in events[self.taken :]:
+            self._take(event)
+        self.taken = len(events)
+
+    def differing(self) -> list[tuple[str, dict[str, tuple[str, ...]]]]:
+        """What nodes told of themselves, where it differs: fact, and the nodes by value, most nodes first."""
+        found = []
+        for name in dict.fromkeys(key for facts in self._versions.values() for key in facts):
+            values: dict[str, list[str]] = {}
+            for node, facts in self._versions.items():
+                values.setdefault(str(facts.get(name)), []).append(node)
+            if len(values) > 1:
+                ordered = sorted(values.items(), key=lambda item: -len(item[1]))
+                found.append((name, {value: tuple(nodes) for value, nodes in ordered}))
+        return found
+
+    def _take(self, event: Json) -> None:
         detail = event.get("detail")
         facts: Json = detail if isinstance(detail, dict) else {}
         kind = str(event.get("type"))
+        if kind == "node_ready":
+            self._versions[str(event.get("node"))] = _dict(facts.get("versions"))
         teller = _NOTES.get(kind)
         if teller is not None:
             self._notes.setdefault(kind, []).append(teller(event, facts))
@@ -96,17 +121,17 @@ class _Fold:
     def _started(self, event: Json, facts: Json) -> None:
         members = [str(one.get("node")) for one in entries(facts.get("members")) if isinstance(one, dict)]
         last = self.runs[-1] if self.runs else None
-        number = event.get("generation")
+        number = _int(event.get("generation"))
         self.runs.append(
             Run(
-                number=number if isinstance(number, int) else len(self.runs),
+                number=len(self.runs) if number is None else number,
                 began_at=str(event.get("time") or ""),
                 began_by=CAUSES.get(self._cause, self._cause or "takeover") if last else "launch",
                 because=f"after {last.how}" if last else "the job was launched",
-                world_size=facts.get("world_size") if isinstance(facts.get("world_size"), int) else None,
+                world_size=_int(facts.get("world_size")),
                 nodes=tuple(members),
-                restarts=int(facts.get("restarts") or 0),
-                env=dict(facts.get("env") or {}),
+                restarts=_int(facts.get("restarts")) or 0,
+                env=_dict(facts.get("env")),
             )
         )
         self._cause, self._notes = "", {}
@@ -127,6 +152,14 @@ class _Fold:
         if kind == "job_failed":
             text = str(facts.get("reason") or text)
         run.how = text
+
+
+def _int(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _dict(value: object) -> Json:
+    return value if isinstance(value, dict) else {}
 
 
 def _named(word: str) -> Callable[[Json, Json], str]:
@@ -166,14 +199,6 @@ _PLAIN: Final = {
 }
 
 
-def runs_of(events: Iterable[Json]) -> list[Run]:
-    """The generations so far, oldest first."""
-    fold = _Fold()
-    for event in events:
-        fold.take(event)
-    return fold.runs
-
-
 def bar(phases: dict[str, float], longest_ms: float, width: int) -> list[tuple[str, int]]:
     """Phases and the cells that each takes of a bar: the longest restart fills the width."""
     total = sum(phases.values())
@@ -187,27 +212,3 @@ def bar(phases: dict[str, float], longest_ms: float, width: int) -> list[tuple[s
         found.append((name, upto - used))
         used = upto
     return [(name, size) for name, size in found if size]
-
-
-def place(nodes: Iterable[str]) -> str:
-    """Nodes in short: `n[1-4]`."""
-    return fold(nodes)
-
-
-def differing(events: Iterable[Json]) -> list[tuple[str, dict[str, tuple[str, ...]]]]:
-    """What nodes told of themselves when they came up, where it differs: fact, and nodes by value, most nodes first."""
-    told: dict[str, Any] = {}
-    for event in events:
-        detail = event.get("detail")
-        facts = detail.get("versions") if isinstance(detail, dict) and event.get("type") == "node_ready" else None
-        if isinstance(facts, dict):
-            told[str(event.get("node"))] = facts
-    found = []
-    for name in dict.fromkeys(key for facts in told.values() for key in facts):
-        values: dict[str, list[str]] = {}
-        for node, facts in told.items():
-            values.setdefault(str(facts.get(name)), []).append(node)
-        if len(values) > 1:
-            ordered = sorted(values.items(), key=lambda item: -len(item[1]))
-            found.append((name, {value: tuple(nodes) for value, nodes in ordered}))
-    return found

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.tui.runs import Run, bar, differing, runs_of
+from supervisor.tui.runs import Run, Runs, bar
 from supervisor.tui.screens import nccl
 from tests.tui import fabrics, recorded
 from tests.tui.screens import press, running, settle
@@ -29,6 +29,14 @@ def journal(*records: tuple[str, int, dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def folded(events: list[dict[str, Any]]) -> Runs:
+    """What a screen makes of a journal that comes bit by bit."""
+    found = Runs()
+    for upto in range(1, len(events) + 1):
+        found.follow(events[:upto])
+    return found
+
+
 def started(generation: int, **more: Any) -> tuple[str, int, dict[str, Any]]:
     """A group of one node."""
     return ("generation_started", generation, {"world_size": 2, "members": [{"node": "n1"}], **more})
@@ -38,7 +46,8 @@ def ended(cause: str, *told: tuple[str, dict[str, Any]]) -> list[Run]:
     """The runs of a group that stopped for a cause, and of the one after it."""
     before = [(kind, 0, detail) for kind, detail in told if kind in ("restart_requested", "rank_failed")]
     after = [(kind, 0, detail) for kind, detail in told if kind not in ("restart_requested", "rank_failed")]
-    return runs_of(journal(started(0), *before, ("generation_stopped", 0, {"cause": cause}), *after, started(1)))
+    events = journal(started(0), *before, ("generation_stopped", 0, {"cause": cause}), *after, started(1))
+    return folded(events).runs
 
 
 @pytest.mark.parametrize(
@@ -71,7 +80,7 @@ def test_the_end_of_the_job_is_the_end_of_its_last_group() -> None:
     phases = {"detect": 0.0, "stop": 10.0, "rendezvous": 10.0, "spawn": 20.0, "main": 60.0}
     env = {"NCCL_DEBUG": "INFO"}
     events = journal(started(0, env=env, restarts=1), ("generation_running", 0, phases), ("job_succeeded", 0, {}))
-    (run,) = runs_of(events)
+    (run,) = folded(events).runs
     assert (run.how, run.took_ms, run.env, run.restarts) == ("every rank ended with 0", 100.0, env, 1)
     assert bar(run.phases, 200.0, 20) == [("stop", 1), ("rendezvous", 1), ("spawn", 2), ("main", 6)]
     assert bar({}, 0.0, 20) == []
@@ -82,7 +91,7 @@ def test_what_nodes_tell_of_themselves_is_compared() -> None:
         return ("node_ready", -1, {"node": node, "nproc": 2, "versions": {"torch": torch, "python": "3.11"}})
 
     events = journal(ready("n1", "2.7.1"), ready("n2", "2.7.1"), ready("n3", "2.6.0"))
-    assert differing(events) == [("torch", {"2.7.1": ("n1", "n2"), "2.6.0": ("n3",)})]
+    assert folded(events).differing() == [("torch", {"2.7.1": ("n1", "n2"), "2.6.0": ("n3",)})]
 
 
 def test_a_generation_leads_to_its_log() -> None:

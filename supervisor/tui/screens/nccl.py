@@ -46,6 +46,7 @@ class NcclScreen(LiveScreen):
         self._lines: list[Line] = []
         self._about: dict[tuple[str, int], str] = {}
         self._more: dict[tuple[str, int], list[str]] = {}
+        self._drawn: tuple[object, ...] = ()
         self._asked_at = 0.0
         self.query_one(Page).display = False
         self.query_one(Picker).placeholder = ((" asking the nodes", "dim"),)
@@ -67,9 +68,11 @@ class NcclScreen(LiveScreen):
     def show(self, snapshot: Snapshot) -> None:
         """Show what was told last."""
         picker, fabric = self.query_one(Picker), self._fabric
-        if fabric is None:
-            return
         width = picker.line_width or self.size.width - 1
+        drawn = (fabric, width, snapshot.generation, snapshot.world_size)
+        if fabric is None or self._drawn == drawn:
+            return
+        self._drawn = drawn
         first = not self._more
         if fabric.nodes:
             page = nccl_page(fabric, width, self.tui.glyphs)

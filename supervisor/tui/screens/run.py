@@ -14,7 +14,7 @@ from supervisor.tui import words
 from supervisor.tui.journal import event_row
 from supervisor.tui.rows import Table
 from supervisor.tui.run_rows import LEGEND, run_columns, run_lines
-from supervisor.tui.runs import Run, differing, runs_of
+from supervisor.tui.runs import Runs
 from supervisor.tui.screens.base import LiveScreen, Target
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.tables import Page
@@ -42,8 +42,7 @@ class RunScreen(LiveScreen):
 
     def on_mount(self) -> None:
         """Say so when there is nothing."""
-        self._runs: list[Run] = []
-        self._folded = 0
+        self._runs = Runs()
         self._table_lines = 0
         self.query_one("#events", Picker).placeholder = ((" nothing has happened yet", "dim"),)
         self._generations.placeholder = ((" no group has been formed yet", "dim"),)
@@ -55,8 +54,10 @@ class RunScreen(LiveScreen):
     def show(self, snapshot: Snapshot) -> None:
         """Show the newest state; a reader who has left the end of the journal stays where he is."""
         events = self.tui.source.events
-        if len(events) != self._folded or not self._runs:
-            self._runs, self._folded = runs_of(events), len(events)
+        if len(events) < self._runs.taken:
+            # It is another journal: a recording was turned back.
+            self._runs = Runs()
+        self._runs.follow(events)
         self._show_generations(snapshot)
         self._show_detail(snapshot)
         picker = self.query_one("#events", Picker)
@@ -69,7 +70,7 @@ class RunScreen(LiveScreen):
 
     def _show_generations(self, snapshot: Snapshot) -> None:
         picker = self._generations
-        newest_first = self._runs[::-1]
+        newest_first = self._runs.runs[::-1]
         by_number = {run.number: run for run in newest_first}
         columns = run_columns(newest_first, snapshot, self.size.width)
         table = Table(columns, self.size.width - 1, self.tui.glyphs)
@@ -87,13 +88,12 @@ class RunScreen(LiveScreen):
 
     def _show_detail(self, snapshot: Snapshot) -> None:
         page = self.query_one(Page)
-        run = next((run for run in self._runs if run.number == self._generations.selected), None)
+        run = next((run for run in self._runs.runs if run.number == self._generations.selected), None)
         page.display = run is not None
         if run is None:
             return
         source = self.tui.source
-        found = differing(source.events)
-        lines = run_lines(run, snapshot, source.status, found, self.size.width - 1, self.tui.glyphs)
+        lines = run_lines(run, snapshot, source.status, self._runs.differing(), self.size.width - 1, self.tui.glyphs)
         room = self.size.height - 4 - self._table_lines
         page.styles.height = max(2, min(len(lines) + 1, room - EVENTS_MIN))
         page.show_rows(f"generation {run.number}", lines)
