@@ -79,7 +79,7 @@ class Fabric:
     ranks: dict[str, list[int]] = field(default_factory=dict)
     """By node: those of which NCCL told."""
     pairs: dict[Pair, Counter[str]] = field(default_factory=dict)
-    """By pair of nodes in their order, a node and itself included: channels by transport."""
+    """By pair of nodes in their order, a node and itself included: transports, weighed by the channels at both ends."""
     env: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
     """By variable that NCCL read: value and the nodes that have it."""
     odd: list[Oddity] = field(default_factory=list)
@@ -117,8 +117,9 @@ def read(documents: Mapping[str, Document | None], ranks: Mapping[int, str]) -> 
     fabric.silent = [node for node in told if node not in current]
     place = {**ranks, **{rank: node for node, document in current.items() for rank in _ranks(document)}}
     order = {node: at for at, node in enumerate(dict.fromkeys((*documents, *place.values())))}
+    names = _names(current)
     for document in current.values():
-        _join(fabric, document, _names(current), place, order)
+        _join(fabric, document, names, place, order)
     for node, document in current.items():
         fabric.ranks[node] = sorted(_ranks(document))
         fabric.nodes[node] = _facts(fabric, node, document)

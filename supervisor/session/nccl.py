@@ -36,7 +36,9 @@ class NcclReader:
             await self._session.wait_until(lambda: all(links[name].tried for name in nodes if name in links), PATIENCE)
             late = [name for name in nodes if heard[name] is None]
             heard.update(await self._ask_all(late))
-        ranks = {int(rank["rank"]): str(node["name"]) for node in status["nodes"] for rank in node.get("ranks", ())}
+        ranks = {
+            int(rank["rank"]): str(node["name"]) for node in status.get("nodes", ()) for rank in node.get("ranks", ())
+        }
         return fabric.read(heard, ranks)
 
     async def _ask_all(self, nodes: list[str]) -> dict[str, dict[str, Any] | None]:
