@@ -21,10 +21,10 @@ def fabric_lines(fabric: Fabric) -> list[str]:
     """Return what the job uses, who talks how, and what is odd, the worst first."""
     if not fabric.nodes:
         return []
-    parts = [fabric.common("version"), f"network {network(fabric)}" if fabric.common("network") else ""]
+    parts = [fabric.all_of("version"), f"network {network(fabric)}" if fabric.common("network") else ""]
     parts += [f"inside nodes {kinds(fabric.inside())}" if fabric.inside() else ""]
     parts += [f"between nodes {kinds(fabric.between())}" if fabric.between() else ""]
-    parts += [f"NVLS {fabric.common('nvls')}" if fabric.common("nvls") else ""]
+    parts += [f"NVLS {fabric.all_of('nvls')}" if fabric.common("nvls") else ""]
     lines = [one_line("nccl: " + ", ".join(part for part in parts if part))]
     lines += [f"  {'-' if odd.severity == 'info' else '!'} {one_line(odd.text)}" for odd in fabric.odd[:ODDITIES]]
     if len(fabric.odd) > ODDITIES:
@@ -40,9 +40,9 @@ def absent(fabric: Fabric) -> str:
 
 
 def network(fabric: Fabric) -> str:
-    """Return the network that most nodes use, with its plug-in and devices where they are told."""
+    """Return the networks in use, that of most nodes first, with its plug-in where it is told."""
     plugin = fabric.common("plugin")
-    name = fabric.common("network")
+    name = fabric.all_of("network")
     return f"{name} ({plugin})" if plugin and plugin != name else name
 
 

@@ -94,6 +94,12 @@ class Fabric:
         values = Counter(facts[name] for facts in self.nodes.values() if facts.get(name))
         return values.most_common(1)[0][0] if values else ""
 
+    def all_of(self, name: str) -> str:
+        """All values of a fact, that of most nodes first."""
+        return ", ".join(
+            value for value, _ in Counter(facts[name] for facts in self.nodes.values() if facts.get(name)).most_common()
+        )
+
     def inside(self) -> Counter[str]:
         """Transports between ranks of one node."""
         return sum((kinds for (one, other), kinds in self.pairs.items() if one == other), Counter())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from supervisor import overrides
 from supervisor.inventory.pattern import fold
 from supervisor.plain_nccl import absent, network
 from supervisor.tui import words
@@ -17,6 +18,7 @@ from supervisor.tui.textflow import wrap
 
 if TYPE_CHECKING:
     from supervisor.session.fabric import Fabric
+    from supervisor.tui.source import Json
     from supervisor.tui.words import Glyphs
 
 WIDE: Final = 100
@@ -74,7 +76,7 @@ def nccl_page(fabric: Fabric, width: int, glyphs: Glyphs) -> NcclPage:
     return page
 
 
-def nothing_told(generation: int, width: int) -> list[Row]:
+def nothing_told(generation: int, status: Json, width: int) -> list[Row]:
     """What to do where NCCL told nothing."""
     text = (
         f"NCCL has told nothing in generation {max(0, generation)}: its log is off, no rank has got that far yet, "
@@ -83,7 +85,8 @@ def nothing_told(generation: int, width: int) -> list[Row]:
     rows: list[Row] = [((" " + line, "text"),) for line in wrap(text, width - 2)]
     ask = (("  x n ", "key"), ("sets NCCL_DEBUG=INFO for the next group, now or later", "dim"))
     cli = ((" " * 6, ""), ("supervisor restart HOSTS --env NCCL_DEBUG=INFO does the same", "dim"))
-    return [*rows, (), ask, cli]
+    asked = overrides.now(status)
+    return [*rows, *([(), ((f"  {clean(asked)}", "warn"),)] if asked else []), (), ask, cli]
 
 
 def short(transport: str) -> str:
@@ -96,18 +99,18 @@ def _used(page: NcclPage) -> None:
     fabric = page.fabric
     page.section("in use", f"told by {words.count(len(fabric.nodes), 'node')}")
     facts = [
-        ("version", fabric.common("version")),
+        ("version", fabric.all_of("version")),
         ("network", network(fabric)),
         ("inside nodes", ", ".join(kind for kind, _ in fabric.inside().most_common())),
         ("between nodes", ", ".join(kind for kind, _ in fabric.between().most_common())),
-        ("GPUDirect RDMA", fabric.common("gdr")),
-        ("NVLS", fabric.common("nvls")),
-        ("channels", fabric.common("channels")),
-        ("rings", fabric.common("rings")),
-        ("trees", fabric.common("trees")),
-        ("GID index", fabric.common("gid")),
-        ("collnet", fabric.common("collnet")),
-        ("tuner", fabric.common("tuner")),
+        ("GPUDirect RDMA", fabric.all_of("gdr")),
+        ("NVLS", fabric.all_of("nvls")),
+        ("channels", fabric.all_of("channels")),
+        ("rings", fabric.all_of("rings")),
+        ("trees", fabric.all_of("trees")),
+        ("GID index", fabric.all_of("gid")),
+        ("collnet", fabric.all_of("collnet")),
+        ("tuner", fabric.all_of("tuner")),
     ]
     line: list[Span] = [("  ", "")]
     used = 2

@@ -69,7 +69,7 @@ class NcclScreen(LiveScreen):
         """Show what was told last."""
         picker, fabric = self.query_one(Picker), self._fabric
         width = picker.line_width or self.size.width - 1
-        drawn = (fabric, width, snapshot.generation, snapshot.world_size)
+        drawn = (fabric, width, snapshot.generation, snapshot.world_size, self.tui.source.status.get("environment"))
         if fabric is None or self._drawn == drawn:
             return
         self._drawn = drawn
@@ -78,7 +78,10 @@ class NcclScreen(LiveScreen):
             page = nccl_page(fabric, width, self.tui.glyphs)
             self._lines, self._about, self._more = page.lines, page.nodes, page.more
         else:
-            self._lines, self._about = lines_of(nothing_told(snapshot.generation or 0, width)), {}
+            self._lines, self._about = (
+                lines_of(nothing_told(snapshot.generation or 0, self.tui.source.status, width)),
+                {},
+            )
             self._more = {}
         ranks = sum(len(numbers) for numbers in fabric.ranks.values())
         picker.heading = f"nccl, generation {max(0, fabric.generation)}"
