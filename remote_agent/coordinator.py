@@ -98,7 +98,8 @@ def on_ready(turn: Turn, event: s.Ready) -> None:
         full = formation.is_full(turn.state, event.node)
         spare = node.spec.spare or full
         turn.set_node(event.node, status="spare" if spare else "ready", reason=formation.FULL if full else None)
-        turn.emit("node_ready", node=event.node, nproc=event.nproc, returned=returned, spare=spare)
+        told = dict(event.versions)
+        turn.emit("node_ready", node=event.node, nproc=event.nproc, returned=returned, spare=spare, versions=told)
     formation.admit(turn, event.node, "returned" if returned else "joined")
 
 

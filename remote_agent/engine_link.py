@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.paths import JobFiles, own_command, start_ticks
@@ -165,19 +165,25 @@ class EngineLink:
         return Answer({})
 
 
-def launch(agent: Agent, generation: int) -> dict[str, Any]:
-    """Return the part of `go` that does not change from generation to generation."""
+def versions(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of an engine's facts that should be the same on all nodes."""
+    return {name: facts[name] for name in ("torch", "cuda", "nccl", "python") if facts.get(name)}
+
+
+def go_order(agent: Agent, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the coordinator's `go` with what this node knows; `set_env`: what operators have set for the workers."""
     spec = agent.spec
     own = spec.node(agent.node)
     return {
+        **args,
         "run_id": spec.job,
         "role": spec.role,
-        "env": {**spec.env, **(own.env if own is not None else {})},
+        "env": {**spec.env, **(own.env if own is not None else {}), **args.get("set_env", {})},
         "cwd": agent.workdir,
         "kind": spec.kind,
         "script": spec.script,
         "args": list(spec.args),
-        "log_dir": str(agent.files.generation(generation)),
+        "log_dir": str(agent.files.generation(int(args["generation"]))),
         "links": f"{spec.log_dir}/{spec.job}_{agent.node}" if spec.log_dir else "",
         "numa_binding": spec.numa_binding or "",
         "signals_to_handle": spec.signals_to_handle or "",

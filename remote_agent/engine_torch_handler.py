@@ -190,7 +190,10 @@ class GenerationFiles(LogsSpecs):
             _keep(directory / "stderr.log", local_rank, files.stderrs, files.tee_stderrs)
             _keep(directory / "error.json", local_rank, files.error_files, None)
             env["TORCHELASTIC_ERROR_FILE"] = files.error_files[local_rank]
-            if os.environ.get("NCCL_DEBUG") and "NCCL_DEBUG_FILE" not in os.environ:
+            # Only what operators have set while the job runs: the rest is torchrun's own.
+            env.update(work.order.env)
+            given = {**os.environ, **env}
+            if given.get("NCCL_DEBUG") and "NCCL_DEBUG_FILE" not in given:
                 env.update(nccl_file(directory))
             if work.order.kind != "binary":
                 add_bootstrap(env, work.boot.path)

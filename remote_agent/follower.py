@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import clocks, election, heartbeat, member, peers
-from remote_agent.engine_link import launch
+from remote_agent.engine_link import go_order, versions
 from remote_agent.lease import Lease
 from remote_agent.tasks import Tasks
 from remote_agent.wire import Answer, CallFailed, Channel, Problem, WireError
@@ -148,7 +148,7 @@ class Follower:
         if not self.engine.ready.is_set():
             return []
         try:
-            return [{"op": "ready", "args": {"nproc": self.nproc()}}]
+            return [{"op": "ready", "args": {"nproc": self.nproc(), "versions": versions(self.engine.facts)}}]
         except Problem as problem:
             return [{"op": "unfit", "args": {"reason": problem.message}}]
 
@@ -324,7 +324,7 @@ class Follower:
                 self.report("prepared", {"generation": generation, "port": done["port"]})
             else:
                 self.generation, self.running, self._reports = generation, generation, []
-                done = await self.engine.call("go", {**args, **launch(self.agent, generation)}, CALL_TIMEOUT_S * 6)
+                done = await self.engine.call("go", go_order(self.agent, args), CALL_TIMEOUT_S * 6)
                 self.report("started", {"generation": generation, "ranks": done["ranks"]})
         except (CallFailed, WireError, asyncio.TimeoutError) as error:
             self.report(

@@ -184,6 +184,7 @@ def go(turn: Turn, port: int) -> None:
             restart_count=state.generation,
             max_restarts=spec.max_restarts,
             rendezvous=None if joining is None else {**joining, "local_addr": node.spec.address},
+            set_env=dict(state.env),
         )
     turn.set(ranks=ranks)
     turn.emit(
@@ -194,6 +195,7 @@ def go(turn: Turn, port: int) -> None:
         restarts=state.restarts,
         fingerprint=state.fingerprint,
         rendezvous=joining,
+        env=dict(state.env),
     )
 
 

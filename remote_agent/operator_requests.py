@@ -6,11 +6,16 @@ In: a Turn and the request. Out: a Reply, and the stop of the group where it fol
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Mapping
 
 from remote_agent import policy
 from remote_agent import state as s
 from remote_agent.turn import Turn, stop_group
 
+# Their values are told by the journal, so nothing else may be set this way: it could be a secret.
+SETTABLE = re.compile(r"(NCCL|TORCH|GLOO)_[A-Z0-9_]+")
+VALUE_MAX = 1024
 ACTIVE = (s.PREPARING, s.STARTING, s.RUNNING)
 
 
@@ -30,8 +35,11 @@ def _known(turn: Turn, name: str) -> bool:
 
 
 def on_restart(turn: Turn, event: s.Restart) -> None:
-    """Restart the whole group, free of charge."""
-    if _over(turn):
+    """Set variables for the groups to come, and restart the whole group, free of charge."""
+    if _over(turn) or not _set(turn, event.env, event.operator):
+        return
+    if event.later:
+        turn.reply(f"it holds from generation {turn.state.env_from} on")
         return
     turn.emit("restart_requested", operator=event.operator)
     if turn.state.phase not in ACTIVE:
@@ -40,6 +48,26 @@ def on_restart(turn: Turn, event: s.Restart) -> None:
     turn.reply("the group restarts")
     turn.mark("cause")
     stop_group(turn, "restart")
+
+
+def _set(turn: Turn, env: Mapping[str, str | None], operator: str) -> bool:
+    """Take variables in, None: the launch's value holds again; returns whether nothing was refused."""
+    state = turn.state
+    for name, value in env.items():
+        if not SETTABLE.fullmatch(name):
+            hint = "secrets stay out of the journal: give others to `supervisor up --env`, or in HOSTS"
+            turn.refuse("not_settable", f"{name}: only NCCL_*, TORCH_* and GLOO_* can be set while a job runs", hint)
+            return False
+        if value is not None and (len(value) > VALUE_MAX or not value.isprintable()):
+            turn.refuse("not_settable", f"{name}: its value is longer than {VALUE_MAX} or not printable")
+            return False
+    changed = {**state.env, **env}
+    kept = {name: value for name, value in changed.items() if value is not None}
+    if env:
+        # A group that is being prepared has not been told its environment yet.
+        turn.set(env=kept, env_from=state.generation + (state.phase != s.PREPARING))
+        turn.emit("environment_set", env=kept, from_generation=turn.state.env_from, operator=operator)
+    return True
 
 
 def on_remove(turn: Turn, event: s.Remove) -> None:

@@ -182,6 +182,11 @@ def _stop_requested(state: s.State, record: Record) -> s.State:
     return dataclasses.replace(state, cause="stop", preempted=str(record["detail"].get("reason") or ""))
 
 
+def _environment_set(state: s.State, record: Record) -> s.State:
+    detail = record["detail"]
+    return dataclasses.replace(state, env=dict(detail["env"]), env_from=int(detail["from_generation"]))
+
+
 def _incident(state: s.State, record: Record) -> s.State:
     return dataclasses.replace(state, incidents=state.incidents + 1, incident=dict(record["detail"]))
 
@@ -221,6 +226,7 @@ FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
     "rank_failed": _rank_failed,
     "generation_stopped": _generation_stopped,
     "stop_requested": _stop_requested,
+    "environment_set": _environment_set,
     "incident": _incident,
     "hang_over": _hang_over,
     "warning": _warning,

@@ -44,9 +44,14 @@ def _ranks(args: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
     return tuple((int(rank["rank"]), int(rank["local_rank"]), int(rank["pid"])) for rank in args["ranks"])
 
 
+def _env(args: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the variables that an operator sets: name and value, None to let go of it."""
+    return {str(name): None if value is None else str(value) for name, value in dict(args.get("env") or {}).items()}
+
+
 # What members report, as events; those that carry stamps of the member's clock are corrected first.
 REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], s.Event]] = {
-    "ready": lambda node, _, args: s.Ready(node, int(args["nproc"])),
+    "ready": lambda node, _, args: s.Ready(node, int(args["nproc"]), args.get("versions", {})),
     "unfit": lambda node, _, args: s.Unfit(node, str(args["reason"])),
     "gone": lambda node, _, args: s.Gone(node, str(args["reason"])),
     "prepared": lambda node, generation, args: s.Prepared(node, generation, int(args["port"])),
@@ -157,7 +162,7 @@ class Role:
             self._count_operator(args)
             return {}
         expected = args.get("if_generation")
-        if expected is not None and expected != self.state.generation:
+        if expected is not None and not args.get("later") and expected != self.state.generation:
             raise Problem("stale", f"generation {expected} is over: the job is in generation {self.state.generation}")
         seq = self._agent.journal.last_seq
         reply = self.feed(self._event(op, args))
@@ -170,7 +175,7 @@ class Role:
     def _event(self, op: str, args: dict[str, Any]) -> s.Event:
         operator = str(args.get("operator", ""))
         if op == "restart":
-            return s.Restart(operator)
+            return s.Restart(operator, _env(args), bool(args.get("later")))
         if op == "stop":
             return s.Stop(bool(args.get("kill")), operator, str(args.get("preempted") or ""))
         name = str(args.get("node", ""))

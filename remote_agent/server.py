@@ -17,7 +17,7 @@ from remote_agent import election, paths, restore
 from remote_agent import state as s
 from remote_agent.journal import Record, public, read_records
 from remote_agent.logs import LogStore
-from remote_agent.logs.nccl import read_facts
+from remote_agent.logs.nccl import read_facts, read_map
 from remote_agent.status import document
 from remote_agent.wire import Answer, Channel, Handler, Items, JobSpec, Problem, WireError
 
@@ -42,6 +42,7 @@ class Desk:
         self.ops: dict[str, Op] = {
             "events": self.events,
             "incidents": self.incidents,
+            "nccl": self.nccl,
             "log_list": self.log_list,
             "log_read": self.log_read,
             "log_window": self.log_window,
@@ -75,6 +76,11 @@ class Desk:
         incidents = told_incidents(self.records)
         facts = await asyncio.get_running_loop().run_in_executor(None, read_facts, self.logs.root)
         return Answer({"incidents": incidents, "nccl": facts})
+
+    async def nccl(self, args: dict[str, Any]) -> Answer:
+        """Answer with what each rank of this node let NCCL say; `stamp`: that of an answer the caller has already."""
+        stamp = str(args.get("stamp", ""))
+        return Answer(await asyncio.get_running_loop().run_in_executor(None, read_map, self.logs.root, stamp))
 
     async def log_list(self, args: dict[str, Any]) -> Answer:
         """Answer with the log files of this node."""

@@ -134,6 +134,9 @@ class State:
     """Since when min_nodes have been ready for generation 0."""
     preempted: str = ""
     """What is ending the allocation that the job runs in."""
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What operators have set for the workers of all groups from `env_from` on, over what the launch says."""
+    env_from: int = 0
     given_up: frozenset[str] = frozenset()
     """Nodes of the last group that an operator called dead: they do not count for its quorum."""
     blames: tuple[tuple[float, str], ...] = ()
@@ -158,10 +161,11 @@ class Joined:
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """A node's engine is up."""
+    """A node's engine is up; `versions`: of Python and torch there."""
 
     node: str
     nproc: int
+    versions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,9 +281,11 @@ class Idle:
 
 @dataclasses.dataclass(frozen=True)
 class Restart:
-    """An operator wants a new generation."""
+    """An operator wants a new generation, now or `later`: whenever there is one, `env` is set for it."""
 
     operator: str = ""
+    env: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    later: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

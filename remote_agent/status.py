@@ -51,6 +51,7 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
         "warnings": [{"rank": rank, "message": message} for rank, message in state.warnings.items()],
         "failure": state.failure,
         "plan": _plan(state),
+        "environment": {"env": dict(state.env), "from_generation": state.env_from} if state.env else None,
         "script": {"kind": state.spec.kind, "script": state.spec.script, "args": list(state.spec.args)},
     }
 

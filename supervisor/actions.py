@@ -47,6 +47,10 @@ def _restart(status: Status, target: str | None) -> str:
     )
 
 
+def _set(status: Status, target: str | None) -> str:
+    return f"the workers of all groups to come have {target}; each rank's lines of NCCL go to its nccl.log"
+
+
 def _remove(status: Status, target: str | None) -> str:
     left = int(status.get("world_size") or 0) - _ranks_on(status, target)
     moved = "; another node takes the coordinator over" if status.get("coordinator") == target else ""
@@ -88,6 +92,36 @@ def _clean(status: Status, target: str | None) -> str:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Variables that an action sets together; None: the launch's value holds again."""
+
+    id: str
+    key: str
+    label: str
+    help: str
+    env: tuple[tuple[str, str | None], ...]
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.env if value is not None) or "what the launch says"
+
+
+def _level(key: str, label: str, text: str, level: str | None, parts: str | None = None) -> Choice:
+    name = label.lower().replace(" ", "_")
+    return Choice(name, key, label, text, (("NCCL_DEBUG", level), ("NCCL_DEBUG_SUBSYS", parts)))
+
+
+NCCL_LEVELS: tuple[Choice, ...] = (
+    _level("i", "INFO", "how it connects: what the NCCL screen needs", "INFO"),
+    _level("w", "WARN", "its warnings alone", "WARN"),
+    _level("v", "off", "its version alone", "VERSION"),
+    _level("n", "INFO network", "INFO with network, graph and tuning", "INFO", "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING"),
+    _level("c", "INFO calls", "INFO with every collective: much, and slower", "INFO", "INIT,ENV,COLL,P2P"),
+    _level("a", "INFO all", "all of its parts: very much", "INFO", "ALL"),
+    _level("l", "as launched", "what the launch and the hosts say", None),
+)
+
+
+@dataclass(frozen=True)
 class Action:
     """One verb. `key` is its letter in the TUI ("" where it has none there)."""
 
@@ -110,6 +144,8 @@ class Action:
     """The agents' request, for `Session.request` (destructive ones) or `Session.call`."""
     args: tuple[tuple[str, Any], ...] = ()
     """Fixed arguments of the request."""
+    choices: tuple[Choice, ...] = ()
+    """What it may set the workers' environment to: one is chosen, for the next group or with a restart now."""
 
 
 ACTIONS: tuple[Action, ...] = (
@@ -122,6 +158,10 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "job.restart", "restart", "r", "Restart group", "restart the whole worker group, coordinated",
         confirm=1, effect=_restart, destructive=True, op="restart",
+    ),
+    Action(
+        "nccl.debug", "", "n", "NCCL debug", "NCCL's log level for the next group, now or later",
+        confirm=1, effect=_set, destructive=True, op="restart", choices=NCCL_LEVELS,
     ),
     Action(
         "node.remove", "remove", "m", "Remove node", "scale down by one node",

@@ -6,10 +6,10 @@ In: status, event, incident and job documents. Out: text without colour, one fac
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from supervisor import usage
+from supervisor import overrides, usage
 
 Document = Mapping[str, Any]
 PHASES = ("detect", "stop", "rendezvous", "spawn", "main")
@@ -152,6 +152,8 @@ def rank_rows(status: Document) -> list[list[str]]:
 def status_tail(status: Document) -> list[str]:
     """Return what follows the tables: plan, end, newest incident."""
     lines = [f"next: {one_line(status['plan'])}"] if status.get("plan") else []
+    if status.get("environment"):
+        lines.append(f"set by operators: {one_line(overrides.now(status))}")
     if status.get("failure"):
         lines.append(f"failed: {one_line(status['failure'])}")
     incident = status.get("incident")
@@ -201,12 +203,11 @@ def event_text(event: Document) -> str:
     """Return what an event says beside its type and place."""
     detail: Document = event.get("detail") or {}
     kind = str(event.get("type"))
-    if kind == "generation_running":
-        return running_text(detail)
+    teller = _TELLERS.get(kind)
+    if teller is not None:
+        return one_line(teller(detail))
     if kind == "generation_started":
         return f"world size {detail.get('world_size')} on {_members(detail)}{meeting_text(detail)}"
-    if kind == "ranks_assigned":
-        return ranks_text(detail)
     if kind == "rank_failed":
         message = _message(detail.get("message"))
         return exit_text(detail.get("exit") or {}) + (f": {message}" if message else "")
@@ -260,6 +261,13 @@ def running_text(detail: Document) -> str:
         return text
     parts = ", ".join(f"{name} {value / 1000:.2f}" for name, value in phases.items() if value >= 5 or name != "detect")
     return f"{text}, {seconds(sum(phases.values()))} ({parts})"
+
+
+_TELLERS: Mapping[str, Callable[[Document], str]] = {
+    "generation_running": running_text,
+    "ranks_assigned": ranks_text,
+    "environment_set": overrides.told,
+}
 
 
 def outcome_line(event: Document) -> str:

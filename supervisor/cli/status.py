@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from supervisor import plain
 from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
+from supervisor.plain_nccl import fabric_lines
 
 if TYPE_CHECKING:
     from supervisor.session.session import Session
@@ -57,7 +58,11 @@ def run(verb: str, argv: Sequence[str]) -> int:
     async def once() -> int:
         async with open_session(inventory, job) as session:
             await session.ready()
-            _show(await session.call("status"), as_json=options.json, rich=rich)
+            status = await session.call("status")
+            fabric = None if options.json else await session.nccl(status)
+            _show(status, as_json=options.json, rich=rich)
+            lines = fabric_lines(fabric) if fabric is not None else []
+            write_lines(["", *lines] if lines else [])
         return 0
 
     async def watch() -> int:

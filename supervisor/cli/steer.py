@@ -5,6 +5,7 @@ In: argv. Out: one line such as `generation 3 running: world size 6, 0.84 s (…
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from supervisor.actions import BY_VERB
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
 from supervisor.cli.output import write_json, write_lines
-from supervisor.errors import RequestFailed
+from supervisor.errors import RequestFailed, UsageError
 from supervisor.session.view import ENDED_EVENTS
 
 if TYPE_CHECKING:
@@ -30,19 +31,24 @@ def run(verb: str, argv: Sequence[str]) -> int:
     action = BY_VERB[verb]
     may_choose = verb == "promote"
     node = "" if action.scope != "node" else " [--node N]" if may_choose else " --node N"
-    parser = make_parser(verb, f"[HOSTS] [JOB]{node} [--json]")
+    more = " [--env K=V]… [--unset K]… [--later]" if verb == "restart" else ""
+    parser = make_parser(verb, f"[HOSTS] [JOB]{node}{more} [--json]")
     if action.scope == "node":
         words = "the node, as the inventory names it" + (" (default: the first in reach)" if may_choose else "")
         parser.add_argument("--node", required=not may_choose, metavar="N", help=words)
     if verb == "stop":
         parser.add_argument("--kill", action="store_true", help="at once, without grace")
+    if verb == "restart":
+        _add_environment(parser)
     add_json(parser)
     options = parse(parser, argv)
     hosts, job = split_target(options.target)
-    inventory = load_inventory(hosts, options)
     args: dict[str, Any] = {"node": options.node} if action.scope == "node" else {}
     if verb == "stop":
         args["kill"] = options.kill
+    if verb == "restart":
+        args = _environment(options)
+    inventory = load_inventory(hosts, options)
     from supervisor.session.session import open_session
 
     async def steer() -> int:
@@ -51,7 +57,8 @@ def run(verb: str, argv: Sequence[str]) -> int:
             if job is None:
                 _name_silent(session)
             answer = await session.request(str(action.op), **args)
-            outcome = await await_outcome(session, str(action.op), answer)
+            op = "environment" if args.get("later") else str(action.op)
+            outcome = await await_outcome(session, op, answer)
             if options.json:
                 write_json({"job": session.job, "request": verb, **answer, "outcome": outcome})
             else:
@@ -59,6 +66,25 @@ def run(verb: str, argv: Sequence[str]) -> int:
             return 0 if is_success(verb, outcome) else 1
 
     return asyncio.run(steer())
+
+
+def _add_environment(parser: argparse.ArgumentParser) -> None:
+    words = "a variable for all workers from the next group on: NCCL_*, TORCH_* and GLOO_* alone"
+    parser.add_argument("--env", action="append", default=[], metavar="K=V", help=words)
+    parser.add_argument("--unset", action="append", default=[], metavar="K", help="let it be as at the launch again")
+    parser.add_argument("--later", action="store_true", help="only set them: the group goes on until it is restarted")
+
+
+def _environment(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what to ask for beside a restart: variables, None where the launch's value holds again."""
+    if not options.env and not options.unset:
+        if options.later:
+            raise UsageError("--later: nothing to set", "give --env NAME=VALUE too")
+        return {}
+    from supervisor.session.specs import check_env
+
+    env = {**check_env(options.env), **dict.fromkeys(options.unset)}
+    return {"env": env, "later": options.later}
 
 
 def _name_silent(session: Session) -> None:
@@ -106,7 +132,9 @@ def find_outcome(
         kind = event["type"]
         if kind in ENDED_EVENTS:
             return event
-        if op == "stop":
+        if op == "environment" and kind == "environment_set":
+            return event
+        if op in ("stop", "environment"):
             continue
         stopped = stopped or kind in ("generation_stopped", "generation_started")
         if op == "promote" and kind == "job_degraded":

@@ -23,6 +23,7 @@ from supervisor.session import heal, logs, opening, requests
 from supervisor.session.feed import Feed
 from supervisor.session.follow import Chunk, Seen, follow
 from supervisor.session.link import Link
+from supervisor.session.nccl import NcclReader
 from supervisor.session.search import search
 from supervisor.session.tasks import cancel_all, each, wait_event
 from supervisor.session.view import HostView, Notice
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from supervisor.inventory import Inventory
+    from supervisor.session.fabric import Fabric
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +114,7 @@ class Session:
         self._tasks: set[asyncio.Task[None]] = set()
         self._feed = Feed(self)
         self._healer = heal.Healer(self)
+        self._nccl = NcclReader(self)
 
     # --- life
 
@@ -161,12 +164,12 @@ class Session:
         """Wait until every host (or those) has answered or failed, at most SETTLE_DEADLINE; returns the silent ones."""
         wanted = self.links if nodes is None else set(nodes)
         links = [link for name, link in self.links.items() if link.active and name in wanted]
-        await self._wait_for(lambda: all(link.tried for link in links), SETTLE_DEADLINE)
+        await self.wait_until(lambda: all(link.tried for link in links), SETTLE_DEADLINE)
         return [link.view for link in links if not link.opened and not link.missing]
 
     async def heard(self) -> None:
         """Wait until a fed session knows the job's state and its journal so far, at most HEARD_DEADLINE."""
-        await self._wait_for(self._has_heard, HEARD_DEADLINE)
+        await self.wait_until(self._has_heard, HEARD_DEADLINE)
 
     def _has_heard(self) -> bool:
         known = int(self.events[-1]["seq"]) if self.events else 0
@@ -174,7 +177,8 @@ class Session:
         over = self.launching or self.ended
         return over or (bool(self.status) and known >= int(self.status.get("last_seq", 0)))
 
-    async def _wait_for(self, done: Callable[[], bool], timeout_s: float) -> None:
+    async def wait_until(self, done: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until something is true of this session, at most so long."""
         end = time.monotonic() + timeout_s
         while not done() and time.monotonic() < end:
             await self.wait_change(0.1)
@@ -279,6 +283,10 @@ class Session:
         Raises RequestFailed (refused, with the reason), Unreachable. The outcome comes as events.
         """
         return await requests.request(self, verb, args)
+
+    async def nccl(self, status: dict[str, Any] | None = None) -> Fabric:
+        """Return how the nodes reach each other as NCCL tells it there; `status`: where the session is not fed."""
+        return await self._nccl.read(self.status if status is None else status)
 
     # --- logs
 

@@ -30,9 +30,11 @@ from supervisor.tui.screens.base import LiveScreen, Target
 from supervisor.tui.screens.dialogs import Dialog
 from supervisor.tui.screens.incident import IncidentScreen
 from supervisor.tui.screens.launch import LaunchScreen
-from supervisor.tui.screens.lists import EventsScreen, NodesScreen, RanksScreen
+from supervisor.tui.screens.lists import NodesScreen, RanksScreen
 from supervisor.tui.screens.logs import BOTH, LogsScreen
 from supervisor.tui.screens.map import MapScreen
+from supervisor.tui.screens.nccl import NcclScreen
+from supervisor.tui.screens.run import RunScreen
 from supervisor.tui.spark import History
 from supervisor.tui.widgets.tables import RankTable
 from supervisor.tui.words import Glyphs
@@ -66,7 +68,8 @@ class SupervisorApp(App[int], inherit_bindings=False):
         "ranks": RanksScreen,
         "logs": LogsScreen,
         "incident": IncidentScreen,
-        "events": EventsScreen,
+        "run": RunScreen,
+        "nccl": NcclScreen,
     }
 
     def __init__(
@@ -232,9 +235,9 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
         self.call_later(later)
 
-    def open_log(self, target: Target, generation: int | None = None) -> None:
+    def open_log(self, target: Target, generation: int | None = None, streams: tuple[str, ...] = BOTH) -> None:
         """Show the log of a rank, a node or all."""
-        self._on_screen("logs", lambda screen: _logs(screen).open_target(target, generation))
+        self._on_screen("logs", lambda screen: _logs(screen).open_target(target, generation, streams))
 
     def open_place(self, place: Place) -> None:
         """Show one line of a log."""

@@ -6,9 +6,11 @@ In: a selection, answers of dialogs. Out: requests to the session, and what came
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 from remote_agent.wire import WireError
+from supervisor import actions
 from supervisor.actions import ACTIONS, Action
 from supervisor.errors import SupervisorError
 from supervisor.tui import keys, words
@@ -89,6 +91,8 @@ class Desk:
         """Ask for the node if none is selected that fits, then for consent."""
         if self._app.read_only or self._app.snapshot.ended:
             self._warn(f"{action.label}: {'read-only' if self._app.read_only else 'the job is over'}")
+        elif action.choices:
+            self._choose_value(action)
         elif action.scope != "node":
             self._confirm(action, None)
         elif self._fits(action, target.node):
@@ -110,6 +114,35 @@ class Desk:
                 self._confirm(action, name)
 
         self._app.push_screen(Menu(f"{action.label}: which one?", items), chosen)
+
+    def _choose_value(self, action: Action) -> None:
+        items = [MenuItem(choice.id, choice.key, choice.label, choice.help) for choice in action.choices]
+
+        def chosen(name: str | None) -> None:
+            choice = next((choice for choice in action.choices if choice.id == name), None)
+            if choice is not None:
+                self._ask_when(dataclasses.replace(action, label=f"{action.label} {choice.label}"), choice)
+
+        self._app.push_screen(Menu(f"{action.label}: which one?", lambda: items), chosen)
+
+    def _ask_when(self, action: Action, choice: actions.Choice) -> None:
+        """Whether a value is set for whenever there is a next group, or the group is restarted with it."""
+        snapshot = self._app.snapshot
+        facts = [
+            ("Target", f"job {snapshot.job}"),
+            ("Effect", action.effect(self._app.source.status, str(choice))),
+            ("Restart", actions.BY_ID["job.restart"].effect(self._app.source.status, None)),
+        ]
+        buttons = [Choice("cancel", "Cancel"), Choice("later", "At the next restart", danger=True)]
+        buttons.append(Choice("now", "Restart now", danger=True))
+        generation = snapshot.generation
+
+        def answered(answer: str | None) -> None:
+            if answer in ("later", "now"):
+                wish = dataclasses.replace(action, args=(("env", dict(choice.env)), ("later", answer == "later")))
+                self._app.run_worker(self.send(wish, None, generation), exit_on_error=False, group="requests")
+
+        self._app.push_screen(ButtonDialog(f"{action.label}?", facts, buttons, "cancel"), answered)
 
     def _confirm(self, action: Action, node: str | None) -> None:
         snapshot = self._app.snapshot

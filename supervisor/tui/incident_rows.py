@@ -38,7 +38,7 @@ class Line(NamedTuple):
     unfolds: bool = False
 
 
-class _Page:
+class Page:
     """Lines as they are added, section by section."""
 
     def __init__(self, width: int, glyphs: Glyphs) -> None:
@@ -86,7 +86,7 @@ def place_of(evidence: Json, generation: int) -> Place | None:
 
 def incident_lines(incident: Json, snapshot: Snapshot, width: int, glyphs: Glyphs, *, unfolded: bool) -> list[Line]:
     """The page of one incident."""
-    page = _Page(width, glyphs)
+    page = Page(width, glyphs)
     generation = incident.get("generation") if isinstance(incident.get("generation"), int) else 0
     _culprit(page, incident)
     # Before the traceback, which may be longer than the screen.
@@ -98,7 +98,7 @@ def incident_lines(incident: Json, snapshot: Snapshot, width: int, glyphs: Glyph
     return page.lines
 
 
-def _culprit(page: _Page, incident: Json) -> None:
+def _culprit(page: Page, incident: Json) -> None:
     confidence = clean(incident.get("confidence") or "unknown")
     page.section("first failure", f"confidence: {confidence}", "ok" if confidence == "established" else "warn")
     ranks = whole_numbers(incident.get("culprit_ranks"))
@@ -124,7 +124,7 @@ def _exit(incident: Json) -> str:
     return str(ended.get("signal") or (f"exit {ended['code']}" if ended.get("code") is not None else ""))
 
 
-def _missing(page: _Page, incident: Json) -> None:
+def _missing(page: Page, incident: Json) -> None:
     missing = incident.get("missing")
     if not isinstance(missing, dict):
         return
@@ -140,7 +140,7 @@ def _missing(page: _Page, incident: Json) -> None:
         page.prose(f"rank {rank} was in {stack}", "dim", 4)
 
 
-def _traceback(page: _Page, incident: Json) -> None:
+def _traceback(page: Page, incident: Json) -> None:
     text = str(incident.get("traceback") or "").rstrip()
     if not text:
         return
@@ -152,7 +152,7 @@ def _traceback(page: _Page, incident: Json) -> None:
             page.add(((f"   {piece}", "bad" if last else "text" if line.lstrip().startswith("File") else "dim"),))
 
 
-def _evidence(page: _Page, incident: Json, generation: int) -> None:
+def _evidence(page: Page, incident: Json, generation: int) -> None:
     found: list[Any] = [entry for entry in entries(incident.get("evidence")) if isinstance(entry, dict)]
     if not found:
         return
@@ -173,7 +173,7 @@ def _evidence(page: _Page, incident: Json, generation: int) -> None:
         page.add(row, place)
 
 
-def _victims(page: _Page, incident: Json, unfolded: bool) -> None:
+def _victims(page: Page, incident: Json, unfolded: bool) -> None:
     victims = [entry for entry in entries(incident.get("victims")) if isinstance(entry, dict)]
     if not victims:
         return
@@ -190,7 +190,7 @@ def _victims(page: _Page, incident: Json, unfolded: bool) -> None:
             page.prose(str(entry.get("summary") or ""), "dim", 10)
 
 
-def _next(page: _Page, incident: Json, snapshot: Snapshot) -> None:
+def _next(page: Page, incident: Json, snapshot: Snapshot) -> None:
     page.section("what happens next")
     page.prose(what_next(incident, snapshot), "text")
     page.section("what you can do")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from supervisor import overrides
 from supervisor.tui import words
 from supervisor.tui.cells import Row, clean, entries, fit
 
@@ -40,6 +41,7 @@ _MARKS: Final = {
     "warning": ("!", "warn"),
     "metrics_failed": ("!", "warn"),
     "job_succeeded": ("+", "done"),
+    "environment_set": ("~", "warn"),
 }
 
 
@@ -120,6 +122,7 @@ _TELLERS: Final[dict[str, Any]] = {
     "job_succeeded": lambda facts: "every rank ended with 0",
     "job_degraded": lambda facts: f"{facts.get('ready', '?')} nodes ready, {facts.get('needed', '?')} needed",
     "restart_requested": _asked,
+    "environment_set": overrides.told,
     "stop_requested": _asked,
     "operator_attached": lambda facts: str(facts.get("operator") or ""),
     "operator_detached": lambda facts: str(facts.get("operator") or ""),

@@ -40,10 +40,11 @@ SCREENS: Final = (
     ("ranks", "Ranks"),
     ("logs", "Logs"),
     ("incident", "Incident"),
-    ("events", "Events"),
+    ("run", "Run"),
+    ("nccl", "NCCL"),
 )
 
-_LISTS = "map nodes ranks events"
+_LISTS = "map nodes ranks run"
 
 KEYS: Final[tuple[Key, ...]] = (
     *(
@@ -63,6 +64,7 @@ KEYS: Final[tuple[Key, ...]] = (
         10,
         bound=False,
     ),
+    Key("told", "enter", "open", "log", "what NCCL told on that node", "nccl", 10, bound=False),
     Key("detail", "enter", "detail", "whole line", "the whole line, wrapped", "logs", 45),
     Key(
         "logs",
@@ -70,7 +72,7 @@ KEYS: Final[tuple[Key, ...]] = (
         "logs",
         "logs",
         "log of the selected rank or node",
-        "map nodes ranks events incident",
+        "map nodes ranks run nccl incident",
         20,
         palette=True,
     ),
@@ -80,14 +82,14 @@ KEYS: Final[tuple[Key, ...]] = (
         "incident",
         "incident",
         "the newest incident",
-        "map nodes ranks logs events",
+        "map nodes ranks logs run nccl",
         48,
         palette=True,
     ),
     Key("act", "x", "act", "actions", "what can be done with the selection and the job", "any", 50, palette=True),
     Key("metric", "m", "metric", "", "heat map of: state, output, lag, gpu, mem, cpu", "map"),
-    Key("pane", "tab", "pane(1)", "pane", "next pane", "map", 60),
-    Key("pane.back", "shift+tab", "pane(-1)", "", "previous pane", "map"),
+    Key("pane", "tab", "pane(1)", "pane", "next pane", "map run", 60),
+    Key("pane.back", "shift+tab", "pane(-1)", "", "previous pane", "map run"),
     Key("log.follow", "f", "follow", "follow", "follow the end, or stop following", "logs", 10, palette=True),
     Key("log.find", "slash", "find", "find", "find text or a pattern in this view", "logs", 20),
     Key("log.next", "n", "hit(1)", "next", "next hit", "logs", 30),

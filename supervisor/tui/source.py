@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
+    from supervisor.session.fabric import Fabric
     from supervisor.session.logs import Clocks, Page
 
 Json = dict[str, Any]
@@ -96,6 +97,9 @@ class Source(Protocol):
 
     async def cancel_launch(self) -> None:
         """Give up a launch: what has been started is stopped again before this returns."""
+
+    async def nccl(self) -> Fabric:
+        """How the nodes reach each other as NCCL told it there; empty where it told nothing."""
 
     async def log(self, node: str, op: str, args: Json) -> Answer:
         """One log request to the agent of a node."""

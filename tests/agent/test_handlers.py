@@ -220,11 +220,14 @@ def test_nodes_come_and_go_on_command_and_by_themselves(tmp_path: Path) -> None:
         job.running_with(1, 0, 4)
         job.start(3)
         job.running_with(3, 1, 6)
-        job.supervisor(3, "restart", "job")
+        job.supervisor(3, "restart", "job", "--env", "NCCL_DEBUG=INFO")
         pids = job.running_with(3, 2, 6)
         victim, agent = job.running[3], job.agent(3)
         mine = [pid for pid in pids.values() if parent(pid) == victim.pid]
         assert len(mine) == 2
+        environ = Path(f"/proc/{mine[0]}/environ").read_bytes().split(b"\0")
+        assert b"NCCL_DEBUG=INFO" in environ
+        assert any(one.startswith(b"NCCL_DEBUG_FILE=") for one in environ)
         victim.kill()
         victim.wait()
         job.running_with(1, 3, 4)

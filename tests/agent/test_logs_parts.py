@@ -19,6 +19,7 @@ from remote_agent.logs import index
 from remote_agent.logs.index import Entry, LineIndex
 from remote_agent.logs.inotify import Inotify
 from remote_agent.logs.levels import DEBUG, ERROR, INFO, NCCL, WARN, block_bits, level_of
+from remote_agent.logs.nccl import read_map
 from remote_agent.logs.pattern import compile_pattern
 from remote_agent.logs.progress import StepReader
 from remote_agent.logs.rows import RecordReader, stream_of
@@ -321,3 +322,17 @@ def test_a_full_disk_costs_the_sidecar_only(tmp_path: Path) -> None:
 )
 def test_literals_that_a_match_must_hold(pattern: str, ignore_case: bool, choices: set[tuple[bytes, ...]]) -> None:
     assert set(compile_pattern(pattern, ignore_case).choices) == choices
+
+
+def test_what_nccl_told_is_read_again_only_when_there_is_more_of_it(tmp_path: Path) -> None:
+    assert read_map(tmp_path) == {"generation": -1, "stamp": ""}
+    folder = tmp_path / "generation_10" / "rank_3"
+    for generation in (9, 10):
+        folder = tmp_path / f"generation_{generation}" / "rank_3"
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_bytes(b"h:1:2 [0] NCCL INFO Using network G%d\n" % generation)
+    told = read_map(tmp_path)
+    assert (told["generation"], told["groups"]) == (10, [{"ranks": [3], "facts": {"network": "G10", "env": {}}}])
+    assert read_map(tmp_path, told["stamp"]) == {"generation": 10, "stamp": told["stamp"]}
+    (folder / "nccl.log").write_bytes(b"h:1:2 [0] NCCL WARN no \xff way\n")
+    assert read_map(tmp_path, told["stamp"])["warnings"] == [[3, "no \ufffd way", 1]]

@@ -25,15 +25,15 @@ import os, sys, time
 rank = os.environ["RANK"]
 count = int(sys.argv[1])
 pause = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
+if "NCCL_DEBUG_FILE" in os.environ:
+    with open(os.environ["NCCL_DEBUG_FILE"], "w") as file:
+        print("h:1:1 [0] NCCL INFO NCCL version 2.26.2+cuda12.8", file=file)
+        print(f"h:1:1 [0] NCCL INFO comm 0 rank {rank} nRanks 2", file=file)
 for number in range(count):
     print(f"rank {rank} line {number} " + "x" * (number % 50), flush=pause > 0)
     if pause:
         time.sleep(pause)
 print(f"rank {rank} error line", file=sys.stderr)
-if "NCCL_DEBUG_FILE" in os.environ:
-    with open(os.environ["NCCL_DEBUG_FILE"], "w") as file:
-        print("h:1:1 [0] NCCL INFO NCCL version 2.26.2+cuda12.8", file=file)
-        print(f"h:1:1 [0] NCCL INFO comm 0 rank {rank} nRanks 2", file=file)
 sys.stdout.write(f"rank {rank} half line")
 sys.stdout.flush()
 if len(sys.argv) > 3 and sys.argv[3] == rank:

@@ -90,6 +90,9 @@ def _check_readers(cli: Cli) -> None:
     assert (status["job"], status["state"], status["world_size"]) == ("job-t", "succeeded", 2)
     events = [json.loads(line) for line in cli("events", "h.toml", "job-t", "--json").lines]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    told = [event["detail"]["versions"] for event in events if event["type"] == "node_ready"]
+    assert told[0] == told[1]
+    assert told[0]["torch"]
     assert [job["job"] for job in cli.json("jobs", "h.toml", "--json")["jobs"]] == ["job-t"]
     incidents = cli.json("incidents", "h.toml", "--json")
     assert incidents["incidents"] == []
@@ -165,9 +168,17 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         up = cli("up", "hosts.toml", "--detach", "--job", "job-t", *all_of_them, "talk.py", "100000", "0.05")
         assert (up.status, up.lines) == (0, ["job-t"])
         assert "supervisor attach hosts.toml job-t" in up.err
-        restart = cli("restart", "h.toml")
+        refused = cli("restart", "h.toml", "--env", "TOKEN=secret", "--later")
+        assert (refused.status, "only NCCL_*, TORCH_* and GLOO_*" in refused.err) == (1, True), refused.err
+        later = cli("restart", "h.toml", "--env", "NCCL_DEBUG=INFO", "--later")
+        assert later.lines == ["environment set: NCCL_DEBUG=INFO, from generation 1 on"]
+        assert not (made.home("n1") / "jobs/job-t/generation_0/rank_0/nccl.log").exists()
+        restart = cli("restart", "h.toml", "--env", "NCCL_DEBUG_SUBSYS=INIT")
         assert restart.status == 0
         assert restart.lines[0].startswith("generation 1 running: world size 2, ")
+        status = cli("status", "h.toml").lines
+        assert "set by operators: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT, since generation 1" in status
+        assert status[-1] == "nccl: 2.26.2+cuda12.8"
         removed = cli.json("remove", "h.toml", "--node", "n2", "--json")
         assert removed["accepted"]
         assert removed["outcome"]["detail"]["world_size"] == 1

@@ -16,6 +16,7 @@ from typing import Any
 
 from remote_agent.wire import Answer
 from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable
+from supervisor.session.fabric import Fabric
 from supervisor.session.logs import Clocks, Page, Row, Selection
 from supervisor.session.view import HostView, Notice
 
@@ -54,6 +55,7 @@ class RecordedSession:
         self.log_calls = 0
         self.latency_s = 0.0
         self.cancelled = False
+        self.fabric = Fabric()
 
     async def __aenter__(self) -> RecordedSession:
         return self
@@ -80,6 +82,10 @@ class RecordedSession:
         if self.refusal is not None:
             raise self.refusal
         return {"accepted": True, "message": f"{verb} accepted", "generation": 3, "seq": 40}
+
+    async def nccl(self) -> Fabric:
+        """What the nodes would answer."""
+        return self.fabric
 
     async def cancel_launch(self) -> None:
         """Give up."""

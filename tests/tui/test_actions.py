@@ -46,7 +46,7 @@ def test_no_single_key_asks_the_cluster_for_anything(key: str) -> None:
     async def scenario() -> None:
         session = recorded.load("restarting_4x2")
         async with running(session) as (app, pilot):
-            for mode in "123456":
+            for mode in "1234567":
                 await pilot.press(mode, key)
             await settle(app, pilot)
             assert session.requests == []
@@ -200,5 +200,19 @@ def test_palette_runs_an_action_with_its_question() -> None:
             await press(app, pilot, "escape", "ctrl+p", *"r3", "enter")
             await until(app, pilot, lambda: app.current_mode == "logs")
             assert "log of rank 3 on n2" in await settle(app, pilot)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("buttons", "later"), [(("right",), True), (("right", "right"), False)])
+def test_the_level_of_nccls_log_is_set_for_the_next_group(buttons: tuple[str, ...], later: bool) -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        async with running(session) as (app, pilot):
+            text = await press(app, pilot, "x", "n", "n")
+            assert "NCCL_DEBUG_SUBSYS=INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING" in text
+            await press(app, pilot, *buttons, "enter")
+            env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING"}
+            assert session.requests == [("restart", {"env": env, "later": later, "if_generation": 0})]
 
     asyncio.run(scenario())

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.tui import recorded
+from tests.tui import fabrics, recorded
 from tests.tui.screens import SIZES, compare, press, running
 
 # Name, recording, keys to the screen.
@@ -27,7 +27,11 @@ SCREENS = {
     "logs_found": ("failed_4x2", ("4", "slash", "C", "U", "D", "A", "enter")),
     "incident": ("failed_4x2", ("5",)),
     "evidence": ("failed_4x2", ("5", "G", "k", "k", "k", "k", "k", "k", "enter")),
-    "events": ("restarting_4x2", ("6",)),
+    "run": ("restarting_4x2", ("6",)),
+    "run_first": ("restarting_4x2", ("6", "tab", "j")),
+    "nccl": ("nccl_4", ("7",)),
+    "nccl_64": ("nccl_64", ("7",)),
+    "nccl_level": ("running_2x2", ("x", "n", "i")),
     "launch": ("launch", ()),
     "launch_failed": ("launch_failed", ()),
     "menu": ("restarting_4x2", ("x",)),
@@ -40,7 +44,11 @@ SCREENS = {
 
 
 def open_recording(name: str) -> recorded.RecordedSession:
-    """A recording by name, or a job of so many nodes and ranks."""
+    """A recording by name, or a job of so many nodes and ranks, or one in which NCCL tells something."""
+    if name.startswith("nccl_"):
+        session = recorded.many(int(name[5:]), 8)
+        session.fabric = fabrics.sample(int(name[5:]))
+        return session
     name, _, measured = name.partition(" ")
     if measured:
         nodes, per_node = name.split("x")
@@ -79,7 +87,7 @@ def test_ascii(name: str) -> None:
     asyncio.run(_shot(name, (80, 24), "_ascii", ascii_only=True))
 
 
-@pytest.mark.parametrize("name", [*ASCII, "menu", "launch_failed", "nodes_gpu", "ranks_gpu"])
+@pytest.mark.parametrize("name", [*ASCII, "menu", "launch_failed", "nodes_gpu", "ranks_gpu", "run", "nccl"])
 def test_ascii_mode_draws_ascii_only(name: str) -> None:
     async def scenario() -> None:
         recording, keys = SCREENS[name]

@@ -320,3 +320,16 @@ def test_the_scripts_own_debug_is_not_ours(capsys: pytest.CaptureFixture[str]) -
 def test_a_pattern_that_the_nodes_would_not_take_is_a_mistake() -> None:
     with pytest.raises(UsageError, match="bad escape"):
         parse_logs(["-f", "--grep", r"\u20ac"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--later"], "--later: nothing to set"),
+        (["--env", "A-B=1"], "not a variable's name"),
+        (["--env", "NCCL_NOT_SET_HERE"], "not set here"),
+    ],
+)
+def test_a_restart_that_would_set_nothing(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["restart", "h.toml", *words]) == 2
+    assert said in capsys.readouterr().err

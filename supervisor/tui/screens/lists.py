@@ -1,6 +1,6 @@
-"""The screens that are one list: nodes, ranks, the journal.
+"""The screens that are one list: nodes, ranks.
 
-In: snapshots, events. Out: a selection.
+In: snapshots. Out: a selection.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from textual import on
 
-from supervisor.tui.journal import event_row
 from supervisor.tui.rows import node_lines
 from supervisor.tui.screens.base import LiveScreen, Target
 from supervisor.tui.vitals import node_usage_lines, rank_lines
@@ -101,37 +100,3 @@ class RanksScreen(LiveScreen):
     def open_selection(self, event: Picker.Opened) -> None:
         """Open the rank's log."""
         self.tui.open_log(self.selection())
-
-
-class EventsScreen(LiveScreen):
-    """The whole journal, newest at the end."""
-
-    NAME = "events"
-
-    def body(self) -> Iterable[Widget]:
-        """One list."""
-        yield Picker(title="events", id="events")
-
-    def on_mount(self) -> None:
-        """Say so when there is nothing."""
-        self.query_one(Picker).placeholder = ((" nothing has happened yet", "dim"),)
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Show the newest events; a reader who has left the end stays where he is."""
-        picker = self.query_one(Picker)
-        events = self.tui.source.events
-        at_end = picker.at_end
-        glyphs, width = self.tui.glyphs, self.size.width
-        picker.show(range(len(events)), lambda index: event_row(events[index], glyphs, width, wide=True))
-        picker.note = ((f"{len(events):,} in all", "dim"),)
-        if at_end and events:
-            picker.select(len(events) - 1)
-
-    def selection(self) -> Target:
-        """The node and rank of the selected event."""
-        return self.tui.target_of_event(self.query_one(Picker).selected)
-
-    @on(Picker.Opened)
-    def open_selection(self, event: Picker.Opened) -> None:
-        """Open what the event speaks of."""
-        self.tui.open_event(event.key)

@@ -78,11 +78,11 @@ class LogsScreen(LiveScreen):
         """The log."""
         return self.query_one(VirtualLog)
 
-    def open_target(self, target: Target, generation: int | None = None) -> None:
+    def open_target(self, target: Target, generation: int | None = None, streams: tuple[str, ...] = BOTH) -> None:
         """Show the log of a rank, a node, or all."""
         self.target = target
         self.generation = generation
-        self.streams = BOTH
+        self.streams = streams
         self._open()
 
     def open_place(self, place: Place) -> None:
