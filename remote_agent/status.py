@@ -5,12 +5,17 @@ In: the coordinator's State (live, or folded from the journal) and what nodes sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
+from remote_agent import restore, watch
 from remote_agent import state as s
-from remote_agent import watch
 from remote_agent.formation import shortage
+from remote_agent.wire.changes import changes
+
+if TYPE_CHECKING:
+    from remote_agent.journal import Record
+    from remote_agent.wire import JobSpec
 
 # A rank that has said nothing for this long is called silent.
 SILENT_AFTER_S = 60.0
@@ -30,6 +35,9 @@ def job_state(state: s.State) -> str:
 
 def document(state: s.State, facts: Facts, coordinator: str | None) -> dict[str, Any]:
     """Return `status --json`; facts by node: agent_pid, clock_offset_ms, generation, ranks {rank: {step, …}}."""
+    ranks: dict[str, list[s.Rank]] = {}
+    for rank in sorted(state.ranks.values(), key=_number):
+        ranks.setdefault(rank.node, []).append(rank)
     return {
         "job": state.spec.job,
         "state": job_state(state),
@@ -41,7 +49,7 @@ def document(state: s.State, facts: Facts, coordinator: str | None) -> dict[str,
         "world_size": state.world_size or len(state.ranks),
         "coordinator": coordinator,
         "started_at": state.started_at,
-        "nodes": [_node(state, node, facts.get(name, {})) for name, node in state.nodes.items()],
+        "nodes": [_node(state, node, facts.get(name, {}), ranks.get(name, [])) for name, node in state.nodes.items()],
         "incident": state.incident,
         "failure": state.failure,
         "plan": _plan(state),
@@ -49,10 +57,20 @@ def document(state: s.State, facts: Facts, coordinator: str | None) -> dict[str,
     }
 
 
-def _node(state: s.State, node: s.Node, facts: Mapping[str, Any]) -> dict[str, Any]:
+def history(spec: JobSpec, records: list[Record]) -> Iterator[dict[str, Any]]:
+    """Yield, for each record that changed the status, its `seq` and the `changes`, as far as the journal tells."""
+    last: dict[str, Any] = {}
+    for record, state in zip(records, restore.folds(spec, records)):
+        found = document(state, {}, None)
+        told = changes(last, found)
+        if told:
+            last = found
+            yield {"seq": record["seq"], "changes": told}
+
+
+def _node(state: s.State, node: s.Node, facts: Mapping[str, Any], ranks: list[s.Rank]) -> dict[str, Any]:
     # A heartbeat of the generation before says nothing of the ranks of this one.
     live: Mapping[str, Any] = facts.get("ranks", {}) if facts.get("generation") == state.generation else {}
-    ranks = [rank for rank in state.ranks.values() if rank.node == node.name]
     return {
         "name": node.name,
         "address": node.spec.address,
@@ -61,7 +79,7 @@ def _node(state: s.State, node: s.Node, facts: Mapping[str, Any]) -> dict[str, A
         "reason": node.reason,
         "agent_pid": facts.get("agent_pid") if node.connected or node.name == state.me else None,
         "clock_offset_ms": facts.get("clock_offset_ms"),
-        "ranks": [_rank(state, rank, live.get(str(rank.rank), {})) for rank in sorted(ranks, key=_number)],
+        "ranks": [_rank(state, rank, live.get(str(rank.rank), {})) for rank in ranks],
     }
 
 

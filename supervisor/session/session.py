@@ -262,11 +262,14 @@ class Session:
 
     async def journal(self, since: int = 0) -> list[dict[str, Any]]:
         """Return the events after number `since` as the best agent has them; raises Unreachable, RequestFailed."""
+        return [item["event"] for item in await self.stream("events", {"since": since, "follow": False})]
+
+    async def stream(self, op: str, args: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Return all items of a stream that ends, from the best agent; raises Unreachable, RequestFailed."""
         last = ""
         for link in self.opened_links():
             try:
-                stream = link.stream("events", {"since": since, "follow": False})
-                return [answer.data["event"] async for answer in each(stream, RECORD_DEADLINE)]
+                return [answer.data async for answer in each(link.stream(op, args), RECORD_DEADLINE)]
             except CallFailed as refused:
                 raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
             except (WireError, asyncio.TimeoutError) as broken:
