@@ -154,6 +154,8 @@ ACTIONS: tuple[Action, ...] = (
         "jobs.clean", "clean", "", "Clean", "remove files of finished jobs from the nodes",
         confirm=1, effect=_clean, destructive=True,
     ),
+    Action("job.record", "record", "", "Record", "write a job into one file: its events, states and logs"),
+    Action("job.replay", "replay", "", "Replay", "open a recording on the screen, at any time of the job"),
     Action("logs.diagnose", "diagnose", "", "Diagnose", "the root cause of existing log files; needs no cluster"),
     Action("demo.run", "demo", "", "Demo", "run a real DDP job on two embedded SSH hosts; nothing to configure"),
 )  # fmt: skip

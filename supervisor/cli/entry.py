@@ -35,6 +35,8 @@ MODULES = {
     "hosts": "hosts",
     "jobs": "jobs",
     "clean": "jobs",
+    "record": "record",
+    "replay": "replay",
     "diagnose": "diagnose",
     "demo": "demo",
 }

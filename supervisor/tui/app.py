@@ -89,6 +89,18 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self.leave_when_ended = False
         self._take_theme(theming.NO_COLOR_THEME if no_color else theme or theming.DEFAULT_THEME)
 
+    # --- a recording, see replay.py
+
+    @property
+    def played(self) -> str:
+        """What is said of the time where it is that of a recording."""
+        return ""
+
+    @property
+    def turns(self) -> int:
+        """How often the time has been put back."""
+        return 0
+
     # --- themes
 
     def _take_theme(self, name: str) -> None:
@@ -340,7 +352,8 @@ def _settle_memory() -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
-async def _run(session_factory: Callable[[], SessionContext], make: Callable[[Source], SupervisorApp]) -> int:
+async def run_app(session_factory: Callable[[], SessionContext], make: Callable[[Source], SupervisorApp]) -> int:
+    """Show what a session tells until the user leaves; returns the exit status."""
     async with session_factory() as source:
         app = make(source)
         loop = asyncio.get_running_loop()
@@ -359,4 +372,4 @@ def run_tui(
     def make(source: Source) -> SupervisorApp:
         return SupervisorApp(source, theme=theme, read_only=read_only, ascii_only=ascii_only)
 
-    return asyncio.run(_run(session_factory, make))
+    return asyncio.run(run_app(session_factory, make))

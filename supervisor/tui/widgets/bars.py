@@ -36,9 +36,9 @@ class Bar(LineView, can_focus=False):
 class AlertBar(Bar):
     """What the job does, what is wrong, what comes next."""
 
-    def show(self, snapshot: Snapshot, age_s: float) -> None:
-        """Show a newer state."""
-        self.rows = alert_rows(snapshot, age_s, self.size.width, self.glyphs)
+    def show(self, snapshot: Snapshot, age_s: float, played: str) -> None:
+        """Show a newer state; `played`: the time of a recording."""
+        self.rows = alert_rows(snapshot, age_s, self.size.width, self.glyphs, played)
         self.redraw()
 
 
@@ -49,9 +49,9 @@ class KeyBar(Bar):
         super().__init__("keys")
         self.screen_name = screen
 
-    def show(self, *, theme: str, read_only: bool, way_out: str) -> None:
+    def show(self, *, theme: str, read_only: bool, way_out: str, replay: bool) -> None:
         """Show screens and keys; `way_out`: what q does now."""
-        self.rows = (self._screens(theme, read_only), self._keys(way_out))
+        self.rows = (self._screens(theme, read_only), self._keys(way_out, replay))
         self.redraw()
 
     def _screens(self, theme: str, read_only: bool) -> Row:
@@ -68,8 +68,8 @@ class KeyBar(Bar):
             end.pop()
         return spread(spans, end, self.size.width, self.glyphs.more)
 
-    def _keys(self, way_out: str) -> Row:
-        pairs = keys.footer(self.screen_name)
+    def _keys(self, way_out: str, replay: bool) -> Row:
+        pairs = keys.footer(self.screen_name, replay=replay)
         pairs = [(key, way_out if label == "detach" else label) for key, label in pairs]
         gap = 2 if self.size.width >= 80 else 1
         # Actions, help and the way out always stay; of the others the last ones give way first.

@@ -1,0 +1,64 @@
+"""The form of a recording, version 1: a zip file whose members are read one by one.
+
+In: documents, lines of logs. Out: members of the file, and back.
+
+    recording.json   {"format": "supervisor-recording", "version": 1, "job", "recorded_at", "supervisor", "logs",
+                     "end_ns", "nccl", "hosts": [{"name", "state", "step", "text", "error", "hint", "hello", "engine"}]}
+    events.jsonl     the journal, an event a line, as `supervisor events --json` prints it
+    status.jsonl     {"t_ns", "changes"} a line: what changed in the status document (remote_agent.wire.changes)
+    logs.jsonl       {"node", "generation", "rank", "stream", "size", "lines", "begin_ns", "member"} a line, one a file
+    logs/…           [line, offset, t_ns, level, text] a line: the recorded lines of one file, in order, with gaps
+
+Times are nanoseconds since the epoch by the coordinator's clock. Bytes that are no UTF-8 are lone surrogates.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any, NamedTuple
+
+from supervisor.errors import UsageError
+
+FORMAT = "supervisor-recording"
+VERSION = 1
+META, EVENTS, STATUSES, LOGS = "recording.json", "events.jsonl", "status.jsonl", "logs.jsonl"
+
+# Node, generation, rank, stream.
+File = tuple[str, int, int, str]
+
+
+class RecordingError(UsageError):
+    """A file is no recording that this program can read."""
+
+
+class Line(NamedTuple):
+    """One line of one file."""
+
+    line: int
+    offset: int
+    t_ns: int
+    level: str | None
+    text: bytes
+
+
+def line_json(line: Line) -> bytes:
+    """Return one line of a log's member."""
+    return json_line([*line[:4], line.text.decode("utf-8", "surrogateescape")])
+
+
+def read_line(data: bytes) -> Line:
+    """Return what `line_json` wrote; raises ValueError, TypeError."""
+    line, offset, t_ns, level, text = json.loads(data)
+    return Line(int(line), int(offset), int(t_ns), level, text.encode("utf-8", "surrogateescape"))
+
+
+def json_line(document: Any) -> bytes:
+    """Return a document as one line of ASCII."""
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+
+
+def read_time(time: str) -> int:
+    """Return the nanoseconds of a time of the contract; raises ValueError."""
+    moment = datetime.datetime.fromisoformat(time.replace("Z", "+00:00"))
+    return int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1000

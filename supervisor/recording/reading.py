@@ -1,0 +1,166 @@
+"""A recording is opened: checked as a whole, its logs read when they are looked at.
+
+In: a file. Out: events, statuses and log lines by time; one clear error for a file that is none of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from supervisor.recording import form
+from supervisor.recording.form import File, Line, RecordingError
+
+# Log text that stays in memory; what was not looked at for the longest time goes first.
+HELD_BYTES = 256 * 1024 * 1024
+_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, TypeError, ValueError, NotImplementedError)
+
+Json = dict[str, Any]
+
+
+class Lines:
+    """The recorded lines of one file, in order; each gap between them is one line that tells how much is missing."""
+
+    def __init__(self) -> None:
+        self.rows: list[Line] = []
+        self.numbers = array("q")
+        self.times_ns = array("q")
+        """Of each row; never before that of the row above, as the order of lines is certain."""
+        self.size = 0
+
+    def add(self, line: Line) -> None:
+        """Take the next recorded line."""
+        t_ns = max(line.t_ns, self.times_ns[-1] if self.times_ns else 0)
+        expected = self.numbers[-1] + 1 if self.numbers else 0
+        if line.line > expected:
+            text = f"({line.line - expected:,} lines up to here are not in the recording)"
+            self._keep(Line(line.line - 1, line.offset, t_ns, None, text.encode()))
+        self._keep(line._replace(t_ns=t_ns))
+
+    def _keep(self, line: Line) -> None:
+        self.rows.append(line)
+        self.numbers.append(line.line)
+        self.times_ns.append(line.t_ns)
+        self.size += len(line.text)
+
+    def there(self, now_ns: int) -> int:
+        """Return how many of the rows there are at a time."""
+        return bisect_right(self.times_ns, now_ns)
+
+    def total(self, now_ns: int) -> int:
+        """Return how many lines the file has at a time, as far as the recording tells."""
+        there = self.there(now_ns)
+        return self.numbers[there - 1] + 1 if there else 0
+
+    def window(self, first: int, last: int) -> Iterator[Line]:
+        """Yield the lines from `first` up to `last`; one that was not recorded says so."""
+        at = bisect_left(self.numbers, first)
+        for number in range(first, last):
+            row = self.rows[at]
+            if row.line == number:
+                at += 1
+                yield row
+            else:
+                yield Line(number, row.offset, row.t_ns, None, b"(not in the recording)")
+
+
+class Recording:
+    """What a file holds."""
+
+    def __init__(self, path: Path, file: zipfile.ZipFile) -> None:
+        self.path = path
+        self._file = file
+        self.meta: Json = _meta(path, file)
+        self.events: list[Json] = _documents(file, form.EVENTS)
+        self.event_times_ns = [form.read_time(event["time"]) for event in self.events]
+        self.statuses: list[tuple[int, Json]] = [
+            (int(row["t_ns"]), row["changes"]) for row in _documents(file, form.STATUSES)
+        ]
+        self.status_times_ns = [t_ns for t_ns, _ in self.statuses]
+        index = _documents(file, form.LOGS)
+        self.files: dict[File, Json] = {
+            (str(one["node"]), int(one["generation"]), int(one["rank"]), str(one["stream"])): one
+            for one in index
+            if one["begin_ns"] is not None
+        }
+        if [event["seq"] for event in self.events] != list(range(1, len(self.events) + 1)):
+            raise ValueError("the journal has gaps")
+        self.job = str(self.meta["job"])
+        self.begin_ns = min([*self.event_times_ns[:1], *self.status_times_ns[:1]], default=0)
+        self.end_ns = max(int(self.meta["end_ns"]), self.begin_ns)
+        self._held: OrderedDict[File, Lines] = OrderedDict()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def lines(self, file: File) -> Lines:
+        """Return the recorded lines of one file; raises RecordingError where they cannot be read."""
+        found = self._held.get(file)
+        if found is None:
+            found = Lines()
+            try:
+                with self._file.open(self.files[file]["member"]) as member:
+                    for data in member:
+                        found.add(form.read_line(data))
+            except (*_BROKEN, OSError) as error:
+                raise _damaged(self.path, error) from error
+            self._held[file] = found
+        self._held.move_to_end(file)
+        while len(self._held) > 1 and sum(lines.size for lines in self._held.values()) > HELD_BYTES:
+            self._held.popitem(last=False)
+        return found
+
+
+def load(path: Path) -> Recording:
+    """Open a recording; raises RecordingError."""
+    try:
+        file = zipfile.ZipFile(path)
+    except OSError as error:
+        raise RecordingError(f"{path}: {error.strerror or error}") from error
+    except zipfile.BadZipFile as error:
+        with path.open("rb") as begin:
+            if begin.read(4) == b"PK\x03\x04":
+                raise _damaged(path, error) from error
+        raise RecordingError(f"{path}: not a recording", "`supervisor record` makes one") from error
+    try:
+        return Recording(path, file)
+    except RecordingError:
+        file.close()
+        raise
+    except (*_BROKEN, OSError) as error:
+        file.close()
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> RecordingError:
+    return RecordingError(f"{path}: the recording is cut short or damaged ({error})", "copy it, or record it, again")
+
+
+def _meta(path: Path, file: zipfile.ZipFile) -> Json:
+    if form.META not in file.namelist():
+        raise RecordingError(f"{path}: not a recording", "`supervisor record` makes one")
+    meta = json.loads(file.read(form.META))
+    if meta["format"] != form.FORMAT:
+        raise RecordingError(f"{path}: not a recording", "`supervisor record` makes one")
+    if int(meta["version"]) > form.VERSION:
+        raise RecordingError(
+            f"{path}: written by supervisor {meta.get('supervisor')}, in form {meta['version']}; "
+            f"this one reads up to form {form.VERSION}",
+            "install a newer supervisor",
+        )
+    return dict(meta)
+
+
+def _documents(file: zipfile.ZipFile, member: str) -> list[Json]:
+    documents = [json.loads(line) for line in file.read(member).splitlines()]
+    if not all(isinstance(document, dict) for document in documents):
+        raise ValueError(f"{member}: not a list of objects")
+    return documents

@@ -1,0 +1,125 @@
+"""The recorded logs, asked as the nodes are asked, at one time of the recording.
+
+In: a recording, a time, a selection. Out: windows, pages by time, hits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.logs.pattern import compile_pattern
+from remote_agent.wire import Answer, Problem
+from supervisor.errors import RequestFailed
+from supervisor.recording.reading import Lines, Recording
+from supervisor.session.logs import Row, Selection, join
+
+if TYPE_CHECKING:
+    from supervisor.recording.form import File, Line
+
+# As on a node: so many rows at once, at most.
+MAX_ROWS = 4096
+LINES_PER_TURN = 4096
+LEVELS = ("D", "I", "W", "E")
+
+
+def window(recording: Recording, file: File, now_ns: int, args: Mapping[str, Any]) -> Answer:
+    """Return `count` rows from `line` on, as log_window does; a negative line counts from the end."""
+    lines = recording.lines(file) if file in recording.files else Lines()
+    total, line = lines.total(now_ns), int(args["line"])
+    first = max(0, total + line) if line < 0 else line
+    found = list(lines.window(first, min(total, first + min(int(args["count"]), MAX_ROWS))))
+    there = lines.there(now_ns)
+    data = {
+        "line": first,
+        "total_lines": total,
+        "size": lines.rows[there - 1].offset + len(lines.rows[there - 1].text) if there else 0,
+        "complete": True,
+        "rows": [{"line": row.line, "offset": row.offset, "t_ns": row.t_ns, "level": row.level} for row in found],
+    }
+    return Answer(data, b"\n".join(row.text for row in found))
+
+
+def chosen(recording: Recording, selection: Selection, now_ns: int) -> Iterator[tuple[File, Lines]]:
+    """Yield the selected files that have lines at that time; no generation: the newest that has."""
+    begun = [file for file, one in recording.files.items() if one["begin_ns"] <= now_ns]
+    newest = max((generation for _, generation, _, _ in begun), default=0)
+    wanted = newest if selection.generation is None else selection.generation
+    for file in begun:
+        node, generation, rank, stream = file
+        if (
+            wanted in ("all", generation)
+            and stream in selection.streams
+            and (selection.ranks is None or rank in selection.ranks)
+            and (selection.nodes is None or node in selection.nodes)
+        ):
+            yield file, recording.lines(file)
+
+
+def merged(
+    recording: Recording,
+    selection: Selection,
+    count: int,
+    now_ns: int,
+    before_ns: int | None,
+    after_ns: int | None,
+) -> tuple[list[Row], bool]:
+    """Return the last rows before a time, or the first from a time on, and whether there are more beyond them."""
+    parts: list[tuple[list[Row], bool]] = []
+    for file, lines in chosen(recording, selection, now_ns):
+        times, end = lines.times_ns, lines.there(now_ns)
+        if after_ns is not None:
+            first = bisect_left(times, after_ns)
+            last = min(end, first + count)
+            # Rows of one time are not parted.
+            while first < last < end and times[last] == times[last - 1]:
+                last += 1
+            more = last < end
+        else:
+            last = end if before_ns is None else min(end, bisect_left(times, before_ns))
+            first = max(0, last - count)
+            while 0 < first < last and times[first - 1] == times[first]:
+                first -= 1
+            more = first > 0
+        parts.append(([row_of(file, line) for line in lines.rows[first:last]], more))
+    return join(parts, count, forwards=after_ns is not None)
+
+
+def row_of(file: File, line: Line) -> Row:
+    """Return a line as a row of a session."""
+    return Row(*file, line.line, line.offset, line.t_ns, line.level, line.text)
+
+
+def rows(file: File, lines: Lines) -> Iterator[Row]:
+    """Yield all recorded lines of one file as rows."""
+    return (row_of(file, line) for line in lines.rows)
+
+
+async def search(
+    recording: Recording,
+    selection: Selection,
+    now_ns: int,
+    *,
+    pattern: str,
+    ignore_case: bool = False,
+    level: str | None = None,
+    limit: int | None = None,
+) -> AsyncGenerator[Row, None]:
+    """Yield the rows that match, file by file; raises RequestFailed for a pattern that cannot be."""
+    try:
+        compiled = compile_pattern(pattern, ignore_case)
+    except Problem as refused:
+        raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
+    lowest = LEVELS.index(level[:1].upper()) if level else 0
+    hits = 0
+    for file, lines in chosen(recording, selection, now_ns):
+        for number, line in enumerate(lines.rows[: lines.there(now_ns)]):
+            if number % LINES_PER_TURN == 0:
+                await asyncio.sleep(0)
+            if LEVELS.index(line.level or "I") >= lowest and compiled.matches(line.text):
+                yield row_of(file, line)
+                hits += 1
+                if hits == limit:
+                    return
