@@ -37,6 +37,7 @@ MODULES = {
     "clean": "jobs",
     "record": "record",
     "replay": "replay",
+    "report": "report",
     "diagnose": "diagnose",
     "demo": "demo",
 }
