@@ -68,6 +68,8 @@ async def _record(inventory: Inventory, job: str | None, path: Path, limit: int 
                 seen = await watch(session, stop)
             finally:
                 loop.remove_signal_handler(signal.SIGINT)
-        events = await write(session, path, limit=limit, seen=seen)
+        events, missing = await write(session, path, limit=limit, seen=seen)
+        for reason in missing:
+            say(f"{reason}; logs are missing from here on")
         write_lines([f"{session.job}: {events} events, {plain.size(path.stat().st_size)} in {path}"])
     return 0

@@ -5,6 +5,8 @@ In: argv. Out: the TUI on the recording; headless, lines `node:rank| text` on st
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import datetime
 import heapq
 import sys
@@ -44,7 +46,8 @@ def run(verb: str, argv: Sequence[str]) -> int:
     recording = load(options.file)
     at_ns = read_at(options.at, recording)
     if options.headless or not is_terminal():
-        return _print(recording, at_ns, options.speed)
+        with contextlib.closing(recording):
+            return _print(recording, at_ns, options.speed)
     from supervisor.recording.player import Player
     from supervisor.tui.replay import run_replay
 
@@ -66,7 +69,7 @@ def read_at(text: str | None, recording: Recording) -> int:
             moment += datetime.timedelta(days=moment < begin.replace(microsecond=0))
         else:
             return recording.begin_ns + int(read_duration(text) * 1e9)
-    except Exception as error:
+    except (ValueError, argparse.ArgumentTypeError) as error:
         raise UsageError(f"--at {text!r}: write 90s, 10m, 10:03:51, 2026-11-20T10:03:51Z or end") from error
     return int(moment.timestamp() * 1e9)
 

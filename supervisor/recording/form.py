@@ -6,7 +6,8 @@ In: documents, lines of logs. Out: members of the file, and back.
                      "end_ns", "nccl", "hosts": [{"name", "state", "step", "text", "error", "hint", "hello", "engine"}]}
     events.jsonl     the journal, an event a line, as `supervisor events --json` prints it
     status.jsonl     {"t_ns", "changes"} a line: what changed in the status document (remote_agent.wire.changes)
-    logs.jsonl       {"node", "generation", "rank", "stream", "size", "lines", "begin_ns", "member"} a line, one a file
+    logs.jsonl       {"node", "generation", "rank", "stream", "size", "lines", "begin_ns", "member",
+                     "error"} a line, one a file
     logs/…           [line, offset, t_ns, level, text] a line: the recorded lines of one file, in order, with gaps
 
 Times are nanoseconds since the epoch by the coordinator's clock. Bytes that are no UTF-8 are lone surrogates.

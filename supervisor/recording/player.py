@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Callable
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.diagnose.told import told_incidents
@@ -15,7 +16,7 @@ from remote_agent.wire.changes import merge
 from supervisor.errors import RequestFailed, SupervisorError
 from supervisor.recording import tape
 from supervisor.session.logs import Clocks, Page, Row, Selection
-from supervisor.session.view import ENDED_STATES, HostView, Notice
+from supervisor.session.view import ENDED_STATES, Notice
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
@@ -54,10 +55,7 @@ class Player:
     ) -> None:
         self.recording = recording
         self.job = recording.job
-        self.hosts: dict[str, HostView] = {
-            host["name"]: HostView(**{key: host[key] for key in ("name", "state", "step", "text", "error", "hint")})
-            for host in recording.meta["hosts"]
-        }
+        self.hosts = {host.name: host for host in recording.hosts}
         self.notices: list[Notice] = []
         self.launching = False
         self.failure: SupervisorError | None = None
@@ -174,8 +172,7 @@ class Player:
         count = bisect_right(self.recording.status_times_ns, self.now_ns)
         if count < self._statuses:
             self._status, self._statuses = {}, 0
-        for _, told in self.recording.statuses[self._statuses : count]:
-            self._status = merge(self._status, told)
+        self._status = reduce(merge, self.recording.statuses[self._statuses : count], self._status)
         self._statuses = count
         return self._status
 

@@ -12,15 +12,22 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from remote_agent.diagnose.told import told_incidents
+from remote_agent.wire.changes import merge
 from supervisor.recording import form
 from supervisor.recording.form import File, Line, RecordingError
+from supervisor.session.view import HostView
 
 # Log text that stays in memory; what was not looked at for the longest time goes first.
 HELD_BYTES = 256 * 1024 * 1024
-_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, TypeError, ValueError, NotImplementedError)
+# What is recorded of how far we had come with a host.
+HOST = ("name", "state", "step", "text", "error", "hint")
+_BROKEN_FILE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
+_BROKEN = (*_BROKEN_FILE, AttributeError, KeyError, TypeError, ValueError)
 
 Json = dict[str, Any]
 
@@ -79,11 +86,12 @@ class Recording:
         self._file = file
         self.meta: Json = _meta(path, file)
         self.events: list[Json] = _documents(file, form.EVENTS)
-        self.event_times_ns = [form.read_time(event["time"]) for event in self.events]
-        self.statuses: list[tuple[int, Json]] = [
-            (int(row["t_ns"]), row["changes"]) for row in _documents(file, form.STATUSES)
-        ]
-        self.status_times_ns = [t_ns for t_ns, _ in self.statuses]
+        # The clock of a coordinator that took over may be behind; the order of the journal is certain.
+        self.event_times_ns = list(accumulate((form.read_time(event["time"]) for event in self.events), max))
+        rows = _documents(file, form.STATUSES)
+        self.statuses: list[Json] = [row["changes"] for row in rows]
+        self.status_times_ns = list(accumulate((int(row["t_ns"]) for row in rows), max))
+        self.hosts = [HostView(**{key: host[key] for key in HOST}) for host in self.meta["hosts"]]
         index = _documents(file, form.LOGS)
         self.files: dict[File, Json] = {
             (str(one["node"]), int(one["generation"]), int(one["rank"]), str(one["stream"])): one
@@ -92,6 +100,11 @@ class Recording:
         }
         if [event["seq"] for event in self.events] != list(range(1, len(self.events) + 1)):
             raise ValueError("the journal has gaps")
+        # What cannot be played is told now, not in the middle of it.
+        told_incidents(self.events)
+        status: Json = {}
+        for told in self.statuses:
+            status = merge(status, told)
         self.job = str(self.meta["job"])
         self.begin_ns = min([*self.event_times_ns[:1], *self.status_times_ns[:1]], default=0)
         self.end_ns = max(int(self.meta["end_ns"]), self.begin_ns)

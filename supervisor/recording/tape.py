@@ -6,23 +6,27 @@ In: a recording, a time, a selection. Out: windows, pages by time, hits.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.logs.pattern import compile_pattern
 from remote_agent.wire import Answer, Problem
 from supervisor.errors import RequestFailed
+from supervisor.recording.form import File
 from supervisor.recording.reading import Lines, Recording
-from supervisor.session.logs import Row, Selection, join
+from supervisor.session.logs import Row, Selection
 
 if TYPE_CHECKING:
-    from supervisor.recording.form import File, Line
+    from supervisor.recording.form import Line
 
 # As on a node: so many rows at once, at most.
 MAX_ROWS = 4096
 LINES_PER_TURN = 4096
 LEVELS = ("D", "I", "W", "E")
+
+# A file, its lines, and which of its rows: from, up to.
+Span = tuple[File, Lines, int, int]
 
 
 def window(recording: Recording, file: File, now_ns: int, args: Mapping[str, Any]) -> Answer:
@@ -59,32 +63,59 @@ def chosen(recording: Recording, selection: Selection, now_ns: int) -> Iterator[
 
 
 def merged(
-    recording: Recording,
-    selection: Selection,
-    count: int,
-    now_ns: int,
-    before_ns: int | None,
-    after_ns: int | None,
+    recording: Recording, selection: Selection, count: int, now_ns: int, before_ns: int | None, after_ns: int | None
 ) -> tuple[list[Row], bool]:
-    """Return the last rows before a time, or the first from a time on, and whether there are more beyond them."""
-    parts: list[tuple[list[Row], bool]] = []
+    """Return the last rows before a time, or the first from a time on, and whether there are more beyond them.
+
+    Rows of one time are never parted.
+    """
+    found: list[Row] = []
+    spans = list(_spans(recording, selection, now_ns, before_ns, after_ns))
+    for file, lines, begin, end in _nearest(spans, count, forwards=after_ns is not None):
+        found += [row_of(file, line) for line in lines.rows[begin:end]]
+    found.sort(key=lambda row: row.t_ns)
+    there = sum(end - begin for _, _, begin, end in spans)
+    if after_ns is not None:
+        end = min(count, len(found))
+        while 0 < end < len(found) and found[end - 1].t_ns == found[end].t_ns:
+            end += 1
+        return found[:end], end < there
+    begin = max(0, len(found) - count)
+    while begin > 0 and found[begin - 1].t_ns == found[begin].t_ns:
+        begin -= 1
+    return found[begin:], len(found) - begin < there
+
+
+def _spans(
+    recording: Recording, selection: Selection, now_ns: int, before_ns: int | None, after_ns: int | None
+) -> Iterator[Span]:
+    """Yield the rows of each file that lie between the times."""
     for file, lines in chosen(recording, selection, now_ns):
-        times, end = lines.times_ns, lines.there(now_ns)
-        if after_ns is not None:
-            first = bisect_left(times, after_ns)
-            last = min(end, first + count)
-            # Rows of one time are not parted.
-            while first < last < end and times[last] == times[last - 1]:
-                last += 1
-            more = last < end
+        begin = 0 if after_ns is None else bisect_left(lines.times_ns, after_ns)
+        end = lines.there(now_ns)
+        if before_ns is not None:
+            end = min(end, bisect_left(lines.times_ns, before_ns))
+        if begin < end:
+            yield file, lines, begin, end
+
+
+def _nearest(spans: list[Span], count: int, *, forwards: bool) -> Iterator[Span]:
+    """Yield what may be among the first, or the last, `count` rows of all; of hundreds of files that is little of each.
+
+    As many rows as there are files lie at or before the outermost row of that many files.
+    """
+    edges = [lines.times_ns[begin if forwards else end - 1] for _, lines, begin, end in spans]
+    limit_ns = sorted(edges, reverse=not forwards)[count - 1] if 0 < count <= len(edges) else None
+    for file, lines, first, last in spans:
+        begin, end, times = first, last, lines.times_ns
+        if forwards:
+            end = min(end, bisect_right(times, times[min(begin + count, end) - 1]))
+            end = end if limit_ns is None else min(end, bisect_right(times, limit_ns))
         else:
-            last = end if before_ns is None else min(end, bisect_left(times, before_ns))
-            first = max(0, last - count)
-            while 0 < first < last and times[first - 1] == times[first]:
-                first -= 1
-            more = first > 0
-        parts.append(([row_of(file, line) for line in lines.rows[first:last]], more))
-    return join(parts, count, forwards=after_ns is not None)
+            begin = max(begin, bisect_left(times, times[max(end - count, begin)]))
+            begin = begin if limit_ns is None else max(begin, bisect_left(times, limit_ns))
+        if begin < end:
+            yield file, lines, begin, end
 
 
 def row_of(file: File, line: Line) -> Row:

@@ -18,9 +18,10 @@ from remote_agent.diagnose.told import told_incidents
 from remote_agent.wire import CallFailed, WireError
 from remote_agent.wire.changes import changes, merge
 from supervisor import __version__
-from supervisor.errors import SupervisorError, UsageError
+from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError
 from supervisor.recording import form, redact
 from supervisor.recording.excerpts import Excerpt, excerpts
+from supervisor.recording.reading import HOST
 from supervisor.session.hits import now_ns
 from supervisor.session.tasks import cancel_all
 from supervisor.session.view import ENDED_STATES
@@ -75,10 +76,13 @@ def check_free(path: Path) -> None:
         raise UsageError(f"{path} exists", "name another file, or remove this one")
 
 
-async def write(session: Session, path: Path, *, limit: int | None, seen: Iterable[tuple[int, Json]] = ()) -> int:
-    """Write what the session can tell; `limit`: bytes of each log's end, 0: none, None: all. Returns how many events.
+async def write(
+    session: Session, path: Path, *, limit: int | None, seen: Iterable[tuple[int, Json]] = ()
+) -> tuple[int, list[str]]:
+    """Write what the session can tell; return how many events, and why logs are missing.
 
-    Raises Unreachable, RequestFailed, UsageError where the file exists.
+    `limit`: bytes of each log's end, 0: none, None: all; `seen`: the status by time, as `watch` saw it. Raises
+    Unreachable, RequestFailed, UsageError where the file exists.
     """
     check_free(path)
     history = await session.stream("history")
@@ -112,7 +116,7 @@ async def write(session: Session, path: Path, *, limit: int | None, seen: Iterab
         file.writestr(form.STATUSES, b"".join(map(form.json_line, told.rows)))
         index = await _write_logs(file, wanted)
         file.writestr(form.LOGS, b"".join(map(form.json_line, index)))
-    return len(events)
+    return len(events), sorted({str(one["error"]) for one in index if one["error"]})
 
 
 async def hosts_told(session: Session) -> list[Json]:
@@ -120,7 +124,8 @@ async def hosts_told(session: Session) -> list[Json]:
     engines = await asyncio.gather(*(_engine(session.links[name]) for name in session.hosts))
     return [
         {
-            **{key: getattr(view, key) for key in ("name", "state", "step", "text", "error", "hint", "hello")},
+            **{key: getattr(view, key) for key in HOST},
+            "hello": view.hello,
             "engine": engine,
         }
         for view, engine in zip(session.hosts.values(), engines, strict=True)
@@ -145,7 +150,7 @@ async def _write_logs(file: zipfile.ZipFile, wanted: Mapping[form.File, Excerpt]
         member = f"logs/{node}/generation_{generation}/rank_{rank}/{stream}.jsonl"
         async with room:
             with tempfile.SpooledTemporaryFile(HELD_BYTES) as held:
-                begin_ns = await _collect(excerpt, held)
+                begin_ns, error = await _collect(excerpt, held)
                 if begin_ns is not None:
                     async with writing:
                         await _copy(held, file, member)
@@ -158,6 +163,7 @@ async def _write_logs(file: zipfile.ZipFile, wanted: Mapping[form.File, Excerpt]
             "lines": excerpt.total,
             "begin_ns": begin_ns,
             "member": member if begin_ns is not None else None,
+            "error": error,
         }
 
     tasks = [asyncio.ensure_future(one(key, excerpt)) for key, excerpt in wanted.items()]
@@ -167,15 +173,19 @@ async def _write_logs(file: zipfile.ZipFile, wanted: Mapping[form.File, Excerpt]
         await cancel_all(tasks)
 
 
-async def _collect(excerpt: Excerpt, held: IO[bytes]) -> int | None:
-    """Write an excerpt's lines; return the time of the first one, None where there is none."""
+async def _collect(excerpt: Excerpt, held: IO[bytes]) -> tuple[int | None, str | None]:
+    """Write an excerpt's lines; return the time of the first one, and why it ends before its end."""
     begin_ns: int | None = None
-    async with aclosing(excerpt.parts()) as parts:
-        async for lines in parts:
-            if lines and begin_ns is None:
-                begin_ns = lines[0].t_ns
-            held.write(b"".join(map(form.line_json, lines)))
-    return begin_ns
+    try:
+        async with aclosing(excerpt.parts()) as parts:
+            async for lines in parts:
+                if lines and begin_ns is None:
+                    begin_ns = lines[0].t_ns
+                held.write(b"".join(map(form.line_json, lines)))
+    except (RequestFailed, Unreachable) as error:
+        # A node that goes away now takes the rest of its logs along, not the recording.
+        return begin_ns, error.message
+    return begin_ns, None
 
 
 async def _copy(held: IO[bytes], file: zipfile.ZipFile, member: str) -> None:

@@ -208,7 +208,7 @@ async def merged(
     if failed and (patience_s is None or len(failed) == len(answers)):
         raise next(iter(failed.values()))
     parts = [answer for answer in answers.values() if not isinstance(answer, Unreachable)]
-    rows, more = join(parts, count, forwards=after_ns is not None)
+    rows, more = _join(parts, count, forwards=after_ns is not None)
     return Page(rows, more, sorted([*failed, *_lost(session, selection.nodes)]), clocks)
 
 
@@ -218,7 +218,7 @@ def _lost(session: Session, nodes: list[str] | None) -> list[str]:
     return [name for name, link in links if link.opened_at and not link.opened and (nodes is None or name in nodes)]
 
 
-def join(parts: list[tuple[list[Row], bool]], count: int, *, forwards: bool) -> tuple[list[Row], bool]:
+def _join(parts: list[tuple[list[Row], bool]], count: int, *, forwards: bool) -> tuple[list[Row], bool]:
     """Put the rows of all nodes in order, as far as they are whole; rows of one time stay together."""
     found = list(heapq.merge(*(rows for rows, _ in parts), key=lambda row: row.t_ns))
     # Beyond the outermost row of a node that has more, rows of that node are missing.

@@ -12,14 +12,14 @@ import locale
 import os
 import signal
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from textual.app import App
 
 from supervisor.paths import themes_dir
 from supervisor.session.logs import Selection
-from supervisor.tui import theming
+from supervisor.tui import keys, theming
 from supervisor.tui.cells import clean
 from supervisor.tui.desk import Desk
 from supervisor.tui.feeds import MergedFeed
@@ -76,6 +76,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self.animation_level = "none"
         self.source = source
         self.read_only = read_only
+        self.key_table: Sequence[keys.Key] = keys.KEYS
         self.glyphs = Glyphs(ascii_only or not _is_utf8())
         self.snapshot: Snapshot = take(source)
         self.skins, self._problems = theming.load_all()

@@ -8,6 +8,7 @@ Never bound here: ctrl+s q z a b h i j m, which terminals, shells and tmux use t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Final
 
 from textual.binding import Binding
@@ -129,7 +130,7 @@ KEYS: Final[tuple[Key, ...]] = (
 
 # On a recording, beside all others; bound by the application.
 REPLAY: Final[tuple[Key, ...]] = (
-    Key("replay.play", "p", "app.play", "pause", "replay: let the time stand, or run again", footer=1, palette=True),
+    Key("replay.play", "p", "app.pause", "pause", "replay: let the time stand, or run again", footer=1, palette=True),
     Key(
         "replay.next", "full_stop", "app.step(1)", "next event", "replay: go to the next event", footer=2, palette=True
     ),
@@ -166,9 +167,9 @@ def shown(key: str) -> str:
     return _SHOWN.get(key, key)
 
 
-def of(screen: str, *, replay: bool = False) -> list[Key]:
+def of(screen: str, table: Sequence[Key] = KEYS) -> list[Key]:
     """The keys that work on a screen."""
-    return [key for key in (*(REPLAY if replay else ()), *KEYS) if key.where == "any" or screen in key.where.split()]
+    return [key for key in table if key.where == "any" or screen in key.where.split()]
 
 
 def bindings(screen: str) -> list[Binding]:
@@ -178,7 +179,7 @@ def bindings(screen: str) -> list[Binding]:
     ]
 
 
-def footer(screen: str, *, replay: bool = False) -> list[tuple[str, str]]:
+def footer(screen: str, table: Sequence[Key] = KEYS) -> list[tuple[str, str]]:
     """Key and label of what matters on a screen, in order."""
-    chosen = sorted((key for key in of(screen, replay=replay) if key.footer), key=lambda key: key.footer)
+    chosen = sorted((key for key in of(screen, table) if key.footer), key=lambda key: key.footer)
     return [(shown(key.keys.split(",")[0]), key.label) for key in chosen]

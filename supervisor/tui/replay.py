@@ -30,6 +30,7 @@ class ReplayApp(SupervisorApp):
     def __init__(self, player: Player, *, theme: str | None = None, ascii_only: bool = False) -> None:
         self.player = player
         super().__init__(player, theme=theme, read_only=True, ascii_only=ascii_only)
+        self.key_table = (*keys.REPLAY, *self.key_table)
 
     @property
     def played(self) -> str:
@@ -42,10 +43,14 @@ class ReplayApp(SupervisorApp):
         """How often the time has been put back."""
         return self.player.turns
 
-    def action_play(self) -> None:
+    def pause(self) -> None:
         """Let the time stand, or run again."""
         self.player.pause()
         self.look_again()
+
+    def action_pause(self) -> None:
+        """Let the time stand, or run again."""
+        self.pause()
 
     def action_step(self, direction: int) -> None:
         """Go to the next event, or to the one before."""

@@ -38,9 +38,25 @@ def statuses(session: RecordedSession) -> list[dict[str, Any]]:
     return told
 
 
-def write(path: Path, name: str = "failed_4x2", **meta: Any) -> Path:
-    """Write a recording; `meta`: what it says of itself otherwise."""
+def lines_of(session: RecordedSession) -> dict[form.File, list[form.Line]]:
+    """All lines of a document."""
+    return {
+        file: [form.Line(at, at * 80, line.t_ns, LETTERS[line.level], line.text) for at, line in enumerate(lines)]
+        for file, lines in session.files.items()
+    }
+
+
+def write(
+    path: Path,
+    name: str = "failed_4x2",
+    *,
+    logs: dict[form.File, list[form.Line]] | None = None,
+    events: list[dict[str, Any]] | None = None,
+    **meta: Any,
+) -> Path:
+    """Write a recording; `logs`, `events`: others than the document's; `meta`: what it says of itself otherwise."""
     session = load(name)
+    session.events = events or session.events
     events = [
         {**event, "detail": session.incidents[0]} if event["type"] == "incident" else event for event in session.events
     ]
@@ -60,12 +76,11 @@ def write(path: Path, name: str = "failed_4x2", **meta: Any) -> Path:
         file.writestr(form.META, form.json_line(about))
         file.writestr(form.EVENTS, b"".join(map(form.json_line, events)))
         file.writestr(form.STATUSES, b"".join(map(form.json_line, told)))
-        for number, ((node, generation, rank, stream), lines) in enumerate(session.files.items()):
-            rows = [form.Line(at, at * 80, line.t_ns, LETTERS[line.level], line.text) for at, line in enumerate(lines)]
+        for number, ((node, generation, rank, stream), rows) in enumerate((logs or lines_of(session)).items()):
             file.writestr(f"logs/{number}", b"".join(map(form.line_json, rows)))
             index.append(
                 {"node": node, "generation": generation, "rank": rank, "stream": stream, "size": len(rows) * 80,
-                 "lines": len(rows), "begin_ns": rows[0].t_ns, "member": f"logs/{number}"}
+                 "lines": len(rows), "begin_ns": rows[0].t_ns, "member": f"logs/{number}", "error": None}
             )  # fmt: skip
         file.writestr(form.LOGS, b"".join(map(form.json_line, index)))
     return path

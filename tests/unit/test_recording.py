@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 
 from remote_agent.wire.changes import changes, merge
 from supervisor.cli import main
+from supervisor.cli.record import read_limit
 from supervisor.cli.replay import read_at
 from supervisor.errors import RequestFailed, UsageError
+from supervisor.recording import tape
 from supervisor.recording.excerpts import evidence_lines
 from supervisor.recording.form import Line, line_json, read_line
 from supervisor.recording.player import Player
@@ -129,6 +133,53 @@ def test_logs_are_shown_as_they_were(path: Path) -> None:
             await player.request("stop", kill=True)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 300])
+@pytest.mark.parametrize("files", [1, 3, 40])
+def test_pages_of_many_files_hold_each_row_once(files: int, count: int, tmp_path: Path) -> None:
+    dice = random.Random(files * count)
+    base = 1_795_169_001_000_000_000
+    logs = {
+        ("n1", 0, rank, "stdout"): [
+            Line(at, at * 9, base + t_ns, "I", b"%d" % at)
+            for at, t_ns in enumerate(sorted(dice.choices(range(60), k=dice.randrange(1, 12))))
+        ]
+        for rank in range(files)
+    }
+    recording = load(recordings.write(tmp_path / "job.rec", logs=logs))
+    whole = sorted(line.t_ns for lines in logs.values() for line in lines)
+    for now_ns in (base + 29, recording.end_ns):
+        there = [t_ns for t_ns in whole if t_ns <= now_ns]
+        for forwards in (False, True):
+            rows: list[Any] = []
+            more, edge = True, 0 if forwards else now_ns + 1
+            while more:
+                bounds = (None, edge) if forwards else (edge, None)
+                page, more = tape.merged(recording, ALL, count, now_ns, *bounds)
+                assert len(page) >= min(count, len(there) - len(rows))
+                rows = rows + page if forwards else page + rows
+                edge = page[-1].t_ns + 1 if forwards else page[0].t_ns
+            assert [row.t_ns for row in rows] == there
+            assert len({(row.rank, row.line) for row in rows}) == len(there)
+
+
+def test_a_coordinator_whose_clock_is_behind_does_not_turn_the_time(tmp_path: Path) -> None:
+    session = recorded.load("failed_4x2")
+    session.events[5]["time"] = "2026-11-20T10:03:05.000Z"
+    player = Player(load(recordings.write(tmp_path / "job.rec", events=session.events)), paused=True)
+    seen = [len(player.events)]
+    while player.standing != "end":
+        player.step(1)
+        seen.append(len(player.events))
+    assert seen == sorted(seen)
+    assert seen[-1] == len(session.events)
+
+
+def test_sizes_of_logs() -> None:
+    assert [read_limit(text) for text in ("all", "none", "500k", "2M", "17")] == [None, 0, 500_000, 2_000_000, 17]
+    with pytest.raises(argparse.ArgumentTypeError, match="write all, none, or a size"):
+        read_limit("much")
 
 
 def test_what_is_no_recording_is_refused_with_one_clear_error(

@@ -99,10 +99,10 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         if changed:
             self.show(snapshot)
             self.query_one(KeyBar).show(
+                table=self.tui.key_table,
                 theme=self.tui.palette.name,
                 read_only=self.tui.read_only,
                 way_out="quit" if self.tui.played else way_out(snapshot),
-                replay=bool(self.tui.played),
             )
 
     def on_resize(self) -> None:
