@@ -50,7 +50,8 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
 
 async def _record(inventory: Inventory, job: str | None, path: Path, limit: int | None, *, follow: bool) -> int:
-    from supervisor.recording.writing import check_free, watch, write
+    from supervisor.recording.statuses import watch
+    from supervisor.recording.writing import check_free, write
     from supervisor.session.session import open_session
 
     check_free(path)

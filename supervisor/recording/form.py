@@ -5,7 +5,8 @@ In: documents, lines of logs. Out: members of the file, and back.
     recording.json   {"format": "supervisor-recording", "version": 1, "job", "recorded_at", "supervisor", "logs",
                      "end_ns", "nccl", "hosts": [{"name", "state", "step", "text", "error", "hint", "hello", "engine"}]}
     events.jsonl     the journal, an event a line, as `supervisor events --json` prints it
-    status.jsonl     {"t_ns", "changes"} a line: what changed in the status document (remote_agent.wire.changes)
+    status.jsonl     {"t_ns", "whole", "changes"} a line: what changed in the status document (see
+                     remote_agent.wire.changes), since the line before or, `whole`, since an empty one
     logs.jsonl       {"node", "generation", "rank", "stream", "size", "lines", "begin_ns", "member",
                      "error"} a line, one a file
     logs/…           [line, offset, t_ns, level, text] a line: the recorded lines of one file, in order, with gaps

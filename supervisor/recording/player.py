@@ -8,11 +8,9 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Callable
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.diagnose.told import told_incidents
-from remote_agent.wire.changes import merge
 from supervisor.errors import RequestFailed, SupervisorError
 from supervisor.recording import tape
 from supervisor.session.logs import Clocks, Page, Row, Selection
@@ -70,9 +68,6 @@ class Player:
         self._seen: tuple[int, int, int] = (-1, -1, -1)
         self._events: list[Json] = []
         self._incidents: list[Json] = []
-        self._status: Json = {}
-        self._statuses = 0
-        """So many changes are in `_status`."""
 
     async def __aenter__(self) -> Player:
         return self
@@ -169,12 +164,7 @@ class Player:
     @property
     def status(self) -> Json:
         """The status as it was."""
-        count = bisect_right(self.recording.status_times_ns, self.now_ns)
-        if count < self._statuses:
-            self._status, self._statuses = {}, 0
-        self._status = reduce(merge, self.recording.statuses[self._statuses : count], self._status)
-        self._statuses = count
-        return self._status
+        return self.recording.status(bisect_right(self.recording.status_times_ns, self.now_ns))
 
     @property
     def status_age_s(self) -> float:

@@ -88,9 +88,11 @@ class Recording:
         self.events: list[Json] = _documents(file, form.EVENTS)
         # The clock of a coordinator that took over may be behind; the order of the journal is certain.
         self.event_times_ns = list(accumulate((form.read_time(event["time"]) for event in self.events), max))
-        rows = _documents(file, form.STATUSES)
-        self.statuses: list[Json] = [row["changes"] for row in rows]
+        self._statuses = file.read(form.STATUSES).splitlines()
+        rows = list(map(json.loads, self._statuses))
         self.status_times_ns = list(accumulate((int(row["t_ns"]) for row in rows), max))
+        self._wholes = [number for number, row in enumerate(rows) if row["whole"]]
+        self._folded: tuple[int, Json] = (0, {})
         self.hosts = [HostView(**{key: host[key] for key in HOST}) for host in self.meta["hosts"]]
         index = _documents(file, form.LOGS)
         self.files: dict[File, Json] = {
@@ -102,9 +104,8 @@ class Recording:
             raise ValueError("the journal has gaps")
         # What cannot be played is told now, not in the middle of it.
         told_incidents(self.events)
-        status: Json = {}
-        for told in self.statuses:
-            status = merge(status, told)
+        for number in (*self._wholes, len(rows)):
+            self.status(number)
         self.job = str(self.meta["job"])
         self.begin_ns = min([*self.event_times_ns[:1], *self.status_times_ns[:1]], default=0)
         self.end_ns = max(int(self.meta["end_ns"]), self.begin_ns)
@@ -113,6 +114,19 @@ class Recording:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def status(self, count: int) -> Json:
+        """Return the status after so many changes."""
+        at, status = self._folded
+        whole = bisect_left(self._wholes, count)
+        start = self._wholes[whole - 1] if whole else 0
+        if not start <= at <= count:
+            at, status = start, {}
+        for line in self._statuses[at:count]:
+            row = json.loads(line)
+            status = merge({} if row["whole"] else status, row["changes"])
+        self._folded = (count, status)
+        return status
 
     def lines(self, file: File) -> Lines:
         """Return the recorded lines of one file; raises RecordingError where they cannot be read."""

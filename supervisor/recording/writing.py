@@ -16,10 +16,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from remote_agent.diagnose.told import told_incidents
 from remote_agent.wire import CallFailed, WireError
-from remote_agent.wire.changes import changes, merge
 from supervisor import __version__
 from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError
-from supervisor.recording import form, redact
+from supervisor.recording import form, redact, statuses
 from supervisor.recording.excerpts import Excerpt, excerpts
 from supervisor.recording.reading import HOST
 from supervisor.session.hits import now_ns
@@ -39,37 +38,6 @@ ENGINE_DEADLINE = 5.0
 Json = dict[str, Any]
 
 
-class StatusLog:
-    """The status document by time, as changes."""
-
-    def __init__(self, told: Iterable[Mapping[str, Any]], times: Mapping[int, int]) -> None:
-        self.rows: list[Json] = []
-        self._last: Json = {}
-        for item in told:
-            if item["seq"] in times:
-                self._keep(times[item["seq"]], redact.document(item["changes"]))
-
-    def add(self, t_ns: int, status: Mapping[str, Any]) -> None:
-        """Take the status as it is at that time."""
-        self._keep(t_ns, changes(self._last, redact.document(status)))
-
-    def _keep(self, t_ns: int, told: Json) -> None:
-        if told:
-            self._last = merge(self._last, told)
-            self.rows.append({"t_ns": max(t_ns, self.rows[-1]["t_ns"] if self.rows else 0), "changes": told})
-
-
-async def watch(session: Session, stop: asyncio.Event) -> list[tuple[int, Json]]:
-    """Return each status of a fed session with its time, until the job is over or somebody says so."""
-    seen: list[tuple[int, Json]] = []
-    version = -1
-    while not session.ended and not stop.is_set():
-        if session.status and (not seen or session.status is not seen[-1][1]):
-            seen.append((now_ns(session), session.status))
-        version = await session.wait_change(1.0, version)
-    return seen
-
-
 def check_free(path: Path) -> None:
     """Refuse a file that is there already: it may be the only recording of another job."""
     if path.exists():
@@ -77,11 +45,11 @@ def check_free(path: Path) -> None:
 
 
 async def write(
-    session: Session, path: Path, *, limit: int | None, seen: Iterable[tuple[int, Json]] = ()
+    session: Session, path: Path, *, limit: int | None, seen: Iterable[statuses.Seen] = ()
 ) -> tuple[int, list[str]]:
     """Write what the session can tell; return how many events, and why logs are missing.
 
-    `limit`: bytes of each log's end, 0: none, None: all; `seen`: the status by time, as `watch` saw it. Raises
+    `limit`: bytes of each log's end, 0: none, None: all; `seen`: the status by time, as `statuses.watch` saw it. Raises
     Unreachable, RequestFailed, UsageError where the file exists.
     """
     check_free(path)
@@ -90,14 +58,9 @@ async def write(
     session.set_status(status)  # for the clocks of the nodes
     events = await session.journal()
     times = {event["seq"]: form.read_time(event["time"]) for event in events}
-    told = StatusLog(history, times)
     last_ns = max(times.values(), default=0)
-    for t_ns, one in seen:
-        told.add(t_ns, one)
-    over = status.get("state") in ENDED_STATES
-    end_ns = last_ns if over else max(last_ns, now_ns(session))
-    told.add(end_ns, status)
-    incidents = told_incidents(events)
+    end_ns = last_ns if status.get("state") in ENDED_STATES else max(last_ns, now_ns(session))
+    told = list(statuses.rows(history, times, seen, (end_ns, status)))
     meta = {
         "format": form.FORMAT,
         "version": form.VERSION,
@@ -105,15 +68,15 @@ async def write(
         "recorded_at": now_ns(session),
         "supervisor": __version__,
         "logs": "all" if limit is None else limit,
-        "end_ns": max(end_ns, told.rows[-1]["t_ns"] if told.rows else 0),
+        "end_ns": max(end_ns, told[-1]["t_ns"]),
         "nccl": (await session.call("incidents")).get("nccl"),
         "hosts": await hosts_told(session),
     }
-    wanted = await excerpts(session, incidents, limit) if limit != 0 else {}
+    wanted = await excerpts(session, told_incidents(events), limit) if limit != 0 else {}
     with _private(path) as draft, zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr(form.META, form.json_line(redact.document(meta)))
         file.writestr(form.EVENTS, b"".join(form.json_line(redact.document(event)) for event in events))
-        file.writestr(form.STATUSES, b"".join(map(form.json_line, told.rows)))
+        file.writestr(form.STATUSES, b"".join(map(form.json_line, told)))
         index = await _write_logs(file, wanted)
         file.writestr(form.LOGS, b"".join(map(form.json_line, index)))
     return len(events), sorted({str(one["error"]) for one in index if one["error"]})

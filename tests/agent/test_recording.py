@@ -13,7 +13,8 @@ import pytest
 from supervisor.recording.player import Player
 from supervisor.recording.reading import load
 from supervisor.recording.redact import MARK
-from supervisor.recording.writing import watch, write
+from supervisor.recording.statuses import watch
+from supervisor.recording.writing import write
 from supervisor.session.logs import Selection
 from supervisor.session.session import open_session
 from supervisor.tui.app import SupervisorApp
@@ -72,8 +73,15 @@ async def followed(made: Hosts, path: Path, go: Path) -> None:
         await write(session, path, limit=0, seen=await asyncio.wait_for(watching, WAIT_S))
     recording = load(path)
     assert recording.files == {}
-    assert '"step": 38' in json.dumps(recording.statuses)
-    assert Player(recording, recording.end_ns).status["state"] == "succeeded"
+    # Steps are those of their time, between what the journal tells.
+    player = Player(recording, paused=True)
+    found = []
+    for t_ns in recording.status_times_ns:
+        player.seek(t_ns)
+        found.append((player.status["generation"], player.status["state"], '"step": 38' in json.dumps(player.status)))
+    assert (1, "running", True) in found
+    assert (0, "running", False) in found
+    assert found[-1][:2] == (1, "succeeded")
     recording.close()
 
 

@@ -19,7 +19,7 @@ TORCH = {"torch": "2.7.0+cu128", "cuda": "12.8", "nccl": "2.26.2", "gpus": 2}
 NCCL: dict[str, Any] = {"versions": ["2.26.2+cuda12.8"], "networks": ["Socket"], "nranks": 8, "warnings": []}
 
 
-def statuses(session: RecordedSession) -> list[dict[str, Any]]:
+def statuses_of(session: RecordedSession) -> list[dict[str, Any]]:
     """A job that comes up, runs, and ends as the document tells."""
     times = {event["type"]: form.read_time(event["time"]) for event in session.events}
     well = {"state": "running", "exit_code": None, "signal": None}
@@ -33,7 +33,7 @@ def statuses(session: RecordedSession) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = []
     before: dict[str, Any] = {}
     for t_ns, status in [*((times[kind], status) for kind, status in moments), (last_ns, session.status)]:
-        told.append({"t_ns": t_ns, "changes": changes(before, status)})
+        told.append({"t_ns": t_ns, "whole": not told, "changes": changes(before, status)})
         before = status
     return told
 
@@ -52,15 +52,16 @@ def write(
     *,
     logs: dict[form.File, list[form.Line]] | None = None,
     events: list[dict[str, Any]] | None = None,
+    statuses: list[dict[str, Any]] | None = None,
     **meta: Any,
 ) -> Path:
-    """Write a recording; `logs`, `events`: others than the document's; `meta`: what it says of itself otherwise."""
+    """Write a recording; `logs`, `events`, `statuses`: not those of the document; `meta`: of itself."""
     session = load(name)
     session.events = events or session.events
     events = [
         {**event, "detail": session.incidents[0]} if event["type"] == "incident" else event for event in session.events
     ]
-    told = statuses(session)
+    told = statuses or statuses_of(session)
     about = {
         "format": form.FORMAT, "version": form.VERSION, "job": session.job, "supervisor": "0.1.0", "nccl": NCCL,
         "end_ns": told[-1]["t_ns"],

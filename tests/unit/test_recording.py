@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from supervisor.cli import main
 from supervisor.cli.record import read_limit
 from supervisor.cli.replay import read_at
 from supervisor.errors import RequestFailed, UsageError
-from supervisor.recording import tape
+from supervisor.recording import statuses, tape
 from supervisor.recording.excerpts import evidence_lines
 from supervisor.recording.form import Line, line_json, read_line
 from supervisor.recording.player import Player
@@ -245,3 +247,25 @@ def test_replay_without_a_screen_prints_rows_and_events_in_order(path: Path, cap
     assert "n1:0| [GPU0] step 1 | loss 2.3060 | 1.9 ms/step" in out
     assert main(["replay", str(path), "--headless", "--at", "end"]) == 0
     assert "job_failed" in capfd.readouterr().err
+
+
+def test_statuses_by_time_are_found_again_from_anywhere(tmp_path: Path) -> None:
+    changes_told: dict[str, Any] = {"job": "j", "nodes": [{"name": "n1", "x": None}], "order": ["n1"]}
+    history = [{"seq": 1, "changes": changes_told}]
+    history += [{"seq": seq, "changes": {"generation": seq}} for seq in range(2, 6)]
+    documents = [{"job": "j", "nodes": [{"name": "n1", "x": at}]} for at in range(150)]
+    seen = [(10 * at + 5, zlib.compress(json.dumps(one).encode())) for at, one in enumerate(documents)]
+    last = (1495, {**documents[-1], "state": "failed"})
+    made = list(statuses.rows(history, {seq: 300 * seq for seq in range(1, 6)}, seen, last))
+    assert [row["t_ns"] for row in made] == sorted(row["t_ns"] for row in made)
+    assert sum(row["whole"] for row in made) == 1 + (len(made) - 1) // statuses.WHOLE_EVERY
+    recording = load(recordings.write(tmp_path / "job.rec", statuses=made))
+    expected: list[dict[str, Any]] = []
+    status: dict[str, Any] = {}
+    for row in made:
+        status = merge({} if row["whole"] else status, row["changes"])
+        expected.append(status)
+    for count in (1, 150, 3, 64, 65, len(made), 2, 0, 130):
+        assert recording.status(count) == (expected[count - 1] if count else {})
+    assert expected[-1]["state"] == "failed"
+    assert [one["nodes"][0]["x"] for one in expected][29:33] == [29, None, 30, 31]
