@@ -17,6 +17,7 @@ from supervisor.cli.entry import say
 from supervisor.cli.options import load_inventory, make_parser, parse, split_target
 from supervisor.cli.output import write_lines
 from supervisor.errors import UsageError
+from supervisor.recording.excerpts import Limit
 
 if TYPE_CHECKING:
     from supervisor.inventory import Inventory
@@ -24,21 +25,21 @@ if TYPE_CHECKING:
 UNITS = {"k": 1000, "M": 1000**2, "G": 1000**3}
 
 
-def read_limit(text: str) -> int | None:
-    """Return the bytes of `500k`, `2M`, 0 for none, None for all; raises argparse.ArgumentTypeError."""
+def read_limit(text: str) -> Limit:
+    """Return what `500k`, `2M`, `none` or `all` of each log means; raises argparse.ArgumentTypeError."""
     if text in ("all", "none"):
-        return None if text == "all" else 0
+        return Limit(None if text == "all" else 0, None)
     number, unit = (text[:-1], UNITS[text[-1]]) if text[-1:] in UNITS else (text, 1)
     if not number.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r}: write all, none, or a size such as 500k or 2M")
-    return int(number) * unit
+    return Limit(int(number) * unit, None)
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Record a job; returns the exit status."""
     parser = make_parser(verb, "[HOSTS] [JOB] FILE [--logs all|none|SIZE] [-f]")
-    words = "how much of the end of each log: all, none, or a size (default: 1M); what surrounds evidence comes too"
-    parser.add_argument("--logs", metavar="SIZE", type=read_limit, default=UNITS["M"], help=words)
+    words = "of the end of each log: all, none, or a size (default: 1M, and 64M of all logs); evidence comes anyway"
+    parser.add_argument("--logs", metavar="SIZE", type=read_limit, default=Limit(), help=words)
     parser.add_argument("-f", "--follow", action="store_true", help="record until the job is over, or Ctrl-C")
     options = parse(parser, argv)
     if not options.target or options.target[-1].endswith(".toml"):
@@ -49,7 +50,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     return asyncio.run(_record(inventory, job, Path(name), options.logs, follow=options.follow))
 
 
-async def _record(inventory: Inventory, job: str | None, path: Path, limit: int | None, *, follow: bool) -> int:
+async def _record(inventory: Inventory, job: str | None, path: Path, limit: Limit, *, follow: bool) -> int:
     from supervisor.recording.statuses import watch
     from supervisor.recording.writing import check_free, write
     from supervisor.session.session import open_session

@@ -97,8 +97,8 @@ def _items(recording: Recording) -> Iterator[tuple[int, str | Row]]:
     from supervisor.recording import tape
     from supervisor.session.logs import Selection
 
-    everything = tape.chosen(recording, Selection(generation="all"), recording.end_ns)
-    logs = [tape.rows(file, lines) for file, lines in everything]
+    files = tape.selected(recording, Selection(generation="all"), recording.end_ns)
+    logs = [tape.rows(file, recording.lines(file)) for file in files]
     events = (
         (t_ns, plain.event_line(event)) for t_ns, event in zip(recording.event_times_ns, recording.events, strict=True)
     )

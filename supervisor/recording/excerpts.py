@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from supervisor.errors import Unreachable
 from supervisor.recording import redact
@@ -30,6 +30,21 @@ INDEX_DEADLINE = 300.0
 BEYOND = 10**15
 
 _PLACE = re.compile(r"generation_(\d+)/rank_(\d+)/(stdout|stderr|nccl)\.log\Z")
+
+
+class Limit(NamedTuple):
+    """How much of the logs is wanted, in bytes."""
+
+    a_file: int | None = 1_000_000
+    """Of the end of each file; None: all of it, 0: nothing of any."""
+    in_all: int | None = 64_000_000
+    """Of all files together: of many there is less of each."""
+
+    def share(self, files: int) -> int | None:
+        """Return how much of each of so many files is wanted."""
+        if self.a_file is None or self.in_all is None:
+            return self.a_file
+        return min(self.a_file, self.in_all // max(1, files))
 
 
 class Excerpt:
@@ -102,14 +117,16 @@ class Excerpt:
         return Line(int(row["line"]), int(row["offset"]), t_ns, row.get("level"), said)
 
 
-async def excerpts(session: Session, incidents: Iterable[Mapping[str, Any]], limit: int | None) -> dict[File, Excerpt]:
-    """Return the files of all nodes in reach with what is wanted of each; raises Unreachable, RequestFailed."""
+async def excerpts(session: Session, incidents: Iterable[Mapping[str, Any]], limit: Limit) -> dict[File, Excerpt]:
+    """Return the files of all nodes in reach, with what is wanted of each; raises Unreachable, RequestFailed."""
     clocks = logs.Clocks(session)
     wanted = evidence_lines(incidents)
     found: dict[File, Excerpt] = {}
-    for file in await logs.files(session):
+    files = await logs.files(session)
+    share = limit.share(sum(1 for file in files if file["size"]))
+    for file in files:
         key = (str(file["node"]), int(file["generation"]), int(file["rank"]), str(file["stream"]))
-        found[key] = Excerpt(session, clocks, file, limit, wanted.get(key, ()))
+        found[key] = Excerpt(session, clocks, file, share, wanted.get(key, ()))
     return found
 
 

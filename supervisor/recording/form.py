@@ -49,10 +49,14 @@ def line_json(line: Line) -> bytes:
     return json_line([*line[:4], line.text.decode("utf-8", "surrogateescape")])
 
 
-def read_line(data: bytes) -> Line:
-    """Return what `line_json` wrote; raises ValueError, TypeError."""
-    line, offset, t_ns, level, text = json.loads(data)
-    return Line(int(line), int(offset), int(t_ns), level, text.encode("utf-8", "surrogateescape"))
+def read_lines(data: bytes) -> list[Line]:
+    """Return the lines of a log's member; raises ValueError, TypeError, AttributeError."""
+    # One document is read ten times as fast as a hundred thousand.
+    rows = json.loads(b"[%s]" % b",".join(data.splitlines()))
+    return [
+        Line(line, offset, t_ns, level, text.encode("utf-8", "surrogateescape"))
+        for line, offset, t_ns, level, text in rows
+    ]
 
 
 def json_line(document: Any) -> bytes:

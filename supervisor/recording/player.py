@@ -201,7 +201,7 @@ class Player:
         clocks: Clocks | None = None,
     ) -> Page:
         """Return rows of all nodes by time, as a session does."""
-        rows, more = tape.merged(self.recording, selection, count, self.now_ns, before_ns, after_ns)
+        rows, more = await tape.merged(self.recording, selection, count, self.now_ns, before_ns, after_ns)
         return Page(rows, more, [], clocks or PlayedClocks(self))
 
     def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:

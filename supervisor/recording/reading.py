@@ -11,7 +11,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from supervisor.recording import form
 from supervisor.recording.form import File, Line, RecordingError
 from supervisor.session.view import HostView
 
-# Log text that stays in memory; what was not looked at for the longest time goes first.
-HELD_BYTES = 256 * 1024 * 1024
+# Logs that stay in memory, and what a row takes beside its text; what was not looked at for longest goes first.
+HELD_BYTES = 512 * 1024 * 1024
+ROW_COST = 250
 # What is recorded of how far we had come with a host.
 HOST = ("name", "state", "step", "text", "error", "hint")
 _BROKEN_FILE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
@@ -35,27 +36,20 @@ Json = dict[str, Any]
 class Lines:
     """The recorded lines of one file, in order; each gap between them is one line that tells how much is missing."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: Iterable[Line] = ()) -> None:
         self.rows: list[Line] = []
-        self.numbers = array("q")
-        self.times_ns = array("q")
+        expected = last_ns = 0
+        for line in lines:
+            last_ns = max(line.t_ns, last_ns)
+            if line.line > expected:
+                text = f"({line.line - expected:,} lines up to here are not in the recording)"
+                self.rows.append(Line(line.line - 1, line.offset, last_ns, None, text.encode()))
+            self.rows.append(line if line.t_ns == last_ns else line._replace(t_ns=last_ns))
+            expected = line.line + 1
+        self.numbers = array("q", [row.line for row in self.rows])
+        self.times_ns = array("q", [row.t_ns for row in self.rows])
         """Of each row; never before that of the row above, as the order of lines is certain."""
-        self.size = 0
-
-    def add(self, line: Line) -> None:
-        """Take the next recorded line."""
-        t_ns = max(line.t_ns, self.times_ns[-1] if self.times_ns else 0)
-        expected = self.numbers[-1] + 1 if self.numbers else 0
-        if line.line > expected:
-            text = f"({line.line - expected:,} lines up to here are not in the recording)"
-            self._keep(Line(line.line - 1, line.offset, t_ns, None, text.encode()))
-        self._keep(line._replace(t_ns=t_ns))
-
-    def _keep(self, line: Line) -> None:
-        self.rows.append(line)
-        self.numbers.append(line.line)
-        self.times_ns.append(line.t_ns)
-        self.size += len(line.text)
+        self.size = sum(len(row.text) + ROW_COST for row in self.rows)
 
     def there(self, now_ns: int) -> int:
         """Return how many of the rows there are at a time."""
@@ -110,6 +104,7 @@ class Recording:
         self.begin_ns = min([*self.event_times_ns[:1], *self.status_times_ns[:1]], default=0)
         self.end_ns = max(int(self.meta["end_ns"]), self.begin_ns)
         self._held: OrderedDict[File, Lines] = OrderedDict()
+        self._held_bytes = 0
 
     def close(self) -> None:
         """Close the file."""
@@ -128,21 +123,23 @@ class Recording:
         self._folded = (count, status)
         return status
 
+    def is_held(self, file: File) -> bool:
+        """Whether the lines of a file are in memory."""
+        return file in self._held
+
     def lines(self, file: File) -> Lines:
         """Return the recorded lines of one file; raises RecordingError where they cannot be read."""
         found = self._held.get(file)
         if found is None:
-            found = Lines()
             try:
-                with self._file.open(self.files[file]["member"]) as member:
-                    for data in member:
-                        found.add(form.read_line(data))
+                found = Lines(form.read_lines(self._file.read(self.files[file]["member"])))
             except (*_BROKEN, OSError) as error:
                 raise _damaged(self.path, error) from error
             self._held[file] = found
+            self._held_bytes += found.size
+            while len(self._held) > 1 and self._held_bytes > HELD_BYTES:
+                self._held_bytes -= self._held.popitem(last=False)[1].size
         self._held.move_to_end(file)
-        while len(self._held) > 1 and sum(lines.size for lines in self._held.values()) > HELD_BYTES:
-            self._held.popitem(last=False)
         return found
 
 

@@ -46,23 +46,32 @@ def window(recording: Recording, file: File, now_ns: int, args: Mapping[str, Any
     return Answer(data, b"\n".join(row.text for row in found))
 
 
-def chosen(recording: Recording, selection: Selection, now_ns: int) -> Iterator[tuple[File, Lines]]:
-    """Yield the selected files that have lines at that time; no generation: the newest that has."""
+def selected(recording: Recording, selection: Selection, now_ns: int) -> list[File]:
+    """Return the selected files that have lines at that time; no generation: the newest that has."""
     begun = [file for file, one in recording.files.items() if one["begin_ns"] <= now_ns]
     newest = max((generation for _, generation, _, _ in begun), default=0)
     wanted = newest if selection.generation is None else selection.generation
-    for file in begun:
-        node, generation, rank, stream = file
-        if (
-            wanted in ("all", generation)
-            and stream in selection.streams
-            and (selection.ranks is None or rank in selection.ranks)
-            and (selection.nodes is None or node in selection.nodes)
-        ):
-            yield file, recording.lines(file)
+    return [
+        (node, generation, rank, stream)
+        for node, generation, rank, stream in begun
+        if wanted in ("all", generation)
+        and stream in selection.streams
+        and (selection.ranks is None or rank in selection.ranks)
+        and (selection.nodes is None or node in selection.nodes)
+    ]
 
 
-def merged(
+async def _chosen(recording: Recording, selection: Selection, now_ns: int) -> list[tuple[File, Lines]]:
+    """Return the selected files with their lines; the screen has its turn while they are read."""
+    found = []
+    for file in selected(recording, selection, now_ns):
+        if not recording.is_held(file):
+            await asyncio.sleep(0)
+        found.append((file, recording.lines(file)))
+    return found
+
+
+async def merged(
     recording: Recording, selection: Selection, count: int, now_ns: int, before_ns: int | None, after_ns: int | None
 ) -> tuple[list[Row], bool]:
     """Return the last rows before a time, or the first from a time on, and whether there are more beyond them.
@@ -70,7 +79,8 @@ def merged(
     Rows of one time are never parted.
     """
     found: list[Row] = []
-    spans = list(_spans(recording, selection, now_ns, before_ns, after_ns))
+    files = await _chosen(recording, selection, now_ns)
+    spans = list(_spans(files, now_ns, before_ns, after_ns))
     for file, lines, begin, end in _nearest(spans, count, forwards=after_ns is not None):
         found += [row_of(file, line) for line in lines.rows[begin:end]]
     found.sort(key=lambda row: row.t_ns)
@@ -86,11 +96,9 @@ def merged(
     return found[begin:], len(found) - begin < there
 
 
-def _spans(
-    recording: Recording, selection: Selection, now_ns: int, before_ns: int | None, after_ns: int | None
-) -> Iterator[Span]:
+def _spans(files: list[tuple[File, Lines]], now_ns: int, before_ns: int | None, after_ns: int | None) -> Iterator[Span]:
     """Yield the rows of each file that lie between the times."""
-    for file, lines in chosen(recording, selection, now_ns):
+    for file, lines in files:
         begin = 0 if after_ns is None else bisect_left(lines.times_ns, after_ns)
         end = lines.there(now_ns)
         if before_ns is not None:
@@ -145,7 +153,7 @@ async def search(
         raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
     lowest = LEVELS.index(level[:1].upper()) if level else 0
     hits = 0
-    for file, lines in chosen(recording, selection, now_ns):
+    for file, lines in await _chosen(recording, selection, now_ns):
         for number, line in enumerate(lines.rows[: lines.there(now_ns)]):
             if number % LINES_PER_TURN == 0:
                 await asyncio.sleep(0)

@@ -19,7 +19,7 @@ from remote_agent.wire import CallFailed, WireError
 from supervisor import __version__
 from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError
 from supervisor.recording import form, redact, statuses
-from supervisor.recording.excerpts import Excerpt, excerpts
+from supervisor.recording.excerpts import Excerpt, Limit, excerpts
 from supervisor.recording.reading import HOST
 from supervisor.session.hits import now_ns
 from supervisor.session.tasks import cancel_all
@@ -45,11 +45,11 @@ def check_free(path: Path) -> None:
 
 
 async def write(
-    session: Session, path: Path, *, limit: int | None, seen: Iterable[statuses.Seen] = ()
+    session: Session, path: Path, *, limit: Limit, seen: Iterable[statuses.Seen] = ()
 ) -> tuple[int, list[str]]:
     """Write what the session can tell; return how many events, and why logs are missing.
 
-    `limit`: bytes of each log's end, 0: none, None: all; `seen`: the status by time, as `statuses.watch` saw it. Raises
+    `limit`: how much of the logs; `seen`: the status by time, as `statuses.watch` saw it. Raises
     Unreachable, RequestFailed, UsageError where the file exists.
     """
     check_free(path)
@@ -67,12 +67,12 @@ async def write(
         "job": session.job,
         "recorded_at": now_ns(session),
         "supervisor": __version__,
-        "logs": "all" if limit is None else limit,
+        "logs": limit._asdict(),
         "end_ns": max(end_ns, told[-1]["t_ns"]),
         "nccl": (await session.call("incidents")).get("nccl"),
         "hosts": await hosts_told(session),
     }
-    wanted = await excerpts(session, told_incidents(events), limit) if limit != 0 else {}
+    wanted = await excerpts(session, told_incidents(events), limit) if limit.a_file != 0 else {}
     with _private(path) as draft, zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr(form.META, form.json_line(redact.document(meta)))
         file.writestr(form.EVENTS, b"".join(form.json_line(redact.document(event)) for event in events))

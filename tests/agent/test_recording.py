@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from supervisor.recording.excerpts import Limit
 from supervisor.recording.player import Player
 from supervisor.recording.reading import load
 from supervisor.recording.redact import MARK
@@ -70,7 +71,7 @@ async def followed(made: Hosts, path: Path, go: Path) -> None:
             assert time.monotonic() < end, session.status
             await session.wait_change(0.2)
         go.touch()
-        await write(session, path, limit=0, seen=await asyncio.wait_for(watching, WAIT_S))
+        await write(session, path, limit=Limit(0), seen=await asyncio.wait_for(watching, WAIT_S))
     recording = load(path)
     assert recording.files == {}
     # Steps are those of their time, between what the journal tells.

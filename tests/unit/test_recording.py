@@ -19,8 +19,8 @@ from supervisor.cli.record import read_limit
 from supervisor.cli.replay import read_at
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.recording import statuses, tape
-from supervisor.recording.excerpts import evidence_lines
-from supervisor.recording.form import Line, line_json, read_line
+from supervisor.recording.excerpts import Limit, evidence_lines
+from supervisor.recording.form import Line, line_json, read_lines
 from supervisor.recording.player import Player
 from supervisor.recording.reading import Lines, load
 from supervisor.session.logs import Selection
@@ -57,13 +57,12 @@ def test_changes_and_what_they_make() -> None:
 
 def test_a_line_keeps_its_bytes() -> None:
     line = Line(3, 80, 5, "E", b"\xff\x00 caf\xc3\xa9 \x1b[31m\r")
-    assert read_line(line_json(line)) == line
+    assert read_lines(line_json(line) * 2) == [line, line]
 
 
 def test_gaps_are_told_and_lines_keep_their_numbers() -> None:
-    lines = Lines()
-    for number, t_ns in ((5, 50), (6, 40), (1200, 90)):
-        lines.add(Line(number, number * 10, t_ns, "I", b"line %d" % number))
+    times = {5: 50, 6: 40, 1200: 90}
+    lines = Lines(Line(number, number * 10, t_ns, "I", b"line %d" % number) for number, t_ns in times.items())
     assert [lines.total(t_ns) for t_ns in (0, 49, 50, 89, 90)] == [0, 0, 7, 7, 1201]
     shown = {row.line: row.text for row in lines.window(0, 1201)}
     assert list(shown) == list(range(1201))
@@ -158,7 +157,7 @@ def test_pages_of_many_files_hold_each_row_once(files: int, count: int, tmp_path
             more, edge = True, 0 if forwards else now_ns + 1
             while more:
                 bounds = (None, edge) if forwards else (edge, None)
-                page, more = tape.merged(recording, ALL, count, now_ns, *bounds)
+                page, more = asyncio.run(tape.merged(recording, ALL, count, now_ns, *bounds))
                 assert len(page) >= min(count, len(there) - len(rows))
                 rows = rows + page if forwards else page + rows
                 edge = page[-1].t_ns + 1 if forwards else page[0].t_ns
@@ -179,7 +178,9 @@ def test_a_coordinator_whose_clock_is_behind_does_not_turn_the_time(tmp_path: Pa
 
 
 def test_sizes_of_logs() -> None:
-    assert [read_limit(text) for text in ("all", "none", "500k", "2M", "17")] == [None, 0, 500_000, 2_000_000, 17]
+    read = [read_limit(text) for text in ("all", "none", "500k", "2M", "17")]
+    assert [limit.share(10_000) for limit in read] == [None, 0, 500_000, 2_000_000, 17]
+    assert [Limit().share(files) for files in (0, 4, 640)] == [1_000_000, 1_000_000, 100_000]
     with pytest.raises(argparse.ArgumentTypeError, match="write all, none, or a size"):
         read_limit("much")
 
