@@ -66,9 +66,13 @@ class Excerpt:
     async def parts(self) -> AsyncGenerator[list[Line], None]:
         """Yield the lines in order, many at a time; raises Unreachable, RequestFailed."""
         self.total = await self._count()
+        if self._limit is None:
+            async for part in self._range(0, self.total):
+                yield part
+            return
         tail: list[list[Line]] = []
         first = self.total
-        while self._limit is not None and first > 0 and not self._is_enough(tail):
+        while first > 0 and not self._is_enough(tail, self._limit):
             begin = max(0, first - ROWS)
             tail.append([line async for part in self._range(begin, first) for line in part])
             first = begin
@@ -78,15 +82,12 @@ class Excerpt:
             async for part in self._range(begin, end):
                 yield part
             done = max(done, end)
-        if self._limit is None:
-            async for part in self._range(0, self.total):
-                yield part
         for lines in reversed(tail):
             yield lines
 
-    def _is_enough(self, tail: list[list[Line]]) -> bool:
+    def _is_enough(self, tail: list[list[Line]], limit: int) -> bool:
         first = next((lines[0] for lines in reversed(tail) if lines), None)
-        return self._limit == 0 or (first is not None and self.size - first.offset >= (self._limit or 0))
+        return first is not None and self.size - first.offset >= limit
 
     async def _ask(self, line: int, count: int) -> Answer:
         args = {**self._place, "line": line, "count": count}

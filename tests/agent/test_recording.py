@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from supervisor.recording import excerpts
 from supervisor.recording.excerpts import Limit
 from supervisor.recording.player import Player
 from supervisor.recording.reading import load
@@ -111,6 +112,20 @@ async def compared(made: Hosts, path: Path) -> None:
     assert sum(marked in row.text for row in told) == 2
 
 
+def partly(path: Path, *, whole: bool) -> None:
+    """Every line once; of a limit that is smaller than the file, the end and what surrounds evidence."""
+    recording = load(path)
+    for file, one in recording.files.items():
+        numbers = list(recording.lines(file).numbers)
+        assert numbers == sorted(set(numbers))
+        assert numbers[-1] == one["lines"] - 1
+        assert not whole or len(numbers) == one["lines"]
+    stdout, stderr = (recording.lines(("n2", 0, 1, stream)) for stream in ("stdout", "stderr"))
+    assert len(stdout.rows) == (27 if whole else 5), "four lines, and one that tells of the gap"
+    assert b"ValueError: bad batch" in stderr.rows[-1].text
+    recording.close()
+
+
 def reported(document: dict[str, Any]) -> None:
     """The report of the job tells what happened, in numbers."""
     first, second = document["generations"]
@@ -144,6 +159,11 @@ def test_a_job_is_recorded_played_and_reported(
         assert list(tmp_path.glob(".*.rec*")) == []
         live = cli.json("report", "h.toml", "--json")
         asyncio.run(compared(made, path))
+        monkeypatch.setattr(excerpts, "ROWS", 4)
+        monkeypatch.setattr(excerpts, "AROUND", 2)
+        for size in ("all", "30"):
+            assert cli("record", "h.toml", "--logs", size, str(tmp_path / size)).status == 0
+            partly(tmp_path / size, whole=size == "all")
     said = cli.json("report", str(path), "--json")
     reported(said)
     reported(live)
