@@ -85,6 +85,7 @@ def on_remove(turn: Turn, event: s.Remove) -> None:
     if event.node == state.me and policy.successor(state) is None:
         turn.refuse("no_successor", f"{event.node} holds the coordinator and no other node is ready to take over")
         return
+    turn.emit("remove_requested", node=event.node, operator=event.operator)
     if event.node in state.members and state.phase in (*ACTIVE, s.STOPPING):
         turn.reply(f"{event.node} drains")
         turn.set(leaving=state.leaving | {event.node})

@@ -6,7 +6,7 @@ In: JobSpec and journal records. Out: a State: to begin with, to take the role o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import state as s
@@ -58,13 +58,28 @@ def _expected(node: s.Node, seen: float) -> s.Node:
 
 def fold(spec: JobSpec, records: Iterable[Record], me: str = "") -> s.State:
     """Return what the journal says of the job."""
-    state = s.State(spec=spec, me=me, term=0, nodes=_named(spec))
+    state = _empty(spec, me)
     for record in records:
-        state = dataclasses.replace(state, term=max(state.term, int(record.get("term", 0))))
-        apply = FOLDS.get(record["type"])
-        if apply is not None:
-            state = apply(state, record)
+        state = _apply(state, record)
     return state
+
+
+def folds(spec: JobSpec, records: Iterable[Record]) -> Iterator[s.State]:
+    """Yield what the journal says of the job after each of its records."""
+    state = _empty(spec, "")
+    for record in records:
+        state = _apply(state, record)
+        yield state
+
+
+def _empty(spec: JobSpec, me: str) -> s.State:
+    return s.State(spec=spec, me=me, term=0, nodes=_named(spec))
+
+
+def _apply(state: s.State, record: Record) -> s.State:
+    state = dataclasses.replace(state, term=max(state.term, int(record.get("term", 0))))
+    apply = FOLDS.get(record["type"])
+    return state if apply is None else apply(state, record)
 
 
 def _with_node(state: s.State, name: str, **changes: Any) -> s.State:

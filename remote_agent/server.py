@@ -10,22 +10,22 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Union
 
 from remote_agent import election, paths, restore
 from remote_agent import state as s
+from remote_agent.diagnose.told import told_incidents
 from remote_agent.journal import Record, public, read_records
 from remote_agent.logs import LogStore
 from remote_agent.logs.nccl import read_facts, read_map
-from remote_agent.status import document
+from remote_agent.status import document, history
 from remote_agent.wire import Answer, Channel, Handler, Items, JobSpec, Problem, WireError
 
 if TYPE_CHECKING:
     from remote_agent.agent import Agent
 
 OPERATOR_VERBS = ("restart", "remove", "add", "stop")
-ENDS_OF_A_HANG = ("hang_over", "generation_stopped", "job_succeeded", "job_failed", "job_stopped")
 # `watch` sends at most this often, and at least that often.
 WATCH_MIN_S = 0.1
 WATCH_MAX_S = 1.0
@@ -41,6 +41,7 @@ class Desk:
         self.logs = logs
         self.ops: dict[str, Op] = {
             "events": self.events,
+            "history": self.history,
             "incidents": self.incidents,
             "nccl": self.nccl,
             "log_list": self.log_list,
@@ -65,6 +66,18 @@ class Desk:
     def records(self) -> list[Record]:
         """The journal as far as this node has it."""
         raise NotImplementedError
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job's description."""
+        raise NotImplementedError
+
+    async def history(self, args: dict[str, Any]) -> Items:
+        """Stream what each record of the journal changed in the status."""
+        for told in history(self.spec, list(self.records)):
+            yield Answer(told)
+            # A long journal of many ranks takes seconds: the heartbeats have their turn in between.
+            await asyncio.sleep(0)
 
     async def events(self, args: dict[str, Any]) -> Items:
         """Stream journal records after `since`."""
@@ -99,18 +112,6 @@ class Desk:
         return await self.logs.merged(**args)
 
 
-def told_incidents(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return the incidents of a journal; of a hang also whether it goes on, and how it was over."""
-    found: list[dict[str, Any]] = []
-    for record in records:
-        detail = record["detail"]
-        if record["type"] == "incident":
-            found.append({key: value for key, value in detail.items() if key != "fingerprint"})
-        elif found and found[-1].get("ongoing") and record["type"] in ENDS_OF_A_HANG:
-            found[-1] = {**found[-1], "ongoing": False, "over": detail.get("reason") or detail.get("cause")}
-    return found
-
-
 class FileDesk(Desk):
     """A job whose agent is not there: it has ended, or its agent died."""
 
@@ -136,6 +137,10 @@ class FileDesk(Desk):
     @property
     def records(self) -> list[Record]:
         return self._records
+
+    @property
+    def spec(self) -> JobSpec:
+        return self._spec
 
     async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
         if op.startswith("log_") and not self._started:
@@ -211,6 +216,10 @@ class AgentDesk(Desk):
     @property
     def records(self) -> list[Record]:
         return self._agent.journal.records
+
+    @property
+    def spec(self) -> JobSpec:
+        return self._agent.spec
 
     async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
         if op in OPERATOR_VERBS:

@@ -6,12 +6,17 @@ In: the coordinator's State (live, or folded from the journal) and what nodes sa
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
+from remote_agent import restore, watch
 from remote_agent import state as s
-from remote_agent import watch
 from remote_agent.formation import shortage
+from remote_agent.wire.changes import changes
+
+if TYPE_CHECKING:
+    from remote_agent.journal import Record
+    from remote_agent.wire import JobSpec
 
 # A rank that has said nothing for this long is called silent.
 SILENT_AFTER_S = 60.0
@@ -35,6 +40,9 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
     now: makes vitals as much older as it is after a node's `heard_at`.
     """
     median = _median_step(state, facts)
+    ranks: dict[str, list[s.Rank]] = {}
+    for rank in sorted(state.ranks.values(), key=_number):
+        ranks.setdefault(rank.node, []).append(rank)
     return {
         "job": state.spec.job,
         "state": job_state(state),
@@ -46,7 +54,10 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
         "world_size": state.world_size or len(state.ranks),
         "coordinator": coordinator,
         "started_at": state.started_at,
-        "nodes": [_node(state, node, facts.get(name, {}), median, now) for name, node in state.nodes.items()],
+        "nodes": [
+            _node(state, node, facts.get(name, {}), ranks.get(name, []), median, now)
+            for name, node in state.nodes.items()
+        ],
         "incident": state.incident,
         "warnings": [{"rank": rank, "message": message} for rank, message in state.warnings.items()],
         "failure": state.failure,
@@ -54,6 +65,17 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
         "environment": {"env": dict(state.env), "from_generation": state.env_from} if state.env else None,
         "script": {"kind": state.spec.kind, "script": state.spec.script, "args": list(state.spec.args)},
     }
+
+
+def history(spec: JobSpec, records: list[Record]) -> Iterator[dict[str, Any]]:
+    """Yield, for each record that changed the status, its `seq` and the `changes`, as far as the journal tells."""
+    last: dict[str, Any] = {}
+    for record, state in zip(records, restore.folds(spec, records)):
+        found = document(state, {}, None)
+        told = changes(last, found)
+        if told:
+            last = found
+            yield {"seq": record["seq"], "changes": told}
 
 
 def _live(state: s.State, facts: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -68,11 +90,15 @@ def _median_step(state: s.State, facts: Facts) -> float | None:
 
 
 def _node(
-    state: s.State, node: s.Node, facts: Mapping[str, Any], median: float | None, now: float | None
+    state: s.State,
+    node: s.Node,
+    facts: Mapping[str, Any],
+    ranks: list[s.Rank],
+    median: float | None,
+    now: float | None,
 ) -> dict[str, Any]:
     live = _live(state, facts)
     late_s = 0.0 if now is None else max(0.0, now - facts.get("heard_at", now))
-    ranks = [rank for rank in state.ranks.values() if rank.node == node.name]
     return {
         "name": node.name,
         "address": node.spec.address,
@@ -82,9 +108,7 @@ def _node(
         "agent_pid": facts.get("agent_pid") if node.connected or node.name == state.me else None,
         "clock_offset_ms": facts.get("clock_offset_ms"),
         "vitals": _older(facts.get("vitals"), late_s),
-        "ranks": [
-            _rank(state, rank, live.get(str(rank.rank), {}), median, late_s) for rank in sorted(ranks, key=_number)
-        ],
+        "ranks": [_rank(state, rank, live.get(str(rank.rank), {}), median, late_s) for rank in ranks],
     }
 
 

@@ -194,6 +194,9 @@ ACTIONS: tuple[Action, ...] = (
         "jobs.clean", "clean", "", "Clean", "remove files of finished jobs from the nodes",
         confirm=1, effect=_clean, destructive=True,
     ),
+    Action("job.record", "record", "", "Record", "write a job into one file: its events, states and logs"),
+    Action("job.replay", "replay", "", "Replay", "open a recording on the screen, at any time of the job"),
+    Action("job.report", "report", "", "Report", "write a job's post-mortem, or a recording's, as Markdown or JSON"),
     Action("logs.diagnose", "diagnose", "", "Diagnose", "the root cause of existing log files; needs no cluster"),
     Action("demo.run", "demo", "", "Demo", "run a real DDP job on two embedded SSH hosts; nothing to configure"),
 )  # fmt: skip

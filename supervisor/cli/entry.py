@@ -35,6 +35,9 @@ MODULES = {
     "hosts": "hosts",
     "jobs": "jobs",
     "clean": "jobs",
+    "record": "record",
+    "replay": "replay",
+    "report": "report",
     "diagnose": "diagnose",
     "demo": "demo",
 }

@@ -1,6 +1,6 @@
 """Ask all nodes what NCCL told there.
 
-In: a session whose links answer. Out: a Fabric; nodes that do not answer in time are named in it.
+In: a session whose links answer. Out: their documents, and a Fabric; nodes that do not answer in time are named in it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ DEADLINE = 5.0
 PATIENCE = 2.0
 
 
+def joined(told: dict[str, dict[str, Any] | None], status: dict[str, Any]) -> fabric.Fabric:
+    """Return what the nodes say of each other; `status`: the job's nodes and ranks."""
+    nodes = status.get("nodes", ())
+    return fabric.read(told, {int(rank["rank"]): str(node["name"]) for node in nodes for rank in node.get("ranks", ())})
+
+
 class NcclReader:
     """What a session knows of it; a node that has nothing newer sends nothing again."""
 
@@ -27,8 +33,8 @@ class NcclReader:
         self._session = session
         self._documents: dict[str, dict[str, Any]] = {}
 
-    async def read(self, status: dict[str, Any]) -> fabric.Fabric:
-        """Return what is known now; `status`: the job's nodes and ranks."""
+    async def told(self, status: dict[str, Any]) -> dict[str, dict[str, Any] | None]:
+        """Return what each node with ranks says, None where it does not answer; `status`: the job's nodes and ranks."""
         nodes = [str(node["name"]) for node in status.get("nodes", ()) if node.get("ranks")]
         links = self._session.links
         heard = await self._ask_all(nodes)
@@ -36,10 +42,7 @@ class NcclReader:
             await self._session.wait_until(lambda: all(links[name].tried for name in nodes if name in links), PATIENCE)
             late = [name for name in nodes if heard[name] is None]
             heard.update(await self._ask_all(late))
-        ranks = {
-            int(rank["rank"]): str(node["name"]) for node in status.get("nodes", ()) for rank in node.get("ranks", ())
-        }
-        return fabric.read(heard, ranks)
+        return heard
 
     async def _ask_all(self, nodes: list[str]) -> dict[str, dict[str, Any] | None]:
         return dict(zip(nodes, await asyncio.gather(*(self._ask(name) for name in nodes)), strict=True))

@@ -23,7 +23,7 @@ from supervisor.session import heal, logs, opening, requests
 from supervisor.session.feed import Feed
 from supervisor.session.follow import Chunk, Seen, follow
 from supervisor.session.link import Link
-from supervisor.session.nccl import NcclReader
+from supervisor.session.nccl import NcclReader, joined
 from supervisor.session.search import search
 from supervisor.session.tasks import cancel_all, each, wait_event
 from supervisor.session.view import HostView, Notice
@@ -266,11 +266,14 @@ class Session:
 
     async def journal(self, since: int = 0) -> list[dict[str, Any]]:
         """Return the events after number `since` as the best agent has them; raises Unreachable, RequestFailed."""
+        return [item["event"] for item in await self.stream("events", {"since": since, "follow": False})]
+
+    async def stream(self, op: str, args: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Return all items of a stream that ends, from the best agent; raises Unreachable, RequestFailed."""
         last = ""
         for link in self.opened_links():
             try:
-                stream = link.stream("events", {"since": since, "follow": False})
-                return [answer.data["event"] async for answer in each(stream, RECORD_DEADLINE)]
+                return [answer.data async for answer in each(link.stream(op, args), RECORD_DEADLINE)]
             except CallFailed as refused:
                 raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
             except (WireError, asyncio.TimeoutError) as broken:
@@ -286,7 +289,12 @@ class Session:
 
     async def nccl(self, status: dict[str, Any] | None = None) -> Fabric:
         """Return how the nodes reach each other as NCCL tells it there; `status`: where the session is not fed."""
-        return await self._nccl.read(self.status if status is None else status)
+        status = self.status if status is None else status
+        return joined(await self.nccl_told(status), status)
+
+    async def nccl_told(self, status: dict[str, Any]) -> dict[str, dict[str, Any] | None]:
+        """Return what each node tells of NCCL, as its agent reads it there."""
+        return await self._nccl.told(status)
 
     # --- logs
 

@@ -13,14 +13,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from textual.app import App
 
 from supervisor.paths import themes_dir
 from supervisor.session.logs import Selection
-from supervisor.tui import theming
+from supervisor.tui import keys, theming
 from supervisor.tui.cells import clean
 from supervisor.tui.desk import Desk
 from supervisor.tui.feeds import MergedFeed
@@ -81,6 +81,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self.animation_level = "none"
         self.source = source
         self.read_only = read_only
+        self.key_table: Sequence[keys.Key] = keys.KEYS
         self.glyphs = Glyphs(ascii_only or not _is_utf8())
         self.snapshot: Snapshot = take(source)
         self.skins, self._problems = theming.load_all()
@@ -94,6 +95,18 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self._was_launching = False
         self.leave_when_ended = False
         self._take_theme(theming.NO_COLOR_THEME if no_color else theme or theming.DEFAULT_THEME)
+
+    # --- a recording, see replay.py
+
+    @property
+    def played(self) -> str:
+        """What is said of the time where it is that of a recording."""
+        return ""
+
+    @property
+    def turns(self) -> int:
+        """How often the time has been put back."""
+        return 0
 
     # --- themes
 
@@ -348,7 +361,8 @@ def _settle_memory() -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
-async def _run(session_factory: Callable[[], SessionContext], make: Callable[[Source], SupervisorApp]) -> int:
+async def run_app(session_factory: Callable[[], SessionContext], make: Callable[[Source], SupervisorApp]) -> int:
+    """Show what a session tells until the user leaves; returns the exit status."""
     async with session_factory() as source:
         app = make(source)
         loop = asyncio.get_running_loop()
@@ -367,4 +381,4 @@ def run_tui(
     def make(source: Source) -> SupervisorApp:
         return SupervisorApp(source, theme=theme, read_only=read_only, ascii_only=ascii_only)
 
-    return asyncio.run(_run(session_factory, make))
+    return asyncio.run(run_app(session_factory, make))

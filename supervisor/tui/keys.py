@@ -8,6 +8,7 @@ Never bound here: ctrl+s q z a b h i j m, which terminals, shells and tmux use t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Final
 
 from textual.binding import Binding
@@ -129,6 +130,19 @@ KEYS: Final[tuple[Key, ...]] = (
     Key("quit", "q,ctrl+c", "leave", "detach", "detach, or stop the job: asks", "any", 90, palette=True),
 )
 
+# On a recording, beside all others; bound by the application.
+REPLAY: Final[tuple[Key, ...]] = (
+    Key("replay.play", "p", "app.pause", "pause", "replay: let the time stand, or run again", footer=1, palette=True),
+    Key(
+        "replay.next", "full_stop", "app.step(1)", "next event", "replay: go to the next event", footer=2, palette=True
+    ),
+    Key(
+        "replay.previous", "comma", "app.step(-1)", "previous", "replay: go to the event before", footer=3, palette=True
+    ),
+    Key("replay.faster", "right_parenthesis", "app.speed(1)", "faster", "replay: faster", footer=4, palette=True),
+    Key("replay.slower", "left_parenthesis", "app.speed(-1)", "", "replay: slower", palette=True),
+)
+
 _SHOWN: Final = {
     "slash": "/",
     "colon": ":",
@@ -141,6 +155,10 @@ _SHOWN: Final = {
     "greater_than_sign": ">",
     "dollar_sign": "$",
     "number_sign": "#",
+    "left_parenthesis": "(",
+    "right_parenthesis": ")",
+    "comma": ",",
+    "full_stop": ".",
     "pageup": "pgup",
     "pagedown": "pgdn",
 }
@@ -151,9 +169,9 @@ def shown(key: str) -> str:
     return _SHOWN.get(key, key)
 
 
-def of(screen: str) -> list[Key]:
+def of(screen: str, table: Sequence[Key] = KEYS) -> list[Key]:
     """The keys that work on a screen."""
-    return [key for key in KEYS if key.where == "any" or screen in key.where.split()]
+    return [key for key in table if key.where == "any" or screen in key.where.split()]
 
 
 def bindings(screen: str) -> list[Binding]:
@@ -163,7 +181,7 @@ def bindings(screen: str) -> list[Binding]:
     ]
 
 
-def footer(screen: str) -> list[tuple[str, str]]:
+def footer(screen: str, table: Sequence[Key] = KEYS) -> list[tuple[str, str]]:
     """Key and label of what matters on a screen, in order."""
-    chosen = sorted((key for key in of(screen) if key.footer), key=lambda key: key.footer)
+    chosen = sorted((key for key in of(screen, table) if key.footer), key=lambda key: key.footer)
     return [(shown(key.keys.split(",")[0]), key.label) for key in chosen]

@@ -5,9 +5,11 @@ In: words of the contract. Out: glyphs, words, roles, short texts.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import time
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 
@@ -129,9 +131,23 @@ def lasted(seconds: float) -> str:
     return f"{hours} h {rest // 60:02d} min"
 
 
+_clock: Callable[[], float] = time.time
+
+
 def now() -> float:
     """Unix time in seconds; the one place where the screens ask for it."""
-    return time.time()
+    return _clock()
+
+
+@contextlib.contextmanager
+def told_by(clock: Callable[[], float]) -> Iterator[None]:
+    """Take the time from another clock, that of a recording."""
+    global _clock
+    before, _clock = _clock, clock
+    try:
+        yield
+    finally:
+        _clock = before
 
 
 def moment(time: str | None) -> datetime.datetime | None:

@@ -32,13 +32,21 @@ async def running(
     session: RecordedSession, size: tuple[int, int] = (80, 24), **options: Any
 ) -> AsyncIterator[tuple[SupervisorApp, Pilot[int]]]:
     """The application with its first screen painted."""
-    options.setdefault("ascii_only", False)
     app = SupervisorApp(session, **options)
+    async with running_app(app, size, ascii_only=options.get("ascii_only", False)) as pilot:
+        yield app, pilot
+
+
+@asynccontextmanager
+async def running_app(
+    app: SupervisorApp, size: tuple[int, int], *, ascii_only: bool = False
+) -> AsyncIterator[Pilot[int]]:
+    """An application with its first screen painted."""
     # The test runner's own output may not be UTF-8, as a terminal's is.
-    app.glyphs = type(app.glyphs)(options["ascii_only"])
+    app.glyphs = type(app.glyphs)(ascii_only)
     async with app.run_test(size=size, notifications=True) as pilot:
         await settle(app, pilot)
-        yield app, pilot
+        yield pilot
 
 
 def text_of(app: SupervisorApp) -> str:

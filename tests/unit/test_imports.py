@@ -24,7 +24,7 @@ FROM_AGENT = (
 )
 PLUGIN = ROOT / "supervisor" / "handlers.py"
 # The parts of the operator's side that may not know of the command line, in the order of the data.
-LOWER = ("inventory", "ssh", "session", "postmortem")
+LOWER = ("inventory", "ssh", "session", "postmortem", "recording")
 
 
 @dataclass(frozen=True)

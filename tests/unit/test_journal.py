@@ -6,7 +6,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from remote_agent import restore
+from remote_agent import state as s
 from remote_agent.journal import Journal, chunks, public, read_records, utc
+from remote_agent.status import document, history
+from remote_agent.wire.changes import merge
+from tests.unit.world import World, spec
 
 
 def record(seq: int, **changes: Any) -> dict[str, Any]:
@@ -127,3 +132,19 @@ def test_the_term_stays_between_agents() -> None:
 
 def test_times_are_utc_with_milliseconds() -> None:
     assert utc(1_700_000_000_123_456_789) == "2023-11-14T22:13:20.123Z"
+
+
+def test_the_history_is_the_status_after_each_record_and_says_who_asked() -> None:
+    world = World(spec(3, min_nodes=2))
+    world.fail(1)
+    world.settle()
+    world.feed(s.Remove("n3", "ann@laptop"))
+    world.settle()
+    records = world.records()
+    status: dict[str, Any] = {}
+    for told in history(world.state.spec, records):
+        status = merge(status, told["changes"])
+        assert status == document(restore.fold(world.state.spec, records[: told["seq"]]), {}, None)
+    assert status["generation"] == 2
+    asked = next(record for record in records if record["type"] == "remove_requested")
+    assert (asked["node"], asked["detail"]["operator"]) == ("n3", "ann@laptop")

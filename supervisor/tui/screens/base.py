@@ -95,13 +95,14 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         if small:
             self.query_one(TooSmall).redraw()
             return
-        self.query_one(AlertBar).show(snapshot, age_s)
+        self.query_one(AlertBar).show(snapshot, age_s, self.tui.played)
         if changed:
             self.show(snapshot)
             self.query_one(KeyBar).show(
+                table=self.tui.key_table,
                 theme=self.tui.palette.name,
                 read_only=self.tui.read_only,
-                way_out=way_out(snapshot),
+                way_out="quit" if self.tui.played else way_out(snapshot),
             )
 
     def on_resize(self) -> None:

@@ -70,6 +70,7 @@ class LogsScreen(LiveScreen):
         self.generation: int | None = None
         self.finder: Finder | None = None
         self.folded = False
+        self._turns = self.tui.turns
 
     # --- what is shown
 
@@ -139,9 +140,21 @@ class LogsScreen(LiveScreen):
         if isinstance(feed, RankFeed) and newest is not None and newest > feed.generation:
             self._open()
 
+    def _reread(self) -> None:
+        """Read anew: the time of a recording was put back. The line that is being read stays, if it is there yet."""
+        self._turns = self.tui.turns
+        row = None if self.log_view.follow else self._row_read()
+        feed = self._open()
+        if row is not None and isinstance(feed, RankFeed):
+            self.log_view.jump(row.line, row.key)
+        elif row is not None:
+            self.log_view.jump_to_time(row.t_ns, row.key)
+
     def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
         """Let the log move."""
         super().tick(snapshot, age_s, changed)
+        if self._turns != self.tui.turns:
+            self._reread()
         self.log_view.tick()
 
     @on(VirtualLog.Changed)

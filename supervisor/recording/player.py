@@ -1,0 +1,215 @@
+"""A recording as the session that the screens know, at a time that runs, stands, or jumps.
+
+In: a recording, a clock, keys. Out: what the session told at that time. Nothing runs here: each look asks the clock.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.diagnose.told import told_incidents
+from supervisor.errors import RequestFailed, SupervisorError
+from supervisor.recording import tape
+from supervisor.session.fabric import Fabric
+from supervisor.session.logs import Clocks, Page, Row, Selection
+from supervisor.session.nccl import joined
+from supervisor.session.view import ENDED_STATES, Notice
+
+if TYPE_CHECKING:
+    from remote_agent.wire import Answer
+    from supervisor.recording.reading import Recording
+
+SPEEDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+
+Json = dict[str, Any]
+
+
+class PlayedClocks(Clocks):
+    """The clocks of a recording, all right; what was read before a jump back must be read anew."""
+
+    def __init__(self, player: Player) -> None:
+        super().__init__(player)
+        self._player = player
+        self._turns = player.turns
+
+    @property
+    def moved(self) -> bool:
+        """The time has been put back since."""
+        return self._player.turns != self._turns
+
+
+class Player:
+    """One recording, played."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        at_ns: int | None = None,
+        *,
+        speed: float = 1.0,
+        paused: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.recording = recording
+        self.job = recording.job
+        self.hosts = {host.name: host for host in recording.hosts}
+        self.notices: list[Notice] = []
+        self.launching = False
+        self.failure: SupervisorError | None = None
+        self.speed = speed
+        self.turns = 0
+        """How often the time has been put back."""
+        self._clock = clock
+        self._paused = paused
+        self._at_ns = recording.begin_ns if at_ns is None else min(max(at_ns, recording.begin_ns), recording.end_ns)
+        self._since = clock()
+        self._version = 0
+        self._seen: tuple[int, int, int] = (-1, -1, -1)
+        self._events: list[Json] = []
+        self._incidents: list[Json] = []
+
+    async def __aenter__(self) -> Player:
+        return self
+
+    async def __aexit__(self, *_problem: object) -> None:
+        self.recording.close()
+
+    # --- the time
+
+    @property
+    def now_ns(self) -> int:
+        """The time that is shown."""
+        if self._paused:
+            return self._at_ns
+        passed_ns = int((self._clock() - self._since) * self.speed * 1e9)
+        return min(self._at_ns + passed_ns, self.recording.end_ns)
+
+    def now_s(self) -> float:
+        """The time that is shown, in seconds since the epoch."""
+        return self.now_ns / 1e9
+
+    @property
+    def standing(self) -> str:
+        """`paused`, `end` or nothing while the time runs."""
+        at_end = self.now_ns >= self.recording.end_ns
+        return "end" if at_end else "paused" if self._paused else ""
+
+    def seek(self, t_ns: int) -> None:
+        """Go to a time."""
+        self.turns += t_ns < self.now_ns
+        self._start_at(min(max(t_ns, self.recording.begin_ns), self.recording.end_ns))
+
+    def _start_at(self, t_ns: int) -> None:
+        self._at_ns, self._since = t_ns, self._clock()
+        self._version += 1
+
+    def pause(self) -> None:
+        """Let the time stand, or run again; at the end, run from the begin."""
+        if self.standing == "end":
+            self._paused = False
+            self.seek(self.recording.begin_ns)
+        else:
+            self._start_at(self.now_ns)
+            self._paused = not self._paused
+
+    def step(self, direction: int) -> None:
+        """Stand at the time of the next event, or of the one before."""
+        times, now_ns = self.recording.event_times_ns, self.now_ns
+        self._start_at(now_ns)
+        self._paused = True
+        if direction > 0:
+            at = bisect_right(times, now_ns)
+            self.seek(times[at] if at < len(times) else self.recording.end_ns)
+        else:
+            at = bisect_left(times, now_ns) - 1
+            self.seek(times[at] if at >= 0 else self.recording.begin_ns)
+
+    def faster(self, direction: int) -> None:
+        """Take the next of the speeds, or the one before."""
+        self._start_at(self.now_ns)
+        at = bisect_right(SPEEDS, self.speed) if direction > 0 else bisect_left(SPEEDS, self.speed) - 1
+        self.speed = SPEEDS[min(max(at, 0), len(SPEEDS) - 1)]
+
+    # --- what a session tells
+
+    @property
+    def version(self) -> int:
+        """Grows with every change, and with every second, as ages are told."""
+        now_ns = self.now_ns
+        seen = (
+            bisect_right(self.recording.event_times_ns, now_ns),
+            bisect_right(self.recording.status_times_ns, now_ns),
+            now_ns // 1_000_000_000,
+        )
+        if seen != self._seen:
+            self._seen = seen
+            self._version += 1
+        return self._version
+
+    @property
+    def events(self) -> list[Json]:
+        """The journal up to now."""
+        count = bisect_right(self.recording.event_times_ns, self.now_ns)
+        if count != len(self._events):
+            self._events = self.recording.events[:count]
+            self._incidents = told_incidents(self._events)
+        return self._events
+
+    @property
+    def incidents(self) -> list[Json]:
+        """The incidents up to now."""
+        return self._incidents if self.events else []
+
+    @property
+    def status(self) -> Json:
+        """The status as it was."""
+        return self.recording.status(bisect_right(self.recording.status_times_ns, self.now_ns))
+
+    @property
+    def status_age_s(self) -> float:
+        """A recorded status is never old, but there is none before the first."""
+        return 0.0 if self.status else float("inf")
+
+    @property
+    def ended(self) -> bool:
+        """The job is over by now."""
+        return self.status.get("state") in ENDED_STATES
+
+    async def request(self, verb: str, **_args: Any) -> Json:
+        """Refuse: what was is not changed."""
+        raise RequestFailed(f"{verb}: this is a recording", "attach to the job itself")
+
+    async def nccl(self) -> Fabric:
+        """Return how the nodes reach each other, as NCCL told it when the recording was made."""
+        return joined(self.recording.meta.get("nccl_nodes", {}), self.status)
+
+    async def cancel_launch(self) -> None:
+        """Nothing is being launched."""
+
+    # --- logs
+
+    async def log(self, node: str, op: str, args: Json) -> Answer:
+        """Answer log_window as an agent does."""
+        if op != "log_window":
+            raise RequestFailed(f"a recording cannot answer {op!r}")
+        return tape.window(self.recording, (node, args["generation"], args["rank"], args["stream"]), self.now_ns, args)
+
+    async def merged(
+        self,
+        selection: Selection,
+        count: int,
+        *,
+        before_ns: int | None = None,
+        after_ns: int | None = None,
+        clocks: Clocks | None = None,
+    ) -> Page:
+        """Return rows of all nodes by time, as a session does."""
+        rows, more = await tape.merged(self.recording, selection, count, self.now_ns, before_ns, after_ns)
+        return Page(rows, more, [], clocks or PlayedClocks(self))
+
+    def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
+        """Yield the rows that match, file by file."""
+        return tape.search(self.recording, selection, self.now_ns, **query)
