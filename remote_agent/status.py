@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # A rank that has said nothing for this long is called silent.
 SILENT_AFTER_S = 60.0
+# How far apart a node's heartbeats are.
+TOLD_EVERY_S = 1.0
 Facts = Mapping[str, Mapping[str, Any]]
 
 
@@ -39,7 +41,7 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
 
     now: makes vitals as much older as it is after a node's `heard_at`.
     """
-    median = _median_step(state, facts)
+    median = _median_position(state, facts, now)
     ranks: dict[str, list[s.Rank]] = {}
     for rank in sorted(state.ranks.values(), key=_number):
         ranks.setdefault(rank.node, []).append(rank)
@@ -83,9 +85,20 @@ def _live(state: s.State, facts: Mapping[str, Any]) -> Mapping[str, Any]:
     return facts.get("ranks", {}) if facts.get("generation") == state.generation else {}
 
 
-def _median_step(state: s.State, facts: Facts) -> float | None:
-    steps = [rank.get("step") for each in facts.values() for rank in _live(state, each).values()]
-    known = [step for step in steps if step is not None]
+def _late_s(facts: Mapping[str, Any], now: float | None) -> float:
+    return 0.0 if now is None else max(0.0, now - facts.get("heard_at", now))
+
+
+def _position(live: Mapping[str, Any], late_s: float) -> float | None:
+    """Return the step that a rank has reached by now: nodes tell of theirs in turn, once a second."""
+    step = live.get("step")
+    pace = (live.get("progress") or {}).get("steps_s") or 0.0
+    return None if step is None else step + pace * min(late_s, TOLD_EVERY_S)
+
+
+def _median_position(state: s.State, facts: Facts, now: float | None) -> float | None:
+    found = [_position(rank, _late_s(each, now)) for each in facts.values() for rank in _live(state, each).values()]
+    known = [position for position in found if position is not None]
     return statistics.median(known) if known else None
 
 
@@ -98,7 +111,7 @@ def _node(
     now: float | None,
 ) -> dict[str, Any]:
     live = _live(state, facts)
-    late_s = 0.0 if now is None else max(0.0, now - facts.get("heard_at", now))
+    late_s = _late_s(facts, now)
     return {
         "name": node.name,
         "address": node.spec.address,
@@ -141,17 +154,17 @@ def _rank(state: s.State, rank: s.Rank, live: Mapping[str, Any], median: float |
         "signal": rank.signal,
         "step": live.get("step"),
         "last_output_age_s": age,
-        "progress": _progress(live, median),
+        "progress": _progress(live, median, late_s),
         "vitals": _older(live.get("vitals"), late_s),
     }
 
 
-def _progress(live: Mapping[str, Any], median: float | None) -> dict[str, Any] | None:
-    """Return loss, rate with its unit, steps_s, and lag, the steps that it is behind the ranks' median."""
-    step, said = live.get("step"), live.get("progress") or {}
-    if step is None and all(value is None for value in said.values()):
+def _progress(live: Mapping[str, Any], median: float | None, late_s: float) -> dict[str, Any] | None:
+    """Return loss, rate with its unit, steps_s, and lag, the whole steps that it is behind the ranks' median."""
+    position, said = _position(live, late_s), live.get("progress") or {}
+    if position is None and all(value is None for value in said.values()):
         return None
-    behind = None if step is None or median is None else max(0, round(median - step))
+    behind = None if position is None or median is None else max(0, int(round(median - position, 3)))
     return {**said, "lag": behind}
 
 

@@ -49,6 +49,9 @@ class Host:
         self.interface: str | None = None
         """The network interface of the job."""
         self._before: dict[str, tuple[float, int]] = {}
+        """Time and value of what is counted, by name."""
+        self._idle: tuple[int, int] | None = None
+        """Ticks of all processors: idle ones, all."""
         self._workers: dict[int, tuple[str, dict[str, str]]] = {}
 
     def read(self, now: float) -> Document:
@@ -114,11 +117,10 @@ class Host:
             return None
         times = [int(word) for word in words]
         total, idle = sum(times), times[3] + times[4]
-        before = self._before.get("idle"), self._before.get("total")
-        self._before["idle"], self._before["total"] = (0.0, idle), (0.0, total)
-        if before[0] is None or before[1] is None or total <= before[1][1]:
+        before, self._idle = self._idle, (idle, total)
+        if before is None or total <= before[1]:
             return None
-        return round(100 * (1 - max(0, idle - before[0][1]) / (total - before[1][1])), 1)
+        return round(100 * (1 - max(0, idle - before[0]) / (total - before[1])), 1)
 
     def _memory(self) -> tuple[int | None, int | None]:
         """Return used and total bytes: of the host, or of the cgroup whose limit is the tightest."""

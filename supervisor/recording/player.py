@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.diagnose.told import told_incidents
 from supervisor.errors import RequestFailed, SupervisorError
 from supervisor.recording import tape
-from supervisor.session.fabric import Fabric
 from supervisor.session.logs import Clocks, Page, Row, Selection
 from supervisor.session.nccl import joined
 from supervisor.session.view import ENDED_STATES, Notice
@@ -21,6 +20,7 @@ from supervisor.session.view import ENDED_STATES, Notice
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
     from supervisor.recording.reading import Recording
+    from supervisor.session.fabric import Fabric
 
 SPEEDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
