@@ -87,15 +87,19 @@ def _name(pid: int) -> str:
     name = _read(pid, "comm").strip()
     if not name.startswith("python"):
         return name
-    # A forked one has its rank's command line, less what is the same for all.
-    words = [word for word in _read(pid, "cmdline").split("\0")[1:] if word not in ("-X", "-u")]
-    return " ".join([name, *(word for word in words if not word.startswith("supervisor="))]).strip()
+    # What follows the script may hold secrets. A forked one has its rank's command line.
+    words = _read(pid, "cmdline").split("\0")[1:]
+    script = next((word for word in words if word and not word.startswith(("-", "supervisor="))), "")
+    if "-c" in words and not script.startswith("from multiprocessing."):
+        script = "-c"
+    return f"{name} {os.path.basename(script.partition(';')[0])}".strip()
 
 
 def _doing(pid: int, state: str) -> str:
     """Say what the kernel knows: the state, where in the kernel it waits, and on which file."""
     doing = _STATES.get(state, f"is in state {state}")
-    where = _read(pid, "wchan").strip()
+    # Behind a point stands what the compiler made of the function.
+    where = _read(pid, "wchan").strip().partition(".")[0]
     if where not in ("", "0"):
         doing += f" in {where}"
     call = _read(pid, "syscall").split()

@@ -355,6 +355,8 @@ def _hint(stall: Stall) -> str:
         )
     if any("dataloader.py" in call for call in stall.calls.values()):
         return "its DataLoader's workers deliver nothing: see what they do; `supervisor stacks` shows their stacks too"
+    if DEAF in ways and not stall.where:
+        return "where py-spy is installed on the node, `supervisor stacks` shows where it holds the lock"
     return "`supervisor stacks` shows the whole stack"
 
 

@@ -6,6 +6,7 @@ In: argv, each agent's answer for its own ranks. Out: text or JSON.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from supervisor.session.session import Session
 
 Found = TypeVar("Found")
+_ADDRESS = re.compile(r"(?m)(?<=^Thread )0x[0-9a-f]+ |(?<=^Current thread )0x[0-9a-f]+ ")
 # Collecting takes 3.5 s on a node whose ranks do not answer.
 DEADLINE = 20.0
 
@@ -109,7 +111,8 @@ def stacks_lines(
 ) -> list[str]:
     """Return stacks grouped by equality, the smallest group first: it is the odd one; then those of child processes."""
     lines: list[str] = []
-    for text, ranks in _grouped((text.strip(), int(rank)) for rank, text in stacks.items()):
+    # A thread's number is an address, another one in each process.
+    for text, ranks in _grouped((_ADDRESS.sub("", text.strip()), int(rank)) for rank, text in stacks.items()):
         lines += [f"{name_ranks(ranks)}:", *(f"  {line}" for line in safe(text).splitlines()), ""]
     below = (
         ((f"{one_line(child['name'])} {one_line(child['doing'])}", child["stack"].strip()), int(rank))
