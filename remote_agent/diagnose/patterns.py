@@ -135,7 +135,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "GPU has fallen off the bus",
         "Memory access fault by GPU",
         "No CUDA GPUs are available",
-        "Unexpected error from cudaGetDeviceCount",
+        "RuntimeError: Unexpected error from cudaGetDeviceCount",
     ),
     _p("cuda_error", PRIMARY, r"\bCUDA error: ", r"\bCUDNN_STATUS_", r"\bCUBLAS_STATUS_", r"\bHIP error: "),
     _p("cuda_error", NEUTRAL, "unhandled cuda error", "ncclUnhandledCudaError"),
@@ -348,7 +348,6 @@ PATTERNS: tuple[Pattern, ...] = (
         "EngineDeadError",
         "ChildFailedError",
     ),
-    _p("nan_loss", GENERIC, r"\bloss['\"]?\s*[:=]\s*(?:nan|NaN)\b"),
     _p("user_exception", GENERIC, "can't open file '", "No such file or directory: '"),
     # The last line of a traceback whose beginning is not in the text. RuntimeError is left out: it can mean anything.
     _p(

@@ -198,6 +198,8 @@ class Helper:
             process.stdin.flush()
             return Picked(*marshal.load(process.stdout))
         except (OSError, EOFError, ValueError, TypeError):
+            if self._process is not process:
+                raise  # nobody waits for it any more
             self.close()
             return pick(piece)
 

@@ -11,7 +11,7 @@ from collections import Counter
 # is only counted.
 HOT = (
     *(b"Traceback", b"rror", b"xception", b"nterrupt", b"atchdog", b"imed out", b"imeout", b"exitcode", b"return code"),
-    *(b"signal", b"ailed", b"ailure", b"kill", b"Kill", b"oom", b"bort", b"tion fault", b"orrupt", b"free", b"malloc"),
+    *(b"signal", b"ailed", b"ailure", b"kill", b"Kill", b"oom", b"bort", b" fault", b"orrupt", b"free", b"malloc"),
     *(b"rrno", b"No ", b"denied", b"refused", b"closed", b"Xid", b" nan", b"oss is"),
 )
 HOT_CAPITALS = (b"ERROR", b"CCL", b"IBV_WC", b"SIG", b"DUE TO", b"CANCELLED", b"STATUS", b"ECC", b"OVERFLOW")
@@ -53,18 +53,19 @@ class Scan:
     def hot(self, block: bytes) -> list[int]:
         """Return the indexes of the lines that may matter, up to a number of each kind."""
         kinds = letters(block).split(b"\n")
-        if self._cold.issuperset(kinds):
+        fresh = set(kinds) - self._cold
+        if not fresh:
             return []
-        fresh = [(index, kind) for index, kind in enumerate(kinds) if kind not in self._cold]
-        words = _words_in(b"\n".join([kind for _, kind in fresh]))
-        found = [(index, kind) for index, kind in fresh if any(word in kind for word in words)] if words else []
-        self._learn({kind for _, kind in fresh}, [kind for _, kind in found])
-        return [index for index, _ in found]
+        words = _words_in(b"\n".join(fresh))
+        hot = {kind for kind in fresh if any(word in kind for word in words)} if words else set()
+        found = [index for index, kind in enumerate(kinds) if kind in hot] if hot else []
+        self._learn(fresh - hot, [kinds[index] for index in found])
+        return found
 
-    def _learn(self, fresh: set[bytes], hot: list[bytes]) -> None:
+    def _learn(self, cold: set[bytes], hot: list[bytes]) -> None:
         if len(self._cold) + len(self._hot) > _KNOWN_MAX:
             self._cold.clear()
             self._hot.clear()
+        self._cold |= cold
         self._hot.update(hot)
-        self._cold |= fresh.difference(hot)
         self._cold.update(kind for kind in set(hot) if self._hot[kind] >= ROUTINE)

@@ -168,6 +168,9 @@ def test_a_crash_of_a_real_process_is_placed_by_faulthandler(tmp_path: Path) -> 
             "collective_desync",
         ),
         ("ValueError: Loss is nan at step 44", "nan_loss"),
+        ("zipfile.BadZipFile: File is not a zip file", "checkpoint_corrupt"),
+        ("RuntimeError: No CUDA GPUs are available", "cuda_error"),
+        ("RuntimeError: The NVIDIA driver version is insufficient for CUDA runtime version", "torch_version_mismatch"),
         ("PermissionError: [Errno 13] Permission denied: '/data/train'", "permission_import_missing_module"),
         (
             "torch.distributed.DistBackendError: Mismatched NCCL version detected : got 2.21 want 2.26",
