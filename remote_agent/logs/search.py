@@ -61,6 +61,8 @@ class _Batch:
         self.texts: list[bytes] = []
         self.size = 0
         self._since = time.monotonic()
+        self._waited_for = True
+        """Nothing has been found yet: who waits for the first hit gets it at once."""
 
     def add(self, file: LogFile, row: Row) -> None:
         generation, rank, stream = file.key
@@ -69,11 +71,12 @@ class _Batch:
         self.size += len(row.text)
 
     def is_due(self) -> bool:
-        full = len(self.rows) >= _BATCH_ROWS or self.size >= _BATCH_BYTES
-        return full or time.monotonic() - self._since >= (_BATCH_S if self.rows else _ALIVE_S)
+        full = len(self.rows) >= _BATCH_ROWS or self.size >= _BATCH_BYTES or (self._waited_for and self.rows)
+        return bool(full) or time.monotonic() - self._since >= (_BATCH_S if self.rows else _ALIVE_S)
 
     def take(self, **more: Any) -> Answer:
         answer = Answer({"rows": self.rows, **more}, b"\n".join(self.texts))
+        self._waited_for = self._waited_for and not self.rows
         self.rows, self.texts, self.size, self._since = [], [], 0, time.monotonic()
         return answer
 

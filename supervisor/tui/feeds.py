@@ -7,6 +7,7 @@ Both feeds hold a bounded number of rows whatever the size of the files.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -272,8 +273,10 @@ class MergedFeed:
 
     async def show_around(self, t_ns: int, rows: int) -> None:
         """Replace what is here by the rows around a time."""
-        before = await self._fetch(PAGE, None, before_ns=t_ns)
-        after = await self._fetch(max(rows, PAGE), before.clocks, after_ns=t_ns)
+        # At once, with the clocks of this moment for both.
+        before, after = await asyncio.gather(
+            self._fetch(PAGE, None, before_ns=t_ns), self._fetch(max(rows, PAGE), None, after_ns=t_ns)
+        )
         absent = sorted({*before.absent, *after.absent})
         both = after._replace(rows=before.rows + after.rows, absent=absent)
         self._replace(both, at_start=not before.more)
