@@ -9,18 +9,14 @@ import asyncio
 import contextlib
 import gc
 import locale
-import os
 import signal
 import sys
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
-
-from textual.app import App
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from supervisor.paths import themes_dir
 from supervisor.session.logs import Selection
-from supervisor.tui import theming
-from supervisor.tui.cells import clean
+from supervisor.tui import keymap, keys
 from supervisor.tui.desk import Desk
 from supervisor.tui.feeds import MergedFeed
 from supervisor.tui.folded import FoldedFeed
@@ -32,6 +28,7 @@ from supervisor.tui.screens.launch import LaunchScreen
 from supervisor.tui.screens.lists import EventsScreen, NodesScreen, RanksScreen
 from supervisor.tui.screens.logs import BOTH, LogsScreen
 from supervisor.tui.screens.map import MapScreen
+from supervisor.tui.themed import Level, ThemedApp
 from supervisor.tui.widgets.tables import RankTable
 from supervisor.tui.words import Glyphs
 
@@ -41,14 +38,13 @@ if TYPE_CHECKING:
     from supervisor.tui.incident_rows import Place
     from supervisor.tui.source import SessionContext, Source
 
-Level = Literal["information", "warning", "error"]
 _LEVELS: Final[dict[str, Level]] = {"warning": "warning", "error": "error"}
 TICK_S: Final = 1 / 8
 HISTORY: Final = 32
 DETACHED: Final = 0
 
 
-class SupervisorApp(App[int], inherit_bindings=False):
+class SupervisorApp(ThemedApp, inherit_bindings=False):
     """The terminal UI of one job."""
 
     TITLE = "supervisor"
@@ -68,17 +64,22 @@ class SupervisorApp(App[int], inherit_bindings=False):
     }
 
     def __init__(
-        self, source: Source, *, theme: str | None = None, read_only: bool = False, ascii_only: bool = False
+        self,
+        source: Source,
+        *,
+        theme: str | None = None,
+        read_only: bool = False,
+        ascii_only: bool = False,
+        changed_keys: Mapping[str, str] | None = None,
     ) -> None:
-        no_color = _no_color()
-        super().__init__(ansi_color=True if no_color else None)
+        super().__init__(source, theme)
         # Movement that nobody asked for only costs bytes on a slow line.
         self.animation_level = "none"
-        self.source = source
         self.read_only = read_only
         self.glyphs = Glyphs(ascii_only or not _is_utf8())
         self.snapshot: Snapshot = take(source)
-        self.skins, self._problems = theming.load_all()
+        self.key_table = keys.changed(changed_keys or {})
+        self.set_keymap({f"{name}.{mode}": keys for name, keys in (changed_keys or {}).items() for mode in self.MODES})
         self.desk = Desk(self)
         self._drawn: tuple[int, bool] = (-1, False)
         self._look = True
@@ -87,35 +88,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self._incident_opened = False
         self._was_launching = False
         self.leave_when_ended = False
-        self._take_theme(theming.NO_COLOR_THEME if no_color else theme or theming.DEFAULT_THEME)
-
-    # --- themes
-
-    def _take_theme(self, name: str) -> None:
-        skin = self.skins.get(name)
-        if skin is None:
-            known = ", ".join(sorted(self.skins))
-            self._problems.append(f"no theme named {name}; there are: {known or 'none'}")
-            skin = self.skins.get(theming.DEFAULT_THEME) or theming.fallback()
-        self.palette = skin.palette
-        self.register_theme(skin.theme)
-        self.theme = skin.name
-
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        """What Textual's own style sheets need and its own ansi themes define: a theme may leave it out."""
-        return theming.VARIABLE_DEFAULTS
-
-    def set_skin(self, name: str) -> None:
-        """Take a theme and draw everything with it."""
-        self._take_theme(name)
-        self.look_again()
-
-    def next_theme(self) -> None:
-        """Take the next theme in order of names."""
-        names = sorted(self.skins)
-        if names:
-            at = names.index(self.palette.name) if self.palette.name in names else -1
-            self.set_skin(names[(at + 1) % len(names)])
 
     # --- the tick
 
@@ -125,8 +97,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         if self.source.launching or self.snapshot.problem:
             self.switch_mode("launch")
             self._was_launching = self.source.launching
-        for problem in self._problems:
-            self.say(problem, title="theme", level="warning", seconds=10)
+        self.watch_themes()
         self.set_interval(TICK_S, self.tick)
         self.call_after_refresh(_settle_memory)
 
@@ -140,6 +111,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         if not self.is_running:
             return
         source = self.source
+        self.recall()
         drawn = (source.version, source.status_age_s > 3.0)
         changed = drawn != self._drawn or self._look
         if changed:
@@ -185,11 +157,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
         elif snapshot.ended and snapshot.state == "failed" and snapshot.incident and not self._incident_opened:
             self._incident_opened = True
             self.open_incident()
-
-    def say(self, text: str, *, title: str = "", level: Level = "information", seconds: float = 6) -> None:
-        """Show a notice; text of nodes is made safe to print."""
-        safe = "\n".join(clean(line) for line in text.splitlines())
-        self.notify(safe, title=clean(title), severity=level, timeout=seconds, markup=False)
 
     # --- ways
 
@@ -321,13 +288,6 @@ def _incident(screen: Screen[Any]) -> IncidentScreen:
     return screen
 
 
-def _no_color() -> bool:
-    """Whether the user wants no colour; an empty NO_COLOR means nothing, but Textual would take it for a yes."""
-    if os.environ.get("NO_COLOR") == "":
-        del os.environ["NO_COLOR"]
-    return "NO_COLOR" in os.environ
-
-
 def _is_utf8() -> bool:
     encoding = (getattr(sys.stdout, "encoding", None) or locale.getpreferredencoding(False)).lower()
     return encoding.replace("-", "").replace("_", "") == "utf8"
@@ -354,9 +314,13 @@ async def _run(session_factory: Callable[[], SessionContext], make: Callable[[So
 def run_tui(
     session_factory: Callable[[], SessionContext], *, theme: str | None, read_only: bool, ascii_only: bool
 ) -> int:
-    """Show a session until the user leaves; returns 0 detached or succeeded, 1 failed, 3 launch failed, 4 stopped."""
+    """Show a session until the user leaves; returns 0 detached or succeeded, 1 failed, 3 launch failed, 4 stopped.
+
+    Raises UsageError for a bad config.toml before anything is begun.
+    """
+    changed_keys = keymap.load()
 
     def make(source: Source) -> SupervisorApp:
-        return SupervisorApp(source, theme=theme, read_only=read_only, ascii_only=ascii_only)
+        return SupervisorApp(source, theme=theme, read_only=read_only, ascii_only=ascii_only, changed_keys=changed_keys)
 
     return asyncio.run(_run(session_factory, make))

@@ -223,7 +223,7 @@ class Desk:
         app = self._app
         entries = [
             Entry(f"key:{key.action}", (key.label or key.id).capitalize(), key.help, keys.shown(key.keys.split(",")[0]))
-            for key in keys.of(screen)
+            for key in keys.of(screen, app.key_table)
             if key.palette
         ]
         if not app.read_only:
@@ -251,8 +251,8 @@ class Desk:
 
     def open_help(self, screen: str) -> None:
         """The keys of a screen, and the letters of the menu of actions."""
-        here = [key for key in keys.of(screen) if key.where != "any"]
-        everywhere = [key for key in keys.of(screen) if key.where == "any"]
+        here = [key for key in keys.of(screen, self._app.key_table) if key.where != "any"]
+        everywhere = [key for key in keys.of(screen, self._app.key_table) if key.where == "any"]
         sections = [
             ("this screen", [_help_entry(key) for key in here]),
             ("everywhere", [_help_entry(key) for key in everywhere]),

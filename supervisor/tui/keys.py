@@ -1,6 +1,6 @@
 """The keys of every screen that move and look; those that act come from `supervisor.actions`.
 
-In: nothing. Out: bindings, footers and help, all from one table.
+In: nothing, or what the user has changed (`keymap.py`). Out: bindings, footers and help, all from one table.
 
 Never bound here: ctrl+s q z a b h i j m, which terminals, shells and tmux use themselves.
 """
@@ -8,6 +8,7 @@ Never bound here: ctrl+s q z a b h i j m, which terminals, shells and tmux use t
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from textual.binding import Binding
@@ -149,9 +150,14 @@ def shown(key: str) -> str:
     return _SHOWN.get(key, key)
 
 
-def of(screen: str) -> list[Key]:
+def changed(changes: Mapping[str, str]) -> tuple[Key, ...]:
+    """The table with other keys for some ids."""
+    return tuple(dataclasses.replace(key, keys=changes.get(key.id, key.keys)) for key in KEYS)
+
+
+def of(screen: str, table: Sequence[Key] = KEYS) -> list[Key]:
     """The keys that work on a screen."""
-    return [key for key in KEYS if key.where == "any" or screen in key.where.split()]
+    return [key for key in table if key.where == "any" or screen in key.where.split()]
 
 
 def bindings(screen: str) -> list[Binding]:
@@ -161,7 +167,7 @@ def bindings(screen: str) -> list[Binding]:
     ]
 
 
-def footer(screen: str) -> list[tuple[str, str]]:
+def footer(screen: str, table: Sequence[Key] = KEYS) -> list[tuple[str, str]]:
     """Key and label of what matters on a screen, in order."""
-    chosen = sorted((key for key in of(screen) if key.footer), key=lambda key: key.footer)
+    chosen = sorted((key for key in of(screen, table) if key.footer), key=lambda key: key.footer)
     return [(shown(key.keys.split(",")[0]), key.label) for key in chosen]

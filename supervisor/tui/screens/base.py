@@ -99,6 +99,7 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         if changed:
             self.show(snapshot)
             self.query_one(KeyBar).show(
+                table=self.tui.key_table,
                 theme=self.tui.palette.name,
                 read_only=self.tui.read_only,
                 way_out=way_out(snapshot),

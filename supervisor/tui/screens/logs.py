@@ -68,7 +68,8 @@ class LogsScreen(LiveScreen):
         self.streams = BOTH
         self.generation: int | None = None
         self.finder: Finder | None = None
-        self.folded = False
+        self.folded = self.tui.memory.log_fold
+        self.log_view.show_time = self.tui.memory.log_time
 
     # --- what is shown
 
@@ -238,7 +239,7 @@ class LogsScreen(LiveScreen):
             self.tui.say("one stream of one rank has nothing to fold; M widens the scope")
             return
         row = None if log.follow else self._row_read()
-        self.folded = not self.folded
+        self.folded = self.tui.memory.log_fold = not self.folded
         self._open()
         if row is not None:
             log.jump_to_time(row.t_ns, row.key)
@@ -257,7 +258,7 @@ class LogsScreen(LiveScreen):
 
     def action_time(self) -> None:
         """Times on and off."""
-        self.log_view.show_time = not self.log_view.show_time
+        self.log_view.show_time = self.tui.memory.log_time = not self.log_view.show_time
         self.log_view.redraw()
 
     def action_source(self) -> None:

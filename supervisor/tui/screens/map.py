@@ -50,6 +50,8 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         """Prepare the panes."""
         tail = self.query_one(VirtualLog)
         tail.show_time = False
+        if self.tui.memory.metric in METRICS:
+            self.query_one(RankGrid).metric = self.tui.memory.metric
         self.query_one("#events", Picker).placeholder = ((" nothing has happened yet", "dim"),)
         self._layout: MapLayout | None = None
 
@@ -162,7 +164,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
     def action_metric(self) -> None:
         """Show another metric in the heat map."""
         grid = self.query_one(RankGrid)
-        grid.metric = METRICS[(METRICS.index(grid.metric) + 1) % len(METRICS)]
+        grid.metric = self.tui.memory.metric = METRICS[(METRICS.index(grid.metric) + 1) % len(METRICS)]
         self.tui.look_again()
 
     def action_pane(self, step: int) -> None:

@@ -5,6 +5,7 @@ In: a snapshot; the name of the screen. Out: two rows each.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from supervisor.tui import keys
@@ -49,9 +50,9 @@ class KeyBar(Bar):
         super().__init__("keys")
         self.screen_name = screen
 
-    def show(self, *, theme: str, read_only: bool, way_out: str) -> None:
+    def show(self, *, table: Sequence[keys.Key], theme: str, read_only: bool, way_out: str) -> None:
         """Show screens and keys; `way_out`: what q does now."""
-        self.rows = (self._screens(theme, read_only), self._keys(way_out))
+        self.rows = (self._screens(theme, read_only), self._keys(table, way_out))
         self.redraw()
 
     def _screens(self, theme: str, read_only: bool) -> Row:
@@ -68,8 +69,8 @@ class KeyBar(Bar):
             end.pop()
         return spread(spans, end, self.size.width, self.glyphs.more)
 
-    def _keys(self, way_out: str) -> Row:
-        pairs = keys.footer(self.screen_name)
+    def _keys(self, table: Sequence[keys.Key], way_out: str) -> Row:
+        pairs = keys.footer(self.screen_name, table)
         pairs = [(key, way_out if label == "detach" else label) for key, label in pairs]
         gap = 2 if self.size.width >= 80 else 1
         # Actions, help and the way out always stay; of the others the last ones give way first.
