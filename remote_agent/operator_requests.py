@@ -6,10 +6,13 @@ In: a Turn and the request. Out: a Reply, and the stop of the group where it fol
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from remote_agent import policy
 from remote_agent import state as s
 from remote_agent.turn import Turn, stop_group
+from remote_agent.wire import Problem
 
 ACTIVE = (s.PREPARING, s.STARTING, s.RUNNING)
 
@@ -88,7 +91,8 @@ def on_add(turn: Turn, event: s.Add) -> None:
     # Without its environment, which may hold secrets: its agent has it, and nobody else needs it.
     public = dataclasses.asdict(dataclasses.replace(spec, env={}))
     turn.emit("node_added", node=name, nproc=node.nproc, spec=public, operator=event.operator)
-    room = len(state.members) + (name not in state.members)
+    # Others may have been added a moment ago, and wait for the same new group.
+    room = len({*state.members, *(one.name for one in turn.state.nodes.values() if one.status == "ready")})
     if room > state.spec.max_nodes:
         turn.set(spec=dataclasses.replace(turn.state.spec, max_nodes=room))
     turn.reply(f"{name} joins")
@@ -111,3 +115,25 @@ def on_stop(turn: Turn, event: s.Stop) -> None:
         policy.end_stopped(turn)
     else:
         stop_group(turn, "stop", kill=event.kill)
+
+
+def refuse_unready(state: s.State, names: Iterable[str]) -> None:
+    """Raise Problem while one of several nodes is not ready: those that come together cost one restart."""
+    known = [state.nodes.get(name) for name in names]
+    if not all(node is not None and node.connected and node.ready for node in known):
+        raise Problem("not_ready", "not all of the nodes are ready")
+
+
+def answer(replies: Sequence[tuple[str, s.Reply | None]]) -> dict[str, Any]:
+    """Return the answer to an operator, with one entry per node where there are several; raises Problem for a no."""
+    told = [(name, reply) for name, reply in replies if reply is not None]
+    said = [(name, reply) for name, reply in told if reply.accepted]
+    if not said:
+        refused = told[0][1] if told else s.Reply(False, "no reply", kind="internal")
+        raise Problem(refused.kind, "; ".join(reply.message for _, reply in told) or refused.message, refused.hint)
+    found = {"accepted": True, "message": "; ".join(r.message for _, r in said), "generation": said[-1][1].generation}
+    if len(told) > 1:
+        found["nodes"] = {
+            name: {"accepted": reply.accepted, "message": reply.message, "hint": reply.hint} for name, reply in told
+        }
+    return found

@@ -57,6 +57,8 @@ def _node(state: s.State, node: s.Node, facts: Mapping[str, Any]) -> dict[str, A
         "name": node.name,
         "address": node.spec.address,
         "state": node.status,
+        "nproc": node.nproc,
+        "spare": node.spec.spare,
         "group_rank": state.members.index(node.name) if node.name in state.members and ranks else None,
         "reason": node.reason,
         "agent_pid": facts.get("agent_pid") if node.connected or node.name == state.me else None,

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
-from supervisor.errors import RequestFailed, why
+from supervisor.errors import RequestFailed, SupervisorError, why
 from supervisor.session import heal
 from supervisor.session.view import ENDED_STATES
 
@@ -39,23 +39,72 @@ async def request(session: Session, verb: str, args: dict[str, Any]) -> dict[str
 
 
 async def _add(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
+    if "nodes" in wish:
+        return await _add_several(session, wish)
     name = str(wish["node"])
     if session.inventory.path is None and name not in session.links:
         # It joined by itself: its torchrun brings its agent up.
         return await _steer(session, "add", wish)
     # Its agent may be there: nothing is brought up before that is known.
     await session.settle(nodes=[name])
+    _refuse_old(session, wish)
     seq = int(session.events[-1]["seq"]) if session.events else 0
     was_in = any(node["name"] == name and node["state"] == "running" for node in session.status.get("nodes", ()))
     wish["spec"] = await heal.bring_up_again(session, name, full=True)
+    try:
+        return await _steer_when_ready(session, wish)
+    except RequestFailed as refused:
+        if refused.kind == "done" and not was_in:
+            # A lost node: it was admitted as soon as its agent was back.
+            return {"accepted": True, "message": refused.message, "generation": 0, "seq": seq}
+        raise
+
+
+async def _add_several(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
+    """Bring all up at once, and let those that come up in with one restart."""
+    names = [str(name) for name in wish["nodes"]]
+    await session.settle(nodes=names)
+    _refuse_old(session, wish)
+    found = await asyncio.gather(
+        *(heal.bring_up_again(session, name, full=True) for name in names), return_exceptions=True
+    )
+    failed: dict[str, dict[str, Any]] = {}
+    up: dict[str, dict[str, Any]] = {}
+    for name, spec in zip(names, found, strict=True):
+        if isinstance(spec, SupervisorError):
+            failed[name] = {"accepted": False, "message": spec.message, "hint": spec.hint}
+        elif isinstance(spec, BaseException):
+            raise spec
+        else:
+            up[name] = spec
+    if not up:
+        raise RequestFailed("; ".join(entry["message"] for entry in failed.values()), kind="bring_up")
+    wish.update(nodes=list(up), specs=list(up.values()))
+    try:
+        answer = await _steer_when_ready(session, wish)
+    except RequestFailed as refused:
+        if refused.kind != "not_ready":
+            raise
+        # Those that are there need not wait for those that do not come.
+        answer = await _steer(session, "add", {**wish, "late": True})
+    told = answer.get("nodes") or {name: {"accepted": True, "message": answer["message"], "hint": ""} for name in up}
+    return {**answer, "nodes": {**told, **failed}}
+
+
+def _refuse_old(session: Session, wish: dict[str, Any]) -> None:
+    """Refuse what was planned for a generation that is over; to bring a lost node up may itself make the next one."""
+    expected = wish.pop("if_generation", None)
+    if expected is not None and expected != _generation(session):
+        newest = _generation(session)
+        raise RequestFailed(f"generation {expected} is over: the job is in generation {newest}", kind="stale")
+
+
+async def _steer_when_ready(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
     end = time.monotonic() + JOIN_DEADLINE
     while True:
         try:
             return await _steer(session, "add", wish)
         except RequestFailed as refused:
-            if refused.kind == "done" and not was_in:
-                # A lost node: it was admitted as soon as its agent was back.
-                return {"accepted": True, "message": refused.message, "generation": 0, "seq": seq}
             # Its agent is up and has yet to reach the coordinator.
             if refused.kind != "not_ready" or time.monotonic() > end:
                 raise
@@ -67,11 +116,7 @@ async def _steer(session: Session, op: str, args: dict[str, Any]) -> dict[str, A
     if op == "restart" and generation >= 0:
         # The group that is meant may be restarting by itself.
         args.setdefault("if_generation", generation)
-    if not await heal.promote_if_orphaned(session):
-        if op == "remove":
-            await heal.promote_without(session, str(args["node"]))
-        elif op == "stop":
-            await heal.promote_to_stop(session)
+    await _have_a_coordinator(session, op, args)
     last = ""
     for link in session.opened_links(live=True):
         try:
@@ -86,6 +131,16 @@ async def _steer(session: Session, op: str, args: dict[str, Any]) -> dict[str, A
     if session.state in ENDED_STATES:
         raise _over(session)
     raise session.unreachable(last or "no agent is alive there")
+
+
+async def _have_a_coordinator(session: Session, op: str, args: dict[str, Any]) -> None:
+    if await heal.promote_if_orphaned(session):
+        return
+    if op == "remove":
+        for name in args.get("nodes") or [args["node"]]:
+            await heal.promote_without(session, str(name))
+    elif op == "stop":
+        await heal.promote_to_stop(session)
 
 
 def _generation(session: Session) -> int:

@@ -22,12 +22,15 @@ class Fact(NamedTuple):
     keep: int
 
 
-def alert_rows(snapshot: Snapshot, age_s: float, width: int, glyphs: Glyphs) -> tuple[Row, Row]:
+def alert_rows(
+    snapshot: Snapshot, age_s: float, width: int, glyphs: Glyphs, paused_s: float | None = None
+) -> tuple[Row, Row]:
     """The state of the job in one line, and what is wrong and comes next in the other."""
-    return _state_row(snapshot, age_s, width, glyphs), _next_row(snapshot, age_s, width, glyphs)
+    end = _age(snapshot, age_s) if paused_s is None else ((f" PAUSED {words.age(paused_s)} ", "pill"),)
+    return _state_row(snapshot, end, width, glyphs), _next_row(snapshot, age_s, width, glyphs)
 
 
-def _state_row(snapshot: Snapshot, age_s: float, width: int, glyphs: Glyphs) -> Row:
+def _state_row(snapshot: Snapshot, end: Row, width: int, glyphs: Glyphs) -> Row:
     look = snapshot.look
     glyph, word, role = ("-" if snapshot.stale else glyphs.of(look)), look.word, look.role
     if not snapshot.state:
@@ -46,7 +49,7 @@ def _state_row(snapshot: Snapshot, age_s: float, width: int, glyphs: Glyphs) -> 
     if snapshot.restarts or (snapshot.max_restarts and width >= 100):
         facts.append(Fact(_pair("restarts", f"{snapshot.restarts}/{snapshot.max_restarts}", width), 4))
     facts += _counts(snapshot)
-    return _join(facts, _age(snapshot, age_s), width, glyphs)
+    return _join(facts, end, width, glyphs)
 
 
 def _without_status(snapshot: Snapshot) -> tuple[str, str, str]:

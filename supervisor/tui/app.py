@@ -11,12 +11,14 @@ import gc
 import locale
 import signal
 import sys
+import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from supervisor.paths import themes_dir
 from supervisor.session.logs import Selection
-from supervisor.tui import keymap, keys
+from supervisor.tui import clipboard, keymap, keys
+from supervisor.tui.cells import clean
 from supervisor.tui.desk import Desk
 from supervisor.tui.feeds import MergedFeed
 from supervisor.tui.folded import FoldedFeed
@@ -83,6 +85,7 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         self.desk = Desk(self)
         self._drawn: tuple[int, bool] = (-1, False)
         self._look = True
+        self._paused_at: float | None = None
         self._history: list[str] = []
         self._announced = 0
         self._incident_opened = False
@@ -112,6 +115,9 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
             return
         source = self.source
         self.recall()
+        if self._paused_at is not None:
+            self._tick_paused()
+            return
         drawn = (source.version, source.status_age_s > 3.0)
         changed = drawn != self._drawn or self._look
         if changed:
@@ -125,6 +131,36 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
             if isinstance(self.screen, Dialog) and self.screen.is_mounted:
                 self.screen.tick()
             self._steer()
+
+    def _tick_paused(self) -> None:
+        """Draw what the user does, from the state at which he has stopped the screen."""
+        screen, look = self.live_screen, self._look
+        self._look = False
+        if screen is not None and screen.is_mounted and screen.size:
+            screen.tick_paused(self.snapshot, self.source.status_age_s, look)
+
+    @property
+    def paused_s(self) -> float | None:
+        """Seconds since the user has stopped the screen; None while it moves."""
+        return None if self._paused_at is None else time.monotonic() - self._paused_at
+
+    def pause(self) -> None:
+        """Stop the screen, or let it go on."""
+        self._paused_at = time.monotonic() if self._paused_at is None else None
+        self.look_again()
+
+    def copy(self, text: str) -> None:
+        """Hand a text to the terminal's clipboard, and to a file for the terminals that do not take it."""
+        if not text:
+            self.say("nothing to copy here: select a row")
+            return
+        handed = clipboard.sequence(text)
+        if handed is not None and self._driver is not None:
+            self._driver.write(handed)
+        try:
+            self.say(f"{clean(text)[:60]}\nalso in {clipboard.save(text)}", title="copied")
+        except OSError as error:
+            self.say(str(error), title="copied to the terminal alone", level="warning")
 
     @property
     def live_screen(self) -> LiveScreen | None:

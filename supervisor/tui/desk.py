@@ -6,11 +6,13 @@ In: a selection, answers of dialogs. Out: requests to the session, and what came
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from remote_agent.wire import WireError
 from supervisor.actions import ACTIONS, Action
 from supervisor.errors import SupervisorError
+from supervisor.membership import OPS, plan
 from supervisor.tui import keys, words
 from supervisor.tui.screens.base import Target
 from supervisor.tui.screens.dialogs import ButtonDialog, Choice, Confirm, ConfirmTyped, Menu, MenuItem
@@ -20,10 +22,14 @@ if TYPE_CHECKING:
     from supervisor.tui.app import SupervisorApp
     from supervisor.tui.model import NodeRow
 
-# Membership as the user saw it is part of these: they are refused when it has changed since.
-_BOUND_TO_GENERATION: Final = ("restart", "remove")
+# The verbs that take several nodes at once.
+SEVERAL: Final = ("remove", "add")
 _OUTSIDE: Final = ("removed", "spare", "lost", "failed", "")
 RANKS_IN_PALETTE: Final = 1024
+
+
+def _named(action: Action, names: Sequence[str]) -> str:
+    return f"{action.label} {', '.join(names)}" if names else action.label
 
 
 def offered() -> list[Action]:
@@ -63,8 +69,8 @@ class Desk:
         elif action.scope == "node" and not self._candidates(action):
             off = "no node for it"
         note = action.help
-        if action.scope == "node" and self._fits(action, target.node):
-            note = f"{target.node}: {action.help}"
+        if action.scope == "node" and (names := self._targets(action, target)):
+            note = f"{', '.join(names)}: {action.help}"
         return MenuItem(action.id, action.key, action.label, note, off)
 
     def _name(self, target: Target) -> str:
@@ -80,8 +86,13 @@ class Desk:
             return [node for node in nodes if node.state not in ("removed", "")]
         return [node for node in nodes if node.state in ("running", "ready")]
 
-    def _fits(self, action: Action, node: str | None) -> bool:
-        return any(row.name == node for row in self._candidates(action))
+    def _targets(self, action: Action, target: Target) -> tuple[str, ...]:
+        """The nodes that a verb would be about: the marked ones, where there are any, else the selected one."""
+        fitting = {row.name for row in self._candidates(action)}
+        marked = [name for name in self._app.memory.nodes if name in self._app.snapshot.nodes_by_name]
+        if marked and action.op in SEVERAL:
+            return tuple(name for name in marked if name in fitting)
+        return (target.node,) if target.node in fitting else ()
 
     # --- one action
 
@@ -90,9 +101,9 @@ class Desk:
         if self._app.read_only or self._app.snapshot.ended:
             self._warn(f"{action.label}: {'read-only' if self._app.read_only else 'the job is over'}")
         elif action.scope != "node":
-            self._confirm(action, None)
-        elif self._fits(action, target.node):
-            self._confirm(action, target.node)
+            self._confirm(action, ())
+        elif names := self._targets(action, target):
+            self._confirm(action, names)
         else:
             self._choose_node(action)
 
@@ -107,40 +118,45 @@ class Desk:
 
         def chosen(name: str | None) -> None:
             if name is not None:
-                self._confirm(action, name)
+                self._confirm(action, (name,))
 
         self._app.push_screen(Menu(f"{action.label}: which one?", items), chosen)
 
-    def _confirm(self, action: Action, node: str | None) -> None:
-        snapshot = self._app.snapshot
+    def _confirm(self, action: Action, names: tuple[str, ...]) -> None:
+        snapshot, source = self._app.snapshot, self._app.source
         facts = [
-            ("Target", node or f"job {snapshot.job}, {words.count(len(snapshot.ranks), 'rank')}"),
-            ("Effect", action.effect(self._app.source.status, node)),
+            ("Target", ", ".join(names) or f"job {snapshot.job}, {words.count(len(snapshot.ranks), 'rank')}"),
+            ("Effect", action.effect(source.status, names)),
         ]
-        yes = f"{action.label} {node}" if node else action.label
+        if action.op in OPS:
+            facts += plan(str(action.op), names, source.status, source.events).facts
+        yes = _named(action, names)
         generation = snapshot.generation
 
         def answered(answer: str | None) -> None:
             if answer != "yes":
                 self._app.leave_when_ended = False
             else:
-                self._app.run_worker(self.send(action, node, generation), exit_on_error=False, group="requests")
+                self._app.run_worker(self.send(action, names, generation), exit_on_error=False, group="requests")
 
         dialog: Confirm = Confirm(f"{action.label}?", facts, yes)
         if action.confirm == 2 and snapshot.job:
             dialog = ConfirmTyped(f"{action.label}?", facts, yes, snapshot.job)
         self._app.push_screen(dialog, answered)
 
-    async def send(self, action: Action, node: str | None, generation: int | None) -> None:
-        """Send one request, and say what came of it."""
+    async def send(self, action: Action, names: tuple[str, ...], generation: int | None) -> None:
+        """Send one request, and say what came of it, node by node where it is about several."""
         args: dict[str, Any] = dict(action.args)
-        if node is not None:
-            args["node"] = node
-        if action.op in _BOUND_TO_GENERATION and generation is not None:
+        if len(names) == 1:
+            args["node"] = names[0]
+        elif names:
+            args["nodes"] = list(names)
+        if action.op in OPS and generation is not None:
+            # Membership as the user saw it is part of these: they are refused when it has changed since.
             args["if_generation"] = generation
-        what = f"{action.label} {node}" if node else action.label
+        what = _named(action, names)
         if action.op == "add":
-            self._app.say(f"{what}: bringing it up; the job goes on meanwhile", seconds=8)
+            self._app.say(f"{what}: bringing up; the job goes on meanwhile", seconds=8)
         try:
             answer = await self._app.source.request(str(action.op), **args)
         except SupervisorError as error:
@@ -151,7 +167,27 @@ class Desk:
             self._app.leave_when_ended = False
             self._app.say(str(error) or "no answer", title=f"{what}: failed", level="error", seconds=12)
         else:
-            self._app.say(str(answer.get("message") or "accepted"), title=what)
+            self._report(action, names, answer)
+
+    def _report(self, action: Action, names: tuple[str, ...], answer: dict[str, Any]) -> None:
+        """Say what came of a request; those of several nodes that failed can be tried again, and stay marked."""
+        told = answer.get("nodes") or {name: {"accepted": True} for name in names}
+        failed = tuple(name for name, one in told.items() if not one["accepted"])
+        marked = self._app.memory.nodes
+        marked[:] = [name for name in marked if name in failed or name not in told]
+        self._app.look_again()
+        if not failed:
+            self._app.say(str(answer.get("message") or "accepted"), title=_named(action, names))
+            return
+        facts = [(name, f"{one['message']}  {one.get('hint') or ''}".strip()) for name, one in told.items()]
+        again = Choice("again", f"Try {', '.join(failed)} again", danger=True)
+
+        def answered(choice: str | None) -> None:
+            if choice == "again":
+                self._confirm(action, failed)
+
+        title = f"{action.label}: {len(told) - len(failed)} done, {len(failed)} failed"
+        self._app.push_screen(ButtonDialog(title, facts, [Choice("close", "Close"), again], "close"), answered)
 
     def _warn(self, text: str) -> None:
         self._app.say(text, level="warning")

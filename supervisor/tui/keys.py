@@ -86,6 +86,17 @@ KEYS: Final[tuple[Key, ...]] = (
         palette=True,
     ),
     Key("act", "x", "act", "actions", "what can be done with the selection and the job", "any", 50, palette=True),
+    Key("mark", "space", "mark", "mark", "mark, or unmark: actions go to what is marked", "map nodes ranks"),
+    Key("mark.failed", "asterisk", "mark_failed", "", "mark all that failed or was lost", "map nodes ranks"),
+    Key("mark.none", "U", "unmark", "", "mark nothing", "map nodes ranks", palette=True),
+    Key(
+        "problems",
+        "exclamation_mark",
+        "problems",
+        "",
+        "in the tables only what has a problem, or all",
+        "map nodes ranks",
+    ),
     Key("metric", "m", "metric", "", "heat map of: state, output, step", "map"),
     Key("pane", "tab", "pane(1)", "pane", "next pane", "map", 60),
     Key("pane.back", "shift+tab", "pane(-1)", "", "previous pane", "map"),
@@ -120,6 +131,8 @@ KEYS: Final[tuple[Key, ...]] = (
     Key(
         "side", "left,right,0,dollar_sign", "", "", "sideways; 0 first column, $ end of the lines", "logs", bound=False
     ),
+    Key("copy", "y", "copy", "", "copy the row or line", "any", palette=True),
+    Key("pause", "p", "pause", "", "stop the screen, or let it go on; the job does not notice", "any", palette=True),
     Key("palette", "colon,ctrl+p", "palette", "palette", "run any of these by name", "any", 70),
     Key("help", "question_mark,f1", "help", "help", "this page", "any", 80),
     Key("theme", "T", "theme", "", "next theme", "any", palette=True),
@@ -140,6 +153,8 @@ _SHOWN: Final = {
     "greater_than_sign": ">",
     "dollar_sign": "$",
     "number_sign": "#",
+    "asterisk": "*",
+    "exclamation_mark": "!",
     "pageup": "pgup",
     "pagedown": "pgdn",
 }

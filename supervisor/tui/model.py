@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # The agents' `watch` sends a status at least every second: three missed ones make it old.
 STALE_S = 3.0
+# Severity of a node of which there is nothing to say.
+ORDINARY = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,11 @@ class RankRow:
         if self.state == "failed" and self.part == "victim":
             return words.VICTIM
         return words.RANKS.get(self.state, words.UNKNOWN)
+
+    @property
+    def has_problem(self) -> bool:
+        """Somebody should look at it."""
+        return self.state in ("failed", "silent")
 
     @property
     def outcome(self) -> str:
@@ -81,6 +88,11 @@ class NodeRow:
     def why(self) -> str:
         """One line on why it is in this state."""
         return self.error or self.reason or self.text
+
+    @property
+    def has_problem(self) -> bool:
+        """Somebody should look at it."""
+        return _node_severity(self) < ORDINARY
 
     @cached_property
     def worst(self) -> RankRow | None:
@@ -293,4 +305,4 @@ def _node_severity(node: NodeRow) -> int:
         return 2
     if node.state in ("connecting", "draining"):
         return 3
-    return 5 if node.state in ("removed", "spare") else 4
+    return ORDINARY + 1 if node.state in ("removed", "spare") else ORDINARY

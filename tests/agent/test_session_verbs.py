@@ -168,11 +168,17 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         restart = cli("restart", "h.toml")
         assert restart.status == 0
         assert restart.lines[0].startswith("generation 1 running: world size 2, ")
+        planned = cli("remove", "h.toml", "--node", "n2", "--dry-run")
+        assert (planned.status, planned.lines[0]) == (0, "World     2 ranks on 2 nodes -> 1 rank on 1 node")
+        assert planned.lines[-1].endswith("as 1 restart of this job before")
         removed = cli.json("remove", "h.toml", "--node", "n2", "--json")
         assert removed["accepted"]
         assert removed["outcome"]["detail"]["world_size"] == 1
         assert cli("remove", "h.toml", "--node", "n2").status == 1
-        assert cli("add", "h.toml", "--node", "n2").lines[0].startswith("generation 3 running: world size 2")
+        # One of them is in already: the other one joins all the same.
+        added = cli("add", "h.toml", "--node", "n[1-2]")
+        assert (added.status, "n1 is in the group already" in added.err) == (1, True)
+        assert added.lines[0].startswith("generation 3 running: world size 2")
         again = cli("up", "hosts.toml", "--headless", "--job", "job-t", "talk.py", "1")
         assert again.status == 2
         assert "a job named job-t is on n1 n2 already" in again.err

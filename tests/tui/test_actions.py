@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from typing import Any
 
 import pytest
 
@@ -74,7 +76,8 @@ def test_remove_is_about_the_selected_node() -> None:
         session = recorded.load("running_2x2")
         async with running(session) as (app, pilot):
             text = await press(app, pilot, "j", "x", "m")
-            assert "Target  n2" in text
+            assert re.search(r"Target +n2 ", text)
+            assert "4 ranks on 2 nodes -> 2 ranks on 1 node" in text
             await press(app, pilot, "right", "enter")
             assert session.requests == [("remove", {"node": "n2", "if_generation": 0})]
 
@@ -88,7 +91,7 @@ def test_add_asks_which_node_when_the_selected_one_is_in() -> None:
             text = await press(app, pilot, "x", "a")
             assert "which one?" in text
             await press(app, pilot, "enter", "y")
-            assert session.requests == [("add", {"node": "n4"})]
+            assert session.requests == [("add", {"node": "n4", "if_generation": 1})]
 
     asyncio.run(scenario())
 
@@ -153,7 +156,7 @@ def test_menu_follows_the_job_while_it_is_open() -> None:
             session.touch(status={**session.status, "nodes": nodes, "generation": 1})
             await until(app, pilot, lambda: "no node for it" not in text_of(app))
             await press(app, pilot, "a", "y")
-            assert session.requests == [("add", {"node": "n2"})]
+            assert session.requests == [("add", {"node": "n2", "if_generation": 1})]
 
     asyncio.run(scenario())
 
@@ -200,5 +203,52 @@ def test_palette_runs_an_action_with_its_question() -> None:
             await press(app, pilot, "escape", "ctrl+p", *"r3", "enter")
             await until(app, pilot, lambda: app.current_mode == "logs")
             assert "log of rank 3 on n2" in await settle(app, pilot)
+
+    asyncio.run(scenario())
+
+
+class Partly(recorded.RecordedSession):
+    """A cluster that refuses one of several nodes."""
+
+    async def request(self, verb: str, **args: Any) -> dict[str, Any]:
+        """Accept n2 alone."""
+        answer = await super().request(verb, **args)
+        told = {name: {"accepted": name == "n2", "message": f"{name} says so", "hint": ""} for name in args["nodes"]}
+        return {**answer, "nodes": told}
+
+
+def test_marked_nodes_are_one_request_and_those_that_failed_can_be_tried_again() -> None:
+    async def scenario() -> None:
+        source = recorded.load("restarting_4x2")
+        session = Partly()
+        session.hosts, session.status, session.events = source.hosts, source.status, source.events
+        async with running(session, (120, 30)) as (app, pilot):
+            text = await press(app, pilot, "j", "space", "j", "space", "k")
+            assert "2 marked" in text
+            assert len(re.findall(r"^.◆. running +n[23]|^◆. running +n[23]", text, re.MULTILINE)) == 2
+            text = await press(app, pilot, "x", "m")
+            assert "Target    n2, n3" in text
+            text = await press(app, pilot, "y")
+            assert session.requests == [("remove", {"nodes": ["n2", "n3"], "if_generation": 1})]
+            assert "1 done, 1 failed" in text
+            # What was done is no longer marked.
+            assert app.memory.nodes == ["n3"]
+            text = await press(app, pilot, "right", "enter")
+            assert "Remove node n3" in text
+            await press(app, pilot, "escape", "U")
+            assert "marked" not in text_of(app)
+            await press(app, pilot, "asterisk")
+            assert app.memory.nodes == ["n4"]
+
+    asyncio.run(scenario())
+
+
+def test_marks_of_ranks_stay_with_their_numbers() -> None:
+    async def scenario() -> None:
+        session = recorded.load("failed_4x2")
+        async with running(session, (120, 30)) as (app, pilot):
+            await press(app, pilot, "3", "j", "space")
+            assert app.memory.ranks == [1]
+            assert re.search(r"^◆.*\b1 +n1", text_of(app), re.MULTILINE)
 
     asyncio.run(scenario())

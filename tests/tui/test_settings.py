@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from supervisor.cli.options import read_theme
 from supervisor.cli.up import parse_up
 from supervisor.errors import UsageError
-from supervisor.tui import keymap, memory, theming
+from supervisor.tui import clipboard, keymap, memory, theming
 from tests.tui import recorded
 from tests.tui.screens import press, running, settle, text_of
 
@@ -135,6 +136,51 @@ def test_a_bad_key_is_one_clear_error(text: str, said: str, tmp_path: Path) -> N
     with pytest.raises(UsageError) as refused:
         _keys(tmp_path, text)
     assert said in refused.value.message
+
+
+def test_only_problems_and_a_stopped_screen() -> None:
+    async def scenario() -> None:
+        session = recorded.load("restarting_4x2")
+        async with running(session, (120, 30)) as (app, pilot):
+            text = await press(app, pilot, "2", "!")
+            assert "problems only" in text
+            assert ("n4" in text, "n1  " in text) == (True, False)
+            assert "no problem; ! shows all" in await press(app, pilot, "3")
+            assert "PAUSED" in await press(app, pilot, "!", "p")
+            session.touch(status={**session.status, "generation": 9})
+            await settle(app, pilot)
+            assert "generation 9" not in await press(app, pilot, "2")
+            assert "generation 9" in await press(app, pilot, "p")
+            assert "PAUSED" not in text_of(app)
+
+    asyncio.run(scenario())
+
+
+def test_a_row_and_a_line_go_to_the_clipboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written: list[str] = []
+    kept = tmp_path / "state" / "supervisor" / "copied.txt"
+
+    async def scenario() -> None:
+        async with running(recorded.load("running_2x2"), (120, 30)) as (app, pilot):
+            assert app._driver is not None
+            monkeypatch.setattr(app._driver, "write", written.append)
+            assert "copied" in await press(app, pilot, "3", "y")
+            assert kept.read_text().split()[:3] == ["■", "running", "0"]
+            await press(app, pilot, "4", "y")
+
+    asyncio.run(scenario())
+    sent = [
+        base64.b64decode(text.partition("52;c;")[2].partition("\a")[0]).decode() for text in written if "52;c" in text
+    ]
+    assert sent[0].split()[:3] == ["■", "running", "0"]
+    assert sent[1] + "\n" == kept.read_text()
+
+
+def test_the_clipboard_inside_tmux_and_screen_and_its_limit() -> None:
+    assert clipboard.sequence("hi", {}) == "\x1b]52;c;aGk=\a"
+    assert clipboard.sequence("hi", {"TMUX": "/tmp/x"}) == "\x1bPtmux;\x1b\x1b]52;c;aGk=\a\x1b\\"
+    assert clipboard.sequence("hi", {"TERM": "screen-256color"}) == "\x1bP\x1b]52;c;aGk=\a\x1b\\"
+    assert clipboard.sequence("x" * 60_000, {}) is None
 
 
 def test_what_was_set_for_a_job_is_there_at_the_next_look() -> None:

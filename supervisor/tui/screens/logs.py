@@ -142,6 +142,10 @@ class LogsScreen(LiveScreen):
         super().tick(snapshot, age_s, changed)
         self.log_view.tick()
 
+    def tick_paused(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+        """A log is stopped by not following it; what one scrolls to has to come."""
+        self.tick(snapshot, age_s, changed)
+
     @on(VirtualLog.Changed)
     def _title(self) -> None:
         log = self.log_view
@@ -255,6 +259,11 @@ class LogsScreen(LiveScreen):
         log, here = self.log_view, self._rows()
         other = (here[-1] if log.follow else here[0]) if here else None
         return next((row for row in here if row.is_at(log.pointer)), other)
+
+    def copied(self) -> str:
+        """The whole line that a jump has led to, else the first one on the screen."""
+        row = self._row_read()
+        return ansi.plain(row.raw) if row is not None else ""
 
     def action_time(self) -> None:
         """Times on and off."""

@@ -57,13 +57,21 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
 
     def show(self, snapshot: Snapshot) -> None:
         """Lay out for the job's size, then fill the panes that are visible."""
-        layout = self._arrange(snapshot)
+        layout, memory = self._arrange(snapshot), self.tui.memory
+        nodes, ranks = set(memory.nodes), set(memory.ranks)
         if layout.nodes:
-            self.query_one(NodeTable).show_nodes(snapshot, worst_first=bool(layout.grid), with_ranks=not layout.grid)
+            self.query_one(NodeTable).show_nodes(
+                snapshot,
+                worst_first=bool(layout.grid),
+                with_ranks=not layout.grid,
+                marked=nodes,
+                problems_only=memory.problems_only,
+            )
         if layout.ranks:
-            self.query_one("#side" if layout.beside else "#ranks", RankTable).show_ranks(snapshot, snapshot.ranks)
+            table = self.query_one("#side" if layout.beside else "#ranks", RankTable)
+            table.show_ranks(snapshot, ranks, memory.problems_only)
         if layout.grid:
-            self.query_one(RankGrid).show(snapshot, layout.per_node)
+            self.query_one(RankGrid).show(snapshot, layout.per_node, ranks, nodes)
         self._show_events()
         self._show_tail(snapshot, layout)
 
