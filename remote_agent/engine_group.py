@@ -10,12 +10,12 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import engine_evidence as evidence
 from remote_agent import engine_pulse, engine_stacks
-from remote_agent.engine_watch import Orphans, Worker, exit_document
+from remote_agent.engine_watch import Orphans, Worker, exit_document, signal_ranks
 from remote_agent.wire import Problem
 
 if TYPE_CHECKING:
@@ -141,6 +141,11 @@ class Group:
         """Return stacks of the live ones of these ranks (None: all), and why there are none of the others."""
         wanted = self._workers if ranks is None else [rank for rank in ranks if rank in self._workers]
         return await engine_stacks.dump(self._boot, {rank: self._workers[rank].death is None for rank in wanted})
+
+    def send(self, pids: Mapping[str, int], name: str) -> dict[str, str]:
+        """Send a signal to ranks that still have these pids; returns by rank why it was not sent."""
+        self._alive()
+        return signal_ranks(self._workers, pids, name)
 
     async def pulses(self, stacks: bool) -> dict[str, Any]:
         """Return what the live ranks are doing, by rank."""

@@ -9,11 +9,12 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from remote_agent import policy
+from remote_agent import formation, policy
 from remote_agent import state as s
 from remote_agent.turn import Turn, stop_group
 from remote_agent.wire import Problem
 
+CORDONED = "cordoned: `supervisor uncordon` or `add` takes it in again"
 ACTIVE = (s.PREPARING, s.STARTING, s.RUNNING)
 
 
@@ -86,7 +87,7 @@ def on_add(turn: Turn, event: s.Add) -> None:
         turn.refuse("done", f"{name} is in the group already")
         return
     spec = dataclasses.replace(event.spec, spare=False)
-    turn.set_node(name, spec=spec, status="ready", reason=None, losses=())
+    turn.set_node(name, spec=spec, status="ready", reason=None, losses=(), cordoned=False)
     turn.set(blames=tuple(blame for blame in state.blames if blame[1] != name))
     # Without its environment, which may hold secrets: its agent has it, and nobody else needs it.
     public = dataclasses.asdict(dataclasses.replace(spec, env={}))
@@ -98,6 +99,29 @@ def on_add(turn: Turn, event: s.Add) -> None:
     turn.reply(f"{name} joins")
     if state.phase in ACTIVE:
         stop_group(turn, "added")
+
+
+def on_cordon(turn: Turn, event: s.Cordon) -> None:
+    """Keep a node out of the groups to come, or let it in again; the running group keeps what it has."""
+    if _over(turn) or not _known(turn, event.node):
+        return
+    name, node = event.node, turn.node(event.node)
+    if node.cordoned == event.on or node.status == "removed":
+        what = "removed" if node.status == "removed" else "cordoned already" if event.on else "not cordoned"
+        turn.refuse("done", f"{name} is {what}")
+        return
+    outside = name not in turn.state.members
+    turn.set_node(name, cordoned=event.on)
+    if event.on and node.status == "ready" and outside:
+        turn.set_node(name, status="spare", reason=CORDONED)
+    elif not event.on and node.status == "spare" and not node.spec.spare:
+        full = formation.is_full(turn.state, name)
+        turn.set_node(name, status="spare" if full else "ready", reason=formation.FULL if full else None)
+    kind = "node_cordoned" if event.on else "node_uncordoned"
+    turn.emit(kind, node=name, operator=event.operator, status=turn.node(name).status)
+    turn.reply(f"{name} {'is not taken in again' if event.on else 'may be taken in again'}")
+    if not event.on:
+        formation.admit(turn, name, "returned")
 
 
 def on_stop(turn: Turn, event: s.Stop) -> None:

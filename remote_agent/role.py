@@ -157,6 +157,10 @@ class Role:
         if op == "operator":
             self._count_operator(args)
             return {}
+        if op == "signalled":
+            detail = {key: args.get(key) for key in ("ranks", "signal", "operator")}
+            self.record("signal_sent", str(args.get("node")), **detail)
+            return {}
         expected = args.get("if_generation")
         if expected is not None and expected != self.state.generation:
             raise Problem("stale", f"generation {expected} is over: the job is in generation {self.state.generation}")
@@ -174,6 +178,8 @@ class Role:
         if op == "stop":
             return [("", s.Stop(bool(args.get("kill")), operator, str(args.get("preempted") or "")))]
         names = [str(name) for name in args.get("nodes") or [args.get("node", "")]]
+        if op in ("cordon", "uncordon"):
+            return [(name, s.Cordon(name, op == "cordon", operator)) for name in names]
         if op == "remove":
             # Our own last: with it the role goes.
             return [(name, s.Remove(name, operator)) for name in sorted(names, key=lambda one: one == self._agent.node)]

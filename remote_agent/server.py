@@ -18,13 +18,16 @@ from remote_agent import state as s
 from remote_agent.journal import Record, public, read_records
 from remote_agent.logs import LogStore
 from remote_agent.logs.nccl import read_facts
+from remote_agent.signalling import signal_ranks
 from remote_agent.status import document
 from remote_agent.wire import Answer, Channel, Handler, Items, JobSpec, Problem, WireError
 
 if TYPE_CHECKING:
     from remote_agent.agent import Agent
 
-OPERATOR_VERBS = ("restart", "remove", "add", "stop")
+OPERATOR_VERBS = ("restart", "remove", "add", "stop", "cordon", "uncordon")
+# What an operator who said that he only looks is refused.
+CHANGES = (*OPERATOR_VERBS, "promote", "assign", "exit", "signal")
 ENDS_OF_A_HANG = ("hang_over", "generation_stopped", "job_succeeded", "job_failed", "job_stopped")
 # `watch` sends at most this often, and at least that often.
 WATCH_MIN_S = 0.1
@@ -196,6 +199,7 @@ class AgentDesk(Desk):
                 "ca": self.ca,
                 "attach": self.attach,
                 "stacks": self.stacks,
+                "signal": self.signal,
                 "exit": self.exit,
             }
         )
@@ -205,6 +209,8 @@ class AgentDesk(Desk):
         return self._agent.journal.records
 
     async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        if op in CHANGES and self._operator is not None and self._operator["mode"] == "watch":
+            raise Problem("read_only", f"{op} refused: this operator is attached read-only")
         if op in OPERATOR_VERBS:
             return Answer(await self._to_coordinator(op, args))
         return await super().handle(op, args, body)
@@ -335,6 +341,10 @@ class AgentDesk(Desk):
             return Answer(await self._agent.follower.stacks(args.get("ranks")))
         except (WireError, asyncio.TimeoutError) as error:
             raise Problem("engine", f"the engine on {self._agent.node} did not answer: {error}") from error
+
+    async def signal(self, args: dict[str, Any]) -> Answer:
+        """Send a signal to ranks of this node; raises Problem."""
+        return await signal_ranks(self._agent, args)
 
     async def exit(self, args: dict[str, Any]) -> Answer:
         """End this agent: the launch it belongs to was given up."""

@@ -81,6 +81,24 @@ def _promote(status: Status, targets: Targets) -> str:
     )
 
 
+def _cordon(status: Status, targets: Targets) -> str:
+    return (
+        f"{', '.join(targets)} stays in the group, and once it is lost or fails no new group takes it in, as a spare "
+        "neither; nothing restarts"
+    )
+
+
+def _uncordon(status: Status, targets: Targets) -> str:
+    return f"{', '.join(targets)} may be taken in again; where it waits and there is room, with a restart of the group"
+
+
+def _signal(status: Status, targets: Targets) -> str:
+    return (
+        f"sends it to the process of rank {', '.join(targets)} and to nothing else; a script that does not handle it "
+        "ends by it, and the group restarts"
+    )
+
+
 def _stacks(status: Status, targets: Targets) -> str:
     return "asks every rank for its Python stack; the ranks go on"
 
@@ -144,6 +162,18 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "node.promote", "promote", "P", "Promote node", "say that the coordinator's half is dead: a node takes over",
         scope="node", confirm=1, effect=_promote, destructive=True, op="promote",
+    ),
+    Action(
+        "node.cordon", "cordon", "c", "Cordon node", "take a node into no new group; it stays in the one it is in",
+        scope="node", confirm=1, effect=_cordon, destructive=True, op="cordon",
+    ),
+    Action(
+        "node.uncordon", "uncordon", "u", "Uncordon node", "let new groups take a node in again",
+        scope="node", confirm=1, effect=_uncordon, destructive=True, op="uncordon",
+    ),
+    Action(
+        "rank.signal", "signal", "s", "Signal rank", "send a signal to the process of a rank",
+        scope="rank", confirm=1, effect=_signal, destructive=True, op="signal",
     ),
     Action(
         "rank.stacks", "stacks", "d", "Dump stacks", "show Python stacks of live ranks, grouped by equality",

@@ -78,9 +78,8 @@ def _choose(op: str, names: Sequence[str], status: Json) -> list[Json]:
         come = [dict(one, state="ready", spare=False) if one["name"] in names else one for one in left]
         left = [*come, *({"name": name, "state": "ready"} for name in names if name not in known)]
     members = {one["name"] for one in left if one.get("group_rank") is not None}
-    fit = [one for one in left if not one.get("cordoned") or one["name"] in members]
-    regular = [one for one in fit if one.get("state") in ("ready", "running")]
-    standing_by = [one for one in fit if one.get("state") == "spare"]
+    regular = [one for one in left if one.get("state") in ("ready", "running")]
+    standing_by = [one for one in left if one.get("state") == "spare" and not one.get("cordoned")]
     most = int(status.get("max_nodes") or len(left))
     if op == "add":
         most = max(most, len(members | set(names)))

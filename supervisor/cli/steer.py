@@ -1,4 +1,4 @@
-"""`supervisor restart | remove | add | promote | stop`: ask the cluster to act, and wait for the outcome.
+"""`supervisor restart`, `remove`, `add`, `cordon`, `promote`, `stop`: ask the cluster to act, wait for the outcome.
 
 In: argv. Out: one line such as `generation 3 running: world size 6, 0.84 s (…)`, or one JSON document; with --dry-run
 what it would lead to.
@@ -86,6 +86,12 @@ def _read_nodes(action: Action, text: str | None) -> list[str]:
 
 async def _tell(session: Session, action: Action, answer: dict[str, Any], as_json: bool) -> int:
     """Wait for what came of a request, and print it; returns the exit status."""
+    if action.op in ("cordon", "uncordon"):
+        if as_json:
+            write_json({"job": session.job, "request": action.verb, **answer})
+        else:
+            write_lines([str(answer["message"])])
+        return 0
     outcome = await await_outcome(session, str(action.op), answer)
     if as_json:
         write_json({"job": session.job, "request": action.verb, **answer, "outcome": outcome})

@@ -1,4 +1,4 @@
-"""What an operator asks of the job: restart, remove, add, stop, promote.
+"""What an operator asks of the job: restart, remove, add, cordon, stop, promote, signal.
 
 In: a session and a verb. Out: the coordinator's answer, or RequestFailed with the reason; the outcome comes as events.
 """
@@ -6,6 +6,7 @@ In: a session and a verb. Out: the coordinator's answer, or RequestFailed with t
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,47 @@ async def request(session: Session, verb: str, args: dict[str, Any]) -> dict[str
         return await heal.promote(session, args.get("node"))
     if session.state in ENDED_STATES:
         raise _over(session)
+    if verb == "signal":
+        return await _signal(session, wish)
     return await (_add(session, wish) if verb == "add" else _steer(session, verb, wish))
+
+
+async def _signal(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
+    """Send a signal to ranks as this session sees them; their agents refuse those whose process is another by now."""
+    name = str(wish["signal"]).upper()
+    name = name if name.startswith("SIG") else f"SIG{name}"
+    if name not in signal.Signals.__members__:
+        raise RequestFailed(f"no signal named {name}", "USR1, USR2, INT, TERM, KILL, …", "usage")
+    status = session.status or await session.call("status")
+    wanted = {str(rank) for rank in wish["ranks"]}
+    told: dict[str, dict[str, Any]] = {
+        rank: _no(f"no rank {rank} runs in this job") for rank in sorted(wanted, key=int)
+    }
+    pids: dict[str, dict[str, int]] = {}
+    for node in status.get("nodes", ()):
+        here = {str(rank["rank"]): rank["pid"] for rank in node.get("ranks", ()) if rank.get("pid")}
+        if chosen := {rank: pid for rank, pid in here.items() if rank in wanted}:
+            pids[str(node["name"])] = chosen
+
+    async def ask(node: str) -> None:
+        args = {"pids": pids[node], "signal": name, "operator": wish["operator"]}
+        try:
+            link = session.links[node]
+            refused = (await link.call("signal", args, timeout_s=REQUEST_DEADLINE)).data["refused"]
+        except (CallFailed, WireError, asyncio.TimeoutError, KeyError) as error:
+            refused = dict.fromkeys(pids[node], f"{node}: {why(error)}")
+        for rank in pids[node]:
+            told[rank] = _no(refused[rank]) if rank in refused else {"accepted": True, "message": "sent", "hint": ""}
+
+    await asyncio.gather(*(ask(node) for node in pids))
+    sent = [rank for rank, one in told.items() if one["accepted"]]
+    if not sent:
+        raise RequestFailed("; ".join(one["message"] for one in told.values()), kind="signal")
+    return {"accepted": True, "message": f"{name} sent to rank {', '.join(sent)}", "ranks": told}
+
+
+def _no(message: str) -> dict[str, Any]:
+    return {"accepted": False, "message": message, "hint": ""}
 
 
 async def _add(session: Session, wish: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ In: a selection, answers of dialogs. Out: requests to the session, and what came
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +24,15 @@ if TYPE_CHECKING:
     from supervisor.tui.model import NodeRow
 
 # The verbs that take several nodes at once.
-SEVERAL: Final = ("remove", "add")
+SEVERAL: Final = ("remove", "add", "cordon", "uncordon")
+SIGNALS: Final = (
+    ("USR1", "what many scripts save a snapshot on; it ends those that do not handle it"),
+    ("TERM", "asks it to end; the group restarts"),
+    ("KILL", "ends it at once; the group restarts"),
+    ("INT", "Ctrl-C"),
+    ("STOP", "it stands still until CONT: for tests of hangs"),
+    ("CONT", "lets it go on"),
+)
 _OUTSIDE: Final = ("removed", "spare", "lost", "failed", "")
 RANKS_IN_PALETTE: Final = 1024
 
@@ -82,6 +91,9 @@ class Desk:
         nodes = self._app.snapshot.nodes
         if action.op == "add":
             return [node for node in nodes if node.state in _OUTSIDE and not node.ranks]
+        if action.op in ("cordon", "uncordon"):
+            on = action.op == "uncordon"
+            return [node for node in nodes if node.cordoned == on and node.state not in ("removed", "")]
         if action.op == "remove":
             return [node for node in nodes if node.state not in ("removed", "")]
         return [node for node in nodes if node.state in ("running", "ready")]
@@ -100,12 +112,33 @@ class Desk:
         """Ask for the node if none is selected that fits, then for consent."""
         if self._app.read_only or self._app.snapshot.ended:
             self._warn(f"{action.label}: {'read-only' if self._app.read_only else 'the job is over'}")
+        elif action.scope == "rank":
+            self._choose_signal(action, target)
         elif action.scope != "node":
             self._confirm(action, ())
         elif names := self._targets(action, target):
             self._confirm(action, names)
         else:
             self._choose_node(action)
+
+    def _choose_signal(self, action: Action, target: Target) -> None:
+        """Ask which signal goes to the marked ranks, or to the selected one."""
+        marked = [rank for rank in self._app.memory.ranks if self._app.snapshot.rank(rank) is not None]
+        ranks = marked or ([target.rank] if target.rank is not None else [])
+        if not ranks:
+            self._warn(f"{action.label}: select or mark a rank")
+            return
+        args = (("ranks", ranks),)
+
+        def chosen(name: str | None) -> None:
+            if name is not None:
+                self._confirm(
+                    dataclasses.replace(action, label=f"Send {name} to rank", args=(*args, ("signal", name))),
+                    tuple(str(rank) for rank in ranks),
+                )
+
+        items = [MenuItem(name, name[0].lower(), name, note) for name, note in SIGNALS]
+        self._app.push_screen(Menu(f"signal to rank {', '.join(map(str, ranks))}", lambda: items), chosen)
 
     def _choose_node(self, action: Action) -> None:
         if not self._candidates(action):
@@ -147,9 +180,9 @@ class Desk:
     async def send(self, action: Action, names: tuple[str, ...], generation: int | None) -> None:
         """Send one request, and say what came of it, node by node where it is about several."""
         args: dict[str, Any] = dict(action.args)
-        if len(names) == 1:
+        if action.scope == "node" and len(names) == 1:
             args["node"] = names[0]
-        elif names:
+        elif action.scope == "node" and names:
             args["nodes"] = list(names)
         if action.op in OPS and generation is not None:
             # Membership as the user saw it is part of these: they are refused when it has changed since.
@@ -171,7 +204,8 @@ class Desk:
 
     def _report(self, action: Action, names: tuple[str, ...], answer: dict[str, Any]) -> None:
         """Say what came of a request; those of several nodes that failed can be tried again, and stay marked."""
-        told = answer.get("nodes") or {name: {"accepted": True} for name in names}
+        ranks = {f"rank {rank}": one for rank, one in answer.get("ranks", {}).items()}
+        told = ranks or answer.get("nodes") or {name: {"accepted": True} for name in names}
         failed = tuple(name for name, one in told.items() if not one["accepted"])
         marked = self._app.memory.nodes
         marked[:] = [name for name in marked if name in failed or name not in told]
@@ -183,7 +217,9 @@ class Desk:
         again = Choice("again", f"Try {', '.join(failed)} again", danger=True)
 
         def answered(choice: str | None) -> None:
-            if choice == "again":
+            if choice == "again" and action.scope == "rank":
+                self._choose_signal(action, Target(rank=int(failed[0].split()[1])))
+            elif choice == "again":
                 self._confirm(action, failed)
 
         title = f"{action.label}: {len(told) - len(failed)} done, {len(failed)} failed"

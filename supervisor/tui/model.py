@@ -71,6 +71,7 @@ class NodeRow:
     group_rank: int | None
     reason: str
     clock_offset_ms: float | None
+    cordoned: bool
     ranks: tuple[RankRow, ...]
     link: str
     """connecting, up, lost or failed: the state of our own connection."""
@@ -256,6 +257,7 @@ def _node(name: str, document: Json | None, host: Host | None, parts: Mapping[in
         group_rank=_int(data.get("group_rank")),
         reason=str(data.get("reason") or ""),
         clock_offset_ms=_float(data.get("clock_offset_ms")),
+        cordoned=data.get("cordoned") is True,
         ranks=ranks,
         link=link,
         step=str(host.step or "") if host is not None else "",

@@ -168,6 +168,15 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         restart = cli("restart", "h.toml")
         assert restart.status == 0
         assert restart.lines[0].startswith("generation 1 running: world size 2, ")
+        assert cli("cordon", "h.toml", "--node", "n2").lines == ["n2 is not taken in again"]
+        assert cli("uncordon", "h.toml", "--node", "n2").lines == ["n2 may be taken in again"]
+        # Python's start is over once it prints; a signal that it does not handle would end it.
+        sent = cli("signal", "h.toml", "--rank", "1,7", "CONT")
+        assert (sent.status, sent.lines) == (1, ["rank 1: sent", "rank 7: no rank 7 runs in this job"])
+        told = [one for one in map(json.loads, cli("events", "h.toml", "--json").lines) if one["type"] == "signal_sent"]
+        assert [(one["node"], one["detail"]["ranks"], one["detail"]["signal"]) for one in told] == [
+            ("n2", [1], "SIGCONT")
+        ]
         planned = cli("remove", "h.toml", "--node", "n2", "--dry-run")
         assert (planned.status, planned.lines[0]) == (0, "World     2 ranks on 2 nodes -> 1 rank on 1 node")
         assert planned.lines[-1].endswith("as 1 restart of this job before")

@@ -25,10 +25,11 @@ def no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_verb_asks_first(action: object) -> None:
     async def scenario() -> None:
         session = recorded.load("restarting_4x2")
+        session.status["nodes"][1]["cordoned"] = True
         async with running(session, (120, 30)) as (app, pilot):
             name = next(entry for entry in offered() if entry is action)
-            text = await press(app, pilot, "x", name.key)
-            if "which one?" in text:
+            text = await press(app, pilot, "3", "x", name.key)
+            if "which one?" in text or "signal to" in text:
                 text = await press(app, pilot, "enter")
             assert "Effect" in text
             assert "Cancel" in text
@@ -151,10 +152,10 @@ def test_menu_follows_the_job_while_it_is_open() -> None:
         session = recorded.load("running_2x2")
         async with running(session) as (app, pilot):
             text = await press(app, pilot, "j", "x")
-            assert "no node for it" in text
+            assert re.search("Add node +no node for it", text)
             nodes = [session.status["nodes"][0], {**session.status["nodes"][1], "state": "removed", "ranks": []}]
             session.touch(status={**session.status, "nodes": nodes, "generation": 1})
-            await until(app, pilot, lambda: "no node for it" not in text_of(app))
+            await until(app, pilot, lambda: re.search("Add node +n2", text_of(app)) is not None)
             await press(app, pilot, "a", "y")
             assert session.requests == [("add", {"node": "n2", "if_generation": 1})]
 
@@ -250,5 +251,34 @@ def test_marks_of_ranks_stay_with_their_numbers() -> None:
             await press(app, pilot, "3", "j", "space")
             assert app.memory.ranks == [1]
             assert re.search(r"^◆.*\b1 +n1", text_of(app), re.MULTILINE)
+
+    asyncio.run(scenario())
+
+
+def test_a_signal_goes_to_the_marked_ranks_after_a_question() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        async with running(session, (120, 30)) as (app, pilot):
+            text = await press(app, pilot, "2", "x", "s")
+            assert "select or mark a rank" in text
+            await press(app, pilot, "3", "space", "j", "j", "space", "j")
+            assert "signal to rank 0, 2" in await press(app, pilot, "x", "s")
+            text = await press(app, pilot, "u")
+            assert "Send USR1 to rank 0, 2" in text
+            assert session.requests == []
+            await press(app, pilot, "y")
+            assert session.requests == [("signal", {"ranks": [0, 2], "signal": "USR1"})]
+
+    asyncio.run(scenario())
+
+
+def test_cordon_and_uncordon_offer_the_nodes_that_they_fit() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        session.status["nodes"][1]["cordoned"] = True
+        async with running(session, (120, 30)) as (app, pilot):
+            await press(app, pilot, "x", "c", "y")
+            await press(app, pilot, "j", "x", "u", "y")
+            assert session.requests == [("cordon", {"node": "n1"}), ("uncordon", {"node": "n2"})]
 
     asyncio.run(scenario())

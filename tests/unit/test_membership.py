@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from remote_agent import restore
 from remote_agent import state as s
-from remote_agent.operator_requests import answer, refuse_unready
+from remote_agent.operator_requests import CORDONED, answer, refuse_unready
 from remote_agent.status import document
 from remote_agent.wire import Problem
 from supervisor.membership import plan
@@ -99,3 +100,52 @@ def test_a_request_about_several_nodes_is_answered_for_each() -> None:
     assert (told["generation"], told["message"]) == (1, "n1 drains")
     with pytest.raises(Problem, match="no n9"):
         answer([("n9", s.Reply(False, "no n9", 0, "unknown_node"))])
+
+
+def members(world: World) -> list[str]:
+    return list(world.state.members)
+
+
+def test_a_cordoned_node_stays_until_it_is_lost_and_is_not_taken_back() -> None:
+    world = World(spec(4, min_nodes=1))
+    generation = world.state.generation
+    world.feed(s.Cordon("n2"))
+    world.feed(s.Cordon("n3"))
+    world.settle()
+    assert (world.state.generation, document(world.state, {}, "n1")["nodes"][1]["reason"]) == (generation, "cordoned")
+    # A restart, and another coordinator, keep it.
+    world.feed(s.Restart())
+    world.settle()
+    assert members(world) == ["n1", "n2", "n3", "n4"]
+    heir = World(spec(4, min_nodes=1), start=False)
+    heir.state = restore.take_over(world.state.spec, "n1", 2, world.records(), 0.0)
+    for name in heir.machines:
+        heir.join(name)
+    heir.settle()
+    assert members(heir) == ["n1", "n2", "n3", "n4"]
+    for name in ("n2", "n4"):
+        world.die(name)
+        world.settle()
+        world.join(name)
+        world.settle()
+    assert members(world) == ["n1", "n3", "n4"]
+    assert (world.state.nodes["n2"].status, world.state.nodes["n2"].reason) == ("spare", CORDONED)
+    found = plan("restart", (), document(world.state, {}, "n1"), ())
+    assert list(found.nodes) == members(world)
+    world.feed(s.Cordon("n2", on=False))
+    world.settle()
+    assert members(world) == ["n1", "n2", "n3", "n4"]
+    world.feed(s.Cordon("n2", on=False))
+    assert (world.replies[-1].accepted, world.replies[-1].message) == (False, "n2 is not cordoned")
+
+
+def test_a_cordoned_spare_takes_no_place_until_it_is_added() -> None:
+    world = World(spec(4, spares=1, min_nodes=2))
+    world.feed(s.Cordon("n4"))
+    world.die("n2")
+    world.settle()
+    assert members(world) == ["n1", "n3"]
+    world.feed(s.Add(world.state.nodes["n4"].spec))
+    world.settle()
+    assert members(world) == ["n1", "n3", "n4"]
+    assert not restore.fold(world.state.spec, world.records()).nodes["n4"].cordoned
