@@ -62,6 +62,7 @@ class Engine:
             "stacks": self._stacks,
             "pulse": self._pulse,
             "signal": self._signal,
+            "keep": self._keep,
         }
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -230,6 +231,11 @@ class Engine:
         if self._group is None or self._group.ended.is_set():
             raise Problem("no_workers", "no worker runs on this node")
         return {"ranks": await self._group.pulses(bool(args.get("stacks")))}
+
+    async def _keep(self, args: dict[str, Any]) -> dict[str, Any]:
+        if self._group is None or self._group.ended.is_set():
+            raise Problem("no_workers", "no worker runs on this node")
+        return {"files": await self._group.keep(args.get("ranks"))}
 
     async def _signal(self, args: dict[str, Any]) -> dict[str, Any]:
         if self._group is None or self._group.ended.is_set():

@@ -269,6 +269,11 @@ class ElasticGroup:
         wanted = self._ranks if ranks is None else [rank for rank in ranks if rank in self._ranks]
         return await engine_stacks.dump(self._boot, {rank: self._ranks[rank].died_ns is None for rank in wanted})
 
+    async def keep(self, ranks: Iterable[int] | None) -> dict[str, list[str]]:
+        """Save stacks and flight records of the live ones of these ranks (None: all); returns the files by rank."""
+        chosen = {rank: path for rank, path in self._alive().items() if ranks is None or rank in ranks}
+        return await engine_stacks.keep(self._boot, chosen)
+
     def send(self, pids: Mapping[str, int], name: str) -> dict[str, str]:
         """Send a signal to ranks that still have these pids; returns by rank why it was not sent."""
         return signal_ranks(self._ranks, pids, name)

@@ -142,6 +142,11 @@ class Group:
         wanted = self._workers if ranks is None else [rank for rank in ranks if rank in self._workers]
         return await engine_stacks.dump(self._boot, {rank: self._workers[rank].death is None for rank in wanted})
 
+    async def keep(self, ranks: Iterable[int] | None) -> dict[str, list[str]]:
+        """Save stacks and flight records of the live ones of these ranks (None: all); returns the files by rank."""
+        chosen = {rank: path for rank, path in self._directories().items() if ranks is None or rank in ranks}
+        return await engine_stacks.keep(self._boot, chosen)
+
     def send(self, pids: Mapping[str, int], name: str) -> dict[str, str]:
         """Send a signal to ranks that still have these pids; returns by rank why it was not sent."""
         self._alive()

@@ -18,9 +18,9 @@ from remote_agent import state as s
 from remote_agent.journal import Record, public, read_records
 from remote_agent.logs import LogStore
 from remote_agent.logs.nccl import read_facts
-from remote_agent.signalling import signal_ranks
+from remote_agent.signalling import ask_engine, signal_ranks
 from remote_agent.status import document
-from remote_agent.wire import Answer, Channel, Handler, Items, JobSpec, Problem, WireError
+from remote_agent.wire import Answer, Channel, Handler, Items, JobSpec, Problem
 
 if TYPE_CHECKING:
     from remote_agent.agent import Agent
@@ -200,6 +200,7 @@ class AgentDesk(Desk):
                 "attach": self.attach,
                 "stacks": self.stacks,
                 "signal": self.signal,
+                "keep": self.keep,
                 "exit": self.exit,
             }
         )
@@ -337,14 +338,15 @@ class AgentDesk(Desk):
 
     async def stacks(self, args: dict[str, Any]) -> Answer:
         """Answer with the Python stacks of this node's live ranks."""
-        try:
-            return Answer(await self._agent.follower.stacks(args.get("ranks")))
-        except (WireError, asyncio.TimeoutError) as error:
-            raise Problem("engine", f"the engine on {self._agent.node} did not answer: {error}") from error
+        return await ask_engine(self._agent, "stacks", {"ranks": args.get("ranks")})
 
     async def signal(self, args: dict[str, Any]) -> Answer:
         """Send a signal to ranks of this node; raises Problem."""
         return await signal_ranks(self._agent, args)
+
+    async def keep(self, args: dict[str, Any]) -> Answer:
+        """Save stacks and flight records of ranks beside their logs; raises Problem."""
+        return await ask_engine(self._agent, "keep", {"ranks": args.get("ranks")})
 
     async def exit(self, args: dict[str, Any]) -> Answer:
         """End this agent: the launch it belongs to was given up."""

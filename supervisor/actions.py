@@ -176,6 +176,10 @@ ACTIONS: tuple[Action, ...] = (
         scope="rank", confirm=1, effect=_signal, destructive=True, op="signal",
     ),
     Action(
+        "rank.keep", "", "f", "Save flight", "save stacks and flight records of ranks beside their logs",
+        scope="rank", op="keep",
+    ),
+    Action(
         "rank.stacks", "stacks", "d", "Dump stacks", "show Python stacks of live ranks, grouped by equality",
         scope="rank", effect=_stacks, op="stacks",
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
@@ -16,6 +17,7 @@ from supervisor.session import heal
 from supervisor.session.view import ENDED_STATES
 
 if TYPE_CHECKING:
+    from supervisor.session.link import Link
     from supervisor.session.session import Session
 
 # How long a node that is up may take to join the coordinator, seconds.
@@ -36,8 +38,8 @@ async def request(session: Session, verb: str, args: dict[str, Any]) -> dict[str
         return await heal.promote(session, args.get("node"))
     if session.state in ENDED_STATES:
         raise _over(session)
-    if verb == "signal":
-        return await _signal(session, wish)
+    if verb in ("signal", "keep"):
+        return await (_signal if verb == "signal" else _keep)(session, wish)
     return await (_add(session, wish) if verb == "add" else _steer(session, verb, wish))
 
 
@@ -47,36 +49,59 @@ async def _signal(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
     name = name if name.startswith("SIG") else f"SIG{name}"
     if name not in signal.Signals.__members__:
         raise RequestFailed(f"no signal named {name}", "USR1, USR2, INT, TERM, KILL, …", "usage")
+
+    async def send(link: Link, pids: dict[str, int]) -> dict[str, dict[str, Any]]:
+        args = {"pids": pids, "signal": name, "operator": wish["operator"]}
+        refused = (await link.call("signal", args, timeout_s=REQUEST_DEADLINE)).data["refused"]
+        return {rank: _told(rank not in refused, refused.get(rank, "sent")) for rank in pids}
+
+    return await _ask_ranks(session, wish["ranks"], send, f"{name} sent")
+
+
+async def _keep(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
+    """Let ranks' stacks and flight records be saved beside their logs."""
+
+    async def save(link: Link, pids: dict[str, int]) -> dict[str, dict[str, Any]]:
+        args = {"ranks": [int(rank) for rank in pids]}
+        files = (await link.call("keep", args, timeout_s=REQUEST_DEADLINE)).data["files"]
+        none = "no answer of the rank: `supervisor stacks` says why"
+        return {rank: _told(bool(files.get(rank)), " ".join(files.get(rank, ())) or none) for rank in pids}
+
+    return await _ask_ranks(session, wish["ranks"], save, "stacks and flight records saved")
+
+
+AskNode = Callable[["Link", "dict[str, int]"], Awaitable["dict[str, dict[str, Any]]"]]
+
+
+async def _ask_ranks(session: Session, ranks: Iterable[int], ask: AskNode, done: str) -> dict[str, Any]:
+    """Ask the nodes of these ranks at once, with the pids as this session sees them; returns what came of each rank."""
     status = session.status or await session.call("status")
-    wanted = {str(rank) for rank in wish["ranks"]}
-    told: dict[str, dict[str, Any]] = {
-        rank: _no(f"no rank {rank} runs in this job") for rank in sorted(wanted, key=int)
-    }
+    told = {str(rank): _told(False, f"no rank {rank} runs in this job") for rank in sorted(ranks)}
     pids: dict[str, dict[str, int]] = {}
     for node in status.get("nodes", ()):
         here = {str(rank["rank"]): rank["pid"] for rank in node.get("ranks", ()) if rank.get("pid")}
-        if chosen := {rank: pid for rank, pid in here.items() if rank in wanted}:
+        if chosen := {rank: pid for rank, pid in here.items() if rank in told}:
             pids[str(node["name"])] = chosen
 
-    async def ask(node: str) -> None:
-        args = {"pids": pids[node], "signal": name, "operator": wish["operator"]}
+    async def one(node: str) -> None:
+        link = session.links.get(node)
+        if link is None:
+            told.update(dict.fromkeys(pids[node], _told(False, f"{node} is not in this inventory")))
+            return
         try:
-            link = session.links[node]
-            refused = (await link.call("signal", args, timeout_s=REQUEST_DEADLINE)).data["refused"]
-        except (CallFailed, WireError, asyncio.TimeoutError, KeyError) as error:
-            refused = dict.fromkeys(pids[node], f"{node}: {why(error)}")
-        for rank in pids[node]:
-            told[rank] = _no(refused[rank]) if rank in refused else {"accepted": True, "message": "sent", "hint": ""}
+            told.update(await ask(link, pids[node]))
+        except (CallFailed, WireError, asyncio.TimeoutError) as error:
+            told.update(dict.fromkeys(pids[node], _told(False, f"{node}: {why(error)}")))
 
-    await asyncio.gather(*(ask(node) for node in pids))
-    sent = [rank for rank, one in told.items() if one["accepted"]]
-    if not sent:
-        raise RequestFailed("; ".join(one["message"] for one in told.values()), kind="signal")
-    return {"accepted": True, "message": f"{name} sent to rank {', '.join(sent)}", "ranks": told}
+    await asyncio.gather(*(one(node) for node in pids))
+    got = [rank for rank, answer in told.items() if answer["accepted"]]
+    if not got:
+        raise RequestFailed("; ".join(answer["message"] for answer in told.values()), kind="ranks")
+    return {"accepted": True, "message": f"{done}: rank {', '.join(got)}", "ranks": told}
 
 
-def _no(message: str) -> dict[str, Any]:
-    return {"accepted": False, "message": message, "hint": ""}
+def _told(accepted: bool, message: str) -> dict[str, Any]:
+    return {"accepted": accepted, "message": message, "hint": ""}
 
 
 async def _add(session: Session, wish: dict[str, Any]) -> dict[str, Any]:

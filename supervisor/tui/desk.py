@@ -42,8 +42,9 @@ def _named(action: Action, names: Sequence[str]) -> str:
 
 
 def offered() -> list[Action]:
-    """The actions that change something and have a letter."""
-    return [action for action in ACTIONS if action.destructive and action.key and action.op]
+    """The actions that change something, or leave something on the nodes, and have a letter."""
+    wanted = [action for action in ACTIONS if action.key and action.op]
+    return [action for action in wanted if action.destructive or action.op == "keep"]
 
 
 class Desk:
@@ -113,7 +114,7 @@ class Desk:
         if self._app.read_only or self._app.snapshot.ended:
             self._warn(f"{action.label}: {'read-only' if self._app.read_only else 'the job is over'}")
         elif action.scope == "rank":
-            self._choose_signal(action, target)
+            self._begin_with_ranks(action, target)
         elif action.scope != "node":
             self._confirm(action, ())
         elif names := self._targets(action, target):
@@ -121,19 +122,25 @@ class Desk:
         else:
             self._choose_node(action)
 
-    def _choose_signal(self, action: Action, target: Target) -> None:
-        """Ask which signal goes to the marked ranks, or to the selected one."""
+    def _begin_with_ranks(self, action: Action, target: Target) -> None:
+        """Take the marked ranks, or the selected one, and ask what has to be asked."""
         marked = [rank for rank in self._app.memory.ranks if self._app.snapshot.rank(rank) is not None]
         ranks = marked or ([target.rank] if target.rank is not None else [])
         if not ranks:
             self._warn(f"{action.label}: select or mark a rank")
             return
-        args = (("ranks", ranks),)
+        action = dataclasses.replace(action, args=(("ranks", ranks),))
+        if action.confirm:
+            self._choose_signal(action, ranks)
+        else:
+            names = tuple(str(rank) for rank in ranks)
+            self._app.run_worker(self.send(action, names, None), exit_on_error=False, group="requests")
 
+    def _choose_signal(self, action: Action, ranks: list[int]) -> None:
         def chosen(name: str | None) -> None:
             if name is not None:
                 self._confirm(
-                    dataclasses.replace(action, label=f"Send {name} to rank", args=(*args, ("signal", name))),
+                    dataclasses.replace(action, label=f"Send {name} to rank", args=(*action.args, ("signal", name))),
                     tuple(str(rank) for rank in ranks),
                 )
 
@@ -218,7 +225,10 @@ class Desk:
 
         def answered(choice: str | None) -> None:
             if choice == "again" and action.scope == "rank":
-                self._choose_signal(action, Target(rank=int(failed[0].split()[1])))
+                numbers = [int(name.split()[1]) for name in failed]
+                self._confirm(
+                    dataclasses.replace(action, args=(*action.args, ("ranks", numbers))), tuple(map(str, numbers))
+                )
             elif choice == "again":
                 self._confirm(action, failed)
 
@@ -328,7 +338,7 @@ class Desk:
         sections = [
             ("this screen", [_help_entry(key) for key in here]),
             ("everywhere", [_help_entry(key) for key in everywhere]),
-            ("after x, each with a question first", [Entry(a.id, a.label, a.help, a.key) for a in offered()]),
+            ("after x; what changes the job asks first", [Entry(a.id, a.label, a.help, a.key) for a in offered()]),
             ("signs", _signs(self._app.glyphs)),
         ]
         self._app.push_screen(Help(f"help: {screen}", [section for section in sections if section[1]]))

@@ -117,6 +117,9 @@ def test_stacks_and_flight_records_of_live_ranks(shared: SharedEngine) -> None:
             if all(path.stat().st_size for path in stdout):
                 break
             await asyncio.sleep(0.02)
+        kept = await one.call("keep", ranks=[1, 7])
+        rank_1 = shared.rank_dir(generation, 1)
+        assert kept["files"] == {"1": [str(rank_1 / "stacks.txt"), str(rank_1 / "flight.json")]}
         stacks = await one.call("stacks", ranks=None)
         return stacks, await one.call("stop", generation=generation, grace_s=5, collect=True)
 

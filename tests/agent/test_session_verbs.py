@@ -177,6 +177,9 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         assert [(one["node"], one["detail"]["ranks"], one["detail"]["signal"]) for one in told] == [
             ("n2", [1], "SIGCONT")
         ]
+        # A script without torch has neither.
+        kept = cli("stacks", "h.toml", "--save")
+        assert (kept.status, "supervisor stacks` says why" in kept.err) == (1, True)
         planned = cli("remove", "h.toml", "--node", "n2", "--dry-run")
         assert (planned.status, planned.lines[0]) == (0, "World     2 ranks on 2 nodes -> 1 rank on 1 node")
         assert planned.lines[-1].endswith("as 1 restart of this job before")
