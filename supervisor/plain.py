@@ -194,12 +194,11 @@ def event_text(event: Document) -> str:
     """Return what an event says beside its type and place."""
     detail: Document = event.get("detail") or {}
     kind = str(event.get("type"))
-    if kind == "generation_running":
-        return running_text(detail)
+    tellers = {"generation_running": running_text, "ranks_assigned": ranks_text, "signal_sent": signal_text}
+    if kind in tellers:
+        return tellers[kind](detail)
     if kind == "generation_started":
         return f"world size {detail.get('world_size')} on {_members(detail)}{meeting_text(detail)}"
-    if kind == "ranks_assigned":
-        return ranks_text(detail)
     if kind == "rank_failed":
         message = _message(detail.get("message"))
         return exit_text(detail.get("exit") or {}) + (f": {message}" if message else "")
@@ -227,6 +226,12 @@ def ranks_text(detail: Document) -> str:
     """Return which ranks torch gave a node."""
     ranks = " ".join(str(rank[0]) for rank in detail.get("ranks") or ())
     return f"torch gave it ranks {ranks} of {detail.get('world_size')}"
+
+
+def signal_text(detail: Document) -> str:
+    """Return which signal went to which ranks, and who sent it."""
+    ranks = _ranks([int(rank) for rank in detail.get("ranks") or ()])
+    return f"{one_line(detail.get('signal'))} to {ranks} by {one_line(detail.get('operator'))}"
 
 
 def _message(message: object) -> str:

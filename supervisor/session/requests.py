@@ -50,6 +50,8 @@ async def _signal(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
     if name not in signal.Signals.__members__:
         raise RequestFailed(f"no signal named {name}", "USR1, USR2, INT, TERM, KILL, …", "usage")
 
+    _refuse_old(session, wish)
+
     async def send(link: Link, pids: dict[str, int]) -> dict[str, dict[str, Any]]:
         args = {"pids": pids, "signal": name, "operator": wish["operator"]}
         refused = (await link.call("signal", args, timeout_s=REQUEST_DEADLINE)).data["refused"]

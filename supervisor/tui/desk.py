@@ -38,7 +38,8 @@ RANKS_IN_PALETTE: Final = 1024
 
 
 def _named(action: Action, names: Sequence[str]) -> str:
-    return f"{action.label} {', '.join(names)}" if names else action.label
+    # A button has one line.
+    return f"{action.label} {', '.join(names) if len(names) < 4 else f'({len(names)})'}" if names else action.label
 
 
 def offered() -> list[Action]:
@@ -144,7 +145,7 @@ class Desk:
                     tuple(str(rank) for rank in ranks),
                 )
 
-        items = [MenuItem(name, name[0].lower(), name, note) for name, note in SIGNALS]
+        items = [MenuItem(name, name[0], name, note) for name, note in SIGNALS]
         self._app.push_screen(Menu(f"signal to rank {', '.join(map(str, ranks))}", lambda: items), chosen)
 
     def _choose_node(self, action: Action) -> None:
@@ -191,8 +192,8 @@ class Desk:
             args["node"] = names[0]
         elif action.scope == "node" and names:
             args["nodes"] = list(names)
-        if action.op in OPS and generation is not None:
-            # Membership as the user saw it is part of these: they are refused when it has changed since.
+        if action.op in (*OPS, "signal") and generation is not None:
+            # What the user saw is part of these: they are refused when it has changed since.
             args["if_generation"] = generation
         what = _named(action, names)
         if action.op == "add":
@@ -221,7 +222,7 @@ class Desk:
             self._app.say(str(answer.get("message") or "accepted"), title=_named(action, names))
             return
         facts = [(name, f"{one['message']}  {one.get('hint') or ''}".strip()) for name, one in told.items()]
-        again = Choice("again", f"Try {', '.join(failed)} again", danger=True)
+        again = Choice("again", f"Try {failed[0] if len(failed) == 1 else f'these {len(failed)}'} again", danger=True)
 
         def answered(choice: str | None) -> None:
             if choice == "again" and action.scope == "rank":

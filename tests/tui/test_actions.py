@@ -263,11 +263,11 @@ def test_a_signal_goes_to_the_marked_ranks_after_a_question() -> None:
             assert "select or mark a rank" in text
             await press(app, pilot, "3", "space", "j", "j", "space", "j")
             assert "signal to rank 0, 2" in await press(app, pilot, "x", "s")
-            text = await press(app, pilot, "u")
+            text = await press(app, pilot, "U")
             assert "Send USR1 to rank 0, 2" in text
             assert session.requests == []
             await press(app, pilot, "y")
-            assert session.requests == [("signal", {"ranks": [0, 2], "signal": "USR1"})]
+            assert session.requests == [("signal", {"ranks": [0, 2], "signal": "USR1", "if_generation": 0})]
 
     asyncio.run(scenario())
 
