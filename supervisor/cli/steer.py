@@ -61,7 +61,8 @@ def run(verb: str, argv: Sequence[str]) -> int:
 def _parse(action: Action, argv: Sequence[str]) -> argparse.Namespace:
     may_choose = action.op == "promote"
     node = "" if action.scope != "node" else " [--node N]" if may_choose else " --node N"
-    parser = make_parser(action.verb, f"[HOSTS] [JOB]{node} [--json]")
+    dry = " [--dry-run]" if action.op in OPS else ""
+    parser = make_parser(action.verb, f"[HOSTS] [JOB]{node}{dry} [--json]")
     if action.scope == "node":
         words = "the node, as the inventory names it" + (" (default: the first in reach)" if may_choose else "")
         words += "; a,b or n[1-4]: several, with one restart" if action.op in OPS else ""

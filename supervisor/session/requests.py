@@ -139,8 +139,10 @@ async def _add_several(session: Session, wish: dict[str, Any]) -> dict[str, Any]
     failed: dict[str, dict[str, Any]] = {}
     up: dict[str, dict[str, Any]] = {}
     for name, spec in zip(names, found, strict=True):
-        if isinstance(spec, SupervisorError):
+        if isinstance(spec, (SupervisorError, CallFailed)):
             failed[name] = {"accepted": False, "message": spec.message, "hint": spec.hint}
+        elif isinstance(spec, (WireError, asyncio.TimeoutError)):
+            failed[name] = _told(False, f"{name}: {why(spec)}")
         elif isinstance(spec, BaseException):
             raise spec
         else:
