@@ -16,7 +16,7 @@ from typing import Any
 
 from remote_agent import formation, policy, rendezvous, watch
 from remote_agent import state as s
-from remote_agent.operator_requests import on_add, on_remove, on_restart, on_stop
+from remote_agent.operator_requests import CORDONED, on_add, on_cordon, on_remove, on_restart, on_stop
 from remote_agent.turn import STOP_MARGIN_S, Turn, give_up_on, lose_node, stop_group
 
 # An agent that was started for a removed node and is not added by then is sent away.
@@ -96,8 +96,11 @@ def on_ready(turn: Turn, event: s.Ready) -> None:
     returned = node.status == "lost"
     if node.status in ("connecting", "lost"):
         full = formation.is_full(turn.state, event.node)
-        spare = node.spec.spare or full
-        turn.set_node(event.node, status="spare" if spare else "ready", reason=formation.FULL if full else None)
+        # A new coordinator's group is the old one's: it keeps what it had.
+        out = node.cordoned and (returned or event.node not in turn.state.members)
+        spare = node.spec.spare or full or out
+        reason = CORDONED if out else formation.FULL if full else None
+        turn.set_node(event.node, status="spare" if spare else "ready", reason=reason)
         told = dict(event.versions)
         turn.emit("node_ready", node=event.node, nproc=event.nproc, returned=returned, spare=spare, versions=told)
     formation.admit(turn, event.node, "returned" if returned else "joined")
@@ -233,6 +236,8 @@ def on_idle(turn: Turn, event: s.Idle) -> None:
     elif event.node in state.members and not _done(turn.state, event.node):
         lose_node(turn, event.node, "it stopped its workers by itself: it had lost the coordinator")
         turn.set_node(event.node, connected=True, ready=True, status="ready", reason=None)
+        if node.cordoned:
+            turn.set_node(event.node, status="spare", reason=CORDONED)
 
 
 def _done(state: s.State, node: str) -> bool:
@@ -331,6 +336,7 @@ HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     s.Restart: on_restart,
     s.Remove: on_remove,
     s.Add: on_add,
+    s.Cordon: on_cordon,
     s.Stop: on_stop,
     s.Tick: on_tick,
 }

@@ -61,6 +61,8 @@ class Engine:
             "stop": self._stop,
             "stacks": self._stacks,
             "pulse": self._pulse,
+            "signal": self._signal,
+            "keep": self._keep,
         }
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -229,6 +231,16 @@ class Engine:
         if self._group is None or self._group.ended.is_set():
             raise Problem("no_workers", "no worker runs on this node")
         return {"ranks": await self._group.pulses(bool(args.get("stacks")))}
+
+    async def _keep(self, args: dict[str, Any]) -> dict[str, Any]:
+        if self._group is None or self._group.ended.is_set():
+            raise Problem("no_workers", "no worker runs on this node")
+        return {"files": await self._group.keep(args.get("ranks"))}
+
+    async def _signal(self, args: dict[str, Any]) -> dict[str, Any]:
+        if self._group is None or self._group.ended.is_set():
+            raise Problem("no_workers", "no worker runs on this node")
+        return {"refused": self._group.send(args["pids"], str(args["signal"]))}
 
     async def _send_notices(self, channel: Channel) -> None:
         while True:

@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from remote_agent import engine_boot, engine_pulse, engine_stacks
 from remote_agent import engine_evidence as evidence
 from remote_agent.engine_group import KILL_S, SWEEP_S, Tell, within
 from remote_agent.engine_start import Order, worker_environment
-from remote_agent.engine_watch import Orphans, Worker
+from remote_agent.engine_watch import Orphans, Worker, send_signal, signal_ranks
 from remote_agent.paths import own_command
 from remote_agent.wire import Problem
 
@@ -75,6 +75,10 @@ class Rank:
     def _died(self) -> None:
         self.died_ns = time.time_ns()
         self.close()
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send it a signal; returns whether it was there, for sure."""
+        return send_signal(self._pidfd, number)
 
     def close(self) -> None:
         """Stop watching."""
@@ -265,6 +269,15 @@ class ElasticGroup:
         wanted = [self._ranks[rank] for rank in (self._ranks if ranks is None else ranks) if rank in self._ranks]
         pids = {one.rank: one.pid if one.died_ns is None else None for one in wanted}
         return await engine_stacks.dump(self._boot, pids)
+
+    async def keep(self, ranks: Iterable[int] | None) -> dict[str, list[str]]:
+        """Save stacks and flight records of the live ones of these ranks (None: all); returns the files by rank."""
+        chosen = {rank: path for rank, path in self._alive().items() if ranks is None or rank in ranks}
+        return await engine_stacks.keep(self._boot, chosen)
+
+    def send(self, pids: Mapping[str, int], name: str) -> dict[str, str]:
+        """Send a signal to ranks that still have these pids; returns by rank why it was not sent."""
+        return signal_ranks(self._ranks, pids, name)
 
     async def pulses(self, stacks: bool) -> dict[str, Any]:
         """Return what the live ranks are doing, by rank."""

@@ -10,12 +10,12 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import engine_evidence as evidence
 from remote_agent import engine_pulse, engine_stacks
-from remote_agent.engine_watch import Orphans, Worker, exit_document
+from remote_agent.engine_watch import Orphans, Worker, exit_document, signal_ranks
 from remote_agent.wire import Problem
 
 if TYPE_CHECKING:
@@ -142,6 +142,16 @@ class Group:
         wanted = [self._workers[rank] for rank in (self._workers if ranks is None else ranks) if rank in self._workers]
         pids = {worker.rank: worker.pid if worker.death is None else None for worker in wanted}
         return await engine_stacks.dump(self._boot, pids)
+
+    async def keep(self, ranks: Iterable[int] | None) -> dict[str, list[str]]:
+        """Save stacks and flight records of the live ones of these ranks (None: all); returns the files by rank."""
+        chosen = {rank: path for rank, path in self._directories().items() if ranks is None or rank in ranks}
+        return await engine_stacks.keep(self._boot, chosen)
+
+    def send(self, pids: Mapping[str, int], name: str) -> dict[str, str]:
+        """Send a signal to ranks that still have these pids; returns by rank why it was not sent."""
+        self._alive()
+        return signal_ranks(self._workers, pids, name)
 
     async def pulses(self, stacks: bool) -> dict[str, Any]:
         """Return what the live ranks are doing, by rank."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 # Evidence of live ranks in all: the rest of the cluster waits for it.
 COLLECT_S = 1.5
+SAVED = ("stacks.txt", "flight.json")
+# A file's time is that of the kernel's last tick.
+CLOCK_STEP_S = 0.02
 
 
 async def dump(boot: BootDirectory, pids: Mapping[int, int | None]) -> dict[str, Any]:
@@ -76,6 +80,17 @@ async def save(boot: BootDirectory, directories: Mapping[int, Path]) -> dict[str
             if isinstance(flight, bytes) and _is_json(flight):
                 (directories[rank] / "flight.json").write_bytes(flight)
     return stacks
+
+
+async def keep(boot: BootDirectory, directories: Mapping[int, Path]) -> dict[str, list[str]]:
+    """Save stacks and flight records for an operator; returns the files by rank, as far as there is something new."""
+    begin = time.time()
+    await save(boot, directories)
+    files = {rank: [directory / name for name in SAVED] for rank, directory in directories.items()}
+    return {
+        str(rank): [str(path) for path in paths if path.exists() and path.stat().st_mtime >= begin - CLOCK_STEP_S]
+        for rank, paths in files.items()
+    }
 
 
 async def ask(boot: BootDirectory, rank: int, alive: bool, handler: str) -> bytes | str:

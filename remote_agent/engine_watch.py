@@ -12,7 +12,7 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,10 @@ class Worker:
         self.kill_group(signal.SIGKILL)
         died(self)
 
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal to the process itself; returns whether it was there. Never to what has its pid after it."""
+        return self.death is None and send_signal(self._pidfd, number, self.pid)
+
     def kill_group(self, number: signal.Signals) -> None:
         """Send a signal to the worker's process group; only before the worker is reaped."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -89,6 +93,30 @@ class Worker:
             self._pidfd = -1
         if self._poller is not None and self._poller is not asyncio.current_task():
             self._poller.cancel()
+
+
+def send_signal(pidfd: int, number: signal.Signals, child: int | None = None) -> bool:
+    """Send a signal; returns whether there was a process. `child`: its pid, where nobody but us can have reaped it."""
+    with contextlib.suppress(ProcessLookupError):
+        if pidfd >= 0:
+            signal.pidfd_send_signal(pidfd, number)
+            return True
+        if child is not None:
+            os.kill(child, number)
+            return True
+    return False
+
+
+def signal_ranks(ranks: Mapping[int, Any], pids: Mapping[str, int], name: str) -> dict[str, str]:
+    """Send a signal to ranks as far as they still have these pids; returns by rank why it was not sent."""
+    refused: dict[str, str] = {}
+    for rank, pid in pids.items():
+        one = ranks.get(int(rank))
+        if one is None or one.pid != pid:
+            refused[rank] = f"rank {rank} is not the process {pid} any more"
+        elif not one.send(signal.Signals[name]):
+            refused[rank] = f"rank {rank} has ended"
+    return refused
 
 
 def decode(si_code: int, si_status: int, t_ns: int) -> Death:

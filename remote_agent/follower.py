@@ -369,10 +369,6 @@ class Follower:
     async def _hear_engine(self, op: str, args: dict[str, Any]) -> None:
         self.report(op, args)
 
-    async def stacks(self, ranks: list[int] | None) -> dict[str, Any]:
-        """Return the Python stacks of this node's live ranks."""
-        return await self.engine.call("stacks", {"ranks": ranks})
-
     async def forward(self, op: str, args: dict[str, Any]) -> Answer:
         """Pass a request on to the coordinator; raises Problem when there is none."""
         channel = self.channel

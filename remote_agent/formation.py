@@ -120,7 +120,7 @@ def choose(state: s.State) -> list[str]:
     """
     fit = [node for node in state.nodes.values() if node.connected and node.ready and node.running is None]
     regular = [node.name for node in fit if node.status in ("ready", "running")]
-    spare = [node.name for node in fit if node.status == "spare"]
+    spare = [node.name for node in fit if node.status == "spare" and not node.cordoned]
     limit = min(state.spec.max_nodes, max(len(_wanted(state)), state.spec.min_nodes))
     regular.sort(key=lambda name: name not in state.members)
     chosen = set(regular[: state.spec.max_nodes])

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from remote_agent import policy
+from remote_agent import formation, policy
 from remote_agent import state as s
 from remote_agent.turn import Turn, stop_group
+from remote_agent.wire import Problem
 
+CORDONED = "cordoned: `supervisor uncordon` or `add` takes it in again"
 # Their values are told by the journal, so nothing else may be set this way: it could be a secret.
 SETTABLE = re.compile(r"(NCCL|TORCH|GLOO)_[A-Z0-9_]+")
 VALUE_MAX = 1024
@@ -112,17 +115,41 @@ def on_add(turn: Turn, event: s.Add) -> None:
         turn.refuse("done", f"{name} is in the group already")
         return
     spec = dataclasses.replace(event.spec, spare=False)
-    turn.set_node(name, spec=spec, status="ready", reason=None, losses=())
+    turn.set_node(name, spec=spec, status="ready", reason=None, losses=(), cordoned=False)
     turn.set(blames=tuple(blame for blame in state.blames if blame[1] != name))
     # Without its environment, which may hold secrets: its agent has it, and nobody else needs it.
     public = dataclasses.asdict(dataclasses.replace(spec, env={}))
     turn.emit("node_added", node=name, nproc=node.nproc, spec=public, operator=event.operator)
-    room = len(state.members) + (name not in state.members)
+    # Others may have been added a moment ago, and wait for the same new group.
+    room = len({*state.members, *(one.name for one in turn.state.nodes.values() if one.status == "ready")})
     if room > state.spec.max_nodes:
         turn.set(spec=dataclasses.replace(turn.state.spec, max_nodes=room))
     turn.reply(f"{name} joins")
     if state.phase in ACTIVE:
         stop_group(turn, "added")
+
+
+def on_cordon(turn: Turn, event: s.Cordon) -> None:
+    """Keep a node out of the groups to come, or let it in again; the running group keeps what it has."""
+    if _over(turn) or not _known(turn, event.node):
+        return
+    name, node = event.node, turn.node(event.node)
+    if node.cordoned == event.on or node.status == "removed":
+        what = "removed" if node.status == "removed" else "cordoned already" if event.on else "not cordoned"
+        turn.refuse("done", f"{name} is {what}")
+        return
+    outside = name not in turn.state.members
+    turn.set_node(name, cordoned=event.on)
+    if event.on and node.status == "ready" and outside:
+        turn.set_node(name, status="spare", reason=CORDONED)
+    elif not event.on and node.status == "spare" and not node.spec.spare:
+        full = formation.is_full(turn.state, name)
+        turn.set_node(name, status="spare" if full else "ready", reason=formation.FULL if full else None)
+    kind = "node_cordoned" if event.on else "node_uncordoned"
+    turn.emit(kind, node=name, operator=event.operator, status=turn.node(name).status)
+    turn.reply(f"{name} {'is not taken in again' if event.on else 'may be taken in again'}")
+    if not event.on:
+        formation.admit(turn, name, "returned")
 
 
 def on_stop(turn: Turn, event: s.Stop) -> None:
@@ -140,3 +167,25 @@ def on_stop(turn: Turn, event: s.Stop) -> None:
         policy.end_stopped(turn)
     else:
         stop_group(turn, "stop", kill=event.kill)
+
+
+def refuse_unready(state: s.State, names: Iterable[str]) -> None:
+    """Raise Problem while one of several nodes is not ready: those that come together cost one restart."""
+    known = [state.nodes.get(name) for name in names]
+    if not all(node is not None and node.connected and node.ready for node in known):
+        raise Problem("not_ready", "not all of the nodes are ready")
+
+
+def answer(replies: Sequence[tuple[str, s.Reply | None]]) -> dict[str, Any]:
+    """Return the answer to an operator, with one entry per node where there are several; raises Problem for a no."""
+    told = [(name, reply) for name, reply in replies if reply is not None]
+    said = [(name, reply) for name, reply in told if reply.accepted]
+    if not said:
+        refused = told[0][1] if told else s.Reply(False, "no reply", kind="internal")
+        raise Problem(refused.kind, "; ".join(reply.message for _, reply in told) or refused.message, refused.hint)
+    found = {"accepted": True, "message": "; ".join(r.message for _, r in said), "generation": said[-1][1].generation}
+    if len(told) > 1:
+        found["nodes"] = {
+            name: {"accepted": reply.accepted, "message": reply.message, "hint": reply.hint} for name, reply in told
+        }
+    return found

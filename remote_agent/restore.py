@@ -124,10 +124,17 @@ def _node_removed(state: s.State, record: Record) -> s.State:
 def _node_added(state: s.State, record: Record) -> s.State:
     spec = NodeSpec(**record["detail"]["spec"])
     known = state.nodes.get(spec.name, s.Node(spec))
-    node = dataclasses.replace(known, spec=spec, status="ready", reason=None, nproc=record["detail"]["nproc"])
+    node = dataclasses.replace(
+        known, spec=spec, status="ready", reason=None, nproc=record["detail"]["nproc"], cordoned=False
+    )
     nodes = {**state.nodes, spec.name: node}
     room = max(state.spec.max_nodes, sum(one.status in ("ready", "running") for one in nodes.values()))
     return dataclasses.replace(state, nodes=nodes, spec=dataclasses.replace(state.spec, max_nodes=room))
+
+
+def _node_cordoned(state: s.State, record: Record) -> s.State:
+    on = record["type"] == "node_cordoned"
+    return _with_node(state, record["node"], cordoned=on, status=str(record["detail"]["status"]))
 
 
 def _generation_started(state: s.State, record: Record) -> s.State:
@@ -235,6 +242,8 @@ FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
     "node_failed": _node_lost,
     "node_removed": _node_removed,
     "node_added": _node_added,
+    "node_cordoned": _node_cordoned,
+    "node_uncordoned": _node_cordoned,
     "generation_started": _generation_started,
     "ranks_assigned": _ranks_assigned,
     "generation_running": _generation_running,

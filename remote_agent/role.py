@@ -18,6 +18,7 @@ from remote_agent.coordinator import step
 from remote_agent.hooks import Hooks
 from remote_agent.journal import chunks, utc
 from remote_agent.lease import OWN_BEAT_S
+from remote_agent.operator_requests import answer, refuse_unready
 from remote_agent.status import document
 from remote_agent.tasks import Tasks
 from remote_agent.wire import Channel, NodeSpec, Problem, WireError
@@ -161,32 +162,41 @@ class Role:
         if op == "operator":
             self._count_operator(args)
             return {}
+        if op == "signalled":
+            detail = {key: args.get(key) for key in ("ranks", "signal", "operator")}
+            self.record("signal_sent", str(args.get("node")), **detail)
+            return {}
         expected = args.get("if_generation")
         if expected is not None and not args.get("later") and expected != self.state.generation:
             raise Problem("stale", f"generation {expected} is over: the job is in generation {self.state.generation}")
         seq = self._agent.journal.last_seq
-        reply = self.feed(self._event(op, args))
-        if reply is None:
-            raise Problem("internal", f"{op} got no reply")
-        if not reply.accepted:
-            raise Problem(reply.kind, reply.message, reply.hint)
-        return {"accepted": True, "message": reply.message, "generation": reply.generation, "seq": seq}
+        asked = self._events(op, args)
+        # Without a pause between them: all of them are one stop of the group.
+        replies = [(name, self.feed(event)) for name, event in asked]
+        return {**answer(replies), "seq": seq}
 
-    def _event(self, op: str, args: dict[str, Any]) -> s.Event:
+    def _events(self, op: str, args: dict[str, Any]) -> list[tuple[str, s.Event]]:
+        """Return what is asked for, node by node where several are named; raises Problem."""
         operator = str(args.get("operator", ""))
         if op == "restart":
-            return s.Restart(operator, _env(args), bool(args.get("later")))
+            return [("", s.Restart(operator, _env(args), bool(args.get("later"))))]
         if op == "stop":
-            return s.Stop(bool(args.get("kill")), operator, str(args.get("preempted") or ""))
-        name = str(args.get("node", ""))
+            return [("", s.Stop(bool(args.get("kill")), operator, str(args.get("preempted") or "")))]
+        names = [str(name) for name in args.get("nodes") or [args.get("node", "")]]
+        if op in ("cordon", "uncordon"):
+            return [(name, s.Cordon(name, op == "cordon", operator)) for name in names]
         if op == "remove":
-            return s.Remove(name, operator)
-        known = self.state.nodes.get(name)
-        if args.get("spec") is not None:
-            return s.Add(NodeSpec(**args["spec"]), operator)
-        if known is None:
-            raise Problem("unknown_node", f"no node {name!r} in this job")
-        return s.Add(known.spec, operator)
+            # Our own last: with it the role goes.
+            return [(name, s.Remove(name, operator)) for name in sorted(names, key=lambda one: one == self._agent.node)]
+        specs = {name: node.spec for name, node in self.state.nodes.items()}
+        given = [NodeSpec(**spec) for spec in args.get("specs") or [args.get("spec")] if spec is not None]
+        specs.update({spec.name: spec for spec in given})
+        for name in names:
+            if name not in specs:
+                raise Problem("unknown_node", f"no node {name!r} in this job")
+        if len(names) > 1 and not args.get("late"):
+            refuse_unready(self.state, names)
+        return [(name, s.Add(specs[name], operator)) for name in names]
 
     def _count_operator(self, args: dict[str, Any]) -> None:
         """Note who looks: one event when an operator comes, one when its last connection has gone."""

@@ -19,13 +19,16 @@ from remote_agent.diagnose.told import told_incidents
 from remote_agent.journal import Record, public, read_records
 from remote_agent.logs import LogStore
 from remote_agent.logs.nccl import read_facts, read_map
+from remote_agent.signalling import ask_engine, signal_ranks
 from remote_agent.status import document, history
-from remote_agent.wire import Answer, Channel, Handler, Items, JobSpec, Problem, WireError
+from remote_agent.wire import Answer, Channel, Handler, Items, JobSpec, Problem
 
 if TYPE_CHECKING:
     from remote_agent.agent import Agent
 
-OPERATOR_VERBS = ("restart", "remove", "add", "stop")
+OPERATOR_VERBS = ("restart", "remove", "add", "stop", "cordon", "uncordon")
+# What an operator who said that he only looks is refused.
+CHANGES = (*OPERATOR_VERBS, "promote", "assign", "exit", "signal")
 # `watch` sends at most this often, and at least that often.
 WATCH_MIN_S = 0.1
 WATCH_MAX_S = 1.0
@@ -209,6 +212,8 @@ class AgentDesk(Desk):
                 "ca": self.ca,
                 "attach": self.attach,
                 "stacks": self.stacks,
+                "signal": self.signal,
+                "keep": self.keep,
                 "exit": self.exit,
             }
         )
@@ -222,6 +227,8 @@ class AgentDesk(Desk):
         return self._agent.spec
 
     async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        if op in CHANGES and self._operator is not None and self._operator["mode"] == "watch":
+            raise Problem("read_only", f"{op} refused: this operator is attached read-only")
         if op in OPERATOR_VERBS:
             return Answer(await self._to_coordinator(op, args))
         return await super().handle(op, args, body)
@@ -348,10 +355,15 @@ class AgentDesk(Desk):
 
     async def stacks(self, args: dict[str, Any]) -> Answer:
         """Answer with the Python stacks of this node's live ranks."""
-        try:
-            return Answer(await self._agent.follower.stacks(args.get("ranks")))
-        except (WireError, asyncio.TimeoutError) as error:
-            raise Problem("engine", f"the engine on {self._agent.node} did not answer: {error}") from error
+        return await ask_engine(self._agent, "stacks", {"ranks": args.get("ranks")})
+
+    async def signal(self, args: dict[str, Any]) -> Answer:
+        """Send a signal to ranks of this node; raises Problem."""
+        return await signal_ranks(self._agent, args)
+
+    async def keep(self, args: dict[str, Any]) -> Answer:
+        """Save stacks and flight records of ranks beside their logs; raises Problem."""
+        return await ask_engine(self._agent, "keep", {"ranks": args.get("ranks")})
 
     async def exit(self, args: dict[str, Any]) -> Answer:
         """End this agent: the launch it belongs to was given up."""

@@ -40,6 +40,8 @@ class Node:
     held: float = 0.0
     """When this node last knew that it is ours: the basis of quorum."""
     losses: tuple[float, ...] = ()
+    cordoned: bool = False
+    """An operator wants no new group to take it in; the one that it is in keeps it."""
 
     @property
     def name(self) -> str:
@@ -305,6 +307,15 @@ class Add:
 
 
 @dataclasses.dataclass(frozen=True)
+class Cordon:
+    """An operator wants a node not to be taken in any more, or (`on` false) again."""
+
+    node: str
+    on: bool = True
+    operator: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class Stop:
     """An operator, or a scheduler, wants the job to end; `kill`: without grace."""
 
@@ -337,6 +348,7 @@ Event = Union[
     Restart,
     Remove,
     Add,
+    Cordon,
     Stop,
     Tick,
 ]

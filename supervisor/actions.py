@@ -5,16 +5,17 @@ In: nothing. Out: `ACTIONS` in the order in which help shows them; the effect of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 Scope = Literal["job", "node", "rank"]
 Status = Mapping[str, Any]
-Effect = Callable[[Status, "str | None"], str]
+Targets = Sequence[str]
+Effect = Callable[[Status, Targets], str]
 
 
-def _nothing(status: Status, target: str | None) -> str:
+def _nothing(status: Status, targets: Targets) -> str:
     return "nothing is changed"
 
 
@@ -22,8 +23,8 @@ def _live_nodes(status: Status) -> list[Mapping[str, Any]]:
     return [node for node in status.get("nodes", ()) if node.get("group_rank") is not None]
 
 
-def _ranks_on(status: Status, name: str | None) -> int:
-    return sum(len(node.get("ranks", ())) for node in status.get("nodes", ()) if node.get("name") == name)
+def _ranks_on(status: Status, names: Targets) -> int:
+    return sum(len(node.get("ranks", ())) for node in status.get("nodes", ()) if node.get("name") in names)
 
 
 def _count(number: int, word: str) -> str:
@@ -40,54 +41,73 @@ def _next(status: Status) -> int:
     return (-1 if generation is None else int(generation)) + 1
 
 
-def _restart(status: Status, target: str | None) -> str:
+def _restart(status: Status, targets: Targets) -> str:
     return (
         f"stops all {_group(status)} and starts them again as generation {_next(status)}, "
         f"from their last snapshot; not charged to max_restarts"
     )
 
 
-def _set(status: Status, target: str | None) -> str:
-    return f"the workers of all groups to come have {target}; each rank's lines of NCCL go to its nccl.log"
+def _set(status: Status, targets: Targets) -> str:
+    return f"the workers of all groups to come have {', '.join(targets)}; each rank's lines of NCCL go to its nccl.log"
 
 
-def _remove(status: Status, target: str | None) -> str:
-    left = int(status.get("world_size") or 0) - _ranks_on(status, target)
-    moved = "; another node takes the coordinator over" if status.get("coordinator") == target else ""
+def _remove(status: Status, targets: Targets) -> str:
+    left = int(status.get("world_size") or 0) - _ranks_on(status, targets)
+    moved = "; another node takes the coordinator over" if status.get("coordinator") in targets else ""
     return (
-        f"drains {target} ({_count(_ranks_on(status, target), 'rank')}); the group goes on as generation "
+        f"drains {', '.join(targets)} ({_count(_ranks_on(status, targets), 'rank')}); the group goes on as generation "
         f"{_next(status)} with world size {left}{moved}; not charged to max_restarts"
     )
 
 
-def _add(status: Status, target: str | None) -> str:
+def _add(status: Status, targets: Targets) -> str:
+    who = ", ".join(targets)
     return (
-        f"brings {target} up first, while the group goes on; then stops all {_group(status)} and starts them with "
-        f"{target} as generation {_next(status)}; not charged to max_restarts"
+        f"brings {who} up first, while the group goes on; then stops all {_group(status)} and starts them with "
+        f"{who} as generation {_next(status)}; not charged to max_restarts"
     )
 
 
-def _stop(status: Status, target: str | None) -> str:
+def _stop(status: Status, targets: Targets) -> str:
     return f"ends the job: SIGTERM to all {_group(status)}, SIGKILL after the grace period; logs stay on the nodes"
 
 
-def _kill(status: Status, target: str | None) -> str:
+def _kill(status: Status, targets: Targets) -> str:
     return f"ends the job at once: SIGKILL to all {_group(status)}; nothing is saved; logs stay on the nodes"
 
 
-def _promote(status: Status, target: str | None) -> str:
+def _promote(status: Status, targets: Targets) -> str:
     return (
-        f"{target or 'the first node in reach'} takes the coordinator over, votes or not, and generation "
+        f"{', '.join(targets) or 'the first node in reach'} takes the coordinator over, votes or not, and generation "
         f"{_next(status)} is formed of the nodes in reach; you say that all others are dead: if they still train, "
         "two groups run; refused where a coordinator is in reach"
     )
 
 
-def _stacks(status: Status, target: str | None) -> str:
+def _cordon(status: Status, targets: Targets) -> str:
+    return (
+        f"{', '.join(targets)} stays in the group, and once it is lost or fails no new group takes it in, as a spare "
+        "neither; nothing restarts"
+    )
+
+
+def _uncordon(status: Status, targets: Targets) -> str:
+    return f"{', '.join(targets)} may be taken in again; where it waits and there is room, with a restart of the group"
+
+
+def _signal(status: Status, targets: Targets) -> str:
+    return (
+        f"sends it to the process of rank {', '.join(targets)} and to nothing else; a script that does not handle it "
+        "ends by it, and the group restarts"
+    )
+
+
+def _stacks(status: Status, targets: Targets) -> str:
     return "asks every rank for its Python stack; the ranks go on"
 
 
-def _clean(status: Status, target: str | None) -> str:
+def _clean(status: Status, targets: Targets) -> str:
     return "deletes the logs and journals of finished jobs on the nodes; live jobs are left alone"
 
 
@@ -137,7 +157,7 @@ class Action:
     confirm: Literal[0, 1, 2] = 0
     """0 none, 1 a dialog with targets and effect, 2 the job's name must be typed."""
     effect: Effect = _nothing
-    """(status, node or None) -> what will happen, in one line."""
+    """(status, nodes or ranks) -> what will happen, in one line."""
     destructive: bool = False
     """Refused by --read-only."""
     op: str | None = None
@@ -182,6 +202,22 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "node.promote", "promote", "P", "Promote node", "say that the coordinator's half is dead: a node takes over",
         scope="node", confirm=1, effect=_promote, destructive=True, op="promote",
+    ),
+    Action(
+        "node.cordon", "cordon", "c", "Cordon node", "take a node into no new group; it stays in the one it is in",
+        scope="node", confirm=1, effect=_cordon, destructive=True, op="cordon",
+    ),
+    Action(
+        "node.uncordon", "uncordon", "u", "Uncordon node", "let new groups take a node in again",
+        scope="node", confirm=1, effect=_uncordon, destructive=True, op="uncordon",
+    ),
+    Action(
+        "rank.signal", "signal", "s", "Signal rank", "send a signal to the process of a rank",
+        scope="rank", confirm=1, effect=_signal, destructive=True, op="signal",
+    ),
+    Action(
+        "rank.keep", "", "f", "Save flight", "save stacks and flight records of ranks beside their logs",
+        scope="rank", op="keep",
     ),
     Action(
         "rank.stacks", "stacks", "d", "Dump stacks", "show Python stacks of live ranks, grouped by equality",

@@ -237,6 +237,12 @@ def ranks_text(detail: Document) -> str:
     return f"torch gave it ranks {ranks} of {detail.get('world_size')}"
 
 
+def signal_text(detail: Document) -> str:
+    """Return which signal went to which ranks, and who sent it."""
+    ranks = _ranks([int(rank) for rank in detail.get("ranks") or ()])
+    return f"{one_line(detail.get('signal'))} to {ranks} by {one_line(detail.get('operator'))}"
+
+
 def _message(message: object) -> str:
     if isinstance(message, Mapping):
         message = message.get("message", "")
@@ -267,6 +273,7 @@ _TELLERS: Mapping[str, Callable[[Document], str]] = {
     "generation_running": running_text,
     "ranks_assigned": ranks_text,
     "environment_set": overrides.told,
+    "signal_sent": signal_text,
 }
 
 

@@ -203,9 +203,19 @@ def add_json(parser: Parser, what: str = "print one JSON document") -> None:
 def add_screen(parser: Parser) -> None:
     """Add the options of the TUI and of headless runs."""
     parser.add_argument("--headless", action="store_true", help="no TUI: print the merged log")
-    parser.add_argument("--theme", metavar="NAME", help="palette of the TUI")
+    parser.add_argument("--theme", metavar="NAME", type=read_theme, help="palette of the TUI")
     parser.add_argument("--read-only", "--read_only", action="store_true", help="refuse all that changes the job")
     parser.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")
+
+
+def read_theme(text: str) -> str:
+    """Return the name of a theme that exists; raises argparse.ArgumentTypeError."""
+    from supervisor.tui import theming  # here and not above: only a screen needs it
+
+    try:
+        return theming.find(text)
+    except theming.ThemeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def given(options: argparse.Namespace, name: str) -> Any:

@@ -29,8 +29,9 @@ DEADLINE = 20.0
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Show the stacks; returns the exit status."""
-    parser = make_parser(verb, "[HOSTS] [JOB] [--rank R[,R…]] [--json]")
+    parser = make_parser(verb, "[HOSTS] [JOB] [--rank R[,R…]] [--save] [--json]")
     parser.add_argument("--rank", type=read_ranks, metavar="R", help="only these ranks: 0,2-4")
+    parser.add_argument("--save", action="store_true", help="save them, and flight records, beside the ranks' logs")
     add_json(parser)
     options = parse(parser, argv)
     hosts, job = split_target(options.target)
@@ -41,6 +42,8 @@ def run(verb: str, argv: Sequence[str]) -> int:
         async with open_session(inventory, job, live_only=True) as session:
             await session.ready()
             await session.settle()
+            if options.save:
+                return await _save(session, options.rank, options.json)
             found = await collect(session, options.rank)
         if not found["stacks"] and not found["unreachable"]:
             raise RequestFailed(f"job {session.job} has no live rank" + (" of those" if options.rank else ""))
@@ -51,6 +54,19 @@ def run(verb: str, argv: Sequence[str]) -> int:
         return 0
 
     return asyncio.run(once())
+
+
+async def _save(session: Session, ranks: list[int] | None, as_json: bool) -> int:
+    """Let the nodes save; returns the exit status: 1 where there is nothing of a rank."""
+    status = await session.call("status")
+    known = [rank["rank"] for node in status.get("nodes", ()) for rank in node.get("ranks", ())]
+    answer = await session.request("keep", ranks=known if ranks is None else ranks)
+    told = answer["ranks"]
+    if as_json:
+        write_json({"job": session.job, "request": "stacks", **answer})
+    else:
+        write_lines([f"rank {rank}: {one['message']}" for rank, one in told.items()])
+    return 0 if all(one["accepted"] for one in told.values()) else 1
 
 
 async def collect(session: Session, ranks: list[int] | None) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,7 @@
-"""`supervisor restart | remove | add | promote | stop`: ask the cluster to act, and wait for the outcome.
+"""`supervisor restart`, `remove`, `add`, `cordon`, `promote`, `stop`: ask the cluster to act, wait for the outcome.
 
-In: argv. Out: one line such as `generation 3 running: world size 6, 0.84 s (…)`, or one JSON document.
+In: argv. Out: one line such as `generation 3 running: world size 6, 0.84 s (…)`, or one JSON document; with --dry-run
+what it would lead to.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from supervisor import plain
-from supervisor.actions import BY_VERB
+from supervisor.actions import BY_VERB, Action
 from supervisor.cli.entry import say
-from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
+from supervisor.cli.options import add_json, given, load_inventory, make_parser, parse, split_target
 from supervisor.cli.output import write_json, write_lines
 from supervisor.errors import RequestFailed, UsageError
+from supervisor.inventory.pattern import PatternError, expand
+from supervisor.membership import OPS, Plan, plan
 from supervisor.session.view import ENDED_EVENTS
 
 if TYPE_CHECKING:
@@ -29,25 +32,16 @@ DEADLINE = 600.0
 def run(verb: str, argv: Sequence[str]) -> int:
     """Carry out one verb; returns the exit status."""
     action = BY_VERB[verb]
-    may_choose = verb == "promote"
-    node = "" if action.scope != "node" else " [--node N]" if may_choose else " --node N"
-    more = " [--env K=V]… [--unset K]… [--later]" if verb == "restart" else ""
-    parser = make_parser(verb, f"[HOSTS] [JOB]{node}{more} [--json]")
-    if action.scope == "node":
-        words = "the node, as the inventory names it" + (" (default: the first in reach)" if may_choose else "")
-        parser.add_argument("--node", required=not may_choose, metavar="N", help=words)
-    if verb == "stop":
-        parser.add_argument("--kill", action="store_true", help="at once, without grace")
-    if verb == "restart":
-        _add_environment(parser)
-    add_json(parser)
-    options = parse(parser, argv)
+    options = _parse(action, argv)
     hosts, job = split_target(options.target)
-    args: dict[str, Any] = {"node": options.node} if action.scope == "node" else {}
+    names = _read_nodes(action, given(options, "node"))
+    args: dict[str, Any] = {"nodes": names} if len(names) > 1 else {}
+    if action.scope == "node" and not args:
+        args["node"] = names[0] if names else None
     if verb == "stop":
         args["kill"] = options.kill
     if verb == "restart":
-        args = _environment(options)
+        args |= _environment(options)
     inventory = load_inventory(hosts, options)
     from supervisor.session.session import open_session
 
@@ -56,14 +50,12 @@ def run(verb: str, argv: Sequence[str]) -> int:
             await session.ready()
             if job is None:
                 _name_silent(session)
+            if given(options, "dry_run"):
+                await session.heard()
+                _show(plan(str(action.op), names, session.status, session.events), options.json)
+                return 0
             answer = await session.request(str(action.op), **args)
-            op = "environment" if args.get("later") else str(action.op)
-            outcome = await await_outcome(session, op, answer)
-            if options.json:
-                write_json({"job": session.job, "request": verb, **answer, "outcome": outcome})
-            else:
-                write_lines([plain.outcome_line(outcome)])
-            return 0 if is_success(verb, outcome) else 1
+            return await _tell(session, action, answer, options.json, later=bool(args.get("later")))
 
     return asyncio.run(steer())
 
@@ -85,6 +77,62 @@ def _environment(options: argparse.Namespace) -> dict[str, Any]:
 
     env = {**check_env(options.env), **dict.fromkeys(options.unset)}
     return {"env": env, "later": options.later}
+
+
+def _parse(action: Action, argv: Sequence[str]) -> argparse.Namespace:
+    may_choose = action.op == "promote"
+    node = "" if action.scope != "node" else " [--node N]" if may_choose else " --node N"
+    dry = " [--dry-run]" if action.op in OPS else ""
+    more = " [--env K=V]… [--unset K]… [--later]" if action.op == "restart" else ""
+    parser = make_parser(action.verb, f"[HOSTS] [JOB]{node}{more}{dry} [--json]")
+    if action.scope == "node":
+        words = "the node, as the inventory names it" + (" (default: the first in reach)" if may_choose else "")
+        words += "; a,b or n[1-4]: several, with one restart" if action.op in OPS else ""
+        parser.add_argument("--node", required=not may_choose, metavar="N", help=words)
+    if action.op in OPS:
+        parser.add_argument("--dry-run", action="store_true", help="say what it would lead to, and change nothing")
+    if action.op == "stop":
+        parser.add_argument("--kill", action="store_true", help="at once, without grace")
+    if action.op == "restart":
+        _add_environment(parser)
+    add_json(parser)
+    return parse(parser, argv)
+
+
+def _read_nodes(action: Action, text: str | None) -> list[str]:
+    """The names of `n1`, and for verbs that take several those of `a,b` or `n[1-4]`; raises UsageError."""
+    if text is None or action.op not in OPS:
+        return [] if text is None else [text]
+    try:
+        return list(dict.fromkeys(expand(text)))
+    except PatternError as error:
+        raise UsageError(f"--node {text}: {error}") from error
+
+
+async def _tell(session: Session, action: Action, answer: dict[str, Any], as_json: bool, *, later: bool = False) -> int:
+    """Wait for what came of a request, and print it; returns the exit status."""
+    if action.op in ("cordon", "uncordon"):
+        if as_json:
+            write_json({"job": session.job, "request": action.verb, **answer})
+        else:
+            write_lines([str(answer["message"])])
+        return 0
+    outcome = await await_outcome(session, "environment" if later else str(action.op), answer)
+    if as_json:
+        write_json({"job": session.job, "request": action.verb, **answer, "outcome": outcome})
+    else:
+        write_lines([plain.outcome_line(outcome)])
+    refused = [entry for entry in answer.get("nodes", {}).values() if not entry["accepted"]]
+    for entry in refused:
+        say(f"{entry['message']}  {entry['hint']}".strip())
+    return 0 if is_success(action.verb, outcome) and not refused else 1
+
+
+def _show(found: Plan, as_json: bool) -> None:
+    if as_json:
+        write_json({"generation": found.generation, "nodes": list(found.nodes), "plan": dict(found.facts)})
+    else:
+        write_lines(found.lines())
 
 
 def _name_silent(session: Session) -> None:

@@ -1,4 +1,4 @@
-"""What an operator asks of the job: restart, remove, add, stop, promote.
+"""What an operator asks of the job: restart, remove, add, cordon, stop, promote, signal.
 
 In: a session and a verb. Out: the coordinator's answer, or RequestFailed with the reason; the outcome comes as events.
 """
@@ -6,15 +6,18 @@ In: a session and a verb. Out: the coordinator's answer, or RequestFailed with t
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
-from supervisor.errors import RequestFailed, why
+from supervisor.errors import RequestFailed, SupervisorError, why
 from supervisor.session import heal
 from supervisor.session.view import ENDED_STATES
 
 if TYPE_CHECKING:
+    from supervisor.session.link import Link
     from supervisor.session.session import Session
 
 # How long a node that is up may take to join the coordinator, seconds.
@@ -35,27 +38,143 @@ async def request(session: Session, verb: str, args: dict[str, Any]) -> dict[str
         return await heal.promote(session, args.get("node"))
     if session.state in ENDED_STATES:
         raise _over(session)
+    if verb in ("signal", "keep"):
+        return await (_signal if verb == "signal" else _keep)(session, wish)
     return await (_add(session, wish) if verb == "add" else _steer(session, verb, wish))
 
 
+async def _signal(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
+    """Send a signal to ranks as this session sees them; their agents refuse those whose process is another by now."""
+    name = str(wish["signal"]).upper()
+    name = name if name.startswith("SIG") else f"SIG{name}"
+    if name not in signal.Signals.__members__:
+        raise RequestFailed(f"no signal named {name}", "USR1, USR2, INT, TERM, KILL, …", "usage")
+
+    _refuse_old(session, wish)
+
+    async def send(link: Link, pids: dict[str, int]) -> dict[str, dict[str, Any]]:
+        args = {"pids": pids, "signal": name, "operator": wish["operator"]}
+        refused = (await link.call("signal", args, timeout_s=REQUEST_DEADLINE)).data["refused"]
+        return {rank: _told(rank not in refused, refused.get(rank, "sent")) for rank in pids}
+
+    return await _ask_ranks(session, wish["ranks"], send, f"{name} sent")
+
+
+async def _keep(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
+    """Let ranks' stacks and flight records be saved beside their logs."""
+
+    async def save(link: Link, pids: dict[str, int]) -> dict[str, dict[str, Any]]:
+        args = {"ranks": [int(rank) for rank in pids]}
+        files = (await link.call("keep", args, timeout_s=REQUEST_DEADLINE)).data["files"]
+        none = "no answer of the rank: `supervisor stacks` says why"
+        return {rank: _told(bool(files.get(rank)), " ".join(files.get(rank, ())) or none) for rank in pids}
+
+    return await _ask_ranks(session, wish["ranks"], save, "stacks and flight records saved")
+
+
+AskNode = Callable[["Link", "dict[str, int]"], Awaitable["dict[str, dict[str, Any]]"]]
+
+
+async def _ask_ranks(session: Session, ranks: Iterable[int], ask: AskNode, done: str) -> dict[str, Any]:
+    """Ask the nodes of these ranks at once, with the pids as this session sees them; returns what came of each rank."""
+    status = session.status or await session.call("status")
+    told = {str(rank): _told(False, f"no rank {rank} runs in this job") for rank in sorted(ranks)}
+    pids: dict[str, dict[str, int]] = {}
+    for node in status.get("nodes", ()):
+        here = {str(rank["rank"]): rank["pid"] for rank in node.get("ranks", ()) if rank.get("pid")}
+        if chosen := {rank: pid for rank, pid in here.items() if rank in told}:
+            pids[str(node["name"])] = chosen
+
+    async def one(node: str) -> None:
+        link = session.links.get(node)
+        if link is None:
+            told.update(dict.fromkeys(pids[node], _told(False, f"{node} is not in this inventory")))
+            return
+        try:
+            told.update(await ask(link, pids[node]))
+        except (CallFailed, WireError, asyncio.TimeoutError) as error:
+            told.update(dict.fromkeys(pids[node], _told(False, f"{node}: {why(error)}")))
+
+    await asyncio.gather(*(one(node) for node in pids))
+    got = [rank for rank, answer in told.items() if answer["accepted"]]
+    if not got:
+        raise RequestFailed("; ".join(answer["message"] for answer in told.values()), kind="ranks")
+    return {"accepted": True, "message": f"{done}: rank {', '.join(got)}", "ranks": told}
+
+
+def _told(accepted: bool, message: str) -> dict[str, Any]:
+    return {"accepted": accepted, "message": message, "hint": ""}
+
+
 async def _add(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
+    if "nodes" in wish:
+        return await _add_several(session, wish)
     name = str(wish["node"])
     if session.inventory.path is None and name not in session.links:
         # It joined by itself: its torchrun brings its agent up.
         return await _steer(session, "add", wish)
     # Its agent may be there: nothing is brought up before that is known.
     await session.settle(nodes=[name])
+    _refuse_old(session, wish)
     seq = int(session.events[-1]["seq"]) if session.events else 0
     was_in = any(node["name"] == name and node["state"] == "running" for node in session.status.get("nodes", ()))
     wish["spec"] = await heal.bring_up_again(session, name, full=True)
+    try:
+        return await _steer_when_ready(session, wish)
+    except RequestFailed as refused:
+        if refused.kind == "done" and not was_in:
+            # A lost node: it was admitted as soon as its agent was back.
+            return {"accepted": True, "message": refused.message, "generation": 0, "seq": seq}
+        raise
+
+
+async def _add_several(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
+    """Bring all up at once, and let those that come up in with one restart."""
+    names = [str(name) for name in wish["nodes"]]
+    await session.settle(nodes=names)
+    _refuse_old(session, wish)
+    found = await asyncio.gather(
+        *(heal.bring_up_again(session, name, full=True) for name in names), return_exceptions=True
+    )
+    failed: dict[str, dict[str, Any]] = {}
+    up: dict[str, dict[str, Any]] = {}
+    for name, spec in zip(names, found, strict=True):
+        if isinstance(spec, (SupervisorError, CallFailed)):
+            failed[name] = {"accepted": False, "message": spec.message, "hint": spec.hint}
+        elif isinstance(spec, (WireError, asyncio.TimeoutError)):
+            failed[name] = _told(False, f"{name}: {why(spec)}")
+        elif isinstance(spec, BaseException):
+            raise spec
+        else:
+            up[name] = spec
+    if not up:
+        raise RequestFailed("; ".join(entry["message"] for entry in failed.values()), kind="bring_up")
+    wish.update(nodes=list(up), specs=list(up.values()))
+    try:
+        answer = await _steer_when_ready(session, wish)
+    except RequestFailed as refused:
+        if refused.kind != "not_ready":
+            raise
+        # Those that are there need not wait for those that do not come.
+        answer = await _steer(session, "add", {**wish, "late": True})
+    told = answer.get("nodes") or {name: {"accepted": True, "message": answer["message"], "hint": ""} for name in up}
+    return {**answer, "nodes": {**told, **failed}}
+
+
+def _refuse_old(session: Session, wish: dict[str, Any]) -> None:
+    """Refuse what was planned for a generation that is over; to bring a lost node up may itself make the next one."""
+    expected = wish.pop("if_generation", None)
+    if expected is not None and expected != _generation(session):
+        newest = _generation(session)
+        raise RequestFailed(f"generation {expected} is over: the job is in generation {newest}", kind="stale")
+
+
+async def _steer_when_ready(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
     end = time.monotonic() + JOIN_DEADLINE
     while True:
         try:
             return await _steer(session, "add", wish)
         except RequestFailed as refused:
-            if refused.kind == "done" and not was_in:
-                # A lost node: it was admitted as soon as its agent was back.
-                return {"accepted": True, "message": refused.message, "generation": 0, "seq": seq}
             # Its agent is up and has yet to reach the coordinator.
             if refused.kind != "not_ready" or time.monotonic() > end:
                 raise
@@ -67,11 +186,7 @@ async def _steer(session: Session, op: str, args: dict[str, Any]) -> dict[str, A
     if op == "restart" and generation >= 0:
         # The group that is meant may be restarting by itself.
         args.setdefault("if_generation", generation)
-    if not await heal.promote_if_orphaned(session):
-        if op == "remove":
-            await heal.promote_without(session, str(args["node"]))
-        elif op == "stop":
-            await heal.promote_to_stop(session)
+    await _have_a_coordinator(session, op, args)
     last = ""
     for link in session.opened_links(live=True):
         try:
@@ -86,6 +201,16 @@ async def _steer(session: Session, op: str, args: dict[str, Any]) -> dict[str, A
     if session.state in ENDED_STATES:
         raise _over(session)
     raise session.unreachable(last or "no agent is alive there")
+
+
+async def _have_a_coordinator(session: Session, op: str, args: dict[str, Any]) -> None:
+    if await heal.promote_if_orphaned(session):
+        return
+    if op == "remove":
+        for name in args.get("nodes") or [args["node"]]:
+            await heal.promote_without(session, str(name))
+    elif op == "stop":
+        await heal.promote_to_stop(session)
 
 
 def _generation(session: Session) -> int:

@@ -22,9 +22,12 @@ class Fact(NamedTuple):
     keep: int
 
 
-def alert_rows(snapshot: Snapshot, age_s: float, width: int, glyphs: Glyphs, played: str = "") -> tuple[Row, Row]:
+def alert_rows(
+    snapshot: Snapshot, age_s: float, width: int, glyphs: Glyphs, *, paused_s: float | None = None, played: str = ""
+) -> tuple[Row, Row]:
     """The state of the job in one line, and what is wrong and comes next in the other; `played`: of a recording."""
-    end: Row = ((f"{played} ", "warn"),) if played else _age(snapshot, age_s)
+    end = _age(snapshot, age_s) if paused_s is None else ((f" PAUSED {words.age(paused_s)} ", "pill"),)
+    end = ((f"{played} ", "warn"),) if played else end
     return _state_row(snapshot, end, width, glyphs), _next_row(snapshot, age_s, width, glyphs)
 
 

@@ -9,18 +9,15 @@ import asyncio
 import contextlib
 import gc
 import locale
-import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
-
-from textual.app import App
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from supervisor.paths import themes_dir
 from supervisor.session.logs import Selection
-from supervisor.tui import keys, theming
+from supervisor.tui import clipboard, keymap, keys
 from supervisor.tui.cells import clean
 from supervisor.tui.desk import Desk
 from supervisor.tui.feeds import MergedFeed
@@ -36,6 +33,7 @@ from supervisor.tui.screens.map import MapScreen
 from supervisor.tui.screens.nccl import NcclScreen
 from supervisor.tui.screens.run import RunScreen
 from supervisor.tui.spark import History
+from supervisor.tui.themed import Level, ThemedApp
 from supervisor.tui.widgets.tables import RankTable
 from supervisor.tui.words import Glyphs
 
@@ -45,14 +43,13 @@ if TYPE_CHECKING:
     from supervisor.tui.incident_rows import Place
     from supervisor.tui.source import SessionContext, Source
 
-Level = Literal["information", "warning", "error"]
 _LEVELS: Final[dict[str, Level]] = {"warning": "warning", "error": "error"}
 TICK_S: Final = 1 / 8
 HISTORY: Final = 32
 DETACHED: Final = 0
 
 
-class SupervisorApp(App[int], inherit_bindings=False):
+class SupervisorApp(ThemedApp, inherit_bindings=False):
     """The terminal UI of one job."""
 
     TITLE = "supervisor"
@@ -73,28 +70,33 @@ class SupervisorApp(App[int], inherit_bindings=False):
     }
 
     def __init__(
-        self, source: Source, *, theme: str | None = None, read_only: bool = False, ascii_only: bool = False
+        self,
+        source: Source,
+        *,
+        theme: str | None = None,
+        read_only: bool = False,
+        ascii_only: bool = False,
+        changed_keys: Mapping[str, str] | None = None,
     ) -> None:
-        no_color = _no_color()
-        super().__init__(ansi_color=True if no_color else None)
+        super().__init__(source, theme)
         # Movement that nobody asked for only costs bytes on a slow line.
         self.animation_level = "none"
-        self.source = source
         self.read_only = read_only
         self.key_table: Sequence[keys.Key] = keys.KEYS
         self.glyphs = Glyphs(ascii_only or not _is_utf8())
         self.snapshot: Snapshot = take(source)
-        self.skins, self._problems = theming.load_all()
+        self.key_table = keys.changed(changed_keys or {})
+        self.set_keymap({f"{name}.{mode}": keys for name, keys in (changed_keys or {}).items() for mode in self.MODES})
         self.history = History()
         self.desk = Desk(self)
         self._drawn: tuple[int, bool] = (-1, False)
         self._look = True
+        self._paused_at: float | None = None
         self._history: list[str] = []
         self._announced = 0
         self._incident_opened = False
         self._was_launching = False
         self.leave_when_ended = False
-        self._take_theme(theming.NO_COLOR_THEME if no_color else theme or theming.DEFAULT_THEME)
 
     # --- a recording, see replay.py
 
@@ -108,34 +110,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
         """How often the time has been put back."""
         return 0
 
-    # --- themes
-
-    def _take_theme(self, name: str) -> None:
-        skin = self.skins.get(name)
-        if skin is None:
-            known = ", ".join(sorted(self.skins))
-            self._problems.append(f"no theme named {name}; there are: {known or 'none'}")
-            skin = self.skins.get(theming.DEFAULT_THEME) or theming.fallback()
-        self.palette = skin.palette
-        self.register_theme(skin.theme)
-        self.theme = skin.name
-
-    def get_theme_variable_defaults(self) -> dict[str, str]:
-        """What Textual's own style sheets need and its own ansi themes define: a theme may leave it out."""
-        return theming.VARIABLE_DEFAULTS
-
-    def set_skin(self, name: str) -> None:
-        """Take a theme and draw everything with it."""
-        self._take_theme(name)
-        self.look_again()
-
-    def next_theme(self) -> None:
-        """Take the next theme in order of names."""
-        names = sorted(self.skins)
-        if names:
-            at = names.index(self.palette.name) if self.palette.name in names else -1
-            self.set_skin(names[(at + 1) % len(names)])
-
     # --- the tick
 
     def on_mount(self) -> None:
@@ -144,8 +118,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         if self.source.launching or self.snapshot.problem:
             self.switch_mode("launch")
             self._was_launching = self.source.launching
-        for problem in self._problems:
-            self.say(problem, title="theme", level="warning", seconds=10)
+        self.watch_themes()
         self.set_interval(TICK_S, self.tick)
         self.call_after_refresh(_settle_memory)
 
@@ -159,6 +132,10 @@ class SupervisorApp(App[int], inherit_bindings=False):
         if not self.is_running:
             return
         source = self.source
+        self.recall()
+        if self._paused_at is not None:
+            self._tick_paused()
+            return
         drawn = (source.version, source.status_age_s > 3.0)
         changed = drawn != self._drawn or self._look
         if changed:
@@ -174,6 +151,36 @@ class SupervisorApp(App[int], inherit_bindings=False):
             if isinstance(self.screen, Dialog) and self.screen.is_mounted:
                 self.screen.tick()
             self._steer()
+
+    def _tick_paused(self) -> None:
+        """Draw what the user does, from the state at which he has stopped the screen."""
+        screen, look = self.live_screen, self._look
+        self._look = False
+        if screen is not None and screen.is_mounted and screen.size:
+            screen.tick_paused(self.snapshot, self.source.status_age_s, look)
+
+    @property
+    def paused_s(self) -> float | None:
+        """Seconds since the user has stopped the screen; None while it moves."""
+        return None if self._paused_at is None else time.monotonic() - self._paused_at
+
+    def pause(self) -> None:
+        """Stop the screen, or let it go on."""
+        self._paused_at = time.monotonic() if self._paused_at is None else None
+        self.look_again()
+
+    def copy(self, text: str) -> None:
+        """Hand a text to the terminal's clipboard, and to a file for the terminals that do not take it."""
+        if not text:
+            self.say("nothing to copy here: select a row")
+            return
+        handed = clipboard.sequence(text)
+        if handed is not None and self._driver is not None:
+            self._driver.write(handed)
+        try:
+            self.say(f"{clean(text)[:60]}\nalso in {clipboard.save(text)}", title="copied")
+        except OSError as error:
+            self.say(str(error), title="copied to the terminal alone", level="warning")
 
     @property
     def live_screen(self) -> LiveScreen | None:
@@ -206,11 +213,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
         elif snapshot.ended and snapshot.state == "failed" and snapshot.incident and not self._incident_opened:
             self._incident_opened = True
             self.open_incident()
-
-    def say(self, text: str, *, title: str = "", level: Level = "information", seconds: float = 6) -> None:
-        """Show a notice; text of nodes is made safe to print."""
-        safe = "\n".join(clean(line) for line in text.splitlines())
-        self.notify(safe, title=clean(title), severity=level, timeout=seconds, markup=False)
 
     # --- ways
 
@@ -342,13 +344,6 @@ def _incident(screen: Screen[Any]) -> IncidentScreen:
     return screen
 
 
-def _no_color() -> bool:
-    """Whether the user wants no colour; an empty NO_COLOR means nothing, but Textual would take it for a yes."""
-    if os.environ.get("NO_COLOR") == "":
-        del os.environ["NO_COLOR"]
-    return "NO_COLOR" in os.environ
-
-
 def _is_utf8() -> bool:
     encoding = (getattr(sys.stdout, "encoding", None) or locale.getpreferredencoding(False)).lower()
     return encoding.replace("-", "").replace("_", "") == "utf8"
@@ -376,9 +371,13 @@ async def run_app(session_factory: Callable[[], SessionContext], make: Callable[
 def run_tui(
     session_factory: Callable[[], SessionContext], *, theme: str | None, read_only: bool, ascii_only: bool
 ) -> int:
-    """Show a session until the user leaves; returns 0 detached or succeeded, 1 failed, 3 launch failed, 4 stopped."""
+    """Show a session until the user leaves; returns 0 detached or succeeded, 1 failed, 3 launch failed, 4 stopped.
+
+    Raises UsageError for a bad config.toml before anything is begun.
+    """
+    changed_keys = keymap.load()
 
     def make(source: Source) -> SupervisorApp:
-        return SupervisorApp(source, theme=theme, read_only=read_only, ascii_only=ascii_only)
+        return SupervisorApp(source, theme=theme, read_only=read_only, ascii_only=ascii_only, changed_keys=changed_keys)
 
     return asyncio.run(run_app(session_factory, make))

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from remote_agent.wire import WireError
 from supervisor import actions
 from supervisor.actions import ACTIONS, Action
 from supervisor.errors import SupervisorError
+from supervisor.membership import OPS, plan
 from supervisor.tui import keys, words
 from supervisor.tui.screens.base import Target
 from supervisor.tui.screens.dialogs import ButtonDialog, Choice, Confirm, ConfirmTyped, Menu, MenuItem
@@ -22,15 +24,29 @@ if TYPE_CHECKING:
     from supervisor.tui.app import SupervisorApp
     from supervisor.tui.model import NodeRow
 
-# Membership as the user saw it is part of these: they are refused when it has changed since.
-_BOUND_TO_GENERATION: Final = ("restart", "remove")
+# The verbs that take several nodes at once.
+SEVERAL: Final = ("remove", "add", "cordon", "uncordon")
+SIGNALS: Final = (
+    ("USR1", "what many scripts save a snapshot on; it ends those that do not handle it"),
+    ("TERM", "asks it to end; the group restarts"),
+    ("KILL", "ends it at once; the group restarts"),
+    ("INT", "Ctrl-C"),
+    ("STOP", "it stands still until CONT: for tests of hangs"),
+    ("CONT", "lets it go on"),
+)
 _OUTSIDE: Final = ("removed", "spare", "lost", "failed", "")
 RANKS_IN_PALETTE: Final = 1024
 
 
+def _named(action: Action, names: Sequence[str]) -> str:
+    # A button has one line.
+    return f"{action.label} {', '.join(names) if len(names) < 4 else f'({len(names)})'}" if names else action.label
+
+
 def offered() -> list[Action]:
-    """The actions that change something and have a letter."""
-    return [action for action in ACTIONS if action.destructive and action.key and action.op]
+    """The actions that change something, or leave something on the nodes, and have a letter."""
+    wanted = [action for action in ACTIONS if action.key and action.op]
+    return [action for action in wanted if action.destructive or action.op == "keep"]
 
 
 class Desk:
@@ -65,8 +81,8 @@ class Desk:
         elif action.scope == "node" and not self._candidates(action):
             off = "no node for it"
         note = action.help
-        if action.scope == "node" and self._fits(action, target.node):
-            note = f"{target.node}: {action.help}"
+        if action.scope == "node" and (names := self._targets(action, target)):
+            note = f"{', '.join(names)}: {action.help}"
         return MenuItem(action.id, action.key, action.label, note, off)
 
     def _name(self, target: Target) -> str:
@@ -78,12 +94,20 @@ class Desk:
         nodes = self._app.snapshot.nodes
         if action.op == "add":
             return [node for node in nodes if node.state in _OUTSIDE and not node.ranks]
+        if action.op in ("cordon", "uncordon"):
+            on = action.op == "uncordon"
+            return [node for node in nodes if node.cordoned == on and node.state not in ("removed", "")]
         if action.op == "remove":
             return [node for node in nodes if node.state not in ("removed", "")]
         return [node for node in nodes if node.state in ("running", "ready")]
 
-    def _fits(self, action: Action, node: str | None) -> bool:
-        return any(row.name == node for row in self._candidates(action))
+    def _targets(self, action: Action, target: Target) -> tuple[str, ...]:
+        """The nodes that a verb would be about: the marked ones, where there are any, else the selected one."""
+        fitting = {row.name for row in self._candidates(action)}
+        marked = [name for name in self._app.memory.nodes if name in self._app.snapshot.nodes_by_name]
+        if marked and action.op in SEVERAL:
+            return tuple(name for name in marked if name in fitting)
+        return (target.node,) if target.node in fitting else ()
 
     # --- one action
 
@@ -93,12 +117,39 @@ class Desk:
             self._warn(f"{action.label}: {'read-only' if self._app.read_only else 'the job is over'}")
         elif action.choices:
             self._choose_value(action)
+        elif action.scope == "rank":
+            self._begin_with_ranks(action, target)
         elif action.scope != "node":
-            self._confirm(action, None)
-        elif self._fits(action, target.node):
-            self._confirm(action, target.node)
+            self._confirm(action, ())
+        elif names := self._targets(action, target):
+            self._confirm(action, names)
         else:
             self._choose_node(action)
+
+    def _begin_with_ranks(self, action: Action, target: Target) -> None:
+        """Take the marked ranks, or the selected one, and ask what has to be asked."""
+        marked = [rank for rank in self._app.memory.ranks if self._app.snapshot.rank(rank) is not None]
+        ranks = marked or ([target.rank] if target.rank is not None else [])
+        if not ranks:
+            self._warn(f"{action.label}: select or mark a rank")
+            return
+        action = dataclasses.replace(action, args=(("ranks", ranks),))
+        if action.confirm:
+            self._choose_signal(action, ranks)
+        else:
+            names = tuple(str(rank) for rank in ranks)
+            self._app.run_worker(self.send(action, names, None), exit_on_error=False, group="requests")
+
+    def _choose_signal(self, action: Action, ranks: list[int]) -> None:
+        def chosen(name: str | None) -> None:
+            if name is not None:
+                self._confirm(
+                    dataclasses.replace(action, label=f"Send {name} to rank", args=(*action.args, ("signal", name))),
+                    tuple(str(rank) for rank in ranks),
+                )
+
+        items = [MenuItem(name, name[0], name, note) for name, note in SIGNALS]
+        self._app.push_screen(Menu(f"signal to rank {', '.join(map(str, ranks))}", lambda: items), chosen)
 
     def _choose_node(self, action: Action) -> None:
         if not self._candidates(action):
@@ -111,7 +162,7 @@ class Desk:
 
         def chosen(name: str | None) -> None:
             if name is not None:
-                self._confirm(action, name)
+                self._confirm(action, (name,))
 
         self._app.push_screen(Menu(f"{action.label}: which one?", items), chosen)
 
@@ -130,8 +181,8 @@ class Desk:
         snapshot = self._app.snapshot
         facts = [
             ("Target", f"job {snapshot.job}"),
-            ("Effect", action.effect(self._app.source.status, str(choice))),
-            ("Restart", actions.BY_ID["job.restart"].effect(self._app.source.status, None)),
+            ("Effect", action.effect(self._app.source.status, (str(choice),))),
+            ("Restart", actions.BY_ID["job.restart"].effect(self._app.source.status, ())),
         ]
         buttons = [Choice("cancel", "Cancel"), Choice("later", "At the next restart", danger=True)]
         buttons.append(Choice("now", "Restart now", danger=True))
@@ -140,40 +191,45 @@ class Desk:
         def answered(answer: str | None) -> None:
             if answer in ("later", "now"):
                 wish = dataclasses.replace(action, args=(("env", dict(choice.env)), ("later", answer == "later")))
-                self._app.run_worker(self.send(wish, None, generation), exit_on_error=False, group="requests")
+                self._app.run_worker(self.send(wish, (), generation), exit_on_error=False, group="requests")
 
         self._app.push_screen(ButtonDialog(f"{action.label}?", facts, buttons, "cancel"), answered)
 
-    def _confirm(self, action: Action, node: str | None) -> None:
-        snapshot = self._app.snapshot
+    def _confirm(self, action: Action, names: tuple[str, ...]) -> None:
+        snapshot, source = self._app.snapshot, self._app.source
         facts = [
-            ("Target", node or f"job {snapshot.job}, {words.count(len(snapshot.ranks), 'rank')}"),
-            ("Effect", action.effect(self._app.source.status, node)),
+            ("Target", ", ".join(names) or f"job {snapshot.job}, {words.count(len(snapshot.ranks), 'rank')}"),
+            ("Effect", action.effect(source.status, names)),
         ]
-        yes = f"{action.label} {node}" if node else action.label
+        if action.op in OPS:
+            facts += plan(str(action.op), names, source.status, source.events).facts
+        yes = _named(action, names)
         generation = snapshot.generation
 
         def answered(answer: str | None) -> None:
             if answer != "yes":
                 self._app.leave_when_ended = False
             else:
-                self._app.run_worker(self.send(action, node, generation), exit_on_error=False, group="requests")
+                self._app.run_worker(self.send(action, names, generation), exit_on_error=False, group="requests")
 
         dialog: Confirm = Confirm(f"{action.label}?", facts, yes)
         if action.confirm == 2 and snapshot.job:
             dialog = ConfirmTyped(f"{action.label}?", facts, yes, snapshot.job)
         self._app.push_screen(dialog, answered)
 
-    async def send(self, action: Action, node: str | None, generation: int | None) -> None:
-        """Send one request, and say what came of it."""
+    async def send(self, action: Action, names: tuple[str, ...], generation: int | None) -> None:
+        """Send one request, and say what came of it, node by node where it is about several."""
         args: dict[str, Any] = dict(action.args)
-        if node is not None:
-            args["node"] = node
-        if action.op in _BOUND_TO_GENERATION and generation is not None:
+        if action.scope == "node" and len(names) == 1:
+            args["node"] = names[0]
+        elif action.scope == "node" and names:
+            args["nodes"] = list(names)
+        if action.op in (*OPS, "signal") and generation is not None:
+            # What the user saw is part of these: they are refused when it has changed since.
             args["if_generation"] = generation
-        what = f"{action.label} {node}" if node else action.label
+        what = _named(action, names)
         if action.op == "add":
-            self._app.say(f"{what}: bringing it up; the job goes on meanwhile", seconds=8)
+            self._app.say(f"{what}: bringing up; the job goes on meanwhile", seconds=8)
         try:
             answer = await self._app.source.request(str(action.op), **args)
         except SupervisorError as error:
@@ -184,7 +240,33 @@ class Desk:
             self._app.leave_when_ended = False
             self._app.say(str(error) or "no answer", title=f"{what}: failed", level="error", seconds=12)
         else:
-            self._app.say(str(answer.get("message") or "accepted"), title=what)
+            self._report(action, names, answer)
+
+    def _report(self, action: Action, names: tuple[str, ...], answer: dict[str, Any]) -> None:
+        """Say what came of a request; those of several nodes that failed can be tried again, and stay marked."""
+        ranks = {f"rank {rank}": one for rank, one in answer.get("ranks", {}).items()}
+        told = ranks or answer.get("nodes") or {name: {"accepted": True} for name in names}
+        failed = tuple(name for name, one in told.items() if not one["accepted"])
+        marked = self._app.memory.nodes
+        marked[:] = [name for name in marked if name in failed or name not in told]
+        self._app.look_again()
+        if not failed:
+            self._app.say(str(answer.get("message") or "accepted"), title=_named(action, names))
+            return
+        facts = [(name, f"{one['message']}  {one.get('hint') or ''}".strip()) for name, one in told.items()]
+        again = Choice("again", f"Try {failed[0] if len(failed) == 1 else f'these {len(failed)}'} again", danger=True)
+
+        def answered(choice: str | None) -> None:
+            if choice == "again" and action.scope == "rank":
+                numbers = [int(name.split()[1]) for name in failed]
+                self._confirm(
+                    dataclasses.replace(action, args=(*action.args, ("ranks", numbers))), tuple(map(str, numbers))
+                )
+            elif choice == "again":
+                self._confirm(action, failed)
+
+        title = f"{action.label}: {len(told) - len(failed)} done, {len(failed)} failed"
+        self._app.push_screen(ButtonDialog(title, facts, [Choice("close", "Close"), again], "close"), answered)
 
     def _warn(self, text: str) -> None:
         self._app.say(text, level="warning")
@@ -290,7 +372,7 @@ class Desk:
         sections = [
             ("this screen", [_help_entry(key) for key in here]),
             ("everywhere", [_help_entry(key) for key in everywhere]),
-            ("after x, each with a question first", [Entry(a.id, a.label, a.help, a.key) for a in offered()]),
+            ("after x; what changes the job asks first", [Entry(a.id, a.label, a.help, a.key) for a in offered()]),
             ("signs", _signs(self._app.glyphs)),
         ]
         self._app.push_screen(Help(f"help: {screen}", [section for section in sections if section[1]]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from supervisor import overrides
 from supervisor.tui import words
-from supervisor.tui.cells import Row, clean, entries, fit
+from supervisor.tui.cells import Row, clean, entries, fit, whole_numbers
 
 if TYPE_CHECKING:
     from supervisor.tui.source import Json
@@ -32,6 +32,8 @@ _MARKS: Final = {
     "generation_stopped": ("~", "start"),
     "generation_started": ("~", "start"),
     "node_removed": (".", "off"),
+    "node_cordoned": ("!", "warn"),
+    "signal_sent": ("!", "warn"),
     "ranks_assigned": ("~", "start"),
     "generation_running": ("+", "ok"),
     "node_joined": ("+", "ok"),
@@ -96,6 +98,11 @@ def _asked(facts: Json) -> str:
     return f"by {facts.get('operator') or 'an operator'}"
 
 
+def _signal(facts: Json) -> str:
+    ranks = words.spans_of(whole_numbers(facts.get("ranks")))
+    return f"{facts.get('signal') or '?'} to rank {ranks}, {_asked(facts)}"
+
+
 def _ready(facts: Json) -> str:
     text = words.count(int(facts["nproc"]), "rank") if isinstance(facts.get("nproc"), int) else ""
     return text + (", returned" if facts.get("returned") else "")
@@ -110,6 +117,9 @@ _TELLERS: Final[dict[str, Any]] = {
     "incident": lambda facts: str(facts.get("summary") or ""),
     "node_ready": _ready,
     "node_added": _asked,
+    "node_cordoned": _asked,
+    "node_uncordoned": _asked,
+    "signal_sent": _signal,
     "node_lost": _reason,
     "node_failed": _reason,
     "node_removed": _reason,

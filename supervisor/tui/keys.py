@@ -1,6 +1,6 @@
 """The keys of every screen that move and look; those that act come from `supervisor.actions`.
 
-In: nothing. Out: bindings, footers and help, all from one table.
+In: nothing, or what the user has changed (`keymap.py`). Out: bindings, footers and help, all from one table.
 
 Never bound here: ctrl+s q z a b h i j m, which terminals, shells and tmux use themselves.
 """
@@ -8,7 +8,7 @@ Never bound here: ctrl+s q z a b h i j m, which terminals, shells and tmux use t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from textual.binding import Binding
@@ -88,6 +88,17 @@ KEYS: Final[tuple[Key, ...]] = (
         palette=True,
     ),
     Key("act", "x", "act", "actions", "what can be done with the selection and the job", "any", 50, palette=True),
+    Key("mark", "space", "mark", "mark", "mark, or unmark: actions go to what is marked", "map nodes ranks"),
+    Key("mark.failed", "asterisk", "mark_failed", "", "mark all that failed or was lost", "map nodes ranks"),
+    Key("mark.none", "U", "unmark", "", "mark nothing", "map nodes ranks", palette=True),
+    Key(
+        "problems",
+        "exclamation_mark",
+        "problems",
+        "",
+        "in the tables only what has a problem, or all",
+        "map nodes ranks",
+    ),
     Key("metric", "m", "metric", "", "heat map of: state, output, lag, gpu, mem, cpu", "map"),
     Key("pane", "tab", "pane(1)", "pane", "next pane", "map run", 60),
     Key("pane.back", "shift+tab", "pane(-1)", "", "previous pane", "map run"),
@@ -122,6 +133,8 @@ KEYS: Final[tuple[Key, ...]] = (
     Key(
         "side", "left,right,0,dollar_sign", "", "", "sideways; 0 first column, $ end of the lines", "logs", bound=False
     ),
+    Key("copy", "y", "copy", "", "copy the row or line", "any", palette=True),
+    Key("pause", "p", "pause", "", "stop the screen, or let it go on; the job does not notice", "any", palette=True),
     Key("palette", "colon,ctrl+p", "palette", "palette", "run any of these by name", "any", 70),
     Key("help", "question_mark,f1", "help", "help", "this page", "any", 80),
     Key("theme", "T", "theme", "", "next theme", "any", palette=True),
@@ -159,6 +172,8 @@ _SHOWN: Final = {
     "right_parenthesis": ")",
     "comma": ",",
     "full_stop": ".",
+    "asterisk": "*",
+    "exclamation_mark": "!",
     "pageup": "pgup",
     "pagedown": "pgdn",
 }
@@ -167,6 +182,11 @@ _SHOWN: Final = {
 def shown(key: str) -> str:
     """A key as people write it."""
     return _SHOWN.get(key, key)
+
+
+def changed(changes: Mapping[str, str]) -> tuple[Key, ...]:
+    """The table with other keys for some ids."""
+    return tuple(dataclasses.replace(key, keys=changes.get(key.id, key.keys)) for key in KEYS)
 
 
 def of(screen: str, table: Sequence[Key] = KEYS) -> list[Key]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # The agents' `watch` sends a status at least every second: three missed ones make it old.
 STALE_S = 3.0
+# Severity of a node of which there is nothing to say.
+ORDINARY = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +57,11 @@ class RankRow:
         return words.RANKS.get(self.state, words.UNKNOWN)
 
     @property
+    def has_problem(self) -> bool:
+        """Somebody should look at it."""
+        return self.state in ("failed", "silent")
+
+    @property
     def outcome(self) -> str:
         """`first: exit 1`, `SIGKILL`, or nothing while it runs."""
         how = self.signal or ("" if self.exit_code is None else f"exit {self.exit_code}")
@@ -74,6 +81,7 @@ class NodeRow:
     group_rank: int | None
     reason: str
     clock_offset_ms: float | None
+    cordoned: bool
     ranks: tuple[RankRow, ...]
     link: str
     """connecting, up, lost or failed: the state of our own connection."""
@@ -98,6 +106,11 @@ class NodeRow:
     def why(self) -> str:
         """One line on why it is in this state."""
         return self.error or self.reason or self.text
+
+    @property
+    def has_problem(self) -> bool:
+        """Somebody should look at it."""
+        return _node_severity(self) < ORDINARY
 
     @cached_property
     def worst(self) -> RankRow | None:
@@ -263,6 +276,7 @@ def _node(name: str, document: Json | None, host: Host | None, parts: Mapping[in
         group_rank=_int(data.get("group_rank")),
         reason=str(data.get("reason") or ""),
         clock_offset_ms=usage.number(data.get("clock_offset_ms")),
+        cordoned=data.get("cordoned") is True,
         ranks=ranks,
         link=link,
         step=str(host.step or "") if host is not None else "",
@@ -337,4 +351,4 @@ def _node_severity(node: NodeRow) -> int:
         return 2
     if node.state in ("connecting", "draining"):
         return 3
-    return 5 if node.state in ("removed", "spare") else 4
+    return ORDINARY + 1 if node.state in ("removed", "spare") else ORDINARY

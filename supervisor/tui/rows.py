@@ -57,10 +57,11 @@ class Table(Generic[T]):
         """The names of the columns."""
         return self._lay(lambda column: ((column.name, "head"),))
 
-    def row(self, item: T, *, faded: bool = False) -> Row:
+    def row(self, item: T, *, faded: bool = False, marked: bool = False) -> Row:
         """One line; faded where the facts are old."""
         row = self._lay(lambda column: column.cell(item))
-        return tuple((text, "off") for text, _ in row) if faded else row
+        row = tuple((text, "off") for text, _ in row) if faded else row
+        return ((self.glyphs.mark, "mark"), *row[1:]) if marked else row
 
     def _lay(self, cell: Callable[[Column[T]], Row]) -> Row:
         spans: list[Span] = [(" ", "")]

@@ -1,23 +1,32 @@
-"""Themes from TOML files, checked in full before the application sees them: a bad file is a notice, never a crash.
+"""Themes from files, checked in full before the application sees them: a bad file is a notice, never a crash.
 
-In: `themes/*.toml` of the package and of the user's configuration. Out: Textual themes, palettes, notices.
+In: `themes/*.toml` of the package and of the user's configuration, and the user's `NAME.tcss` for the theme NAME.
+Out: Textual themes, palettes, structure; notices that name file and line.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
+import re
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 from rich.errors import StyleSyntaxError
 from rich.style import Style
+from textual.app import App
 from textual.color import Color, ColorParseError
+from textual.css.errors import StylesheetError
+from textual.css.stylesheet import Stylesheet, StylesheetParseError
+from textual.css.tokenizer import TokenError
+from textual.screen import ModalScreen, Screen
 from textual.theme import Theme
+from textual.widget import Widget
+from textual.widgets import Button, Input, Static
+from textual.widgets._toast import Toast, ToastRack
 
-from supervisor.paths import themes_dir
+from supervisor.paths import config_dir, themes_dir
 from supervisor.tui.cells import Palette
 
 if sys.version_info >= (3, 11):
@@ -67,6 +76,7 @@ VARIABLE_DEFAULTS: Final[dict[str, str]] = {
 }
 
 _FIELDS = {field.name for field in dataclasses.fields(Theme)}
+_STYLED: Final = (App, Screen, ModalScreen, Widget, Button, Input, Static, Toast, ToastRack)
 
 
 class ThemeError(ValueError):
@@ -79,6 +89,9 @@ class Skin:
 
     theme: Theme
     palette: Palette
+    css_file: str = ""
+    css: str = ""
+    """The user's style sheet for it, on top of the application's."""
 
     @property
     def name(self) -> str:
@@ -88,8 +101,16 @@ class Skin:
 
 def user_themes_dir() -> Path:
     """Where the user's own themes lie."""
-    config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(config).expanduser() / "supervisor" / "themes"
+    return config_dir() / "themes"
+
+
+def stamp() -> tuple[tuple[str, int, int], ...]:
+    """What changes when a file of the user's themes does."""
+    try:
+        files = [path for path in sorted(user_themes_dir().iterdir()) if path.suffix in (".toml", ".tcss")]
+        return tuple((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+    except OSError:
+        return ()
 
 
 def load_all() -> tuple[dict[str, Skin], list[str]]:
@@ -97,50 +118,98 @@ def load_all() -> tuple[dict[str, Skin], list[str]]:
     skins: dict[str, Skin] = {}
     notices: list[str] = []
     for folder in (themes_dir(), user_themes_dir()):
-        try:
-            files = sorted(folder.glob("*.toml"))
-        except OSError as error:
-            notices.append(f"{folder}: {error.strerror}")
-            continue
-        for path in files:
+        for path in _files(folder, "*.toml", notices):
             try:
                 skin = load(path)
             except ThemeError as error:
                 notices.append(str(error))
             else:
                 skins[skin.name] = skin
+    for path in _files(user_themes_dir(), "*.tcss", notices):
+        try:
+            if path.stem not in skins:
+                raise ThemeError(f"{path}: belongs to no theme{_meant(path.stem, skins)}")
+            skins[path.stem] = dress(skins[path.stem], path)
+        except ThemeError as error:
+            notices.append(str(error))
     return skins, notices
 
 
-def load(path: Path) -> Skin:
-    """One theme file; raises ThemeError that names file and key."""
+def _files(folder: Path, pattern: str, notices: list[str]) -> list[Path]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return sorted(folder.glob(pattern))
+    except OSError as error:
+        notices.append(f"{folder}: {error.strerror}")
+        return []
+
+
+def find(name: str) -> str:
+    """The name of a theme that exists; raises ThemeError with the list of names, and a suggestion."""
+    skins, notices = load_all()
+    if name in skins:
+        return name
+    broken = [notice for notice in notices if f"/{name}." in notice]
+    known = f"no theme named {name!r}{_meant(name, skins)}; there are: {', '.join(sorted(skins))}"
+    raise ThemeError("; ".join([known, *broken]))
+
+
+def load(path: Path) -> Skin:
+    """One theme file; raises ThemeError that names file, line and key."""
+    text = _read(path)
+    try:
+        return parse(tomllib.loads(text), path, text)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"line (\d+)", str(error))
+        raise ThemeError(f"{path}:{line[1] if line else len(text.splitlines())}: {error}") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise ThemeError(f"{path}: {error}") from error
-    return parse(data, path)
 
 
-def parse(data: dict[str, Any], path: Path) -> Skin:
-    """A theme from its table; raises ThemeError that names file and key."""
+def parse(data: dict[str, Any], path: Path, text: str = "") -> Skin:
+    """A theme from its table; raises ThemeError that names file, line and key."""
     fields = {key: value for key, value in data.items() if key != "roles"}
     fields.setdefault("name", path.stem)
     for key in fields:
         if key not in _FIELDS:
-            raise ThemeError(f"{path}: unknown key {key!r}{_meant(key, _FIELDS)}")
+            raise ThemeError(f"{at(path, text, key)}: unknown key {key!r}{_meant(key, _FIELDS)}")
     roles = data.get("roles", {})
     if not isinstance(roles, dict):
-        raise ThemeError(f"{path}: roles must be a table")
-    return Skin(_theme(fields, path), Palette(str(fields["name"]), _roles(roles, path)))
+        raise ThemeError(f"{at(path, text, 'roles')}: roles must be a table")
+    skin = Skin(_theme(fields, path, text), Palette(str(fields["name"]), _roles(roles, path, text)))
+    for key in skin.theme.variables:
+        # One at a time: only then is it known which one is wrong.
+        _check_css(skin, "", at(path, text, key, "variables"), {key: skin.theme.variables[key]})
+    return skin
 
 
-def _theme(fields: dict[str, Any], path: Path) -> Theme:
+def at(path: Path, text: str, key: str, table: str = "") -> str:
+    """`file:line` of a key in a table of a TOML text; the file alone where it is not found."""
+    inside = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        head = re.match(r"\s*\[\s*([\w.-]+)\s*\]", line)
+        inside = head[1] if head else inside
+        here = head[1] == key if head else inside == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line)
+        if here:
+            return f"{path}:{number}"
+    return str(path)
+
+
+def _theme(fields: dict[str, Any], path: Path, text: str) -> Theme:
     for key, value in fields.items():
         wanted = {"dark": bool, "ansi": bool, "variables": dict, "luminosity_spread": float, "text_alpha": float}
         if not isinstance(value, wanted.get(key, str)):
-            raise ThemeError(f"{path}: {key} must be a {wanted.get(key, str).__name__}, not {value!r}")
+            word = wanted.get(key, str).__name__
+            raise ThemeError(f"{at(path, text, key)}: {key} must be a {word}, not {value!r}")
         if wanted.get(key, str) is str and key != "name":
-            _check_color(key, value, path)
+            _check_color(key, value, at(path, text, key))
+    for key, value in fields.get("variables", {}).items():
+        if not isinstance(value, str):
+            raise ThemeError(f"{at(path, text, key, 'variables')}: {key} must be a text, not {value!r}")
     try:
         theme = Theme(**fields)
         theme.to_color_system().generate()
@@ -149,25 +218,56 @@ def _theme(fields: dict[str, Any], path: Path) -> Theme:
     return theme
 
 
-def _check_color(key: str, value: Any, path: Path) -> None:
+def _check_color(key: str, value: Any, where: str) -> None:
     try:
         Color.parse(str(value))
     except ColorParseError as error:
-        raise ThemeError(f"{path}: {key}: {error}") from error
+        raise ThemeError(f"{where}: {key}: {error}") from error
 
 
-def _roles(roles: dict[str, Any], path: Path) -> dict[str, Style]:
+def _roles(roles: dict[str, Any], path: Path, text: str) -> dict[str, Style]:
     styles: dict[str, Style] = {}
-    for role, text in {**ROLES, **roles}.items():
+    for role, value in {**ROLES, **roles}.items():
+        where = at(path, text, role, "roles")
         if role not in ROLES:
-            raise ThemeError(f"{path}: unknown role {role!r}{_meant(role, ROLES)}")
-        if not isinstance(text, str):
-            raise ThemeError(f"{path}: role {role} must be a text such as 'bold #ff6b6b', not {text!r}")
+            raise ThemeError(f"{where}: unknown role {role!r}{_meant(role, ROLES)}")
+        if not isinstance(value, str):
+            raise ThemeError(f"{where}: role {role} must be a text such as 'bold #ff6b6b', not {value!r}")
         try:
-            styles[role] = Style.parse(text)
+            styles[role] = Style.parse(value)
         except StyleSyntaxError as error:
-            raise ThemeError(f"{path}: role {role}: {error}") from error
+            raise ThemeError(f"{where}: role {role}: {error}") from error
     return styles
+
+
+def dress(skin: Skin, path: Path) -> Skin:
+    """The theme with a style sheet of the user's; raises ThemeError that names file and line."""
+    css = _read(path)
+    _check_css(skin, css, str(path), skin.theme.variables)
+    return dataclasses.replace(skin, css_file=str(path), css=css)
+
+
+def _check_css(skin: Skin, css: str, where: str, variables: dict[str, str]) -> None:
+    """Parse a style sheet with a theme's variables, after all those that use these variables too."""
+    known = {**VARIABLE_DEFAULTS, **skin.theme.to_color_system().generate(), **variables}
+    sheet = Stylesheet(variables=known)
+    if not css:
+        for styled in _STYLED:
+            sheet.add_source(styled.DEFAULT_CSS, (where, styled.__name__), is_default_css=True)
+        sheet.read(themes_dir() / "app.tcss")
+    else:
+        sheet.add_source(css, (where, ""))
+    try:
+        sheet.parse()
+    except TokenError as error:
+        raise ThemeError(f"{where}:{error.start[0]}: {error}" if css else f"{where}: {error}") from error
+    except StylesheetParseError as error:
+        token, said = next(found for rule in error.errors.rules for found in rule.errors)
+        place = token.referenced_by or token
+        text = str(getattr(said, "summary", said))
+        raise ThemeError(f"{where}:{place.location[0] + 1}: {text}" if css else f"{where}: {text}") from error
+    except StylesheetError as error:
+        raise ThemeError(f"{where}: {error}") from error
 
 
 def _meant(key: str, known: Any) -> str:

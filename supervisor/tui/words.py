@@ -97,6 +97,11 @@ class Glyphs:
         """Before the selected row."""
         return ">" if self.ascii else "▸"
 
+    @property
+    def mark(self) -> str:
+        """Before a marked row."""
+        return "+" if self.ascii else "◆"
+
     def of(self, look: Look) -> str:
         """The glyph of a state."""
         return look.ascii if self.ascii else look.glyph

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from remote_agent.wire import Answer
+from remote_agent.server import CHANGES
+from remote_agent.wire import Answer, CallFailed
 from tests.agent.nodes import WAIT_S, Nodes
 
 pytestmark = pytest.mark.torch
@@ -31,12 +32,29 @@ while not flag.exists():
 """
 
 
+async def refuses_who_only_looks(nodes: Nodes) -> None:
+    """An operator who is attached read-only changes nothing, whatever his own program lets him ask."""
+    channel = await nodes.nodes["n2"].open(nodes.spec.job)
+    await channel.call("attach", {"operator": "guest", "mode": "watch"}, timeout=WAIT_S)
+    for op in CHANGES:
+        with pytest.raises(CallFailed, match="read-only"):
+            await channel.call(op, {"node": "n1", "ranks": [0], "signal": "SIGKILL"}, timeout=WAIT_S)
+    assert (await channel.call("status", {}, timeout=WAIT_S)).data["state"] == "running"
+
+
 def test_a_light_job_runs_to_success_on_two_nodes(tmp_path: Path) -> None:
     async def check() -> None:
         async with Nodes(tmp_path, 2, LIGHT, nproc=2) as nodes:
             await nodes.launch()
             running = await nodes.until("generation_running")
             assert running["detail"]["world_size"] == 4
+            await refuses_who_only_looks(nodes)
+            # The rank has another process by now: it is left alone.
+            pid = running["detail"]["pids"]["3"]
+            answer = await nodes.call("n2", "signal", {"pids": {"3": pid + 1, "2": pid}, "signal": "SIGKILL"})
+            assert sorted(answer["refused"]) == ["2", "3"]
+            assert (await nodes.call("n2", "signal", {"pids": {"3": pid}, "signal": "SIGCONT"}))["refused"] == {}
+            assert (await nodes.until("signal_sent"))["detail"]["ranks"] == [3]
             (nodes.work / "stop").touch()
             await nodes.until("job_succeeded")
             status = await nodes.call("n2", "status")

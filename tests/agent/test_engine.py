@@ -113,6 +113,9 @@ def test_stacks_and_flight_records_of_live_ranks(shared: SharedEngine) -> None:
         port = (await one.call("prepare", generation=generation, host="127.0.0.1"))["port"]
         await one.go(SCRIPTS / "collective.py", "wait", generation=generation, local_world_size=2, master_port=port)
         await speak(shared.rank_dir(generation, rank) for rank in (0, 1))
+        kept = await one.call("keep", ranks=[1, 7])
+        rank_1 = shared.rank_dir(generation, 1)
+        assert kept["files"] == {"1": [str(rank_1 / "stacks.txt"), str(rank_1 / "flight.json")]}
         stacks = await one.call("stacks", ranks=None)
         return stacks, await one.call("stop", generation=generation, grace_s=5, collect=True)
 

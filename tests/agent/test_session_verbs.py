@@ -179,11 +179,29 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         status = cli("status", "h.toml").lines
         assert "set by operators: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT, since generation 1" in status
         assert status[-1] == "nccl: 2.26.2+cuda12.8"
+        assert cli("cordon", "h.toml", "--node", "n2").lines == ["n2 is not taken in again"]
+        assert cli("uncordon", "h.toml", "--node", "n2").lines == ["n2 may be taken in again"]
+        # Python's start is over once it prints; a signal that it does not handle would end it.
+        sent = cli("signal", "h.toml", "--rank", "1,7", "CONT")
+        assert (sent.status, sent.lines) == (1, ["rank 1: sent", "rank 7: no rank 7 runs in this job"])
+        told = [one for one in map(json.loads, cli("events", "h.toml", "--json").lines) if one["type"] == "signal_sent"]
+        assert [(one["node"], one["detail"]["ranks"], one["detail"]["signal"]) for one in told] == [
+            ("n2", [1], "SIGCONT")
+        ]
+        # A script without torch has neither.
+        kept = cli("stacks", "h.toml", "--save")
+        assert (kept.status, "supervisor stacks` says why" in kept.err) == (1, True)
+        planned = cli("remove", "h.toml", "--node", "n2", "--dry-run")
+        assert (planned.status, planned.lines[0]) == (0, "World     2 ranks on 2 nodes -> 1 rank on 1 node")
+        assert planned.lines[-1].endswith("as 1 restart of this job before")
         removed = cli.json("remove", "h.toml", "--node", "n2", "--json")
         assert removed["accepted"]
         assert removed["outcome"]["detail"]["world_size"] == 1
         assert cli("remove", "h.toml", "--node", "n2").status == 1
-        assert cli("add", "h.toml", "--node", "n2").lines[0].startswith("generation 3 running: world size 2")
+        # One of them is in already: the other one joins all the same.
+        added = cli("add", "h.toml", "--node", "n[1-2]")
+        assert (added.status, "n1 is in the group already" in added.err) == (1, True)
+        assert added.lines[0].startswith("generation 3 running: world size 2")
         again = cli("up", "hosts.toml", "--headless", "--job", "job-t", "talk.py", "1")
         assert again.status == 2
         assert "a job named job-t is on n1 n2 already" in again.err

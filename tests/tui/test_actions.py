@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from typing import Any
 
 import pytest
 
@@ -19,14 +21,15 @@ def no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialogs, "GUARD_S", 0.0)
 
 
-@pytest.mark.parametrize("action", offered(), ids=lambda action: action.id)
+@pytest.mark.parametrize("action", [one for one in offered() if one.destructive], ids=lambda action: action.id)
 def test_every_verb_asks_first(action: object) -> None:
     async def scenario() -> None:
         session = recorded.load("restarting_4x2")
+        session.status["nodes"][1]["cordoned"] = True
         async with running(session, (120, 30)) as (app, pilot):
             name = next(entry for entry in offered() if entry is action)
-            text = await press(app, pilot, "x", name.key)
-            if "which one?" in text:
+            text = await press(app, pilot, "3", "x", name.key)
+            if "which one?" in text or "signal to" in text:
                 text = await press(app, pilot, "enter")
             assert "Effect" in text
             assert "Cancel" in text
@@ -74,7 +77,8 @@ def test_remove_is_about_the_selected_node() -> None:
         session = recorded.load("running_2x2")
         async with running(session) as (app, pilot):
             text = await press(app, pilot, "j", "x", "m")
-            assert "Target  n2" in text
+            assert re.search(r"Target +n2 ", text)
+            assert "4 ranks on 2 nodes -> 2 ranks on 1 node" in text
             await press(app, pilot, "right", "enter")
             assert session.requests == [("remove", {"node": "n2", "if_generation": 0})]
 
@@ -88,7 +92,7 @@ def test_add_asks_which_node_when_the_selected_one_is_in() -> None:
             text = await press(app, pilot, "x", "a")
             assert "which one?" in text
             await press(app, pilot, "enter", "y")
-            assert session.requests == [("add", {"node": "n4"})]
+            assert session.requests == [("add", {"node": "n4", "if_generation": 1})]
 
     asyncio.run(scenario())
 
@@ -148,12 +152,12 @@ def test_menu_follows_the_job_while_it_is_open() -> None:
         session = recorded.load("running_2x2")
         async with running(session) as (app, pilot):
             text = await press(app, pilot, "j", "x")
-            assert "no node for it" in text
+            assert re.search("Add node +no node for it", text)
             nodes = [session.status["nodes"][0], {**session.status["nodes"][1], "state": "removed", "ranks": []}]
             session.touch(status={**session.status, "nodes": nodes, "generation": 1})
-            await until(app, pilot, lambda: "no node for it" not in text_of(app))
+            await until(app, pilot, lambda: re.search("Add node +n2", text_of(app)) is not None)
             await press(app, pilot, "a", "y")
-            assert session.requests == [("add", {"node": "n2"})]
+            assert session.requests == [("add", {"node": "n2", "if_generation": 1})]
 
     asyncio.run(scenario())
 
@@ -214,5 +218,92 @@ def test_the_level_of_nccls_log_is_set_for_the_next_group(buttons: tuple[str, ..
             await press(app, pilot, *buttons, "enter")
             env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING"}
             assert session.requests == [("restart", {"env": env, "later": later, "if_generation": 0})]
+
+    asyncio.run(scenario())
+
+
+class Partly(recorded.RecordedSession):
+    """A cluster that refuses one of several nodes."""
+
+    async def request(self, verb: str, **args: Any) -> dict[str, Any]:
+        """Accept n2 alone."""
+        answer = await super().request(verb, **args)
+        told = {name: {"accepted": name == "n2", "message": f"{name} says so", "hint": ""} for name in args["nodes"]}
+        return {**answer, "nodes": told}
+
+
+def test_marked_nodes_are_one_request_and_those_that_failed_can_be_tried_again() -> None:
+    async def scenario() -> None:
+        source = recorded.load("restarting_4x2")
+        session = Partly()
+        session.hosts, session.status, session.events = source.hosts, source.status, source.events
+        async with running(session, (120, 30)) as (app, pilot):
+            text = await press(app, pilot, "j", "space", "j", "space", "k")
+            assert "2 marked" in text
+            assert len(re.findall(r"^.◆. running +n[23]|^◆. running +n[23]", text, re.MULTILINE)) == 2
+            text = await press(app, pilot, "x", "m")
+            assert "Target    n2, n3" in text
+            text = await press(app, pilot, "y")
+            assert session.requests == [("remove", {"nodes": ["n2", "n3"], "if_generation": 1})]
+            assert "1 done, 1 failed" in text
+            # What was done is no longer marked.
+            assert app.memory.nodes == ["n3"]
+            text = await press(app, pilot, "right", "enter")
+            assert "Remove node n3" in text
+            await press(app, pilot, "escape", "U")
+            assert "marked" not in text_of(app)
+            await press(app, pilot, "asterisk")
+            assert app.memory.nodes == ["n4"]
+
+    asyncio.run(scenario())
+
+
+def test_marks_of_ranks_stay_with_their_numbers() -> None:
+    async def scenario() -> None:
+        session = recorded.load("failed_4x2")
+        async with running(session, (120, 30)) as (app, pilot):
+            await press(app, pilot, "3", "j", "space")
+            assert app.memory.ranks == [1]
+            assert re.search(r"^◆.*\b1 +n1", text_of(app), re.MULTILINE)
+
+    asyncio.run(scenario())
+
+
+def test_a_signal_goes_to_the_marked_ranks_after_a_question() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        async with running(session, (120, 30)) as (app, pilot):
+            text = await press(app, pilot, "2", "x", "s")
+            assert "select or mark a rank" in text
+            await press(app, pilot, "3", "space", "j", "j", "space", "j")
+            assert "signal to rank 0, 2" in await press(app, pilot, "x", "s")
+            text = await press(app, pilot, "U")
+            assert "Send USR1 to rank 0, 2" in text
+            assert session.requests == []
+            await press(app, pilot, "y")
+            assert session.requests == [("signal", {"ranks": [0, 2], "signal": "USR1", "if_generation": 0})]
+
+    asyncio.run(scenario())
+
+
+def test_flight_records_are_saved_without_a_question() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        async with running(session, (120, 30)) as (app, pilot):
+            text = await press(app, pilot, "3", "j", "x", "f")
+            assert session.requests == [("keep", {"ranks": [1]})]
+            assert "keep accepted" in text
+
+    asyncio.run(scenario())
+
+
+def test_cordon_and_uncordon_offer_the_nodes_that_they_fit() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        session.status["nodes"][1]["cordoned"] = True
+        async with running(session, (120, 30)) as (app, pilot):
+            await press(app, pilot, "x", "c", "y")
+            await press(app, pilot, "j", "x", "u", "y")
+            assert session.requests == [("cordon", {"node": "n1"}), ("uncordon", {"node": "n2"})]
 
     asyncio.run(scenario())

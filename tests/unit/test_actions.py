@@ -58,17 +58,17 @@ def test_what_destroys_is_confirmed_and_goes_through_a_request() -> None:
     ],
 )
 def test_effects_name_targets_and_consequences(name: str, target: str | None, words: tuple[str, ...]) -> None:
-    effect = BY_ID[name].effect(STATUS, target)
+    effect = BY_ID[name].effect(STATUS, (target,) if target else ())
     assert all(word in effect for word in words), effect
 
 
 def test_removing_another_node_does_not_move_the_coordinator() -> None:
-    assert "coordinator" not in BY_ID["node.remove"].effect(STATUS, "n2")
+    assert "coordinator" not in BY_ID["node.remove"].effect(STATUS, ("n2",))
 
 
 def test_effects_survive_an_empty_status() -> None:
     for action in ACTIONS:
-        assert action.effect({}, "n1")
+        assert action.effect({}, ("n1",))
 
 
 def test_menus_hold_what_acts_on_the_selection() -> None:

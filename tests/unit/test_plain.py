@@ -125,6 +125,8 @@ def test_events_are_one_safe_line_each() -> None:
     assert line.split() == ["10:00:00.123", "rank_failed", "g1", "n2", "rank", "5", "killed", "by", "SIGKILL"]
     failed = event("rank_failed", node="n2", rank=5, detail={"exit": {"code": 1}, "message": "A\nValueError: \x1b[1mx"})
     assert plain.event_line(failed).endswith("exit 1: ValueError: \\x1b[1mx")
+    sent = event("signal_sent", detail={"ranks": [1, 2], "signal": "SIGUSR1", "operator": "me@here"})
+    assert plain.event_line(sent).endswith("SIGUSR1 to ranks 1-2 by me@here")
     assert "\n" not in plain.event_line(event("job_failed", detail={"reason": "two\nlines"}))
 
 

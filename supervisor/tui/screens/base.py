@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar, Final, cast
+from typing import TYPE_CHECKING, ClassVar, Final, TypeVar, cast
 
 from textual.containers import Vertical
 from textual.screen import Screen
@@ -16,6 +16,7 @@ from supervisor.tui import keys
 from supervisor.tui.cells import fit_row
 from supervisor.tui.widgets.bars import AlertBar, Bar, KeyBar
 from supervisor.tui.widgets.lines import Drawn
+from supervisor.tui.widgets.picker import Picker
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from supervisor.tui.app import SupervisorApp
     from supervisor.tui.model import Snapshot
+
+T = TypeVar("T")
 
 SMALLEST: Final = (60, 16)
 
@@ -51,6 +54,13 @@ class TooSmall(Bar):
         need = f"needs {SMALLEST[0]}x{SMALLEST[1]}, has {width}x{height}"
         row = fit_row(((need, "warn"),), self.size.width, self.glyphs.more)
         return [Drawn(row if y == 0 else (), "", ("", "")) for y in range(self.size.height)]
+
+
+def _toggle(marked: list[T], one: T) -> None:
+    if one in marked:
+        marked.remove(one)
+    else:
+        marked.append(one)
 
 
 class LiveScreen(Screen[None], inherit_bindings=False):
@@ -95,15 +105,20 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         if small:
             self.query_one(TooSmall).redraw()
             return
-        self.query_one(AlertBar).show(snapshot, age_s, self.tui.played)
+        self.query_one(AlertBar).show(snapshot, age_s, paused_s=self.tui.paused_s, played=self.tui.played)
         if changed:
             self.show(snapshot)
             self.query_one(KeyBar).show(
                 table=self.tui.key_table,
                 theme=self.tui.palette.name,
                 read_only=self.tui.read_only,
+                marked=len(self.tui.memory.nodes) + len(self.tui.memory.ranks),
                 way_out="quit" if self.tui.played else way_out(snapshot),
             )
+
+    def tick_paused(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+        """The tick while the user has stopped the screen: what moves by itself stays where it is."""
+        LiveScreen.tick(self, snapshot, age_s, changed)
 
     def on_resize(self) -> None:
         """Lay out for the new size."""
@@ -138,6 +153,46 @@ class LiveScreen(Screen[None], inherit_bindings=False):
     def action_act(self) -> None:
         """Open the menu of actions."""
         self.tui.open_menu(self.selection())
+
+    def action_mark(self) -> None:
+        """Mark what is selected, or unmark it."""
+        target = self.selection()
+        if target.rank is not None:
+            _toggle(self.tui.memory.ranks, target.rank)
+        elif target.node:
+            _toggle(self.tui.memory.nodes, target.node)
+        self.tui.look_again()
+
+    def action_mark_failed(self) -> None:
+        """Mark every node and every rank that failed or was lost."""
+        memory, snapshot = self.tui.memory, self.tui.snapshot
+        nodes = [node.name for node in snapshot.nodes if node.state in ("failed", "lost")]
+        ranks = [row.rank for row in snapshot.ranks if row.state == "failed"]
+        memory.nodes = list(dict.fromkeys([*memory.nodes, *nodes]))
+        memory.ranks = list(dict.fromkeys([*memory.ranks, *ranks]))
+        self.tui.look_again()
+
+    def action_unmark(self) -> None:
+        """Mark nothing."""
+        self.tui.memory.nodes, self.tui.memory.ranks = [], []
+        self.tui.look_again()
+
+    def action_problems(self) -> None:
+        """In the tables only what has a problem, or all."""
+        self.tui.memory.problems_only = not self.tui.memory.problems_only
+        self.tui.look_again()
+
+    def action_pause(self) -> None:
+        """Stop the screen, or let it go on."""
+        self.tui.pause()
+
+    def copied(self) -> str:
+        """What `y` takes: the selected row of the focused list."""
+        return self.focused.text if isinstance(self.focused, Picker) else ""
+
+    def action_copy(self) -> None:
+        """Copy the row or line."""
+        self.tui.copy(self.copied())
 
     def action_palette(self) -> None:
         """Open the palette."""

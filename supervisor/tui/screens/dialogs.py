@@ -116,6 +116,10 @@ class ButtonDialog(Dialog[str]):
         for name, text in self._facts:
             for number, line in enumerate(wrap(text, self.inner_width - room)):
                 lines.append(fit(name if number == 0 else "", room) + line)
+        # The buttons must stay in view; what matters most comes first.
+        rows = max(3, self.app.size.height - 8)
+        if len(lines) > rows:
+            lines = [*lines[: rows - 1], cast("Chrome", self.app).glyphs.more]
         return "\n".join(lines)
 
     def on_mount(self) -> None:

@@ -35,7 +35,14 @@ class NodesScreen(LiveScreen):
     def show(self, snapshot: Snapshot) -> None:
         """Show a newer state."""
         table = self.query_one(NodeTable)
-        table.show_nodes(snapshot, worst_first=True, with_ranks=self.size.width >= 100)
+        memory = self.tui.memory
+        table.show_nodes(
+            snapshot,
+            worst_first=True,
+            with_ranks=self.size.width >= 100,
+            marked=set(memory.nodes),
+            problems_only=memory.problems_only,
+        )
         self._show_detail(snapshot)
 
     @on(Picker.Moved)
@@ -74,7 +81,8 @@ class RanksScreen(LiveScreen):
 
     def show(self, snapshot: Snapshot) -> None:
         """Show a newer state."""
-        self.query_one(RankTable).show_ranks(snapshot, snapshot.ranks)
+        memory = self.tui.memory
+        self.query_one(RankTable).show_ranks(snapshot, set(memory.ranks), memory.problems_only)
         self._show_detail(snapshot)
 
     @on(Picker.Moved)

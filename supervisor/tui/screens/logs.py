@@ -69,7 +69,8 @@ class LogsScreen(LiveScreen):
         self.streams = BOTH
         self.generation: int | None = None
         self.finder: Finder | None = None
-        self.folded = False
+        self.folded = self.tui.memory.log_fold
+        self.log_view.show_time = self.tui.memory.log_time
         self._turns = self.tui.turns
 
     # --- what is shown
@@ -156,6 +157,10 @@ class LogsScreen(LiveScreen):
         if self._turns != self.tui.turns:
             self._reread()
         self.log_view.tick()
+
+    def tick_paused(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+        """A log is stopped by not following it; what one scrolls to has to come."""
+        self.tick(snapshot, age_s, changed)
 
     @on(VirtualLog.Changed)
     def _title(self) -> None:
@@ -256,7 +261,7 @@ class LogsScreen(LiveScreen):
             self.tui.say("one stream of one rank has nothing to fold; M widens the scope")
             return
         row = None if log.follow else self._row_read()
-        self.folded = not self.folded
+        self.folded = self.tui.memory.log_fold = not self.folded
         self._open()
         if row is not None:
             log.jump_to_time(row.t_ns, row.key)
@@ -273,9 +278,14 @@ class LogsScreen(LiveScreen):
         other = (here[-1] if log.follow else here[0]) if here else None
         return next((row for row in here if row.is_at(log.pointer)), other)
 
+    def copied(self) -> str:
+        """The whole line that a jump has led to, else the first one on the screen."""
+        row = self._row_read()
+        return ansi.plain(row.raw) if row is not None else ""
+
     def action_time(self) -> None:
         """Times on and off."""
-        self.log_view.show_time = not self.log_view.show_time
+        self.log_view.show_time = self.tui.memory.log_time = not self.log_view.show_time
         self.log_view.redraw()
 
     def action_source(self) -> None:

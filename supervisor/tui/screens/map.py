@@ -17,7 +17,7 @@ from supervisor.tui.journal import event_row
 from supervisor.tui.layout import MapLayout, map_layout
 from supervisor.tui.screens.base import LiveScreen, Target
 from supervisor.tui.widgets.picker import Picker
-from supervisor.tui.widgets.rank_grid import RankGrid, lines_needed, nodes_per_line
+from supervisor.tui.widgets.rank_grid import METRICS, RankGrid, lines_needed, nodes_per_line
 from supervisor.tui.widgets.tables import NodeTable, RankTable
 from supervisor.tui.widgets.virtual_log import VirtualLog
 
@@ -50,18 +50,28 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         """Prepare the panes."""
         tail = self.query_one(VirtualLog)
         tail.show_time = False
+        if self.tui.memory.metric in METRICS:
+            self.query_one(RankGrid).metric = self.tui.memory.metric
         self.query_one("#events", Picker).placeholder = ((" nothing has happened yet", "dim"),)
         self._layout: MapLayout | None = None
 
     def show(self, snapshot: Snapshot) -> None:
         """Lay out for the job's size, then fill the panes that are visible."""
-        layout = self._arrange(snapshot)
+        layout, memory = self._arrange(snapshot), self.tui.memory
+        nodes, ranks = set(memory.nodes), set(memory.ranks)
         if layout.nodes:
-            self.query_one(NodeTable).show_nodes(snapshot, worst_first=bool(layout.grid), with_ranks=not layout.grid)
+            self.query_one(NodeTable).show_nodes(
+                snapshot,
+                worst_first=bool(layout.grid),
+                with_ranks=not layout.grid,
+                marked=nodes,
+                problems_only=memory.problems_only,
+            )
         if layout.ranks:
-            self.query_one("#side" if layout.beside else "#ranks", RankTable).show_ranks(snapshot, snapshot.ranks)
+            table = self.query_one("#side" if layout.beside else "#ranks", RankTable)
+            table.show_ranks(snapshot, ranks, memory.problems_only)
         if layout.grid:
-            self.query_one(RankGrid).show(snapshot, layout.per_node)
+            self.query_one(RankGrid).show(snapshot, layout.per_node, ranks, nodes)
         self._show_events()
         self._show_tail(snapshot, layout)
 
@@ -161,7 +171,9 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
 
     def action_metric(self) -> None:
         """Show another metric in the heat map."""
-        self.query_one(RankGrid).next_metric()
+        grid = self.query_one(RankGrid)
+        grid.next_metric()
+        self.tui.memory.metric = grid.metric
         self.tui.look_again()
 
     def action_pane(self, step: int) -> None:

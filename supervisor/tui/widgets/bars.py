@@ -37,9 +37,9 @@ class Bar(LineView, can_focus=False):
 class AlertBar(Bar):
     """What the job does, what is wrong, what comes next."""
 
-    def show(self, snapshot: Snapshot, age_s: float, played: str) -> None:
-        """Show a newer state; `played`: the time of a recording."""
-        self.rows = alert_rows(snapshot, age_s, self.size.width, self.glyphs, played)
+    def show(self, snapshot: Snapshot, age_s: float, *, paused_s: float | None = None, played: str = "") -> None:
+        """Show a newer state; `paused_s`: seconds since the user has stopped the screen; `played`: of a recording."""
+        self.rows = alert_rows(snapshot, age_s, self.size.width, self.glyphs, paused_s=paused_s, played=played)
         self.redraw()
 
 
@@ -50,12 +50,12 @@ class KeyBar(Bar):
         super().__init__("keys")
         self.screen_name = screen
 
-    def show(self, *, table: Sequence[keys.Key], theme: str, read_only: bool, way_out: str) -> None:
+    def show(self, *, table: Sequence[keys.Key], theme: str, read_only: bool, marked: int, way_out: str) -> None:
         """Show screens and keys; `way_out`: what q does now."""
-        self.rows = (self._screens(theme, read_only), self._keys(table, way_out))
+        self.rows = (self._screens(theme, read_only, marked), self._keys(table, way_out))
         self.redraw()
 
-    def _screens(self, theme: str, read_only: bool) -> Row:
+    def _screens(self, theme: str, read_only: bool, marked: int) -> Row:
         spans: list[Span] = []
         for number, (name, title) in enumerate(keys.SCREENS, 1):
             here = name == self.screen_name
@@ -64,6 +64,8 @@ class KeyBar(Bar):
                 spans.append((" ", ""))
         room = self.size.width - row_width(spans)
         end: list[Span] = [("read-only ", "warn")] if read_only else []
+        if marked:
+            end.insert(0, (f"{marked} marked  ", "mark"))
         end.append((f"{theme} ", "dim"))
         while end and row_width(end) + 2 > room:
             end.pop()

@@ -80,6 +80,12 @@ class Picker(LineView):
             return -1
 
     @property
+    def text(self) -> str:
+        """The selected row as plain text."""
+        at = self.cursor
+        return "".join(text for text, _ in self._row(at)).strip() if at >= 0 else ""
+
+    @property
     def scrolled(self) -> bool:
         """The reader has turned the wheel, away from the end."""
         return self._scrolled

@@ -5,7 +5,7 @@ In: a snapshot. Out: rows; the selected rank or node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from textual.binding import Binding
@@ -51,12 +51,17 @@ class RankGrid(LineView):
         self.selected = 0
         """Number of the selected rank; index of the selected node, with one glyph per node."""
         self._cells: tuple[NodeRow, ...] = ()
+        self._marked_ranks: Collection[int] = ()
+        self._marked_nodes: Collection[str] = ()
         self._stale = False
         self._name_width = 4
         self._cell = 1
 
-    def show(self, snapshot: Snapshot, per_node: bool) -> None:
-        """Show a newer state."""
+    def show(
+        self, snapshot: Snapshot, per_node: bool, ranks: Collection[int] = (), nodes: Collection[str] = ()
+    ) -> None:
+        """Show a newer state; `ranks`, `nodes`: what is marked."""
+        self._marked_ranks, self._marked_nodes = ranks, nodes
         if per_node != self.per_node:
             self.selected = 0
         self.per_node = per_node
@@ -94,7 +99,7 @@ class RankGrid(LineView):
     def _rank_glyphs(self, nodes: tuple[NodeRow, ...]) -> Row:
         spans: list[Span] = [(" ", "")]
         for node in nodes:
-            role = "warn" if node.state in ("lost", "failed") else "dim"
+            role = "warn" if node.state in ("lost", "failed") else "mark" if node.name in self._marked_nodes else "dim"
             spans.append((fit(node.name, self._name_width, self.glyphs.more) + " ", role))
             for rank in node.ranks:
                 _add(spans, self._glyph(rank), self._role(rank, rank.rank == self.selected and self.has_focus))
@@ -110,7 +115,8 @@ class RankGrid(LineView):
             look = node.worst.look if node.worst is not None and node.state == "running" else node.look
             here = number == self.selected and self.has_focus
             glyph = "-" if self._stale else self.glyphs.of(look)
-            _add(spans, glyph, "pill" if here else "off" if self._stale else look.role)
+            role = "mark" if node.name in self._marked_nodes else look.role
+            _add(spans, glyph, "pill" if here else "off" if self._stale else role)
         return tuple(spans)
 
     def _glyph(self, rank: RankRow) -> str:
@@ -129,7 +135,8 @@ class RankGrid(LineView):
 
     def _role(self, rank: RankRow, here: bool) -> str:
         old = self._stale or (rank.vitals_old and self.metric in OF_VITALS and rank.state == "running")
-        return "pill" if here else "off" if old else rank.look.role
+        look = "mark" if rank.rank in self._marked_ranks else rank.look.role
+        return "pill" if here else "off" if old else look
 
     def _order(self) -> list[int]:
         return list(range(len(self._cells))) if self.per_node else [r.rank for node in self._cells for r in node.ranks]

@@ -5,7 +5,8 @@ In: snapshots. Out: rows; the selected node or rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from supervisor.tui.rows import Column, Table, legend, name_width, node_columns, rank_columns
@@ -15,7 +16,7 @@ from supervisor.tui.widgets.picker import Picker
 
 if TYPE_CHECKING:
     from supervisor.tui.cells import Row
-    from supervisor.tui.model import RankRow, Snapshot
+    from supervisor.tui.model import Snapshot
 
 T = TypeVar("T")
 
@@ -28,8 +29,14 @@ class LaidOut(Picker):
 
     def __init__(self, title: str, nothing: str, id: str) -> None:  # noqa: A002
         super().__init__(title=title, head=True, id=id)
-        self.placeholder = ((f" {nothing}", "dim"),)
+        self._nothing = nothing
         self._again: Callable[[], None] = self.redraw
+
+    def say_which(self, problems_only: bool) -> None:
+        """Say that there are other rows, in the title or where there would be none."""
+        if problems_only:
+            self.heading += ": problems only"
+        self.placeholder = ((" no problem; ! shows all" if problems_only else f" {self._nothing}", "dim"),)
 
     def on_resize(self) -> None:
         """Lay the columns out anew."""
@@ -42,10 +49,20 @@ class NodeTable(LaidOut):
     def __init__(self, id: str) -> None:  # noqa: A002
         super().__init__("nodes", "no host in this job yet", id)
 
-    def show_nodes(self, snapshot: Snapshot, *, worst_first: bool = False, with_ranks: bool = True) -> None:
+    def show_nodes(
+        self,
+        snapshot: Snapshot,
+        *,
+        worst_first: bool = False,
+        with_ranks: bool = True,
+        marked: Collection[str] = (),
+        problems_only: bool = False,
+    ) -> None:
         """Show a newer state."""
-        self._again = lambda: self.show_nodes(snapshot, worst_first=worst_first, with_ranks=with_ranks)
+        again = functools.partial(self.show_nodes, snapshot, worst_first=worst_first, with_ranks=with_ranks)
+        self._again = functools.partial(again, marked=marked, problems_only=problems_only)
         nodes = snapshot.worst_first() if worst_first else snapshot.nodes
+        nodes = tuple(node for node in nodes if node.has_problem) if problems_only else nodes
         widest = max((len(node.ranks) for node in nodes), default=0)
         glyphs = min(RANKS_WIDTH, max(5, widest)) if with_ranks and widest else 0
         vitals = node_vitals(nodes, self.glyphs)
@@ -53,8 +70,12 @@ class NodeTable(LaidOut):
         table = Table(_told(columns, nodes) if vitals else columns, self.line_width, self.glyphs)
         self.head = table.head()
         self.heading = f"nodes ({len(nodes)}), worst first" if worst_first else "nodes"
+        self.say_which(problems_only)
         self.note = legend(self.glyphs, snapshot.ranks) if with_ranks and not snapshot.stale else ()
-        self.show([node.name for node in nodes], lambda index: table.row(nodes[index], faded=snapshot.stale))
+        self.show(
+            [node.name for node in nodes],
+            lambda index: table.row(nodes[index], faded=snapshot.stale, marked=nodes[index].name in marked),
+        )
 
 
 class RankTable(LaidOut):
@@ -63,14 +84,20 @@ class RankTable(LaidOut):
     def __init__(self, id: str) -> None:  # noqa: A002
         super().__init__("ranks", "no ranks yet", id)
 
-    def show_ranks(self, snapshot: Snapshot, ranks: Sequence[RankRow]) -> None:
+    def show_ranks(self, snapshot: Snapshot, marked: Collection[int] = (), problems_only: bool = False) -> None:
         """Show a newer state."""
-        self._again = lambda: self.show_ranks(snapshot, ranks)
+        self._again = lambda: self.show_ranks(snapshot, marked, problems_only)
+        ranks = [rank for rank in snapshot.ranks if rank.has_problem or not problems_only]
+        self.heading = "ranks"
+        self.say_which(problems_only)
         vitals = rank_vitals(ranks)
         columns = rank_columns(self.glyphs, snapshot.stale, name_width(snapshot.nodes), vitals)
         table = Table(_told(columns, ranks) if vitals else columns, self.line_width, self.glyphs)
         self.head = table.head()
-        self.show([rank.rank for rank in ranks], lambda index: table.row(ranks[index], faded=snapshot.stale))
+        self.show(
+            [rank.rank for rank in ranks],
+            lambda index: table.row(ranks[index], faded=snapshot.stale, marked=ranks[index].rank in marked),
+        )
 
 
 def _told(columns: Sequence[Column[T]], items: Sequence[T]) -> list[Column[T]]:

@@ -1,0 +1,41 @@
+"""`supervisor signal SIGNAL --rank R`: send a signal to the processes of ranks.
+
+In: argv. Out: one line per rank, or one JSON document.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from supervisor.cli.options import add_json, load_inventory, make_parser, parse, read_ranks, split_target
+from supervisor.cli.output import write_json, write_lines
+from supervisor.errors import UsageError
+
+
+def run(verb: str, argv: Sequence[str]) -> int:
+    """Send it; returns the exit status: 1 where a rank did not get it."""
+    parser = make_parser(verb, "[HOSTS] [JOB] --rank R[,R…] SIGNAL [--json]")
+    parser.add_argument("--rank", type=read_ranks, required=True, metavar="R", help="to these ranks: 0,2-4")
+    add_json(parser)
+    options = parse(parser, argv)
+    if not options.target:
+        raise UsageError("SIGNAL is missing", "supervisor signal --rank 3 USR1")
+    *target, name = options.target
+    hosts, job = split_target(target)
+    inventory = load_inventory(hosts, options)
+    from supervisor.session.session import open_session
+
+    async def send() -> int:
+        async with open_session(inventory, job, feed=True, live_only=True) as session:
+            await session.ready()
+            await session.settle()
+            answer = await session.request("signal", ranks=options.rank, signal=name)
+        told = answer["ranks"]
+        if options.json:
+            write_json({"job": session.job, "request": verb, **answer})
+        else:
+            write_lines([f"rank {rank}: {one['message']}" for rank, one in told.items()])
+        return 0 if all(one["accepted"] for one in told.values()) else 1
+
+    return asyncio.run(send())
