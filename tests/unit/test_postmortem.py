@@ -287,6 +287,11 @@ def test_helpers_find_the_same_and_a_dead_one_is_done_without(tmp_path: Path, mo
     monkeypatch.setattr(reading, "HELPERS_MAX", 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert list(reading.read_all(logs)) == alone
+    helper = pieces.Helper()
+    process = helper._process
+    assert process is not None
+    process.communicate(timeout=20)  # the end of its stdin, as when we are killed
+    assert process.returncode == 0
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert list(reading.read_all(logs)) == alone
 
