@@ -263,7 +263,7 @@ async def _open(frame: Frame, reader: asyncio.StreamReader, writer: asyncio.Stre
 
 def _reader(files: JobFiles) -> Handler:
     """Return what answers from the files of a job that has no agent; raises Problem."""
-    from remote_agent.server import reader_handler
+    from remote_agent.desk import reader_handler
 
     try:
         return reader_handler(files)

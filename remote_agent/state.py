@@ -1,6 +1,6 @@
 """What the coordinator knows, what can happen to it, and what it may order: plain frozen data.
 
-In: nothing. Out: State, Event and Command types that coordinator.py, restore.py and status.py share.
+In: nothing. Out: State, Event and (from commands.py) Command types that coordinator.py, restore.py and status.py share.
 """
 
 from __future__ import annotations
@@ -9,7 +9,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Union
 
+from remote_agent.commands import Drop as Drop
+from remote_agent.commands import Emit as Emit
+from remote_agent.commands import HandOver as HandOver
+from remote_agent.commands import Reply as Reply
+from remote_agent.commands import Send as Send
+
 if TYPE_CHECKING:
+    from remote_agent.commands import Command as Command
     from remote_agent.wire import JobSpec, NodeSpec
 
 FORMING = "forming"
@@ -353,54 +360,4 @@ Event = Union[
     Tick,
 ]
 
-
-# Commands: what the shell has to do, in this order.
-
-
-@dataclasses.dataclass(frozen=True)
-class Emit:
-    """Write a fact to the journal."""
-
-    type: str
-    generation: int
-    node: str | None = None
-    rank: int | None = None
-    detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Send:
-    """Send an order to a node's agent; the shell adds the term."""
-
-    node: str
-    op: str
-    args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Drop:
-    """Close a node's connection: when it lives, it has to join anew."""
-
-    node: str
-
-
-@dataclasses.dataclass(frozen=True)
-class HandOver:
-    """Give the role to that node; it forms the next generation."""
-
-    node: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Reply:
-    """Answer the operator's request: accepted, or refused with kind, message and hint."""
-
-    accepted: bool
-    message: str
-    generation: int = -1
-    kind: str = ""
-    hint: str = ""
-
-
-Command = Union[Emit, Send, Drop, HandOver, Reply]
 Turned = tuple[State, "tuple[Command, ...]"]
