@@ -170,8 +170,9 @@ def _hits(file: LogFile, run: _Run, query: Query) -> Iterator[Row | None]:
             row = _row(file, query, number, offset + start, offset + end, data[start:end])
             if row is not None or number % _LINES_PER_TURN == 0:
                 yield row
-        line += data.count(b"\n")
         offset += len(data)
+        if offset < run.end:
+            line += data.count(b"\n")
         yield None
 
 
@@ -223,18 +224,18 @@ def _places(data: bytes, pattern: Pattern) -> Iterator[int]:
     where = data.lower() if pattern.lower and pattern.choices else data
     position = 0
     if pattern.choices:
-        # The rarest set has the fewest lines to try.
         choices = pattern.choices
+        if not all(any(literal in where for literal in choice) for choice in choices):
+            return
+        # The rarest set has the fewest lines to try.
         best = choices[0] if len(choices) == 1 else min(choices, key=lambda c: sum(map(where.count, c)))
         nexts = [(where.find(literal), literal) for literal in best]
-        while True:
-            nexts = [(at if at >= position else where.find(literal, position), literal) for at, literal in nexts]
-            nexts = [(at, literal) for at, literal in nexts if at >= 0]
-            if not nexts:
-                return
+        while nexts := [(at, literal) for at, literal in nexts if at >= 0]:
             found = min(at for at, _ in nexts)
             yield found
             position = data.find(b"\n", found) + 1 or len(data)
+            nexts = [(at if at >= position else where.find(literal, position), literal) for at, literal in nexts]
+        return
     # A row shows what follows the last \r: there a line begins that the scanner does not know of.
     scanner = None if b"\r" in data else pattern.scanner
     while position < len(data):

@@ -339,3 +339,18 @@ def test_lines_that_the_node_has_dropped_are_one_and_the_others_stay_where_they_
         assert sum(b"dropped" in text for text in texts(feed)) == 1
 
     run(tmp_path, scenario, bound=2_000_000)
+
+
+def test_a_view_without_nccls_lines_knows_that_it_is(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster, node: NodeLink) -> None:
+        await node.written(0, b"step 1\nn1:7:9 [0] NCCL INFO Using network IB\nstep 2\n")
+        for streams, wanted, apart in (
+            (("stdout", "stderr"), [b"step 1", b"step 2"], True),
+            (("nccl",), [b"n1:7:9 [0] NCCL INFO Using network IB"], False),
+            (("stdout", "nccl"), [b"step 1", b"n1:7:9 [0] NCCL INFO Using network IB", b"step 2"], False),
+        ):
+            feed = MergedFeed(cluster.source, Selection(generation="all", streams=streams))
+            await feed.refresh(20, lambda: True)
+            assert (texts(feed), feed.apart) == (wanted, apart)
+
+    run(tmp_path, scenario)
