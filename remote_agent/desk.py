@@ -5,6 +5,7 @@ In: requests, a job's directory. Out: answers, streams. Where an agent lives, se
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Union
