@@ -12,7 +12,7 @@ import locale
 import signal
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from supervisor.paths import themes_dir
@@ -356,6 +356,18 @@ def _settle_memory() -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
+@contextlib.contextmanager
+def _drawn_on_stdout() -> Iterator[None]:
+    """Textual draws on stderr, which may be a file; stdout is the terminal that the screen was opened for."""
+    before = sys.__stderr__
+    if before is None or not before.isatty():
+        sys.__stderr__ = sys.__stdout__  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        sys.__stderr__ = before  # type: ignore[misc]
+
+
 async def run_app(session_factory: Callable[[], SessionContext], make: Callable[[Source], SupervisorApp]) -> int:
     """Show what a session tells until the user leaves; returns the exit status."""
     async with session_factory() as source:
@@ -364,7 +376,8 @@ async def run_app(session_factory: Callable[[], SessionContext], make: Callable[
         # The job goes on; the terminal must be given back in order.
         with contextlib.suppress(NotImplementedError, ValueError):
             loop.add_signal_handler(signal.SIGTERM, app.exit, DETACHED)
-        status = await app.run_async()
+        with _drawn_on_stdout():
+            status = await app.run_async()
         return status if status is not None else app.return_code or DETACHED
 
 

@@ -114,6 +114,14 @@ def test_start_resize_detach() -> None:
         assert b"\x1b[?25h" in tty.seen
 
 
+def test_stderr_may_be_a_file() -> None:
+    quiet = ("sh", "-c", 'exec "$0" -c "$1" 2>/dev/null', sys.executable, PROGRAM)
+    with terminal(80, 24, quiet) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.process.terminate()
+        assert tty.wait_for_end() == 0
+
+
 def test_control_c_asks_as_well() -> None:
     with terminal(80, 24) as tty:
         tty.wait_for(b"train-k3f9")
