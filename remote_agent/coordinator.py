@@ -17,7 +17,7 @@ from typing import Any
 from remote_agent import formation, policy, rendezvous, watch
 from remote_agent import state as s
 from remote_agent.operator_requests import CORDONED, on_add, on_cordon, on_remove, on_restart, on_stop
-from remote_agent.turn import STOP_MARGIN_S, Turn, give_up_on, lose_node, stop_group
+from remote_agent.turn import NOT_COME, STOP_MARGIN_S, Turn, give_up_on, lose_node, stop_group
 
 # An agent that was started for a removed node and is not added by then is sent away.
 UNWANTED_S = 60.0
@@ -286,7 +286,9 @@ def _keep_deadline(turn: Turn) -> None:
     if state.deadline is None or turn.now < state.deadline:
         return
     turn.set(deadline=None)
-    if state.phase == s.STOPPING:
+    if state.phase == s.FORMING:
+        formation.lose_expected(turn)
+    elif state.phase == s.STOPPING:
         _lose_the_stuck(turn)
     elif state.phase == s.PREPARING:
         opener = rendezvous.opener(state)
@@ -311,7 +313,7 @@ def _lose_the_stuck(turn: Turn) -> None:
         elif node.connected:
             turn.set_node(name, connected=False, reason=STUCK)
         else:
-            lose_node(turn, name, "it did not come to the new coordinator")
+            lose_node(turn, name, NOT_COME)
         if node.connected:
             turn.commands.append(s.Drop(name))
     if turn.state.waiting:

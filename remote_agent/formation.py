@@ -9,7 +9,7 @@ from typing import Any
 
 from remote_agent import rendezvous, watch
 from remote_agent import state as s
-from remote_agent.turn import Turn, stop_group
+from remote_agent.turn import NOT_COME, Turn, lose_node, stop_group
 
 # A store opens in milliseconds; a node that takes longer than this for it has a problem.
 PREPARE_TIMEOUT_S = 30.0
@@ -37,14 +37,9 @@ def _wanted(state: s.State) -> list[s.Node]:
 def try_form(turn: Turn) -> None:
     """Form the next generation if enough nodes are ready; else wait, and say since when."""
     state = turn.state
-    if state.deadline is not None and turn.now >= state.deadline:
-        turn.set(deadline=None)
-        for name, node in state.nodes.items():
-            if node.connected and node.running is not None:
-                turn.set_node(name, status="failed", reason="it did not stop its old workers", connected=False)
-        state = turn.state
     group = choose(state)
-    pending = any(_is_pending(state, node) for node in state.nodes.values()) or _expects_more(state, len(group))
+    short = len(group) < _limit(state)
+    pending = any(_is_pending(node, short) for node in state.nodes.values()) or _expects_more(state, len(group))
     if state.deadline is not None and pending and not _is_settled(turn, len(group)):
         return
     state = turn.state
@@ -99,13 +94,32 @@ def _is_settled(turn: Turn, ready: int) -> bool:
     return turn.now - since >= spec.settle_timeout
 
 
-def _is_pending(state: s.State, node: s.Node) -> bool:
-    """Whether a node may still come, or still has workers to stop."""
+def _is_pending(node: s.Node, short: bool) -> bool:
+    """Whether a node may still come, or still has workers to stop; `short`: the group has a place for a spare."""
     if node.status in ("removed", "failed"):
         return False
+    awaited = short or not node.spec.spare
     if node.connected:
-        return node.running is not None or (not node.ready and not node.spec.spare)
-    return node.status == "connecting" and not node.spec.spare
+        return node.running is not None or (awaited and not node.ready)
+    return awaited and node.status == "connecting"
+
+
+def patience(turn: Turn) -> float | None:
+    """Return until when those are waited for that followed the last coordinator and have yet to come to this one."""
+    if not any(_is_expected(node) for node in turn.state.nodes.values()):
+        return None
+    return turn.state.marks.get("stop", turn.now) + turn.state.spec.node_timeout
+
+
+def lose_expected(turn: Turn) -> None:
+    """Wait no longer for those that have not come to the new coordinator."""
+    for name, node in turn.state.nodes.items():
+        if _is_expected(node):
+            lose_node(turn, name, NOT_COME)
+
+
+def _is_expected(node: s.Node) -> bool:
+    return node.status == "connecting" and not node.connected and bool(node.incarnation)
 
 
 def _expects_more(state: s.State, ready: int) -> bool:
@@ -121,11 +135,15 @@ def choose(state: s.State) -> list[str]:
     fit = [node for node in state.nodes.values() if node.connected and node.ready and node.running is None]
     regular = [node.name for node in fit if node.status in ("ready", "running")]
     spare = [node.name for node in fit if node.status == "spare" and not node.cordoned]
-    limit = min(state.spec.max_nodes, max(len(_wanted(state)), state.spec.min_nodes))
     regular.sort(key=lambda name: name not in state.members)
     chosen = set(regular[: state.spec.max_nodes])
-    chosen.update(spare[: max(0, limit - len(chosen))])
+    chosen.update(spare[: max(0, _limit(state) - len(chosen))])
     return [name for name in state.nodes if name in chosen]
+
+
+def _limit(state: s.State) -> int:
+    """Return up to how many nodes spares fill the group."""
+    return min(state.spec.max_nodes, max(len(_wanted(state)), state.spec.min_nodes))
 
 
 def holds_quorum(state: s.State) -> bool:
@@ -230,10 +248,11 @@ def is_full(state: s.State, name: str) -> bool:
 def admit(turn: Turn, name: str, cause: str) -> None:
     """Take a ready node that is not in the running group into a new generation, if there is room.
 
-    One that still has workers of an older group is admitted when they are gone.
+    One that still has workers of an older group is admitted when they are gone; a spare where a node is absent.
     """
     state, node = turn.state, turn.node(name)
     active = state.phase in (s.PREPARING, s.STARTING, s.RUNNING)
-    outside = name not in state.members and node.status == "ready" and node.ready and node.running is None
-    if active and outside and not is_full(state, name):
+    room = {"ready": state.spec.max_nodes, "spare": _limit(state)}.get(node.status, 0)
+    outside = name not in state.members and node.ready and node.running is None
+    if active and outside and len(state.members) < room:
         stop_group(turn, cause)

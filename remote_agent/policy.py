@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import state as s
+from remote_agent.formation import patience
 from remote_agent.judge import judge, preempted
 from remote_agent.turn import QUARANTINE_WINDOW_S, quarantined
 
@@ -129,7 +130,7 @@ def remove(turn: Turn, name: str) -> None:
 
 def _form_again(turn: Turn) -> None:
     state = turn.state
-    turn.set(phase=s.FORMING, deadline=None, leaving=frozenset(), alone_since=None)
+    turn.set(phase=s.FORMING, deadline=patience(turn), leaving=frozenset(), alone_since=None)
     if state.me in state.leaving:
         hand_over(turn)
 

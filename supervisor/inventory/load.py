@@ -274,7 +274,8 @@ def _job(place: Place, job: dict[str, Any], directory: Path, hosts: list[tuple[H
         workdir = Path(job.get("workdir", ".")).expanduser()
     except RuntimeError as error:
         raise place.wrong("workdir", str(error)) from error
-    rest = {key: value for key, value in job.items() if key not in ("workdir", "min_nodes", "max_nodes")}
+    apart = ("workdir", "min_nodes", "max_nodes", "nproc_per_node")
+    rest = {key: value for key, value in job.items() if key not in apart}
     # normpath, not resolve: the tree's name on the nodes follows the path as the operator writes it.
     absolute = Path(os.path.normpath(directory / workdir))
     return JobDefaults(workdir=absolute, min_nodes=minimum, max_nodes=maximum, **rest)

@@ -16,6 +16,6 @@ from supervisor.inventory.model import Host, Inventory, JobDefaults
 def local() -> Inventory:
     """Return an inventory of this machine alone: no SSH, no sync, the current directory, torchrun's own defaults."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname().partition(".")[0])[:64].lstrip("-._") or "localhost"
-    host = Host(name=name, ssh="localhost", address="127.0.0.1", python=sys.executable, local=True)
-    job = JobDefaults(workdir=Path.cwd(), sync=False, nproc_per_node="1", max_restarts=0)
+    host = Host(name, "localhost", "127.0.0.1", python=sys.executable, nproc_per_node="1", local=True)
+    job = JobDefaults(workdir=Path.cwd(), sync=False, max_restarts=0)
     return Inventory(path=None, hosts=(host,), job=job)

@@ -49,10 +49,9 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class JobDefaults:
-    """The [job] table; the command line wins over it."""
+    """The [job] table, but for nproc_per_node, which each Host has; the command line wins over it."""
 
     workdir: Path
-    nproc_per_node: str = "auto"
     min_nodes: int = 1
     max_nodes: int = 1
     max_restarts: int = 3

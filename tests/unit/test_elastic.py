@@ -42,6 +42,52 @@ def test_a_spare_takes_a_removed_place_only_where_min_nodes_asks() -> None:
         assert world.state.members == members
 
 
+def taken_over() -> World:
+    """n1, which coordinated the group n1 n2 n3, is dead; n2 has taken over, and the spare n4 has yet to come."""
+    world = World(spec(4, spares=1, min_nodes=2))
+    world.state = restore.take_over(world.state.spec, "n2", 2, world.records(), world.now)
+    for name in world.machines:
+        world.machines[name].connected = False
+    world.die("n1")
+    for name in ("n2", "n3"):
+        world.join(name)
+    world.settle()
+    assert world.state.phase == s.FORMING, "a node is absent, and the spare is not here yet"
+    return world
+
+
+def test_a_spare_replaces_the_coordinators_node_in_the_next_group() -> None:
+    world = taken_over()
+    world.join("n4")
+    world.settle()
+    assert (world.state.generation, world.state.members) == (1, ("n2", "n3", "n4"))
+
+
+def test_a_spare_that_does_not_come_is_waited_for_once_and_comes_in_late() -> None:
+    world = taken_over()
+    world.pass_time(world.state.spec.node_timeout + 1)
+    world.settle()
+    assert (world.state.phase, world.state.members) == (s.RUNNING, ("n2", "n3"))
+    assert (world.last("node_lost").node, world.state.nodes["n4"].status) == ("n4", "lost")
+    world.join("n4")
+    world.settle()
+    assert (world.state.generation, world.state.members, world.state.restarts) == (2, ("n2", "n3", "n4"), 0)
+    # The group is full again: who returns now stands by.
+    world.machines["n1"].lives += 1
+    world.join("n1")
+    world.settle()
+    assert (world.state.generation, world.state.nodes["n1"].status) == (2, "spare")
+
+
+def test_a_spare_is_started_with_where_a_node_never_came_up() -> None:
+    world = World(spec(4, spares=1, min_nodes=2), start=False)
+    world.feed(s.Unfit("n2", "connect: no route to host"))
+    for name in ("n1", "n3", "n4"):
+        world.join(name)
+    world.settle()
+    assert (world.state.generation, world.state.members) == (0, ("n1", "n3", "n4"))
+
+
 def test_a_node_that_an_operator_calls_dead_does_not_count_for_the_quorum() -> None:
     world = World(spec(5, min_nodes=1))
     world.state = restore.take_over(world.state.spec, "n4", 2, world.records(), world.now)

@@ -11,10 +11,10 @@ from tests.unit.agents_world import Agents
 from tests.unit.world import spec
 
 
-def group(size: int, seed: int = 0) -> Agents:
-    world = Agents(spec(size, nproc=1, min_nodes=1, max_restarts=1000), seed)
+def group(size: int, seed: int = 0, spares: int = 0) -> Agents:
+    world = Agents(spec(size, spares=spares, nproc=1, min_nodes=1, max_restarts=1000), seed)
     world.pass_time(10)
-    assert world.running() == set(world.agents)
+    assert world.running() == set(list(world.agents)[: size - spares])
     return world
 
 
@@ -37,6 +37,23 @@ def test_half_of_a_group_stays_with_the_coordinator() -> None:
     assert world.running() == {"n1", "n2"}
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_spare_comes_in_for_the_coordinators_node(late: bool) -> None:
+    world = group(4, spares=1)
+    if late:
+        world.split({"n4"})
+    world.die("n1")
+    world.pass_time(45)
+    world.heal()
+    world.pass_time(20)
+    assert world.running() == {"n2", "n3", "n4"}
+    (head,) = world.heads()
+    sizes = [len(one["detail"]["members"]) for one in head.records if one["type"] == "generation_started"]
+    assert sizes == ([3, 2, 3] if late else [3, 3])
+    assert head.role is not None
+    assert head.role.restarts == 0
+
+
 MOVES = st.lists(
     st.tuples(
         st.sampled_from(["split", "cut", "heal", "die", "boot", "restart", "time", "time"]),
@@ -53,9 +70,11 @@ MOVES = st.lists(
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.too_slow],
 )
-@given(st.integers(2, 5), st.integers(0, 999), MOVES)
-def test_never_two_groups_and_one_again_after_healing(size: int, seed: int, moves: list[tuple[str, int]]) -> None:
-    world = group(size, seed)
+@given(st.integers(2, 5), st.integers(0, 1), st.integers(0, 999), MOVES)
+def test_never_two_groups_and_one_again_after_healing(
+    size: int, spares: int, seed: int, moves: list[tuple[str, int]]
+) -> None:
+    world = group(size, seed, spares)
     for kind, number in moves:
         play(world, kind, number)
         world.pass_time(1 + number % 4)
@@ -70,7 +89,8 @@ def test_never_two_groups_and_one_again_after_healing(size: int, seed: int, move
     wanted = {name for name, node in state.nodes.items() if node.status not in ("removed", "failed")}
     if wanted:
         assert state.phase == s.RUNNING
-        assert world.running() == wanted
+        assert world.running() <= wanted
+        assert len(world.running()) == min(len(wanted), size - spares)
         ranks = sorted(rank for name in world.running() for rank in world.agents[name].ranks)
         assert ranks == list(range(len(state.ranks)))
 

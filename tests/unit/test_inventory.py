@@ -9,6 +9,7 @@ import pytest
 
 from supervisor.errors import UsageError
 from supervisor.inventory import Inventory, InventoryError, load, local
+from supervisor.session.specs import UpOptions, make_plan
 
 
 @pytest.fixture(autouse=True)
@@ -192,6 +193,9 @@ def test_this_machine_alone_needs_no_file(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert inventory.path is None
     assert not inventory.job.sync
     assert inventory.job.workdir == tmp_path
+    (tmp_path / "train.py").touch()
+    spec = make_plan(inventory, UpOptions("train.py"), tmp_path).spec
+    assert ([node.nproc_per_node for node in spec.nodes], spec.max_restarts) == (["1"], 0), "torchrun's own defaults"
 
 
 @pytest.mark.parametrize(
