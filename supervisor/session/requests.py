@@ -6,6 +6,7 @@ In: a session and a verb. Out: the coordinator's answer, or RequestFailed with t
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,10 @@ async def request(session: Session, verb: str, args: dict[str, Any]) -> dict[str
         # What is asked for may be done already.
         await session.heard()
     wish = {**args, "operator": session.operator}
+    if args.get("node"):
+        wish["node"] = _node_on(session, str(args["node"]))
     if verb == "promote":
-        return await heal.promote(session, args.get("node"))
+        return await heal.promote(session, wish.get("node"))
     if session.state in ENDED_STATES:
         raise _over(session)
     return await (_add(session, wish) if verb == "add" else _steer(session, verb, wish))
@@ -40,8 +43,8 @@ async def request(session: Session, verb: str, args: dict[str, Any]) -> dict[str
 
 async def _add(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
     name = str(wish["node"])
-    if session.inventory.path is None and name not in session.links:
-        # It joined by itself: its torchrun brings its agent up.
+    if _is_open(session):
+        # Nodes join by themselves: a torchrun there brings the agent up.
         return await _steer(session, "add", wish)
     # Its agent may be there: nothing is brought up before that is known.
     await session.settle(nodes=[name])
@@ -60,6 +63,22 @@ async def _add(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
             if refused.kind != "not_ready" or time.monotonic() > end:
                 raise
         await session.wait_change(0.2)
+
+
+def _is_open(session: Session) -> bool:
+    """Whether nodes join by themselves: they have names of their own, not their hosts'."""
+    return any(link.view.identity.get("node", name) != name for name, link in session.links.items())
+
+
+def _node_on(session: Session, name: str) -> str:
+    """Return the one node that joined by itself on the host of that name, else the name; raises RequestFailed."""
+    nodes = [str(node["name"]) for node in session.status.get("nodes", ())]
+    found = [node for node in nodes if re.fullmatch(re.escape(name) + "-[0-9a-f]{4}", node)]
+    if not found or name in nodes or not _is_open(session):
+        return name
+    if len(found) > 1:
+        raise RequestFailed(f"{name} is {len(found)} nodes of this job", f"name one: {' '.join(found)}", "unknown_node")
+    return found[0]
 
 
 async def _steer(session: Session, op: str, args: dict[str, Any]) -> dict[str, Any]:
