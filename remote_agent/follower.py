@@ -382,12 +382,12 @@ class Follower:
         """Pass a request on to the coordinator; raises Problem when there is none."""
         channel = self.channel
         if channel is None:
-            name, endpoint = self.member.coordinator or "none", self.agent.spec.endpoint
+            name, endpoint = self.member.coordinator, self.agent.spec.endpoint
             if endpoint and not self.member.term:
                 message = f"{self.agent.node} has not found the job yet: waiting for {self.trouble or endpoint}"
                 raise Problem("no_coordinator", message, "start torchrun there; `supervisor stop` ends the one here")
-            message = f"the coordinator ({name}) cannot be reached from {self.agent.node}"
-            hint = f"if {name} is dead: `supervisor promote` lets the others go on, `stop` ends the job"
+            message = f"the coordinator{f' ({name})' if name else ''} cannot be reached from {self.agent.node}"
+            hint = f"if {name or 'it'} is dead: `supervisor promote` lets the others go on, `stop` ends the job"
             raise Problem("no_coordinator", message, hint)
         try:
             return await channel.call("request", {"op": op, "args": args}, timeout=CALL_TIMEOUT_S)

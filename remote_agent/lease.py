@@ -77,7 +77,8 @@ class Lease:
         try:
             refusal = await election.stand(self._follower)
             if refusal:
-                self._follower.trouble = f"not elected: {refusal}"
+                hint = "if they are dead: `supervisor promote` goes on without them"
+                self._follower.trouble = f"not elected: {refusal}; {hint}"
             if refusal and refusal != self._refusal:
                 log.info("not elected: %s", refusal)
             self._refusal = refusal
