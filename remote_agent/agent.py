@@ -87,7 +87,8 @@ class Agent:
         self.memory.learn({self.node: self._where()})
         await self.logs.start()
         self.follower.start()
-        self._tasks.spawn(self._watch_assignment(), "assignment")
+        waiting = open_job.Waiting(self).watch() if self.spec.endpoint else self._watch_assignment()
+        self._tasks.spawn(waiting, "assignment")
         self.vitals.start(self._tasks, self.address, self.follower.workers)
         await open_job.claim(self)
         operators = await serve_operators(self)
@@ -176,8 +177,7 @@ class Agent:
             if cared_for:
                 alone_since = time.monotonic()
             alone_s = time.monotonic() - alone_since
-            patience = self.spec.join_timeout if self.spec.endpoint else ASSIGN_TIMEOUT_S
-            if alone_s > (ABANDONED_S if self.follower.member.term else patience):
+            if alone_s > (ABANDONED_S if self.follower.member.term else ASSIGN_TIMEOUT_S):
                 self.finish(f"neither a coordinator nor an operator for {alone_s:.0f} s")
                 return
 

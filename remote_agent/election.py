@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import clocks, member, peers, restore
@@ -101,6 +102,7 @@ async def _meet(follower: Follower, connected: frozenset[str]) -> dict[str, Any]
         return None
     there = {"address": address, "port": port}
     found = None
+    trouble = f"{agent.spec.endpoint}: no coordinator there yet"
     try:
         if agent.role is None:
             args = {"term": follower.member.term, "where": agent.members[agent.node]}
@@ -108,8 +110,10 @@ async def _meet(follower: Follower, connected: frozenset[str]) -> dict[str, Any]
         else:
             await _ask_at(follower, "", there, "announce", agent.announcement())
     except (peers.PeerRefused, peers.PeerUnreachable) as error:
-        if not follower.member.term:
-            await follower.engine.remark(f"waiting for {error}")
+        foreign = isinstance(error.__cause__, ssl.SSLCertVerificationError)
+        trouble = f"{error} (another key or another --rdzv-id there)" if foreign else str(error)
+    if agent.role is None and not follower.member.term:
+        follower.trouble = "" if found and found["coordinator"] else trouble
     if found:
         # After a restart of all, nobody listens where it did; who is there learns it from who asks.
         agent.memory.learn({name: one for name, one in found["members"].items() if name != agent.node})
@@ -202,7 +206,7 @@ async def _poll(follower: Follower, term: int, *, sounding: bool) -> tuple[list[
         await asyncio.gather(*waiting, return_exceptions=True)
     if member.quorum(votes, len(voters)):
         return granted, ""
-    return granted, f"{votes} of {len(voters)} votes: more than half are needed ({'; '.join(refused)})"
+    return granted, f"{votes} of {len(voters)} votes: more than half are needed ({'; '.join(sorted(refused))})"
 
 
 def _catch_up(agent: Agent, answers: list[dict[str, Any]]) -> None:

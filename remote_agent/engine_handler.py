@@ -160,7 +160,6 @@ class HandlerEngine(Engine):
         """Set when torchrun is about to end."""
         self._desk = desk
         self._stopping = False
-        self._said = ""
         self._ops["end"] = self._dismiss
         self._ops["remark"] = self._remark
 
@@ -182,10 +181,7 @@ class HandlerEngine(Engine):
         return {}
 
     async def _remark(self, args: dict[str, Any]) -> dict[str, Any]:
-        text = str(args["text"])
-        if text != self._said:
-            self._said = text
-            say(self._job, text)
+        say(self._job, str(args["text"]))
         return {}
 
     async def _stop(self, args: dict[str, Any]) -> dict[str, Any]:

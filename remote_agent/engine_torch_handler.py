@@ -10,10 +10,12 @@ costs torchrun's own budget, and no node's torchrun ends before the job does.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,6 +217,10 @@ def _keep(ours: Path, local_rank: int, files: dict[int, str], tee: dict[int, str
 
 def make_handler(run_id: str, begin: Begin) -> SupervisorHandler:
     """Return the handler of this torchrun; the agent that torch makes next is ours too."""
+    for stream in (sys.stdout, sys.stderr):
+        # What torch shows of the workers' lines would wait in a buffer wherever that is no terminal, and die with it.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
     # launch_agent makes an agent of the class of this name, right after its handler.
     vars(api)["LocalElasticAgent"] = SteeredAgent
     return SupervisorHandler(run_id, begin)

@@ -50,6 +50,8 @@ class Follower:
         self.generation = -1
         self._reports: list[dict[str, Any]] = []
         self.standing = asyncio.Lock()
+        self.trouble = ""
+        """What keeps this node from a coordinator, as last seen."""
         self.former = ""
         """The coordinator before this node took the role."""
         self._orders: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
@@ -243,10 +245,12 @@ class Follower:
                     await self._one_link(str(name), where)
                     was_there = True
             except peers.PeerRefused as error:
+                self.trouble = str(error)
                 log.info("coordinator: %s", error)
                 self.member = member.refused(self.member, clocks.now())
             except (peers.PeerUnreachable, WireError, Problem, asyncio.TimeoutError) as error:
-                log.info("coordinator %s: %s", name, str(error) or "no answer in time")
+                self.trouble = str(error) or "no answer in time"
+                log.info("coordinator %s: %s", name, self.trouble)
             await election.ask_around(self)
         elif self.agent.role.is_short() or self.agent.role.misses_some() or self.agent.spec.endpoint:
             await election.ask_around(self)
@@ -261,6 +265,7 @@ class Follower:
             self.channel = channel
             await channel.call("join", self.introduction(), timeout=CALL_TIMEOUT_S)
             log.info("joined %s", name)
+            self.trouble = ""
             await self._beat(channel)
         finally:
             if self.channel is channel:
@@ -373,9 +378,12 @@ class Follower:
         """Pass a request on to the coordinator; raises Problem when there is none."""
         channel = self.channel
         if channel is None:
-            name = self.member.coordinator or "none"
-            message = f"the coordinator ({name}) cannot be reached from {self.agent.node}"
-            hint = f"if {name} is dead: `supervisor promote` lets the others go on, `stop` ends the job"
+            name, endpoint = self.member.coordinator, self.agent.spec.endpoint
+            if endpoint and not self.member.term:
+                message = f"{self.agent.node} has not found the job yet: waiting for {self.trouble or endpoint}"
+                raise Problem("no_coordinator", message, "start torchrun there; `supervisor stop` ends the one here")
+            message = f"the coordinator{f' ({name})' if name else ''} cannot be reached from {self.agent.node}"
+            hint = f"if {name or 'it'} is dead: `supervisor promote` lets the others go on, `stop` ends the job"
             raise Problem("no_coordinator", message, hint)
         try:
             return await channel.call("request", {"op": op, "args": args}, timeout=CALL_TIMEOUT_S)

@@ -155,12 +155,17 @@ def holds_quorum(state: s.State) -> bool:
 
 def _wait_for_nodes(turn: Turn, ready: int) -> None:
     state = turn.state
+    patience, waited = ALONE_TIMEOUT_S, f"{ALONE_TIMEOUT_S / 60:.0f} minutes"
+    if state.spec.endpoint:
+        # As torch's own meeting; the job's first one has taken that long when we come here.
+        first = state.generation < 0 and state.term == FIRST_TERM
+        patience, waited = 0.0 if first else state.spec.join_timeout, f"{state.spec.join_timeout:g} s (join_timeout)"
     if state.alone_since is None:
         turn.set(alone_since=turn.now)
         if state.generation >= 0 or state.deadline is None:
             turn.emit("job_degraded", ready=ready, needed=floor(state), reason=shortage(state))
-    elif turn.now - state.alone_since > ALONE_TIMEOUT_S:
-        turn.end("failed", f"fewer than {floor(state)} nodes for {ALONE_TIMEOUT_S / 60:.0f} minutes")
+    elif turn.now - state.alone_since > patience:
+        turn.end("failed", f"fewer than {floor(state)} nodes for {waited}")
 
 
 def shortage(state: s.State) -> str:

@@ -7,6 +7,7 @@ directory here, and its agent as a child of torchrun.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import ipaddress
 import os
 import re
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from remote_agent import jobs, starting
@@ -26,6 +28,9 @@ from remote_agent.wire import JobSpec, NodeSpec, Problem, split_endpoint
 PORT = 29400
 JOIN_S = 600.0
 LONGEST_HOST = 40
+CONF = ("join_timeout", "last_call_timeout", "node_timeout", "hang_after", "hang_restart", "key_file")
+# torchrun itself adds it.
+ALWAYS_THERE = "timeout"
 # An address for documentation (RFC 5737): the way to it is the way to everywhere else.
 ELSEWHERE = "192.0.2.1"
 
@@ -93,6 +98,15 @@ class Place:
             args = {"spec": spec.to_json(), "node": self.node, **certificate}
             agent = starting.start_for_torchrun(self.files, args, theirs.fileno())
         return HandlerThread(spec.job, ours, str(self.files.log)), agent
+
+
+def check_conf(conf: Mapping[str, Any]) -> None:
+    """Refuse a key of --rdzv-conf that means nothing here; raises Problem."""
+    for key in conf:
+        if key not in (*CONF, ALWAYS_THERE):
+            near = difflib.get_close_matches(key, CONF, 1)
+            hint = (f"did you mean {near[0]}? " if near else "") + f"known: {', '.join(CONF)}"
+            raise Problem("usage", f"--rdzv-conf {key}: unknown key", hint)
 
 
 def _is_local(host: str) -> bool:

@@ -34,6 +34,7 @@ class Lease:
         self._election: asyncio.Task[None] | None = None
         self._no_election_before = 0.0
         self._own_beat = 0.0
+        self._refusal = ""
 
     async def keep(self) -> None:
         """Look at the lease until cancelled: whatever fails, the next look comes."""
@@ -76,6 +77,10 @@ class Lease:
         try:
             refusal = await election.stand(self._follower)
             if refusal:
+                hint = "if they are dead: `supervisor promote` goes on without them"
+                self._follower.trouble = f"not elected: {refusal}; {hint}"
+            if refusal and refusal != self._refusal:
                 log.info("not elected: %s", refusal)
+            self._refusal = refusal
         finally:
             self._no_election_before = clocks.now() + ELECTION_PAUSE_S * place

@@ -109,7 +109,10 @@ def on_add(turn: Turn, event: s.Add) -> None:
     name = event.spec.name
     node = state.nodes.get(name)
     if node is None or not node.connected or not node.ready:
-        turn.refuse("not_ready", f"{name} is not ready", "its agent must run first; `supervisor add` starts it")
+        hint = "its agent must run first; `supervisor add` starts it"
+        if state.spec.endpoint:
+            hint = f"start torchrun there first, with --rdzv-id {state.spec.job}"
+        turn.refuse("not_ready", f"{name} is not ready", hint)
         return
     if name in state.members and node.status in ("running", "draining") and state.phase != s.FORMING:
         turn.refuse("done", f"{name} is in the group already")

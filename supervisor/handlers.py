@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "SUPERVISOR_RDZV_KEY"
 SHORTEST_KEY = 16
 LOCAL_KEY = "rdzv.key"
+# What torchrun calls a job without --rdzv-id.
+NO_ID = "none"
 
 
 def handler() -> Callable[[Any], Any]:
@@ -29,14 +31,21 @@ def handler() -> Callable[[Any], Any]:
 def create(params: Any) -> Any:
     """Return torchrun's rendezvous handler; ends torchrun with a message when it cannot take part."""
     from remote_agent import engine_torch_handler
-    from remote_agent.joining import Place
+    from remote_agent.engine_handler import say
+    from remote_agent.joining import Place, check_conf
     from remote_agent.wire import Problem
 
     try:
+        check_conf(params.config)
         place = Place(params)
         secret = _secret(place)
     except Problem as problem:
         _refuse(problem)
+
+    if params.run_id == NO_ID:
+        say(NO_ID, f"without --rdzv-id this is the job called {NO_ID!r}, with everybody else's that has none")
+    if ":" not in params.endpoint:
+        say(params.run_id, f"--rdzv-endpoint {params.endpoint} names no port: it is {place.port}")
 
     def begin(spec: Any, grace_s: float) -> Any:
         try:

@@ -59,6 +59,7 @@ class Headless:
         self._requests: set[asyncio.Task[None]] = set()
         self._told_events = 0
         self._told_notices = 0
+        self._told_wait = False
         self._told_hosts: dict[str, str] = {}
 
     async def launched(self, *, detach: bool, hosts: str | None) -> int:
@@ -247,6 +248,10 @@ class Headless:
                     lines.append(str(HostFailure(view.name, view.step, view.error, view.hint)))
                 elif ready:
                     lines.append(f"{view.name}: {plain.one_line(view.text)}")
+        if session.status and not session.status.get("nodes") and not self._told_wait:
+            # A torchrun that has not found its job yet: nothing is in the journal.
+            self._told_wait = True
+            lines.append(f"job {session.job}: waiting for nodes: {plain.one_line(session.status.get('plan') or '')}")
         lines += [plain.one_line(notice.text) for notice in session.notices[self._told_notices :]]
         self._told_notices = len(session.notices)
         line = json.dumps if self._json_events else plain.event_line

@@ -113,6 +113,9 @@ async def promote(session: Session, node: str | None) -> dict[str, Any]:
 
     Returns the answer of a request. Raises RequestFailed where a live coordinator is in reach, Unreachable.
     """
+    # What joined by itself has a node's name, and the link its host's.
+    hosts_of = {link.view.identity.get("node"): name for name, link in session.links.items()}
+    node = hosts_of.get(node, node) if node is not None else None
     if node is not None and node not in session.links:
         hosts = " ".join(session.links)
         raise RequestFailed(f"no host {node!r} in the inventory", f"its hosts: {hosts}", "unknown_node")
@@ -167,14 +170,15 @@ async def promote_to_stop(session: Session) -> None:
     found = await identities(session)
     if not found or any(one.get("coordinator_reachable") or one.get("role") == "coordinator" for one in found.values()):
         return
-    first = next(iter(found))
     if any(one.get("term") for one in found.values()):
         await _promote_by_force(session, found)
         return
-    members = {name: one["members"][name] for name, one in found.items()}
+    # A torchrun of others is a node by another name than its host's.
+    nodes = {name: str(one["node"]) for name, one in found.items()}
+    members = {node: found[name]["members"][node] for name, node in nodes.items()}
     absent = {name: "launch: it was given up" for name in session.links if name not in found}
     for name in found:
-        await bringup.assign(session.links[name], bringup.FIRST_TERM, first, members, absent)
+        await bringup.assign(session.links[name], bringup.FIRST_TERM, next(iter(members)), members, absent)
 
 
 async def authority_of(session: Session) -> tuple[Authority, JobSpec]:

@@ -6,6 +6,7 @@ In: a session and a verb. Out: the coordinator's answer, or RequestFailed with t
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -34,8 +35,10 @@ async def request(session: Session, verb: str, args: dict[str, Any]) -> dict[str
         # What is asked for may be done already.
         await session.heard()
     wish = {**args, "operator": session.operator}
+    if args.get("node"):
+        wish["node"] = _node_on(session, str(args["node"]))
     if verb == "promote":
-        return await heal.promote(session, args.get("node"))
+        return await heal.promote(session, wish.get("node"))
     if session.state in ENDED_STATES:
         raise _over(session)
     if verb in ("signal", "keep"):
@@ -110,8 +113,8 @@ async def _add(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
     if "nodes" in wish:
         return await _add_several(session, wish)
     name = str(wish["node"])
-    if session.inventory.path is None and name not in session.links:
-        # It joined by itself: its torchrun brings its agent up.
+    if _is_open(session):
+        # Nodes join by themselves: a torchrun there brings the agent up.
         return await _steer(session, "add", wish)
     # Its agent may be there: nothing is brought up before that is known.
     await session.settle(nodes=[name])
@@ -179,6 +182,22 @@ async def _steer_when_ready(session: Session, wish: dict[str, Any]) -> dict[str,
             if refused.kind != "not_ready" or time.monotonic() > end:
                 raise
         await session.wait_change(0.2)
+
+
+def _is_open(session: Session) -> bool:
+    """Whether nodes join by themselves: they have names of their own, not their hosts'."""
+    return any(link.view.identity.get("node", name) != name for name, link in session.links.items())
+
+
+def _node_on(session: Session, name: str) -> str:
+    """Return the one node that joined by itself on the host of that name, else the name; raises RequestFailed."""
+    nodes = [str(node["name"]) for node in session.status.get("nodes", ())]
+    found = [node for node in nodes if re.fullmatch(re.escape(name) + "-[0-9a-f]{4}", node)]
+    if not found or name in nodes or not _is_open(session):
+        return name
+    if len(found) > 1:
+        raise RequestFailed(f"{name} is {len(found)} nodes of this job", f"name one: {' '.join(found)}", "unknown_node")
+    return found[0]
 
 
 async def _steer(session: Session, op: str, args: dict[str, Any]) -> dict[str, Any]:

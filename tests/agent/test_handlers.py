@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from remote_agent import joining
 from remote_agent.engine_handler import Desk, HandlerEngine
 from remote_agent.journal import read_records
 from tests.agent.engine_process import order
@@ -256,6 +255,8 @@ def test_coordinators_die_and_come_back_with_nothing_or_with_all(tmp_path: Path)
         for number in (2, 3):
             job.start(number)
         job.running_with(2, 0, 3)
+        # What workers print is there at once, and stays when torchrun is killed.
+        job.wait_for(lambda: "[default0]:place" in job.out(1).read_text(), "line of a worker")
         job.running[1].kill()
         job.running[1].wait()
         job.running_with(2, 1, 2)
@@ -271,9 +272,14 @@ def test_coordinators_die_and_come_back_with_nothing_or_with_all(tmp_path: Path)
         os.kill(job.agent(2), signal.SIGKILL)
         assert job.wait(2) == 1
         assert "the agent ended" in job.out(2).read_text()
-        # All die and come back: they find each other, and the job goes on.
         job.running[3].kill()
         job.running[3].wait()
+        job.start(1, "--rdzv-conf", "node_timeout=5,join_timeout=3")
+        assert job.wait(1) == 1
+        said = job.out(1).read_text()
+        assert "job: waiting for " in said
+        assert "lost: 3 s (join_timeout) of waiting for " in said
+        # All die and come back: they find each other, and the job goes on.
         for number in (1, 2, 3):
             job.start(number)
         # One that comes late may have stopped the group before it ran.
@@ -311,49 +317,33 @@ def test_a_job_that_fails_ends_torchrun_with_the_verdict(tmp_path: Path) -> None
         assert (job.home(1) / "jobs/job.1/generation_0/rank_0/stdout.log").read_text() == "hello\n"
 
 
+@contextlib.contextmanager
+def watching(job: Torchruns, number: int) -> Iterator[Iterator[str]]:
+    """What a headless supervisor on a node's machine says."""
+    env = {**os.environ, "SUPERVISOR_HOME": str(job.home(number))}
+    command = [sys.executable, "-m", "supervisor", "attach", "job", "--headless", "--read-only"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            yield iter(process.stderr)
+        finally:
+            process.kill()
+
+
 def test_who_does_not_know_the_secret_stays_out_and_says_so(tmp_path: Path) -> None:
     with torchruns(tmp_path, STEPS, "--nnodes", "2") as job:
         job.start(1)
         job.until(1, "node_ready")
         job.start(2, key="not the secret of this job")
-        job.wait_for(lambda: "certificate verify failed" in job.out(2).read_text(), "refusal")
+        job.wait_for(lambda: "another key or another --rdzv-id" in job.out(2).read_text(), "refusal")
         assert [one["node"] for one in job.events(1) if one["type"] == "node_joined"] == [job.node(1)]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"endpoint": ""}, "--rdzv-endpoint HOST:PORT is missing"),
-        ({"endpoint": "host:port"}, "is not HOST:PORT"),
-        ({"run_id": "a/b"}, "bad job name"),
-        ({"local_addr": "10.0.0.1"}, "the nodes need a secret in common"),
-        ({"key_file": "/does/not/exist"}, "key_file /does/not/exist: No such file"),
-        ({"key_file": os.devnull}, "the nodes need a secret in common"),
-        ({"key_file": "/proc/sys/kernel/ostype"}, "fewer than 16"),
-    ],
-)
-def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str) -> None:
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
-
-    from supervisor.handlers import create
-
-    monkeypatch.setenv("SUPERVISOR_HOME", str(tmp_path))
-    settings = {"backend": "supervisor", "endpoint": "127.0.0.1:29400", "run_id": "job", **change}
-    with pytest.raises(SystemExit, match=re.escape(message)):
-        create(RendezvousParameters(min_nodes=1, max_nodes=1, **settings))
-
-
-def test_a_machine_whose_own_name_is_loopback_tells_others_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    def debian(host: str, port: int, **_: Any) -> list[Any]:
-        address = "127.0.1.1" if host == "gpu01" else host
-        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, port))]
-
-    monkeypatch.setattr(socket, "getaddrinfo", debian)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((joining.ELSEWHERE, 1))
-        except OSError:
-            pytest.skip("this machine has no way to anywhere")
-        outside = probe.getsockname()[0]
-    assert joining.own_address("gpu01", 29400) == outside
-    assert joining.own_address("127.0.0.1", 29400) == "127.0.0.1"
+        needed = f"waiting for nodes: 2 are needed, here: {job.node(1)}"
+        job.wait_for(lambda: needed in job.out(1).read_text(), "number of nodes")
+        # Verbs take the host's name where one node has it, and know a torchrun that has not found its job.
+        host = job.node(1).rpartition("-")[0]
+        assert f"{job.node(1)} holds the coordinator" in job.ask(1, "remove", "job", "--node", host).stderr
+        assert f"{job.node(2)} has not found the job yet" in job.ask(2, "add", "job", "--node", host).stderr
+        with watching(job, 2) as said:
+            assert "waiting for nodes" in next(line for line in said if "waiting" in line)
+        job.supervisor(2, "stop", "job")
+        assert job.wait(2) == 4

@@ -104,7 +104,8 @@ async def compared(made: Hosts, path: Path) -> None:
         assert [event["type"] for event in player.events] == [event["type"] for event in session.events]
         assert player.incidents == session.incidents
     for name, one, other in zip(SCREENS, live, played, strict=True):
-        assert one == other, f"screen {name}"
+        # The command of the job is on its own screen as it was given.
+        assert [line.replace("hunter2", "[redacted]") for line in one] == other, f"screen {name}"
     secret, marked = b"HF_TOKEN=hf_abcdef", f"HF_TOKEN={MARK}".encode()
     # Times of lines that came at once may be a nanosecond apart.
     expected = sorted(row._replace(t_ns=0, text=row.text.replace(secret, marked)) for row in rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from remote_agent import restore
+from remote_agent import open_job, restore
 from remote_agent import state as s
 from remote_agent.wire import NodeSpec
 from tests.unit.world import World, spec
@@ -37,13 +37,40 @@ def test_the_first_group_waits_for_min_nodes_and_settles_for_more() -> None:
     assert list(world.state.members) == ["n1", "n2", "n3"]
 
 
-def test_min_nodes_are_waited_for_beyond_the_join_timeout() -> None:
-    world = open_world(2, join_timeout=5.0)
+def test_min_nodes_are_waited_for_no_longer_than_the_join_timeout() -> None:
+    world = open_world(2, join_timeout=20.0)
     come(world, "n2")
-    world.pass_time(20)
-    assert world.state.phase == s.FORMING
+    world.pass_time(15)
+    assert open_job.short_of(world.state, "n2") == "waiting for nodes: 2 are needed, here: n2"
     come(world, "n1")
     assert world.state.members == ("n2", "n1")
+    assert open_job.short_of(world.state, "n2") == ""
+    world.die("n1")
+    world.settle()
+    world.pass_time(15)
+    assert world.state.phase == s.FORMING
+    world.pass_time(10)
+    assert (world.state.ended, world.state.failure) == ("failed", "fewer than 2 nodes for 20 s (join_timeout)")
+
+
+def test_a_first_group_that_does_not_come_together_fails() -> None:
+    world = open_world(2, join_timeout=5.0)
+    come(world, "n1")
+    world.pass_time(7)
+    assert (world.state.ended, world.state.failure) == ("failed", "fewer than 2 nodes for 5 s (join_timeout)")
+
+
+def test_who_was_removed_is_told_how_to_come_back() -> None:
+    world = open_world(3, min_nodes=1, settle_timeout=0.0)
+    come(world, "n1")
+    come(world, "n2")
+    world.feed(s.Remove("n2"))
+    world.settle()
+    removed = "left out (removed by an operator): waiting for `supervisor add "
+    assert open_job.short_of(world.state, "n2").startswith(removed)
+    world.feed(s.Add(NodeSpec("n3", "10.0.0.3")))
+    (refusal,) = [one for one in world.replies if not one.accepted]
+    assert "start torchrun there first" in refusal.hint
 
 
 def test_a_removed_node_is_not_waited_for() -> None:
