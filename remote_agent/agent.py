@@ -242,7 +242,8 @@ class Agent:
 
         Only while we hold our group: otherwise the newer term may be that of another coordinator.
         """
-        if self.role is not None and term > self.role.state.term and holds_quorum(self.role.state):
+        role = self.role
+        if role is not None and term > role.state.term and holds_quorum(role.state, clocks.now()):
             self._tasks.spawn(election.renew(self.follower, term), "renew the term")
 
     async def _announce(self, name: str) -> None:

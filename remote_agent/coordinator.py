@@ -24,8 +24,10 @@ UNWANTED_S = 60.0
 # A loss that is no number comes to all ranks; the first few say it.
 MAX_WARNINGS = 8
 STUCK = "it did not stop its workers in time"
-# Of node_timeout: from here on a member may have given us up, so it no longer counts for our quorum.
-HELD_SHARE = 0.6
+# Of node_timeout: time comes several times a second here, so without it for longer this process stood still.
+PAUSE_SHARE = 0.25
+# A busy machine may keep a process waiting for this long.
+PAUSE_MIN_S = 2.0
 
 
 def step(state: s.State, event: s.Event, now: float, wall_ns: int = 0) -> s.Turned:
@@ -34,7 +36,9 @@ def step(state: s.State, event: s.Event, now: float, wall_ns: int = 0) -> s.Turn
     `now`: seconds of a clock that never goes back; `wall_ns`: the time of day, for what people read.
     """
     turn = Turn(state, now, wall_ns)
-    HANDLERS[type(event)](turn, event)
+    dropped = _notice_pause(turn)
+    if getattr(event, "node", None) not in dropped or isinstance(event, (s.Gone, s.GivenUp, s.Remove)):
+        HANDLERS[type(event)](turn, event)
     if turn.state.phase == s.STOPPING and not turn.state.waiting:
         turn.mark("idle")
         policy.after_stop(turn)
@@ -44,6 +48,39 @@ def step(state: s.State, event: s.Event, now: float, wall_ns: int = 0) -> s.Turn
     elif turn.state.phase == s.FORMING:
         formation.try_form(turn)
     return turn.state, tuple(turn.commands)
+
+
+def _notice_pause(turn: Turn) -> list[str]:
+    """Blame nobody for what was not heard while we stood still; where all may have given us up, begin anew with them.
+
+    Returns the nodes whose connections are dropped.
+    """
+    state, timeout = turn.state, turn.state.spec.node_timeout
+    if state.ticked is None or state.phase == s.ENDED:
+        return []
+    pause = turn.now - state.ticked
+    if pause <= max(PAUSE_MIN_S, PAUSE_SHARE * timeout):
+        return []
+    turn.set(ticked=turn.now, deadline=None if state.deadline is None else state.deadline + pause)
+    for name, node in state.nodes.items():
+        turn.set_node(name, seen=node.seen + pause)
+    turn.emit(
+        "coordinator_paused",
+        node=state.me,
+        seconds=round(pause, 1),
+        reason=f"its agent, or the whole machine, stood still for {pause:.0f} s",
+    )
+    if pause <= formation.HELD_SHARE * timeout:
+        return []
+    if state.phase in (s.PREPARING, s.STARTING, s.RUNNING):
+        stop_group(turn, "paused", kill=True)
+        turn.set(waiting=frozenset(state.members), deadline=turn.now + timeout)
+    # What they sent before may come only now, and says nothing of whom they follow: they have to join anew.
+    dropped = [name for name, node in state.nodes.items() if node.connected and name != state.me]
+    for name in dropped:
+        turn.set_node(name, connected=False)
+        turn.commands.append(s.Drop(name))
+    return dropped
 
 
 def on_joined(turn: Turn, event: s.Joined) -> None:
@@ -255,6 +292,7 @@ def on_tick(turn: Turn, event: s.Tick) -> None:
     state = turn.state
     if state.phase == s.ENDED:
         return
+    turn.set(ticked=turn.now)
     timeout = state.spec.node_timeout
     for name, node in state.nodes.items():
         if node.status == "removed" and node.connected and turn.now - node.joined > UNWANTED_S:
@@ -274,8 +312,7 @@ def _keep_quorum(turn: Turn) -> None:
     state = turn.state
     if state.phase not in (s.PREPARING, s.STARTING, s.RUNNING):
         return
-    limit = HELD_SHARE * state.spec.node_timeout
-    held = [name for name in state.members if name == state.me or (turn.now - state.nodes[name].held <= limit)]
+    held = [name for name in state.members if formation.is_held(state, name, turn.now)]
     if 2 * len(held) < len(state.members):
         turn.emit("quorum_lost", held=held, members=list(state.members))
         stop_group(turn, "quorum", kill=True)

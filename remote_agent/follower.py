@@ -263,7 +263,10 @@ class Follower:
         try:
             # Orders may overtake the answer, and what is reported on them counts.
             self.channel = channel
+            sent = clocks.now()
             await channel.call("join", self.introduction(), timeout=CALL_TIMEOUT_S)
+            # The lease too begins anew: else the workers that it is told to start are ended by what is left of the old.
+            self.member = member.heard(self.member, sent)
             log.info("joined %s", name)
             self.trouble = ""
             await self._beat(channel)

@@ -18,6 +18,8 @@ STARTED_TIMEOUT_S = 60.0
 FIRST_TERM = 1
 # Why a node that could take part is kept as a spare.
 FULL = "the group is full (max_nodes): it stands by as a spare"
+# Of node_timeout: from here on a member may have given us up, so it no longer counts for our quorum.
+HELD_SHARE = 0.6
 # How long too few nodes are waited for before the job counts as failed.
 ALONE_TIMEOUT_S = 3600.0
 
@@ -43,7 +45,7 @@ def try_form(turn: Turn) -> None:
     if state.deadline is not None and pending and not _is_settled(turn, len(group)):
         return
     state = turn.state
-    if len(group) < floor(state) or not holds_quorum(state):
+    if len(group) < floor(state) or not holds_quorum(state, turn.now):
         _wait_for_nodes(turn, len(group))
         return
     turn.set(
@@ -146,10 +148,15 @@ def _limit(state: s.State) -> int:
     return min(state.spec.max_nodes, max(len(_wanted(state)), state.spec.min_nodes))
 
 
-def holds_quorum(state: s.State) -> bool:
+def is_held(state: s.State, name: str, now: float) -> bool:
+    """Whether a node has lately known that it is ours."""
+    return name == state.me or now - state.nodes[name].held <= HELD_SHARE * state.spec.node_timeout
+
+
+def holds_quorum(state: s.State, now: float) -> bool:
     """Whether we hold at least half of the last generation, less those that were removed."""
     base = [name for name in state.members if state.nodes[name].status != "removed" and name not in state.given_up]
-    held = [name for name in base if state.nodes[name].connected]
+    held = [name for name in base if state.nodes[name].connected and is_held(state, name, now)]
     return 2 * len(held) >= len(base)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent import clocks, metrics
 from remote_agent import state as s
 from remote_agent.coordinator import step
+from remote_agent.formation import is_held
 from remote_agent.hooks import Hooks
 from remote_agent.journal import chunks, utc
 from remote_agent.lease import OWN_BEAT_S
@@ -135,8 +136,12 @@ class Role:
         return self.state.phase == s.FORMING and self.state.alone_since is not None
 
     def misses_some(self) -> bool:
-        """Whether a node of the job is not here: it may follow another coordinator that an operator promoted."""
-        return any(node.status == "lost" for node in self.state.nodes.values())
+        """Whether a node of the job is not here, or silent: it may follow another coordinator by now."""
+        for name, node in self.state.nodes.items():
+            silent = node.incarnation and not is_held(self.state, name, clocks.now())
+            if node.status == "lost" or (silent and node.status not in ("removed", "failed")):
+                return True
+        return False
 
     def feed(self, event: s.Event) -> s.Reply | None:
         """Take one event in and carry the commands out; returns the reply to an operator, if it was a request."""

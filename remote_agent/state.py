@@ -113,7 +113,7 @@ class State:
     """Nodes that still have to answer in this phase."""
     mains: frozenset[int] = frozenset()
     cause: str | None = None
-    """Why the group is being stopped: failure, node_lost, restart, removed, added, returned, stop, quorum."""
+    """Why the group is being stopped: failure, node_lost, restart, removed, added, returned, stop, quorum, paused."""
     leaving: frozenset[str] = frozenset()
     marks: Mapping[str, float] = dataclasses.field(default_factory=dict)
     rendezvous: Mapping[str, Any] | None = None
@@ -137,6 +137,8 @@ class State:
     failure: str | None = None
     """Why the job failed, in words."""
     started_at: str | None = None
+    ticked: float | None = None
+    """When time last passed here; a gap means that this very process stood still."""
     alone_since: float | None = None
     """Since when fewer nodes than needed are there."""
     enough_since: float | None = None

@@ -16,8 +16,8 @@ QUARANTINE_LOSSES = 3
 QUARANTINE_WINDOW_S = 600.0
 # On top of the workers' own grace: collecting stacks, reaping, the way back.
 STOP_MARGIN_S = 45.0
-# Why a node is lost that followed the last coordinator.
-NOT_COME = "it did not come to the new coordinator"
+# Why a node is lost that had to join anew: the coordinator is another one, or stood still.
+NOT_COME = "it did not come to the coordinator"
 # When an operator asks for an immediate end.
 KILL_GRACE_S = 0.0
 

@@ -73,3 +73,16 @@ def _furthest_behind(waits: list[Wait]) -> set[int]:
     lowest = min(numbers)
     behind = {wait.rank for wait in waits if wait.enqueued == lowest}
     return behind if len(behind) == 1 else set()
+
+
+_ASTRAY = re.compile(r"client socket has failed to connect to any network address of \(([^()]{1,200})\)")
+_IN_STORE = re.compile(r"wait timeout after \d+ms")
+
+
+def find_astray(evidence: Sequence[RankEvidence]) -> tuple[int, str] | None:
+    """Return the only rank that reached no store, and where it looked, while two or more others waited in one."""
+    astray = {
+        each.rank: found[1] for each in evidence if each.rank is not None and (found := _ASTRAY.search(each.tail))
+    }
+    waited = [each.rank for each in evidence if each.rank not in astray and _IN_STORE.search(each.tail)]
+    return astray.popitem() if len(astray) == 1 and len(waited) > 1 else None

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from remote_agent.diagnose.exits import decode_exit
-from remote_agent.diagnose.hangs import find_missing
+from remote_agent.diagnose.hangs import find_astray, find_missing
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, name_nodes, name_ranks
 from remote_agent.diagnose.patterns import PRIMARY, SECONDARY
@@ -52,6 +52,7 @@ def verdict(evidence: Sequence[RankEvidence], context: Context) -> Incident:
         or _own_failure(findings, context)
         or _missing_rank(evidence, findings, context)
         or _left_early(findings, context)
+        or _astray(evidence, findings)
         or _node_trouble(evidence, findings)
         or _only_victims(findings, context)
     )
@@ -260,6 +261,17 @@ def _left_early(findings: list[Finding], context: Context) -> _Cause | None:
         ranks=ranks,
         node=left[0].node if len(nodes) == 1 else None,
     )
+
+
+def _astray(evidence: Sequence[RankEvidence], findings: list[Finding]) -> _Cause | None:
+    """One rank looked for the store where none is."""
+    found = find_astray(evidence)
+    if found is None:
+        return None
+    mine = [each for each in findings if each.rank == found[0]]
+    headline = f"found no store at ({found[1]}), while others waited in theirs"
+    hint = "compare its MASTER_ADDR and MASTER_PORT, and its way there, with the others'"
+    return _Cause(mine, "one_rank", "supported", "rendezvous_timeout", headline, hint, [found[0]], mine[0].node)
 
 
 def _node_trouble(evidence: Sequence[RankEvidence], findings: list[Finding]) -> _Cause | None:

@@ -26,7 +26,7 @@ Row = tuple[tuple[str, ...], "str | None", str]
 ACTING: tuple[Row, ...] = (
     (("--nnodes",), "N|MIN:MAX", "nodes to run on (default: min_nodes and max_nodes of HOSTS)"),
     (("--nproc-per-node",), "N|auto|gpu|cpu|xpu", "ranks on each node (default: nproc_per_node of HOSTS)"),
-    (("--max-restarts",), "N", "failures after which the group is started again"),
+    (("--max-restarts",), "N", "failures that start the group again; the same twice before any step ends the job"),
     (("--rdzv-id",), "ID", "the job's id, as --job"),
     (
         ("--rdzv-backend",),

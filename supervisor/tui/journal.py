@@ -25,6 +25,7 @@ _MARKS: Final = {
     "agent_lost": ("-", "warn"),
     "job_degraded": ("!", "warn"),
     "quorum_lost": ("!", "warn"),
+    "coordinator_paused": ("!", "warn"),
     "job_stopped": ("!", "warn"),
     "stop_requested": ("!", "warn"),
     "restart_requested": ("~", "warn"),

@@ -25,6 +25,7 @@ CAUSES: Final = {
     "returned": "return",
     "joined": "new node",
     "quorum": "no quorum",
+    "paused": "pause",
     "stop": "stop",
 }
 _ENDS: Final = {
@@ -195,6 +196,7 @@ _PLAIN: Final = {
     "node_lost": "a node was lost",
     "removed": "a node is removed",
     "quorum": "less than half of the group was in reach",
+    "paused": "the coordinator stood still",
     "stop": "an operator stops the job",
 }
 

@@ -25,6 +25,7 @@ class Agents:
         self.job, self.now = job, 0.0
         self.chance = random.Random(seed)
         self.blocked: set[frozenset[str]] = set()
+        self.frozen: set[str] = set()
         self.wires: dict[tuple[str, str], list[tuple[float, str, dict[str, Any]]]] = {}
         self.agents = {node.name: Agent(self, node.name) for node in job.nodes}
         first = next(iter(self.agents.values()))
@@ -36,7 +37,7 @@ class Agents:
         first.feed(s.Ready(first.name, 1))
 
     def reach(self, one: str, other: str) -> bool:
-        return frozenset((one, other)) not in self.blocked
+        return frozenset((one, other)) not in self.blocked and not {one, other} & self.frozen
 
     def send(self, source: str, target: str, kind: str, args: Mapping[str, Any]) -> None:
         wire = self.wires.setdefault((source, target), [])
@@ -53,7 +54,7 @@ class Agents:
             self.now += TICK_S
             self.deliver()
             for agent in self.agents.values():
-                if agent.alive:
+                if agent.alive and agent.name not in self.frozen:
                     agent.tick()
             self.tell_deaths()
             self.check()
@@ -85,7 +86,8 @@ class Agents:
                         head.feed(s.Gone(name, "its agent died"))
 
     def check(self) -> None:
-        running = {agent.running for agent in self.agents.values() if agent.running is not None}
+        awake = [agent for name, agent in self.agents.items() if name not in self.frozen]
+        running = {agent.running for agent in awake if agent.running is not None}
         assert len(running) <= 1, f"two groups at {self.now}: {running}"
         for agent in self.agents.values():
             assert [one["seq"] for one in agent.records] == list(range(1, len(agent.records) + 1)), agent.name
@@ -111,6 +113,12 @@ class Agents:
     def split(self, side: set[str]) -> None:
         """Cut every link between that side and the rest."""
         self.blocked |= {frozenset((one, other)) for one in side for other in self.agents if other not in side}
+
+    def freeze(self, name: str, seconds: float) -> None:
+        """The node's machine, its workers too, stands still for a while."""
+        self.frozen.add(name)
+        self.pass_time(seconds)
+        self.frozen.discard(name)
 
     def heal(self) -> None:
         self.blocked.clear()

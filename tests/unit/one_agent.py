@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent import member, restore
 from remote_agent import state as s
 from remote_agent.coordinator import step
-from remote_agent.formation import holds_quorum
+from remote_agent.formation import holds_quorum, is_held
 
 if TYPE_CHECKING:
     from tests.unit.agents_world import Agents
@@ -168,7 +168,10 @@ class Agent:
                 self.stand()
 
     def look_for_rivals(self) -> None:
-        if self.role is not None and not all(node.connected for node in self.role.nodes.values()):
+        role, now = self.role, self.world.now
+        if role is not None and not all(
+            node.connected and is_held(role, name, now) for name, node in role.nodes.items()
+        ):
             self.ask_around()
 
     def seek(self) -> None:
@@ -200,7 +203,7 @@ class Agent:
             return
         self.world.forget(self.name, other.name)
         self.linked.add(other.name)
-        other.joined = self.name
+        other.joined, other.view = self.name, member.heard(other.view, self.world.now)
         other.records, other.folded = list(self.records), (-1, [])
         incarnation = f"{other.name}-{other.lives}"
         running = other.running[1] if other.running else None
@@ -210,7 +213,7 @@ class Agent:
     def renew(self, term: int) -> None:
         """Ask for a newer term while in charge; at once, as the others stand still."""
         assert self.role is not None
-        if not holds_quorum(self.role):
+        if not holds_quorum(self.role, self.world.now):
             return
         view, reason = member.vote(self.view, term + 1, self.name, self.world.now)
         if reason:

@@ -37,6 +37,21 @@ def test_half_of_a_group_stays_with_the_coordinator() -> None:
     assert world.running() == {"n1", "n2"}
 
 
+@pytest.mark.parametrize(("size", "pause"), [(2, 5), (2, 20), (3, 5), (3, 20)])
+def test_a_coordinator_that_stood_still_blames_nobody_else(size: int, pause: int) -> None:
+    world = group(size)
+    world.freeze("n1", pause)
+    world.pass_time(30)
+    assert world.running() == set(world.agents)
+    (head,) = world.heads()
+    assert head.name == ("n2" if (size, pause) == (3, 20) else "n1")
+    assert "node_lost" not in [one["type"] for one in head.records]
+    paused = [one["detail"]["seconds"] for one in head.records if one["type"] == "coordinator_paused"]
+    assert paused == ([] if head.name == "n2" else [pytest.approx(pause, abs=1)])
+    assert head.role is not None
+    assert (head.role.generation > 0, head.role.restarts) == (pause == 20, 0)
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_spare_comes_in_for_the_coordinators_node(late: bool) -> None:
     world = group(4, spares=1)
@@ -56,7 +71,7 @@ def test_a_spare_comes_in_for_the_coordinators_node(late: bool) -> None:
 
 MOVES = st.lists(
     st.tuples(
-        st.sampled_from(["split", "cut", "heal", "die", "boot", "restart", "time", "time"]),
+        st.sampled_from(["split", "cut", "heal", "die", "boot", "restart", "freeze", "time", "time"]),
         st.integers(0, 31),
     ),
     max_size=14,
@@ -110,6 +125,8 @@ def play(world: Agents, kind: str, number: int) -> None:
         world.die(name)
     elif kind == "boot":
         world.boot(name)
+    elif kind == "freeze":
+        world.freeze(name, number)
     elif kind == "time":
         world.pass_time(number)
     elif heads and kind == "restart":

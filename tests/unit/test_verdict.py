@@ -339,3 +339,15 @@ def test_people_get_summary_exit_hint_and_victims() -> None:
     assert lines[1] == "exit: exited with code 1"
     assert lines[2].startswith("hint: a smaller batch")
     assert lines[3].startswith("victims: rank 0: RuntimeError")
+
+
+def test_the_rank_that_looked_for_the_store_elsewhere_is_the_culprit() -> None:
+    waited = trace("torch.distributed.DistStoreError: wait timeout after 10000ms, keys: /default_pg/0//barrier")
+    astray = "The client socket has failed to connect to any network address of (10.255.255.1, 41327)."
+    lost = rank(2, 12, trace(f"torch.distributed.DistNetworkError: {astray}"))
+    incident = judge(rank(0, 10, waited), rank(1, 10, waited), lost, rank(3, 10, waited))
+    assert (incident.category, incident.culprit_ranks, incident.scope) == ("rendezvous_timeout", (2,), "one_rank")
+    assert "(10.255.255.1, 41327)" in incident.summary
+    # Where several do not reach it, or nobody waits, no rank is the odd one out.
+    assert not judge(lost, rank(0, 10, waited)).culprit_ranks
+    assert not judge(lost, rank(3, 12, lost.tail), rank(0, 10, waited), rank(1, 10, waited)).culprit_ranks
