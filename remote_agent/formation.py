@@ -100,7 +100,7 @@ def _is_pending(node: s.Node, short: bool) -> bool:
     """Whether a node may still come, or still has workers to stop; `short`: the group has a place for a spare."""
     if node.status in ("removed", "failed"):
         return False
-    awaited = short or not node.spec.spare
+    awaited = not node.spec.spare or (short and not node.cordoned)
     if node.connected:
         return node.running is not None or (awaited and not node.ready)
     return awaited and node.status == "connecting"
@@ -265,6 +265,7 @@ def admit(turn: Turn, name: str, cause: str) -> None:
     state, node = turn.state, turn.node(name)
     active = state.phase in (s.PREPARING, s.STARTING, s.RUNNING)
     room = {"ready": state.spec.max_nodes, "spare": _limit(state)}.get(node.status, 0)
-    outside = name not in state.members and node.ready and node.running is None
+    kept_out = node.cordoned and node.status == "spare"
+    outside = name not in state.members and node.ready and node.running is None and not kept_out
     if active and outside and len(state.members) < room:
         stop_group(turn, cause)

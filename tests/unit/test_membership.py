@@ -126,8 +126,11 @@ def test_a_cordoned_node_stays_until_it_is_lost_and_is_not_taken_back() -> None:
     for name in ("n2", "n4"):
         world.die(name)
         world.settle()
+        without = world.state.generation
         world.join(name)
         world.settle()
+        # Nobody is stopped for a node that is not taken in.
+        assert (world.state.generation > without) == (name == "n4")
     assert members(world) == ["n1", "n3", "n4"]
     assert (world.state.nodes["n2"].status, world.state.nodes["n2"].reason) == ("spare", CORDONED)
     found = plan("restart", (), document(world.state, {}, "n1"), ())
@@ -145,6 +148,12 @@ def test_a_cordoned_spare_takes_no_place_until_it_is_added() -> None:
     world.die("n2")
     world.settle()
     assert members(world) == ["n1", "n3"]
+    without = world.state.generation
+    world.die("n4")
+    world.settle()
+    world.join("n4")
+    world.settle()
+    assert (members(world), world.state.generation) == (["n1", "n3"], without)
     world.feed(s.Add(world.state.nodes["n4"].spec))
     world.settle()
     assert members(world) == ["n1", "n3", "n4"]
