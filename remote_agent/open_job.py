@@ -101,7 +101,7 @@ class Waiting:
         if agent.role is not None:
             state = agent.role.state
             text = short_of(state, agent.node)
-            if not text and state.phase == s.FORMING and not holds_quorum(state):
+            if not text and state.phase == s.FORMING and not holds_quorum(state, clocks.now()):
                 text = f"waiting for at least half of the last group ({' '.join(state.members)})"
             # The coordinator ends a job that has too few nodes, for all of them.
             return text, False
