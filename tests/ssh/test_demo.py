@@ -68,7 +68,7 @@ def test_the_demo_trains_on_both_hosts_and_leaves_nothing(repository: Path, temp
     assert _left(temporary) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_the_demo_and_leaves_nothing(number: signal.Signals, repository: Path, temporary: Path) -> None:
     with _start(temporary, repository) as process:
         assert process.stdout is not None
