@@ -15,7 +15,7 @@ import pytest
 
 from remote_agent.logs import LogStore, holes
 from remote_agent.wire import Answer
-from tests.agent.test_logs_follow import append, log, until
+from tests.agent.log_files import append, log, until
 
 MIB = 1024 * 1024
 BOUND = 4 * MIB

@@ -50,13 +50,9 @@ class NodesScreen(LiveScreen):
         self._show_detail(self.tui.snapshot)
 
     def _show_detail(self, snapshot: Snapshot) -> None:
-        page = self.query_one(Page)
         node = snapshot.nodes_by_name.get(self.selection().node or "")
         lines = node_lines(node, snapshot, self.size.width - 1) + node_usage_lines(node) if node is not None else []
-        page.display = node is not None
-        # The table keeps at least half of the screen.
-        page.styles.height = min(len(lines) + 1, (self.size.height - 4) // 2)
-        page.show_rows(f"node {node.name}" if node is not None else "", lines)
+        self.query_one(Page).show_below(f"node {node.name}" if node is not None else "", lines, self.size.height)
 
     def selection(self) -> Target:
         """The selected node."""
@@ -90,13 +86,10 @@ class RanksScreen(LiveScreen):
         self._show_detail(self.tui.snapshot)
 
     def _show_detail(self, snapshot: Snapshot) -> None:
-        page = self.query_one(Page)
         rank = snapshot.rank(self.selection().rank or 0)
         width, glyphs = self.size.width - 1, self.tui.glyphs
         lines = rank_lines(rank, self.tui.history, width, glyphs) if rank is not None else []
-        page.display = rank is not None
-        page.styles.height = min(len(lines) + 1, (self.size.height - 4) // 2)
-        page.show_rows(f"rank {rank.rank}" if rank is not None else "", lines)
+        self.query_one(Page).show_below(f"rank {rank.rank}" if rank is not None else "", lines, self.size.height)
 
     def selection(self) -> Target:
         """The selected rank."""

@@ -117,6 +117,12 @@ class Page(LineView, can_focus=False):
         self.heading, self._rows = title, rows
         self.redraw()
 
+    def show_below(self, title: str, rows: Sequence[Row], screen_height: int) -> None:
+        """Show rows below a table, which keeps at least half of the screen; without a title nothing is shown."""
+        self.display = bool(title)
+        self.styles.height = min(len(rows) + 1, (screen_height - 4) // 2)
+        self.show_rows(title, rows)
+
     def line_count(self) -> int:
         """How many rows there are."""
         return len(self._rows)
