@@ -10,12 +10,14 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.cluster import Cluster, cluster_obstacle
 from tests.cluster.leftovers import MARK, describe, end, marked
+from tests.scratch import outer, scratch
 
 # Every process that a test starts inherits the mark, unless it goes through SSH to a host with an environment of its
 # own; those are ended with their host.
@@ -23,7 +25,11 @@ os.environ[MARK] = secrets.token_hex(8)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """SIGTERM and SIGHUP end the run as Ctrl-C does: with all fixtures torn down."""
+    """SIGTERM and SIGHUP end the run as Ctrl-C does: with all fixtures torn down. Tests have a TMPDIR of their own."""
+    held = ExitStack()
+    held.enter_context(scratch())
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(outer()))  # of tmp_path: the last three runs' are kept
+    config.add_cleanup(held.close)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
     # A shell that runs the suite in the background has these ignored, and every process of a test would inherit it.

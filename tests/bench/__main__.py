@@ -18,6 +18,7 @@ from tests.bench import defects, diagnose, failures, flood, launch, logs, report
 from tests.bench.report import Report
 from tests.cluster import ClusterError, cluster_obstacle
 from tests.cluster.leftovers import MARK, describe, end, marked
+from tests.scratch import scratch
 
 BENCHMARKS: dict[str, Callable[[], Report]] = {
     "launch": launch.run,
@@ -48,13 +49,14 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     # Everything started here inherits the mark, but for what comes in through SSH: that ends with its host.
     os.environ[MARK] = secrets.token_hex(8)
-    try:
-        return _run([BENCHMARKS[name] for name in options.names or BENCHMARKS], options.json)
-    finally:
-        left = marked(os.environ[MARK])
-        for pid in left:
-            print(f"left behind (ended now): {describe(pid)}", file=sys.stderr)
-        end(left)
+    with scratch():
+        try:
+            return _run([BENCHMARKS[name] for name in options.names or BENCHMARKS], options.json)
+        finally:
+            left = marked(os.environ[MARK])
+            for pid in left:
+                print(f"left behind (ended now): {describe(pid)}", file=sys.stderr)
+            end(left)
 
 
 def _run(benchmarks: list[Callable[[], Report]], path: Path | None) -> int:

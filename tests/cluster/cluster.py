@@ -25,6 +25,7 @@ from tests.cluster.links import Links
 from tests.cluster.machine import Machine
 from tests.cluster.network import OPERATOR, ClusterError, Network, kill_all, pids_in, process_state
 from tests.cluster.state import PREFIX, STATE_FILE, process_stamp, sweep
+from tests.scratch import outer
 
 Which = int | str | Machine
 
@@ -69,7 +70,7 @@ class Cluster:
         self._owned = owned
         self._exit_on_signals()
         try:
-            self.directory = Path(tempfile.mkdtemp(prefix=PREFIX))
+            self.directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=outer()))
             self._network = Network.create([*self._names, *self._operator_names])
             self._links = Links(self._network, [OPERATOR, *self._names, *self._operator_names])
             self._make_machines(self._network)

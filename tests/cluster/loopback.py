@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.demo_hosts import DemoHost, DemoHosts, hosts_in_thread
 from tests.cluster.inventory import write_inventory
+from tests.scratch import outer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +35,7 @@ class LoopbackHosts:
         self.directory = Path()
 
     def __enter__(self) -> LoopbackHosts:
-        self.directory = Path(tempfile.mkdtemp(prefix="supervisor-loopback-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="supervisor-loopback-", dir=outer()))
         self._stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
         try:
             self._served = self._stack.enter_context(hosts_in_thread(self._size, self.directory))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from tests.cluster.network import Network
+from tests.scratch import outer
 
 PREFIX = "supervisor-cluster-"
 STATE_FILE = "state.json"
@@ -29,7 +29,7 @@ def process_stamp(pid: int) -> str:
 
 def directories() -> list[Path]:
     """The directories of all clusters that have a state file, oldest first."""
-    found = [path.parent for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{STATE_FILE}")]
+    found = [path.parent for path in outer().glob(f"{PREFIX}*/{STATE_FILE}")]
     return sorted(found, key=lambda path: path.stat().st_mtime)
 
 

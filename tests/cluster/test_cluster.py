@@ -16,6 +16,7 @@ import pytest
 from tests.cluster import Cluster, ClusterError, cluster_obstacle
 from tests.cluster.network import NETNS_DIR, SSH_PORT, process_state
 from tests.cluster.state import abandoned, sweep
+from tests.scratch import OUTER, outer
 
 pytestmark = [
     pytest.mark.cluster,
@@ -286,10 +287,10 @@ def test_by_hand(repository: Path) -> None:
             cwd=repository,
             check=False,
             timeout=60,
-            env={**os.environ, "TMPDIR": str(state)},
+            env={**os.environ, OUTER: str(state)},
         )
 
-    state = Path(os.environ.get("TMPDIR", "/tmp")) / f"supervisor-by-hand-{os.getpid()}"
+    state = outer() / f"supervisor-by-hand-{os.getpid()}"
     state.mkdir()
     try:
         up = run("up", "2")
