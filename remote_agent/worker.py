@@ -235,8 +235,13 @@ def part_from_askers(file: str, name: str, pid: int) -> None:
         return
     os.unlink(file)
     end = time.monotonic() + ASKERS_S
-    while time.monotonic() < end and has_askers(name):
-        time.sleep(0.002)
+    while time.monotonic() < end:
+        try:
+            if not has_askers(name):
+                return
+            time.sleep(0.002)
+        except (SystemExit, KeyboardInterrupt):
+            continue  # of the script's handler of a signal: the process is ending already
 
 
 def has_askers(name: str) -> bool:

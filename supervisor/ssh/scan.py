@@ -176,18 +176,22 @@ def _read(root: Path, path: str, stop: threading.Event) -> TreeFile | None:
             with open(place, "rb", buffering=0) as file:
                 before = os.fstat(file.fileno())
                 digest = hashlib.sha256()
-                while chunk := file.read(READ_SIZE):
+                size = 0
+                while chunk := file.read(min(READ_SIZE, before.st_size - size)):
                     _check_stop(stop)
                     digest.update(chunk)
+                    size += len(chunk)
                 after = os.fstat(file.fileno())
         except FileNotFoundError:
             # Removed since its directory was listed.
             return None
         except OSError as error:
             raise _unreadable(place, path, error) from error
-        if (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
+        # A log that somebody appends to is what it was when it was opened.
+        has_grown = after.st_size > before.st_size == size
+        if has_grown or (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
             mode = stat.S_IMODE(after.st_mode) & 0o777
-            return TreeFile(path, mode, after.st_size, digest.hexdigest(), after.st_mtime_ns)
+            return TreeFile(path, mode, size, digest.hexdigest(), after.st_mtime_ns)
     raise SyncError(
         f"{place} keeps changing while it is read", f'if it is an output: exclude = ["{path}"] in [job], or .gitignore'
     )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import json
-import os
 import zlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -151,6 +151,7 @@ def _batches(root: Path, files: list[TreeFile]) -> Iterator[_Batch]:
     batch = _Batch()
     for file in files:
         offset = 0
+        digest = hashlib.sha256()
         try:
             with open(root / file.path, "rb", buffering=0) as source:
                 while offset < file.size or (file.size == 0 and not offset):
@@ -159,14 +160,14 @@ def _batches(root: Path, files: list[TreeFile]) -> Iterator[_Batch]:
                         raise _changed(root, file)
                     batch.parts.append([file.sha256, offset, file.size, len(piece)])
                     batch.data += piece
+                    digest.update(piece)
                     offset += len(piece) or 1
                     if len(batch.data) >= BATCH:
                         yield batch
                         batch = _Batch()
-                info = os.fstat(source.fileno())
         except OSError as error:
             raise _changed(root, file) from error
-        if (info.st_size, info.st_mtime_ns) != (file.size, file.mtime_ns):
+        if digest.hexdigest() != file.sha256:
             raise _changed(root, file)
     if batch.parts:
         yield batch

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import zipfile
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 from remote_agent.wire import CallFailed
+from remote_agent.worker import has_askers, part_from_askers
 from tests.agent.engine_process import SCRIPTS, SharedEngine
 
 pytestmark = pytest.mark.torch
@@ -24,6 +27,31 @@ pytestmark = pytest.mark.torch
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngine]:
     with SharedEngine(tmp_path_factory.mktemp("worker")).running() as one:
         yield one
+
+
+def test_a_signal_while_the_last_asker_is_waited_for_leaves_no_words(tmp_path: Path) -> None:
+    """A script's handler that raises, as most do, is no failure of ours to be printed at its end."""
+    path = str(tmp_path / "0.sock")
+
+    def leave(_number: int, _frame: object) -> None:
+        asker.close()
+        accepted.close()
+        sys.exit(143)
+
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as asker:
+        server.bind(path)
+        server.listen()
+        asker.connect(path)
+        accepted, _ = server.accept()
+        assert has_askers(path)
+        before = signal.signal(signal.SIGALRM, leave)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            part_from_askers(path, path, os.getpid())
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert not has_askers(path)
 
 
 @pytest.fixture

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -173,27 +175,44 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
             scan(tmp_path)
 
 
-def test_a_file_that_changes_all_the_time_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.log"
-    path.write_bytes(bytes(40_000_000))
+@contextmanager
+def _written_all_the_time(path: Path, mode: str) -> Iterator[None]:
     begun, stop = threading.Event(), threading.Event()
 
     def write() -> None:
-        with path.open("ab", buffering=0) as file:
+        with path.open(mode, buffering=0) as file:
             while not stop.is_set():
                 file.write(b"line\n")
+                if mode == "r+b":
+                    file.seek(0)
                 begun.set()
 
     writer = threading.Thread(target=write)
     writer.start()
     begun.wait()
     try:
-        with pytest.raises(SyncError, match=r"metrics\.log keeps changing") as refused:
-            scan(tmp_path)
-        assert 'exclude = ["metrics.log"]' in refused.value.hint
+        yield
     finally:
         stop.set()
         writer.join()
+
+
+def test_a_file_that_changes_all_the_time_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.log"
+    path.write_bytes(bytes(40_000_000))
+    with _written_all_the_time(path, "r+b"):
+        with pytest.raises(SyncError, match=r"metrics\.log keeps changing") as refused:
+            scan(tmp_path)
+        assert 'exclude = ["metrics.log"]' in refused.value.hint
+
+
+def test_a_log_that_grows_is_what_it_was_when_it_was_opened(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.log"
+    path.write_bytes(bytes(40_000_000))
+    with _written_all_the_time(path, "ab"):
+        (found,) = scan(tmp_path).files
+    assert 40_000_000 <= found.size < path.stat().st_size
+    assert found.sha256 == hashlib.sha256(path.read_bytes()[: found.size]).hexdigest()
 
 
 def test_the_name_is_stable_and_fit_for_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

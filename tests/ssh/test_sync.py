@@ -102,8 +102,8 @@ def test_a_file_that_changed_since_the_scan_stops_the_sync(work: Path, agent: Ag
                 (work / "a").write_text(text)
             with pytest.raises(SyncError, match="changed while it was being sent"):
                 await push_tree(link, tree)
-        (work / "a").write_text("one")
-        assert (await push_tree(link, scan(work))).sent_files == 1
+        (work / "a").write_text("one, and lines since then")
+        assert (await push_tree(link, tree)).sent_files == 1
 
     _with_link(agent, body)
 

@@ -271,6 +271,19 @@ def test_reading_an_old_incident_while_a_new_one_comes() -> None:
     asyncio.run(scenario())
 
 
+def test_a_failure_without_a_verdict_yet_is_no_peace() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        async with running(session) as (app, pilot):
+            assert "no failure so far" in await press(app, pilot, "5")
+            rank = next(rank for node in session.status["nodes"] for rank in node["ranks"] if rank["rank"] == 3)
+            rank.update(state="failed", exit_code=-9, signal="SIGKILL")
+            session.touch()
+            assert "rank 3 (n2) failed, SIGKILL; the nodes are asked" in await settle(app, pilot)
+
+    asyncio.run(scenario())
+
+
 def test_the_newest_incident_and_the_one_of_an_event() -> None:
     async def scenario() -> None:
         session = recorded.load("restarting_4x2")

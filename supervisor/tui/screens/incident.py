@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from textual import on
 
-from supervisor.tui.cells import clean, whole_numbers
+from supervisor.tui.cells import Row, clean, whole_numbers
 from supervisor.tui.incident_rows import Line, incident_lines
 from supervisor.tui.screens.base import LiveScreen, Target
 from supervisor.tui.widgets.picker import Picker
@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 
     from supervisor.tui.model import Snapshot
     from supervisor.tui.source import Json
+
+
+def _before_the_verdict(snapshot: Snapshot) -> Row:
+    """What is known while there is no incident: nothing has failed, or the nodes are still being asked."""
+    failed = [rank for rank in snapshot.ranks if rank.state == "failed"]
+    if not failed:
+        return ((" no failure so far", "ok"),)
+    ranks = f"rank {failed[0].rank} ({failed[0].node})" if len(failed) == 1 else f"{len(failed)} ranks"
+    how = " or ".join(sorted({rank.outcome for rank in failed}))
+    return ((f" {ranks} failed", "bad"), (f", {how}; the nodes are asked who was first, and why", "text"))
 
 
 class IncidentScreen(LiveScreen):
@@ -48,7 +58,7 @@ class IncidentScreen(LiveScreen):
         incident = self._current()
         if incident is None:
             picker.heading, picker.note = "incident", ()
-            picker.placeholder = ((" no failure so far", "ok"),)
+            picker.placeholder = _before_the_verdict(snapshot)
             picker.show((), lambda index: ())
             return
         self._lines = incident_lines(
