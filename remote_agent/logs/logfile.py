@@ -73,6 +73,11 @@ class LogFile:
         return f"{self._inode}.{self.epoch}"
 
     @property
+    def is_the_users(self) -> bool:
+        """True for the file that he lets NCCL write to, which we only read."""
+        return self.key.stream == "nccl" and self.path.is_symlink()
+
+    @property
     def last_read_ns(self) -> int | None:
         """Arrival of the last bytes, None for an empty file."""
         return self.last_ns if self.size else None
