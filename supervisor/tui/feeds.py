@@ -272,10 +272,13 @@ class MergedFeed:
         self._replace(await self._fetch(max(rows, PAGE), None, after_ns=0), at_start=True)
 
     async def show_around(self, t_ns: int, rows: int) -> None:
-        """Replace what is here by the rows around a time."""
+        """Replace what is here by the rows around a time, a third of them before it: a screen and no more.
+
+        What a link holds that has rested is some 14 kB: each doubling of that takes a round trip.
+        """
         # At once, with the clocks of this moment for both.
         before, after = await asyncio.gather(
-            self._fetch(PAGE, None, before_ns=t_ns), self._fetch(max(rows, PAGE), None, after_ns=t_ns)
+            self._fetch(rows // 3 + 1, None, before_ns=t_ns), self._fetch(rows, None, after_ns=t_ns)
         )
         absent = sorted({*before.absent, *after.absent})
         both = after._replace(rows=before.rows + after.rows, absent=absent)

@@ -199,7 +199,7 @@ def test_from_the_begin_and_from_a_hit_every_line_follows(tmp_path: Path) -> Non
         assert row is not None
         await feed.show_around(row.t_ns, 40)
         assert feed.index_of(row.key) is not None
-        assert len(shown(feed)) < 1000
+        assert len(shown(feed)) < 60, "a slow link brings a screen, not pages"
         await load_all(feed)
         assert shown(feed) == [("n1", number) for number in range(5000)]
         await node.written(0, lines(3))
