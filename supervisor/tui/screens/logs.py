@@ -12,7 +12,7 @@ from textual import on
 from textual.containers import Horizontal
 from textual.widgets import Input, Static
 
-from supervisor.session.logs import Selection
+from supervisor.session.logs import Selection, clock_error_ms
 from supervisor.tui import ansi, words
 from supervisor.tui.cells import clean, fit_row, row_width, width_of
 from supervisor.tui.feeds import MergedFeed, RankFeed
@@ -180,6 +180,7 @@ class LogsScreen(LiveScreen):
             parts.append((3, ((clean(log.absent_text), "warn"),)))
         if log.left:
             parts.append((1, ((f"column {log.left}", "dim"),)))
+        parts.append((0, self._clocks(log)))
         if log.follow:
             parts.append((5, ((" following ", "pill"),)))
         else:
@@ -193,6 +194,13 @@ class LogsScreen(LiveScreen):
         for _, row in parts:
             spans += [("   " if spans else "", ""), *row]
         return tuple(spans) if row_width(spans) <= room else fit_row(spans, max(0, room), log.glyphs.more)
+
+    def _clocks(self, log: VirtualLog) -> Row:
+        """How far the order of lines of different nodes can be trusted."""
+        if not isinstance(log.feed, MergedFeed) or log.feed.selection.ranks is not None:
+            return ()
+        within_ms = clock_error_ms(self.tui.source.status, log.feed.selection.nodes)
+        return () if within_ms is None else ((f"clocks within {within_ms:.1f} ms", "dim"),)
 
     def scope_text(self) -> str:
         """What is shown, in words."""
