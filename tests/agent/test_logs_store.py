@@ -216,9 +216,7 @@ def test_read_gives_the_very_bytes(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_the_end_of_a_large_file_is_shown_before_it_is_indexed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_large_file_is_shown_before_it_is_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window, "TAIL_WAIT_S", 0.0)
     append(log(tmp_path), b"line of an earlier run\n" * 200_000 + b"the end\n")
 
