@@ -223,7 +223,7 @@ async def merged(
         raise next(iter(failed.values()))
     parts = [answer for answer in answers.values() if not isinstance(answer, Unreachable)]
     rows, more = _join(parts, count, forwards=after_ns is not None)
-    absent = sorted([*failed, *_lost(session, selection.nodes)])
+    absent = sorted([*failed, *lost(session, selection.nodes)])
     return Page(rows, more, absent, clocks, sum(part.apart for part in parts))
 
 
@@ -235,7 +235,7 @@ class _Part(NamedTuple):
     apart: int
 
 
-def _lost(session: Session, nodes: list[str] | None) -> list[str]:
+def lost(session: Session, nodes: list[str] | None) -> list[str]:
     """Return the nodes that have been in reach and are not now."""
     links = session.links.items()
     return [name for name, link in links if link.opened_at and not link.opened and (nodes is None or name in nodes)]

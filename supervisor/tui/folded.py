@@ -110,7 +110,7 @@ class FoldedFeed(MergedFeed):
                 return
         await super().refresh(rows, following)
 
-    async def show_around(self, t_ns: int, rows: int) -> None:
+    async def show_around(self, t_ns: int, rows: int, pages: tuple[Page, Page] | None = None) -> None:
         """Replace what is here by the rows around a time, as many as one answer holds: they may be a few lines."""
         await super().show_around(t_ns, max(rows, 3 * PAGE))
 

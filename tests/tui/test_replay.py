@@ -93,8 +93,9 @@ def test_a_jump_back_takes_later_lines_away_and_keeps_the_one_that_is_read(playe
 
 def test_a_search_in_a_replay(player: Player) -> None:
     async def scenario() -> None:
-        async with running_app(ReplayApp(player), (100, 30)) as pilot:
-            assert "loss: hit 1 of " in await press(pilot.app, pilot, "4", "slash", *"loss", "enter")
+        app = ReplayApp(player)
+        async with running_app(app, (100, 30)) as pilot:
+            assert "loss: hit 1 of " in await press(app, pilot, "4", "slash", *"loss", "enter")
 
     asyncio.run(scenario())
 

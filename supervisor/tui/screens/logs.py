@@ -286,6 +286,11 @@ class LogsScreen(LiveScreen):
         other = (here[-1] if log.follow else here[0]) if here else None
         return next((row for row in here if row.is_at(log.pointer)), other)
 
+    def _time_read(self) -> int | None:
+        """When the first line on the screen came; None while it follows."""
+        first = next(iter(self._rows()), None)
+        return first.t_ns if first is not None and not self.log_view.follow else None
+
     def copied(self) -> str:
         """The whole line that a jump has led to, else the first one on the screen."""
         row = self._row_read()
@@ -353,7 +358,9 @@ class LogsScreen(LiveScreen):
             return
         self.finder = finder
         self.log_view.pattern = finder.pattern
-        self.run_worker(finder.run(lambda: self._found(finder)), group="find", exclusive=True)
+        around = self.log_view.body_height if type(feed) is MergedFeed else 0
+        running = finder.run(lambda: self._found(finder), around, self._time_read())
+        self.run_worker(running, group="find", exclusive=True)
         self._title()
 
     def _selection(self) -> Selection:
@@ -378,13 +385,12 @@ class LogsScreen(LiveScreen):
         feed = log.feed
         if finder is None or feed is None:
             return
-        first = next(iter(self._rows()), None)
-        hit = finder.step(direction, first.t_ns if first is not None and not log.follow else None)
+        hit = finder.step(direction, self._time_read())
         if hit is None:
             return
         t_ns, key = hit
         if isinstance(feed, RankFeed):
             log.jump(feed.index_of(key), key)
         else:
-            log.jump_to_time(t_ns, key)
+            log.jump_to_time(t_ns, key, finder.pages(key))
         self._title()
