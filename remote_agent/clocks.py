@@ -39,3 +39,8 @@ class Offset:
     def ns(self) -> int:
         """Nanoseconds to add to our time to get the coordinator's: of the sample with the shortest way."""
         return min(self._samples)[1] if self._samples else 0
+
+    @property
+    def error_ns(self) -> int | None:
+        """That is right within so many nanoseconds, half the shortest way; None before the first sample."""
+        return min(self._samples)[0] // 2 if self._samples else None

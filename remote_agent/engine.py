@@ -21,7 +21,7 @@ from typing import Any
 
 from remote_agent import allocation, engine_boot, engine_elastic, engine_watch
 from remote_agent.engine_group import Group
-from remote_agent.engine_start import OWN_VARIABLES, Order, link_logs, rank_directories, worker_environment
+from remote_agent.engine_start import OWN_VARIABLES, Order, link_logs, link_nccl, rank_directories, worker_environment
 from remote_agent.host_notes import Host
 from remote_agent.wire import Answer, Channel, ChannelClosed, Problem, WireError
 
@@ -170,6 +170,7 @@ class Engine:
         boot = engine_boot.BootDirectory(order.log_dir)
         try:
             pids, reap = await self._spawn(torch, order, boot, directories)
+            link_nccl(order, pids, directories)
         except BaseException:
             boot.close()
             raise

@@ -5,8 +5,11 @@ In: the arguments of `go`. Out: environment of each rank as torchrun makes it, d
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +131,20 @@ def nccl_file(directory: Path) -> dict[str, str]:
     path = str(directory / "nccl.log")
     # NCCL replaces %h and %p in it.
     return {} if "%" in path else {"NCCL_DEBUG_FILE": path}
+
+
+def link_nccl(order: Order, pids: dict[int, int], directories: dict[int, Path]) -> None:
+    """Link each rank's nccl.log to where the user lets NCCL write, if that is a file of this very process (%p).
+
+    Into another one several ranks write, or one generation after the other.
+    """
+    path = {**os.environ, **order.env}.get("NCCL_DEBUG_FILE", "")
+    for local_rank, pid in pids.items() if "%p" in path else ():
+        words = {"%": "%", "h": socket.gethostname().partition(".")[0], "p": str(pid)}
+        target = re.sub("%(.)", lambda found, words=words: words.get(found[1], found[0]), path)  # type: ignore[misc]
+        # The workers run: a full disk must not be their end.
+        with contextlib.suppress(OSError):
+            (directories[local_rank] / "nccl.log").symlink_to(Path(order.cwd, target))
 
 
 def _own_device(visible: str | None, local_rank: int) -> str:

@@ -215,7 +215,7 @@ class Role:
 
     def status(self) -> dict[str, Any]:
         """Return the status document."""
-        own = {self._agent.node: {"clock_offset_ms": 0.0, **self._agent.follower.facts()}}
+        own = {self._agent.node: {"clock_offset_ms": 0.0, "clock_error_ms": 0.0, **self._agent.follower.facts()}}
         return document(self.state, {**self.facts, **own}, self._agent.node, clocks.now())
 
     # What members say
@@ -286,7 +286,10 @@ class Role:
         self.offsets_ns[node] = int(args.get("offset_ns", 0))
         ranks = args.get("ranks", {})
         offset_ms = round(-self.offsets_ns[node] / 1e6, 3)
-        facts = {"agent_pid": args.get("agent_pid"), "clock_offset_ms": offset_ms, "ranks": ranks}
+        error_ns = args.get("offset_error_ns")
+        error_ms = None if error_ns is None else round(error_ns / 1e6, 3)
+        facts = {"agent_pid": args.get("agent_pid"), "ranks": ranks}
+        facts.update(clock_offset_ms=offset_ms, clock_error_ms=error_ms)
         before = self.facts.get(node, {}).get("ranks", {})
         vitals = {"vitals": args.get("vitals"), "heard_at": clocks.now()}
         self.facts[node] = {**facts, **vitals, "generation": args.get("generation")}

@@ -37,7 +37,8 @@ def job_state(state: s.State) -> str:
 
 
 def document(state: s.State, facts: Facts, coordinator: str | None, now: float | None = None) -> dict[str, Any]:
-    """Return `status --json`; facts by node: agent_pid, clock_offset_ms, generation, ranks {rank: {step, …}}, vitals.
+    """Return `status --json`; facts by node: agent_pid, clock_offset_ms, clock_error_ms, generation, vitals,
+    ranks {rank: {step, …}}.
 
     now: makes vitals as much older as it is after a node's `heard_at`.
     """
@@ -123,6 +124,7 @@ def _node(
         "reason": node.reason or ("cordoned" if node.cordoned else None),
         "agent_pid": facts.get("agent_pid") if node.connected or node.name == state.me else None,
         "clock_offset_ms": facts.get("clock_offset_ms"),
+        "clock_error_ms": facts.get("clock_error_ms"),
         "vitals": _older(facts.get("vitals"), late_s),
         "ranks": [_rank(state, rank, live.get(str(rank.rank), {}), median, late_s) for rank in ranks],
     }

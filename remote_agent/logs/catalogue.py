@@ -72,8 +72,10 @@ class Catalogue:
         new: list[LogFile] = []
         for stream in STREAMS:
             key = Key(generation, rank, stream)
+            if key in self.files:
+                continue
             log = path / f"{stream}.log"
-            if key not in self.files and log.is_file():
+            if log.is_file():
                 steps = self.steps.setdefault((generation, rank), StepReader())
                 file = LogFile(key, log, self.descriptors, steps, self._writable)
                 self.files[key] = file

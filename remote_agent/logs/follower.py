@@ -130,11 +130,11 @@ class Follower:
 
     def _trim(self, folder: Path) -> None:
         """Keep the logs of one rank within the bound: the oldest bytes of the one that holds the most go."""
-        files = self._catalogue.by_folder.get(folder)
-        if not self._bound or not files:
+        if not self._bound:
             return
+        files = [file for file in self._catalogue.by_folder.get(folder, ()) if not file.is_the_users]
         over = sum(file.size - file.dropped for file in files) - self._bound
-        if over <= 0:
+        if not files or over <= 0:
             return
         try:
             max(files, key=lambda file: file.size - file.dropped).drop(over + self._bound // 8)

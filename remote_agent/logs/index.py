@@ -12,6 +12,7 @@ one, so that the times of a file's lines are all different and order them.
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
@@ -28,6 +29,13 @@ UPPER_BOUND = 0x80
 _NEWLINE = b"\n"
 # Whoever asks for lines of a level or of NCCL must hear that there may have been some.
 DROPPED = DEBUG | INFO | WARN | ERROR | NCCL
+
+
+# By the bit of a level: the bits of blocks that may hold a line of it or of a worse one.
+_OF_LEVEL = {
+    level: re.compile(b"[" + b"".join(b"\\x%02x" % bits for bits in range(256) if bits & (NCCL - 1) >= level) + b"]")
+    for level in (0, DEBUG, INFO, WARN, ERROR)
+}
 
 
 class Block(NamedTuple):
@@ -216,6 +224,11 @@ class LineIndex:
             count, end, closed = self.total_lines - line, self.scanned, self.line_start == self.scanned
         t_ns, upper = self._times[number], bool(bits & UPPER_BOUND)
         return Block(line, count, offset, end, t_ns, bits & (NCCL - 1), upper, closed, bool(bits & NCCL))
+
+    def next_of_level(self, number: int, level: int) -> int:
+        """Return the number of the first block from this one on that may hold lines of a level or worse; else len."""
+        found = _OF_LEVEL[level].search(self._bits, number)
+        return found.start() if found is not None else len(self._bits)
 
     def lines_before(self, t_ns: int) -> int:
         """Return how many lines came before this time."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.logs import holes
 from remote_agent.logs.index import BYTES_PER_BLOCK, Block, LineIndex
-from remote_agent.logs.levels import WARN, level_of
+from remote_agent.logs.levels import WARN
 from remote_agent.logs.rows import CLIP, Row, dropped_text, visible, visible_ends
 from remote_agent.logs.sidecar import Covered, Sidecar
 
@@ -71,6 +71,11 @@ class LogFile:
     def version(self) -> str:
         """Another one when the file is another one, or was written anew."""
         return f"{self._inode}.{self.epoch}"
+
+    @property
+    def is_the_users(self) -> bool:
+        """True for the file that he lets NCCL write to, which we only read."""
+        return self.key.stream == "nccl" and self.path.is_symlink()
 
     @property
     def last_read_ns(self) -> int | None:
@@ -187,7 +192,7 @@ class LogFile:
     def _row(self, block: Block, line: int, raw: bytes | None, start: int, end: int) -> Row:
         start, end = block.offset + start, block.offset + end
         text = visible(raw) if raw is not None else self.visible(start, end)
-        return Row(line, start, end, block.t_ns + line - block.line, block.upper, text, level_of(text))
+        return Row(line, start, end, block.t_ns + line - block.line, block.upper, text)
 
     def visible(self, start: int, end: int) -> bytes:
         """Return the visible text of the line in these bytes."""
@@ -212,7 +217,7 @@ class LogFile:
         rows: list[Row] = []
         for number, raw in enumerate(lines, -len(lines)):
             text = visible(raw)
-            rows.append(Row(number, offset, offset + len(raw), self._mtime_ns, True, text, level_of(text)))
+            rows.append(Row(number, offset, offset + len(raw), self._mtime_ns, True, text))
             offset += len(raw) + 1
         # The first one may lack its beginning.
         return rows[-count:] if len(rows) > count or end == len(data) else rows[1:] or rows

@@ -44,8 +44,12 @@ _NAME_BYTES = 80
 
 def _last_number(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[bytes]) -> int | None:
     stop = len(data)
+    # One letter is found ten times as fast as a word.
+    marks = tuple(mark for mark in marks if mark[-1:] in data)
     for _ in range(_TRIES):
-        found = max(data.rfind(mark, 0, stop) for mark in marks)
+        found = -1
+        for mark in marks:
+            found = max(found, data.rfind(mark, found + 1, stop))
         if found < 0:
             return None
         begin = max(0, found - _BEFORE)
@@ -63,6 +67,8 @@ def _last_number(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[byte
 def _not_finite(data: bytes) -> str:
     """Return `loss is nan` where the text says so; of very many suspicious places only the last are looked at."""
     for mark in _NAN_MARKS:
+        if mark[-1:] not in data:
+            continue
         stop = len(data)
         for _ in range(_TRIES):
             stop = data.rfind(mark, 0, stop)

@@ -8,6 +8,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from remote_agent.logs.levels import NCCL_MARK as NCCL_MARK
+from remote_agent.logs.levels import level_of
+
 # A row's text is cut here; the bytes stay in the file and `read` gives them.
 CLIP = 64 * 1024
 
@@ -18,13 +21,11 @@ _NCCL = re.compile(
     rb"(?:\[[^\]\n]{1,64}\] ?)?(?:[\w.-]{1,255}:\d+:\d+ (?:\[-?\d+\] )?)?(?:\d+\.\d+ )?(?:\S{1,512}:\d+ )?"
     rb"[NR]CCL (?:(?:INFO|WARN|ERROR|CALL|TRACE|ABORT) |version ?:? ?\d)"
 )
-# Each of them holds it.
-NCCL_MARK = b"CCL "
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
 
 
 class Row(NamedTuple):
-    """One line: number, bytes [offset, end) without its newline, arrival (upper: no later than that), level bit."""
+    """One line: number, bytes [offset, end) without its newline, arrival (upper: no later than that)."""
 
     line: int
     offset: int
@@ -32,7 +33,13 @@ class Row(NamedTuple):
     t_ns: int
     upper: bool
     text: bytes
-    level: int
+    known_level: int = 0
+    """Its level bit, where that is known already: of most rows nobody asks for it."""
+
+    @property
+    def level(self) -> int:
+        """Its level bit."""
+        return self.known_level or level_of(self.text)
 
 
 def visible(raw: bytes) -> bytes:

@@ -130,14 +130,17 @@ def _runs(file: LogFile, query: Query) -> Iterator[_Run | None]:
     rest = line + _LINES_PASSED
     while line < stop:
         # By line: blocks are joined or go while we wait for our turn.
-        block = index.block(max(0, index.blocks_of(line)))
+        number = index.next_of_level(max(0, index.blocks_of(line)), query.wanted.level)
+        if number == len(index):
+            break
+        block = index.block(number)
         line = block.line + block.lines
         if not _wanted(file, block, query):
             if run is not None or line >= rest:
                 rest = line + _LINES_PASSED
                 yield run
             run = None
-        elif run is not None and run.offset >= file.dropped and block.offset - run.offset < SLICE:
+        elif run is not None and run.offset >= file.dropped and run.end == block.offset < run.offset + SLICE:
             run = run._replace(end=block.end)
         else:
             if run is not None:

@@ -209,18 +209,30 @@ class LogStore:
         since_ns: int | None = None,
         until_ns: int | None = None,
         limit: int | None = None,
+        around: int = 0,
+        near_ns: int = 0,
     ) -> AsyncGenerator[Answer, None]:
         """Answer log_search: hits file by file, then {done, searched_bytes, hits, apart}; raises Problem.
 
-        apart: so many lines would be hits, but are of a stream that was not asked for.
+        apart: so many lines would be hits, but are of a stream that was not asked for. around: so many rows from the
+        first hit at near_ns or later (else the first of all) on, and a third as many before it, come ahead of the end
+        in two answers of `merged` with {around}: who goes there next need not ask again.
         """
         wanted = selection.check_lines(streams, level)
         query = searching.Query(compile_pattern(pattern, ignore_case), wanted, since_ns, until_ns, limit)
         await self._rescan()
         files = selection.select(self._catalogue, generation, ranks, streams)
         items = searching.search(files, query)
+        hits_ns: list[int] = []
         try:
             async for item in items:
+                if around:
+                    hits_ns += [row["t_ns"] for row in item.data["rows"]]
+                    hits_ns = sorted(hits_ns, key=lambda t_ns: (t_ns < near_ns, t_ns))[:1]
+                if item.data.get("done") and hits_ns:
+                    every, first_ns = selection.check_lines(streams, None), hits_ns[0]
+                    yield _aside(await merged(files, first_ns, None, around // 3 + 1, every))
+                    yield _aside(await merged(files, None, first_ns, around, every))
                 yield item
         finally:
             await items.aclose()
@@ -242,3 +254,8 @@ class LogStore:
             self._catalogue.scan(generation)
             await breather.breathe()
         await adopt([file for key, file in self._catalogue.files.items() if key not in known])
+
+
+def _aside(page: Answer) -> Answer:
+    """Return an answer of `merged` marked as not of the search."""
+    return Answer({**page.data, "around": True}, page.body)

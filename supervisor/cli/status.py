@@ -25,13 +25,13 @@ JOB_KEYS = (
 NODE_KEYS = ("name", "address", "state", "group_rank", "reason", "agent_pid", "clock_offset_ms", "ranks")
 RANK_KEYS = ("rank", "local_rank", "pid", "state", "exit_code", "step", "last_output_age_s")
 # Ours, beside the contract's.
-NODE_MORE = ("vitals",)
+NODE_MORE = ("clock_error_ms", "vitals")
 RANK_MORE = ("progress", "vitals")
 INTERVAL = 1.0
 
 
 def contract(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contract's document, and of what the agents add progress and vitals."""
+    """Return the contract's document, and of what the agents add the clocks' error, progress and vitals."""
     document = {key: status.get(key) for key in JOB_KEYS}
     document["nodes"] = [
         {

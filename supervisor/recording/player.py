@@ -211,5 +211,6 @@ class Player:
         return Page(rows, more, [], clocks or PlayedClocks(self))
 
     def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
-        """Yield the rows that match, file by file."""
-        return tape.search(self.recording, selection, self.now_ns, **query)
+        """Yield the rows that match, file by file; who asks to be told what nodes tell beside them hears nothing."""
+        asked = {name: value for name, value in query.items() if name in ("pattern", "ignore_case", "level", "limit")}
+        return tape.search(self.recording, selection, self.now_ns, **asked)

@@ -111,6 +111,16 @@ class Clocks:
         return Row(node, generation, rank, stream, int(row["line"]), int(row["offset"]), t_ns, row.get("level"), text)
 
 
+def clock_error_ms(status: dict[str, Any], names: list[str] | None) -> float | None:
+    """Return within how many ms lines of different nodes are in the order of their times; None: one node, or unknown.
+
+    Each node's time is right within its own error: of two, the errors add.
+    """
+    nodes = [node for node in status.get("nodes", ()) if names is None or node["name"] in names]
+    errors = sorted(float(node["clock_error_ms"]) for node in nodes if node.get("clock_error_ms") is not None)
+    return sum(errors[-2:]) if len(errors) > 1 else None
+
+
 def sources(session: Session, nodes: list[str] | None) -> list[Link]:
     """Return the links that serve logs now; raises RequestFailed for an unknown node, Unreachable for none."""
     for name in nodes or ():
@@ -213,7 +223,7 @@ async def merged(
         raise next(iter(failed.values()))
     parts = [answer for answer in answers.values() if not isinstance(answer, Unreachable)]
     rows, more = _join(parts, count, forwards=after_ns is not None)
-    absent = sorted([*failed, *_lost(session, selection.nodes)])
+    absent = sorted([*failed, *lost(session, selection.nodes)])
     return Page(rows, more, absent, clocks, sum(part.apart for part in parts))
 
 
@@ -225,7 +235,7 @@ class _Part(NamedTuple):
     apart: int
 
 
-def _lost(session: Session, nodes: list[str] | None) -> list[str]:
+def lost(session: Session, nodes: list[str] | None) -> list[str]:
     """Return the nodes that have been in reach and are not now."""
     links = session.links.items()
     return [name for name, link in links if link.opened_at and not link.opened and (nodes is None or name in nodes)]

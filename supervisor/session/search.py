@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.wire import CallFailed, WireError
+from remote_agent.wire import Answer, CallFailed, WireError
 from supervisor.errors import RequestFailed, Unreachable, why
-from supervisor.session.logs import Clocks, Row, Selection, files, newest, sources
+from supervisor.session.logs import Clocks, Page, Row, Selection, files, lost, newest, sources
 from supervisor.session.tasks import cancel_all
 
 if TYPE_CHECKING:
@@ -34,27 +34,45 @@ async def search(
     until_ns: int | None = None,
     limit: int | None = None,
     note_apart: Callable[[int], object] | None = None,
+    around: int = 0,
+    near_ns: int = 0,
+    note_page: Callable[[Page], object] | None = None,
 ) -> AsyncGenerator[Row, None]:
     """Yield matching rows of all nodes as they are found; raises RequestFailed, and Unreachable after all others.
 
-    `note_apart` is told how many lines match that are of a stream not asked for.
+    `note_apart` is told how many lines match that are of a stream not asked for. `note_page` is told, before the end,
+    what lies before the first hit from `near_ns` on, and then `around` rows from there on, if all is on one node: of
+    several none knows which of their hits is the first.
     """
     args = {**selection.args(), "pattern": pattern, "ignore_case": ignore_case, "level": level, "limit": limit}
     if selection.generation is None:
         args["generation"] = newest(await files(session, selection.nodes))
     clocks = Clocks(session)
     streams = []
-    for link in sources(session, selection.nodes):
+    links = sources(session, selection.nodes)
+
+    def note_around(name: str, answer: Answer) -> None:
+        if note_page is not None:
+            more, absent = bool(answer.data.get("more")), lost(session, selection.nodes)
+            note_page(Page(clocks.rows(name, answer), more, absent, clocks, int(answer.data.get("apart") or 0)))
+
+    for link in links:
         name = link.view.name
         times = {"since_ns": clocks.at(name, since_ns), "until_ns": clocks.at(name, until_ns)}
-        streams.append(_of_node(link, {**args, **times}, clocks, note_apart))
+        if around and len(links) == 1:
+            times |= {"around": around, "near_ns": clocks.at(name, near_ns)}
+        streams.append(_of_node(link, {**args, **times}, clocks, note_apart, note_around))
     async with aclosing(_at_once(streams)) as rows:
         async for row in rows:
             yield row
 
 
 async def _of_node(
-    link: Link, args: dict[str, Any], clocks: Clocks, note_apart: Callable[[int], object] | None
+    link: Link,
+    args: dict[str, Any],
+    clocks: Clocks,
+    note_apart: Callable[[int], object] | None,
+    note_around: Callable[[str, Answer], None],
 ) -> AsyncGenerator[list[Row], None]:
     """Yield what one node finds; raises RequestFailed, Unreachable, the latter also when it is silent for too long."""
     name = link.view.name
@@ -65,6 +83,9 @@ async def _of_node(
                     answer = await asyncio.wait_for(answers.__anext__(), SILENCE)
                 except StopAsyncIteration:
                     return
+                if answer.data.get("around"):
+                    note_around(name, answer)
+                    continue
                 yield clocks.rows(name, answer)
                 if note_apart is not None:
                     note_apart(int(answer.data.get("apart") or 0))

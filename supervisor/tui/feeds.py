@@ -271,11 +271,15 @@ class MergedFeed:
         """Replace what is here by the oldest rows."""
         self._replace(await self._fetch(max(rows, PAGE), None, after_ns=0), at_start=True)
 
-    async def show_around(self, t_ns: int, rows: int) -> None:
-        """Replace what is here by the rows around a time."""
+    async def show_around(self, t_ns: int, rows: int, pages: tuple[Page, Page] | None = None) -> None:
+        """Replace what is here by the rows around a time, a third of them before it: a screen and no more.
+
+        What a link holds that has rested is some 14 kB: each doubling of that takes a round trip. pages: those rows,
+        where they are known.
+        """
         # At once, with the clocks of this moment for both.
-        before, after = await asyncio.gather(
-            self._fetch(PAGE, None, before_ns=t_ns), self._fetch(max(rows, PAGE), None, after_ns=t_ns)
+        before, after = pages or await asyncio.gather(
+            self._fetch(rows // 3 + 1, None, before_ns=t_ns), self._fetch(rows, None, after_ns=t_ns)
         )
         absent = sorted({*before.absent, *after.absent})
         both = after._replace(rows=before.rows + after.rows, absent=absent)

@@ -17,7 +17,7 @@ from remote_agent.wire import Problem, WireError
 from supervisor.errors import SupervisorError
 
 if TYPE_CHECKING:
-    from supervisor.session.logs import Selection
+    from supervisor.session.logs import Page, Selection
     from supervisor.tui.source import Source
 
 HITS_KEPT: Final = 5000
@@ -47,10 +47,23 @@ class Finder:
         self._only = only
         """The one file whose lines are shown."""
         self._apart = 0
+        self._pages: list[Page] = []
 
-    async def run(self, found: Callable[[], None]) -> None:
-        """Collect hits until all is searched or enough are found; `found` is called whenever there are more."""
+    def pages(self, key: Key) -> tuple[Page, Page] | None:
+        """What lies before and behind the first hit, once, if that is this line and its node has sent it along."""
+        pages, self._pages = self._pages, []
+        rows = [row for page in pages for row in page.rows]
+        here = any((row.generation, row.rank, row.stream, row.line) == key for row in rows)
+        return (pages[0], pages[1]) if here and len(pages) == 2 else None
+
+    async def run(self, found: Callable[[], None], around: int = 0, near_ns: int | None = None) -> None:
+        """Collect hits until all is searched or enough are found; `found` is called whenever there are more.
+
+        around: so many rows at the first hit from `near_ns` on are wanted with them (`pages`).
+        """
         query: dict[str, Any] = {"pattern": self.text, "ignore_case": self.ignore_case, "limit": HITS_KEPT}
+        if around:
+            query |= {"around": around, "near_ns": near_ns or 0, "note_page": self._note_page}
         if "nccl" not in self.selection.streams:
             query["note_apart"] = self._note_apart
         if self._level:
@@ -80,6 +93,9 @@ class Finder:
 
     def _note_apart(self, lines: int) -> None:
         self._apart += lines
+
+    def _note_page(self, page: Page) -> None:
+        self._pages.append(page)
 
     def add(self, t_ns: int, key: Key) -> None:
         """Take a hit; the current one stays the current one."""

@@ -110,6 +110,10 @@ class FoldedFeed(MergedFeed):
                 return
         await super().refresh(rows, following)
 
+    async def show_around(self, t_ns: int, rows: int, pages: tuple[Page, Page] | None = None) -> None:
+        """Replace what is here by the rows around a time, as many as one answer holds: they may be a few lines."""
+        await super().show_around(t_ns, max(rows, 3 * PAGE))
+
     async def _fetch(self, count: int, clocks: Clocks | None, **bounds: int) -> Page:
         return await super()._fetch(count if count < PAGE else FOLD_PAGE, clocks, **bounds)
 

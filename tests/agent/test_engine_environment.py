@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from remote_agent.engine_start import Order, worker_environment
+from remote_agent.engine_start import Order, link_nccl, rank_directories, worker_environment
 from tests.agent.engine_process import SCRIPTS, SharedEngine, order
 
 pytestmark = pytest.mark.torch
@@ -148,6 +149,20 @@ def test_nccl_is_asked_to_write_beside_the_ranks_own_output(tmp_path: Path) -> N
     assert found({}) is None
     assert found({"NCCL_DEBUG": "INFO"}) == str(tmp_path / "generation_0" / "rank_2" / "nccl.log")
     assert found({"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/mine"}) == "/mine"
+
+
+def test_the_users_own_nccl_file_is_a_ranks_if_it_is_that_process_own(tmp_path: Path) -> None:
+    host = socket.gethostname().partition(".")[0]
+    for path, link in (
+        ("/mine/%h.%p.%%.%q", f"/mine/{host}.77.%.%q"),
+        ("mine.%p", str(tmp_path / "mine.77")),
+        ("/mine.%h", None),
+    ):
+        given = Order.from_args(order(tmp_path, "train.py", cwd=str(tmp_path), env={"NCCL_DEBUG_FILE": path}))
+        directories = rank_directories(given)
+        link_nccl(given, {0: 77}, directories)
+        made = directories[0] / "nccl.log"
+        assert (os.readlink(made) if made.is_symlink() else None) == link
 
 
 EXPECTED = {

@@ -165,3 +165,27 @@ def test_nothing_is_dropped_where_the_file_system_cannot(
         asyncio.run(run())
     assert len(caplog.records) == 1
     assert "nothing is dropped" in caplog.text
+
+
+def test_a_file_of_the_users_is_followed_and_never_cut(tmp_path: Path) -> None:
+    theirs, out = tmp_path / "nccl.n1.77", log(tmp_path)
+    log(tmp_path, stream="nccl").symlink_to(theirs)
+
+    async def run() -> None:
+        store = LogStore(tmp_path, live=True, bound=MIB)
+        await store.start()
+        theirs.write_bytes(b"".join(LINES[:30_000]))
+
+        async def is_seen() -> bool:
+            files = (await store.list()).data["files"]
+            return {file["stream"]: file["lines"] for file in files} == {"nccl": 30_000, "stdout": len(looks)}
+
+        looks: list[int] = []
+        for look in range(3):
+            append(out, b"alive\n")
+            looks.append(look)
+            await until(is_seen)
+        await store.stop()
+
+    asyncio.run(run())
+    assert theirs.read_bytes() == b"".join(LINES[:30_000])

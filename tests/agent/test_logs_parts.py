@@ -84,6 +84,8 @@ def test_an_index_of_an_older_agent_does_not_hide_lines_of_nccl(tmp_path: Path) 
 
 def test_a_quiet_block_has_no_levels() -> None:
     assert block_bits(b"step 3 loss 2.1\n" * 100) == INFO
+    assert block_bits(b"INFO | error rate 0.1, fatally exceptional, no warnings: torch/data\n") == INFO | WARN | ERROR
+    assert block_bits(b"error rate 0.1, fatally exceptional, no warnings: torch/data\n") == INFO
 
 
 def test_records_hold_tracebacks_together() -> None:

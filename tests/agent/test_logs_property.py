@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from remote_agent.logs import LogStore, index, logfile
 from remote_agent.logs.catalogue import Catalogue
+from remote_agent.logs.levels import level_of, minimum_level
 from remote_agent.logs.logfile import STREAMS, Key, LogFile
 from remote_agent.logs.rows import stream_of
 
@@ -139,9 +140,10 @@ def test_window_agrees_with_the_whole_file(data: bytes, cuts: list[float], line:
     st.sampled_from(["needle", "NEEDLE 1", "needle|Value", r"\d+7", "^n", "[xy]$", "e.*3", ""]),
     st.booleans(),
     SOME,
+    st.sampled_from([None, "warn", "error"]),
 )
 def test_search_agrees_with_the_whole_file(
-    data: bytes, cuts: list[float], pattern: str, ignore_case: bool, streams: tuple[str, ...]
+    data: bytes, cuts: list[float], pattern: str, ignore_case: bool, streams: tuple[str, ...], level: str | None
 ) -> None:
     async def check(job: Job) -> None:
         job.indexed(split(data, cuts), 1)
@@ -149,13 +151,14 @@ def test_search_agrees_with_the_whole_file(
         await store.start()
         found: list[tuple[int, bytes]] = []
         last: dict[str, object] = {}
-        async for item in store.search(pattern, 0, streams=streams, ignore_case=ignore_case):
+        async for item in store.search(pattern, 0, streams=streams, ignore_case=ignore_case, level=level):
             texts = item.body.split(b"\n") if item.data["rows"] else []
             found += [(row["line"], text) for row, text in zip(item.data["rows"], texts, strict=True)]
             last = item.data
         regex = re.compile(pattern.encode(), re.I if ignore_case else 0)
         texts = [naive_text(line) for line in naive_lines(data)]
         matching = [(number, text) for number, text in enumerate(texts) if regex.search(text)]
+        matching = [each for each in matching if level_of(each[1]) >= minimum_level(level)]
         assert found == [each for each in matching if stream_of("stdout", each[1]) in streams]
         assert last["done"]
         assert "nccl" in streams or last["apart"] == len(matching) - len(found)

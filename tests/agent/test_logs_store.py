@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from remote_agent.logs import LogStore
+from remote_agent.logs import LogStore, window
 from remote_agent.logs.catalogue import Catalogue
 from remote_agent.logs.logfile import Key
 from remote_agent.wire import Answer, Problem
@@ -216,7 +216,8 @@ def test_read_gives_the_very_bytes(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_the_end_of_a_large_file_is_shown_before_it_is_indexed(tmp_path: Path) -> None:
+def test_the_end_of_a_large_file_is_shown_before_it_is_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(window, "TAIL_WAIT_S", 0.0)
     append(log(tmp_path), b"line of an earlier run\n" * 200_000 + b"the end\n")
 
     async def run() -> None:

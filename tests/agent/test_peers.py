@@ -124,6 +124,8 @@ def test_the_offset_is_that_of_the_quietest_moment() -> None:
         there_ns = now_ns + hour_ns
         offset.sample(now_ns - delay_ns, there_ns - delay_ns // 4, there_ns - delay_ns // 4)
     assert abs(offset.ns - hour_ns) < 2_000_000
+    assert offset.error_ns is not None
+    assert 500_000 <= offset.error_ns < 2_000_000
 
 
 def test_a_clock_that_was_set_back_makes_what_was_measured_worthless() -> None:

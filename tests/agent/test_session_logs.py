@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.session.hits import hits
-from supervisor.session.logs import Row, Selection, dump, merged
+from supervisor.session.logs import Row, Selection, clock_error_ms, dump, merged
 from supervisor.session.session import open_session
 from tests.agent.test_session import has, planned, until
 from tests.agent.test_session_hosts import WAIT_S, Hosts, hosts
@@ -183,6 +183,7 @@ def test_merged_rows_are_in_the_true_order_though_clocks_are_ten_seconds_apart(t
 
             await until(session, lambda: has(session, "generation_running") and apart_s() > 1)
             assert apart_s() == pytest.approx(10.0, abs=ERROR_S)
+            assert 0 < (clock_error_ms(session.status, None) or 0) < ERROR_S * 1000
             while len((page := await merged(session, Selection(), 200)).rows) < 200:
                 await session.wait_change(0.1)
             in_order(page.rows)

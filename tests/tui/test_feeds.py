@@ -199,7 +199,7 @@ def test_from_the_begin_and_from_a_hit_every_line_follows(tmp_path: Path) -> Non
         assert row is not None
         await feed.show_around(row.t_ns, 40)
         assert feed.index_of(row.key) is not None
-        assert len(shown(feed)) < 1000
+        assert len(shown(feed)) < 60, "a slow link brings a screen, not pages"
         await load_all(feed)
         assert shown(feed) == [("n1", number) for number in range(5000)]
         await node.written(0, lines(3))
@@ -209,6 +209,29 @@ def test_from_the_begin_and_from_a_hit_every_line_follows(tmp_path: Path) -> Non
         assert len(shown(feed)) == 5003
 
     run(tmp_path, scenario)
+
+
+def test_the_first_hit_comes_with_what_lies_around_it(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster, node: NodeLink, other: NodeLink) -> None:
+        await node.written(0, (lines(1000) + b"needle\n") * 2)
+        pages: list[Page] = []
+        here = dataclasses.replace(ALL, nodes=["n1"])
+        query: dict[str, Any] = {"pattern": "needle", "around": 40, "note_page": pages.append}
+        hits = [row async for row in search(cluster.session, here, **query)]
+        first, second = (row.t_ns for row in hits)
+        assert len([row async for row in search(cluster.session, here, near_ns=first + 1, **query)]) == 2
+        node.stuck = True
+        feed = MergedFeed(cluster.source, here)
+        for t_ns, line in ((first, 1000), (second, 2001)):
+            await feed.show_around(t_ns, 40, (pages.pop(0), pages.pop(0)))
+            assert shown(feed) == [("n1", number) for number in range(line - 14, min(line + 40, 2002))]
+            assert feed.missing(0, 0) == 0
+        assert not feed.detached
+        node.stuck = False
+        assert len([row async for row in search(cluster.session, ALL, **query)]) == 2
+        assert not pages, "of several nodes none knows which hit is the first"
+
+    run(tmp_path, scenario, 2)
 
 
 def test_pages_that_an_answer_does_not_hold(tmp_path: Path) -> None:

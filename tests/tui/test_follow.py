@@ -330,6 +330,19 @@ def test_the_next_rank_and_back_and_a_whole_line_and_back() -> None:
     asyncio.run(scenario())
 
 
+def test_a_merged_log_says_how_well_the_clocks_agree() -> None:
+    async def scenario() -> None:
+        session = talking(50)
+        for node, error_ms in zip(session.status["nodes"], (0.0, 0.4), strict=True):
+            node["clock_error_ms"] = error_ms
+        async with running(session) as (app, pilot):
+            assert "clocks within 0.4 ms" in await press(app, pilot, "4")
+            app.open_log(Target("n1", 0), 0)
+            assert "clocks within" not in await settle(app, pilot)
+
+    asyncio.run(scenario())
+
+
 def test_no_agent_in_reach_at_all() -> None:
     class Gone(recorded.RecordedSession):
         """Nobody answers."""

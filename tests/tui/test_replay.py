@@ -91,6 +91,15 @@ def test_a_jump_back_takes_later_lines_away_and_keeps_the_one_that_is_read(playe
     asyncio.run(scenario())
 
 
+def test_a_search_in_a_replay(player: Player) -> None:
+    async def scenario() -> None:
+        app = ReplayApp(player)
+        async with running_app(app, (100, 30)) as pilot:
+            assert "loss: hit 1 of " in await press(app, pilot, "4", "slash", *"loss", "enter")
+
+    asyncio.run(scenario())
+
+
 def test_keys_of_a_replay_are_free_elsewhere() -> None:
     # Where a screen itself can be paused, the application decides what that means.
     taken = {one for key in keys.KEYS if key.id != "pause" for one in key.keys.split(",")}

@@ -189,7 +189,8 @@ def test_status_json_is_the_contracts_document() -> None:
         *("nodes", "incident"),
     ]
     assert list(document["nodes"][0]) == [
-        *("name", "address", "state", "group_rank", "reason", "agent_pid", "clock_offset_ms", "ranks", "vitals"),
+        *("name", "address", "state", "group_rank", "reason", "agent_pid", "clock_offset_ms", "ranks"),
+        *("clock_error_ms", "vitals"),
     ]
     assert list(document["nodes"][0]["ranks"][0]) == [
         *("rank", "local_rank", "pid", "state", "exit_code", "step", "last_output_age_s", "progress", "vitals"),

@@ -12,7 +12,7 @@ from textual import on
 from textual.containers import Horizontal
 from textual.widgets import Input, Static
 
-from supervisor.session.logs import Selection
+from supervisor.session.logs import Selection, clock_error_ms
 from supervisor.tui import ansi, words
 from supervisor.tui.cells import clean, fit_row, row_width, width_of
 from supervisor.tui.feeds import MergedFeed, RankFeed
@@ -180,6 +180,7 @@ class LogsScreen(LiveScreen):
             parts.append((3, ((clean(log.absent_text), "warn"),)))
         if log.left:
             parts.append((1, ((f"column {log.left}", "dim"),)))
+        parts.append((0, self._clocks(log)))
         if log.follow:
             parts.append((5, ((" following ", "pill"),)))
         else:
@@ -193,6 +194,13 @@ class LogsScreen(LiveScreen):
         for _, row in parts:
             spans += [("   " if spans else "", ""), *row]
         return tuple(spans) if row_width(spans) <= room else fit_row(spans, max(0, room), log.glyphs.more)
+
+    def _clocks(self, log: VirtualLog) -> Row:
+        """How far the order of lines of different nodes can be trusted."""
+        if not isinstance(log.feed, MergedFeed) or log.feed.selection.ranks is not None:
+            return ()
+        within_ms = clock_error_ms(self.tui.source.status, log.feed.selection.nodes)
+        return () if within_ms is None else ((f"clocks within {within_ms:.1f} ms", "dim"),)
 
     def scope_text(self) -> str:
         """What is shown, in words."""
@@ -278,6 +286,11 @@ class LogsScreen(LiveScreen):
         other = (here[-1] if log.follow else here[0]) if here else None
         return next((row for row in here if row.is_at(log.pointer)), other)
 
+    def _time_read(self) -> int | None:
+        """When the first line on the screen came; None while it follows."""
+        first = next(iter(self._rows()), None)
+        return first.t_ns if first is not None and not self.log_view.follow else None
+
     def copied(self) -> str:
         """The whole line that a jump has led to, else the first one on the screen."""
         row = self._row_read()
@@ -345,7 +358,9 @@ class LogsScreen(LiveScreen):
             return
         self.finder = finder
         self.log_view.pattern = finder.pattern
-        self.run_worker(finder.run(lambda: self._found(finder)), group="find", exclusive=True)
+        around = self.log_view.body_height if type(feed) is MergedFeed else 0
+        running = finder.run(lambda: self._found(finder), around, self._time_read())
+        self.run_worker(running, group="find", exclusive=True)
         self._title()
 
     def _selection(self) -> Selection:
@@ -370,13 +385,12 @@ class LogsScreen(LiveScreen):
         feed = log.feed
         if finder is None or feed is None:
             return
-        first = next(iter(self._rows()), None)
-        hit = finder.step(direction, first.t_ns if first is not None and not log.follow else None)
+        hit = finder.step(direction, self._time_read())
         if hit is None:
             return
         t_ns, key = hit
         if isinstance(feed, RankFeed):
             log.jump(feed.index_of(key), key)
         else:
-            log.jump_to_time(t_ns, key)
+            log.jump_to_time(t_ns, key, finder.pages(key))
         self._title()

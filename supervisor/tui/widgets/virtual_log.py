@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from textual.binding import Binding
 from textual.message import Message
@@ -19,6 +19,9 @@ from supervisor.tui import ansi, words
 from supervisor.tui.cells import EMPTY, Row, Span, clean, crop_row, fit, row_width
 from supervisor.tui.feeds import Feed, LogRow, MergedFeed
 from supervisor.tui.widgets.lines import LineView
+
+if TYPE_CHECKING:
+    from supervisor.session.logs import Page
 
 # A page that takes longer counts as not coming, seconds.
 LOAD_DEADLINE: Final = 10.0
@@ -70,6 +73,7 @@ class VirtualLog(LineView):
         self._due = 0.0
         self._goal: int | None = None
         self._around: int | None = None
+        self._pages: tuple[Page, Page] | None = None
 
     def on_mount(self) -> None:
         """Start the one task that loads what is visible."""
@@ -124,8 +128,8 @@ class VirtualLog(LineView):
         self.redraw()
         self._kick.set()
 
-    def jump_to_time(self, t_ns: int, key: tuple[int, int, str, int]) -> None:
-        """Bring a line of a merged feed into view; what lies around it is loaded if it is not here."""
+    def jump_to_time(self, t_ns: int, key: tuple[int, int, str, int], pages: tuple[Page, Page] | None = None) -> None:
+        """Bring a line of a merged feed into view; what lies around it, `pages`, is loaded if it is not here."""
         feed = self.feed
         if not isinstance(feed, MergedFeed):
             return
@@ -135,7 +139,7 @@ class VirtualLog(LineView):
             return
         self._stop_following()
         self.pointer = key
-        self._around = t_ns
+        self._around, self._pages = t_ns, pages
         self._kick.set()
 
     def set_pace(self, every_s: float) -> None:
@@ -281,8 +285,8 @@ class VirtualLog(LineView):
 
     async def _load(self, feed: Feed) -> None:
         if self._around is not None and isinstance(feed, MergedFeed):
-            around, self._around = self._around, None
-            await (feed.show_around(around, self.body_height) if around else feed.show_begin(self.body_height))
+            around, pages, self._around, self._pages = self._around, self._pages, None, None
+            await (feed.show_around(around, self.body_height, pages) if around else feed.show_begin(self.body_height))
             self._goal = feed.index_of(self.pointer) if self.pointer is not None else 0
             self._arrived(feed)
         if time.monotonic() >= self._due:
