@@ -16,11 +16,13 @@ from typing import Any
 from remote_agent.diagnose import Context, Incident, RankEvidence, read_error_document, verdict
 from remote_agent.diagnose.nccl import NcclFacts
 from remote_agent.diagnose.ranks import Line, split_ranks
-from supervisor.postmortem.files import Found, find
+from supervisor.postmortem.files import Found, LeaveOut, find
 from supervisor.postmortem.quiet import overcome, stands
 from supervisor.postmortem.reading import Progress, read_all
 
 Json = dict[str, Any]
+# What is longer is no error file of torch's.
+ERROR_BYTES = 64 << 20
 # Of files that stand in no directory of a run: group and generation.
 LOOSE = ("", 0)
 _LAUNCHER = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b")
@@ -55,17 +57,20 @@ class _Generation:
         return self.ranks.setdefault(number, _Rank())
 
 
-def diagnose(paths: Sequence[Path], progress: Progress = lambda _bytes: None) -> Json:
+def diagnose(
+    paths: Sequence[Path], progress: Progress = lambda _bytes: None, leave_out: LeaveOut = lambda _why: None
+) -> Json:
     """Return {incidents, nccl} of the files under these paths; raises UsageError, OSError."""
     facts = NcclFacts()
     runs: dict[tuple[str, int], _Generation] = {}
-    found = find(paths)
+    found = find(paths, leave_out)
     for file in found:
         if file.stream == "journal":
             _read_journal(file, runs)
         elif file.stream == "error":
             rank = _generation(runs, file).rank(file.rank)
-            rank.error = read_error_document(file.path.read_bytes(), file.path.stat().st_mtime_ns)
+            with file.path.open("rb") as text:
+                rank.error = read_error_document(text.read(ERROR_BYTES), file.path.stat().st_mtime_ns)
             rank.error_file = str(file.path)
     logs = [file for file in found if file.stream not in ("journal", "error")]
     with closing(read_all([file.path for file in logs], progress)) as read:
