@@ -39,3 +39,7 @@ class Offset:
     def ns(self) -> int:
         """Nanoseconds to add to our time to get the coordinator's: of the sample with the shortest way."""
         return min(self._samples)[1] if self._samples else 0
+
+    def told(self) -> dict[str, int]:
+        """Return what the coordinator is told: the offset, and how far it may be wrong."""
+        return {"offset_ns": self.ns, "clock_error_ns": min(self._samples)[0] // 2 if self._samples else 0}
