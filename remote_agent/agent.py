@@ -287,7 +287,7 @@ class Agent:
         return handle
 
     async def _peer(self, name: str, channel: Channel | None, op: str, args: dict[str, Any]) -> Answer | Items:
-        if op in ("join", "report", "beat", "request"):
+        if op in ("join", "report", "beat", "time", "request"):
             return await self._as_coordinator(name, channel, op, args)
         if op in ("order", "journal", "members", "moved"):
             self._as_member(name, op, args)
@@ -329,9 +329,10 @@ class Agent:
             role.tell("members", {"members": self.members})
         elif op == "report":
             role.hear(name, args["op"], args["args"])
-        elif op == "beat":
+        elif op in ("beat", "time"):
             received_ns = time.time_ns()
-            role.beat(name, args)
+            if op == "beat":
+                role.beat(name, args)
             return Answer({"received_ns": received_ns, "answered_ns": time.time_ns()})
         elif op == "request":
             return Answer(role.status() if args["op"] == "status" else role.request(args["op"], args["args"]))

@@ -44,3 +44,7 @@ class Offset:
     def error_ns(self) -> int | None:
         """That is right within so many nanoseconds, half the shortest way; None before the first sample."""
         return min(self._samples)[0] // 2 if self._samples else None
+
+    def told(self) -> dict[str, int | None]:
+        """Return what the coordinator is told: the offset, and how far it may be wrong."""
+        return {"offset_ns": self.ns, "clock_error_ns": self.error_ns}

@@ -25,8 +25,9 @@ RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_
 
 
 class Word(NamedTuple):
-    """One worker is about to run the script."""
+    """One worker is about to run the script (main), or has run it (over)."""
 
+    what: str
     rank: int
     t_ns: int
 
@@ -45,14 +46,15 @@ class BootDirectory:
 
     def words(self) -> list[Word]:
         """Return what workers said since the last time, without waiting."""
-        with contextlib.suppress(BlockingIOError):
-            self._rest += os.read(self.pipe, 65536)
+        if self.pipe >= 0:
+            with contextlib.suppress(BlockingIOError):
+                self._rest += os.read(self.pipe, 65536)
         *lines, self._rest = self._rest.split(b"\n")
         words = []
         for line in lines:
             with contextlib.suppress(ValueError):
-                rank, t_ns = line.split()
-                words.append(Word(int(rank), int(t_ns)))
+                what, rank, t_ns = line.split()
+                words.append(Word(what.decode(), int(rank), int(t_ns)))
         return words
 
     def socket(self, rank: int) -> str:

@@ -61,6 +61,8 @@ class Rank:
         self.pid = pid
         self.directory = directory
         self.died_ns: int | None = None
+        self.over_ns: int | None = None
+        """When its script was over, as it says."""
         self.code: int | None = None
         self.reported = False
         self._pidfd = -1
@@ -108,7 +110,12 @@ class ElasticGroup:
         self._tell: Tell = lambda _op, _args: None
         self._orphans = Orphans()
         self._dead = asyncio.Event()
-        self._is_ours = False
+        self._asked_ns: int | None = None
+        """When we first signalled torch's agent: what it does from then on is our doing."""
+
+    @property
+    def _is_ours(self) -> bool:
+        return self._asked_ns is not None
 
     def watch(self, tell: Tell) -> None:
         """Begin to report; `tell` is called with notices in the order in which things happened."""
@@ -192,6 +199,7 @@ class ElasticGroup:
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(None, evidence.of_the_dead, rank.directory)
         rank.reported = True
+        self._hear()
         t_ns = rank.died_ns or time.time_ns()
         if self._trouble and found["error"] is None and rank.code:
             found["error"] = {"message": f"torch's agent: {self._trouble}", "callstack": None, "timestamp_ns": t_ns}
@@ -204,6 +212,8 @@ class ElasticGroup:
             "signal": name,
             "core": False,
             "t_ns": t_ns,
+            "over_ns": rank.over_ns,
+            "asked_ns": self._asked_ns,
             "stopped_by_us": by_us,
             **found,
         }
@@ -216,8 +226,11 @@ class ElasticGroup:
         return tail.strip().rpartition("\n")[2]
 
     def _hear(self) -> None:
-        for rank, t_ns in self._boot.words():
-            self._tell("main", {"generation": self.generation, "rank": rank, "t_ns": t_ns})
+        for what, rank, t_ns in self._boot.words():
+            if what == "main":
+                self._tell("main", {"generation": self.generation, "rank": rank, "t_ns": t_ns})
+            elif rank in self._ranks:
+                self._ranks[rank].over_ns = t_ns
 
     def tend(self) -> None:
         """Look after orphans: to be called when a child has died."""
@@ -227,7 +240,7 @@ class ElasticGroup:
     async def stop(self, grace_s: float, collect: bool) -> dict[str, Any]:
         """End torch's agent, which ends its workers; returns their exits and stacks. Raises Problem if one stays."""
         stacks = await engine_stacks.save(self._boot, self._alive()) if collect else {}
-        self._is_ours = True
+        self._asked_ns = self._asked_ns or time.time_ns()
         if self.agent.death is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.agent.pid, signal.SIGTERM)
@@ -240,7 +253,7 @@ class ElasticGroup:
 
     def kill(self) -> None:
         """Kill torch's agent: its workers die with their parent."""
-        self._is_ours = True
+        self._asked_ns = self._asked_ns or time.time_ns()
         if self.agent.death is None:
             self.agent.kill_group(signal.SIGKILL)
 

@@ -107,8 +107,7 @@ class Group:
         """
         stacks = await engine_stacks.save(self._boot, self._directories()) if collect else {}
         for worker in self._alive():
-            worker.is_ours = True
-            worker.kill_group(signal.SIGTERM)
+            worker.ask(signal.SIGTERM)
         if not await within(self._all_dead, grace_s):
             self.kill()
         if not await within(self.ended, KILL_S + SWEEP_S):
@@ -119,8 +118,7 @@ class Group:
     def kill(self) -> None:
         """Send SIGKILL to every worker that lives, and to its process group."""
         for worker in self._alive():
-            worker.is_ours = True
-            worker.kill_group(signal.SIGKILL)
+            worker.ask(signal.SIGKILL)
 
     async def vanish(self, deadline_s: float) -> None:
         """Kill everything at once, for an engine that must end; nothing is reported."""
@@ -168,9 +166,12 @@ class Group:
         return {worker.rank: worker.directory for worker in self._alive()}
 
     def _hear(self) -> None:
-        for rank, t_ns in self._boot.words():
-            self._silent.discard(rank)
-            self._tell("main", {"generation": self.generation, "rank": rank, "t_ns": t_ns})
+        for what, rank, t_ns in self._boot.words():
+            if what == "main":
+                self._silent.discard(rank)
+                self._tell("main", {"generation": self.generation, "rank": rank, "t_ns": t_ns})
+            elif rank in self._workers:
+                self._workers[rank].over_ns = t_ns
 
     def _assume(self) -> None:
         for worker in self._alive():

@@ -45,8 +45,10 @@ class Worker:
         self.directory = directory
         self.started = start_ticks(pid)
         self.death: Death | None = None
-        self.is_ours = False
-        """We signalled it while it lived: its death is our doing."""
+        self.asked_ns: int | None = None
+        """When we first signalled it while it lived: its death is our doing then."""
+        self.over_ns: int | None = None
+        """When its script was over, as it says."""
         self._pidfd = _open_pidfd(pid)
         self._poller: asyncio.Task[None] | None = None
 
@@ -79,6 +81,11 @@ class Worker:
     def send(self, number: signal.Signals) -> bool:
         """Send a signal to the process itself; returns whether it was there. Never to what has its pid after it."""
         return self.death is None and send_signal(self._pidfd, number, self.pid)
+
+    def ask(self, number: signal.Signals) -> None:
+        """Have it end, and what it has started."""
+        self.asked_ns = self.asked_ns or time.time_ns()
+        self.kill_group(number)
 
     def kill_group(self, number: signal.Signals) -> None:
         """Send a signal to the worker's process group; only before the worker is reaped."""
@@ -218,11 +225,17 @@ def exit_document(worker: Worker, evidence: dict[str, Any]) -> dict[str, Any]:
     death = worker.death
     if death is None:
         raise ValueError(f"rank {worker.rank} has not ended")
+    is_ours = worker.asked_ns is not None
+    if worker.asked_ns is not None and worker.over_ns is not None and death.code is not None:
+        # It was about to exit when our signal came, and did: the status is its own.
+        is_ours = worker.asked_ns < worker.over_ns
     return {
         "rank": worker.rank,
         "local_rank": worker.local_rank,
         "pid": worker.pid,
         **dataclasses.asdict(death),
-        "stopped_by_us": worker.is_ours,
+        "over_ns": worker.over_ns,
+        "asked_ns": worker.asked_ns,
+        "stopped_by_us": is_ours,
         **evidence,
     }

@@ -121,6 +121,7 @@ class Follower:
             "reason": self._reason,
             "address": self.agent.address,
             "port": self.agent.port,
+            **self.offset.told(),
             "reports": [*self._readiness(), *self._reports],
         }
 
@@ -261,6 +262,7 @@ class Follower:
         channel = await peers.connect(self.agent.files, name, where["address"], int(where["port"]), handler)
         running = asyncio.ensure_future(channel.run())
         try:
+            await self._timed(channel, "time", {}, CALL_TIMEOUT_S)
             # Orders may overtake the answer, and what is reported on them counts.
             self.channel = channel
             sent = clocks.now()
@@ -280,15 +282,19 @@ class Follower:
     async def _beat(self, channel: Channel) -> None:
         """Send heartbeats until the wire ends or another coordinator is known."""
         interval = min(1.0, self.agent.spec.node_timeout / 15)
-        offset = self.offset
         name = self.member.coordinator
         while self.member.coordinator == name and not channel.closed.is_set():
-            sent, sent_ns = clocks.now(), time.time_ns()
-            answer = await channel.call("beat", self.facts(), timeout=self.agent.spec.node_timeout)
-            offset.sample(sent_ns, int(answer.data["received_ns"]), int(answer.data["answered_ns"]))
+            sent = clocks.now()
+            await self._timed(channel, "beat", self.facts(), self.agent.spec.node_timeout)
             self.member = member.heard(self.member, sent)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(channel.closed.wait(), interval)
+
+    async def _timed(self, channel: Channel, op: str, args: dict[str, Any], timeout_s: float) -> None:
+        """Tell the coordinator, and compare the clocks by its answer: what is reported later is corrected by it."""
+        offset, sent_ns = self.offset, time.time_ns()
+        answer = await channel.call(op, args, timeout=timeout_s)
+        offset.sample(sent_ns, int(answer.data["received_ns"]), int(answer.data["answered_ns"]))
 
     def facts(self) -> dict[str, Any]:
         """Return what a heartbeat carries."""

@@ -22,8 +22,7 @@ def facts(follower: Follower) -> dict[str, Any]:
         "generation": follower.generation,
         "ranks": _ranks(follower, of_ranks) if follower.generation >= 0 else {},
         "agent_pid": os.getpid(),
-        "offset_ns": follower.offset.ns,
-        "offset_error_ns": follower.offset.error_ns,
+        **follower.offset.told(),
         "heard_age": clocks.now() - follower.member.contact,
         "vitals": vitals,
     }

@@ -27,7 +27,9 @@ def judge(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
     for rank in state.ranks.values():
         ranks_per_node.setdefault(rank.node, []).append(rank.rank)
     host_notes: dict[str, list[str]] = {}
+    clock_error_ms: dict[str, float] = {}
     for ended in state.exits.values():
+        clock_error_ms[ended["node"]] = ended.get("clock_error_ns", 0) / 1e6
         host_notes.setdefault(ended["node"], []).extend(ended.get("notes", ()))
     context = Context(
         generation=state.generation,
@@ -37,6 +39,7 @@ def judge(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
         lost_nodes=state.lost,
         now_ns=now_ns,
         host_notes=host_notes,
+        clock_error_ms=clock_error_ms,
         hang=state.watch.told["missing"] if state.watch.told is not None else None,
     )
     incident = verdict(evidence, context)

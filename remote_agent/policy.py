@@ -31,10 +31,7 @@ def after_stop(turn: Turn) -> None:
     cause = state.cause or "restart"
     stop_ms = round((turn.now - state.marks.get("stop", turn.now)) * 1000, 1)
     failed = _is_failure(state)
-    # No other record tells when a rank ended well; the files of a failed group are judged by it.
-    left = [[rank, ended["t_ns"]] for rank, ended in sorted(state.exits.items()) if ended["code"] == 0]
-    detail: dict[str, Any] = {"left": left} if failed and left else {}
-    turn.emit("generation_stopped", cause=cause, stop_ms=stop_ms, **detail)
+    turn.emit("generation_stopped", cause=cause, stop_ms=stop_ms, **(_ends(state) if failed else {}))
     incident = _incident(turn) if failed else None
     for name in state.members:
         if turn.node(name).status == "running":
@@ -48,6 +45,25 @@ def after_stop(turn: Turn) -> None:
         return
     else:
         _form_again(turn)
+
+
+def _ends(state: s.State) -> dict[str, Any]:
+    """Return what no other record tells, and the files of a failed group are judged by.
+
+    left: rank, time, and when its script was over, of those that ended well; stopped: rank, time, code, signal, and
+    when it had raised, its script was over, and we asked it to end, of those that we ended; clocks: by node, what
+    corrects its times, and how far that may be wrong. Raised, over and asked are in the node's own time.
+    """
+    ends = sorted(state.exits.items())
+    left = [[rank, ended["t_ns"], ended.get("over_ns")] for rank, ended in ends if ended["code"] == 0]
+    stopped = [
+        [rank, ended["t_ns"], ended["code"], ended["signal"], (ended.get("error") or {}).get("timestamp_ns"),
+         ended.get("over_ns"), ended.get("asked_ns")]
+        for rank, ended in ends
+        if ended.get("stopped_by_us")
+    ]  # fmt: skip
+    clocks = {ended["node"]: [ended.get("shift_ns", 0), ended.get("clock_error_ns", 0)] for _, ended in ends}
+    return {key: value for key, value in {"left": left, "stopped": stopped, "clocks": clocks}.items() if value}
 
 
 def end_stopped(turn: Turn) -> None:

@@ -100,7 +100,8 @@ class Role:
         self._agent = agent
         self.state = state
         self.facts: dict[str, dict[str, Any]] = {}
-        self.offsets_ns: dict[str, int] = {}
+        self._offsets_ns: dict[str, tuple[int, int]] = {}
+        """By node: what to add to its time to get ours, and how far that may be wrong."""
         self.changed = asyncio.Event()
         self._outboxes: dict[str, Outbox] = {}
         self._moved: dict[str, Any] | None = None
@@ -241,6 +242,7 @@ class Role:
             self._meet(NodeSpec(name=node, address=str(args.get("address", ""))))
         ready = [report["args"]["nproc"] for report in args.get("reports", ()) if report["op"] == "ready"]
         nproc = int(ready[0]) if ready else None
+        self._compare(node, args)
         self.feed(s.Joined(node, str(args["incarnation"]), args.get("running"), str(args["reason"]), nproc))
         for report in args.get("reports", ()):
             self.hear(node, report["op"], report["args"])
@@ -283,10 +285,10 @@ class Role:
 
     def beat(self, node: str, args: dict[str, Any]) -> None:
         """Take a heartbeat in."""
-        self.offsets_ns[node] = int(args.get("offset_ns", 0))
+        self._compare(node, args)
         ranks = args.get("ranks", {})
-        offset_ms = round(-self.offsets_ns[node] / 1e6, 3)
-        error_ns = args.get("offset_error_ns")
+        offset_ms = round(-self._offsets_ns[node][0] / 1e6, 3)
+        error_ns = args.get("clock_error_ns")
         error_ms = None if error_ns is None else round(error_ns / 1e6, 3)
         facts = {"agent_pid": args.get("agent_pid"), "ranks": ranks}
         facts.update(clock_offset_ms=offset_ms, clock_error_ms=error_ms)
@@ -300,9 +302,13 @@ class Role:
         self.feed(s.Beat(node, float(args.get("heard_age", 0.0)), stepped and current, moved, told))
         self._wake()
 
+    def _compare(self, node: str, args: dict[str, Any]) -> None:
+        self._offsets_ns[node] = int(args.get("offset_ns", 0)), int(args.get("clock_error_ns") or 0)
+
     def _corrected(self, node: str, ended: dict[str, Any]) -> dict[str, Any]:
-        shift_ns = self.offsets_ns.get(node, 0)
-        return {**ended, "t_ns": int(ended["t_ns"]) + shift_ns, "shift_ns": shift_ns}
+        shift_ns, error_ns = self._offsets_ns.get(node, (0, 0))
+        t_ns = int(ended["t_ns"]) + shift_ns
+        return {**ended, "t_ns": t_ns, "shift_ns": shift_ns, "clock_error_ns": error_ns}
 
     # What goes out
 

@@ -91,6 +91,7 @@ class Turn:
                 exit={"code": code, "signal": signal},
                 time_ns=ended.get("t_ns"),
                 shift_ns=ended.get("shift_ns", 0),
+                raised_ns=error.get("timestamp_ns"),
                 message=error.get("message"),
                 notes=ended.get("notes", []),
             )
@@ -147,8 +148,9 @@ def give_up_on(turn: Turn, name: str, reason: str) -> None:
     """Leave a node out of the groups to come; as its agent lives, it is still waited for until its workers are gone."""
     node, state = turn.node(name), turn.state
     turn.set_node(name, status="failed", reason=reason)
-    turn.emit("node_lost", node=name, reason=reason, status="failed")
-    turn.set(lost={**state.lost, name: (turn.wall_ns - int((turn.now - node.seen) * 1e9), reason)})
+    alive_ns = turn.wall_ns - int((turn.now - node.seen) * 1e9)
+    turn.emit("node_lost", node=name, reason=reason, status="failed", alive_ns=alive_ns)
+    turn.set(lost={**state.lost, name: (alive_ns, reason)})
 
 
 def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> None:
@@ -165,12 +167,12 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> No
     changes = {"connected": False, "ready": False, "running": None}
     turn.set_node(name, status=status, reason=reason, losses=losses, **changes)
     kind = "node_removed" if status == "removed" else "node_lost" if node.incarnation else "node_failed"
-    turn.emit(kind, node=name, reason=reason, status=status)
+    alive_ns = turn.wall_ns - int((turn.now - node.seen) * 1e9)
+    turn.emit(kind, node=name, reason=reason, status=status, alive_ns=alive_ns if node.incarnation else None)
     state = turn.state
     if name not in state.members or state.phase not in (s.PREPARING, s.STARTING, s.RUNNING, s.STOPPING):
         return
     if status != "removed":
-        alive_ns = turn.wall_ns - int((turn.now - node.seen) * 1e9)
         turn.set(lost={**state.lost, name: (alive_ns, reason)})
     ranks = {
         number: dataclasses.replace(rank, state="killed") if rank.node == name and rank.code is None else rank

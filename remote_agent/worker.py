@@ -75,19 +75,25 @@ def die_with_engine() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
 
 
-def tell_engine(here: str) -> None:
+def say_begun(here: str) -> None:
     """Say that the script is about to run; die when no engine listens: it was gone before the kernel watched it."""
     import errno
-    import time
 
     try:
-        pipe = os.open(os.path.join(here, WORD), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        tell_engine(here, b"main")
     except OSError as error:
         if error.errno in (errno.ENXIO, errno.ENOENT):
             os.kill(os.getpid(), SIGKILL)
         raise
+
+
+def tell_engine(here: str, word: bytes) -> None:
+    """Say what this rank is at, and when; raises OSError when no engine listens."""
+    import time
+
+    pipe = os.open(os.path.join(here, WORD), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        os.write(pipe, b"%d %d\n" % (int(os.environ["RANK"]), time.time_ns()))
+        os.write(pipe, b"%s %d %d\n" % (word, int(os.environ["RANK"]), time.time_ns()))
     finally:
         os.close(pipe)
 
@@ -188,10 +194,24 @@ def serve_stacks_later(here: str) -> None:
 
     def start() -> None:
         if os.getpid() == pid:
-            record_collectives()
-            serve_stacks(here)
+            try:
+                record_collectives()
+                serve_stacks(here)
+            finally:
+                say_over_later(here, pid)
 
     sys.meta_path.insert(0, AfterImport("torch.distributed", start))
+
+
+def say_over_later(here: str, pid: int) -> None:
+    """Say when the script is over: what Python then destroys closes the connections to the others."""
+    import atexit
+
+    def say() -> None:
+        if os.getpid() == pid:
+            quietly(tell_engine, here, b"over")
+
+    atexit.register(say)
 
 
 def record_collectives() -> None:
@@ -291,7 +311,7 @@ def bootstrap() -> None:
     try:
         import_hidden()
     finally:
-        quietly(tell_engine, here)
+        quietly(say_begun, here)
 
 
 def become(argv: list[str]) -> int:
@@ -304,7 +324,7 @@ def become(argv: list[str]) -> int:
     # Python ignores them for itself; a program started by torchrun has them at their defaults.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    quietly(tell_engine, here)
+    quietly(say_begun, here)
     try:
         os.execvp(program[0], program)
     except OSError as error:

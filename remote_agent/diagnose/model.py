@@ -10,6 +10,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from remote_agent.diagnose.exits import decode_exit
 from remote_agent.diagnose.shapes import lines_of
 
 # Ranks named one by one in a sentence; more are written as ranges.
@@ -193,3 +194,14 @@ def name_nodes(nodes: Sequence[str | None]) -> str:
     if not known:
         return ""
     return f" ({', '.join(known)})" if len(known) <= _MAX_NODES_NAMED else f" ({len(known)} nodes)"
+
+
+def describe(incident: Incident) -> str:
+    """Return the incident as a few lines for people: summary, exit, hint, victims."""
+    lines = [incident.summary]
+    if incident.exit_code is not None or incident.exit_signal is not None:
+        lines.append(f"exit: {decode_exit(incident.exit_code, incident.exit_signal)}")
+    if incident.hint:
+        lines.append(f"hint: {incident.hint}")
+    lines.extend(f"victims: {name_ranks(each.ranks)}: {each.summary}" for each in incident.victims if each.ranks)
+    return "\n".join(lines)

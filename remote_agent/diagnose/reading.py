@@ -94,7 +94,10 @@ def _read(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
     exit_ = evidence.exit or {}
     code, signal = exit_.get("code"), signal_name(exit_.get("code"), exit_.get("signal"))
     if evidence.stopped_by_us:
-        return _stopped(evidence, code, signal)
+        raised_ns = (evidence.error or {}).get("timestamp_ns")
+        # A process that has recorded its exception may take seconds to end: those whom it broke may end first.
+        failed = _from_text(evidence) if _before_our_signal(evidence, raised_ns) else None
+        return failed or _stopped(evidence, code, signal)
     if evidence.exit is not None and signal is None and code == 0:
         return _base(evidence, FINE, "other", decode_exit(code, None))
     if signal is not None:
@@ -148,13 +151,11 @@ def _base(evidence: RankEvidence, role: str, category: str, headline: str) -> Fi
 
 
 def _time_of(evidence: RankEvidence) -> int | None:
-    """Return when the rank failed: when its exception was recorded, else when its end was seen."""
-    ended: int | None = (evidence.exit or {}).get("t_ns")
-    raised: int | None = (evidence.error or {}).get("timestamp_ns")
-    if raised is None:
-        return ended
-    raised += evidence.clock_shift_ns
-    return raised if ended is None else min(raised, ended)
+    """Return when the rank failed: when its exception was recorded or its script over, else when its end was seen."""
+    exit_ = evidence.exit or {}
+    told = ((evidence.error or {}).get("timestamp_ns"), exit_.get("over_ns"))
+    times = [t_ns + evidence.clock_shift_ns for t_ns in told if t_ns is not None]
+    return min([*times, *([exit_["t_ns"]] if exit_.get("t_ns") is not None else [])], default=None)
 
 
 def _from_text(evidence: RankEvidence) -> Finding | None:
@@ -315,10 +316,18 @@ def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
     )
 
 
+def _before_our_signal(evidence: RankEvidence, t_ns: int | None) -> bool:
+    """Whether something happened before we asked this rank to end, by the clock of its own node."""
+    asked_ns = (evidence.exit or {}).get("asked_ns")
+    return t_ns is not None and asked_ns is not None and t_ns < asked_ns
+
+
 def _stopped(evidence: RankEvidence, code: int | None, signal: str | None) -> Finding:
     """Judge a rank that we ended: never a cause, but it may carry the cause's own exception."""
     how = f"stopped by supervisor ({signal})" if signal else f"stopped by supervisor (exit {code})"
     found = _from_text(evidence)
+    if found is None and _before_our_signal(evidence, (evidence.exit or {}).get("over_ns")):
+        return _base(evidence, FINE, "other", "its script was over")
     if found is None:
         return _base(evidence, STOPPED, "signal_preempted", how)
     # A process that has recorded its exception may take seconds to end: our signal came after it.

@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remote_agent.diagnose.exits import decode_exit
 from remote_agent.diagnose.hangs import find_astray, find_missing
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, name_nodes, name_ranks
@@ -245,7 +244,7 @@ def _left_early(findings: list[Finding], context: Context) -> _Cause | None:
     broken = [each for each in findings if each.role == SECONDARY]
     if not broken:
         return None
-    left = [each for each in findings if each.role == FINE and each.exit_code == 0]
+    left = [each for each in findings if each.role == FINE and (each.exit_code == 0 or each.exit_signal is not None)]
     left = [each for each in left if _clearly_before(each, broken[0], context)]
     if not left or len(left) > len(broken):
         return None
@@ -256,7 +255,7 @@ def _left_early(findings: list[Finding], context: Context) -> _Cause | None:
         scope="one_rank" if len(ranks) == 1 else "several_or_all_ranks",
         confidence="supported",
         category="collective_desync",
-        headline=f"left early: exited with code 0 while {name_ranks(_ranks(broken))} still communicated",
+        headline=f"left early: {left[0].headline} while {name_ranks(_ranks(broken))} still communicated",
         hint="each rank must run the same number of steps and collectives: compare the lengths of the data per rank",
         ranks=ranks,
         node=left[0].node if len(nodes) == 1 else None,
@@ -298,10 +297,7 @@ def _only_victims(findings: list[Finding], context: Context) -> _Cause:
     where = (
         f"first on {name_ranks([first.rank])}{name_nodes([first.node])}" if first.rank is not None else "in the text"
     )
-    silent = sorted({rank for ranks in context.ranks_per_node.values() for rank in ranks} - set(_ranks(findings)))
-    hint = first.hint
-    if silent:
-        hint = f"look at {name_ranks(silent)} first: nothing is known of {'it' if len(silent) == 1 else 'them'}; {hint}"
+    hint = "; ".join([*_look_first(broken, findings, context), first.hint])
     outside = first.category in (*_OUTSIDE, "signal_preempted")
     return _Cause(
         findings=[],
@@ -313,6 +309,17 @@ def _only_victims(findings: list[Finding], context: Context) -> _Cause:
         ranks=[],
         node=None,
     )
+
+
+def _look_first(broken: list[Finding], findings: list[Finding], context: Context) -> list[str]:
+    """Name the few ranks that might know more: nothing is known of them, or they alone did not complain."""
+    silent = sorted({rank for ranks in context.ranks_per_node.values() for rank in ranks} - set(_ranks(findings)))
+    if silent:
+        return [f"look at {name_ranks(silent)} first: nothing is known of {'it' if len(silent) == 1 else 'them'}"]
+    quiet = _ranks([each for each in findings if each.role in (FINE, STOPPED)])
+    if not quiet or len(quiet) >= len(broken):
+        return []
+    return [f"look at {name_ranks(quiet)} first: all others complain"]
 
 
 def _nothing(findings: list[Finding]) -> _Cause:
@@ -384,14 +391,3 @@ def _signature(cause: _Cause) -> str:
     if cause.findings and cause.missing is None and cause.category != "collective_desync":
         return cause.findings[0].signature
     return signature(cause.category, "", cause.node or "" if cause.category == "node_lost" else "", cause.headline)
-
-
-def describe(incident: Incident) -> str:
-    """Return the incident as a few lines for people: summary, exit, hint, victims."""
-    lines = [incident.summary]
-    if incident.exit_code is not None or incident.exit_signal is not None:
-        lines.append(f"exit: {decode_exit(incident.exit_code, incident.exit_signal)}")
-    if incident.hint:
-        lines.append(f"hint: {incident.hint}")
-    lines.extend(f"victims: {name_ranks(each.ranks)}: {each.summary}" for each in incident.victims if each.ranks)
-    return "\n".join(lines)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from supervisor import plain
+from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, make_parser
 from supervisor.cli.output import write_json, write_lines
 from supervisor.errors import UsageError
@@ -31,6 +32,7 @@ NO_FAILURE = (
 def run(verb: str, argv: Sequence[str]) -> int:
     """Judge the files; returns the exit status."""
     from supervisor.postmortem.diagnosis import diagnose
+    from supervisor.postmortem.files import few
 
     parser = make_parser(verb, USAGE, target=False)
     add_json(parser)
@@ -38,11 +40,15 @@ def run(verb: str, argv: Sequence[str]) -> int:
     options = parser.parse_args(list(argv))
     if not options.paths:
         raise UsageError("PATH is missing", f"supervisor {verb} {USAGE}")
+    left: list[str] = []
     try:
         with _bar(options.paths) as progress:
-            found = diagnose(options.paths, progress)
+            found = diagnose(options.paths, progress, left.append)
     except OSError as error:
-        raise UsageError(f"{error.filename}: {error.strerror}") from error
+        where = f"{error.filename}: " if error.filename else ""
+        raise UsageError(f"{where}{error.strerror or error}") from error
+    if left:
+        say(f"left out: {few(left)}")
     if options.json:
         write_json(found)
     else:

@@ -31,8 +31,13 @@ LINE_LIMIT = 4 * 1024 * 1024
 
 
 def write_json(document: Any) -> None:
-    """Print one JSON document on one line."""
-    _print(json.dumps(document, ensure_ascii=False) + "\n")
+    """Print one JSON document on one line; where stdout's encoding lacks a character, all but ASCII is escaped."""
+    text = json.dumps(document, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(document)
+    _print(text + "\n")
 
 
 def write_lines(lines: Sequence[str]) -> None:

@@ -9,18 +9,20 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from remote_agent.diagnose import Context, Incident, RankEvidence, read_error_document, verdict
 from remote_agent.diagnose.nccl import NcclFacts
 from remote_agent.diagnose.ranks import Line, split_ranks
-from supervisor.postmortem.files import Found, find
+from supervisor.postmortem.files import Found, LeaveOut, find
 from supervisor.postmortem.quiet import overcome, stands
 from supervisor.postmortem.reading import Progress, read_all
 
 Json = dict[str, Any]
+# What is longer is no error file of torch's.
+ERROR_BYTES = 64 << 20
 # Of files that stand in no directory of a run: group and generation.
 LOOSE = ("", 0)
 _LAUNCHER = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b")
@@ -37,7 +39,9 @@ class _Rank:
     error: Json | None = None
     error_file: str = ""
     exit: Json | None = None
-    shift_ns: int = 0
+    raised_ns: int | None = None
+    """When its exception was recorded, as its node saw it: the file's own time is lost where it was copied."""
+    shift_ns: int | None = None
 
 
 @dataclasses.dataclass
@@ -49,23 +53,29 @@ class _Generation:
     hang: Json | None = None
     """The incident of a hang that lasted until the end, as the journal has it: no file of a rank tells of it."""
     notes: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    shifts_ns: dict[str, int] = dataclasses.field(default_factory=dict)
+    """By node: what turns its time into the coordinator's."""
+    clock_error_ms: dict[str, float] = dataclasses.field(default_factory=dict)
     succeeded: bool = False
 
     def rank(self, number: int | None) -> _Rank:
         return self.ranks.setdefault(number, _Rank())
 
 
-def diagnose(paths: Sequence[Path], progress: Progress = lambda _bytes: None) -> Json:
+def diagnose(
+    paths: Sequence[Path], progress: Progress = lambda _bytes: None, leave_out: LeaveOut = lambda _why: None
+) -> Json:
     """Return {incidents, nccl} of the files under these paths; raises UsageError, OSError."""
     facts = NcclFacts()
     runs: dict[tuple[str, int], _Generation] = {}
-    found = find(paths)
+    found = find(paths, leave_out)
     for file in found:
         if file.stream == "journal":
             _read_journal(file, runs)
         elif file.stream == "error":
             rank = _generation(runs, file).rank(file.rank)
-            rank.error = read_error_document(file.path.read_bytes(), file.path.stat().st_mtime_ns)
+            with file.path.open("rb") as text:
+                rank.error = read_error_document(text.read(ERROR_BYTES), file.path.stat().st_mtime_ns)
             rank.error_file = str(file.path)
     logs = [file for file in found if file.stream not in ("journal", "error")]
     with closing(read_all([file.path for file in logs], progress)) as read:
@@ -135,47 +145,63 @@ def _take_lines(file: Found, lines: list[Line], run: _Generation, facts: NcclFac
 
 def _read_journal(file: Found, runs: dict[tuple[str, int], _Generation]) -> None:
     """Take what a job's journal says of exits, lost nodes and who ran where."""
-    for text in file.path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            event = json.loads(text)
-            kind, detail, number = event["type"], event["detail"], int(event["generation"])
-        except (ValueError, KeyError, TypeError):
+    with file.path.open(encoding="utf-8", errors="replace") as lines:
+        for text in lines:
             # The last line may be torn.
-            continue
-        run = runs.setdefault((file.group, number), _Generation(number))
-        if kind == "generation_started":
-            for member in detail["members"]:
-                run.nodes[member["node"]] = list(range(member["base_rank"], member["base_rank"] + member["nproc"]))
-        elif kind == "ranks_assigned":
-            run.nodes[event["node"]] = [int(rank[0]) for rank in detail["ranks"]]
-        elif kind in ("rank_failed", "generation_stopped"):
-            _read_exits(event, run)
-        elif kind == "incident" and detail.get("ongoing"):
-            run.hang = {key: value for key, value in detail.items() if key not in ("ongoing", "fingerprint")}
-        elif kind in ("hang_over", "job_succeeded"):
-            run.hang, run.succeeded = None, kind == "job_succeeded"
-        elif kind == "node_lost" and event["node"] in run.nodes:
-            run.lost[event["node"]] = (0, str(detail.get("reason")))
+            with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+                event = json.loads(text)
+                number = int(event["generation"])
+                _read_event(event, runs.setdefault((file.group, number), _Generation(number)))
 
 
-def _read_exits(event: Json, run: _Generation) -> None:
-    """Take what a journal says of a rank that failed, or of those that had ended well when their group was stopped."""
+def _read_event(event: Json, run: _Generation) -> None:
+    kind, detail = event["type"], event["detail"]
+    if kind == "generation_started":
+        for member in detail["members"]:
+            run.nodes[member["node"]] = list(range(member["base_rank"], member["base_rank"] + member["nproc"]))
+    elif kind == "ranks_assigned":
+        run.nodes[event["node"]] = [int(rank[0]) for rank in detail["ranks"]]
+    elif kind == "rank_failed":
+        _read_failure(event, run)
+    elif kind == "generation_stopped":
+        _read_stop(detail, run)
+    elif kind == "incident" and detail.get("ongoing"):
+        run.hang = {key: value for key, value in detail.items() if key not in ("ongoing", "fingerprint")}
+    elif kind in ("hang_over", "job_succeeded"):
+        run.hang, run.succeeded = None, kind == "job_succeeded"
+    elif kind == "node_lost" and event["node"] in run.nodes:
+        run.lost[event["node"]] = (int(detail.get("alive_ns") or 0), str(detail.get("reason")))
+
+
+def _read_stop(detail: Json, run: _Generation) -> None:
+    """Take what the end of a group says of ranks that did not fail by themselves, and of the nodes' clocks."""
+    for number, t_ns, over_ns in detail.get("left", ()):
+        ended = {"code": 0, "signal": None, "t_ns": t_ns, "over_ns": over_ns}
+        run.rank(number).exit = {**ended, "stopped_by_us": False}
+    for number, t_ns, code, signal, raised_ns, over_ns, asked_ns in detail.get("stopped", ()):
+        ended = {"code": code, "signal": signal, "t_ns": t_ns, "over_ns": over_ns, "asked_ns": asked_ns}
+        run.rank(number).exit = {**ended, "stopped_by_us": True}
+        run.rank(number).raised_ns = raised_ns
+    for node, (shift_ns, error_ns) in detail.get("clocks", {}).items():
+        run.shifts_ns[node] = shift_ns
+        run.clock_error_ms[node] = error_ns / 1e6
+
+
+def _read_failure(event: Json, run: _Generation) -> None:
+    """Take what a journal says of a rank that failed by itself."""
     detail = event["detail"]
-    if event["type"] == "generation_stopped":
-        for number, t_ns in detail.get("left", ()):
-            run.rank(number).exit = {"code": 0, "signal": None, "t_ns": t_ns, "stopped_by_us": False}
-        return
     rank = run.rank(event["rank"])
     rank.node = event["node"]
     how = {"pid": detail.get("pid"), "local_rank": detail.get("local_rank"), "t_ns": detail.get("time_ns")}
     rank.exit = {**how, **detail["exit"], "stopped_by_us": False}
+    rank.raised_ns = detail.get("raised_ns")
     rank.shift_ns = int(detail.get("shift_ns", 0))
     run.notes.setdefault(event["node"], []).extend(detail.get("notes", ()))
 
 
 def _judge(run: _Generation, number: int) -> Incident:
     named = {rank: node for node, ranks in run.nodes.items() for rank in ranks}
-    evidence = [_evidence(rank, found, named) for rank, found in run.ranks.items()]
+    evidence = [_evidence(rank, found, named, run.shifts_ns) for rank, found in run.ranks.items()]
     everyone = sorted(rank for rank in run.ranks if rank is not None)
     context = Context(
         generation=run.number,
@@ -185,6 +211,7 @@ def _judge(run: _Generation, number: int) -> Incident:
         lost_nodes=run.lost,
         hang=run.hang["missing"] if run.hang is not None and any(rank.exit for rank in run.ranks.values()) else None,
         host_notes=run.notes,
+        clock_error_ms=run.clock_error_ms,
     )
     incident = verdict(evidence, context)
     # Some stamps tell no year: they serve to order, and for nothing else.
@@ -192,16 +219,18 @@ def _judge(run: _Generation, number: int) -> Incident:
     return incident if known else dataclasses.replace(incident, time_ns=None)
 
 
-def _evidence(rank: int | None, found: _Rank, named: Mapping[int, str]) -> RankEvidence:
+def _evidence(rank: int | None, found: _Rank, named: Mapping[int, str], shifts_ns: Mapping[str, int]) -> RankEvidence:
+    node = found.node or (named.get(rank) if rank is not None else None)
+    exact = {} if found.raised_ns is None else {"timestamp_ns": found.raised_ns}
     return RankEvidence(
         rank=rank,
-        node=found.node or (named.get(rank) if rank is not None else None),
+        node=node,
         exit=found.exit,
-        error=found.error,
+        error=None if found.error is None else {**found.error, **exact},
         tail="\n".join(line.text for _, line in found.lines),
         files={"error": found.error_file} if found.error_file else {},
         places=[(name, line.number) for name, line in found.lines],
-        clock_shift_ns=found.shift_ns,
+        clock_shift_ns=shifts_ns.get(node or "", 0) if found.shift_ns is None else found.shift_ns,
     )
 
 

@@ -1,7 +1,7 @@
 """Which files under a path are logs of ranks, and of which rank, generation and node.
 
-In: paths. Out: Found objects, in order. Read: supervisor's job directories, torchrun's, `rank_<R>.<stream>.log`, and
-any other text file.
+In: paths. Out: Found objects, in order; of logs that cannot be read, why. Read: supervisor's job directories,
+torchrun's, `rank_<R>.<stream>.log`, and any other text file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,23 @@ _ATTEMPT = re.compile(r"attempt_(\d+)\Z")
 _RANK_FILE = re.compile(r"rank_?(\d+)[._-](stdout|stderr)\.(?:log|txt)\Z")
 _STREAM = re.compile(r"(stdout|stderr|nccl)\.log\Z")
 # Written by us or by torch beside the logs; nobody's words.
-_NOT_LOGS = (".idx", ".json", ".jsonl", ".pt", ".pyc", ".pid", ".sock", ".so", ".gz", ".zip", ".xz", ".bin", ".npz")
+_NOT_LOGS = (".idx", ".json", ".jsonl", ".pt", ".pyc", ".pid", ".sock", ".so", ".bin", ".npz")
+_PACKED = (".gz", ".xz", ".bz2", ".zst", ".zip")
+_LOGS = (".log", ".txt", ".out", ".err")
 _SNIFF = 8192
+# How files begin that are logs all the same, for another program.
+_FORMATS = (
+    (b"\x1f\x8b", "compressed: unpack it first (gunzip)"),
+    (b"\xfd7zXZ\0", "compressed: unpack it first (unxz)"),
+    (b"BZh", "compressed: unpack it first (bunzip2)"),
+    (b"\x28\xb5\x2f\xfd", "compressed: unpack it first (unzstd)"),
+    (b"PK\x03\x04", "compressed: unpack it first (unzip)"),
+    (b"\xff\xfe", "UTF-16: convert it first (iconv -f UTF-16 -t UTF-8)"),
+    (b"\xfe\xff", "UTF-16: convert it first (iconv -f UTF-16 -t UTF-8)"),
+)
+BINARY = "not a text file"
+_FEW = 3
+LeaveOut = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -39,39 +54,64 @@ class Found:
     """stdout, stderr, nccl, error (error.json) or journal (events.jsonl)."""
 
 
-def find(paths: Sequence[Path]) -> list[Found]:
-    """Return the files under these paths; raises UsageError for a path that is not there, or holds no log."""
+def find(paths: Sequence[Path], leave_out: LeaveOut = lambda _why: None) -> list[Found]:
+    """Return the files under these paths; raises UsageError for a path that is not there, or holds no log.
+
+    `leave_out` is told which logs in a directory cannot be read, and why.
+    """
     found: list[Found] = []
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path}: no such file or directory")
         if not path.is_dir() and not path.is_file():
             raise UsageError(f"{path}: neither a file nor a directory")
-        here = list(_under(path)) if path.is_dir() else [_named(path)]
+        left: list[str] = []
+        here = list(_under(path, left.append)) if path.is_dir() else [_named(path)]
         if not here:
-            raise UsageError(f"{path}: no log file in there", "name a directory with logs, or the files themselves")
+            hint = few(left) or "name a directory with logs, or the files themselves"
+            raise UsageError(f"{path}: no log file in there", hint)
+        for why in left:
+            leave_out(why)
         found += here
     return _with_torchruns_ranks(_with_nodes_together(list(dict.fromkeys(found))))
 
 
-def _under(folder: Path) -> Iterator[Found]:
-    for base, folders, names in os.walk(folder):
+def _under(folder: Path, leave_out: LeaveOut) -> Iterator[Found]:
+    def unlisted(error: OSError) -> None:
+        leave_out(f"{error.filename}: {error.strerror}")
+
+    for base, folders, names in os.walk(folder, onerror=unlisted):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
         for name in sorted(names):
-            found = _classify(Path(base, name))
-            if found is not None:
+            path = Path(base, name)
+            # A pipe would be waited for; a broken link leads nowhere.
+            found = _classify(path) if path.is_file() else None
+            if found is None:
+                continue
+            why = _unfit(found)
+            if not why:
                 yield found
+            elif why != BINARY:
+                leave_out(f"{path}: {why}")
 
 
 def _named(path: Path) -> Found:
-    """Return a file that the user named: it is read whatever it is called."""
-    return _classify(path) or Found(path, stream="stdout")
+    """Return a file that the user named: it is read whatever it is called; raises UsageError."""
+    found = _classify(path) or Found(path, stream="stdout")
+    why = _unfit(found)
+    if why:
+        raise UsageError(f"{path}: {why}")
+    return found
+
+
+def few(texts: Sequence[str]) -> str:
+    """Return a few of many texts in one line."""
+    more = len(texts) - _FEW
+    return "; ".join([*texts[:_FEW], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _classify(path: Path) -> Found | None:
-    # A pipe would be waited for; a broken link leads nowhere.
-    if not path.is_file():
-        return None
+    """Return what a file is by its name."""
     if path.name == "events.jsonl":
         return Found(path, group=str(path.parent), stream="journal")
     place = _place(path)
@@ -80,7 +120,8 @@ def _classify(path: Path) -> Found | None:
     named = _RANK_FILE.fullmatch(path.name)
     if named is not None:
         return Found(path, rank=int(named[1]), stream=named[2])
-    if path.name.startswith(".") or path.suffix in _NOT_LOGS or not _is_text(path):
+    is_packed = path.suffix in _PACKED and Path(path.stem).suffix not in _LOGS
+    if path.name.startswith(".") or path.suffix in _NOT_LOGS or is_packed:
         return None
     generation = _GENERATION.fullmatch(path.parent.name)
     if generation is not None:
@@ -139,17 +180,22 @@ def _with_torchruns_ranks(found: list[Found]) -> list[Found]:
     return [dataclasses.replace(each, group="torchrun", rank=None) if each.group in runs else each for each in found]
 
 
-def _is_text(path: Path) -> bool:
+def _unfit(found: Found) -> str:
+    """Return why a file cannot be read as a log; empty: it can."""
     try:
-        with path.open("rb") as file:
+        with found.path.open("rb") as file:
             start = 0
             with contextlib.suppress(OSError, AttributeError):
                 # Ours may have given their oldest bytes back to the disk.
                 start = os.lseek(file.fileno(), 0, os.SEEK_DATA)
             head = file.read(_SNIFF).lstrip(b"\0" if start else b"")
-    except OSError:
-        return False
-    return head.count(b"\0") <= len(head) // 20
+    except OSError as error:
+        return error.strerror or str(error)
+    # A rank may print what it likes into its own file.
+    if found.rank is not None or found.stream == "journal":
+        return ""
+    told = next((why for magic, why in _FORMATS if head.startswith(magic)), "")
+    return told or (BINARY if head.count(b"\0") > len(head) // 20 else "")
 
 
 def total_size(found: Iterable[Found]) -> int:

@@ -85,6 +85,8 @@ def test_the_document_has_the_form_of_the_wire(tmp_path: Path) -> None:
         "signal": None,
         "core": False,
         "t_ns": document["t_ns"],
+        "over_ns": None,
+        "asked_ns": None,
         "stopped_by_us": False,
         "error": None,
         "tail": "x",
@@ -110,7 +112,7 @@ def test_a_worker_that_the_bootstrap_did_not_reach_is_taken_to_run(
             for _ in range(2)
         ]
         boot = BootDirectory(tmp_path)
-        os.write(boot.pipe, b"0 5\n")
+        os.write(boot.pipe, b"main 0 5\n")
         workers = [Worker(rank, rank, process.pid, tmp_path) for rank, process in enumerate(processes)]
         group = engine_group.Group(7, boot, workers, lambda: None, Host())
         notices: list[tuple[str, dict[str, Any]]] = []

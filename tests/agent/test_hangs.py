@@ -122,7 +122,9 @@ def test_a_hang_is_restarted_where_the_job_says_so(tmp_path: Path) -> None:
             await nodes.launch()
             first = await nodes.until("incident")
             again = await nodes.until("incident", since=first["seq"])
-            assert again["detail"]["culprit_ranks"] == first["detail"]["culprit_ranks"] == [1]
+            for event, part in ((first, "a thread"), (again, "an asyncio task")):
+                assert (event["detail"]["category"], event["detail"]["culprit_ranks"]) == ("user_exception", [1])
+                assert f"{part} ended with ZeroDivisionError" in event["detail"]["summary"]
             await nodes.until("generation_running", generation=1)
             assert (await nodes.call("n1", "status"))["restarts"] == 1
 

@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {
     "restart": restart.run,
     "defects": defects.run,
     "failures": failures.run,
+    "skewed": failures.skewed,
     "screen": screen.run,
     "diagnose": diagnose.run,
     "flood": flood.run,

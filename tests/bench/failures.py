@@ -1,6 +1,7 @@
 """What is said of the failures of the field: stock torchrun and ours, the same scripts, hosts and faults.
 
-In: a Cluster of two hosts with two ranks each. Out: a Report; seconds are from the fault to the verdict.
+In: a Cluster of two hosts with two ranks each. Out: a Report; seconds are from the fault to the verdict. `skewed`: ours
+alone, where one host's clock is 5 s ahead and the other's 5 s behind.
 """
 
 from __future__ import annotations
@@ -8,15 +9,17 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import skew
 from tests.bench import contest, torchrun
 from tests.bench.contest import OurRun, Run, Setting, StockRun
 from tests.bench.faults import FAULTS, HOST, Fault, crash
@@ -28,6 +31,7 @@ HOSTS = ("n1", "n2")
 WATCH_S = 60.0
 HANG_AFTER_S = 10.0
 NODE_TIMEOUT_S = 5.0
+AHEAD_S = {"n1": 5, "n2": -5}
 
 
 @dataclass(frozen=True)
@@ -39,14 +43,16 @@ class Said:
     right: bool = False
 
 
-def play(fault: Fault, cluster: Cluster, work: Path) -> tuple[Said, Said, Said]:
-    """Return what torchrun, ours and `diagnose` say; raises ClusterError, AssertionError, OSError."""
-    keys = {"hang_after": HANG_AFTER_S, "node_timeout": NODE_TIMEOUT_S}
+def play(
+    fault: Fault, cluster: Cluster, work: Path, *, stock: bool = True, hosts: Mapping[str, Any] | None = None
+) -> list[Said]:
+    """Return what torchrun (if asked), ours and `diagnose` say; raises ClusterError, AssertionError, OSError."""
+    keys = {"hang_after": HANG_AFTER_S, "node_timeout": NODE_TIMEOUT_S, "hosts": hosts or {}}
     setting = Setting(
         fault.script, HOSTS, "2", nproc=2, max_restarts=0, stock_env=torchrun.OWN_STORE, keys=keys
     )  # fmt: skip
     said: list[Said] = []
-    for name, launch in (("stock", contest.stock), ("ours", contest.ours)):
+    for name, launch in (*((("stock", contest.stock),) if stock else ()), ("ours", contest.ours)):
         (work / name).mkdir(parents=True)
         with launch(cluster, work / name, setting) as run:
             begun_ns = _break(run, fault, work / name / "go")
@@ -55,8 +61,7 @@ def play(fault: Fault, cluster: Cluster, work: Path) -> tuple[Said, Said, Said]:
             finally:
                 if fault.act is crash:
                     cluster.boot(HOST)
-    theirs, mine, later = said
-    return theirs, mine, later
+    return said
 
 
 def _break(run: Run, fault: Fault, go: Path) -> int:
@@ -66,7 +71,7 @@ def _break(run: Run, fault: Fault, go: Path) -> int:
         fault.act(run)
         return since_ns
     go.touch()
-    at_ns = run.notes.wait("fault", since_ns, WATCH_S, run.goes_on, fault.breaking)
+    at_ns = run.notes.wait("fault", 0, WATCH_S, run.goes_on, fault.breaking)
     return at_ns or since_ns
 
 
@@ -115,16 +120,12 @@ def run(names: Sequence[str] = ()) -> Report:
     """Play all faults (or those whose name has one of these words) with both; raises ClusterError, OSError."""
     rows = []
     data: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="supervisor-bench-") as root:
-        for number, fault in enumerate(FAULTS):
-            if names and not any(word in fault.name for word in names):
-                continue
-            with Cluster(len(HOSTS)) as cluster:
-                theirs, mine, later = play(fault, cluster, Path(root) / str(number))
-            rows.append((fault.name, theirs.text, seconds(theirs.after_s), mine.text, seconds(mine.after_s),
-                         "yes" if mine.right else "NO", "yes" if later.right else f"NO: {later.text}"))  # fmt: skip
-            print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
-            data[fault.name] = {"torchrun": vars(theirs), "supervisor": vars(mine), "diagnose": vars(later)}
+    for fault, cluster, work in _each(names):
+        theirs, mine, later = play(fault, cluster, work)
+        said = (theirs.text, seconds(theirs.after_s), mine.text, seconds(mine.after_s))
+        rows.append((fault.name, *said, *_ok(mine, later)))
+        print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+        data[fault.name] = {"torchrun": vars(theirs), "supervisor": vars(mine), "diagnose": vars(later)}
     notes = (
         "two hosts with two ranks each, gloo; the fault hits rank 2, on n2; after: from the fault until torchrun ended",
         f"(watched for {WATCH_S:g} s), or until our incident; hang_after = {HANG_AFTER_S:g} (default 30)",
@@ -132,3 +133,39 @@ def run(names: Sequence[str] = ()) -> Report:
     )
     head = ("failure", "torchrun", "after", "supervisor", "after", "right", "diagnose")
     return Report("failures", (Table("failures of the field", head, tuple(rows), notes, (0, 1, 3, 5, 6)),), data)
+
+
+def skewed(names: Sequence[str] = ()) -> Report:
+    """Play all faults (or those named) with ours on hosts whose clocks are wrong; raises ClusterError, OSError."""
+    rows = []
+    data: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="supervisor-bench-") as folder:
+        library = skew.build(Path(folder))
+        wrong = {name: skew.environment(library, ahead_s) for name, ahead_s in AHEAD_S.items()}
+        hosts = {
+            name: {"prelude": "export " + " ".join(f"{key}={shlex.quote(value)}" for key, value in env.items())}
+            for name, env in wrong.items()
+        }
+        for fault, cluster, work in _each(names):
+            mine, later = play(fault, cluster, work, stock=False, hosts=hosts)
+            rows.append((fault.name, mine.text, *_ok(mine, later)))
+            print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+            data[fault.name] = {"supervisor": vars(mine), "diagnose": vars(later)}
+    notes = ("as `failures`, but all that n1 sees of the time of day is 5 s ahead, and n2 5 s behind",)
+    head = ("failure", "supervisor", "right", "diagnose")
+    return Report(
+        "skewed", (Table("failures on hosts with wrong clocks", head, tuple(rows), notes, (0, 1, 2, 3)),), data
+    )
+
+
+def _each(names: Sequence[str]) -> Iterator[tuple[Fault, Cluster, Path]]:
+    """Yield each fault (of those named) with hosts and a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="supervisor-bench-") as root:
+        for number, fault in enumerate(FAULTS):
+            if not names or any(word in fault.name for word in names):
+                with Cluster(len(HOSTS)) as cluster:
+                    yield fault, cluster, Path(root) / str(number)
+
+
+def _ok(mine: Said, later: Said) -> tuple[str, str]:
+    return "yes" if mine.right else "NO", "yes" if later.right else f"NO: {later.text}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import json
 import os
@@ -311,6 +312,30 @@ def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="no log file in there"):
         find([tmp_path / "empty"])
+
+
+def test_what_cannot_be_read_is_told_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "bad"
+    bad.mkdir()
+    (bad / "old.log.gz").write_bytes(gzip.compress(BROKEN.encode()))
+    (bad / "wide.log").write_bytes(BROKEN.encode("utf-16"))
+    (bad / "rank_3.stderr.log").symlink_to("/proc/self/mem")
+    (bad / "data.tar.gz").write_bytes(gzip.compress(b"no log"))
+    (bad / "a.out").write_bytes(b"\0" * 1000)
+    (bad / "loop").symlink_to("loop")
+    gunzip = f"{bad}/old.log.gz: compressed: unpack it first (gunzip)"
+    rest = f"{bad}/rank_3.stderr.log: Input/output error; {bad}/wide.log: UTF-16: convert it first"
+    assert main(["diagnose", str(bad)]) == 2
+    assert f"supervisor: {bad}: no log file in there\n  hint: {gunzip}; {rest}" in capfd.readouterr().err
+    odd = bad / os.fsdecode(b"\xff.log")
+    odd.write_text("x" * 100_000 + f"\n{BROKEN}")
+    assert main(["diagnose", "--json", str(bad)]) == 0
+    told = capfd.readouterr()
+    assert only(json.loads(told.out))["evidence"][0]["file"] == str(odd)
+    assert told.err.startswith(f"supervisor: left out: {gunzip}; {rest}")
+    for name, why in (("a.out", "not a text file"), ("rank_3.stderr.log", "Input/output error"), ("loop", "no such")):
+        assert main(["diagnose", str(bad / name)]) == 2
+        assert capfd.readouterr().err.startswith(f"supervisor: {bad}/{name}: {why}")
 
 
 def test_the_verb(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -68,11 +68,37 @@ def test_who_left_early_is_told_from_the_journal_whatever_the_clocks(tmp_path: P
     os.utime(file, ns=(left_ns - 4 * 10**9, left_ns - 4 * 10**9))
     ended = {"exit": {"code": 1, "signal": None}, "time_ns": left_ns + 2 * 10**9, "shift_ns": 5 * 10**9}
     members = [{"node": f"n{1 + at}", "group_rank": at, "base_rank": at, "nproc": 1} for at in range(2)]
+    left = {"left": [[1, left_ns + 9 * 10**9, left_ns - 3 * 10**9]], "clocks": {"n2": [3 * 10**9, 10**6]}}
     events = [
         {"type": "generation_started", "generation": 0, "node": None, "rank": None, "detail": {"members": members}},
         {"type": "rank_failed", "generation": 0, "node": "n1", "rank": 0, "detail": ended},
-        {"type": "generation_stopped", "generation": 0, "node": None, "rank": None, "detail": {"left": [[1, left_ns]]}},
+        {"type": "generation_stopped", "generation": 0, "node": None, "rank": None, "detail": left},
     ]
     (job / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     found = only(diagnose([job]))
     assert (found["category"], found["culprit_ranks"], found["culprit_node"]) == ("collective_desync", [1], "n2")
+
+
+def test_the_files_are_judged_as_the_group_was(tmp_path: Path) -> None:
+    """Who was stopped by us is no cause; who failed before a node was lost is; copied files have lost their times."""
+    job, at_ns, behind_ns = tmp_path / "jobs" / "train-a1", 10**18, 5 * 10**9
+    write(job, generation_0__rank_0__stderr_dot_log="", generation_0__rank_1__stderr_dot_log="")
+    for rank, text in ((0, "ValueError: 7 classes, 6 labels"), (1, "RuntimeError: interrupted")):
+        said = {"message": text, "extraInfo": {"timestamp": "1"}}
+        (job / "generation_0" / f"rank_{rank}" / "error.json").write_text(json.dumps({"message": said}))
+    raised_ns = at_ns - behind_ns + 2 * 10**9
+    failed = {"exit": {"code": 1, "signal": None}, "time_ns": at_ns + 10**9, "shift_ns": 0, "raised_ns": at_ns}
+    stopped = [1, at_ns + 3 * 10**9, 1, None, raised_ns, None, raised_ns - 10**9]
+    members = [{"node": f"n{1 + at}", "group_rank": at, "base_rank": at, "nproc": 1} for at in range(3)]
+    ended = {"stopped": [stopped], "clocks": {"n2": [behind_ns, 0]}}
+    events = [
+        {"type": "generation_started", "generation": 0, "node": None, "rank": None, "detail": {"members": members}},
+        {"type": "rank_failed", "generation": 0, "node": "n1", "rank": 0, "detail": failed},
+        {"type": "node_lost", "generation": 0, "node": "n3", "rank": None, "detail": {"alive_ns": at_ns + 10**9}},
+        {"type": "generation_stopped", "generation": 0, "node": None, "rank": None, "detail": ended},
+        {"type": "generation_stopped", "generation": 0, "node": None, "rank": None, "detail": {"stopped": ["torn"]}},
+    ]
+    (job / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    found = only(diagnose([job]))
+    assert (found["category"], found["culprit_ranks"], found["culprit_node"]) == ("user_exception", [0], "n1")
+    assert found["time"] == "2001-09-09T01:46:40.000Z"

@@ -234,6 +234,34 @@ def test_a_rank_that_left_early_is_named() -> None:
     assert incident.summary.startswith("rank 3 (n2): left early: exited with code 0")
 
 
+def test_who_left_early_is_told_from_who_was_stopped_in_time() -> None:
+    """Its connections close while its process still ends: the others may be seen to fail first, and it is stopped."""
+    broken = [rank(each, 1.2, RESET) for each in (0, 1, 3)]
+    asked_ns = START + int(1.3 * SECOND)
+    left = rank(2, 1.4, "", None, "SIGTERM", stopped_by_us=True, over_ns=START + SECOND, asked_ns=asked_ns)
+    incident = judge(*broken, left)
+    assert (incident.category, incident.culprit_ranks, incident.culprit_node) == ("collective_desync", (2,), "n2")
+    assert incident.summary.startswith("rank 2 (n2): left early: its script was over while ranks 0-1,3 still")
+    unsure = judge(*broken, left, clock_error_ms={"n1": 150.0, "n2": 150.0})
+    assert unsure.culprit_ranks == ()
+    obeyed = rank(2, 1.4, "", None, "SIGTERM", stopped_by_us=True, over_ns=asked_ns + 1, asked_ns=asked_ns)
+    quiet = judge(*broken, obeyed)
+    assert (quiet.scope, quiet.culprit_ranks) == ("not_in_text", ())
+    assert quiet.hint.startswith("look at rank 2 first: all others complain; ")
+
+
+@pytest.mark.parametrize(("asked_s", "culprits"), [(1.3, (2,)), (0.9, ())])
+def test_who_had_failed_when_our_signal_came_is_a_cause(asked_s: float, culprits: tuple[int, ...]) -> None:
+    """A process with a recorded exception may take seconds to end: what it broke is seen first."""
+    text = trace("ValueError: bad batch")
+    record = {"message": "ValueError: bad batch", "callstack": text, "timestamp_ns": START + SECOND}
+    asked_ns = START + int(asked_s * SECOND)
+    slow = rank(2, 5, text, None, "SIGTERM", stopped_by_us=True, error=record, asked_ns=asked_ns)
+    incident = judge(rank(0, 1.2, RESET), rank(1, 1.2, RESET), slow)
+    assert incident.culprit_ranks == culprits
+    assert (incident.category == "user_exception") == bool(culprits)
+
+
 def test_a_rank_named_by_another_is_the_one() -> None:
     text = "RuntimeError: Rank 1 failed to pass monitoredBarrier in 30000 ms"
     incident = judge(rank(0, 1, trace(text, 20, "sync")), stopped(1, 2), stopped(2, 2), stopped(3, 2))

@@ -1,5 +1,6 @@
 """Three ranks that train; after step 5 rank 1 does what the argument says."""
 
+import asyncio
 import ctypes
 import os
 import queue
@@ -29,6 +30,18 @@ def work_in_a_thread() -> None:
     results: queue.Queue[int] = queue.Queue()
     threading.Thread(target=lambda: results.put(1 // 0)).start()
     results.get()
+
+
+def work_in_a_task() -> None:
+    async def feed() -> None:
+        await asyncio.sleep(1 // 0)
+
+    async def wait_for_it() -> None:
+        feeding = asyncio.get_running_loop().create_task(feed())
+        del feeding
+        await asyncio.Event().wait()
+
+    asyncio.run(wait_for_it())
 
 
 def compute(seconds: float) -> None:
@@ -61,7 +74,7 @@ def act() -> None:
     if mode == "gil":
         ctypes.PyDLL(None).sleep(1000)
     elif mode == "thread":
-        work_in_a_thread()
+        (work_in_a_task if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) else work_in_a_thread)()
     elif mode == "other":
         dist.broadcast(torch.ones(7), 0)
     elif mode == "group":
