@@ -32,7 +32,9 @@ LINE_LIMIT = 4 * 1024 * 1024
 
 def write_json(document: Any) -> None:
     """Print one JSON document on one line."""
-    _print(json.dumps(document, ensure_ascii=False) + "\n")
+    # Elsewhere stdout's own escapes would not be JSON's.
+    unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    _print(json.dumps(document, ensure_ascii=not unicode) + "\n")
 
 
 def write_lines(lines: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,13 @@ def test_a_missing_script_is_refused_before_anything_starts(work: Path, script: 
         make_plan(hosts_of(work), UpOptions(script), work)
     with pytest.raises(UsageError, match=words):
         make_plan(alone(work), UpOptions(script), work)
+
+
+def test_a_workdir_that_is_not_there_is_named_before_the_script(work: Path) -> None:
+    inventory = hosts_of(work)
+    elsewhere = dataclasses.replace(inventory.job, workdir=work / "gone")
+    with pytest.raises(UsageError, match=r"\[job\]\.workdir: .*gone: there is no such directory"):
+        make_plan(dataclasses.replace(inventory, job=elsewhere), UpOptions("train.py"), work)
 
 
 def test_modules_and_programs_are_not_looked_for(work: Path) -> None:
