@@ -135,6 +135,10 @@ def _dispatch(words: list[str]) -> int:
         near = difflib.get_close_matches(verb, BY_VERB, 1)
         hint = f"did you mean `supervisor {near[0]}`?" if near else "`supervisor --help` lists the verbs"
         raise UsageError(f"no such verb: {verb}", hint)
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise UsageError("the directory that you are in has been removed", "cd to another one") from error
     # --debug lowers the level.
     logging.basicConfig(
         stream=sys.stderr, level=logging.CRITICAL, format="%(asctime)s %(name)s %(levelname)s %(message)s"

@@ -339,15 +339,20 @@ def test_a_restart_that_would_set_nothing(words: list[str], said: str, capsys: p
     assert said in capsys.readouterr().err
 
 
-def test_closed_files_and_narrow_terminals_change_no_exit_status() -> None:
+def test_odd_surroundings_are_no_internal_errors(tmp_path: Path) -> None:
     def run(line: str, **env: str) -> subprocess.CompletedProcess[bytes]:
-        command = ["/bin/sh", "-c", f'exec "$0" -m supervisor {line}', sys.executable]
-        return subprocess.run(command, env={**os.environ, **env}, capture_output=True, timeout=60, check=False)
+        command = ["/bin/sh", "-c", line.replace("supervisor", '"$0" -m supervisor'), sys.executable]
+        return subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, **env}, capture_output=True, timeout=60, check=False
+        )
 
-    assert run("frob <&- >&- 2>&-").returncode == 2
-    shown = run("up --help", PYTHONIOENCODING="latin-1")
+    assert run("supervisor frob <&- >&- 2>&-").returncode == 2
+    shown = run("supervisor up --help", PYTHONIOENCODING="latin-1")
     assert (shown.returncode, shown.stderr) == (0, b"")
     assert b"SCRIPT [ARGS\\u2026]" in shown.stdout
+    gone = run("mkdir gone && cd gone && rmdir ../gone && supervisor jobs")
+    assert gone.returncode == 2
+    assert b"has been removed" in gone.stderr
 
 
 def test_json_is_json_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
