@@ -299,7 +299,8 @@ def locate_script(options: UpOptions, workdir: Path, cwd: Path, *, syncs: bool, 
     _check_there(found, script, looked)
     inside = _inside(found, workdir)
     if inside is not None:
-        return inside
+        # A program's name without a slash would be looked for in PATH.
+        return f"./{inside}" if options.kind == "binary" and "/" not in inside else inside
     if syncs:
         raise UsageError(
             f"script {found} is outside the workdir {workdir}, which is what goes to the nodes",

@@ -154,6 +154,8 @@ def test_a_workdir_that_is_not_there_is_named_before_the_script(work: Path) -> N
 def test_modules_and_programs_are_not_looked_for(work: Path) -> None:
     assert make_plan(hosts_of(work), UpOptions("pkg.train", kind="module"), work).spec.script == "pkg.train"
     assert make_plan(hosts_of(work), UpOptions("nvidia-smi", kind="binary"), work).spec.script == "nvidia-smi"
+    for cwd, program in (work, "./train.py"), (work.parent, "work/train.py"):
+        assert make_plan(hosts_of(work), UpOptions(program, kind="binary"), cwd).spec.script == "./train.py"
     with pytest.raises(UsageError, match="does not exist"):
         make_plan(hosts_of(work), UpOptions("./no.sh", kind="binary"), work)
 
