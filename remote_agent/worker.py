@@ -314,6 +314,15 @@ def bootstrap() -> None:
         quietly(say_begun, here)
 
 
+def why_not(program: str, error: OSError) -> str:
+    """Say why a program cannot be started; the kernel's words mislead where the file itself is there."""
+    if isinstance(error, FileNotFoundError) and "/" not in program:
+        return "No such program in PATH"
+    if isinstance(error, FileNotFoundError) and os.path.exists(program):
+        return "its first line names an interpreter that is not there (Windows line ends?)"
+    return str(error.strerror)
+
+
 def become(argv: list[str]) -> int:
     """Replace this process by a program: argv is JOB PROGRAM ARGS; returns a shell's exit status if that fails."""
     import signal
@@ -328,8 +337,11 @@ def become(argv: list[str]) -> int:
     try:
         os.execvp(program[0], program)
     except OSError as error:
-        quietly(write_exception, os.environ.get("TORCHELASTIC_ERROR_FILE", os.devnull), error.with_traceback(None))
-        sys.stderr.write(f"{program[0]}: {error.strerror}\n")
+        why = why_not(program[0], error)
+        # exec does not say which program it could not start.
+        named = type(error)(error.errno, why, program[0])
+        quietly(write_exception, os.environ.get("TORCHELASTIC_ERROR_FILE", os.devnull), named)
+        sys.stderr.write(f"{program[0]}: {why}\n")
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 

@@ -16,6 +16,8 @@ PHASES = ("detect", "stop", "rendezvous", "spawn", "main")
 # What a rank printed may hold anything; a terminal must not obey it.
 _UNSAFE = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
 LONGEST_FOLD = 12
+TRACEBACK = ("Traceback (", "Original Traceback (")
+ENDED = ("succeeded", "failed", "stopped")
 
 
 def safe(text: object) -> str:
@@ -161,7 +163,7 @@ def status_tail(status: Document) -> list[str]:
         over = " (over)" if incident.get("ongoing") is False else ""
         lines.append(f"incident {incident.get('id')}{over}: {one_line(incident.get('summary'))}")
     lines += [f"warning: rank {one['rank']}: {one_line(one['message'])}" for one in status.get("warnings") or ()]
-    if status.get("coordinator_reachable") is False:
+    if status.get("coordinator_reachable") is False and status.get("state") not in ENDED:
         lines.append(f"note: {status.get('node')} answers; the coordinator cannot be reached, so this may be old")
     return lines
 
@@ -246,8 +248,11 @@ def signal_text(detail: Document) -> str:
 def _message(message: object) -> str:
     if isinstance(message, Mapping):
         message = message.get("message", "")
-    lines = [line for line in safe(message or "").splitlines() if line.strip()]
-    return lines[-1].strip() if lines else ""
+    lines = [line.strip() for line in safe(message or "").splitlines() if line.strip()]
+    if not lines:
+        return ""
+    # A text may have several lines; the cause of one that hands on another's traceback is that one's end.
+    return lines[-1] if any(line.startswith(TRACEBACK) for line in lines) else lines[0]
 
 
 def _members(detail: Document) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import logging
 import os
 import sys
@@ -69,9 +70,10 @@ def overview() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if sys.stdout is None:
-        # Whoever starts us with a closed stdout wants no output.
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  it lasts as long as the process
+    _open_standard_files()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What the terminal's encoding lacks is escaped, as on stderr.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = _dispatch(words)
         sys.stdout.flush()
@@ -92,6 +94,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         _show_traceback()
         say(f"internal error: {type(error).__name__}: {error}\n  hint: --debug shows where")
         return 1
+
+
+def _open_standard_files() -> None:
+    """Open what the caller has closed of stdin, stdout and stderr: no other file may get its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  it lasts as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 def say(text: str) -> None:
@@ -120,6 +135,10 @@ def _dispatch(words: list[str]) -> int:
         near = difflib.get_close_matches(verb, BY_VERB, 1)
         hint = f"did you mean `supervisor {near[0]}`?" if near else "`supervisor --help` lists the verbs"
         raise UsageError(f"no such verb: {verb}", hint)
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise UsageError("the directory that you are in has been removed", "cd to another one") from error
     # --debug lowers the level.
     logging.basicConfig(
         stream=sys.stderr, level=logging.CRITICAL, format="%(asctime)s %(name)s %(levelname)s %(message)s"

@@ -70,7 +70,8 @@ def _parse(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InventoryError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        return tomllib.loads(data.decode())
+        # Some editors begin a file with a byte order mark.
+        return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise InventoryError(f"{path}: line {line}: not UTF-8 text") from error

@@ -79,6 +79,8 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
         raise UsageError(f"--standalone means this machine alone, and {inventory.path} names hosts", "leave one out")
     defaults = inventory.job
     syncs = inventory.path is not None and defaults.sync and options.sync
+    if syncs and not defaults.workdir.is_dir():
+        raise UsageError(f"{inventory.path}: [job].workdir: {defaults.workdir}: there is no such directory")
     script = locate_script(options, defaults.workdir, cwd, syncs=syncs, local=inventory.path is None)
     strangers = options.rendezvous is not None
     hosts, min_nodes, max_nodes = choose_hosts(inventory, options.nnodes, strangers=strangers)
@@ -297,7 +299,8 @@ def locate_script(options: UpOptions, workdir: Path, cwd: Path, *, syncs: bool, 
     _check_there(found, script, looked)
     inside = _inside(found, workdir)
     if inside is not None:
-        return inside
+        # A program's name without a slash would be looked for in PATH.
+        return f"./{inside}" if options.kind == "binary" and "/" not in inside else inside
     if syncs:
         raise UsageError(
             f"script {found} is outside the workdir {workdir}, which is what goes to the nodes",

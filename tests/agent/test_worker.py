@@ -303,11 +303,21 @@ def test_a_program_without_python(shared: SharedEngine, cwd: Path) -> None:
     assert signals == expected.stdout.decode().splitlines()[1:]
 
 
-def test_a_program_that_is_not_there(shared: SharedEngine, cwd: Path) -> None:
-    ended, _, err = shared.run("./nothing", kind="binary", cwd=str(cwd))
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("./nothing", "No such file or directory"),
+        ("nothing-of-that-name", "No such program in PATH"),
+        ("./windows.sh", "its first line names an interpreter that is not there (Windows line ends?)"),
+    ],
+)
+def test_a_program_that_cannot_be_started(shared: SharedEngine, cwd: Path, program: str, why: str) -> None:
+    (cwd / "windows.sh").write_bytes(b"#!/bin/sh\r\necho\r\n")
+    (cwd / "windows.sh").chmod(0o755)
+    ended, _, err = shared.run(program, kind="binary", cwd=str(cwd))
     assert ended["code"] == 127
-    assert err == b"./nothing: No such file or directory\n"
-    assert ended["error"]["message"].startswith("FileNotFoundError: [Errno 2]")
+    assert err.decode() == f"{program}: {why}\n"
+    assert ended["error"]["message"] == f"FileNotFoundError: [Errno 2] {why}: '{program}'"
 
 
 @pytest.mark.parametrize("version", ["3.9", "3.10", "3.12", "3.13"])

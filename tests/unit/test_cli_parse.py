@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
+import json
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +17,13 @@ import pytest
 from supervisor.cli import main, torchrun
 from supervisor.cli.logs import parse_logs, selection_of
 from supervisor.cli.options import read_duration, read_ranks, split_target
+from supervisor.cli.output import write_json
 from supervisor.cli.up import job_options, parse_up
 from supervisor.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
 def _no_pet(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     for name in list(os.environ):
         if name.startswith("PET_"):
             monkeypatch.delenv(name)
@@ -333,3 +337,27 @@ def test_a_pattern_that_the_nodes_would_not_take_is_a_mistake() -> None:
 def test_a_restart_that_would_set_nothing(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["restart", "h.toml", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_odd_surroundings_are_no_internal_errors(tmp_path: Path) -> None:
+    def run(line: str, **env: str) -> subprocess.CompletedProcess[bytes]:
+        command = ["/bin/sh", "-c", line.replace("supervisor", '"$0" -m supervisor'), sys.executable]
+        return subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, **env}, capture_output=True, timeout=60, check=False
+        )
+
+    assert run("supervisor frob <&- >&- 2>&-").returncode == 2
+    shown = run("supervisor up --help", PYTHONIOENCODING="latin-1")
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    assert b"SCRIPT [ARGS\\u2026]" in shown.stdout
+    gone = run("mkdir gone && cd gone && rmdir ../gone && supervisor jobs")
+    assert gone.returncode == 2
+    assert b"has been removed" in gone.stderr
+
+
+def test_json_is_json_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    for encoding in ("utf-8", "latin-1"):
+        out = io.BytesIO()
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, encoding, "backslashreplace"))
+        write_json({"text": "é…"})
+        assert json.loads(out.getvalue().decode(encoding)) == {"text": "é…"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +144,18 @@ def test_a_missing_script_is_refused_before_anything_starts(work: Path, script: 
         make_plan(alone(work), UpOptions(script), work)
 
 
+def test_a_workdir_that_is_not_there_is_named_before_the_script(work: Path) -> None:
+    inventory = hosts_of(work)
+    elsewhere = dataclasses.replace(inventory.job, workdir=work / "gone")
+    with pytest.raises(UsageError, match=r"\[job\]\.workdir: .*gone: there is no such directory"):
+        make_plan(dataclasses.replace(inventory, job=elsewhere), UpOptions("train.py"), work)
+
+
 def test_modules_and_programs_are_not_looked_for(work: Path) -> None:
     assert make_plan(hosts_of(work), UpOptions("pkg.train", kind="module"), work).spec.script == "pkg.train"
     assert make_plan(hosts_of(work), UpOptions("nvidia-smi", kind="binary"), work).spec.script == "nvidia-smi"
+    for cwd, program in (work, "./train.py"), (work.parent, "work/train.py"):
+        assert make_plan(hosts_of(work), UpOptions(program, kind="binary"), cwd).spec.script == "./train.py"
     with pytest.raises(UsageError, match="does not exist"):
         make_plan(hosts_of(work), UpOptions("./no.sh", kind="binary"), work)
 

@@ -296,6 +296,11 @@ def test_the_file_itself_may_be_the_mistake(tmp_path: Path) -> None:
         load(tmp_path / "hosts.toml")
 
 
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "hosts.toml").write_bytes(b"\xef\xbb\xbf" + ONE.encode())
+    assert [host.name for host in load(tmp_path / "hosts.toml").hosts] == ["n1"]
+
+
 def test_an_unreadable_key_is_refused(tmp_path: Path) -> None:
     # Not by its mode: tests may run as root.
     error = _refused(tmp_path, ONE + 'identity_file = "/proc/self/mem"\n')

@@ -123,11 +123,31 @@ def test_events_are_one_safe_line_each() -> None:
         event("rank_failed", node="n2", rank=5, detail={"exit": {"code": None, "signal": "SIGKILL"}})
     )
     assert line.split() == ["10:00:00.123", "rank_failed", "g1", "n2", "rank", "5", "killed", "by", "SIGKILL"]
-    failed = event("rank_failed", node="n2", rank=5, detail={"exit": {"code": 1}, "message": "A\nValueError: \x1b[1mx"})
-    assert plain.event_line(failed).endswith("exit 1: ValueError: \\x1b[1mx")
     sent = event("signal_sent", detail={"ranks": [1, 2], "signal": "SIGUSR1", "operator": "me@here"})
     assert plain.event_line(sent).endswith("SIGUSR1 to ranks 1-2 by me@here")
     assert "\n" not in plain.event_line(event("job_failed", detail={"reason": "two\nlines"}))
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("ValueError: \x1b[1mx\nsecond line", "ValueError: \\x1b[1mx"),
+        (
+            "ValueError: Caught in worker 0.\nOriginal Traceback (most recent call last):\n f\nKeyError: 1",
+            "KeyError: 1",
+        ),
+        ({"message": "\nOSError: x"}, "OSError: x"),
+    ],
+)
+def test_a_failed_rank_says_in_one_line_why(message: object, told: str) -> None:
+    failed = event("rank_failed", node="n2", rank=5, detail={"exit": {"code": 1}, "message": message})
+    assert plain.event_line(failed).endswith(f"exit 1: {told}")
+
+
+def test_only_a_job_that_goes_on_misses_its_coordinator() -> None:
+    for state, notes in (("running", 1), ("succeeded", 0)):
+        tail = plain.status_tail({"state": state, "node": "n1", "coordinator_reachable": False})
+        assert len(tail) == notes
 
 
 def test_a_restart_is_told_by_phase() -> None:
