@@ -239,8 +239,3 @@ ACTIONS: tuple[Action, ...] = (
 
 BY_ID: Mapping[str, Action] = {action.id: action for action in ACTIONS}
 BY_VERB: Mapping[str, Action] = {action.verb: action for action in ACTIONS if action.verb}
-
-
-def menu(scope: Scope) -> tuple[Action, ...]:
-    """Return the actions that act on the cluster, for the TUI's action menu: those of the scope and of the job."""
-    return tuple(action for action in ACTIONS if action.op and action.key and action.scope in (scope, "job"))

@@ -146,7 +146,6 @@ class Link:
     def progress(self, step: str, text: str) -> None:
         """Note what is being done on the host."""
         self.view.step, self.view.text = step, text
-        self.view.changed_at = time.monotonic()
         self._session.touch()
 
     def fail(self, step: str, reason: str, hint: str = "") -> None:
@@ -282,7 +281,6 @@ class Link:
 
     def _set(self, state: str, step: str, text: str) -> None:
         self.view.state, self.view.step, self.view.text = state, step, text
-        self.view.changed_at = time.monotonic()
         self._session.touch()
 
     def _down(self, step: str, reason: str, hint: str = "") -> None:

@@ -235,13 +235,6 @@ class Session:
         """Note that the newest status document still holds: its agent is there and has nothing newer."""
         self._status_at = time.monotonic()
 
-    def node_of(self, rank: int) -> str | None:
-        """Return the node that holds this rank in the current generation."""
-        for node in self.status.get("nodes", ()):
-            if any(entry.get("rank") == rank for entry in node.get("ranks", ())):
-                return str(node["name"])
-        return None
-
     def opened_links(self, live: bool | None = None) -> list[Link]:
         """Return the links on which the job answers, best first: live, newest term, coordinator, longest journal."""
         found = [link for link in self.links.values() if link.opened and live in (None, link.view.live)]
