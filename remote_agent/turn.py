@@ -44,9 +44,9 @@ class Turn:
         changed = dataclasses.replace(self.state.nodes[name], **changes)
         self.set(nodes={**self.state.nodes, name: changed})
 
-    def mark(self, name: str, age: float = 0.0) -> None:
+    def mark(self, name: str) -> None:
         """Remember when a phase of the restart was reached."""
-        self.set(marks={**self.state.marks, name: self.now - age})
+        self.set(marks={**self.state.marks, name: self.now})
 
     def emit(self, kind: str, *, node: str | None = None, rank: int | None = None, **detail: Any) -> None:
         """Write a fact to the journal."""

@@ -149,11 +149,9 @@ def is_success(verb: str, outcome: dict[str, Any]) -> bool:
     return outcome["type"] not in ENDED_EVENTS
 
 
-async def await_outcome(
-    session: Session, op: str, answer: dict[str, Any], deadline_s: float = DEADLINE
-) -> dict[str, Any]:
+async def await_outcome(session: Session, op: str, answer: dict[str, Any]) -> dict[str, Any]:
     """Return the event that ends a request; raises RequestFailed when none comes in time."""
-    end = time.monotonic() + deadline_s
+    end = time.monotonic() + DEADLINE
     while time.monotonic() < end:
         version = session.version
         found = find_outcome(session.events, op, int(answer["seq"]), answer.get("generation"))
@@ -163,7 +161,7 @@ async def await_outcome(
             return session.events[-1]
         await session.wait_change(1.0, version)
     raise RequestFailed(
-        f"{op} was accepted ({answer.get('message')}), and is not done after {deadline_s:g} s: job is {session.state}",
+        f"{op} was accepted ({answer.get('message')}), and is not done after {DEADLINE:g} s: job is {session.state}",
         "`supervisor events` shows what goes on",
         "timeout",
     )

@@ -257,9 +257,9 @@ class Session:
                 last = f"{link.view.name}: {why(broken)}"
         raise self.unreachable(last)
 
-    async def journal(self, since: int = 0) -> list[dict[str, Any]]:
-        """Return the events after number `since` as the best agent has them; raises Unreachable, RequestFailed."""
-        return [item["event"] for item in await self.stream("events", {"since": since, "follow": False})]
+    async def journal(self) -> list[dict[str, Any]]:
+        """Return all events as the best agent has them; raises Unreachable, RequestFailed."""
+        return [item["event"] for item in await self.stream("events")]
 
     async def stream(self, op: str, args: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """Return all items of a stream that ends, from the best agent; raises Unreachable, RequestFailed."""
@@ -291,9 +291,9 @@ class Session:
 
     # --- logs
 
-    async def log(self, node: str, op: str, args: dict[str, Any] | None = None, timeout_s: float = 30.0) -> Answer:
+    async def log(self, node: str, op: str, args: dict[str, Any]) -> Answer:
         """Send one log_* request to the node that holds the files; raises Unreachable, RequestFailed."""
-        return await logs.ask(self, node, op, args, timeout_s)
+        return await logs.ask(self, node, op, args)
 
     def follow(
         self, selection: logs.Selection, start: str = "end", seen: Seen | None = None, oldest: int | None = None

@@ -147,12 +147,12 @@ def _offset(offset_ms: float | None) -> str:
     return "-" if offset_ms is None else f"{offset_ms:+.1f}ms"
 
 
-def glyph_spans(ranks: Sequence[RankRow], glyphs: Glyphs, stale: bool, selected: int | None = None) -> list[Span]:
+def glyph_spans(ranks: Sequence[RankRow], glyphs: Glyphs, stale: bool) -> list[Span]:
     """One glyph per rank, in the colour of its state; neighbours of one look share a span."""
     spans: list[Span] = []
     for rank in ranks:
         glyph = "-" if stale else glyphs.of(rank.look)
-        role = "pill" if rank.rank == selected else "off" if stale else rank.look.role
+        role = "off" if stale else rank.look.role
         if spans and spans[-1][1] == role:
             spans[-1] = (spans[-1][0] + glyph, role)
         else:
@@ -197,6 +197,6 @@ def node_lines(node: NodeRow, snapshot: Snapshot, width: int) -> list[Row]:
     return lines
 
 
-def name_width(nodes: Sequence[NodeRow], at_most: int = 20) -> int:
+def name_width(nodes: Sequence[NodeRow]) -> int:
     """Cells for a column of node names."""
-    return max(4, min(at_most, max((width_of(clean(node.name)) for node in nodes), default=4)))
+    return max(4, min(20, max((width_of(clean(node.name)) for node in nodes), default=4)))
