@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.diagnose import Context, Incident, RankEvidence, Victims, fingerprint, verdict
+from remote_agent.diagnose import Context, Incident, RankEvidence, Victims, verdict
 
 if TYPE_CHECKING:
     from remote_agent.state import State
@@ -40,7 +40,7 @@ def judge(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
         hang=state.watch.told["missing"] if state.watch.told is not None else None,
     )
     incident = verdict(evidence, context)
-    return incident.to_json(), fingerprint(incident)
+    return incident.to_json(), incident.signature
 
 
 def preempted(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
@@ -65,7 +65,7 @@ def preempted(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], s
         missing=None,
         signature="signal_preempted|allocation",
     )
-    return incident.to_json(), fingerprint(incident)
+    return incident.to_json(), incident.signature
 
 
 def _files(generation: int, rank: int) -> dict[str, str]:

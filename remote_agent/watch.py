@@ -9,7 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from remote_agent import state as s
-from remote_agent.diagnose import Context, fingerprint, iso_time
+from remote_agent.diagnose import Context, iso_time
 from remote_agent.diagnose.stalls import collectives, find_stall, gives_up_in, is_suspect, missing_of, stall_incident
 from remote_agent.turn import stop_group
 
@@ -127,7 +127,7 @@ def _tell(turn: Turn, stall: Stall) -> None:
         incident={**incident.to_json(), "ongoing": True},
         watch=dataclasses.replace(state.watch, told=told, told_at=turn.now),
     )
-    turn.emit("incident", **incident.to_json(), fingerprint=fingerprint(incident), ongoing=True)
+    turn.emit("incident", **incident.to_json(), fingerprint=incident.signature, ongoing=True)
 
 
 def _resolved(turn: Turn) -> None:

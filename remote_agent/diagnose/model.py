@@ -127,7 +127,7 @@ class Victims:
 
 @dataclasses.dataclass(frozen=True)
 class Incident:
-    """One failure with its verdict. to_json is the contract's object; `signature` is what `fingerprint` returns."""
+    """One failure with its verdict. `to_json` is the contract's object."""
 
     id: int
     generation: int
@@ -146,6 +146,7 @@ class Incident:
     victims: tuple[Victims, ...]
     missing: Mapping[str, Any] | None
     signature: str
+    """The same for the same failure in another generation or on another rank."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the incident object of the contract."""

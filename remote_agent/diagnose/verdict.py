@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remote_agent.diagnose.exits import decode_exit
 from remote_agent.diagnose.hangs import find_astray, find_missing
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, name_nodes, name_ranks
@@ -76,11 +75,6 @@ def verdict(evidence: Sequence[RankEvidence], context: Context) -> Incident:
         missing=cause.missing,
         signature=_signature(cause),
     )
-
-
-def fingerprint(incident: Incident) -> str:
-    """Return what is the same for the same failure in another generation or on another rank."""
-    return incident.signature
 
 
 def _order(finding: Finding) -> tuple[bool, int, int]:
@@ -384,14 +378,3 @@ def _signature(cause: _Cause) -> str:
     if cause.findings and cause.missing is None and cause.category != "collective_desync":
         return cause.findings[0].signature
     return signature(cause.category, "", cause.node or "" if cause.category == "node_lost" else "", cause.headline)
-
-
-def describe(incident: Incident) -> str:
-    """Return the incident as a few lines for people: summary, exit, hint, victims."""
-    lines = [incident.summary]
-    if incident.exit_code is not None or incident.exit_signal is not None:
-        lines.append(f"exit: {decode_exit(incident.exit_code, incident.exit_signal)}")
-    if incident.hint:
-        lines.append(f"hint: {incident.hint}")
-    lines.extend(f"victims: {name_ranks(each.ranks)}: {each.summary}" for each in incident.victims if each.ranks)
-    return "\n".join(lines)
