@@ -23,9 +23,6 @@ def judge(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
         RankEvidence(rank=None, node=node, tail=f"{node} could not obey: {said}")
         for node, said in state.troubles.items()
     ]
-    ranks_per_node: dict[str, list[int]] = {}
-    for rank in state.ranks.values():
-        ranks_per_node.setdefault(rank.node, []).append(rank.rank)
     host_notes: dict[str, list[str]] = {}
     for ended in state.exits.values():
         host_notes.setdefault(ended["node"], []).extend(ended.get("notes", ()))
@@ -33,7 +30,7 @@ def judge(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
         generation=state.generation,
         incident_id=number,
         world_size=len(state.ranks),
-        ranks_per_node=ranks_per_node,
+        ranks_per_node=state.ranks_per_node(),
         lost_nodes=state.lost,
         now_ns=now_ns,
         host_notes=host_notes,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent import election, paths, restore
 from remote_agent import state as s
 from remote_agent.desk import Desk
+from remote_agent.jobs import ENDED
 from remote_agent.journal import Record, public
 from remote_agent.signalling import ask_engine, signal_ranks
 from remote_agent.status import document
@@ -132,11 +133,7 @@ class AgentDesk(Desk):
         state = dataclasses.replace(state, nodes=nodes)
         if state.phase == s.ENDED or state.generation < 0 or agent.follower.running is not None:
             return state
-        ranks = {
-            number: dataclasses.replace(rank, state="killed") if rank.state in ("starting", "running") else rank
-            for number, rank in state.ranks.items()
-        }
-        return dataclasses.replace(state, ranks=ranks, phase=s.FORMING, alone_since=view.contact)
+        return dataclasses.replace(state.with_killed(), phase=s.FORMING, alone_since=view.contact)
 
     async def status(self, args: dict[str, Any]) -> Answer:
         """Answer with the status document."""
@@ -154,7 +151,7 @@ class AgentDesk(Desk):
             if found != last or now - sent > WATCH_MAX_S:
                 last, sent = found, now
                 yield Answer({"status": found})
-            if self._agent.finished and found["state"] in ("succeeded", "failed", "stopped"):
+            if self._agent.finished and found["state"] in ENDED:
                 return
             await asyncio.sleep(watch_pause(found["world_size"] or 0))
             with contextlib.suppress(asyncio.TimeoutError):

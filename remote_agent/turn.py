@@ -172,11 +172,7 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> No
     if status != "removed":
         alive_ns = turn.wall_ns - int((turn.now - node.seen) * 1e9)
         turn.set(lost={**state.lost, name: (alive_ns, reason)})
-    ranks = {
-        number: dataclasses.replace(rank, state="killed") if rank.node == name and rank.code is None else rank
-        for number, rank in state.ranks.items()
-    }
-    turn.set(ranks=ranks)
+    turn.state = turn.state.with_killed(name)
     if state.phase != s.STOPPING:
         stop_group(turn, "node_lost")
         return

@@ -102,14 +102,11 @@ def _is_over(watch: s.Watch, stall: Stall | None) -> bool:
 def _tell(turn: Turn, stall: Stall) -> None:
     state = turn.state
     number, age_s = state.incidents + 1, turn.now - state.watch.since
-    ranks_per_node: dict[str, list[int]] = {}
-    for rank in state.ranks.values():
-        ranks_per_node.setdefault(rank.node, []).append(rank.rank)
     context = Context(
         generation=state.generation,
         incident_id=number,
         world_size=len(state.ranks),
-        ranks_per_node=ranks_per_node,
+        ranks_per_node=state.ranks_per_node(),
         now_ns=turn.wall_ns - int(age_s * 1e9),
     )
     incident = stall_incident(stall, age_s, context)
