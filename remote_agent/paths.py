@@ -200,6 +200,14 @@ def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
         raise
 
 
+def set_aside(path: Path, mark: str) -> None:
+    """Rename a file or directory to its own name, `mark` and the first free number; raises OSError."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}{mark}{number}")).exists():
+        number += 1
+    path.rename(aside)
+
+
 def stat_fields(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat after the name: [0] is the state; empty when the process is gone."""
     try:
