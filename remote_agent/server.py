@@ -37,7 +37,7 @@ class AgentDesk(Desk):
     """A live agent, for one operator's connection."""
 
     def __init__(self, agent: Agent) -> None:
-        super().__init__(agent.logs)
+        super().__init__(agent.files, agent.logs)
         self._agent = agent
         self._operator: dict[str, Any] | None = None
         self.ops.update(
@@ -49,7 +49,6 @@ class AgentDesk(Desk):
                 "watch": self.watch,
                 "events": self.events,
                 "promote": self.promote,
-                "ca": self.ca,
                 "attach": self.attach,
                 "stacks": self.stacks,
                 "signal": self.signal,
@@ -182,12 +181,6 @@ class AgentDesk(Desk):
             if refusal:
                 raise Problem("election", refusal)
         return Answer({"term": agent.follower.member.term, "coordinator": agent.node})
-
-    async def ca(self, args: dict[str, Any]) -> Answer:
-        """Answer with the job's authority and description, so that the operator can admit a node."""
-        files = self._agent.files
-        spec = self._agent.spec.to_json()
-        return Answer({"ca": files.ca.read_text(), "ca_key": files.ca_key.read_text(), "spec": spec})
 
     async def stacks(self, args: dict[str, Any]) -> Answer:
         """Answer with the Python stacks of this node's live ranks."""
