@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from remote_agent.diagnose.shapes import lines_of
@@ -104,6 +104,10 @@ class Context:
         """Return the ranks of a node, in order."""
         return sorted(self.ranks_per_node.get(node, ()))
 
+    def node_of(self, rank: int) -> str | None:
+        """Return the node of a rank, None where that is not known."""
+        return next((name for name, ranks in self.ranks_per_node.items() if rank in ranks), None)
+
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
@@ -176,16 +180,20 @@ def iso_time(t_ns: int) -> str:
     return f"{stamp:%Y-%m-%dT%H:%M:%S}.{rest // 1_000_000:03d}Z"
 
 
+def ranges(numbers: Iterable[int]) -> str:
+    """Return `0-2,5` for 0, 1, 2, 5."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
 def name_ranks(ranks: Sequence[int]) -> str:
     """Return ranks as people write them: rank 3, ranks 0-3,5."""
-    runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    return ("rank " if len(set(ranks)) == 1 else "ranks ") + ",".join(parts)
+    return ("rank " if len(set(ranks)) == 1 else "ranks ") + ranges(ranks)
 
 
 def name_nodes(nodes: Sequence[str | None]) -> str:
