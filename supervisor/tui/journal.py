@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from supervisor import overrides
+from supervisor import overrides, plain
 from supervisor.tui import words
 from supervisor.tui.cells import Row, clean, entries, fit, whole_numbers
 
@@ -100,7 +100,7 @@ def _asked(facts: Json) -> str:
 
 
 def _signal(facts: Json) -> str:
-    ranks = words.spans_of(whole_numbers(facts.get("ranks")))
+    ranks = plain.ranges(whole_numbers(facts.get("ranks")))
     return f"{facts.get('signal') or '?'} to rank {ranks}, {_asked(facts)}"
 
 

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from supervisor import plain
 from supervisor.tui import words
 from supervisor.tui.cells import Row, Span, clean, fit_row, row_width, width_of
 from supervisor.tui.textflow import wrap
@@ -189,7 +190,7 @@ def node_lines(node: NodeRow, snapshot: Snapshot, width: int) -> list[Row]:
         offset = "" if node.clock_offset_ms is None else f"   clock {_offset(node.clock_offset_ms)}"
         facts.append(("address", f"{node.address}{offset}", "dim"))
     if node.ranks:
-        facts.append(("ranks", words.spans_of([rank.rank for rank in node.ranks]), "text"))
+        facts.append(("ranks", plain.ranges([rank.rank for rank in node.ranks]), "text"))
     lines: list[Row] = []
     for name, text, look in facts:
         for number, line in enumerate(wrap(text, max(20, width - 12))):

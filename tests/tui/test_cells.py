@@ -89,11 +89,6 @@ def test_ages(seconds: float | None, text: str) -> None:
     assert words.age(seconds) == text
 
 
-def test_rank_numbers_in_short() -> None:
-    assert words.spans_of([7, 8, 0, 1, 2, 3, 5]) == "0-3,5,7-8"
-    assert words.spans_of([]) == ""
-
-
 @given(
     st.sampled_from([60, 80, 120, 160]),
     st.integers(12, 60),
