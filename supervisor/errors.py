@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Of `up`, and of a screen that is left, by the state in which the job ended.
+EXIT_STATUS = {"succeeded": 0, "failed": 1, "stopped": 4}
+
 
 class SupervisorError(Exception):
     """Base: one clear message, a hint with the next step, and the exit status."""

@@ -56,9 +56,6 @@ JOBS: Final[dict[str, Look]] = {
 UNKNOWN: Final = Look("-", "-", "unknown", "off")
 NO_LINK: Final = Look("-", "-", "no link", "off")
 
-# What an operator of a terminal job expects: the same numbers as `up`.
-EXIT_STATUS: Final[dict[str, int]] = {"succeeded": 0, "failed": 1, "stopped": 4}
-
 # Worst first: the order of tables, and which rank speaks for its node where there is one glyph per node.
 RANK_ORDER: Final = ("failed", "silent", "starting", "killed", "running", "succeeded")
 
