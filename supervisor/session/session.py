@@ -14,8 +14,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_agent.wire import Answer, CallFailed, JobSpec, WireError
 from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable, why
@@ -46,6 +46,7 @@ RECORD_DEADLINE = 30.0
 # Undoing a launch has deadlines of its own, which end before this one, seconds.
 CANCEL_LAUNCH = 60.0
 
+T = TypeVar("T")
 LaunchTask = Callable[["Session"], Coroutine[Any, Any, None]]
 
 
@@ -247,26 +248,26 @@ class Session:
 
         Raises Unreachable, RequestFailed.
         """
-        last = ""
-        for link in self.opened_links():
-            try:
-                return (await link.call(op, args, timeout_s=timeout_s)).data
-            except CallFailed as refused:
-                raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
-            except (WireError, asyncio.TimeoutError) as broken:
-                last = f"{link.view.name}: {why(broken)}"
-        raise self.unreachable(last)
+        return (await self._ask_best(lambda link: link.call(op, args, timeout_s=timeout_s))).data
 
     async def journal(self) -> list[dict[str, Any]]:
         """Return all events as the best agent has them; raises Unreachable, RequestFailed."""
         return [item["event"] for item in await self.stream("events")]
 
-    async def stream(self, op: str, args: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    async def stream(self, op: str) -> list[dict[str, Any]]:
         """Return all items of a stream that ends, from the best agent; raises Unreachable, RequestFailed."""
+
+        async def collect(link: Link) -> list[dict[str, Any]]:
+            return [answer.data async for answer in each(link.stream(op), RECORD_DEADLINE)]
+
+        return await self._ask_best(collect)
+
+    async def _ask_best(self, ask: Callable[[Link], Awaitable[T]]) -> T:
+        """Ask the best agent, or the next one when a link breaks; raises Unreachable, RequestFailed."""
         last = ""
         for link in self.opened_links():
             try:
-                return [answer.data async for answer in each(link.stream(op, args), RECORD_DEADLINE)]
+                return await ask(link)
             except CallFailed as refused:
                 raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
             except (WireError, asyncio.TimeoutError) as broken:
