@@ -194,19 +194,13 @@ class Headless:
     async def _end(self) -> int:
         """Tell the last news of a job that is over, a failure's verdict at the end; returns the exit status."""
         session = self._session
-        await self._await_end()
+        await session.wait_until(lambda: session.ended, LAST_NEWS)
         self._tell_new()
         if session.state == "failed":
             self._tell_incident()
         if self._interrupts and session.state == "stopped":
             return INTERRUPTED
         return EXIT_STATUS.get(session.state, 1)
-
-    async def _await_end(self) -> None:
-        session = self._session
-        deadline = asyncio.get_running_loop().time() + LAST_NEWS
-        while not session.ended and asyncio.get_running_loop().time() < deadline:
-            await session.wait_change(0.5)
 
     # --- detach
 

@@ -349,9 +349,7 @@ class Healer:
         """Look again: somebody else may have started an agent where we only read files."""
         before = link.opened_at
         link.reopen()
-        end = time.monotonic() + REOPEN_DEADLINE
-        while (not link.opened or link.opened_at == before) and time.monotonic() < end:
-            await self._session.wait_change(0.1)
+        await self._session.wait_until(lambda: link.opened and link.opened_at != before, REOPEN_DEADLINE)
         return link.opened and link.opened_at != before and link.view.live is False
 
     async def _is_over(self, link: Link) -> bool:

@@ -123,9 +123,7 @@ class Link:
 
     async def idle(self, timeout_s: float) -> None:
         """Wait until what is being carried out has ended, and the job has been opened if it is there."""
-        end = time.monotonic() + timeout_s
-        while (self._order is not None or self._working) and time.monotonic() < end:
-            await self._session.wait_change(0.1)
+        await self._session.wait_until(lambda: self._order is None and not self._working, timeout_s)
 
     def activate(self) -> None:
         """Begin to connect, where that has not been wanted so far."""
