@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from remote_agent.paths import stat_fields
 from remote_agent.server import CHANGES
 from remote_agent.wire import Answer, CallFailed
+from tests.agent.engine_process import alive
 from tests.agent.nodes import WAIT_S, Nodes
 
 pytestmark = pytest.mark.torch
@@ -123,7 +125,7 @@ def test_a_killed_engine_is_replaced_and_its_node_returns(tmp_path: Path) -> Non
             await nodes.launch()
             running = await nodes.until("generation_running")
             worker = running["detail"]["pids"]["1"]
-            os.kill(parent(worker), signal.SIGKILL)
+            os.kill(int(stat_fields(worker)[1]), signal.SIGKILL)
             await wait_gone([worker], 2.0)
             lost = await nodes.until("node_lost")
             assert "engine died" in lost["detail"]["reason"]
@@ -142,7 +144,7 @@ def test_an_engine_that_hangs_is_killed_before_the_next_group_starts(tmp_path: P
         async with Nodes(tmp_path, 2, LIGHT, stop_grace=0.0) as nodes:
             await nodes.launch()
             worker = (await nodes.until("generation_running"))["detail"]["pids"]["1"]
-            os.kill(parent(worker), signal.SIGSTOP)
+            os.kill(int(stat_fields(worker)[1]), signal.SIGSTOP)
             await nodes.call("n1", "restart")
             started = await nodes.until("generation_started", generation=1)
             assert not alive(worker)
@@ -152,10 +154,6 @@ def test_an_engine_that_hangs_is_killed_before_the_next_group_starts(tmp_path: P
             await nodes.until("job_succeeded")
 
     asyncio.run(check())
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.parametrize("how", ["remove", "kill"])
@@ -238,11 +236,3 @@ async def wait_gone(pids: list[int], within_s: float) -> None:
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < end, "processes outlived their agent"
         await asyncio.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
