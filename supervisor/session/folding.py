@@ -143,7 +143,8 @@ class _Likes(Generic[R]):
 class Folder(Generic[R]):
     """Folds rows as they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = HELD_LIMIT) -> None:
+        self._limit = limit
         self._now_ns = 0
         self._held = 0
         self._files: dict[tuple[str, int, int, str], tuple[RecordReader, _Record[R]]] = {}
@@ -161,7 +162,7 @@ class Folder(Generic[R]):
                 self._begin(row)
                 self._settle(done)
             self._held += len(row.text) + _ROW_COST
-            while self._held > HELD_LIMIT:
+            while self._held > self._limit:
                 self._give_way(done)
         return done
 
