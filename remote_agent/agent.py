@@ -211,18 +211,14 @@ class Agent:
         if former in state.nodes and state.nodes[former].status != "removed":
             role.feed(s.Gone(former, "it coordinated the job, and is gone"))
         self.follower.in_charge()
-        for name in self.members:
-            if name != self.node:
-                self._tasks.spawn(self._announce(name), "announce")
+        self._announce()
 
     async def keep_role(self, term: int) -> None:
         """Go on as the coordinator, in a newer term."""
         if self.role is not None:
             self.follower.follow(term, self.node)
             self.role.state = dataclasses.replace(self.role.state, term=term)
-            for name in self.members:
-                if name != self.node:
-                    self._tasks.spawn(self._announce(name), "announce")
+            self._announce()
 
     async def drop_role(self) -> None:
         """Another node is the coordinator now."""
@@ -246,8 +242,11 @@ class Agent:
         if role is not None and term > role.state.term and holds_quorum(role.state, clocks.now()):
             self._tasks.spawn(election.renew(self.follower, term), "renew the term")
 
-    async def _announce(self, name: str) -> None:
-        await election.ask(self.follower, name, "announce", self.announcement())
+    def _announce(self) -> None:
+        """Tell all others whom to follow."""
+        for name in self.members:
+            if name != self.node:
+                self._tasks.spawn(election.ask(self.follower, name, "announce", self.announcement()), "announce")
 
     def announcement(self) -> dict[str, Any]:
         """Return what makes the others follow this node."""

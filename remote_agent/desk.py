@@ -24,17 +24,19 @@ Op = Callable[["dict[str, Any]"], Union[Items, Awaitable[Answer]]]
 class Desk:
     """The requests that need only files: journal and logs."""
 
-    def __init__(self, logs: LogStore) -> None:
+    def __init__(self, files: paths.JobFiles, logs: LogStore) -> None:
+        self.files = files
         self.logs = logs
         self.ops: dict[str, Op] = {
+            "ca": self.ca,
             "events": self.events,
             "history": self.history,
             "incidents": self.incidents,
             "nccl": self.nccl,
-            "log_list": self.log_list,
-            "log_read": self.log_read,
-            "log_window": self.log_window,
-            "log_merged": self.log_merged,
+            "log_list": lambda args: self.logs.list(),
+            "log_read": lambda args: self.logs.read(**args),
+            "log_window": lambda args: self.logs.window(**args),
+            "log_merged": lambda args: self.logs.merged(**args),
             "log_follow": lambda args: self.logs.follow(**args),
             "log_search": lambda args: self.logs.search(**args),
         }
@@ -82,21 +84,10 @@ class Desk:
         stamp = str(args.get("stamp", ""))
         return Answer(await asyncio.get_running_loop().run_in_executor(None, read_map, self.logs.root, stamp))
 
-    async def log_list(self, args: dict[str, Any]) -> Answer:
-        """Answer with the log files of this node."""
-        return await self.logs.list()
-
-    async def log_read(self, args: dict[str, Any]) -> Answer:
-        """Answer with raw bytes of one file."""
-        return await self.logs.read(**args)
-
-    async def log_window(self, args: dict[str, Any]) -> Answer:
-        """Answer with lines of one file."""
-        return await self.logs.window(**args)
-
-    async def log_merged(self, args: dict[str, Any]) -> Answer:
-        """Answer with lines of several files in order of arrival."""
-        return await self.logs.merged(**args)
+    async def ca(self, args: dict[str, Any]) -> Answer:
+        """Answer with the job's authority and description, so that the operator can admit a node."""
+        spec = self.spec.to_json()
+        return Answer({"ca": self.files.ca.read_text(), "ca_key": self.files.ca_key.read_text(), "spec": spec})
 
 
 class FileDesk(Desk):
@@ -105,8 +96,7 @@ class FileDesk(Desk):
     limits = "no agent of it runs on this node"
 
     def __init__(self, files: paths.JobFiles) -> None:
-        super().__init__(LogStore(files.root, live=False))
-        self._files = files
+        super().__init__(files, LogStore(files.root, live=False))
         self._records = read_records(files.events)
         self._node = str(json.loads(files.node.read_text())["node"])
         self._spec = JobSpec.from_json(json.loads(files.spec.read_text()))
@@ -116,7 +106,6 @@ class FileDesk(Desk):
                 "identity": self.identity,
                 "status": self.status,
                 "watch": self.watch,
-                "ca": self.ca,
                 "attach": self.attach,
             }
         )
@@ -166,11 +155,6 @@ class FileDesk(Desk):
     async def watch(self, args: dict[str, Any]) -> Items:
         """Send the one status there is."""
         yield Answer({"status": self._document()})
-
-    async def ca(self, args: dict[str, Any]) -> Answer:
-        """Answer with the job's authority and description."""
-        spec = self._spec.to_json()
-        return Answer({"ca": self._files.ca.read_text(), "ca_key": self._files.ca_key.read_text(), "spec": spec})
 
     async def attach(self, args: dict[str, Any]) -> Answer:
         """Nobody is there to be told."""

@@ -223,25 +223,22 @@ class Engine:
         answer = await self._group.stop(float(args.get("grace_s", 0.0)), bool(args.get("collect", False)))
         return answer if self._group.generation == generation else nothing
 
-    async def _stacks(self, args: dict[str, Any]) -> dict[str, Any]:
+    def _live_group(self) -> Group | engine_elastic.ElasticGroup:
         if self._group is None or self._group.ended.is_set():
             raise Problem("no_workers", "no worker runs on this node")
-        return await self._group.stacks(args.get("ranks"))
+        return self._group
+
+    async def _stacks(self, args: dict[str, Any]) -> dict[str, Any]:
+        return await self._live_group().stacks(args.get("ranks"))
 
     async def _pulse(self, args: dict[str, Any]) -> dict[str, Any]:
-        if self._group is None or self._group.ended.is_set():
-            raise Problem("no_workers", "no worker runs on this node")
-        return {"ranks": await self._group.pulses(bool(args.get("stacks")))}
+        return {"ranks": await self._live_group().pulses(bool(args.get("stacks")))}
 
     async def _keep(self, args: dict[str, Any]) -> dict[str, Any]:
-        if self._group is None or self._group.ended.is_set():
-            raise Problem("no_workers", "no worker runs on this node")
-        return {"files": await self._group.keep(args.get("ranks"))}
+        return {"files": await self._live_group().keep(args.get("ranks"))}
 
     async def _signal(self, args: dict[str, Any]) -> dict[str, Any]:
-        if self._group is None or self._group.ended.is_set():
-            raise Problem("no_workers", "no worker runs on this node")
-        return {"refused": self._group.send(args["pids"], str(args["signal"]))}
+        return {"refused": self._live_group().send(args["pids"], str(args["signal"]))}
 
     async def _send_notices(self, channel: Channel) -> None:
         while True:

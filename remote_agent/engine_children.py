@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from remote_agent.engine_watch import stat_fields
+from remote_agent.paths import stat_fields
 
 Found = TypeVar("Found")
 Tree = Mapping[int, "list[int]"]

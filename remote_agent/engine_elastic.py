@@ -21,7 +21,7 @@ from remote_agent import engine_boot, engine_pulse, engine_stacks
 from remote_agent import engine_evidence as evidence
 from remote_agent.engine_group import KILL_S, SWEEP_S, Tell, within
 from remote_agent.engine_start import Order, worker_environment
-from remote_agent.engine_watch import Orphans, Worker, send_signal, signal_ranks
+from remote_agent.engine_watch import Orphans, Worker, send_signal, signal_name, signal_ranks
 from remote_agent.paths import own_command
 from remote_agent.wire import Problem
 
@@ -203,7 +203,8 @@ class ElasticGroup:
         t_ns = rank.died_ns or time.time_ns()
         if self._trouble and found["error"] is None and rank.code:
             found["error"] = {"message": f"torch's agent: {self._trouble}", "callstack": None, "timestamp_ns": t_ns}
-        name = "SIGKILL" if rank.code is None else _signal_name(rank.code)
+        # Of torch a negative one stands for a signal.
+        name = "SIGKILL" if rank.code is None else signal_name(-rank.code) if rank.code < 0 else None
         document = {
             "rank": rank.rank,
             "local_rank": rank.local_rank,
@@ -298,16 +299,6 @@ class ElasticGroup:
 
     def _alive(self) -> dict[int, Path]:
         return {rank.rank: rank.directory for rank in self._ranks.values() if rank.died_ns is None}
-
-
-def _signal_name(code: int) -> str | None:
-    """Return the signal that a negative exit code of torch's stands for."""
-    if code >= 0:
-        return None
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"SIG{-code}"
 
 
 def start(job: str, order: Order, boot: engine_boot.BootDirectory) -> subprocess.Popen[bytes]:

@@ -20,7 +20,7 @@ from remote_agent import engine_evidence as evidence
 from remote_agent.diagnose.traces import find_ended_part
 from remote_agent.engine_children import Tree, descendants, process_tree
 from remote_agent.engine_stacks import ask
-from remote_agent.engine_watch import stat_fields
+from remote_agent.paths import stat_fields
 
 if TYPE_CHECKING:
     from remote_agent.engine_boot import BootDirectory

@@ -13,6 +13,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from remote_agent.paths import set_aside
 from remote_agent.wire import Problem
 
 KINDS = ("script", "module", "run_path", "binary")
@@ -180,14 +181,7 @@ def rank_directories(order: Order) -> dict[int, Path]:
     for local_rank in range(order.local_world_size):
         directory = order.log_dir / f"rank_{order.base_rank + local_rank}"
         if directory.exists() and any(directory.iterdir()):
-            directory.rename(_free_name(directory))
+            set_aside(directory, ".old")
         directory.mkdir(mode=0o700, exist_ok=True)
         directories[local_rank] = directory
     return directories
-
-
-def _free_name(directory: Path) -> Path:
-    number = 1
-    while (aside := directory.with_name(f"{directory.name}.old{number}")).exists():
-        number += 1
-    return aside

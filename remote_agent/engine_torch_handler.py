@@ -124,7 +124,7 @@ def leave(job: str, outcome: Outcome) -> None:
 class SteeredAgent(LocalElasticAgent):
     """torch's agent, which leaves every decision to the job's coordinator.
 
-    torch documents this class for subclassing; the methods exist in 2.4 to 2.15 (../shared/design/elastic.md).
+    torch documents this class for subclassing; the methods exist in 2.4 to 2.15.
     """
 
     def __init__(self, spec: Any, logs_specs: LogsSpecs, *args: Any, **kwargs: Any) -> None:

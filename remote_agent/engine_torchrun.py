@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api
 
 from remote_agent.engine_start import nccl_file
+from remote_agent.paths import set_aside
 from remote_agent.wire import read_conf
 
 PR_SET_PDEATHSIG = 1
@@ -58,32 +59,25 @@ class AssignedFiles(LogsSpecs):
         """Return the files; each worker learns of its error file, and counts restarts as the job does."""
         destinations = LogsDest()
         for local_rank, env in envs.items():
-            directory = os.path.join(self.root_log_dir, f"rank_{env['RANK']}")
-            if os.path.isdir(directory):
-                os.rename(directory, _free_name(directory))
-            os.makedirs(directory, mode=0o700)
-            destinations.stdouts[local_rank] = os.path.join(directory, "stdout.log")
-            destinations.stderrs[local_rank] = os.path.join(directory, "stderr.log")
-            destinations.error_files[local_rank] = os.path.join(directory, "error.json")
+            directory = Path(self.root_log_dir, f"rank_{env['RANK']}")
+            if directory.is_dir():
+                set_aside(directory, ".old")
+            directory.mkdir(mode=0o700, parents=True)
+            destinations.stdouts[local_rank] = str(directory / "stdout.log")
+            destinations.stderrs[local_rank] = str(directory / "stderr.log")
+            destinations.error_files[local_rank] = str(directory / "error.json")
             if os.environ.get("NCCL_DEBUG") and "NCCL_DEBUG_FILE" not in os.environ:
-                env.update(nccl_file(Path(directory)))
+                env.update(nccl_file(directory))
             env["TORCHELASTIC_ERROR_FILE"] = destinations.error_files[local_rank]
             env["TORCHELASTIC_RESTART_COUNT"] = str(self._order["restart_count"])
             env["TORCHELASTIC_MAX_RESTARTS"] = str(self._order["max_restarts"])
         return destinations
 
 
-def _free_name(directory: str) -> str:
-    number = 1
-    while os.path.exists(f"{directory}.old{number}"):
-        number += 1
-    return f"{directory}.old{number}"
-
-
 def reporting_agent(wire: Wire) -> type[local_elastic_agent.LocalElasticAgent]:
     """Return torch's agent, which also tells what it does.
 
-    torch documents this class for subclassing; the two methods exist in 2.4 to 2.15 (../shared/design/elastic.md).
+    torch documents this class for subclassing; the two methods exist in 2.4 to 2.15.
     """
 
     class ReportingAgent(local_elastic_agent.LocalElasticAgent):

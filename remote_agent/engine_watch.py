@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from remote_agent.paths import start_ticks
+from remote_agent.paths import start_ticks, stat_fields
 
 PR_SET_CHILD_SUBREAPER = 36
 # Only where the kernel has no pidfd (before 5.3).
@@ -130,11 +130,15 @@ def decode(si_code: int, si_status: int, t_ns: int) -> Death:
     """Return the death that waitid tells of."""
     if si_code == os.CLD_EXITED:
         return Death(si_status, None, False, t_ns)
+    return Death(None, signal_name(si_status), si_code == os.CLD_DUMPED, t_ns)
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name, SIG35 for one that Python has none for."""
     try:
-        name = signal.Signals(si_status).name
+        return signal.Signals(number).name
     except ValueError:
-        name = f"SIG{si_status}"
-    return Death(None, name, si_code == os.CLD_DUMPED, t_ns)
+        return f"SIG{number}"
 
 
 def _open_pidfd(pid: int) -> int:
@@ -142,15 +146,6 @@ def _open_pidfd(pid: int) -> int:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
         return -1
-
-
-def stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name: [0] is the state; empty when the process is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()
-    except OSError:
-        return []
 
 
 def adopt_orphans() -> None:

@@ -66,7 +66,6 @@ def try_form(turn: Turn) -> None:
         enough_since=None,
         given_up=frozenset(),
         deadline=turn.now + PREPARE_TIMEOUT_S,
-        incident=state.incident,
     )
     for name, node in state.nodes.items():
         if name in group:

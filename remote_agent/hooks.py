@@ -16,6 +16,7 @@ import urllib.parse
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.diagnose.told import JOB_ENDS
 from remote_agent.journal import public
 from remote_agent.tasks import Tasks
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from remote_agent.journal import Record
     from remote_agent.wire import Hook, JobSpec
 
-ENDS = ("job_succeeded", "job_failed", "job_stopped")
 OUTCOMES = ("hook_delivered", "hook_failed")
 # What may wait for one hook.
 LONGEST_QUEUE = 64
@@ -51,7 +51,7 @@ class Occasions:
         if kind in ("generation_running", "hang_over") and self._hurt:
             self._hurt = False
             return "recovery"
-        return "end" if kind in ENDS else ""
+        return "end" if kind in JOB_ENDS else ""
 
 
 def summary(record: Record) -> str:
@@ -59,7 +59,7 @@ def summary(record: Record) -> str:
     kind, detail = record["type"], record["detail"]
     if kind == "generation_running":
         text = f"generation {record['generation']} runs, world size {detail.get('world_size')}"
-    elif kind in ENDS:
+    elif kind in JOB_ENDS:
         reason = detail.get("reason")
         text = f"the job {kind.partition('_')[2]}" + (f": {reason}" if reason else "")
     else:

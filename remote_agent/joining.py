@@ -21,7 +21,7 @@ from typing import Any
 
 from remote_agent import jobs, starting
 from remote_agent.engine_handler import HandlerThread
-from remote_agent.paths import Home, JobFiles, NameRefused, agent_alive
+from remote_agent.paths import Home, JobFiles, NameRefused, agent_alive, set_aside
 from remote_agent.wire import JobSpec, NodeSpec, Problem, split_endpoint
 
 # torch's own defaults: of c10d's endpoint, and of its meeting (RendezvousTimeout).
@@ -51,7 +51,7 @@ class Place:
         self.host = host.strip("[]")
         self.is_here = _is_local(self.host)
         self.address = params.local_addr or own_address(self.host, self.port)
-        _set_aside(self.files)
+        _make_room(self.files)
         self.node = _node_name(self.files)
 
     def describe(self, worker_spec: Any, grace_s: float) -> JobSpec:
@@ -166,10 +166,7 @@ def _node_name(files: JobFiles) -> str:
     return f"{host or 'node'}-{secrets.token_hex(2)}"
 
 
-def _set_aside(files: JobFiles) -> None:
+def _make_room(files: JobFiles) -> None:
     """Rename the directory of a run that is over, for a new run of the same name."""
     if files.root.is_dir() and agent_alive(files) is None and jobs.describe(files)["state"] in jobs.ENDED:
-        number = 1
-        while (aside := files.root.with_name(f"{files.name}.{number}")).exists():
-            number += 1
-        files.root.rename(aside)
+        set_aside(files.root, ".")

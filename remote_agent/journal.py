@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
 import hashlib
 import json
 import logging
@@ -24,12 +23,6 @@ Record = dict[str, Any]
 PUBLIC_KEYS = ("seq", "time", "type", "generation", "node", "rank", "detail")
 # Far below the limit of a frame.
 CHUNK_BYTES = 1024 * 1024
-
-
-def utc(time_ns: int) -> str:
-    """Return a time as the contract writes it: UTC, milliseconds, Z."""
-    moment = datetime.datetime.fromtimestamp(time_ns / 1e9, tz=datetime.timezone.utc)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
 
 
 def read_records(path: Path) -> list[Record]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.diagnose import Context, Incident, RankEvidence, Victims, fingerprint, verdict
+from remote_agent.diagnose import Context, Incident, RankEvidence, Victims, verdict
 
 if TYPE_CHECKING:
     from remote_agent.state import State
@@ -23,9 +23,6 @@ def judge(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
         RankEvidence(rank=None, node=node, tail=f"{node} could not obey: {said}")
         for node, said in state.troubles.items()
     ]
-    ranks_per_node: dict[str, list[int]] = {}
-    for rank in state.ranks.values():
-        ranks_per_node.setdefault(rank.node, []).append(rank.rank)
     host_notes: dict[str, list[str]] = {}
     clock_error_ms: dict[str, float] = {}
     for ended in state.exits.values():
@@ -35,7 +32,7 @@ def judge(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
         generation=state.generation,
         incident_id=number,
         world_size=len(state.ranks),
-        ranks_per_node=ranks_per_node,
+        ranks_per_node=state.ranks_per_node(),
         lost_nodes=state.lost,
         now_ns=now_ns,
         host_notes=host_notes,
@@ -43,7 +40,7 @@ def judge(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
         hang=state.watch.told["missing"] if state.watch.told is not None else None,
     )
     incident = verdict(evidence, context)
-    return incident.to_json(), fingerprint(incident)
+    return incident.to_json(), incident.signature
 
 
 def preempted(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], str]:
@@ -68,7 +65,7 @@ def preempted(state: State, number: int, now_ns: int) -> tuple[dict[str, Any], s
         missing=None,
         signature="signal_preempted|allocation",
     )
-    return incident.to_json(), fingerprint(incident)
+    return incident.to_json(), incident.signature
 
 
 def _files(generation: int, rank: int) -> dict[str, str]:

@@ -200,15 +200,28 @@ def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
         raise
 
 
+def set_aside(path: Path, mark: str) -> None:
+    """Rename a file or directory to its own name, `mark` and the first free number; raises OSError."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}{mark}{number}")).exists():
+        number += 1
+    path.rename(aside)
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name: [0] is the state; empty when the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The name in parentheses may itself hold spaces and parentheses.
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def start_ticks(pid: int) -> int | None:
     """Return when a process began, in clock ticks since boot, or None when there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
-    except OSError:
-        return None
-    # The name in parentheses may itself hold spaces and parentheses.
-    return int(stat.rpartition(b")")[2].split()[19])
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields else None
 
 
 def lock_agent(files: JobFiles) -> int | None:

@@ -103,8 +103,7 @@ class Probe:
             with contextlib.suppress(ValueError, IndexError):
                 found: dict[str, Any] = json.loads(out.splitlines()[-1])
                 return found
-        lines = [line for line in err.splitlines() if line.strip()]
-        return {"error": lines[-1] if lines else f"the probe ended with {status}"}
+        return {"error": _last_line(err) or f"the probe ended with {status}"}
 
     def _live_jobs(self) -> list[str]:
         found = []
@@ -170,8 +169,7 @@ class Probe:
             return {"error": f"no end within {args['timeout_s']:g} s", "last": await self._last_words()}
         with contextlib.suppress(ValueError, IndexError):
             return dict(json.loads(out.splitlines()[-1]))
-        lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
-        return {"error": lines[-1][:300] if lines else f"it ended with {child.returncode}"}
+        return {"error": _last_line(err.decode(errors="replace")) or f"it ended with {child.returncode}"}
 
     async def _last_words(self) -> str:
         child, self._child = self._child, None
@@ -183,8 +181,11 @@ class Probe:
             _, err = await asyncio.wait_for(child.communicate(), SHUTDOWN_S)
         except asyncio.TimeoutError:
             return "it does not end after SIGKILL, or a process that it started holds its output"
-        lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
-        return lines[-1][:300] if lines else "it said nothing"
+        return _last_line(err.decode(errors="replace")) or "it said nothing"
+
+
+def _last_line(text: str) -> str:
+    return text.rstrip().rpartition("\n")[2][:300]
 
 
 def is_telling(name: str, value: str) -> bool:

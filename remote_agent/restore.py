@@ -108,13 +108,7 @@ def _node_ready(state: s.State, record: Record) -> s.State:
 def _node_lost(state: s.State, record: Record) -> s.State:
     reason = str(record["detail"].get("reason"))
     status = str(record["detail"]["status"])
-    ranks = {
-        number: dataclasses.replace(rank, state="killed")
-        if rank.node == record["node"] and rank.state in ("starting", "running")
-        else rank
-        for number, rank in state.ranks.items()
-    }
-    return _with_node(dataclasses.replace(state, ranks=ranks), record["node"], status=status, reason=reason)
+    return _with_node(state.with_killed(record["node"]), record["node"], status=status, reason=reason)
 
 
 def _node_removed(state: s.State, record: Record) -> s.State:
@@ -190,14 +184,14 @@ def _rank_failed(state: s.State, record: Record) -> s.State:
 
 
 def _generation_stopped(state: s.State, record: Record) -> s.State:
-    ranks = {
-        number: dataclasses.replace(rank, state="killed") if rank.state in ("starting", "running") else rank
-        for number, rank in state.ranks.items()
-    }
+    return dataclasses.replace(_none_running(state.with_killed()), phase=s.FORMING)
+
+
+def _none_running(state: s.State) -> s.State:
     for name, node in state.nodes.items():
         if node.status == "running":
             state = _with_node(state, name, status="ready")
-    return dataclasses.replace(state, phase=s.FORMING, ranks=ranks)
+    return state
 
 
 def _stop_requested(state: s.State, record: Record) -> s.State:
@@ -227,11 +221,8 @@ def _ended(state: s.State, record: Record) -> s.State:
     ranks = state.ranks
     if how == "succeeded":
         ranks = {number: dataclasses.replace(rank, state="succeeded", code=0) for number, rank in ranks.items()}
-    for name, node in state.nodes.items():
-        if node.status == "running":
-            state = _with_node(state, name, status="ready")
     failure = record["detail"].get("reason") if how == "failed" else None
-    return dataclasses.replace(state, phase=s.ENDED, ended=how, ranks=ranks, failure=failure)
+    return dataclasses.replace(_none_running(state), phase=s.ENDED, ended=how, ranks=ranks, failure=failure)
 
 
 FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {

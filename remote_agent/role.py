@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from remote_agent import clocks, metrics
 from remote_agent import state as s
 from remote_agent.coordinator import step
+from remote_agent.diagnose import iso_time
 from remote_agent.formation import is_held
 from remote_agent.hooks import Hooks
-from remote_agent.journal import chunks, utc
+from remote_agent.journal import chunks
 from remote_agent.lease import OWN_BEAT_S
 from remote_agent.operator_requests import answer, refuse_unready
 from remote_agent.status import document
@@ -318,7 +319,7 @@ class Role:
 
     def _record(self, emit: s.Emit) -> None:
         journal = self._agent.journal
-        now = utc(time.time_ns())
+        now = iso_time(time.time_ns())
         record = {
             "seq": journal.last_seq + 1,
             "time": now,

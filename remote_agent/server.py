@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent import election, paths, restore
 from remote_agent import state as s
 from remote_agent.desk import Desk
+from remote_agent.jobs import ENDED
 from remote_agent.journal import Record, public
 from remote_agent.signalling import ask_engine, signal_ranks
 from remote_agent.status import document
@@ -36,7 +37,7 @@ class AgentDesk(Desk):
     """A live agent, for one operator's connection."""
 
     def __init__(self, agent: Agent) -> None:
-        super().__init__(agent.logs)
+        super().__init__(agent.files, agent.logs)
         self._agent = agent
         self._operator: dict[str, Any] | None = None
         self.ops.update(
@@ -48,7 +49,6 @@ class AgentDesk(Desk):
                 "watch": self.watch,
                 "events": self.events,
                 "promote": self.promote,
-                "ca": self.ca,
                 "attach": self.attach,
                 "stacks": self.stacks,
                 "signal": self.signal,
@@ -132,11 +132,7 @@ class AgentDesk(Desk):
         state = dataclasses.replace(state, nodes=nodes)
         if state.phase == s.ENDED or state.generation < 0 or agent.follower.running is not None:
             return state
-        ranks = {
-            number: dataclasses.replace(rank, state="killed") if rank.state in ("starting", "running") else rank
-            for number, rank in state.ranks.items()
-        }
-        return dataclasses.replace(state, ranks=ranks, phase=s.FORMING, alone_since=view.contact)
+        return dataclasses.replace(state.with_killed(), phase=s.FORMING, alone_since=view.contact)
 
     async def status(self, args: dict[str, Any]) -> Answer:
         """Answer with the status document."""
@@ -154,7 +150,7 @@ class AgentDesk(Desk):
             if found != last or now - sent > WATCH_MAX_S:
                 last, sent = found, now
                 yield Answer({"status": found})
-            if self._agent.finished and found["state"] in ("succeeded", "failed", "stopped"):
+            if self._agent.finished and found["state"] in ENDED:
                 return
             await asyncio.sleep(watch_pause(found["world_size"] or 0))
             with contextlib.suppress(asyncio.TimeoutError):
@@ -185,12 +181,6 @@ class AgentDesk(Desk):
             if refusal:
                 raise Problem("election", refusal)
         return Answer({"term": agent.follower.member.term, "coordinator": agent.node})
-
-    async def ca(self, args: dict[str, Any]) -> Answer:
-        """Answer with the job's authority and description, so that the operator can admit a node."""
-        files = self._agent.files
-        spec = self._agent.spec.to_json()
-        return Answer({"ca": files.ca.read_text(), "ca_key": files.ca_key.read_text(), "spec": spec})
 
     async def stacks(self, args: dict[str, Any]) -> Answer:
         """Answer with the Python stacks of this node's live ranks."""

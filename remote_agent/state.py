@@ -153,6 +153,23 @@ class State:
     blames: tuple[tuple[float, str], ...] = ()
     """When a failure that a machine can cause by itself was found on which node."""
 
+    def ranks_per_node(self) -> dict[str, list[int]]:
+        """Return the numbers of the ranks that each node has."""
+        found: dict[str, list[int]] = {}
+        for rank in self.ranks.values():
+            found.setdefault(rank.node, []).append(rank.rank)
+        return found
+
+    def with_killed(self, node: str | None = None) -> State:
+        """Return the state once the ranks that still lived, of one node or of all, are dead."""
+        ranks = {
+            number: dataclasses.replace(rank, state="killed")
+            if rank.state in ("starting", "running") and node in (None, rank.node)
+            else rank
+            for number, rank in self.ranks.items()
+        }
+        return dataclasses.replace(self, ranks=ranks)
+
 
 # Events: what a node or an operator says, and time. `node` is the one that speaks.
 

@@ -44,9 +44,9 @@ class Turn:
         changed = dataclasses.replace(self.state.nodes[name], **changes)
         self.set(nodes={**self.state.nodes, name: changed})
 
-    def mark(self, name: str, age: float = 0.0) -> None:
+    def mark(self, name: str) -> None:
         """Remember when a phase of the restart was reached."""
-        self.set(marks={**self.state.marks, name: self.now - age})
+        self.set(marks={**self.state.marks, name: self.now})
 
     def emit(self, kind: str, *, node: str | None = None, rank: int | None = None, **detail: Any) -> None:
         """Write a fact to the journal."""
@@ -174,11 +174,7 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> No
         return
     if status != "removed":
         turn.set(lost={**state.lost, name: (alive_ns, reason)})
-    ranks = {
-        number: dataclasses.replace(rank, state="killed") if rank.node == name and rank.code is None else rank
-        for number, rank in state.ranks.items()
-    }
-    turn.set(ranks=ranks)
+    turn.state = turn.state.with_killed(name)
     if state.phase != s.STOPPING:
         stop_group(turn, "node_lost")
         return

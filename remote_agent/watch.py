@@ -9,7 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from remote_agent import state as s
-from remote_agent.diagnose import Context, fingerprint, iso_time
+from remote_agent.diagnose import Context, iso_time
 from remote_agent.diagnose.stalls import collectives, find_stall, gives_up_in, is_suspect, missing_of, stall_incident
 from remote_agent.turn import stop_group
 
@@ -102,14 +102,11 @@ def _is_over(watch: s.Watch, stall: Stall | None) -> bool:
 def _tell(turn: Turn, stall: Stall) -> None:
     state = turn.state
     number, age_s = state.incidents + 1, turn.now - state.watch.since
-    ranks_per_node: dict[str, list[int]] = {}
-    for rank in state.ranks.values():
-        ranks_per_node.setdefault(rank.node, []).append(rank.rank)
     context = Context(
         generation=state.generation,
         incident_id=number,
         world_size=len(state.ranks),
-        ranks_per_node=ranks_per_node,
+        ranks_per_node=state.ranks_per_node(),
         now_ns=turn.wall_ns - int(age_s * 1e9),
     )
     incident = stall_incident(stall, age_s, context)
@@ -127,7 +124,7 @@ def _tell(turn: Turn, stall: Stall) -> None:
         incident={**incident.to_json(), "ongoing": True},
         watch=dataclasses.replace(state.watch, told=told, told_at=turn.now),
     )
-    turn.emit("incident", **incident.to_json(), fingerprint=fingerprint(incident), ongoing=True)
+    turn.emit("incident", **incident.to_json(), fingerprint=incident.signature, ongoing=True)
 
 
 def _resolved(turn: Turn) -> None:

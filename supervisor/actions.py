@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from supervisor.plain import count
+
 Scope = Literal["job", "node", "rank"]
 Status = Mapping[str, Any]
 Targets = Sequence[str]
@@ -27,13 +29,9 @@ def _ranks_on(status: Status, names: Targets) -> int:
     return sum(len(node.get("ranks", ())) for node in status.get("nodes", ()) if node.get("name") in names)
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
 def _group(status: Status) -> str:
-    nodes = _count(len(_live_nodes(status)), "node")
-    return f"{_count(int(status.get('world_size') or 0), 'rank')} on {nodes}"
+    nodes = count(len(_live_nodes(status)), "node")
+    return f"{count(int(status.get('world_size') or 0), 'rank')} on {nodes}"
 
 
 def _next(status: Status) -> int:
@@ -56,7 +54,7 @@ def _remove(status: Status, targets: Targets) -> str:
     left = int(status.get("world_size") or 0) - _ranks_on(status, targets)
     moved = "; another node takes the coordinator over" if status.get("coordinator") in targets else ""
     return (
-        f"drains {', '.join(targets)} ({_count(_ranks_on(status, targets), 'rank')}); the group goes on as generation "
+        f"drains {', '.join(targets)} ({count(_ranks_on(status, targets), 'rank')}); the group goes on as generation "
         f"{_next(status)} with world size {left}{moved}; not charged to max_restarts"
     )
 
@@ -239,8 +237,3 @@ ACTIONS: tuple[Action, ...] = (
 
 BY_ID: Mapping[str, Action] = {action.id: action for action in ACTIONS}
 BY_VERB: Mapping[str, Action] = {action.verb: action for action in ACTIONS if action.verb}
-
-
-def menu(scope: Scope) -> tuple[Action, ...]:
-    """Return the actions that act on the cluster, for the TUI's action menu: those of the scope and of the job."""
-    return tuple(action for action in ACTIONS if action.op and action.key and action.scope in (scope, "job"))

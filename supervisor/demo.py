@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.demo_hosts import DemoHosts, hosts_in_thread
 from supervisor.paths import examples_dir
+from supervisor.session.view import ENDED_EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,6 @@ _HOSTS = 2
 _RANKS_PER_HOST = 2
 _STOP_DEADLINE_S = 20.0
 _AGENT_GRACE_S = 8.0  # an agent whose job is over stays for some seconds, in case somebody asks
-_ENDS = ("job_succeeded", "job_failed", "job_stopped")
 # The headless run ends by itself after some seconds; with the TUI there is time to try the keys.
 _HEADLESS_ARGS = ("--epochs", "4", "--steps-per-epoch", "10", "--step-time", "0.05")
 _TUI_ARGS = ("--epochs", "60", "--steps-per-epoch", "20", "--step-time", "0.1")
@@ -99,7 +99,7 @@ def _end_job(hosts: DemoHosts, toml: Path) -> None:
 def _is_over(hosts: DemoHosts) -> bool:
     """Whether every journal on the hosts says that its job has ended: agents alone are no reason to ask for a stop."""
     journals = [path for host in hosts.hosts for path in host.home.glob(".supervisor/jobs/*/events.jsonl")]
-    return all(any(f'"{end}"' in journal.read_text() for end in _ENDS) for journal in journals)
+    return all(any(f'"{end}"' in journal.read_text() for end in ENDED_EVENTS) for journal in journals)
 
 
 def _stop(toml: Path) -> None:

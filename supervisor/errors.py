@@ -6,13 +6,15 @@ In: a reason and what to do next. Out: exceptions that carry both, and the exit 
      ├ UsageError            2  the command line or the inventory is wrong; nothing was started
      ├ Unreachable           3  the job, or every host that could know it, cannot be reached
      ├ LaunchFailed          3  too few nodes came up; what had been started is stopped again
-     ├ RequestFailed         1  the cluster refused a request
-     └ Interrupted         130  Ctrl-C before the job ran
+     └ RequestFailed         1  the cluster refused a request
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+# Of `up`, and of a screen that is left, by the state in which the job ended.
+EXIT_STATUS = {"succeeded": 0, "failed": 1, "stopped": 4}
 
 
 class SupervisorError(Exception):
@@ -79,9 +81,3 @@ class RequestFailed(SupervisorError):
     def __init__(self, message: str, hint: str = "", kind: str = "") -> None:
         super().__init__(message, hint)
         self.kind = kind
-
-
-class Interrupted(SupervisorError):
-    """Ctrl-C before the job ran."""
-
-    exit_status = 130

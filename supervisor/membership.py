@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from supervisor.plain import count
+
 Json = Mapping[str, Any]
 OPS: Final = ("restart", "remove", "add")
 # A restart that lasts seconds on the nodes; finding a failure is not part of one that is asked for.
@@ -51,7 +53,7 @@ def plan(op: str, names: Sequence[str], status: Json, events: Sequence[Json]) ->
     kept = {str(one["name"]) for one in before}
     spares = [str(one["name"]) for one in after if one["name"] not in kept and one["name"] not in names]
     if spares:
-        facts.append(("Joins", f"{_list(spares)}, which {'stands' if len(spares) == 1 else 'stand'} by"))
+        facts.append(("Joins", f"{', '.join(spares)}, which {'stands' if len(spares) == 1 else 'stand'} by"))
     facts += [("Lost", _lost_steps(status)), ("Downtime", _downtime(events))]
     number = status.get("generation")
     names_after = tuple(str(one["name"]) for one in after)
@@ -97,8 +99,8 @@ def _slots(nodes: Iterable[Json]) -> list[Slot]:
 
 def _size(slots: Sequence[Slot], nodes: Sequence[Json]) -> str:
     unknown = [str(one["name"]) for one in nodes if not _nproc(one)]
-    more = f" and those of {_list(unknown)}" if unknown else ""
-    return f"{_count(len(slots), 'rank')}{more} on {_count(len(nodes), 'node')}"
+    more = f" and those of {', '.join(unknown)}" if unknown else ""
+    return f"{count(len(slots), 'rank')}{more} on {count(len(nodes), 'node')}"
 
 
 def _moves(old: Sequence[Slot], new: Sequence[Slot], op: str) -> str:
@@ -162,12 +164,4 @@ def _downtime(events: Sequence[Json]) -> str:
             times.append(sum(part for part in parts if isinstance(part, (int, float))) / 1000)
     if not times:
         return "not known: this job has not restarted yet"
-    return f"about {statistics.median(times):.1f} s, as {_count(len(times), 'restart')} of this job before"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names)
+    return f"about {statistics.median(times):.1f} s, as {count(len(times), 'restart')} of this job before"

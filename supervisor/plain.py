@@ -51,6 +51,11 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
+def count(number: int, one: str) -> str:
+    """Return `1 rank`, `2 ranks`."""
+    return f"{number:,} {one if number == 1 else one + 's'}"
+
+
 def seconds(ms: float) -> str:
     """Return milliseconds as `0.84 s`; below 10 ms with one more digit."""
     value = ms / 1000.0

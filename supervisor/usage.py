@@ -25,7 +25,7 @@ def number(value: object) -> float | None:
     return float(value)
 
 
-def part(document: Document, key: str) -> Document:
+def part(document: Document, key: str) -> dict[str, Any]:
     """Return a part of a document, empty where there is none."""
     found = document.get(key)
     return found if isinstance(found, dict) else {}

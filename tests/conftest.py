@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster, cluster_obstacle
+from tests.cluster.fixtures import hosts_of
 from tests.cluster.leftovers import MARK, describe, end, marked
 from tests.scratch import outer, scratch
 
@@ -46,14 +46,7 @@ def nothing_left_behind() -> Iterator[None]:
     assert not left, f"processes that tests left behind (ended now): {names}"
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    """Four hosts with a real sshd each; the test is skipped, with the reason, where they cannot be made."""
-    obstacle = cluster_obstacle()
-    if obstacle:
-        pytest.skip(obstacle)
-    with Cluster(4) as made:
-        yield made
+cluster = hosts_of(4, scope="function")
 
 
 @pytest.fixture(scope="session")

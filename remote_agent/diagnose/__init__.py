@@ -4,19 +4,14 @@ In: RankEvidence of each rank, Context. Out: an Incident: one cause, its victims
 """
 
 from remote_agent.diagnose.errorfile import read_error_document
-from remote_agent.diagnose.exits import decode_exit
-from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, describe, iso_time
-from remote_agent.diagnose.verdict import fingerprint, verdict
+from remote_agent.diagnose.model import Context, Incident, RankEvidence, Victims, iso_time
+from remote_agent.diagnose.verdict import verdict
 
 __all__ = [
     "Context",
-    "Evidence",
     "Incident",
     "RankEvidence",
     "Victims",
-    "decode_exit",
-    "describe",
-    "fingerprint",
     "iso_time",
     "read_error_document",
     "verdict",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from remote_agent.diagnose.exits import decode_exit
@@ -105,6 +105,10 @@ class Context:
         """Return the ranks of a node, in order."""
         return sorted(self.ranks_per_node.get(node, ()))
 
+    def node_of(self, rank: int) -> str | None:
+        """Return the node of a rank, None where that is not known."""
+        return next((name for name, ranks in self.ranks_per_node.items() if rank in ranks), None)
+
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
@@ -128,7 +132,7 @@ class Victims:
 
 @dataclasses.dataclass(frozen=True)
 class Incident:
-    """One failure with its verdict. to_json is the contract's object; `signature` is what `fingerprint` returns."""
+    """One failure with its verdict. `to_json` is the contract's object."""
 
     id: int
     generation: int
@@ -147,6 +151,7 @@ class Incident:
     victims: tuple[Victims, ...]
     missing: Mapping[str, Any] | None
     signature: str
+    """The same for the same failure in another generation or on another rank."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the incident object of the contract."""
@@ -176,16 +181,20 @@ def iso_time(t_ns: int) -> str:
     return f"{stamp:%Y-%m-%dT%H:%M:%S}.{rest // 1_000_000:03d}Z"
 
 
+def ranges(numbers: Iterable[int]) -> str:
+    """Return `0-2,5` for 0, 1, 2, 5."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
 def name_ranks(ranks: Sequence[int]) -> str:
     """Return ranks as people write them: rank 3, ranks 0-3,5."""
-    runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    parts = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    return ("rank " if len(set(ranks)) == 1 else "ranks ") + ",".join(parts)
+    return ("rank " if len(set(ranks)) == 1 else "ranks ") + ranges(ranks)
 
 
 def name_nodes(nodes: Sequence[str | None]) -> str:

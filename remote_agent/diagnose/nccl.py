@@ -11,17 +11,17 @@ from typing import Any
 from remote_agent.diagnose.shapes import clip
 
 _LINE = re.compile(r"\b[NR]CCL\b")
-_VERSION = re.compile(r"\b[NR]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?(?:\+\w+\.?\d*)?)")
+VERSION = re.compile(r"\b[NR]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?(?:\+\w+\.?\d*)?)")
 _NETWORK = re.compile(r"Using network (?P<name>[\w.-]+)|NET/(?P<own>IB|Socket) : Using")
 _OOB = re.compile(r"(?:OOB|Bootstrap\s*: Using|NET/Socket\s*: Using)(?P<list>[^;\n]*)")
-_INTERFACE = re.compile(r"(?:\[\d+\])?([A-Za-z][\w.@-]*):(?=[\da-fA-F.:%\w-]*<\d+>)")
+INTERFACE = re.compile(r"(?:\[\d+\])?([A-Za-z][\w.@-]*):(?=[\da-fA-F.:%\w-]*<\d+>)")
 _RANKS = re.compile(r"\bn[Rr]anks (\d+)")
 _NODES = re.compile(r"\bnNodes (\d+)")
 _HOST = re.compile(r"([A-Za-z0-9][\w.-]*):\d+:\d+ \[\d+\]")
 _TRANSPORT = re.compile(r"\bvia ([A-Z][A-Za-z0-9_]*(?:/[A-Za-z][A-Za-z_]*)?(?: pointer)?)(?:/\d+)?(/GDRDMA)?")
-_CHANNELS = re.compile(r"\b(\d+) coll channels")
-_NVLS_USED = re.compile(r"NVLS (?:comm|multicast|Creating|Bind)|\bConnected NVLS\b|NVLS comm \S+ headRank", re.I)
-_NVLS_AWAY = re.compile(r"NVLS multicast support is not available")
+CHANNELS = re.compile(r"\b(\d+) coll channels")
+NVLS_USED = re.compile(r"NVLS (?:comm|multicast|Creating|Bind)|\bConnected NVLS\b", re.I)
+NVLS_AWAY = re.compile(r"NVLS multicast support is not available")
 _WARNING = re.compile(r"\b[NR]?CCL WARN (?P<text>.+)")
 _WARNINGS = 20
 
@@ -50,7 +50,7 @@ class NcclFacts:
         self._seen = True
         # There may be a million such lines: most hold none of the words, and a look for a word costs little.
         if "version" in text:
-            self._versions.update(dict.fromkeys(_VERSION.findall(text)))
+            self._versions.update(dict.fromkeys(VERSION.findall(text)))
         host = _HOST.search(text)
         if host is not None:
             self._hosts[host[1]] = None
@@ -62,7 +62,7 @@ class NcclFacts:
         if "via" in text:
             self._connected(text)
         if "NVLS" in text or "channels" in text:
-            self._channels += [int(number) for number in _CHANNELS.findall(text)]
+            self._channels += [int(number) for number in CHANNELS.findall(text)]
             self._multicast(text)
         warning = _WARNING.search(text) if "WARN" in text else None
         if warning is not None and len(self._warnings) < _WARNINGS:
@@ -75,9 +75,9 @@ class NcclFacts:
                 self._transports["GDRDMA"] = None
 
     def _multicast(self, text: str) -> None:
-        if _NVLS_AWAY.search(text):
+        if NVLS_AWAY.search(text):
             self._nvls = self._nvls or False
-        elif _NVLS_USED.search(text):
+        elif NVLS_USED.search(text):
             self._nvls = True
 
     def _network(self, text: str) -> None:
@@ -90,7 +90,7 @@ class NcclFacts:
         addresses = _OOB.search(text)
         if addresses is not None:
             # The first is the one that is used; the others are there too.
-            for name in _INTERFACE.findall(addresses["list"])[:1]:
+            for name in INTERFACE.findall(addresses["list"])[:1]:
                 self._bootstrap[name] = None
 
     def result(self) -> dict[str, Any] | None:

@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from remote_agent.diagnose.nccl import CHANNELS, INTERFACE, NVLS_AWAY, NVLS_USED, VERSION
 from remote_agent.diagnose.shapes import clip
 
 _SAYS = re.compile(r"\b[NR]CCL (?P<level>[A-Z]+) +(?P<text>.*)")
 _THREAD = re.compile(r":\d+:(\d+) \[-?\d+\]")
 # NCCL's own lines are shorter, but for the rings of thousands of ranks; what else a rank prints may be of any length.
 _LINE_MAX = 4096
-_VERSION = re.compile(r"\b[NR]CCL version\s*:?\s*(\d+\.\d+(?:\.\d+)?(?:\+\w+\.?\d*)?)")
 _COMM = re.compile(
     r"\bcomm (?P<at>0x[\da-f]+) rank (?P<rank>\d+) n[rR]anks (?P<nranks>\d+)"
     r"(?:.*? commId (?P<id>0x[\da-f]+))?(?P<done>.*Init COMPLETE)?"
@@ -27,8 +27,6 @@ _LINK = re.compile(
 )
 _RING = re.compile(r"Channel \d+/(\d+) : +\d+(?: +\d+)*\s*$")
 _TREES = re.compile(r"Trees ((?:\[\d+\] \S+ ?)+)")
-_COUNTS = re.compile(r"\b(\d+) coll channels")
-_INTERFACE = re.compile(r"(?:\[\d+\])?([A-Za-z][\w.@-]*):(?=[\da-fA-F.:%\w-]*<\d+>)")
 _DEVICE = re.compile(r"\[\d+\]([\w.-]+:\d+/[A-Za-z]+)")
 _ENV = re.compile(r"\b((?:NCCL|RCCL)_\w+) set (?:by environment )?to (.*)")
 _SAID: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -40,8 +38,6 @@ _SAID: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("gid", re.compile(r"\bGID (?:index )?(\d+)\b|GidIndex (\d+)")),
     ("no_verbs", re.compile(r"Failed to open (libibverbs\S*)")),
 )
-_NVLS_USED = re.compile(r"NVLS (?:comm|multicast|Creating|Bind)|\bConnected NVLS\b", re.I)
-_NVLS_AWAY = re.compile(r"NVLS multicast support is not available")
 _WARNINGS = 10
 
 
@@ -75,7 +71,7 @@ class RankMap:
     def feed(self, line: str) -> None:
         """Take one line in."""
         line = line[:_LINE_MAX]
-        version = _VERSION.search(line)
+        version = VERSION.search(line)
         if version is not None:
             self.seen = True
             self._facts.setdefault("version", version[1])
@@ -106,11 +102,11 @@ class RankMap:
             self._env[env[1]] = env[2].rstrip(".")
         if (trees := _TREES.match(text)) is not None:
             self._facts["trees"] = max(trees[1].count("["), self._facts.get("trees", 0))
-        if (counts := _COUNTS.search(text)) is not None:
+        if (counts := CHANNELS.search(text)) is not None:
             self._facts["channels"] = max(int(counts[1]), self._facts.get("channels", 0))
-        if _NVLS_AWAY.search(text):
+        if NVLS_AWAY.search(text):
             self._facts.setdefault("nvls", False)
-        elif _NVLS_USED.search(text):
+        elif NVLS_USED.search(text):
             self._facts["nvls"] = True
         if "GPU Direct RDMA Disabled" in text:
             self._facts["gdr_off"] = True
@@ -128,7 +124,7 @@ class RankMap:
             rest = oob
         elif kind not in ("Bootstrap", "NET/Socket"):
             return
-        names = _INTERFACE.findall(rest)
+        names = INTERFACE.findall(rest)
         if names:
             # The first is the one that is used first; the others are there too.
             self._facts.setdefault("interface", names[0])

@@ -250,13 +250,13 @@ def _evidence(stall: Stall, context: Context) -> Iterator[Evidence]:
     """Yield the exceptions, then where each missing rank is, then what the processes below it do."""
     for rank, part in sorted(stall.ended.items())[:MAX_LINES]:
         file = f"generation_{context.generation}/rank_{rank}/stderr.log"
-        yield Evidence(_node_of(rank, context), rank, file, part["line"], clip(part["headline"]))
+        yield Evidence(context.node_of(rank), rank, file, part["line"], clip(part["headline"]))
     for rank, how in sorted(stall.missing.items())[:MAX_LINES]:
-        yield Evidence(_node_of(rank, context), rank, None, None, f"{how}: {stall.where.get(rank, 'no stack')}")
+        yield Evidence(context.node_of(rank), rank, None, None, f"{how}: {stall.where.get(rank, 'no stack')}")
     for rank, kind in [(rank, kind) for rank, kinds in sorted(stall.children.items()) for kind in kinds][:MAX_LINES]:
         at = f" at {kind['where']}" if kind["where"] else ""
         text = f"{kind['count']} x child process {kind['name']} {kind['doing']}{at}"
-        yield Evidence(_node_of(rank, context), rank, None, None, clip(text))
+        yield Evidence(context.node_of(rank), rank, None, None, clip(text))
 
 
 def _kind_of(stall: Stall, ranks: Sequence[int]) -> tuple[str, str, str]:
@@ -358,7 +358,3 @@ def _hint(stall: Stall) -> str:
     if DEAF in ways and not stall.where:
         return "where py-spy is installed on the node, `supervisor stacks` shows where it holds the lock"
     return "`supervisor stacks` shows the whole stack"
-
-
-def _node_of(rank: int, context: Context) -> str | None:
-    return next((name for name in context.ranks_per_node if rank in context.ranks_of(name)), None)

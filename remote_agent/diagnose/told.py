@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-ENDS_OF_A_HANG = ("hang_over", "generation_stopped", "job_succeeded", "job_failed", "job_stopped")
+JOB_ENDS = ("job_succeeded", "job_failed", "job_stopped")
+ENDS_OF_A_HANG = ("hang_over", "generation_stopped", *JOB_ENDS)
 
 
 def told_incidents(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -77,11 +77,6 @@ def verdict(evidence: Sequence[RankEvidence], context: Context) -> Incident:
     )
 
 
-def fingerprint(incident: Incident) -> str:
-    """Return what is the same for the same failure in another generation or on another rank."""
-    return incident.signature
-
-
 def _order(finding: Finding) -> tuple[bool, int, int]:
     # Where no times are known, the ranks' own words come before a launcher's.
     rank = finding.rank if finding.rank is not None else 1 << 30
@@ -140,7 +135,7 @@ def _own_failure(findings: list[Finding], context: Context) -> _Cause | None:
     if odd is not None:
         first = dataclasses.replace(first, named_rank=odd)
     if first.named_rank is not None:
-        return _named(first, same, context)
+        return _named(first, first.named_rank, same, context)
     return _Cause(
         findings=same,
         scope=_scope(first, ranks, context),
@@ -189,11 +184,10 @@ def _odd_one_out(first: Finding, ranks: list[int], context: Context) -> int | No
     return others.pop() if receivers and len(ranks) > 1 and len(others) == 1 else None
 
 
-def _named(first: Finding, same: list[Finding], context: Context) -> _Cause:
+def _named(first: Finding, named: int, same: list[Finding], context: Context) -> _Cause:
     """A rank says which other rank is the one to look at."""
-    named = first.named_rank if first.named_rank is not None else -1
-    node = next((name for name in context.ranks_per_node if named in context.ranks_of(name)), None)
     said = f" (says {name_ranks([first.rank])})" if first.rank is not None else ""
+    node = context.node_of(named)
     return _Cause(same, "one_rank", "supported", first.category, first.headline + said, first.hint, [named], node)
 
 

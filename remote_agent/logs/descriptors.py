@@ -17,8 +17,7 @@ LIMIT = 192
 class Descriptors:
     """Read-only descriptors by path; the one unused for longest is closed when there are too many."""
 
-    def __init__(self, limit: int = LIMIT) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._open: OrderedDict[Path, int] = OrderedDict()
 
     def get(self, path: Path) -> int:
@@ -28,7 +27,7 @@ class Descriptors:
             # O_NONBLOCK: a fifo put in the place of a log must not stop the agent.
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             self._open[path] = fd
-            if len(self._open) > self._limit:
+            if len(self._open) > LIMIT:
                 _, oldest = self._open.popitem(last=False)
                 os.close(oldest)
         self._open.move_to_end(path)

@@ -45,11 +45,6 @@ class Follower:
         self._watched: set[Path] = set()
         self._persisted = 0.0
 
-    @property
-    def uses_inotify(self) -> bool:
-        """False: polling."""
-        return isinstance(self._watcher, Inotify)
-
     async def start(self) -> None:
         """Adopt the files that are there, then follow; returns when all are known, not when all are indexed."""
         try:

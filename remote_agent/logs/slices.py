@@ -15,17 +15,16 @@ BUDGET_S = 0.01
 class Breather:
     """Gives the event loop a turn whenever the budget of time is used up."""
 
-    __slots__ = ("_budget", "_until")
+    __slots__ = ("_until",)
 
-    def __init__(self, budget_s: float = BUDGET_S) -> None:
-        self._budget = budget_s
-        self._until = time.monotonic() + budget_s
+    def __init__(self) -> None:
+        self._until = time.monotonic() + BUDGET_S
 
     async def breathe(self) -> None:
         """Pause if it is time to."""
         if time.monotonic() >= self._until:
             await asyncio.sleep(0)
-            self._until = time.monotonic() + self._budget
+            self._until = time.monotonic() + BUDGET_S
 
 
 class Bell:

@@ -108,14 +108,14 @@ class Channel:
         await self._send({"id": number, "op": op, "args": args or {}}, body)
         return await future
 
-    async def stream(self, op: str, args: dict[str, Any] | None = None, body: bytes = b"") -> Items:
+    async def stream(self, op: str, args: dict[str, Any] | None = None) -> Items:
         """Yield the items of one request; closing the generator cancels it there. Raises CallFailed, ChannelClosed."""
         number = self._number()
         queue: asyncio.Queue[Answer | Problem | WireError | None] = asyncio.Queue(STREAM_BACKLOG)
         self._streams[number] = queue
         ended = False
         try:
-            await self._send({"id": number, "op": op, "args": args or {}}, body)
+            await self._send({"id": number, "op": op, "args": args or {}})
             while True:
                 item = await queue.get()
                 if isinstance(item, Answer):
@@ -134,9 +134,9 @@ class Channel:
                 with contextlib.suppress(WireError, asyncio.TimeoutError):
                     await asyncio.wait_for(self._send({"cancel": number}), 1.0)
 
-    async def notify(self, op: str, args: dict[str, Any] | None = None, body: bytes = b"") -> None:
+    async def notify(self, op: str, args: dict[str, Any] | None = None) -> None:
         """Send a request that wants no answer; raises ChannelClosed."""
-        await self._send({"op": op, "args": args or {}}, body)
+        await self._send({"op": op, "args": args or {}})
 
     async def close(self) -> None:
         """End the wire and wait until `run` is over, if somebody runs it."""

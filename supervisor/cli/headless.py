@@ -18,7 +18,7 @@ from supervisor import plain
 from supervisor.cli.console import Console
 from supervisor.cli.entry import INTERRUPTED, say
 from supervisor.cli.output import Prefixer, Writer, write_lines
-from supervisor.errors import HostFailure, SupervisorError
+from supervisor.errors import EXIT_STATUS, HostFailure, SupervisorError
 from supervisor.session.logs import Selection
 from supervisor.session.tasks import cancel_all
 from supervisor.session.view import ENDED_STATES, local_rank_of
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from supervisor.session.follow import Chunk
     from supervisor.session.session import Session
 
-EXIT_STATUS = {"succeeded": 0, "failed": 1, "stopped": 4}
 # After Ctrl-C: how long a reader of our stdout that takes nothing is waited for, seconds.
 PATIENCE = 2.0
 # How long the outcome of an ended job is waited for, seconds.
@@ -195,19 +194,13 @@ class Headless:
     async def _end(self) -> int:
         """Tell the last news of a job that is over, a failure's verdict at the end; returns the exit status."""
         session = self._session
-        await self._await_end()
+        await session.wait_until(lambda: session.ended, LAST_NEWS)
         self._tell_new()
         if session.state == "failed":
             self._tell_incident()
         if self._interrupts and session.state == "stopped":
             return INTERRUPTED
         return EXIT_STATUS.get(session.state, 1)
-
-    async def _await_end(self) -> None:
-        session = self._session
-        deadline = asyncio.get_running_loop().time() + LAST_NEWS
-        while not session.ended and asyncio.get_running_loop().time() < deadline:
-            await session.wait_change(0.5)
 
     # --- detach
 

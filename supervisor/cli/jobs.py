@@ -16,7 +16,7 @@ from supervisor import plain
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
-from supervisor.errors import RequestFailed, Unreachable, UsageError
+from supervisor.errors import RequestFailed, Unreachable, UsageError, why
 from supervisor.session.jobs import group_jobs
 from supervisor.session.view import ENDED_STATES
 
@@ -85,7 +85,7 @@ async def ask_hosts(
             except CallFailed as error:
                 failures[host.name] = error.message
             except (WireError, asyncio.TimeoutError) as error:
-                failures[host.name] = str(error) or "no answer in time"
+                failures[host.name] = why(error)
 
     await asyncio.gather(*(one(host) for host in inventory.hosts))
     return {host.name: answers[host.name] for host in inventory.hosts if host.name in answers}, failures

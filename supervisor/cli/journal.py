@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from supervisor import plain
-from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
+from supervisor.cli.options import add_json, load_target, make_parser, parse
 from supervisor.cli.output import write_json, write_lines
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ def _events(verb: str, argv: Sequence[str]) -> int:
     add_json(parser, "one JSON object a line")
     parser.add_argument("-f", "--follow", action="store_true", help="go on as events come, until the job is over")
     options = parse(parser, argv)
-    hosts, job = split_target(options.target)
-    inventory = load_inventory(hosts, options)
+    inventory, job = load_target(options)
     if options.follow:
         return asyncio.run(_follow(inventory, job, as_json=options.json))
 
@@ -70,8 +69,7 @@ def _incidents(verb: str, argv: Sequence[str]) -> int:
     parser = make_parser(verb, "[HOSTS] [JOB] [--json]")
     add_json(parser)
     options = parse(parser, argv)
-    hosts, job = split_target(options.target)
-    inventory = load_inventory(hosts, options)
+    inventory, job = load_target(options)
 
     async def once() -> int:
         from supervisor.session.session import open_session

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.logs.rows import dropped_text
 from supervisor.cli.entry import say
 from supervisor.cli.folded import fold_all, fold_live, line_of, rows_of
-from supervisor.cli.options import load_inventory, make_parser, parse, read_duration, read_ranks, split_target
+from supervisor.cli.options import load_target, make_parser, parse, read_duration, read_ranks
 from supervisor.cli.output import Prefixer, Writer
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.session import logs
@@ -108,8 +108,7 @@ def _check_raw(options: argparse.Namespace) -> None:
 def run(verb: str, argv: Sequence[str]) -> int:
     """Show logs; returns the exit status."""
     options = parse_logs(argv)
-    hosts, job = split_target(options.target)
-    inventory = load_inventory(hosts, options)
+    inventory, job = load_target(options)
     if options.node is not None and options.node not in {host.name for host in inventory.hosts}:
         names = " ".join(host.name for host in inventory.hosts)
         raise RequestFailed(f"no host {options.node!r} in the inventory", f"its hosts: {names}")

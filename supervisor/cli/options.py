@@ -119,6 +119,12 @@ def load_inventory(hosts: str | None, options: argparse.Namespace) -> Inventory:
     return inventory.build(Path(named[0]), read_source(options), Path.cwd())
 
 
+def load_target(options: argparse.Namespace) -> tuple[Inventory, str | None]:
+    """Return the inventory and the job that the positional words name; raises UsageError."""
+    hosts, job = split_target(options.target)
+    return load_inventory(hosts, options), job
+
+
 def read_source(options: argparse.Namespace) -> dict[str, Any]:
     """Return the document of --hosts, --hostfile or --slurm; raises InventoryError."""
     from supervisor.inventory import InventoryError, sources

@@ -13,7 +13,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from supervisor import plain
@@ -55,6 +55,16 @@ def _print(text: str) -> None:
         raise
     except OSError as error:
         raise SupervisorError(f"stdout: {error.strerror}") from error
+
+
+def write_ranks(document: Mapping[str, Any], *, as_json: bool) -> int:
+    """Print what came of a request to ranks; returns the exit status: 1 where one of them did not get it."""
+    told = document["ranks"]
+    if as_json:
+        write_json(document)
+    else:
+        write_lines([f"rank {rank}: {one['message']}" for rank, one in told.items()])
+    return 0 if all(one["accepted"] for one in told.values()) else 1
 
 
 def is_rich(*, ascii_only: bool = False) -> bool:

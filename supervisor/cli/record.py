@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from supervisor import plain
 from supervisor.cli.entry import say
-from supervisor.cli.options import load_inventory, make_parser, parse, split_target
+from supervisor.cli.options import load_target, make_parser, parse
 from supervisor.cli.output import write_lines
 from supervisor.errors import UsageError
 from supervisor.recording.excerpts import Limit
@@ -44,9 +44,8 @@ def run(verb: str, argv: Sequence[str]) -> int:
     options = parse(parser, argv)
     if not options.target or options.target[-1].endswith(".toml"):
         raise UsageError("FILE is missing", f"supervisor {verb} [HOSTS] [JOB] FILE")
-    *target, name = options.target
-    hosts, job = split_target(target)
-    inventory = load_inventory(hosts, options)
+    *options.target, name = options.target
+    inventory, job = load_target(options)
     return asyncio.run(_record(inventory, job, Path(name), options.logs, follow=options.follow))
 
 

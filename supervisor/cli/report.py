@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.diagnose.told import told_incidents
 from supervisor.cli.entry import say
-from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
+from supervisor.cli.options import add_json, load_target, make_parser, parse
 from supervisor.cli.output import write_json, write_lines
 from supervisor.errors import SupervisorError, UsageError
 
@@ -32,8 +32,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     if recording is not None:
         document = asyncio.run(_of_recording(recording))
     else:
-        hosts, job = split_target(options.target)
-        document = asyncio.run(_of_job(load_inventory(hosts, options), job))
+        document = asyncio.run(_of_job(*load_target(options)))
     from supervisor.report.markdown import lines
 
     if options.output is not None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from supervisor.cli.options import add_json, load_inventory, make_parser, parse, read_ranks, split_target
-from supervisor.cli.output import write_json, write_lines
+from supervisor.cli.options import add_json, load_target, make_parser, parse, read_ranks
+from supervisor.cli.output import write_ranks
 from supervisor.errors import UsageError
 
 
@@ -21,9 +21,8 @@ def run(verb: str, argv: Sequence[str]) -> int:
     options = parse(parser, argv)
     if not options.target:
         raise UsageError("SIGNAL is missing", "supervisor signal --rank 3 USR1")
-    *target, name = options.target
-    hosts, job = split_target(target)
-    inventory = load_inventory(hosts, options)
+    *options.target, name = options.target
+    inventory, job = load_target(options)
     from supervisor.session.session import open_session
 
     async def send() -> int:
@@ -31,11 +30,6 @@ def run(verb: str, argv: Sequence[str]) -> int:
             await session.ready()
             await session.settle()
             answer = await session.request("signal", ranks=options.rank, signal=name)
-        told = answer["ranks"]
-        if options.json:
-            write_json({"job": session.job, "request": verb, **answer})
-        else:
-            write_lines([f"rank {rank}: {one['message']}" for rank, one in told.items()])
-        return 0 if all(one["accepted"] for one in told.values()) else 1
+        return write_ranks({"job": session.job, "request": verb, **answer}, as_json=options.json)
 
     return asyncio.run(send())

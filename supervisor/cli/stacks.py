@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_agent.diagnose.model import name_ranks
 from remote_agent.wire import CallFailed, WireError
-from supervisor.cli.options import add_json, load_inventory, make_parser, parse, read_ranks, split_target
-from supervisor.cli.output import write_json, write_lines
-from supervisor.errors import RequestFailed
+from supervisor.cli.options import add_json, load_target, make_parser, parse, read_ranks
+from supervisor.cli.output import write_json, write_lines, write_ranks
+from supervisor.errors import RequestFailed, why
 from supervisor.plain import one_line, safe
 from supervisor.session.view import ENDED_STATES
 
@@ -34,8 +34,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     parser.add_argument("--save", action="store_true", help="save them, and flight records, beside the ranks' logs")
     add_json(parser)
     options = parse(parser, argv)
-    hosts, job = split_target(options.target)
-    inventory = load_inventory(hosts, options)
+    inventory, job = load_target(options)
     from supervisor.session.session import open_session
 
     async def once() -> int:
@@ -61,12 +60,7 @@ async def _save(session: Session, ranks: list[int] | None, as_json: bool) -> int
     status = await session.call("status")
     known = [rank["rank"] for node in status.get("nodes", ()) for rank in node.get("ranks", ())]
     answer = await session.request("keep", ranks=known if ranks is None else ranks)
-    told = answer["ranks"]
-    if as_json:
-        write_json({"job": session.job, "request": "stacks", **answer})
-    else:
-        write_lines([f"rank {rank}: {one['message']}" for rank, one in told.items()])
-    return 0 if all(one["accepted"] for one in told.values()) else 1
+    return write_ranks({"job": session.job, "request": "stacks", **answer}, as_json=as_json)
 
 
 async def collect(session: Session, ranks: list[int] | None) -> dict[str, dict[str, Any]]:
@@ -91,7 +85,7 @@ async def collect(session: Session, ranks: list[int] | None) -> dict[str, dict[s
         except (CallFailed, WireError, asyncio.TimeoutError) as error:
             for node in status.get("nodes", ()):
                 if node["name"] == name:
-                    reasons = {str(rank["rank"]): str(error) or "no answer in time" for rank in node.get("ranks", ())}
+                    reasons = {str(rank["rank"]): why(error) for rank in node.get("ranks", ())}
                     unreachable.update({rank: text for rank, text in reasons.items() if rank in unreachable})
             return
         stacks.update(answer.data.get("stacks", {}))

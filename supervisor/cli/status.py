@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from supervisor import plain
-from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
+from supervisor.cli.options import add_json, load_target, make_parser, parse
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
 from supervisor.plain_nccl import fabric_lines
 
@@ -50,8 +50,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     parser.add_argument("--watch", action="store_true", help="show it again whenever it changes, until the job is over")
     parser.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")
     options = parse(parser, argv)
-    hosts, job = split_target(options.target)
-    inventory = load_inventory(hosts, options)
+    inventory, job = load_target(options)
     rich = not options.json and is_rich(ascii_only=options.ascii)
     from supervisor.session.session import open_session
 

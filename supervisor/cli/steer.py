@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from supervisor import plain
 from supervisor.actions import BY_VERB, Action
 from supervisor.cli.entry import say
-from supervisor.cli.options import add_json, given, load_inventory, make_parser, parse, split_target
+from supervisor.cli.options import add_json, given, load_target, make_parser, parse
 from supervisor.cli.output import write_json, write_lines
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.inventory.pattern import PatternError, expand
@@ -33,7 +33,6 @@ def run(verb: str, argv: Sequence[str]) -> int:
     """Carry out one verb; returns the exit status."""
     action = BY_VERB[verb]
     options = _parse(action, argv)
-    hosts, job = split_target(options.target)
     names = _read_nodes(action, given(options, "node"))
     args: dict[str, Any] = {"nodes": names} if len(names) > 1 else {}
     if action.scope == "node" and not args:
@@ -42,7 +41,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
         args["kill"] = options.kill
     if verb == "restart":
         args |= _environment(options)
-    inventory = load_inventory(hosts, options)
+    inventory, job = load_target(options)
     from supervisor.session.session import open_session
 
     async def steer() -> int:
@@ -149,11 +148,9 @@ def is_success(verb: str, outcome: dict[str, Any]) -> bool:
     return outcome["type"] not in ENDED_EVENTS
 
 
-async def await_outcome(
-    session: Session, op: str, answer: dict[str, Any], deadline_s: float = DEADLINE
-) -> dict[str, Any]:
+async def await_outcome(session: Session, op: str, answer: dict[str, Any]) -> dict[str, Any]:
     """Return the event that ends a request; raises RequestFailed when none comes in time."""
-    end = time.monotonic() + deadline_s
+    end = time.monotonic() + DEADLINE
     while time.monotonic() < end:
         version = session.version
         found = find_outcome(session.events, op, int(answer["seq"]), answer.get("generation"))
@@ -163,7 +160,7 @@ async def await_outcome(
             return session.events[-1]
         await session.wait_change(1.0, version)
     raise RequestFailed(
-        f"{op} was accepted ({answer.get('message')}), and is not done after {deadline_s:g} s: job is {session.state}",
+        f"{op} was accepted ({answer.get('message')}), and is not done after {DEADLINE:g} s: job is {session.state}",
         "`supervisor events` shows what goes on",
         "timeout",
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from supervisor.cli import rendezvous
@@ -99,11 +98,11 @@ def add_torchrun(parser: Parser) -> None:
                 group.add_argument(*_spellings(flags), dest=_dest(flags), metavar=metavar, help=text)
 
 
-def apply_environment(options: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> None:
+def apply_environment(options: argparse.Namespace) -> None:
     """Take PET_<OPTION>, and torch's own variable, for every option that the command line did not give."""
     for table in (ACTING, SILENT, REFUSED):
         for flags, metavar, _ in table:
-            value = environ.get(f"PET_{_dest(flags).upper()}")
+            value = os.environ.get(f"PET_{_dest(flags).upper()}")
             if value is None or flags[-1] in WITHOUT_VARIABLE or getattr(options, _dest(flags)) is not None:
                 continue
             if metavar is not None:
@@ -111,7 +110,7 @@ def apply_environment(options: argparse.Namespace, environ: Mapping[str, str] = 
             elif _is_on(f"PET_{_dest(flags).upper()}", value):
                 setattr(options, _dest(flags), True)
     if options.shutdown_timeout is None:
-        options.shutdown_timeout = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+        options.shutdown_timeout = os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
 
 
 def _is_on(name: str, value: str) -> bool:

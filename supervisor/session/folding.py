@@ -143,8 +143,7 @@ class _Likes(Generic[R]):
 class Folder(Generic[R]):
     """Folds rows as they come."""
 
-    def __init__(self, window_ns: int = WINDOW_NS, limit: int = HELD_LIMIT) -> None:
-        self._window_ns = window_ns
+    def __init__(self, limit: int = HELD_LIMIT) -> None:
         self._limit = limit
         self._now_ns = 0
         self._held = 0
@@ -189,7 +188,7 @@ class Folder(Generic[R]):
         reader, record = self._files.get((row.node, row.generation, row.rank, row.stream), (None, None))
         if reader is None or record is None or not reader.continues(row.text):
             return False
-        if not record.is_open or row.t_ns - record.t_ns > self._window_ns or len(record.rows) >= RECORD_LIMIT:
+        if not record.is_open or row.t_ns - record.t_ns > WINDOW_NS or len(record.rows) >= RECORD_LIMIT:
             return False
         record.rows.append(row)
         return True
@@ -210,13 +209,13 @@ class Folder(Generic[R]):
     def _settle(self, done: list[Fold[R]]) -> None:
         """Pass on the records that are whole, then the folds that nothing can join any more."""
         records = self._records
-        while records and (not records[0].is_open or self._now_ns - records[0].t_ns > self._window_ns):
+        while records and (not records[0].is_open or self._now_ns - records[0].t_ns > WINDOW_NS):
             self._join(records.popleft(), done)
-        self._tell_before((records[0].t_ns if records else self._now_ns) - self._window_ns, done)
+        self._tell_before((records[0].t_ns if records else self._now_ns) - WINDOW_NS, done)
 
     def _join(self, record: _Record[R], done: list[Fold[R]]) -> None:
         record.is_open = False
-        self._tell_before(record.t_ns - self._window_ns, done)
+        self._tell_before(record.t_ns - WINDOW_NS, done)
         key = record.key()
         likes = self._likes.setdefault(key, _Likes())
         who = (record.rows[0].node, record.rows[0].rank)

@@ -61,6 +61,11 @@ async def identities(session: Session) -> dict[str, dict[str, Any]]:
     return {link.view.name: answer for link, answer in zip(links, answers, strict=True) if answer is not None}
 
 
+def _is_led(identity: dict[str, Any]) -> bool:
+    """Whether an agent coordinates, or is in touch with the one that does."""
+    return identity.get("role") == "coordinator" or bool(identity.get("coordinator_reachable"))
+
+
 async def promote_if_orphaned(session: Session) -> bool:
     """Give the role to the first live agent when all that we reach have lost their coordinator; refusals are fine.
 
@@ -73,7 +78,7 @@ async def promote_if_orphaned(session: Session) -> bool:
     if not known or any(one.get("role") == "coordinator" or one.get("coordinator_reachable", True) for one in known):
         return False
     found = await identities(session)
-    if not found or any(one.get("role") == "coordinator" or one.get("coordinator_reachable") for one in found.values()):
+    if not found or any(map(_is_led, found.values())):
         return False
     if not any(one.get("coordinator") for one in found.values()):
         # A launch elsewhere has not come so far yet.
@@ -103,9 +108,8 @@ async def promote_without(session: Session, gone: str) -> None:
     if link is None or (link.opened and link.view.live):
         return
     found = await identities(session)
-    if not found or any(one.get("coordinator_reachable") or one.get("role") == "coordinator" for one in found.values()):
-        return
-    await _promote_by_force(session, found)
+    if found and not any(map(_is_led, found.values())):
+        await _promote_by_force(session, found)
 
 
 async def promote(session: Session, node: str | None) -> dict[str, Any]:
@@ -123,7 +127,7 @@ async def promote(session: Session, node: str | None) -> dict[str, Any]:
     if not found:
         raise session.unreachable("no agent is alive there")
     for name, one in found.items():
-        if one.get("role") == "coordinator" or one.get("coordinator_reachable"):
+        if _is_led(one):
             head = one.get("coordinator")
             raise RequestFailed(
                 f"{head} coordinates the job, and {name} is in touch with it",
@@ -168,7 +172,7 @@ async def promote_to_stop(session: Session) -> None:
     A launch that died before it named a coordinator is given one here.
     """
     found = await identities(session)
-    if not found or any(one.get("coordinator_reachable") or one.get("role") == "coordinator" for one in found.values()):
+    if not found or any(map(_is_led, found.values())):
         return
     if any(one.get("term") for one in found.values()):
         await _promote_by_force(session, found)
@@ -345,9 +349,7 @@ class Healer:
         """Look again: somebody else may have started an agent where we only read files."""
         before = link.opened_at
         link.reopen()
-        end = time.monotonic() + REOPEN_DEADLINE
-        while (not link.opened or link.opened_at == before) and time.monotonic() < end:
-            await self._session.wait_change(0.1)
+        await self._session.wait_until(lambda: link.opened and link.opened_at != before, REOPEN_DEADLINE)
         return link.opened and link.opened_at != before and link.view.live is False
 
     async def _is_over(self, link: Link) -> bool:

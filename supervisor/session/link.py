@@ -123,9 +123,7 @@ class Link:
 
     async def idle(self, timeout_s: float) -> None:
         """Wait until what is being carried out has ended, and the job has been opened if it is there."""
-        end = time.monotonic() + timeout_s
-        while (self._order is not None or self._working) and time.monotonic() < end:
-            await self._session.wait_change(0.1)
+        await self._session.wait_until(lambda: self._order is None and not self._working, timeout_s)
 
     def activate(self) -> None:
         """Begin to connect, where that has not been wanted so far."""
@@ -146,7 +144,6 @@ class Link:
     def progress(self, step: str, text: str) -> None:
         """Note what is being done on the host."""
         self.view.step, self.view.text = step, text
-        self.view.changed_at = time.monotonic()
         self._session.touch()
 
     def fail(self, step: str, reason: str, hint: str = "") -> None:
@@ -282,7 +279,6 @@ class Link:
 
     def _set(self, state: str, step: str, text: str) -> None:
         self.view.state, self.view.step, self.view.text = state, step, text
-        self.view.changed_at = time.monotonic()
         self._session.touch()
 
     def _down(self, step: str, reason: str, hint: str = "") -> None:

@@ -132,7 +132,7 @@ def sources(session: Session, nodes: list[str] | None) -> list[Link]:
     return links
 
 
-async def ask(session: Session, node: str, op: str, args: dict[str, Any] | None, timeout_s: float) -> Answer:
+async def ask(session: Session, node: str, op: str, args: dict[str, Any], timeout_s: float = 30.0) -> Answer:
     """Send one request to one node; raises Unreachable, RequestFailed."""
     link = session.links.get(node)
     if link is None:
@@ -150,7 +150,7 @@ async def files(session: Session, nodes: list[str] | None = None) -> list[dict[s
     links = sources(session, nodes)
 
     async def one(link: Link) -> list[dict[str, Any]]:
-        answer = await ask(session, link.view.name, "log_list", {}, 30.0)
+        answer = await ask(session, link.view.name, "log_list", {})
         return [{**entry, "node": link.view.name} for entry in answer.data["files"]]
 
     found = await asyncio.gather(*(one(link) for link in links))

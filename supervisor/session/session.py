@@ -14,8 +14,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_agent.wire import Answer, CallFailed, JobSpec, WireError
 from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable, why
@@ -46,6 +46,7 @@ RECORD_DEADLINE = 30.0
 # Undoing a launch has deadlines of its own, which end before this one, seconds.
 CANCEL_LAUNCH = 60.0
 
+T = TypeVar("T")
 LaunchTask = Callable[["Session"], Coroutine[Any, Any, None]]
 
 
@@ -235,13 +236,6 @@ class Session:
         """Note that the newest status document still holds: its agent is there and has nothing newer."""
         self._status_at = time.monotonic()
 
-    def node_of(self, rank: int) -> str | None:
-        """Return the node that holds this rank in the current generation."""
-        for node in self.status.get("nodes", ()):
-            if any(entry.get("rank") == rank for entry in node.get("ranks", ())):
-                return str(node["name"])
-        return None
-
     def opened_links(self, live: bool | None = None) -> list[Link]:
         """Return the links on which the job answers, best first: live, newest term, coordinator, longest journal."""
         found = [link for link in self.links.values() if link.opened and live in (None, link.view.live)]
@@ -254,26 +248,26 @@ class Session:
 
         Raises Unreachable, RequestFailed.
         """
-        last = ""
-        for link in self.opened_links():
-            try:
-                return (await link.call(op, args, timeout_s=timeout_s)).data
-            except CallFailed as refused:
-                raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
-            except (WireError, asyncio.TimeoutError) as broken:
-                last = f"{link.view.name}: {why(broken)}"
-        raise self.unreachable(last)
+        return (await self._ask_best(lambda link: link.call(op, args, timeout_s=timeout_s))).data
 
-    async def journal(self, since: int = 0) -> list[dict[str, Any]]:
-        """Return the events after number `since` as the best agent has them; raises Unreachable, RequestFailed."""
-        return [item["event"] for item in await self.stream("events", {"since": since, "follow": False})]
+    async def journal(self) -> list[dict[str, Any]]:
+        """Return all events as the best agent has them; raises Unreachable, RequestFailed."""
+        return [item["event"] for item in await self.stream("events")]
 
-    async def stream(self, op: str, args: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    async def stream(self, op: str) -> list[dict[str, Any]]:
         """Return all items of a stream that ends, from the best agent; raises Unreachable, RequestFailed."""
+
+        async def collect(link: Link) -> list[dict[str, Any]]:
+            return [answer.data async for answer in each(link.stream(op), RECORD_DEADLINE)]
+
+        return await self._ask_best(collect)
+
+    async def _ask_best(self, ask: Callable[[Link], Awaitable[T]]) -> T:
+        """Ask the best agent, or the next one when a link breaks; raises Unreachable, RequestFailed."""
         last = ""
         for link in self.opened_links():
             try:
-                return [answer.data async for answer in each(link.stream(op, args), RECORD_DEADLINE)]
+                return await ask(link)
             except CallFailed as refused:
                 raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
             except (WireError, asyncio.TimeoutError) as broken:
@@ -298,9 +292,9 @@ class Session:
 
     # --- logs
 
-    async def log(self, node: str, op: str, args: dict[str, Any] | None = None, timeout_s: float = 30.0) -> Answer:
+    async def log(self, node: str, op: str, args: dict[str, Any]) -> Answer:
         """Send one log_* request to the node that holds the files; raises Unreachable, RequestFailed."""
-        return await logs.ask(self, node, op, args, timeout_s)
+        return await logs.ask(self, node, op, args)
 
     def follow(
         self, selection: logs.Selection, start: str = "end", seen: Seen | None = None, oldest: int | None = None

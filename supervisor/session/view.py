@@ -5,7 +5,6 @@ In: nothing; the session's tasks write these objects. Out: one view per host, no
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,8 +39,6 @@ class HostView:
     """What torch there says of itself, where this session brought the host up."""
     script: str | None = None
     """A hash of the script there, where this session brought the host up and nothing is synced."""
-    changed_at: float = field(default_factory=time.monotonic)
-    """time.monotonic() of the last change of `state` or `step`."""
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,8 @@ class Attempt:
 class _Client(asyncssh.SSHClient):
     """Notes how far the handshake came; trusts nothing that known_hosts does not hold."""
 
-    def __init__(self, attempt: Attempt, settings: Settings, progress: Progress) -> None:
+    def __init__(self, attempt: Attempt, progress: Progress) -> None:
         self._attempt = attempt
-        self._settings = settings
         self._progress = progress
 
     def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
@@ -140,7 +139,7 @@ async def _handshake(
         client_keys=keys,
         ignore_encrypted=True,
         agent_path=settings.agent,
-        client_factory=lambda: _Client(attempt, settings, progress),
+        client_factory=lambda: _Client(attempt, progress),
         password_auth=False,
         kbdint_auth=False,
         keepalive_interval=KEEPALIVE_S,

@@ -126,7 +126,7 @@ def _basic(code: int) -> Style:
     return Style.null()
 
 
-def highlight(row: Row, pattern: re.Pattern[str], role: str = "hit") -> Row:
+def highlight(row: Row, pattern: re.Pattern[str]) -> Row:
     """The row with every match of the pattern in the role of a hit."""
     text = text_of(row)
     found = [match.span() for match in pattern.finditer(text) if match.end() > match.start()]
@@ -138,7 +138,7 @@ def highlight(row: Row, pattern: re.Pattern[str], role: str = "hit") -> Row:
         at = 0
         while at < len(piece):
             inside, stop = _next_edge(found, position + at, position + len(piece))
-            spans_out.append((piece[at : stop - position], role if inside else look))
+            spans_out.append((piece[at : stop - position], "hit" if inside else look))
             at = stop - position
         position += len(piece)
     return tuple(spans_out)

@@ -63,13 +63,6 @@ def fit(text: object, width: int, more: str = "…") -> str:
     return set_cell_size(plain, width - len(more)) + more
 
 
-def right(text: object, width: int, more: str = "…") -> str:
-    """The text in exactly `width` cells, at the right edge."""
-    plain = clean(text)
-    size = width_of(plain)
-    return fit(plain, width, more) if size >= width else " " * (width - size) + plain
-
-
 def row_width(row: Iterable[Span]) -> int:
     """Width of a row in cells."""
     return sum(width_of(text) for text, _ in row)

@@ -298,7 +298,7 @@ class Desk:
                 app.exit(0)
             elif answer == "stop":
                 app.leave_when_ended = True
-                self.begin(next(action for action in ACTIONS if action.id == "job.stop"), Target())
+                self.begin(actions.BY_ID["job.stop"], Target())
 
         app.push_screen(ButtonDialog("Leave?", facts, choices, "detach"), answered)
 
@@ -360,7 +360,7 @@ class Desk:
             row = app.snapshot.rank(int(value))
             app.open_log(Target(row.node if row else None, int(value)))
         elif kind == "act":
-            self.begin(next(action for action in ACTIONS if action.id == value), target)
+            self.begin(actions.BY_ID[value], target)
         elif kind == "key" and app.live_screen is not None:
             app.call_later(app.live_screen.run_action, value)
 

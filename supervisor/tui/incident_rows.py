@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from supervisor import plain
 from supervisor.tui import words
 from supervisor.tui.cells import EMPTY, Row, Span, clean, entries, fit, whole_numbers
 from supervisor.tui.textflow import wrap
@@ -102,7 +103,7 @@ def _culprit(page: Page, incident: Json) -> None:
     confidence = clean(incident.get("confidence") or "unknown")
     page.section("first failure", f"confidence: {confidence}", "ok" if confidence == "established" else "warn")
     ranks = whole_numbers(incident.get("culprit_ranks"))
-    who = f"rank {words.spans_of(ranks)}" if ranks else "no single rank"
+    who = f"rank {plain.ranges(ranks)}" if ranks else "no single rank"
     node = incident.get("culprit_node")
     spans: list[Span] = [("  X ", "bad"), (who, "title")]
     if node:
@@ -132,9 +133,7 @@ def _missing(page: Page, incident: Json) -> None:
     absent = whole_numbers(missing.get("missing"))
     waiting = whole_numbers(missing.get("waiting"))
     what = f"{missing.get('collective') or 'collective'} {missing.get('seq') or ''}".strip()
-    page.prose(
-        f"{what}: {words.count(len(waiting), 'rank')} waited, rank {words.spans_of(absent)} did not come", "text"
-    )
+    page.prose(f"{what}: {words.count(len(waiting), 'rank')} waited, rank {plain.ranges(absent)} did not come", "text")
     stacks = missing.get("stacks")
     for rank, stack in stacks.items() if isinstance(stacks, dict) else ():
         page.prose(f"rank {rank} was in {stack}", "dim", 4)
@@ -183,7 +182,7 @@ def _victims(page: Page, incident: Json, unfolded: bool) -> None:
         ranks = whole_numbers(entry.get("ranks"))
         kind = clean(entry.get("category") or "other").replace("_", " ")
         page.add(
-            ((f"  {len(ranks):>4} x  ", "text"), (f"{kind}  ", "dim"), (f"rank {words.spans_of(ranks)}", "tag")),
+            ((f"  {len(ranks):>4} x  ", "text"), (f"{kind}  ", "dim"), (f"rank {plain.ranges(ranks)}", "tag")),
             unfolds=True,
         )
         if unfolded:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from supervisor import overrides
+from supervisor import overrides, plain, usage
 from supervisor.tui import words
 from supervisor.tui.cells import Row, clean, entries, fit, whole_numbers
 
@@ -49,13 +49,9 @@ _MARKS: Final = {
 }
 
 
-PHASES = ("detect", "stop", "rendezvous", "spawn", "main")
-
-
 def event_text(event: Json) -> str:
     """What happened, in one line."""
-    detail = event.get("detail")
-    facts = detail if isinstance(detail, dict) else {}
+    facts = usage.part(event, "detail")
     teller = _TELLERS.get(str(event.get("type")))
     if teller is not None:
         return clean(teller(facts))
@@ -65,7 +61,7 @@ def event_text(event: Json) -> str:
 
 def _running(facts: Json) -> str:
     world = f"world {facts.get('world_size', '?')}"
-    took = {name: facts[name] for name in PHASES if isinstance(facts.get(name), (int, float))}
+    took = plain.phases_of(facts)
     if not took:
         return world
     parts = " ".join(f"{name} {value:.0f}" for name, value in took.items())
@@ -86,7 +82,7 @@ def _assigned(facts: Json) -> str:
 
 
 def _failed(facts: Json) -> str:
-    ended = facts["exit"] if isinstance(facts.get("exit"), dict) else {}
+    ended = usage.part(facts, "exit")
     how = ended.get("signal") or f"exit {ended.get('code', '?')}"
     return f"{how}  {facts.get('message') or ''}".rstrip()
 
@@ -100,7 +96,7 @@ def _asked(facts: Json) -> str:
 
 
 def _signal(facts: Json) -> str:
-    ranks = words.spans_of(whole_numbers(facts.get("ranks")))
+    ranks = plain.ranges(whole_numbers(facts.get("ranks")))
     return f"{facts.get('signal') or '?'} to rank {ranks}, {_asked(facts)}"
 
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from supervisor import usage
-from supervisor.errors import LaunchFailed
+from supervisor.errors import EXIT_STATUS, LaunchFailed
 from supervisor.tui import words
 from supervisor.tui.cells import entries, whole_numbers
 
@@ -180,7 +180,7 @@ class Snapshot:
     @property
     def exit_status(self) -> int | None:
         """The exit status of a job that is over."""
-        return words.EXIT_STATUS.get(self.state)
+        return EXIT_STATUS.get(self.state)
 
     @property
     def launching(self) -> bool:
@@ -266,7 +266,7 @@ def _node(name: str, document: Json | None, host: Host | None, parts: Mapping[in
     data = document or {}
     link = host.state if host is not None else ""
     state = str(data.get("state") or "") or {"up": "ready"}.get(link, link)
-    vitals = _dict(data.get("vitals"))
+    vitals = usage.part(data, "vitals")
     uses = _Uses(vitals)
     ranks = tuple(_rank(name, uses, rank, parts) for rank in entries(data.get("ranks")) if isinstance(rank, dict))
     return NodeRow(
@@ -298,7 +298,7 @@ class _Uses:
 
 def _rank(node: str, uses: _Uses, data: Json, parts: Mapping[int, str]) -> RankRow:
     number = _int(data.get("rank")) or 0
-    vitals = _dict(data.get("vitals"))
+    vitals = usage.part(data, "vitals")
     index = vitals.get("gpu")
     gpu = uses.gpus.get(index, {}) if isinstance(index, int) else {}
     return RankRow(
@@ -312,7 +312,7 @@ def _rank(node: str, uses: _Uses, data: Json, parts: Mapping[int, str]) -> RankR
         step=_int(data.get("step")),
         output_age_s=usage.number(data.get("last_output_age_s")),
         part=parts.get(number, ""),
-        progress=_dict(data.get("progress")),
+        progress=usage.part(data, "progress"),
         vitals=vitals,
         gpu=gpu,
         vitals_old=bool(vitals) and uses.is_old,
@@ -320,10 +320,6 @@ def _rank(node: str, uses: _Uses, data: Json, parts: Mapping[int, str]) -> RankR
         if gpu.get("mem_used") is not None
         else _share(vitals.get("rss"), uses.memory),
     )
-
-
-def _dict(value: Any) -> Json:
-    return value if isinstance(value, dict) else {}
 
 
 def _share(part: Any, whole: Any) -> float | None:

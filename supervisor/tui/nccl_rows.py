@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from supervisor import overrides
+from supervisor import overrides, plain
 from supervisor.inventory.pattern import fold
 from supervisor.plain_nccl import absent, network
 from supervisor.tui import words
@@ -218,7 +218,7 @@ def groups_of(fabric: Fabric, room: int) -> list[Group]:
 def _nodes(page: NcclPage) -> None:
     fabric = page.fabric
     name = max(6, min(20, max(len(clean(node)) for node in fabric.nodes)))
-    numbers = {node: words.spans_of(ranks) for node, ranks in fabric.ranks.items()}
+    numbers = {node: plain.ranges(ranks) for node, ranks in fabric.ranks.items()}
     ranks = max(5, min(9, max(len(text) for text in numbers.values())))
     left = page.width - 5 - name - ranks
     columns = []
@@ -257,7 +257,7 @@ def _warnings(page: NcclPage) -> None:
     page.section(f"warnings ({len(warned)})")
     for one in warned:
         nodes = tuple(dict.fromkeys(one.ranks.values()))
-        who = f"rank {words.spans_of(list(one.ranks))} on {fold(nodes)}"
+        who = f"rank {plain.ranges(list(one.ranks))} on {fold(nodes)}"
         said: Row = (("  ! ", "warn"), (f"{one.meaning}: " if one.meaning else "", "text"), (clean(one.text), "warn"))
         page.about(said, nodes, one.text, one.meaning, who)
 

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from supervisor import plain
 from supervisor.tui import words
 from supervisor.tui.cells import Row, Span, clean, fit_row, row_width, width_of
 from supervisor.tui.textflow import wrap
@@ -147,12 +148,12 @@ def _offset(offset_ms: float | None) -> str:
     return "-" if offset_ms is None else f"{offset_ms:+.1f}ms"
 
 
-def glyph_spans(ranks: Sequence[RankRow], glyphs: Glyphs, stale: bool, selected: int | None = None) -> list[Span]:
+def glyph_spans(ranks: Sequence[RankRow], glyphs: Glyphs, stale: bool) -> list[Span]:
     """One glyph per rank, in the colour of its state; neighbours of one look share a span."""
     spans: list[Span] = []
     for rank in ranks:
         glyph = "-" if stale else glyphs.of(rank.look)
-        role = "pill" if rank.rank == selected else "off" if stale else rank.look.role
+        role = "off" if stale else rank.look.role
         if spans and spans[-1][1] == role:
             spans[-1] = (spans[-1][0] + glyph, role)
         else:
@@ -189,7 +190,7 @@ def node_lines(node: NodeRow, snapshot: Snapshot, width: int) -> list[Row]:
         offset = "" if node.clock_offset_ms is None else f"   clock {_offset(node.clock_offset_ms)}"
         facts.append(("address", f"{node.address}{offset}", "dim"))
     if node.ranks:
-        facts.append(("ranks", words.spans_of([rank.rank for rank in node.ranks]), "text"))
+        facts.append(("ranks", plain.ranges([rank.rank for rank in node.ranks]), "text"))
     lines: list[Row] = []
     for name, text, look in facts:
         for number, line in enumerate(wrap(text, max(20, width - 12))):
@@ -197,6 +198,6 @@ def node_lines(node: NodeRow, snapshot: Snapshot, width: int) -> list[Row]:
     return lines
 
 
-def name_width(nodes: Sequence[NodeRow], at_most: int = 20) -> int:
+def name_width(nodes: Sequence[NodeRow]) -> int:
     """Cells for a column of node names."""
-    return max(4, min(at_most, max((width_of(clean(node.name)) for node in nodes), default=4)))
+    return max(4, min(20, max((width_of(clean(node.name)) for node in nodes), default=4)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from supervisor.plain import phases_of
 from supervisor.tui.cells import entries
+from supervisor.usage import part
 
 if TYPE_CHECKING:
     from supervisor.tui.source import Json
@@ -95,11 +96,10 @@ class Runs:
         return found
 
     def _take(self, event: Json) -> None:
-        detail = event.get("detail")
-        facts: Json = detail if isinstance(detail, dict) else {}
+        facts = part(event, "detail")
         kind = str(event.get("type"))
         if kind == "node_ready":
-            self._versions[str(event.get("node"))] = _dict(facts.get("versions"))
+            self._versions[str(event.get("node"))] = part(facts, "versions")
         teller = _NOTES.get(kind)
         if teller is not None:
             self._notes.setdefault(kind, []).append(teller(event, facts))
@@ -132,7 +132,7 @@ class Runs:
                 world_size=_int(facts.get("world_size")),
                 nodes=tuple(members),
                 restarts=_int(facts.get("restarts")) or 0,
-                env=_dict(facts.get("env")),
+                env=part(facts, "env"),
             )
         )
         self._cause, self._notes = "", {}
@@ -157,10 +157,6 @@ class Runs:
 
 def _int(value: object) -> int | None:
     return value if isinstance(value, int) else None
-
-
-def _dict(value: object) -> Json:
-    return value if isinstance(value, dict) else {}
 
 
 def _named(word: str) -> Callable[[Json, Json], str]:

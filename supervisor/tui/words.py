@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
+from supervisor.plain import count as count
+
 
 class Look(NamedTuple):
     """How one state is shown."""
@@ -53,9 +55,6 @@ JOBS: Final[dict[str, Look]] = {
 }
 UNKNOWN: Final = Look("-", "-", "unknown", "off")
 NO_LINK: Final = Look("-", "-", "no link", "off")
-
-# What an operator of a terminal job expects: the same numbers as `up`.
-EXIT_STATUS: Final[dict[str, int]] = {"succeeded": 0, "failed": 1, "stopped": 4}
 
 # Worst first: the order of tables, and which rank speaks for its node where there is one glyph per node.
 RANK_ORDER: Final = ("failed", "silent", "starting", "killed", "running", "succeeded")
@@ -179,22 +178,3 @@ def clock_ns(t_ns: int | None) -> str:
         return "--:--:--.---"
     local = datetime.datetime.fromtimestamp(t_ns / 1e9, tz=datetime.timezone.utc).astimezone()
     return local.strftime("%H:%M:%S") + f".{t_ns // 1_000_000 % 1000:03d}"
-
-
-def count(number: int, one: str, many: str = "") -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def spans_of(numbers: list[int]) -> str:
-    """Rank numbers in short: `0-3,5,7-8`."""
-    parts: list[str] = []
-    ordered = sorted(set(numbers))
-    index = 0
-    while index < len(ordered):
-        stop = index
-        while stop + 1 < len(ordered) and ordered[stop + 1] == ordered[stop] + 1:
-            stop += 1
-        parts.append(str(ordered[index]) if stop == index else f"{ordered[index]}-{ordered[stop]}")
-        index = stop + 1
-    return ",".join(parts)

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from remote_agent.paths import stat_fields
 from remote_agent.wire import Answer, Channel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,10 +91,7 @@ class EngineProcess:
 
 def alive(pid: int) -> bool:
     """Tell whether a process runs; a dead one that nobody has waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return stat_fields(pid)[:1] not in ([], ["Z"], ["X"])
 
 
 def order(root: Path, script: str | Path, *args: str, **changes: Any) -> dict[str, Any]:

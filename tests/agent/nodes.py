@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from remote_agent.paths import start_ticks
 from remote_agent.wire import MAGIC, Channel, JobSpec, NodeSpec
 from supervisor.session.certificates import make_authority, sign_with
 
@@ -138,6 +139,5 @@ def end_agent(pid_file: Path) -> None:
     """Kill an agent that a test left, if it is still the one that wrote the file."""
     with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
         pid, ticks = (int(word) for word in pid_file.read_text().split())
-        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if int(stat[19]) == ticks:
+        if start_ticks(pid) == ticks:
             os.kill(pid, 9)

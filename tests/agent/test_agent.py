@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from remote_agent.paths import stat_fields
 from remote_agent.server import CHANGES
 from remote_agent.wire import Answer, CallFailed
+from tests.agent.engine_process import alive
 from tests.agent.nodes import WAIT_S, Nodes
 
 pytestmark = pytest.mark.torch
@@ -42,7 +44,7 @@ async def refuses_who_only_looks(nodes: Nodes) -> None:
     assert (await channel.call("status", {}, timeout=WAIT_S)).data["state"] == "running"
 
 
-def test_a_light_job_runs_to_success_on_two_nodes(tmp_path: Path) -> None:
+def test_a_light_job_runs_to_success_on_two_nodes_and_its_agents_end(tmp_path: Path) -> None:
     async def check() -> None:
         async with Nodes(tmp_path, 2, LIGHT, nproc=2) as nodes:
             await nodes.launch()
@@ -56,7 +58,13 @@ def test_a_light_job_runs_to_success_on_two_nodes(tmp_path: Path) -> None:
             assert (await nodes.call("n2", "signal", {"pids": {"3": pid}, "signal": "SIGCONT"}))["refused"] == {}
             assert (await nodes.until("signal_sent"))["detail"]["ranks"] == [3]
             (nodes.work / "stop").touch()
-            await nodes.until("job_succeeded")
+            await nodes.until("job_succeeded", "n2")
+            first, second = [nodes.journal(name).read_text() for name in nodes.nodes]
+            assert first == second
+            agents = [node["agent_pid"] for node in (await nodes.call("n1", "status"))["nodes"]]
+            for one in nodes.nodes.values():
+                await one.close()
+            await wait_gone(agents, 30.0)
             status = await nodes.call("n2", "status")
             assert status["state"] == "succeeded"
             assert [rank["state"] for node in status["nodes"] for rank in node["ranks"]] == ["succeeded"] * 4
@@ -78,19 +86,6 @@ def test_a_failing_rank_is_named_and_all_restart_together(tmp_path: Path) -> Non
             assert sorted(path.name for path in nodes.work.glob("ran_1_*")) == [f"ran_1_{rank}" for rank in range(4)]
             (nodes.work / "stop").touch()
             await nodes.until("job_succeeded")
-
-    asyncio.run(check())
-
-
-def test_every_node_keeps_the_whole_journal(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Nodes(tmp_path, 2, LIGHT) as nodes:
-            await nodes.launch()
-            await nodes.until("generation_running", "n2")
-            (nodes.work / "stop").touch()
-            await nodes.until("job_succeeded", "n2")
-            logs = [nodes.journal(name).read_text() for name in nodes.nodes]
-            assert logs[0] == logs[1]
 
     asyncio.run(check())
 
@@ -123,7 +118,7 @@ def test_a_killed_engine_is_replaced_and_its_node_returns(tmp_path: Path) -> Non
             await nodes.launch()
             running = await nodes.until("generation_running")
             worker = running["detail"]["pids"]["1"]
-            os.kill(parent(worker), signal.SIGKILL)
+            os.kill(int(stat_fields(worker)[1]), signal.SIGKILL)
             await wait_gone([worker], 2.0)
             lost = await nodes.until("node_lost")
             assert "engine died" in lost["detail"]["reason"]
@@ -142,7 +137,7 @@ def test_an_engine_that_hangs_is_killed_before_the_next_group_starts(tmp_path: P
         async with Nodes(tmp_path, 2, LIGHT, stop_grace=0.0) as nodes:
             await nodes.launch()
             worker = (await nodes.until("generation_running"))["detail"]["pids"]["1"]
-            os.kill(parent(worker), signal.SIGSTOP)
+            os.kill(int(stat_fields(worker)[1]), signal.SIGSTOP)
             await nodes.call("n1", "restart")
             started = await nodes.until("generation_started", generation=1)
             assert not alive(worker)
@@ -152,10 +147,6 @@ def test_an_engine_that_hangs_is_killed_before_the_next_group_starts(tmp_path: P
             await nodes.until("job_succeeded")
 
     asyncio.run(check())
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 @pytest.mark.parametrize("how", ["remove", "kill"])
@@ -208,22 +199,6 @@ async def promote(nodes: Nodes, times: int) -> list[dict[str, Any]] | str:
     return str(refused[0]) if refused else [one.data for one in found if isinstance(one, Answer)]
 
 
-def test_an_agent_ends_soon_after_its_job(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Nodes(tmp_path, 1, LIGHT) as nodes:
-            await nodes.launch()
-            agent = (await nodes.call("n1", "status"))["nodes"][0]["agent_pid"]
-            await nodes.until("generation_running")
-            (nodes.work / "stop").touch()
-            await nodes.until("job_succeeded")
-            await nodes.nodes["n1"].close()
-            await wait_gone([agent], 30.0)
-            status = await nodes.call("n1", "status")
-            assert status["state"] == "succeeded"
-
-    asyncio.run(check())
-
-
 async def rejoin(nodes: Nodes, name: str) -> None:
     """Tell a restarted agent where the coordinator is."""
     found = await nodes.call("n1", "identity")
@@ -238,11 +213,3 @@ async def wait_gone(pids: list[int], within_s: float) -> None:
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < end, "processes outlived their agent"
         await asyncio.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"

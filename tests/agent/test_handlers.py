@@ -22,7 +22,8 @@ import pytest
 
 from remote_agent.engine_handler import Desk, HandlerEngine
 from remote_agent.journal import read_records
-from tests.agent.engine_process import order
+from remote_agent.paths import stat_fields
+from tests.agent.engine_process import alive, order
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
 
@@ -146,14 +147,6 @@ def torchruns(root: Path, script: str, *options: str) -> Iterator[Torchruns]:
             process.wait()
 
 
-def gone(pid: int) -> bool:
-    """Whether a process has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 def test_the_plugin_is_registered() -> None:
     (found,) = {one.value for one in entry_points(group="torchrun.handlers") if one.name == "supervisor"}
     assert found == "supervisor.handlers:handler", "the package was installed before it had the plugin: make .venv anew"
@@ -207,7 +200,7 @@ def test_a_worker_fails_and_all_start_again_even_who_was_done(tmp_path: Path) ->
         assert (job.files(2) / "generation_0/rank_1/stdout.log").read_text() == "place 1 2 0\n"
         (kept,) = (tmp_path / "theirs").glob("job_*/attempt_0/0/error.json")
         assert "boom" in kept.read_text()
-        assert all(gone(job.agent(number)) for number in (1, 2))
+        assert not any(alive(job.agent(number)) for number in (1, 2))
         # The same id again is another run: what is there of the first one is kept aside.
         assert '"succeeded"' in job.supervisor(1, "status", "job", "--json")
 
@@ -222,7 +215,7 @@ def test_nodes_come_and_go_on_command_and_by_themselves(tmp_path: Path) -> None:
         job.supervisor(3, "restart", "job", "--env", "NCCL_DEBUG=INFO")
         pids = job.running_with(3, 2, 6)
         victim, agent = job.running[3], job.agent(3)
-        mine = [pid for pid in pids.values() if parent(pid) == victim.pid]
+        mine = [pid for pid in pids.values() if int(stat_fields(pid)[1]) == victim.pid]
         assert len(mine) == 2
         environ = Path(f"/proc/{mine[0]}/environ").read_bytes().split(b"\0")
         assert b"NCCL_DEBUG=INFO" in environ
@@ -230,7 +223,7 @@ def test_nodes_come_and_go_on_command_and_by_themselves(tmp_path: Path) -> None:
         victim.kill()
         victim.wait()
         job.running_with(1, 3, 4)
-        job.wait_for(lambda: all(gone(pid) for pid in [agent, *mine]), "end of what the dead torchrun left")
+        job.wait_for(lambda: not any(alive(pid) for pid in [agent, *mine]), "end of what the dead torchrun left")
         job.start(3)
         job.running_with(1, 4, 6)
         job.supervisor(3, "remove", "job", "--node", job.node(2))
@@ -242,10 +235,6 @@ def test_nodes_come_and_go_on_command_and_by_themselves(tmp_path: Path) -> None:
         job.running_with(2, 6, 6)
         job.supervisor(3, "stop", "job")
         assert [job.wait(number) for number in (1, 2, 3)] == [4, 4, 4]
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_coordinators_die_and_come_back_with_nothing_or_with_all(tmp_path: Path) -> None:

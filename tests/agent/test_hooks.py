@@ -21,8 +21,9 @@ import pytest
 from remote_agent.hooks import LONGEST_QUEUE, Hooks
 from remote_agent.metrics import render
 from remote_agent.wire import Hook, JobSpec
+from tests.agent.engine_process import alive
 from tests.agent.nodes import WAIT_S, Nodes
-from tests.agent.test_agent import LIGHT, alive, wait_gone
+from tests.agent.test_agent import LIGHT, wait_gone
 
 SECRET = "s3cret"
 WRITE = "cat >> heard; echo >> heard; echo $SUPERVISOR_JOB $SUPERVISOR_EVENT $SUPERVISOR_SUMMARY >> env"

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cluster import Cluster, cluster_obstacle
+from tests.cluster import Cluster
+from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import WAIT_S, Job
 from tests.cluster.scripts import BYTES, TRAIN
 
@@ -25,14 +26,8 @@ OWN = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def hosts() -> Iterator[Cluster]:
-    """Four hosts and one more machine for an operator."""
-    obstacle = cluster_obstacle()
-    if obstacle:
-        pytest.skip(obstacle)
-    with Cluster(4, operators=1) as made:
-        yield made
+hosts = hosts_of(4, scope="function", operators=1)
+pair = hosts_of(2, scope="function")
 
 
 def worker_pid(job: Job, rank: int) -> int:
@@ -247,16 +242,9 @@ def test_the_coordinators_host_loses_power_and_nobody_is_attached(hosts: Cluster
         assert job.run("stop").returncode == 0
 
 
-def test_half_a_group_goes_on_when_the_operator_removes_the_dead_half(tmp_path: Path) -> None:
-    obstacle = cluster_obstacle()
-    if obstacle:
-        pytest.skip(obstacle)
-    with (
-        Cluster(2) as pair,
-        Job(pair, tmp_path / "work", TRAIN, "--by-hand", "--epochs", "200", min_nodes=1, node_timeout=5.0).start(
-            "--detach"
-        ) as job,
-    ):
+def test_half_a_group_goes_on_when_the_operator_removes_the_dead_half(pair: Cluster, tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"min_nodes": 1, "node_timeout": 5.0}
+    with Job(pair, tmp_path / "work", TRAIN, "--by-hand", "--epochs", "200", **keys).start("--detach") as job:
         assert job.wait() == 0, job.errors()
         job.up = None
         job.until_step(1)

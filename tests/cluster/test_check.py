@@ -7,24 +7,19 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster import Cluster, cluster_obstacle
+from tests.cluster import Cluster
+from tests.cluster.fixtures import hosts_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.torch]
 
 
-@pytest.fixture(scope="module")
-def three() -> Iterator[Cluster]:
-    obstacle = cluster_obstacle()
-    if obstacle:
-        pytest.skip(obstacle)
-    with Cluster(3) as made:
-        yield made
+three = hosts_of(3)
+nameless = hosts_of(2, scope="function", resolve=False)
 
 
 def check(inventory: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -109,13 +104,9 @@ def test_hosts_may_be_named_without_an_inventory(three: Cluster, tmp_path: Path)
         assert (done.returncode, json.loads(done.stdout or "{}")) == (0, {"jobs": [], "unreachable": {}}), done.stderr
 
 
-def test_a_host_whose_name_leads_back_to_itself_is_named(tmp_path: Path) -> None:
-    obstacle = cluster_obstacle()
-    if obstacle:
-        pytest.skip(obstacle)
-    with Cluster(2, resolve=False) as cluster:
-        done = check(cluster.inventory(), "--json")
-        unreachable = check(cluster.inventory(tmp_path / "names.toml", hosts={"n2": {"address": "n2"}}), "--json")
+def test_a_host_whose_name_leads_back_to_itself_is_named(nameless: Cluster, tmp_path: Path) -> None:
+    done = check(nameless.inventory(), "--json")
+    unreachable = check(nameless.inventory(tmp_path / "names.toml", hosts={"n2": {"address": "n2"}}), "--json")
     assert named(document(done), "own name") == [["n1", "n2"]], done.stdout
     assert "127.0.1.1" in done.stdout
     assert done.returncode == 0

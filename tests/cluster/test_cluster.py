@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import Cluster, ClusterError, cluster_obstacle
+from tests.cluster.fixtures import hosts_of
 from tests.cluster.network import NETNS_DIR, SSH_PORT, process_state
 from tests.cluster.state import abandoned, sweep
 from tests.scratch import OUTER, outer
@@ -24,10 +25,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def three() -> Iterator[Cluster]:
-    with Cluster(3, operators=1) as cluster:
-        yield cluster
+three = hosts_of(3, operators=1)
 
 
 @pytest.fixture(autouse=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster, cluster_obstacle
+from tests.cluster import Cluster
+from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import Job
 from tests.cluster.scripts import TRAIN
 
@@ -28,14 +28,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Cluster]:
-    """Four hosts for all tests of this file; each test ends its own jobs."""
-    obstacle = cluster_obstacle()
-    if obstacle:
-        pytest.skip(obstacle)
-    with Cluster(4) as made:
-        yield made
+hosts = hosts_of(4)
 
 
 def test_four_unequal_hosts_then_two_then_four_from_the_snapshot(hosts: Cluster, tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster import Cluster, cluster_obstacle
+from tests.cluster import Cluster
+from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import WAIT_S
 
 pytestmark = [pytest.mark.cluster, pytest.mark.torch]
@@ -21,14 +21,7 @@ IMPORT_ERROR = "import no_such_module_at_all\n"
 HELLO = "print('hello')\n"
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Cluster]:
-    """Two hosts, shared by this module: nothing may be left on them anyway."""
-    obstacle = cluster_obstacle()
-    if obstacle:
-        pytest.skip(obstacle)
-    with Cluster(2) as made:
-        yield made
+hosts = hosts_of(2)
 
 
 def up(work: Path, inventory: Path, *options: str, script: str | None = HELLO) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import Cluster, cluster_obstacle
+from tests.cluster import Cluster
+from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import Job
 
 pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
@@ -40,14 +41,7 @@ dist.destroy_process_group()
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Cluster]:
-    """Three hosts for all tests of this file; each test ends its own job."""
-    obstacle = cluster_obstacle()
-    if obstacle:
-        pytest.skip(obstacle)
-    with Cluster(3) as made:
-        yield made
+hosts = hosts_of(3)
 
 
 @contextlib.contextmanager

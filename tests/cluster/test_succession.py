@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster import Cluster, cluster_obstacle
+from tests.cluster import Cluster
+from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import WAIT_S, Job
 from tests.cluster.scripts import LIGHT
 
@@ -18,14 +19,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
 KEYS = {"nproc_per_node": 1, "min_nodes": 1, "node_timeout": 4.0}
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Cluster]:
-    """Five hosts for all tests of this file; each test ends its own job."""
-    obstacle = cluster_obstacle()
-    if obstacle:
-        pytest.skip(obstacle)
-    with Cluster(5) as made:
-        yield made
+hosts = hosts_of(5)
 
 
 def journal(cluster: Cluster, node: str, job: str) -> list[dict[str, Any]]:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.bench import contest, defects
 from tests.bench.defects import SCENARIOS, Scenario
-from tests.cluster import Cluster, cluster_obstacle
+from tests.cluster import Cluster
+from tests.cluster.fixtures import hosts_of
 
 pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
 
 
-@pytest.fixture(scope="module")
-def hosts() -> Iterator[Cluster]:
-    """Three hosts for all tests of this file; every run ends what it started on them."""
-    obstacle = cluster_obstacle()
-    if obstacle:
-        pytest.skip(obstacle)
-    with Cluster(defects.HOSTS) as made:
-        yield made
+hosts = hosts_of(defects.HOSTS)
 
 
 # Other tests of real hosts show that ours keeps these: test_acceptance.py, test_succession.py. `make bench` plays all.

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from supervisor.tui import ansi, words
-from supervisor.tui.cells import clean, crop_row, fit, fit_row, right, row_width, text_of
+from supervisor.tui.cells import clean, crop_row, fit, fit_row, row_width, text_of
 from supervisor.tui.layout import EVENTS_MIN, map_layout
 from supervisor.tui.textflow import wrap
 
@@ -20,10 +20,10 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.text
 
 
 @given(TEXTS, st.integers(0, 50))
-def test_fit_and_right_are_exact(text: str, width: int) -> None:
-    for made in (fit(text, width), right(text, width)):
-        assert cell_len(made) == width
-        assert clean(made) == made
+def test_fit_is_exact(text: str, width: int) -> None:
+    made = fit(text, width)
+    assert cell_len(made) == width
+    assert clean(made) == made
 
 
 @given(st.lists(st.tuples(TEXTS.map(clean), st.just("text")), max_size=5), st.integers(0, 60), st.integers(0, 60))
@@ -87,11 +87,6 @@ def test_highlight_goes_over_borders_of_colours() -> None:
 )
 def test_ages(seconds: float | None, text: str) -> None:
     assert words.age(seconds) == text
-
-
-def test_rank_numbers_in_short() -> None:
-    assert words.spans_of([7, 8, 0, 1, 2, 3, 5]) == "0-3,5,7-8"
-    assert words.spans_of([]) == ""
 
 
 @given(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.actions import ACTIONS, BY_ID, BY_VERB, menu
+from supervisor.actions import ACTIONS, BY_ID, BY_VERB
 from supervisor.cli.entry import MODULES, overview
 
 STATUS: dict[str, Any] = {
@@ -69,8 +69,3 @@ def test_removing_another_node_does_not_move_the_coordinator() -> None:
 def test_effects_survive_an_empty_status() -> None:
     for action in ACTIONS:
         assert action.effect({}, ("n1",))
-
-
-def test_menus_hold_what_acts_on_the_selection() -> None:
-    assert {action.verb for action in menu("node")} >= {"remove", "add", "restart", "stop"}
-    assert "remove" not in {action.verb for action in menu("job")}

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from remote_agent.diagnose import RankEvidence, decode_exit
+from remote_agent.diagnose import RankEvidence
+from remote_agent.diagnose.exits import decode_exit
 from remote_agent.diagnose.reading import FINE, UNEXPLAINED, read_rank
 from remote_agent.diagnose.shapes import shape
 from remote_agent.diagnose.traces import find_ended_part, find_traces

@@ -66,18 +66,16 @@ def test_ddp_learns_and_resumes(repository: Path, tmp_path: Path) -> None:
     assert "resumed" not in first
     losses = [float(line.rpartition("loss=")[2]) for line in first.splitlines() if "loss=" in line]
     assert losses[-1] < losses[0] / 2
-    second = _torchrun(script, tmp_path, "--epochs", "3", *short)
-    assert second.count("resumed from snapshot.pt: epochs_run=2 step=20") == 2
-    assert "step=20 loss=" not in second
-    assert second.count("step=30 loss=") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["snapshot.pt"]
 
     apart = tmp_path / "apart.py"
     apart.write_text(_OWN_DIRECTORY.format(script=str(script)))
     (tmp_path / "1").mkdir()
     (tmp_path / "snapshot.pt").rename(tmp_path / "1" / "snapshot.pt")
-    third = _torchrun(apart, tmp_path, "--epochs", "4", *short)
-    assert third.count("resumed from snapshot.pt: epochs_run=3 step=30") == 2
+    second = _torchrun(apart, tmp_path, "--epochs", "3", *short)
+    assert second.count("resumed from snapshot.pt: epochs_run=2 step=20") == 2
+    assert "step=20 loss=" not in second
+    assert second.count("step=30 loss=") == 2
     assert (tmp_path / "0" / "snapshot.pt").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import shutil
 import subprocess
@@ -40,7 +41,12 @@ class Import:
         return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.name}"
 
 
-def _imports(package: str) -> Iterator[Import]:
+@functools.lru_cache
+def _imports(package: str) -> list[Import]:
+    return list(_read(package))
+
+
+def _read(package: str) -> Iterator[Import]:
     for path in sorted((ROOT / package).rglob("*.py")):
         tree = ast.parse(path.read_text(), str(path))
         lazy = {id(inner) for node in ast.walk(tree) if _defers(node) for inner in ast.walk(node)}

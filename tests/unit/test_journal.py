@@ -8,7 +8,8 @@ from typing import Any
 
 from remote_agent import restore
 from remote_agent import state as s
-from remote_agent.journal import Journal, chunks, public, read_records, utc
+from remote_agent.diagnose import iso_time
+from remote_agent.journal import Journal, chunks, public, read_records
 from remote_agent.status import document, history
 from remote_agent.wire.changes import merge
 from tests.unit.world import World, spec
@@ -17,7 +18,7 @@ from tests.unit.world import World, spec
 def record(seq: int, **changes: Any) -> dict[str, Any]:
     base = {
         "seq": seq,
-        "time": utc(seq * 10**9),
+        "time": iso_time(seq * 10**9),
         "type": "t",
         "generation": 0,
         "node": None,
@@ -131,7 +132,7 @@ def test_the_term_stays_between_agents() -> None:
 
 
 def test_times_are_utc_with_milliseconds() -> None:
-    assert utc(1_700_000_000_123_456_789) == "2023-11-14T22:13:20.123Z"
+    assert iso_time(1_700_000_000_123_456_789) == "2023-11-14T22:13:20.123Z"
 
 
 def test_the_history_is_the_status_after_each_record_and_says_who_asked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from remote_agent import restore
 from remote_agent.status import document
 from tests.unit.world import World, spec
 
@@ -36,3 +37,12 @@ def test_who_told_of_its_step_a_moment_ago_is_not_behind_for_that() -> None:
     }
     nodes = document(world.state, facts, "n1", 100.0)["nodes"]
     assert [rank["progress"]["lag"] for node in nodes for rank in node["ranks"]] == [0, 0, 0, 50]
+
+
+def test_a_rank_that_a_signal_ended_stays_failed_when_its_node_is_lost() -> None:
+    world = World(spec(2))
+    world.fail(2, signal="SIGSEGV")
+    world.deliver("report", "n2")
+    world.die("n2")
+    for state in (world.state, restore.fold(world.state.spec, world.records())):
+        assert [rank.state for rank in state.ranks.values()] == ["running", "running", "failed", "killed"]

@@ -104,10 +104,10 @@ class VirtualLog(LineView):
             return ""
         return f"without {absent[0] if len(absent) == 1 else words.count(len(absent), 'node')}"
 
-    def open(self, feed: Feed, *, follow: bool = True) -> None:
-        """Show another feed from its end, or from its begin."""
+    def open(self, feed: Feed) -> None:
+        """Show another feed from its end."""
         self.feed = feed
-        self.follow = follow
+        self.follow = True
         self.pointer = None
         self.top = 0
         self._seen = 0
