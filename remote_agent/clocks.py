@@ -6,6 +6,8 @@ In: the kernel's clocks, heartbeats and their answers. Out: seconds that never g
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 # Enough to find a quiet moment of the network; few enough to follow a clock that drifts.
 CLOCK_SAMPLES = 16
@@ -48,3 +50,27 @@ class Offset:
     def told(self) -> dict[str, int | None]:
         """Return what the coordinator is told: the offset, and how far it may be wrong."""
         return {"offset_ns": self.ns, "clock_error_ns": self.error_ns}
+
+
+class Clock(NamedTuple):
+    """A member's wall clock as the coordinator knows it."""
+
+    offset_ns: int = 0
+    """To be added to its time."""
+    error_ns: int | None = None
+    """None before it has measured."""
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Clock:
+        """Read what `Offset.told` says, among other things."""
+        return cls(int(told.get("offset_ns", 0)), told.get("clock_error_ns"))
+
+    def status(self) -> dict[str, float | None]:
+        """Return the contract's clock_offset_ms, how far it is ahead, and clock_error_ms."""
+        error_ms = None if self.error_ns is None else round(self.error_ns / 1e6, 3)
+        return {"clock_offset_ms": round(-self.offset_ns / 1e6, 3), "clock_error_ms": error_ms}
+
+    def corrected(self, ended: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a rank's end at the coordinator's time, with what was done to it."""
+        t_ns = int(ended["t_ns"]) + self.offset_ns
+        return {**ended, "t_ns": t_ns, "shift_ns": self.offset_ns, "clock_error_ns": self.error_ns or 0}

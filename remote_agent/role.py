@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -101,7 +102,7 @@ class Role:
         self._agent = agent
         self.state = state
         self.facts: dict[str, dict[str, Any]] = {}
-        self._offsets_ns: dict[str, tuple[int, int]] = {}
+        self._clocks: defaultdict[str, clocks.Clock] = defaultdict(clocks.Clock)
         """By node: what to add to its time to get ours, and how far that may be wrong."""
         self.changed = asyncio.Event()
         self._outboxes: dict[str, Outbox] = {}
@@ -243,7 +244,7 @@ class Role:
             self._meet(NodeSpec(name=node, address=str(args.get("address", ""))))
         ready = [report["args"]["nproc"] for report in args.get("reports", ()) if report["op"] == "ready"]
         nproc = int(ready[0]) if ready else None
-        self._compare(node, args)
+        self._clocks[node] = clocks.Clock.of(args)
         self.feed(s.Joined(node, str(args["incarnation"]), args.get("running"), str(args["reason"]), nproc))
         for report in args.get("reports", ()):
             self.hear(node, report["op"], report["args"])
@@ -277,22 +278,18 @@ class Role:
         if op in REPORTS:
             self.feed(REPORTS[op](node, int(args.get("generation", -1)), args))
         elif op == "exited":
-            ended = self._corrected(node, args["exit"])
+            ended = self._clocks[node].corrected(args["exit"])
             age = max(0.0, (time.time_ns() - int(ended["t_ns"])) / 1e9)
             self.feed(s.Exited(node, int(args["generation"]), ended, age))
         elif op == "idle":
-            exits = tuple(self._corrected(node, ended) for ended in args["exits"])
+            exits = tuple(self._clocks[node].corrected(ended) for ended in args["exits"])
             self.feed(s.Idle(node, int(args["generation"]), exits))
 
     def beat(self, node: str, args: dict[str, Any]) -> None:
         """Take a heartbeat in."""
-        self._compare(node, args)
+        clock = self._clocks[node] = clocks.Clock.of(args)
         ranks = args.get("ranks", {})
-        offset_ms = round(-self._offsets_ns[node][0] / 1e6, 3)
-        error_ns = args.get("clock_error_ns")
-        error_ms = None if error_ns is None else round(error_ns / 1e6, 3)
-        facts = {"agent_pid": args.get("agent_pid"), "ranks": ranks}
-        facts.update(clock_offset_ms=offset_ms, clock_error_ms=error_ms)
+        facts = {"agent_pid": args.get("agent_pid"), "ranks": ranks, **clock.status()}
         before = self.facts.get(node, {}).get("ranks", {})
         vitals = {"vitals": args.get("vitals"), "heard_at": clocks.now()}
         self.facts[node] = {**facts, **vitals, "generation": args.get("generation")}
@@ -302,14 +299,6 @@ class Role:
         told = {int(rank): str(one["warning"]) for rank, one in ranks.items() if one.get("warning")} if current else {}
         self.feed(s.Beat(node, float(args.get("heard_age", 0.0)), stepped and current, moved, told))
         self._wake()
-
-    def _compare(self, node: str, args: dict[str, Any]) -> None:
-        self._offsets_ns[node] = int(args.get("offset_ns", 0)), int(args.get("clock_error_ns") or 0)
-
-    def _corrected(self, node: str, ended: dict[str, Any]) -> dict[str, Any]:
-        shift_ns, error_ns = self._offsets_ns.get(node, (0, 0))
-        t_ns = int(ended["t_ns"]) + shift_ns
-        return {**ended, "t_ns": t_ns, "shift_ns": shift_ns, "clock_error_ns": error_ns}
 
     # What goes out
 
