@@ -102,7 +102,7 @@ def _is_pending(node: s.Node, short: bool) -> bool:
         return False
     awaited = not node.spec.spare or (short and not node.cordoned)
     if node.connected:
-        return node.running is not None or (awaited and not node.ready)
+        return node.running is not None or (awaited and not node.ready and not node.lacks)
     return awaited and node.status == "connecting"
 
 
@@ -215,6 +215,7 @@ def go(turn: Turn, port: int) -> None:
             max_restarts=spec.max_restarts,
             rendezvous=None if joining is None else {**joining, "local_addr": node.spec.address},
             set_env=dict(state.env),
+            tree=state.trees[-1].digest if state.trees else None,
         )
     turn.set(ranks=ranks)
     turn.emit(
@@ -226,6 +227,7 @@ def go(turn: Turn, port: int) -> None:
         fingerprint=state.fingerprint,
         rendezvous=joining,
         env=dict(state.env),
+        tree=state.trees[-1].digest if state.trees else None,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from supervisor import overrides
+from supervisor import overrides, plain
 from supervisor.tui import words
 from supervisor.tui.cells import Row, clean, entries, fit, whole_numbers
 
@@ -46,6 +46,7 @@ _MARKS: Final = {
     "metrics_failed": ("!", "warn"),
     "job_succeeded": ("+", "done"),
     "environment_set": ("~", "warn"),
+    "tree_changed": ("~", "warn"),
 }
 
 
@@ -135,6 +136,7 @@ _TELLERS: Final[dict[str, Any]] = {
     "job_degraded": lambda facts: f"{facts.get('ready', '?')} nodes ready, {facts.get('needed', '?')} needed",
     "restart_requested": _asked,
     "environment_set": overrides.told,
+    "tree_changed": plain.tree_text,
     "remove_requested": _asked,
     "stop_requested": _asked,
     "operator_attached": lambda facts: str(facts.get("operator") or ""),
