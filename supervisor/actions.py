@@ -187,7 +187,7 @@ ACTIONS: tuple[Action, ...] = (
         confirm=1, effect=_restart, destructive=True, op="restart",
     ),
     Action(
-        "job.sync", "", "R", "Sync and restart", "bring the edited files to the nodes, restart from them, or roll back",
+        "job.sync", "", "R", "Sync files", "bring edited files to the nodes and restart from them, or roll back",
         confirm=1, effect=_sync, destructive=True, op="sync",
     ),
     Action(
