@@ -61,6 +61,7 @@ def try_form(turn: Turn) -> None:
         world_size=None,
         troubles={},
         stepped=False,
+        tree_new_since=None if has_proven_tree(state) else state.tree_new_since,
         cause=None,
         alone_since=None,
         enough_since=None,
@@ -78,6 +79,12 @@ def try_form(turn: Turn) -> None:
         go(turn, 0)
     else:
         turn.send(opener[0], "prepare", **opener[1])
+
+
+def has_proven_tree(state: s.State) -> bool:
+    """Tell whether a group has made a step from the tree, or it is not a new one."""
+    since = state.tree_new_since
+    return since is None or (state.stepped and state.generation > since)
 
 
 def _is_settled(turn: Turn, ready: int) -> bool:

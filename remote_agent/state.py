@@ -162,6 +162,8 @@ class State:
     env_from: int = 0
     trees: tuple[Version, ...] = ()
     """The work tree before, and that of the next group; empty: that of the launch."""
+    tree_new_since: int | None = None
+    """The generation that ran when it was asked for, until a later one has made a step; None: it is not new."""
     given_up: frozenset[str] = frozenset()
     """Nodes of the last group that an operator called dead: they do not count for its quorum."""
     blames: tuple[tuple[float, str], ...] = ()

@@ -182,7 +182,7 @@ def _plan(state: s.State) -> str | None:
         return f"waiting for nodes: {shortage(state)}; bring one back or add one"
     if state.phase in (s.PREPARING, s.STARTING):
         where = f"{' '.join(state.members)}{_meeting(state)}"
-        return f"starting generation {state.generation} on {where}{trees.way_back(state)}"
+        return f"starting generation {state.generation} on {where}{trees.origin(state)}"
     if (hang := watch.plan(state)) is not None:
         return hang
     strangers = (state.world_size or 0) - len(state.ranks)

@@ -54,16 +54,32 @@ def change(turn: Turn, event: s.Restart) -> bool:
         return False
     back = bool(state.trees) and state.trees[0].digest == digest
     after = state.trees[0] if back else s.Version(digest, turn.wall_ns)
-    # What failed before its first step was the old code.
-    turn.set(trees=(before, after), fingerprint=None)
     told: dict[str, Any] = {key: event.told[key] for key in ("files", "bytes") if isinstance(event.told.get(key), int)}
     told["paths"] = [str(path) for path in event.told.get("paths", ())][:MAX_TOLD]
     if event.without:
         told["without"] = list(event.without)
-    turn.emit("tree_changed", digest=digest, rollback=back, trees=[list(one) for one in turn.state.trees], **told,
-              operator=event.operator)  # fmt: skip
-    for name in state.nodes:
+    _take(turn, before, after, back, {**told, "operator": event.operator})
+    return True
+
+
+def _take(turn: Turn, before: s.Version, after: s.Version, back: bool, told: dict[str, Any]) -> None:
+    """Let the next group start from a tree; what failed before its first step was the old code."""
+    turn.set(trees=(before, after), tree_new_since=None if back else turn.state.generation, fingerprint=None)
+    turn.emit("tree_changed", digest=after.digest, rollback=back, trees=[list(before), list(after)], **told)
+    for name in turn.state.nodes:
         admits(turn, name)
+
+
+def fall_back(turn: Turn, reason: str) -> bool:
+    """Go back to the tree before one that has made no step, where that would end the job; returns whether it does."""
+    state = turn.state
+    if len(state.trees) < 2 or formation.has_proven_tree(state):
+        return False
+    before, after = state.trees
+    part = [node for node in state.nodes.values() if node.connected and node.status == "ready"]
+    if not all(before.digest in node.trees for node in part):
+        return False
+    _take(turn, after, before, True, {"reason": reason})
     return True
 
 
@@ -80,10 +96,12 @@ def _is_there(turn: Turn, event: s.Restart) -> bool:
         text = f"{' '.join(lacking)}: work tree {digest[:SHORT]} is not there, so nothing is restarted"
         turn.refuse("no_tree", text, "sync again; --partial goes on without them")
         return False
-    having, floor = sum(digest in node.trees and not node.cordoned for node in part), formation.floor(state)
-    if having < floor:
+    fit = [digest in node.trees for node in part if not node.cordoned]
+    having, floor = sum(fit), formation.floor(state)
+    # A job that waits for nodes anyway goes on waiting for them.
+    if having < min(floor, len(fit)):
         text = f"{having} nodes have work tree {digest[:SHORT]}, and {floor} are needed (min_nodes)"
-        turn.refuse("no_tree", text, "`supervisor remove` those that cannot get it")
+        turn.refuse("min_nodes", text, "`supervisor remove` those that cannot get it")
         return False
     return True
 
@@ -96,8 +114,9 @@ def told(state: s.State) -> dict[str, Any] | None:
     return {"name": state.spec.tree, **now._asdict(), "previous": before}
 
 
-def way_back(state: s.State) -> str:
-    """Return the offer to roll back, where the first failure of a tree came before its first step; else nothing."""
-    if len(state.trees) < 2 or state.fingerprint is None:
+def origin(state: s.State) -> str:
+    """Say which tree a group is started from, where that is not the launch's, and how to get the one before."""
+    if not state.trees:
         return ""
-    return f"; R rolls back to work tree {state.trees[0].digest[:SHORT]}"
+    way_back = f"; R rolls back to {state.trees[0].digest[:SHORT]}" if state.fingerprint is not None else ""
+    return f" from work tree {state.trees[-1].digest[:SHORT]}{way_back}"

@@ -281,10 +281,12 @@ def tree_change(detail: Document) -> str:
 
 
 def tree_text(detail: Document) -> str:
-    """Return which work tree the groups start from now, and who wanted it."""
+    """Return which work tree the groups start from now, and who wanted it, or why."""
     digest = one_line(str(detail.get("digest") or "")[:8])
     how = f"back to {digest}" if detail.get("rollback") else f"{digest}, {tree_change(detail)}"
     without = f"; without {' '.join(map(one_line, detail['without']))}" if detail.get("without") else ""
+    if detail.get("reason"):
+        return f"{how}: {one_line(detail['reason'])}"
     return f"{how}{without}; by {one_line(detail.get('operator') or 'an operator')}"
 
 

@@ -26,7 +26,9 @@ _FACTS: Final = ("Lost", "Downtime")
 
 def offer(app: SupervisorApp, action: Action) -> None:
     """Look at what is edited here, then ask."""
-    app.run_worker(_offer(app, action), exit_on_error=False, group="requests")
+    # One question: who presses the key again while a large tree is read waits for the last one.
+    app.say("reading the work tree here", title=action.label, seconds=2)
+    app.run_worker(_offer(app, action), exit_on_error=False, exclusive=True, group="edited")
 
 
 async def _offer(app: SupervisorApp, action: Action) -> None:

@@ -63,8 +63,15 @@ def test_edited_files_are_started_from_on_all_nodes_and_gone_back_from(pair: Clu
         assert (back["outcome"]["type"], back["outcome"]["generation"]) == ("generation_running", 2)
         job.until_step(3)
         assert said(job, 2) == {("old code", True)}
+        # A mistake costs no job.
+        (work / "train.py").write_text("raise ValueError('typing error')")
+        assert job.run("restart", "--sync").returncode == 0
+        job.until("generation_running", generation=5)
+        job.until_step(3)
+        assert said(job, 5) == {("old code", True)}
         changes = [event["detail"] for event in job.events() if event["type"] == "tree_changed"]
-        assert [(change["rollback"], change["files"]) for change in changes] == [(False, 2), (True, 0)]
+        assert [change["rollback"] for change in changes] == [False, True, False, True]
+        assert changes[0]["paths"] == ["lib", "train.py"]
         assert job.run("stop").returncode == 0
         assert job.wait(WAIT_S) == 4
         versions = [host.home / ".supervisor" / "trees" / ".state" for host in pair.hosts]

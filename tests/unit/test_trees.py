@@ -107,26 +107,54 @@ def test_a_node_that_comes_without_the_tree_waits_until_it_has_it() -> None:
     assert made.last("tree_changed").detail["without"] == ["n3"]
 
 
-def test_a_new_tree_that_fails_at_once_offers_the_way_back() -> None:
-    made = world(max_restarts=1)
+def test_a_new_tree_that_fails_at_once_costs_no_job() -> None:
+    made = world(max_restarts=2)
     made.fail(0)
     made.settle()
+    made.feed(s.Beat("n1", stepped=True))
     for name in made.machines:
         tell(made, name, OLD, NEW)
     change(made, NEW)
     made.settle()
-    # The same failure as before is that of other code: it does not end the job.
-    made.state = made.state.__class__(**{**made.state.__dict__, "restarts": 0})
     made.fail(0)
     while made.state.phase != s.PREPARING:
         made.deliver(*made.waiting()[0])
-    assert document(made.state, {}, "n1")["plan"].endswith("; R rolls back to work tree aaaaaaaa")
+    # The same failure as before the change is that of other code: it does not end the job.
+    plan = "starting generation 3 on n1 n2 from work tree bbbbbbbb; R rolls back to aaaaaaaa"
+    assert document(made.state, {}, "n1")["plan"] == plan
+    made.settle()
+    made.fail(0)
+    made.settle()
+    told = made.last("tree_changed").detail
+    assert (told["rollback"], told["digest"], made.state.phase) == (True, OLD, s.RUNNING)
+    assert told["reason"].startswith("the same failure twice in a row before the first step")
+    assert made.last("generation_started").detail["tree"] == OLD
+    # The tree of the launch is no new one: what it fails of ends the job as ever.
+    for _ in range(2):
+        made.fail(0)
+        made.settle()
+    assert made.types()[-1] == "job_failed"
+
+
+def test_a_tree_that_has_made_a_step_is_not_gone_back_from() -> None:
+    made = world(max_restarts=0)
+    for name in made.machines:
+        tell(made, name, OLD, NEW)
+    change(made, NEW)
+    made.settle()
+    made.feed(s.Beat("n1", stepped=True))
+    made.feed(s.Restart("me"))
+    made.settle()
+    made.fail(0)
+    made.settle()
+    assert made.types()[-1] == "job_failed"
 
 
 @pytest.mark.parametrize(
     ("detail", "text"),
     [
         ({"digest": NEW, **TOLD, "operator": "me@x"}, "bbbbbbbb, 2 files, 1.2 kB: train.py, model.py; by me@x"),
+        ({"digest": OLD, "rollback": True, "reason": "it fails"}, "back to aaaaaaaa: it fails"),
         ({"digest": OLD, "rollback": True, "without": ["n3"]}, "back to aaaaaaaa; without n3; by an operator"),
     ],
 )
