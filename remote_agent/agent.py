@@ -28,6 +28,7 @@ from remote_agent.logs import LogStore
 from remote_agent.memory import Memory
 from remote_agent.role import Role
 from remote_agent.tasks import Tasks
+from remote_agent.tree_desk import JobTree
 from remote_agent.vitals import Host, Vitals
 from remote_agent.wire import Answer, Channel, Handler, Items, JobSpec, Problem
 
@@ -57,6 +58,7 @@ class Agent:
         self.memory = Memory(files, self._tasks)
         self.members = self.memory.members
         self.journal = Journal(files.events)
+        self.tree = JobTree(files.home, self.spec.tree)
         self.logs = LogStore(files.root, live=True, bound=self.spec.log_bound)
         self.role: Role | None = None
         view = member.Member(me=self.node, node_timeout=self.spec.node_timeout, contact=clocks.now())

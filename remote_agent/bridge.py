@@ -21,9 +21,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import __version__, jobs
-from remote_agent.paths import READ_AHEAD, Home, JobFiles, NameRefused, agent_alive, check_name, open_unix
+from remote_agent.paths import READ_AHEAD, Home, JobFiles, agent_alive, open_unix
 from remote_agent.probe import Probe
-from remote_agent.tree import TreeSync
+from remote_agent.tree_desk import TreeDesk
 from remote_agent.wire import MAGIC, PROTOCOL, Answer, Channel, Frame, Handler, Problem, WireError, encode, read_frame
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 CHUNK = 256 * 1024
 AGENT_DEADLINE_S = 5.0
-# Another operator's sync of the same tree: long enough for a small one to end.
-LOCK_DEADLINE_S = 10.0
 POLL_S = 0.05
 # They may wait for torch for minutes, and change nothing: nobody needs them once the operator is gone.
 LONG = frozenset({"facts", "collective_start", "collective_end"})
@@ -46,15 +44,12 @@ class Bridge:
 
     def __init__(self, home: Home) -> None:
         self.home = home
-        self._sync = TreeSync(home)
+        self._trees = TreeDesk(home)
         self._probe = Probe(home)
         self._ops: dict[str, Callable[[dict[str, Any], bytes], Awaitable[dict[str, Any]]]] = {
             "hello": self._hello,
             "jobs": self._jobs,
-            "tree_has": self._tree_has,
-            "tree_plan": self._tree_plan,
-            "tree_put": self._tree_put,
-            "tree_commit": self._tree_commit,
+            **self._trees.ops,
             "start": self._start,
             "await_agent": self._await_agent,
             "clean": self._clean,
@@ -67,7 +62,7 @@ class Bridge:
 
     def close(self) -> None:
         """Give back what a half-done sync holds, and end a preflight."""
-        self._sync.close()
+        self._trees.close()
         self._probe.close()
 
     async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer:
@@ -107,47 +102,6 @@ class Bridge:
                 described.append(jobs.describe(self.home.job(name)))
         return {"jobs": described}
 
-    async def _tree_has(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
-        return {"has": await asyncio.to_thread(self._sync.has, _tree_name(args), str(args["digest"]))}
-
-    async def _tree_plan(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
-        tree = _tree_name(args)
-        deadline = time.monotonic() + LOCK_DEADLINE_S
-        while not self._sync.lock(tree):
-            if time.monotonic() > deadline:
-                raise Problem("tree_busy", f"tree {tree} is being synced by somebody else", "try again in a moment")
-            await asyncio.sleep(POLL_S)
-        try:
-            plan = await asyncio.to_thread(self._sync.plan, tree, body)
-            user = jobs.running_from(self.home, tree) if plan.changed or plan.removed else None
-            if user is not None and not args.get("force"):
-                hint = f"stop {user} first, or launch with --no-sync to run the files that are there"
-                raise Problem("tree_in_use", f"job {user} runs from tree {tree}, whose files would change", hint)
-        except BaseException:
-            self._sync.close()
-            raise
-        return {
-            "missing": list(plan.missing),
-            "changed": len(plan.changed),
-            "removed": len(plan.removed),
-            "conflicts": plan.conflicts[:20],
-            "root": str(plan.root),
-        }
-
-    async def _tree_put(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
-        self._sync.put(_tree_name(args), args["parts"], body, bool(args.get("packed")))
-        return {}
-
-    async def _tree_commit(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
-        plan = await asyncio.to_thread(self._sync.commit, _tree_name(args), str(args.get("digest", "")))
-        return {
-            "root": str(plan.root),
-            "changed": len(plan.changed),
-            "removed": len(plan.removed),
-            "conflicts": plan.conflicts[:20],
-            "kept_in": str(plan.side / "replaced") if plan.conflicts else None,
-        }
-
     async def _start(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
         from remote_agent.starting import start
 
@@ -167,13 +121,6 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.getuid())
-
-
-def _tree_name(args: dict[str, Any]) -> str:
-    try:
-        return check_name(str(args.get("tree")), "tree")
-    except NameRefused as error:
-        raise Problem("bad_name", str(error)) from error
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, home: Home) -> None:

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from remote_agent import formation, policy, rendezvous, watch
+from remote_agent import formation, policy, rendezvous, trees, watch
 from remote_agent import state as s
 from remote_agent.operator_requests import CORDONED, on_add, on_cordon, on_remove, on_restart, on_stop
 from remote_agent.turn import NOT_COME, STOP_MARGIN_S, Turn, give_up_on, lose_node, stop_group
@@ -114,7 +114,7 @@ def on_joined(turn: Turn, event: s.Joined) -> None:
     elif state.phase == s.STOPPING and event.running is None:
         if event.nproc is not None:
             # Before it counts as idle: the next group must not be formed without it.
-            on_ready(turn, s.Ready(event.node, event.nproc))
+            on_ready(turn, s.Ready(event.node, event.nproc, trees=event.trees))
         on_idle(turn, s.Idle(event.node, state.generation))
 
 
@@ -127,8 +127,8 @@ def on_ready(turn: Turn, event: s.Ready) -> None:
     if node is None:
         return
     was_ready = node.ready
-    turn.set_node(event.node, ready=True, nproc=event.nproc)
-    if was_ready or node.status in ("removed", "failed", "draining"):
+    turn.set_node(event.node, ready=True, nproc=event.nproc, trees=event.trees)
+    if not trees.admits(turn, event.node) or was_ready or node.status in ("removed", "failed", "draining"):
         return
     returned = node.status == "lost"
     if node.status in ("connecting", "lost"):

@@ -151,7 +151,8 @@ class Follower:
         if not self.engine.ready.is_set():
             return []
         try:
-            return [{"op": "ready", "args": {"nproc": self.nproc(), "versions": versions(self.engine.facts)}}]
+            facts = {"versions": versions(self.engine.facts), "trees": self.agent.tree.digests}
+            return [{"op": "ready", "args": {"nproc": self.nproc(), **facts}}]
         except Problem as problem:
             return [{"op": "unfit", "args": {"reason": problem.message}}]
 
@@ -207,6 +208,10 @@ class Follower:
 
     async def _greet(self) -> None:
         await self.engine.ready.wait()
+        self.tell_readiness()
+
+    def tell_readiness(self) -> None:
+        """Say what this node can start, once its engine is up."""
         for report in self._readiness():
             self.report(report["op"], report["args"])
 
@@ -338,9 +343,10 @@ class Follower:
                 self.report("prepared", {"generation": generation, "port": done["port"]})
             else:
                 self.generation, self.running, self._reports = generation, generation, []
+                await self.agent.tree.switch(args.get("tree"))
                 done = await self.engine.call("go", go_order(self.agent, args), CALL_TIMEOUT_S * 6)
                 self.report("started", {"generation": generation, "ranks": done["ranks"]})
-        except (CallFailed, WireError, asyncio.TimeoutError) as error:
+        except (Problem, WireError, asyncio.TimeoutError) as error:
             self.report(
                 "order_failed", {"generation": generation, "message": f"{op}: {str(error) or 'no answer in time'}"}
             )

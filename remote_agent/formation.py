@@ -61,6 +61,7 @@ def try_form(turn: Turn) -> None:
         world_size=None,
         troubles={},
         stepped=False,
+        tree_new_since=None if has_proven_tree(state) else state.tree_new_since,
         cause=None,
         alone_since=None,
         enough_since=None,
@@ -77,6 +78,12 @@ def try_form(turn: Turn) -> None:
         go(turn, 0)
     else:
         turn.send(opener[0], "prepare", **opener[1])
+
+
+def has_proven_tree(state: s.State) -> bool:
+    """Tell whether a group has made a step from the tree, or it is not a new one."""
+    since = state.tree_new_since
+    return since is None or (state.stepped and state.generation > since)
 
 
 def _is_settled(turn: Turn, ready: int) -> bool:
@@ -101,7 +108,7 @@ def _is_pending(node: s.Node, short: bool) -> bool:
         return False
     awaited = not node.spec.spare or (short and not node.cordoned)
     if node.connected:
-        return node.running is not None or (awaited and not node.ready)
+        return node.running is not None or (awaited and not node.ready and not node.lacks)
     return awaited and node.status == "connecting"
 
 
@@ -214,6 +221,7 @@ def go(turn: Turn, port: int) -> None:
             max_restarts=spec.max_restarts,
             rendezvous=None if joining is None else {**joining, "local_addr": node.spec.address},
             set_env=dict(state.env),
+            tree=state.trees[-1].digest if state.trees else None,
         )
     turn.set(ranks=ranks)
     turn.emit(
@@ -225,6 +233,7 @@ def go(turn: Turn, port: int) -> None:
         fingerprint=state.fingerprint,
         rendezvous=joining,
         env=dict(state.env),
+        tree=state.trees[-1].digest if state.trees else None,
     )
 
 

@@ -75,9 +75,11 @@ def _newest(*paths: Path) -> int | None:
     return None
 
 
-def running_from(home: Home, tree: str) -> str | None:
-    """Return a job that is not over and whose agent runs here from a tree, or None."""
+def running_from(home: Home, tree: str, but: str = "") -> str | None:
+    """Return a job, but not that one, that is not over and whose agent runs here from a tree, or None."""
     for name in home.job_names():
+        if name == but:
+            continue
         files = home.job(name)
         uses_it = read_json(files.spec).get("tree") == tree and agent_alive(files) is not None
         if uses_it and describe(files)["state"] not in ENDED:
@@ -120,11 +122,23 @@ def _remove(files: JobFiles) -> int | None:
         return None
     try:
         size = _size(files.root)
+        tree = read_json(files.spec).get("tree")
         shutil.rmtree(files.root)
+        size += _remove_versions(files.home, tree) if isinstance(tree, str) else 0
     except OSError as error:
         raise Problem("clean", f"{error.filename}: cannot be removed: {error.strerror}") from error
     finally:
         os.close(lock)
+    return size
+
+
+def _remove_versions(home: Home, tree: str) -> int:
+    """Remove what is kept beside a tree to go back to, unless a job may; what the script wrote stays in the tree."""
+    versions = home.tree(tree).parent / ".state" / tree / "versions"
+    if running_from(home, tree) is not None or not versions.is_dir():
+        return 0
+    size = _size(versions)
+    shutil.rmtree(versions)
     return size
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from remote_agent import formation, policy
+from remote_agent import formation, policy, trees
 from remote_agent import state as s
 from remote_agent.turn import Turn, stop_group
 from remote_agent.wire import Problem
@@ -39,7 +39,7 @@ def _known(turn: Turn, name: str) -> bool:
 
 def on_restart(turn: Turn, event: s.Restart) -> None:
     """Set variables for the groups to come, and restart the whole group, free of charge."""
-    if _over(turn) or not _set(turn, event.env, event.operator):
+    if _over(turn) or not (trees.change(turn, event) if event.tree else _set(turn, event.env, event.operator)):
         return
     if event.later:
         turn.reply(f"it holds from generation {turn.state.env_from} on")

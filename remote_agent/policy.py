@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import state as s
+from remote_agent import trees
 from remote_agent.formation import patience
 from remote_agent.judge import judge, preempted
 from remote_agent.turn import QUARANTINE_WINDOW_S, quarantined
@@ -110,7 +111,7 @@ def _blame(turn: Turn, incident: dict[str, Any]) -> None:
 
 
 def _charge(turn: Turn, incident: dict[str, Any]) -> bool:
-    """Charge one restart; return False when the job ended instead."""
+    """Charge one restart, or go back to the last work tree for free; return False when the job ended instead."""
     state = turn.state
     fingerprint = str(incident["fingerprint"])
     early = _came_early(state) and incident["exit"].get("signal") is None
@@ -120,6 +121,8 @@ def _charge(turn: Turn, incident: dict[str, Any]) -> bool:
         reason = f"max_restarts ({state.spec.max_restarts}) is used up: {incident['summary']}"
     else:
         turn.set(restarts=state.restarts + 1, fingerprint=fingerprint if early else None)
+        return True
+    if early and trees.fall_back(turn, reason):
         return True
     turn.end("failed", reason)
     return False

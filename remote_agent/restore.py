@@ -203,6 +203,11 @@ def _environment_set(state: s.State, record: Record) -> s.State:
     return dataclasses.replace(state, env=dict(detail["env"]), env_from=int(detail["from_generation"]))
 
 
+def _tree_changed(state: s.State, record: Record) -> s.State:
+    trees = tuple(s.Version(str(digest), int(since_ns)) for digest, since_ns in record["detail"]["trees"])
+    return dataclasses.replace(state, trees=trees, fingerprint=None)
+
+
 def _incident(state: s.State, record: Record) -> s.State:
     return dataclasses.replace(state, incidents=state.incidents + 1, incident=dict(record["detail"]))
 
@@ -242,6 +247,7 @@ FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
     "generation_stopped": _generation_stopped,
     "stop_requested": _stop_requested,
     "environment_set": _environment_set,
+    "tree_changed": _tree_changed,
     "incident": _incident,
     "hang_over": _hang_over,
     "warning": _warning,

@@ -48,6 +48,10 @@ def _ranks(args: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
     return tuple((int(rank["rank"]), int(rank["local_rank"]), int(rank["pid"])) for rank in args["ranks"])
 
 
+def _trees(args: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(digest) for digest in args.get("trees", ()))
+
+
 def _env(args: Mapping[str, Any]) -> dict[str, str | None]:
     """Return the variables that an operator sets: name and value, None to let go of it."""
     return {str(name): None if value is None else str(value) for name, value in dict(args.get("env") or {}).items()}
@@ -55,7 +59,7 @@ def _env(args: Mapping[str, Any]) -> dict[str, str | None]:
 
 # What members report, as events; those that carry stamps of the member's clock are corrected first.
 REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], s.Event]] = {
-    "ready": lambda node, _, args: s.Ready(node, int(args["nproc"]), args.get("versions", {})),
+    "ready": lambda node, _, args: s.Ready(node, int(args["nproc"]), args.get("versions", {}), _trees(args)),
     "unfit": lambda node, _, args: s.Unfit(node, str(args["reason"])),
     "gone": lambda node, _, args: s.Gone(node, str(args["reason"])),
     "prepared": lambda node, generation, args: s.Prepared(node, generation, int(args["port"])),
@@ -187,7 +191,9 @@ class Role:
         """Return what is asked for, node by node where several are named; raises Problem."""
         operator = str(args.get("operator", ""))
         if op == "restart":
-            return [("", s.Restart(operator, _env(args), bool(args.get("later"))))]
+            later, without = bool(args.get("later")), tuple(str(name) for name in args.get("without", ()))
+            tree, told = str(args.get("tree") or ""), args.get("told") or {}
+            return [("", s.Restart(operator, _env(args), later, tree, told, without))]
         if op == "stop":
             return [("", s.Stop(bool(args.get("kill")), operator, str(args.get("preempted") or "")))]
         names = [str(name) for name in args.get("nodes") or [args.get("node", "")]]
@@ -242,10 +248,10 @@ class Role:
         """Take in what a member says of itself when it joins."""
         if node not in self.state.nodes:
             self._meet(NodeSpec(name=node, address=str(args.get("address", ""))))
-        ready = [report["args"]["nproc"] for report in args.get("reports", ()) if report["op"] == "ready"]
-        nproc = int(ready[0]) if ready else None
+        ready: dict[str, Any] = next((one["args"] for one in args.get("reports", ()) if one["op"] == "ready"), {})
         self._clocks[node] = clocks.Clock.of(args)
-        self.feed(s.Joined(node, str(args["incarnation"]), args.get("running"), str(args["reason"]), nproc))
+        nproc, incarnation, reason = ready.get("nproc"), str(args["incarnation"]), str(args["reason"])
+        self.feed(s.Joined(node, incarnation, args.get("running"), reason, nproc, _trees(ready)))
         for report in args.get("reports", ()):
             self.hear(node, report["op"], report["args"])
 

@@ -18,6 +18,7 @@ from remote_agent.jobs import ENDED
 from remote_agent.journal import Record, public
 from remote_agent.signalling import ask_engine, signal_ranks
 from remote_agent.status import document
+from remote_agent.tree_desk import TreeDesk
 from remote_agent.wire import Answer, Channel, Items, JobSpec, Problem
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 OPERATOR_VERBS = ("restart", "remove", "add", "stop", "cordon", "uncordon")
 # What an operator who said that he only looks is refused.
-CHANGES = (*OPERATOR_VERBS, "promote", "assign", "exit", "signal")
+CHANGES = (*OPERATOR_VERBS, "promote", "assign", "exit", "signal", "tree_plan", "tree_put", "tree_commit")
 # `watch` sends at most this often, and at least that often.
 WATCH_MIN_S = 0.1
 WATCH_MAX_S = 1.0
@@ -40,6 +41,7 @@ class AgentDesk(Desk):
         super().__init__(agent.files, agent.logs)
         self._agent = agent
         self._operator: dict[str, Any] | None = None
+        self._trees = TreeDesk(agent.files.home, agent.spec.job)
         self.ops.update(
             {
                 "identity": self.identity,
@@ -70,7 +72,20 @@ class AgentDesk(Desk):
             raise Problem("read_only", f"{op} refused: this operator is attached read-only")
         if op in OPERATOR_VERBS:
             return Answer(await self._to_coordinator(op, args))
+        if op in self._trees.ops:
+            return await self._tree(op, args, body)
         return await super().handle(op, args, body)
+
+    async def _tree(self, op: str, args: dict[str, Any], body: bytes) -> Answer:
+        """Take a newer work tree beside the one that the group runs from, and say that it is here; raises Problem."""
+        agent = self._agent
+        if agent.tree.name is None or args.get("tree") != agent.tree.name:
+            raise Problem("not_synced", f"{agent.spec.job} does not run from a work tree {args.get('tree')}")
+        answer = await self._trees.ops[op](args, body)
+        if op == "tree_commit":
+            agent.tree.look()
+            agent.follower.tell_readiness()
+        return Answer(answer)
 
     async def _to_coordinator(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
         role = self._agent.role
@@ -219,6 +234,10 @@ class AgentDesk(Desk):
         """Note that the operator's connection ended."""
         await self._note(came=False)
 
+    async def close(self) -> None:
+        """Give back what a half-done sync holds."""
+        await self._trees.leave()
+
 
 def watch_pause(ranks: int) -> float:
     """Return the least seconds between two documents of a job of so many ranks."""
@@ -237,5 +256,6 @@ async def serve_operators(agent: Agent) -> asyncio.AbstractServer:
             await desk.left()
         finally:
             agent.operator_left(channel)
+            await desk.close()
 
     return await paths.serve_unix(agent.files.sock, connected)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from remote_agent.commands import Drop as Drop
 from remote_agent.commands import Emit as Emit
@@ -47,6 +47,10 @@ class Node:
     held: float = 0.0
     """When this node last knew that it is ours: the basis of quorum."""
     losses: tuple[float, ...] = ()
+    trees: tuple[str, ...] = ()
+    """Digests of the work trees that its workers can start from."""
+    lacks: bool = False
+    """The tree of the next group is not among them: it is not ready before it has come."""
     cordoned: bool = False
     """An operator wants no new group to take it in; the one that it is in keeps it."""
 
@@ -91,6 +95,14 @@ class Watch:
     told_at: float = 0.0
     longest_s: float = 0.0
     """The longest wait that looked like a hang and was none."""
+
+
+class Version(NamedTuple):
+    """A work tree that groups start from."""
+
+    digest: str
+    since_ns: int
+    """When it was first asked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +160,10 @@ class State:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """What operators have set for the workers of all groups from `env_from` on, over what the launch says."""
     env_from: int = 0
+    trees: tuple[Version, ...] = ()
+    """The work tree before, and that of the next group; empty: that of the launch."""
+    tree_new_since: int | None = None
+    """The generation that ran when it was asked for, until a later one has made a step; None: it is not new."""
     given_up: frozenset[str] = frozenset()
     """Nodes of the last group that an operator called dead: they do not count for its quorum."""
     blames: tuple[tuple[float, str], ...] = ()
@@ -185,15 +201,17 @@ class Joined:
     """Why it comes without the workers it had."""
     nproc: int | None = None
     """How many ranks it runs, where its engine is up already."""
+    trees: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """A node's engine is up; `versions`: of Python and torch there."""
+    """A node's engine is up; `versions`: of Python and torch there, `trees`: what its workers can start from."""
 
     node: str
     nproc: int
     versions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    trees: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,11 +327,18 @@ class Idle:
 
 @dataclasses.dataclass(frozen=True)
 class Restart:
-    """An operator wants a new generation, now or `later`: whenever there is one, `env` is set for it."""
+    """An operator wants a new generation, now or `later`: whenever there is one, `env` is set for it.
+
+    `tree`: the digest of the work tree that it starts from, and what operators read of it; `without`: nodes that need
+    not have it.
+    """
 
     operator: str = ""
     env: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     later: bool = False
+    tree: str = ""
+    told: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    without: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

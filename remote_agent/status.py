@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from remote_agent import restore, watch
+from remote_agent import restore, trees, watch
 from remote_agent import state as s
 from remote_agent.formation import shortage
 from remote_agent.wire.changes import changes
@@ -66,6 +66,7 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
         "failure": state.failure,
         "plan": _plan(state),
         "environment": {"env": dict(state.env), "from_generation": state.env_from} if state.env else None,
+        "tree": trees.told(state),
         "script": {"kind": state.spec.kind, "script": state.spec.script, "args": list(state.spec.args)},
     }
 
@@ -120,6 +121,7 @@ def _node(
         "nproc": node.nproc,
         "spare": node.spec.spare,
         "cordoned": node.cordoned,
+        "lacks_tree": node.lacks,
         "group_rank": state.members.index(node.name) if node.name in state.members and ranks else None,
         "reason": node.reason or ("cordoned" if node.cordoned else None),
         "agent_pid": facts.get("agent_pid") if node.connected or node.name == state.me else None,
@@ -181,7 +183,8 @@ def _plan(state: s.State) -> str | None:
     if state.phase == s.FORMING and state.alone_since is not None:
         return f"waiting for nodes: {shortage(state)}; bring one back or add one"
     if state.phase in (s.PREPARING, s.STARTING):
-        return f"starting generation {state.generation} on {' '.join(state.members)}{_meeting(state)}"
+        where = f"{' '.join(state.members)}{_meeting(state)}"
+        return f"starting generation {state.generation} on {where}{trees.origin(state)}"
     if (hang := watch.plan(state)) is not None:
         return hang
     strangers = (state.world_size or 0) - len(state.ranks)

@@ -3,63 +3,36 @@
 In: a manifest, contents named by their hash. Out: `trees/<tree>/` as the operator has it. Files that the script made
 there are never touched; a synced file that the script changed is moved aside before it is replaced, never lost.
 
-Beside the trees lies `trees/.state/<tree>/`: lock, state.json, incoming/ and replaced/.
+Beside the trees lies `trees/.state/<tree>/`: lock, state.json, incoming/, replaced/ and versions/.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import fcntl
 import hashlib
 import os
-import secrets
 import shutil
 import stat
-import time
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.tree_manifest import File, Manifest, State, stamp, unpack
+from remote_agent.tree_manifest import Plan, State, pack, stamp, unpack
+from remote_agent.tree_place import complete, hash_file, put_in_place
+from remote_agent.tree_versions import Versions, as_it_lies
 from remote_agent.wire import Problem
 
 if TYPE_CHECKING:
-    from remote_agent.paths import Home
+    from collections.abc import Iterable
 
-READ_SIZE = 1024 * 1024
+    from remote_agent.paths import Home
+    from remote_agent.tree_manifest import File
+
 # Left free on the disk for the job's own first files.
 RESERVE = 16 * 1024 * 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclasses.dataclass
-class Plan:
-    """One sync between `tree_plan` and `tree_commit`."""
-
-    name: str
-    root: Path
-    side: Path
-    manifest: Manifest
-    state: State
-    present: dict[str, str]
-    """Path -> hash of every regular file of the old or new manifest as it lies on the disk now."""
-    missing: dict[str, int]
-    """Hash -> size of the contents that must come over the wire."""
-    changed: list[str]
-    removed: list[str]
-    conflicts: list[str]
-    """Paths that somebody on the node changed and the operator has too."""
-
-
-def hash_file(path: Path) -> str:
-    """Return the sha256 of a file; raises OSError."""
-    digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(READ_SIZE):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def free_bytes(path: Path) -> int:
@@ -126,10 +99,12 @@ class TreeSync:
             _check_directories(plan)
             for path in {**plan.state.files, **manifest.files}:
                 self._look_at(plan, path)
+            _check_files(plan)
             _compare(plan)
         except OSError as error:
             raise _translate(error, root, 0) from error
-        have = {*plan.present.values(), *_complete(side / "incoming")}
+        plan.kept = Versions(side).contents()
+        have = {*plan.present.values(), *complete(side / "incoming"), *plan.kept}
         wanted = {file.sha256: file.size for file in manifest.files.values()}
         plan.missing = {sha: size for sha, size in wanted.items() if sha not in have}
         needed = sum(manifest.files[path].size for path in plan.changed if path in manifest.files)
@@ -152,25 +127,80 @@ class TreeSync:
         except OSError as error:
             raise _translate(error, plan.root, sum(plan.missing.values())) from error
 
-    def has(self, tree: str, digest: str) -> bool:
-        """Tell whether the last sync of a tree brought what the operator calls by this word."""
-        return self._home.tree(tree).is_dir() and State.load(self._side(tree) / "state.json").digest == digest
+    def in_place(self, tree: str) -> list[str]:
+        """Return what the operator calls the contents that the last sync brought, if it ended."""
+        digest = self._state(tree).digest if self._home.tree(tree).is_dir() else ""
+        return [digest] if digest else []
+
+    def digests(self, tree: str) -> list[str]:
+        """Return what a group can be started from: what is in place, and the versions that are kept beside it."""
+        return sorted({*self.in_place(tree), *Versions(self._side(tree)).digests()})
+
+    def differences(self, tree: str, body: bytes) -> dict[str, Any]:
+        """Return what a manifest changes of what is in place: paths with sizes, and what goes; raises Problem."""
+        manifest, state = unpack(body), self._state(tree)
+        changed = [[path, file.size] for path, file in manifest.files.items() if not _same(state.files.get(path), file)]
+        changed += [[path, 0] for path, target in manifest.links.items() if state.links.get(path) != target]
+        listed = {*manifest.files, *manifest.links}
+        return {"changed": changed, "removed": [path for path in (*state.files, *state.links) if path not in listed]}
 
     def commit(self, tree: str, digest: str = "") -> Plan:
         """Put everything in place and give the lock back; raises Problem."""
-        plan = self._current(tree)
-        if not set(plan.missing) <= _complete(plan.side / "incoming"):
-            raise Problem("incomplete", f"tree {tree}: not all contents have arrived", "run it again")
+        plan = self._whole(tree)
         try:
-            _set_aside(plan)
-            _stage_moved(plan)
-            _remove_gone(plan)
-            _write(plan, digest)
+            put_in_place(plan, digest)
             shutil.rmtree(plan.side / "incoming", ignore_errors=True)
         except OSError as error:
             raise _translate(error, plan.root, sum(plan.missing.values())) from error
         self.close()
         return plan
+
+    def stage(self, tree: str, digest: str, keep: Iterable[str] = ()) -> Plan:
+        """Keep what has arrived beside the tree, which stays as it is, as is what lies there; raises Problem.
+
+        `keep`: older versions that stay too.
+        """
+        plan = self._whole(tree)
+        versions, current = Versions(plan.side), plan.state.digest
+        try:
+            if current and current not in versions.digests():
+                versions.add(plan, current, as_it_lies(plan))
+            versions.add(plan, digest, plan.manifest)
+            versions.prune({current, digest, *keep})
+            shutil.rmtree(plan.side / "incoming", ignore_errors=True)
+        except OSError as error:
+            raise _translate(error, plan.root, sum(plan.missing.values())) from error
+        self.close()
+        return plan
+
+    def switch(self, tree: str, digest: str) -> None:
+        """Put a version in place that is kept beside the tree, from which nothing runs now; raises Problem.
+
+        That and the one before are kept. The tree must be locked.
+        """
+        side, before = self._side(tree), self._state(tree)
+        versions = Versions(side)
+        plan = self.plan(tree, pack(versions.manifest(digest)))
+        try:
+            # Whoever dies in the middle leaves a tree that is called by no name, and is put in order by the next.
+            dataclasses.replace(before, digest="").save(side / "state.json")
+            put_in_place(self._whole(tree), digest)
+            if before.digest:
+                versions.prune({before.digest, digest})
+            shutil.rmtree(side / "incoming", ignore_errors=True)
+        except OSError as error:
+            raise _translate(error, plan.root, 0) from error
+        self.close()
+
+    def _whole(self, tree: str) -> Plan:
+        """Return the plan once all of its contents are here; raises Problem."""
+        plan = self._current(tree)
+        if not set(plan.missing) <= complete(plan.side / "incoming"):
+            raise Problem("incomplete", f"tree {tree}: not all contents have arrived", "run it again")
+        return plan
+
+    def _state(self, tree: str) -> State:
+        return State.load(self._side(tree) / "state.json")
 
     def _side(self, tree: str) -> Path:
         return self._home.tree(tree).parent / ".state" / tree
@@ -228,11 +258,9 @@ def _translate(error: OSError, root: Path, needed: int) -> Problem:
     )
 
 
-def _complete(incoming: Path) -> set[str]:
-    try:
-        return {name for name in os.listdir(incoming) if "." not in name}
-    except FileNotFoundError:
-        return set()
+def _same(known: File | None, file: File) -> bool:
+    """Tell whether a file is the same code; another user's umask makes no other."""
+    return known is not None and known.sha256 == file.sha256 and not (known.mode ^ file.mode) & 0o100
 
 
 def _forget_unwanted(incoming: Path, wanted: set[str]) -> None:
@@ -258,6 +286,22 @@ def _check_directories(plan: Plan) -> None:
             f"{plan.root / path} is {kind} on the node, but a directory here",
             "remove it there, or exclude it here",
         )
+
+
+def _check_files(plan: Plan) -> None:
+    """Refuse to put a file where a directory holds what we did not put there."""
+    ours = {*plan.state.files, *plan.state.links}
+    for path in (*plan.manifest.files, *plan.manifest.links):
+        place = plan.root / path
+        if path in plan.present or place.is_symlink() or not place.is_dir():
+            continue
+        held = (os.path.relpath(os.path.join(at, name), plan.root) for at, _, names in os.walk(place) for name in names)
+        if path not in plan.state.dirs or not set(held) <= ours:
+            raise Problem(
+                "tree_conflict",
+                f"{place} is a directory on the node, but a file here",
+                "remove it there, or exclude it here",
+            )
 
 
 def _compare(plan: Plan) -> None:
@@ -313,82 +357,3 @@ def _link(path: Path) -> str | None:
         return os.readlink(path)
     except OSError:
         return None
-
-
-def _set_aside(plan: Plan) -> None:
-    """Keep what was changed on the node under replaced/<time>/, out of the way of the operator's version."""
-    if not plan.conflicts:
-        return
-    keep = plan.side / "replaced" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    for path in plan.conflicts:
-        place = keep / path
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.replace(plan.root / path, place)
-        plan.present.pop(path, None)
-
-
-def _stage_moved(plan: Plan) -> None:
-    """Copy contents that are needed at a new path and still lie at an old one, before that is replaced or removed."""
-    incoming = plan.side / "incoming"
-    complete = _complete(incoming)
-    source = {sha: path for path, sha in plan.present.items()}
-    for path in plan.changed:
-        file = plan.manifest.files.get(path)
-        if file is None or file.sha256 in complete or plan.present.get(path) == file.sha256:
-            continue
-        shutil.copyfile(plan.root / source[file.sha256], incoming / f"{file.sha256}.copy")
-        os.replace(incoming / f"{file.sha256}.copy", incoming / file.sha256)
-        complete.add(file.sha256)
-
-
-def _remove_gone(plan: Plan) -> None:
-    for path in plan.removed:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(plan.root / path)
-    needed = plan.manifest.parents()
-    for path in sorted(plan.state.dirs, reverse=True):
-        if path not in needed:
-            # Not empty means that the script has put something there.
-            with contextlib.suppress(OSError):
-                os.rmdir(plan.root / path)
-
-
-def _write(plan: Plan, digest: str) -> None:
-    manifest = plan.manifest
-    for path in sorted(manifest.parents()):
-        place = plan.root / path
-        place.mkdir(mode=0o700, exist_ok=True)
-        if path in manifest.dirs:
-            # The owner must be able to write, or the next sync could not.
-            os.chmod(place, manifest.dirs[path] | 0o700)
-    changed = set(plan.changed)
-    uses: dict[str, int] = {}
-    for path, file in manifest.files.items():
-        if path in changed and plan.present.get(path) != file.sha256:
-            uses[file.sha256] = uses.get(file.sha256, 0) + 1
-    for path, file in manifest.files.items():
-        if path in changed:
-            _write_file(plan, path, file, uses)
-    for path, target in manifest.links.items():
-        if path in changed:
-            temporary = plan.side / "incoming" / f"{secrets.token_hex(8)}.link"
-            os.symlink(target, temporary)
-            os.replace(temporary, plan.root / path)
-    stamps = {path: stamp(os.lstat(plan.root / path)) for path in manifest.files}
-    dirs = dict.fromkeys(manifest.parents(), 0o700)
-    State(manifest.files, stamps, manifest.links, dirs, digest).save(plan.side / "state.json")
-
-
-def _write_file(plan: Plan, path: str, file: File, uses: dict[str, int]) -> None:
-    place = plan.root / path
-    if plan.present.get(path) == file.sha256:
-        os.chmod(place, file.mode)
-        return
-    blob = plan.side / "incoming" / file.sha256
-    uses[file.sha256] -= 1
-    if uses[file.sha256]:
-        copy = blob.with_suffix(".copy")
-        shutil.copyfile(blob, copy)
-        blob = copy
-    os.chmod(blob, file.mode)
-    os.replace(blob, place)

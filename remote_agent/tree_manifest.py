@@ -88,6 +88,34 @@ class State:
         atomic_write(path, json.dumps(data, separators=(",", ":")).encode())
 
 
+@dataclasses.dataclass
+class Plan:
+    """One sync between `tree_plan` and `tree_commit`."""
+
+    name: str
+    root: Path
+    side: Path
+    manifest: Manifest
+    state: State
+    present: dict[str, str]
+    """Path -> hash of every regular file of the old or new manifest as it lies on the disk now."""
+    missing: dict[str, int]
+    """Hash -> size of the contents that must come over the wire."""
+    changed: list[str]
+    removed: list[str]
+    conflicts: list[str]
+    """Paths that somebody on the node changed and the operator has too."""
+    kept: set[str] = dataclasses.field(default_factory=set)
+    """Hashes of contents that are here as parts of versions beside the tree."""
+
+
+def pack(manifest: Manifest) -> bytes:
+    """Return what `unpack` reads."""
+    files = [[path, file.mode, file.size, file.sha256] for path, file in manifest.files.items()]
+    data = {"files": files, "links": list(manifest.links.items()), "dirs": list(manifest.dirs.items())}
+    return zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 6)
+
+
 def unpack(body: bytes) -> Manifest:
     """Read a manifest from the wire, zlib over JSON; raises Problem for anything that could leave the tree."""
     try:

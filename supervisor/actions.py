@@ -46,6 +46,13 @@ def _restart(status: Status, targets: Targets) -> str:
     )
 
 
+def _sync(status: Status, targets: Targets) -> str:
+    return (
+        f"brings the files to all nodes first, while the group goes on; then stops all {_group(status)} and starts "
+        f"them from the new files as generation {_next(status)}, from their last snapshot; not charged to max_restarts"
+    )
+
+
 def _set(status: Status, targets: Targets) -> str:
     return f"the workers of all groups to come have {', '.join(targets)}; each rank's lines of NCCL go to its nccl.log"
 
@@ -176,6 +183,10 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "job.restart", "restart", "r", "Restart group", "restart the whole worker group, coordinated",
         confirm=1, effect=_restart, destructive=True, op="restart",
+    ),
+    Action(
+        "job.sync", "", "R", "Sync files", "bring edited files to the nodes and restart from them, or roll back",
+        confirm=1, effect=_sync, destructive=True, op="sync",
     ),
     Action(
         "nccl.debug", "", "n", "NCCL debug", "NCCL's log level for the next group, now or later",

@@ -18,6 +18,7 @@ _UNSAFE = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)
 LONGEST_FOLD = 12
 TRACEBACK = ("Traceback (", "Original Traceback (")
 ENDED = ("succeeded", "failed", "stopped")
+LONGEST_CHANGE = 4
 
 
 def safe(text: object) -> str:
@@ -161,6 +162,8 @@ def status_tail(status: Document) -> list[str]:
     lines = [f"next: {one_line(status['plan'])}"] if status.get("plan") else []
     if status.get("environment"):
         lines.append(f"set by operators: {one_line(overrides.now(status))}")
+    if (tree := status.get("tree")) and tree.get("previous"):
+        lines.append(f"work tree: {tree['digest'][:8]}, before it {tree['previous']['digest'][:8]}")
     if status.get("failure"):
         lines.append(f"failed: {one_line(status['failure'])}")
     incident = status.get("incident")
@@ -279,11 +282,30 @@ def running_text(detail: Document) -> str:
     return f"{text}, {seconds(sum(phases.values()))} ({parts})"
 
 
+def tree_change(detail: Document) -> str:
+    """Return `3 files, 12.0 kB: train.py, model.py, lib/a.py, …`."""
+    number = int(detail.get("files") or 0)
+    paths = [one_line(path) for path in detail.get("paths") or ()][:LONGEST_CHANGE]
+    more = ", …" if number > len(paths) else ""
+    return f"{number} file{'' if number == 1 else 's'}, {size(int(detail.get('bytes') or 0))}: {', '.join(paths)}{more}"
+
+
+def tree_text(detail: Document) -> str:
+    """Return which work tree the groups start from now, and who wanted it, or why."""
+    digest = one_line(str(detail.get("digest") or "")[:8])
+    how = f"back to {digest}" if detail.get("rollback") else f"{digest}, {tree_change(detail)}"
+    without = f"; without {' '.join(map(one_line, detail['without']))}" if detail.get("without") else ""
+    if detail.get("reason"):
+        return f"{how}: {one_line(detail['reason'])}"
+    return f"{how}{without}; by {one_line(detail.get('operator') or 'an operator')}"
+
+
 _TELLERS: Mapping[str, Callable[[Document], str]] = {
     "generation_running": running_text,
     "ranks_assigned": ranks_text,
     "environment_set": overrides.told,
     "signal_sent": signal_text,
+    "tree_changed": tree_text,
 }
 
 

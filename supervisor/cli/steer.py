@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
         args["kill"] = options.kill
     if verb == "restart":
         args |= _environment(options)
+    tree = _tree_verb(options) if verb == "restart" else ""
     inventory, job = load_target(options)
     from supervisor.session.session import open_session
 
@@ -51,8 +53,11 @@ def run(verb: str, argv: Sequence[str]) -> int:
                 _name_silent(session)
             if given(options, "dry_run"):
                 await session.heard()
-                _show(plan(str(action.op), names, session.status, session.events), options.json)
+                found = plan(str(action.op), names, session.status, session.events)
+                _show(await _with_code(session, found, tree), options.json)
                 return 0
+            if tree:
+                return await _restart_from(session, action, tree, options)
             answer = await session.request(str(action.op), **args)
             return await _tell(session, action, answer, options.json, later=bool(args.get("later")))
 
@@ -64,6 +69,62 @@ def _add_environment(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env", action="append", default=[], metavar="K=V", help=words)
     parser.add_argument("--unset", action="append", default=[], metavar="K", help="let it be as at the launch again")
     parser.add_argument("--later", action="store_true", help="only set them: the group goes on until it is restarted")
+
+
+def _add_tree(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sync", action="store_true", help="bring the edited work tree first, and start from it")
+    parser.add_argument("--rollback", action="store_true", help="start from the work tree before the last --sync")
+    words = "with --sync or --rollback: also without the nodes that have not got the tree"
+    parser.add_argument("--partial", action="store_true", help=words)
+
+
+def _tree_verb(options: argparse.Namespace) -> str:
+    """Return what is asked of the work tree: sync, rollback or nothing; raises UsageError."""
+    if options.sync and options.rollback:
+        raise UsageError("--sync and --rollback: one or the other")
+    tree = "sync" if options.sync else "rollback" if options.rollback else ""
+    if tree and (options.env or options.unset):
+        raise UsageError(f"--{tree} and --env: one after the other", "set variables with --later, then sync")
+    if options.partial and not tree:
+        raise UsageError("--partial: only with --sync or --rollback")
+    return tree
+
+
+async def _with_code(session: Session, found: Plan, tree: str) -> Plan:
+    """Return the plan with what the workers would run."""
+    if not tree:
+        return found
+    looked = await session.edited()
+    before = looked["tree"].get("previous")
+    back = f"back to work tree {before['digest'][:8]}" if before else "there is no work tree before this one"
+    change = looked["change"]
+    text = back if tree == "rollback" else plain.tree_change(change) if change else "no file has changed"
+    return dataclasses.replace(found, facts=(("Code", text), *found.facts))
+
+
+async def _restart_from(session: Session, action: Action, tree: str, options: argparse.Namespace) -> int:
+    """Restart from another work tree, saying what is in it; returns the exit status."""
+    wish: dict[str, Any] = {"partial": options.partial}
+    if tree == "sync":
+        change = (await session.edited())["change"]
+        if change is not None:
+            say(f"work tree {change['digest'][:8]}: {plain.tree_change(change)}")
+            wish["digest"] = change["digest"]
+    answer = await session.request(tree, **wish)
+    if answer["accepted"]:
+        return await _tell(session, action, answer, options.json)
+    if options.json:
+        write_json({"job": session.job, "request": action.verb, **answer, "outcome": None})
+    _say_refused(answer)
+    raise RequestFailed(str(answer["message"]), "the others keep it: run it again, or go without them by --partial")
+
+
+def _say_refused(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """Say which nodes could not do it, and why; returns their answers."""
+    refused = [entry for entry in answer.get("nodes", {}).values() if not entry["accepted"]]
+    for entry in refused:
+        say(f"{entry['message']}  {entry['hint']}".strip())
+    return refused
 
 
 def _environment(options: argparse.Namespace) -> dict[str, Any]:
@@ -82,7 +143,7 @@ def _parse(action: Action, argv: Sequence[str]) -> argparse.Namespace:
     may_choose = action.op == "promote"
     node = "" if action.scope != "node" else " [--node N]" if may_choose else " --node N"
     dry = " [--dry-run]" if action.op in OPS else ""
-    more = " [--env K=V]… [--unset K]… [--later]" if action.op == "restart" else ""
+    more = " [--sync|--rollback] [--partial] [--env K=V]… [--unset K]… [--later]" if action.op == "restart" else ""
     parser = make_parser(action.verb, f"[HOSTS] [JOB]{node}{more}{dry} [--json]")
     if action.scope == "node":
         words = "the node, as the inventory names it" + (" (default: the first in reach)" if may_choose else "")
@@ -93,6 +154,7 @@ def _parse(action: Action, argv: Sequence[str]) -> argparse.Namespace:
     if action.op == "stop":
         parser.add_argument("--kill", action="store_true", help="at once, without grace")
     if action.op == "restart":
+        _add_tree(parser)
         _add_environment(parser)
     add_json(parser)
     return parse(parser, argv)
@@ -121,9 +183,7 @@ async def _tell(session: Session, action: Action, answer: dict[str, Any], as_jso
         write_json({"job": session.job, "request": action.verb, **answer, "outcome": outcome})
     else:
         write_lines([plain.outcome_line(outcome)])
-    refused = [entry for entry in answer.get("nodes", {}).values() if not entry["accepted"]]
-    for entry in refused:
-        say(f"{entry['message']}  {entry['hint']}".strip())
+    refused = _say_refused(answer)
     return 0 if is_success(action.verb, outcome) and not refused else 1
 
 

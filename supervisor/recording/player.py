@@ -182,6 +182,10 @@ class Player:
         """Refuse: what was is not changed."""
         raise RequestFailed(f"{verb}: this is a recording", "attach to the job itself")
 
+    async def edited(self) -> Json:
+        """Refuse: nothing can start from it."""
+        return await self.request("sync")
+
     async def nccl(self) -> Fabric:
         """Return how the nodes reach each other, as NCCL told it when the recording was made."""
         return joined(self.recording.meta.get("nccl_nodes", {}), self.status)

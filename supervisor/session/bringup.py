@@ -42,6 +42,8 @@ class Material:
     tree: Tree | None = None
     read: Callable[[], Awaitable[Tree | None]] | None = None
     """Reads the tree where the node has not that of the job already; raises HostError, SyncError."""
+    kept: bool = False
+    """A version beside the tree will do: groups are switched to it."""
     replaces: bool = False
     """An agent that was removed from the job may still be there for a moment: wait for its end."""
     is_new: bool = False
@@ -93,7 +95,7 @@ async def _sync(session: Session, link: Link, node: NodeLink, material: Material
     link.progress("sync", "comparing the work tree")
     try:
         tree = material.tree
-        if material.read is not None and not await _has_tree(node, material.spec):
+        if material.read is not None and not await _has_tree(node, material):
             tree = await material.read()
         if tree is None:
             return
@@ -109,11 +111,12 @@ async def _sync(session: Session, link: Link, node: NodeLink, material: Material
         )
 
 
-async def _has_tree(node: NodeLink, spec: JobSpec) -> bool:
-    """Tell whether the node has the very tree that the job was launched with."""
+async def _has_tree(node: NodeLink, material: Material) -> bool:
+    """Tell whether the node has the very tree that the job runs from."""
+    spec = material.spec
     if spec.tree is None or not spec.tree_digest:
         return False
-    wish = {"tree": spec.tree, "digest": spec.tree_digest}
+    wish = {"tree": spec.tree, "digest": spec.tree_digest, "kept": material.kept}
     return bool((await node.channel.call("tree_has", wish, timeout=START_DEADLINE)).data["has"])
 
 

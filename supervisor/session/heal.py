@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, JobSpec, SpecError, WireError
 from supervisor.errors import RequestFailed, SupervisorError, why
-from supervisor.session import bringup
+from supervisor.session import bringup, resync
 from supervisor.session.certificates import Authority
 from supervisor.session.specs import merge_host, read_tree_again
 from supervisor.session.view import ENDED_STATES
@@ -211,14 +211,17 @@ async def bring_up_again(session: Session, name: str, *, full: bool) -> dict[str
         )
     try:
         authority, spec = await authority_of(session)
-        spec = merge_host(spec, link.host, session.inventory)
+        spec = resync.as_now(session, merge_host(spec, link.host, session.inventory))
+        moved = resync.changed_since_launch(session)
         leaving = await _is_leaving(session, link)
         if leaving or not (link.opened and link.view.live):
             if leaving:
                 await _end(link)
-            read = functools.partial(read_tree_again, session.inventory, spec, name) if full else None
-            material = bringup.Material(spec, authority, read=read, replaces=leaving)
+            read = functools.partial(read_tree_again, session.inventory, spec, name) if full or moved else None
+            material = bringup.Material(spec, authority, read=read, kept=moved, replaces=leaving)
             await bringup.start_on(session, name, material)
+        elif moved:
+            await resync.ensure(session, link, spec)
         await introduce(session, link, spec)
         return next(dataclasses.asdict(node) for node in spec.nodes if node.name == name)
     except HostError as error:
@@ -276,6 +279,8 @@ class Healer:
         self._session = session
         self._starts: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RESTARTS))
         self._given_up: set[str] = set()
+        self._brought: set[tuple[str, str]] = set()
+        """Nodes and the work trees that they have been brought, or not, by us."""
 
     async def run(self) -> None:
         """Look once a second, and at every change of links, until the job is over."""
@@ -288,6 +293,7 @@ class Healer:
                 if session.attach == "control" and not session.read_only:
                     await promote_if_orphaned(session)
                     await self._restart_lost()
+                    await self._bring_trees()
                 self._look_again()
             except (SupervisorError, HostError, CallFailed, WireError, asyncio.TimeoutError) as error:
                 session.notice(f"healing: {error}", "warning")
@@ -307,6 +313,24 @@ class Healer:
         wanted = self._taking_part(*OUT)
         dead = [link for link in self._dead_links() if link.view.name in wanted]
         await asyncio.gather(*(self._restart(link) for link in dead))
+
+    async def _bring_trees(self) -> None:
+        """Bring nodes that came back the work tree that the group runs from now, once."""
+        session = self._session
+        digest = str((session.status.get("tree") or {}).get("digest"))
+        lacking = [str(node["name"]) for node in session.status.get("nodes", ()) if node.get("lacks_tree")]
+        for name in lacking:
+            link = session.links.get(name)
+            if link is None or not (link.opened and link.view.live) or (name, digest) in self._brought:
+                continue
+            self._brought.add((name, digest))
+            try:
+                _, spec = await authority_of(session)
+                await resync.ensure(session, link, resync.as_now(session, spec))
+            except (SupervisorError, CallFailed, WireError, asyncio.TimeoutError) as error:
+                session.notice(f"{name}: without the work tree of the job: {error}", "warning", name)
+            else:
+                session.notice(f"{name}: it has the work tree of the job now", "info", name)
 
     def _taking_part(self, *out: str) -> set[str]:
         """Return the nodes of the job that are in none of these states."""

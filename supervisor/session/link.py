@@ -89,11 +89,11 @@ class Link:
         self, op: str, args: dict[str, Any] | None = None, body: bytes = b"", *, timeout_s: float = 30.0
     ) -> Answer:
         """Ask the job on this host; raises CallFailed, WireError, asyncio.TimeoutError."""
-        return await self._open_node().channel.call(op, args, body, timeout=timeout_s)
+        return await self.node.channel.call(op, args, body, timeout=timeout_s)
 
     def stream(self, op: str, args: dict[str, Any] | None = None) -> AsyncGenerator[Answer, None]:
         """Ask the job on this host for a stream; raises CallFailed, WireError."""
-        return self._open_node().channel.stream(op, args)
+        return self.node.channel.stream(op, args)
 
     @property
     def connected(self) -> bool:
@@ -169,7 +169,9 @@ class Link:
             int(known.get("last_seq") or 0),
         )
 
-    def _open_node(self) -> NodeLink:
+    @property
+    def node(self) -> NodeLink:
+        """The connection, while the job is open on it; raises ChannelClosed."""
         if self._node is None or not self.opened:
             raise ChannelClosed(f"{self.host.name} is not connected")
         return self._node

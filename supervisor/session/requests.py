@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
 from supervisor.errors import RequestFailed, SupervisorError, why
-from supervisor.session import heal
+from supervisor.session import heal, resync
 from supervisor.session.view import ENDED_STATES
 
 if TYPE_CHECKING:
@@ -41,9 +41,20 @@ async def request(session: Session, verb: str, args: dict[str, Any]) -> dict[str
         return await heal.promote(session, wish.get("node"))
     if session.state in ENDED_STATES:
         raise _over(session)
+    if verb in ("sync", "rollback"):
+        return await _resync(session, verb, wish)
     if verb in ("signal", "keep"):
         return await (_signal if verb == "signal" else _keep)(session, wish)
     return await (_add(session, wish) if verb == "add" else _steer(session, verb, wish))
+
+
+async def _resync(session: Session, verb: str, wish: dict[str, Any]) -> dict[str, Any]:
+    """Restart the group from another work tree, once all nodes have it; else nothing is restarted."""
+    args, told = await resync.spread(session, verb, wish)
+    if not args:
+        return {**_told(False, "not all nodes have the work tree: nothing is restarted"), "nodes": told}
+    answer = await _steer_when_ready(session, args, "restart", "no_tree")
+    return {**answer, "nodes": told}
 
 
 async def _signal(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
@@ -172,14 +183,16 @@ def _refuse_old(session: Session, wish: dict[str, Any]) -> None:
         raise RequestFailed(f"generation {expected} is over: the job is in generation {newest}", kind="stale")
 
 
-async def _steer_when_ready(session: Session, wish: dict[str, Any]) -> dict[str, Any]:
+async def _steer_when_ready(
+    session: Session, wish: dict[str, Any], op: str = "add", kind: str = "not_ready"
+) -> dict[str, Any]:
+    """Ask again while the coordinator has not heard yet what a node's agent knows; `kind`: its refusal."""
     end = time.monotonic() + JOIN_DEADLINE
     while True:
         try:
-            return await _steer(session, "add", wish)
+            return await _steer(session, op, wish)
         except RequestFailed as refused:
-            # Its agent is up and has yet to reach the coordinator.
-            if refused.kind != "not_ready" or time.monotonic() > end:
+            if refused.kind != kind or time.monotonic() > end:
                 raise
         await session.wait_change(0.2)
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_agent.wire import Answer, CallFailed, JobSpec, WireError
 from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable, why
-from supervisor.session import heal, logs, opening, requests
+from supervisor.session import heal, logs, opening, requests, resync
 from supervisor.session.feed import Feed
 from supervisor.session.follow import Chunk, Seen, follow
 from supervisor.session.link import Link
@@ -280,6 +280,10 @@ class Session:
         Raises RequestFailed (refused, with the reason), Unreachable. The outcome comes as events.
         """
         return await requests.request(self, verb, args)
+
+    async def edited(self) -> dict[str, Any]:
+        """Return what is edited in the work tree here, and what the group runs from (see resync.look)."""
+        return await resync.look(self)
 
     async def nccl(self, status: dict[str, Any] | None = None) -> Fabric:
         """Return how the nodes reach each other as NCCL tells it there; `status`: where the session is not fed."""

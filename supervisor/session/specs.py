@@ -278,8 +278,8 @@ async def read_tree_again(inventory: Inventory, spec: JobSpec, node: str) -> Tre
         node,
         "sync",
         f"it has not the work tree of {spec.job}, and would run other code than the rest: {inventory.job.workdir} is "
-        f"not as it was at the launch{changed}",
-        "add the node from the tree of the launch, with its files as they were; or stop the job and launch it anew",
+        f"not as it was at the launch, or at the last sync{changed}",
+        "add the node from that tree, with its files as they were; or bring all nodes this one: restart --sync",
     )
 
 

@@ -18,7 +18,7 @@ from supervisor.ssh.errors import HostError, SyncError
 from supervisor.ssh.scan import Tree, TreeFile, human, scan, tree_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from supervisor.ssh.link import NodeLink
@@ -56,18 +56,27 @@ class _Batch:
 
 
 async def push_tree(
-    link: NodeLink, tree: Tree, progress: Callable[[str], None] | None = None, *, force: bool = False
+    link: NodeLink,
+    tree: Tree,
+    progress: Callable[[str], None] | None = None,
+    *,
+    force: bool = False,
+    keep: Sequence[str] = (),
 ) -> SyncResult:
-    """Make a node's copy equal to the tree here; raises HostError, SyncError."""
+    """Make a node's copy equal to the tree here; raises HostError, SyncError.
+
+    Where a job is open, its agent takes it as a version beside the copy, which its group runs from; `keep`: the digests
+    of older versions that stay.
+    """
     report = progress or _say_nothing
     name = link.host.name
     try:
-        manifest = await asyncio.to_thread(_manifest, tree)
+        packed = await asyncio.to_thread(manifest, tree)
         report(f"comparing {len(tree.files)} files ({human(tree.size)})")
         args = {"tree": tree.name, "force": force}
-        plan = (await link.channel.call("tree_plan", args, manifest, timeout=PLAN_DEADLINE_S)).data
+        plan = (await link.channel.call("tree_plan", args, packed, timeout=PLAN_DEADLINE_S)).data
         sent_bytes, sent_files = await _send(link, tree, set(plan["missing"]), report)
-        wish = {"tree": tree.name, "digest": tree.digest}
+        wish = {"tree": tree.name, "digest": tree.digest, "keep": list(keep)}
         done = (await link.channel.call("tree_commit", wish, timeout=COMMIT_DEADLINE_S)).data
     except CallFailed as error:
         raise HostError(name, "sync", _reason(error), error.hint) from error
@@ -96,7 +105,8 @@ def _reason(error: CallFailed) -> str:
     return f"disk full: {error.message}" if error.kind == "disk_full" else error.message
 
 
-def _manifest(tree: Tree) -> bytes:
+def manifest(tree: Tree) -> bytes:
+    """Return what a tree holds as the nodes read it."""
     data = {
         "files": [[file.path, file.mode, file.size, file.sha256] for file in tree.files],
         "links": tree.links,

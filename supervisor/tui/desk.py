@@ -15,7 +15,7 @@ from supervisor import actions
 from supervisor.actions import ACTIONS, Action
 from supervisor.errors import SupervisorError
 from supervisor.membership import OPS, plan
-from supervisor.tui import keys, words
+from supervisor.tui import keys, resync, words
 from supervisor.tui.screens.base import Target
 from supervisor.tui.screens.dialogs import ButtonDialog, Choice, Confirm, ConfirmTyped, Menu, MenuItem
 from supervisor.tui.screens.palette import Entry, Help, Palette
@@ -115,6 +115,8 @@ class Desk:
         """Ask for the node if none is selected that fits, then for consent."""
         if self._app.read_only or self._app.snapshot.ended:
             self._warn(f"{action.label}: {'read-only' if self._app.read_only else 'the job is over'}")
+        elif action.op == "sync":
+            resync.offer(self._app, action)
         elif action.choices:
             self._choose_value(action)
         elif action.scope == "rank":

@@ -46,6 +46,7 @@ _MARKS: Final = {
     "metrics_failed": ("!", "warn"),
     "job_succeeded": ("+", "done"),
     "environment_set": ("~", "warn"),
+    "tree_changed": ("~", "warn"),
 }
 
 
@@ -131,6 +132,7 @@ _TELLERS: Final[dict[str, Any]] = {
     "job_degraded": lambda facts: f"{facts.get('ready', '?')} nodes ready, {facts.get('needed', '?')} needed",
     "restart_requested": _asked,
     "environment_set": overrides.told,
+    "tree_changed": plain.tree_text,
     "remove_requested": _asked,
     "stop_requested": _asked,
     "operator_attached": lambda facts: str(facts.get("operator") or ""),

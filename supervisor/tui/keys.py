@@ -88,6 +88,7 @@ KEYS: Final[tuple[Key, ...]] = (
         palette=True,
     ),
     Key("act", "x", "act", "actions", "what can be done with the selection and the job", "any", 50, palette=True),
+    Key("sync", "R", "sync", "", "bring edited files to the nodes, restart; or roll back"),
     Key("mark", "space", "mark", "mark", "mark, or unmark: actions go to what is marked", "map nodes ranks"),
     Key("mark.failed", "asterisk", "mark_failed", "", "mark all that failed or was lost", "map nodes ranks"),
     Key("mark.none", "U", "unmark", "", "mark nothing", "map nodes ranks", palette=True),

@@ -93,6 +93,8 @@ def run_lines(
     said = f"{run.world_size or '?'} ranks on {fold(run.nodes)}"
     charged = f"{run.restarts} of {snapshot.max_restarts or 0} restarts charged"
     more = [("world", f"{said}   {charged}", "text")]
+    if run.tree:
+        more.append(("code", run.tree, "text"))
     if run.env:
         more.append(("set", overrides.variables({"env": run.env}), "text"))
     if status.get("environment") and overrides.now(status) and run.env != (status["environment"].get("env") or {}):

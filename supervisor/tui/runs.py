@@ -9,8 +9,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from supervisor.plain import phases_of
+from supervisor.plain import phases_of, tree_text
 from supervisor.tui.cells import entries
+from supervisor.tui.words import clock
 from supervisor.usage import part
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Run:
     restarts: int
     """Charged so far."""
     env: dict[str, str]
+    tree: str = ""
+    """What is told of its work tree, "" where it is that of the launch."""
     phases: dict[str, float] = dataclasses.field(default_factory=dict)
     """Milliseconds; empty until it runs."""
     ended_at: str = ""
@@ -74,6 +77,8 @@ class Runs:
         """Events so far."""
         self._versions: dict[str, Json] = {}
         self._cause = ""
+        self._trees: dict[str, str] = {}
+        """By digest: what the journal tells of work trees."""
         self._notes: dict[str, list[str]] = {}
         """What was told since the newest generation began, by type of event."""
 
@@ -100,6 +105,8 @@ class Runs:
         kind = str(event.get("type"))
         if kind == "node_ready":
             self._versions[str(event.get("node"))] = part(facts, "versions")
+        if kind == "tree_changed":
+            self._trees[str(facts.get("digest"))] = f"{tree_text(facts)} at {clock(event.get('time'))}"
         teller = _NOTES.get(kind)
         if teller is not None:
             self._notes.setdefault(kind, []).append(teller(event, facts))
@@ -133,6 +140,7 @@ class Runs:
                 nodes=tuple(members),
                 restarts=_int(facts.get("restarts")) or 0,
                 env=part(facts, "env"),
+                tree=self._trees.get(str(facts.get("tree")), ""),
             )
         )
         self._cause, self._notes = "", {}
@@ -172,6 +180,7 @@ _NOTES: Final[dict[str, Callable[[Json, Json], str]]] = {
     "incident": lambda event, facts: str(facts.get("summary") or "a failure"),
     "rank_failed": lambda event, facts: f"rank {event.get('rank')} failed on {event.get('node')}",
     "restart_requested": lambda event, facts: f"restart by {facts.get('operator') or 'an operator'}",
+    "tree_changed": lambda event, facts: f"work tree {tree_text(facts)}",
     "node_lost": _named("lost"),
     "agent_lost": _named("lost its agent"),
     "node_removed": _named("removed"),
@@ -181,7 +190,7 @@ _NOTES: Final[dict[str, Callable[[Json, Json], str]]] = {
 _BY_CAUSE: Final = {
     "failure": ("incident", "rank_failed"),
     "node_lost": ("incident", "node_lost", "agent_lost"),
-    "restart": ("restart_requested",),
+    "restart": ("tree_changed", "restart_requested"),
     "removed": ("node_removed",),
     "added": ("node_added",),
     "returned": ("node_ready",),

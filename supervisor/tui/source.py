@@ -87,6 +87,9 @@ class Source(Protocol):
     async def request(self, verb: str, **args: Any) -> Json:
         """Ask for restart, remove, add, stop or promote; raises with a message (and hint) when it is refused."""
 
+    async def edited(self) -> Json:
+        """What is edited in the work tree here, as `change`, and the `tree` that the group runs from."""
+
     @property
     def launching(self) -> bool:
         """Nodes are still being brought up for a new job."""

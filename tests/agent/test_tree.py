@@ -7,14 +7,15 @@ import json
 import os
 import subprocess
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from remote_agent.paths import Home
-from remote_agent.tree import Plan, TreeSync
+from remote_agent.tree import TreeSync
+from remote_agent.tree_manifest import Plan
 from remote_agent.wire import Problem
 
 TREE = "work-0123abcd"
@@ -34,15 +35,30 @@ class Node:
         assert self.sync.lock(TREE)
         return self.sync.plan(TREE, manifest(content, mode))
 
-    def push(self, content: dict[str, Any], mode: int = 0o644) -> tuple[Plan, list[str]]:
+    def push(self, content: dict[str, Any], mode: int = 0o644, digest: str = "") -> tuple[Plan, list[str]]:
         """Sync as the supervisor does; returns the plan and the contents that had to be sent."""
+        sent = self._send(content, mode)
+        return self.sync.commit(TREE, digest), sent
+
+    def stage(self, content: dict[str, Any], digest: str, keep: Sequence[str] = ()) -> list[str]:
+        """Bring a version while a group runs; returns the contents that had to be sent."""
+        sent = self._send(content, 0o644)
+        self.sync.stage(TREE, digest, keep)
+        return sent
+
+    def switch(self, digest: str) -> None:
+        """Put a version in place."""
+        assert self.sync.lock(TREE)
+        self.sync.switch(TREE, digest)
+
+    def _send(self, content: dict[str, Any], mode: int) -> list[str]:
         plan = self.plan(content, mode)
         by_hash = {sha(text): text for text in content.values() if isinstance(text, str) and text[:1] != "@"}
         sent = sorted(by_hash[wanted] for wanted in plan.missing)
         for text in sent:
             data = text.encode()
             self.sync.put(TREE, [[sha(text), 0, len(data), len(data)]], data, packed=False)
-        return self.sync.commit(TREE), sent
+        return sent
 
     def content(self) -> dict[str, Any]:
         """Return what lies on the disk, as `push` takes it."""
@@ -302,3 +318,45 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     finally:
         node.sync.close()
         subprocess.run(["umount", disk], check=True)
+
+
+def test_a_version_waits_beside_the_tree_and_the_one_before_stays(node: Node) -> None:
+    one, two, three = ("1" * 64, "2" * 64, "3" * 64)
+    first = {"a": "old", "b": "same", "gone": "once"}
+    node.push(first, digest=one)
+    (node.root / "snapshot.pt").write_text("model")
+    (node.root / "b").write_text("changed there")
+    sent = node.stage({"a": "new", "b": "same", "lib/c": "old"}, two)
+    # The script's version of `b` is what its group runs from, so that is what is gone back to; `old` is here already.
+    assert sent == ["new", "same"]
+    assert node.content() == {**first, "b": "changed there", "snapshot.pt": "model"}
+    assert (node.sync.in_place(TREE), node.sync.digests(TREE)) == ([one], [one, two])
+    node.switch(two)
+    assert node.content() == {"a": "new", "b": "same", "lib": None, "lib/c": "old", "snapshot.pt": "model"}
+    (node.root / "snapshot.pt").write_text("newer")
+    node.switch(one)
+    assert node.content() == {**first, "b": "changed there", "snapshot.pt": "newer"}
+    # One who died in the middle of a switch: what is in place has no name, and the next switch puts all in order.
+    state = node.home.trees / ".state" / TREE / "state.json"
+    state.write_text(state.read_text().replace(one, ""))
+    (node.root / "a").write_text("new")
+    node.switch(one)
+    assert (node.root / "a").read_text() == "old"
+    node.stage({"a": "newest"}, three, keep=[two])
+    assert node.sync.digests(TREE) == [one, two, three]
+    node.switch(three)
+    assert node.sync.digests(TREE) == [one, three]
+    blobs = node.home.trees / ".state" / TREE / "versions" / "blobs"
+    assert sorted(path.read_text() for path in blobs.iterdir()) == ["changed there", "newest", "old", "once"]
+    with pytest.raises(Problem, match="22222222 of the work tree is not on this node"):
+        node.switch(two)
+
+
+def test_what_could_not_be_put_in_place_is_refused_before_a_group_stops(node: Node) -> None:
+    node.push({"a": "1"}, digest="1" * 64)
+    (node.root / "new.py").mkdir()
+    with pytest.raises(Problem, match=r"new.py is a directory on the node, but a file here"):
+        node.stage({"a": "1", "new.py": "x"}, "2" * 64)
+    node.sync.close()
+    with pytest.raises(Problem, match="no name of a version"):
+        node.stage({"a": "2"}, "../../x")

@@ -52,10 +52,13 @@ class RecordedSession:
         self.files: dict[File, list[Line]] = {}
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.refusal: RequestFailed | None = None
+        self.answer: dict[str, Any] | None = None
         self.log_calls = 0
         self.latency_s = 0.0
         self.cancelled = False
         self.fabric = Fabric()
+        change = {"digest": "b" * 64, "files": 3, "bytes": 12_000, "paths": ["train.py", "model.py", "lib/data.py"]}
+        self.changes: dict[str, Any] = {"change": change, "tree": {"digest": "a" * 64, "previous": None}}
 
     async def __aenter__(self) -> RecordedSession:
         return self
@@ -81,7 +84,11 @@ class RecordedSession:
         self.requests.append((verb, args))
         if self.refusal is not None:
             raise self.refusal
-        return {"accepted": True, "message": f"{verb} accepted", "generation": 3, "seq": 40}
+        return self.answer or {"accepted": True, "message": f"{verb} accepted", "generation": 3, "seq": 40}
+
+    async def edited(self) -> dict[str, Any]:
+        """What a session would say of the work tree."""
+        return self.changes
 
     async def nccl(self) -> Fabric:
         """What the nodes would answer."""

@@ -72,6 +72,31 @@ def test_restart_is_bound_to_the_generation_on_the_screen() -> None:
     asyncio.run(scenario())
 
 
+def test_a_sync_names_what_changed_and_goes_on_without_a_node_only_when_told() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        async with running(session, (120, 30)) as (app, pilot):
+            text = await press(app, pilot, "R")
+            assert "3 files, 12.0 kB: train.py, model.py, lib/data.py" in text
+            assert "Roll back" not in text
+            failed = {"n1": {"accepted": True}, "n2": {"accepted": False, "message": "n2: disk full"}}
+            session.answer = {"accepted": False, "message": "nothing is restarted", "nodes": failed}
+            text = await press(app, pilot, "right", "enter")
+            assert session.requests == [("sync", {"digest": "b" * 64})]
+            assert "1 of 2 nodes failed" in text
+            assert "n2: disk full" in text
+            session.answer = None
+            await press(app, pilot, "right", "right", "enter")
+            assert session.requests[1:] == [("sync", {"digest": "b" * 64, "partial": True})]
+            session.changes = {"change": None, "tree": {"digest": "b" * 64, "previous": {"digest": "a" * 64}}}
+            text = await press(app, pilot, "R")
+            assert "no file has changed" in text
+            await press(app, pilot, "right", "enter")
+            assert session.requests[2:] == [("rollback", {})]
+
+    asyncio.run(scenario())
+
+
 def test_remove_is_about_the_selected_node() -> None:
     async def scenario() -> None:
         session = recorded.load("running_2x2")

@@ -331,6 +331,9 @@ def test_a_pattern_that_the_nodes_would_not_take_is_a_mistake() -> None:
     [
         (["--later"], "--later: nothing to set"),
         (["--env", "A-B=1"], "not a variable's name"),
+        (["--sync", "--rollback"], "one or the other"),
+        (["--sync", "--env", "NCCL_DEBUG=INFO"], "one after the other"),
+        (["--partial"], "only with --sync or --rollback"),
         (["--env", "NCCL_NOT_SET_HERE"], "not set here"),
     ],
 )

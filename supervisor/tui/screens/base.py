@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, TypeVar, cast
 from textual.containers import Vertical
 from textual.screen import Screen
 
+from supervisor.actions import BY_ID
 from supervisor.tui import keys
 from supervisor.tui.cells import fit_row
 from supervisor.tui.widgets.bars import AlertBar, Bar, KeyBar
@@ -153,6 +154,10 @@ class LiveScreen(Screen[None], inherit_bindings=False):
     def action_act(self) -> None:
         """Open the menu of actions."""
         self.tui.open_menu(self.selection())
+
+    def action_sync(self) -> None:
+        """Ask whether the group shall start from the files as they are now."""
+        self.tui.desk.begin(BY_ID["job.sync"], self.selection())
 
     def action_mark(self) -> None:
         """Mark what is selected, or unmark it."""

@@ -1,0 +1,81 @@
+"""The edited work tree on a running job of two real hosts: brought, started from, gone back from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster, cluster_obstacle
+from tests.cluster.job import WAIT_S, Job
+from tests.cluster.scripts import TRAIN
+
+pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
+
+
+@pytest.fixture
+def pair() -> Iterator[Cluster]:
+    """Two hosts."""
+    obstacle = cluster_obstacle()
+    if obstacle:
+        pytest.skip(obstacle)
+    with Cluster(2) as made:
+        yield made
+
+
+def said(job: Job, generation: int) -> set[tuple[str, bool]]:
+    """Return what the ranks of a generation say of their code, and whether they go on from a snapshot."""
+    done = job.run("logs", "--generation", str(generation), "--grep", "starts at epoch")
+    assert done.returncode == 0, done.stderr.decode()
+    lines = [re.search(r"(n\d):\d\| (\w+ code), .* epoch (\d+)", line) for line in done.stdout.decode().splitlines()]
+    found = [line for line in lines if line is not None]
+    assert {line[1] for line in found} == {"n1", "n2"}
+    return {(line[2], line[3] != "0") for line in found}
+
+
+def test_edited_files_are_started_from_on_all_nodes_and_gone_back_from(pair: Cluster, tmp_path: Path) -> None:
+    script = TRAIN.replace('print(f"generation', 'print(f"old code, generation')
+    work = tmp_path / "work"
+    with Job(pair, work, script, "--by-hand", "--epochs", "10000", nproc_per_node=1).start("--job", "edit") as job:
+        job.until_step(2)
+        assert said(job, 0) == {("old code", False)}
+        assert b"no file has changed" in job.run("restart", "--sync").stderr
+        (work / "train.py").write_text(script.replace("old code", "new code"))
+        (work / "lib").write_text("a file here")
+        blocked = next((pair.host("n2").home / ".supervisor" / "trees").glob("work-*")) / "lib"
+        blocked.mkdir()
+        refused = job.run("restart", "--sync")
+        assert refused.returncode == 1
+        assert f"n2: sync: {blocked} is a directory on the node, but a file here" in refused.stderr.decode()
+        assert "nothing is restarted" in refused.stderr.decode()
+        assert job.ask("status")["generation"] == 0
+        blocked.rmdir()
+        plan = job.run("restart", "--sync", "--dry-run").stdout.decode()
+        assert re.search(r"Code +2 files, [\d.]+ kB: lib, train.py", plan)
+        done = job.run("restart", "--sync")
+        assert done.returncode == 0, done.stderr.decode()
+        assert "generation 1 running" in done.stdout.decode()
+        job.until_step(3)
+        assert said(job, 1) == {("new code", True)}
+        back = job.ask("restart", "--rollback")
+        assert (back["outcome"]["type"], back["outcome"]["generation"]) == ("generation_running", 2)
+        job.until_step(3)
+        assert said(job, 2) == {("old code", True)}
+        # A mistake costs no job.
+        (work / "train.py").write_text("raise ValueError('typing error')")
+        assert job.run("restart", "--sync").returncode == 0
+        job.until("generation_running", generation=5)
+        job.until_step(3)
+        assert said(job, 5) == {("old code", True)}
+        changes = [event["detail"] for event in job.events() if event["type"] == "tree_changed"]
+        assert [change["rollback"] for change in changes] == [False, True, False, True]
+        assert changes[0]["paths"] == ["lib", "train.py"]
+        assert job.run("stop").returncode == 0
+        assert job.wait(WAIT_S) == 4
+        versions = [host.home / ".supervisor" / "trees" / ".state" for host in pair.hosts]
+        assert all(list(place.glob("*/versions")) for place in versions)
+        cleaned = job.run("clean")
+        assert cleaned.returncode == 0, cleaned.stderr.decode()
+        assert not any(list(place.glob("*/versions")) for place in versions)
