@@ -97,7 +97,8 @@ def _read(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
         raised_ns = (evidence.error or {}).get("timestamp_ns")
         # A process that has recorded its exception may take seconds to end: those whom it broke may end first.
         failed = _from_text(evidence) if _before_our_signal(evidence, raised_ns) else None
-        return failed or _stopped(evidence, code, signal)
+        # The signal that ended it was ours, and is not how it failed.
+        return dataclasses.replace(failed, exit_signal=None) if failed else _stopped(evidence, code, signal)
     if evidence.exit is not None and signal is None and code == 0:
         return _base(evidence, FINE, "other", decode_exit(code, None))
     if signal is not None:

@@ -259,6 +259,7 @@ def test_who_had_failed_when_our_signal_came_is_a_cause(asked_s: float, culprits
     incident = judge(rank(0, 1.2, RESET), rank(1, 1.2, RESET), slow)
     assert incident.culprit_ranks == culprits
     assert (incident.category == "user_exception") == bool(culprits)
+    assert incident.exit_signal is None
 
 
 def test_a_rank_named_by_another_is_the_one() -> None:
