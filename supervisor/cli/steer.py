@@ -124,7 +124,7 @@ async def _tell(session: Session, action: Action, answer: dict[str, Any], as_jso
         write_lines([plain.outcome_line(outcome)])
     refused = [entry for entry in answer.get("nodes", {}).values() if not entry["accepted"]]
     for entry in refused:
-        say(f"{entry['message']}  {entry['hint']}".strip())
+        say(str(RequestFailed(entry["message"], entry["hint"])))
     return 0 if is_success(action.verb, outcome) and not refused else 1
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from remote_agent.diagnose.nccl import NcclFacts
 from remote_agent.diagnose.ranks import Line, clean, split_ranks
-from supervisor.__main__ import main
+from supervisor.cli import main
 from supervisor.errors import UsageError
 from supervisor.postmortem import pieces, reading
 from supervisor.postmortem.diagnosis import diagnose
