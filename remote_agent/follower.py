@@ -397,6 +397,8 @@ class Follower:
             if endpoint and not self.member.term:
                 message = f"{self.agent.node} has not found the job yet: waiting for {self.trouble or endpoint}"
                 raise Problem("no_coordinator", message, "start torchrun there; `supervisor stop` ends the one here")
+            if not self.member.term:
+                raise Problem("no_coordinator", "the launch is not done: no coordinator is named yet")
             message = f"the coordinator{f' ({name})' if name else ''} cannot be reached from {self.agent.node}"
             hint = f"if {name or 'it'} is dead: `supervisor promote` lets the others go on, `stop` ends the job"
             raise Problem("no_coordinator", message, hint)

@@ -41,10 +41,8 @@ def write_json(document: Any) -> None:
 
 
 def write_lines(lines: Sequence[str]) -> None:
-    """Print lines; characters that the terminal's encoding lacks are escaped."""
-    encoding = sys.stdout.encoding or "utf-8"
-    text = "".join(f"{line}\n" for line in lines)
-    _print(text.encode(encoding, "backslashreplace").decode(encoding))
+    """Print lines."""
+    _print("".join(f"{line}\n" for line in lines))
 
 
 def _print(text: str) -> None:

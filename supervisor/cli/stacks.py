@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 _ADDRESS = re.compile(r"(?m)(?<=^Thread )0x[0-9a-f]+ |(?<=^Current thread )0x[0-9a-f]+ ")
+# Where a node keeps its copy of the work tree: its home may lie elsewhere than another's.
+_TREE = re.compile(r'(?<=File ")[^"\n]*/trees/[^/"\n]+-[0-9a-f]{8}/')
 # Collecting takes 3.5 s on a node whose ranks do not answer.
 DEADLINE = 20.0
 
@@ -121,11 +123,10 @@ def stacks_lines(
 ) -> list[str]:
     """Return stacks grouped by equality, the smallest group first: it is the odd one; then those of child processes."""
     lines: list[str] = []
-    # A thread's number is an address, another one in each process.
-    for text, ranks in _grouped((_ADDRESS.sub("", text.strip()), int(rank)) for rank, text in stacks.items()):
+    for text, ranks in _grouped((_common(text), int(rank)) for rank, text in stacks.items()):
         lines += [f"{name_ranks(ranks)}:", *(f"  {line}" for line in safe(text).splitlines()), ""]
     below = (
-        ((f"{one_line(child['name'])} {one_line(child['doing'])}", child["stack"].strip()), int(rank))
+        ((f"{one_line(child['name'])} {one_line(child['doing'])}", _common(child["stack"])), int(rank))
         for rank, found in children.items()
         for child in found
     )
@@ -135,6 +136,11 @@ def stacks_lines(
     for reason, ranks in _grouped((reason, int(rank)) for rank, reason in unreachable.items()):
         lines.append(f"{name_ranks(ranks)}: no stack: {one_line(reason)}")
     return lines + [f"{one_line(node)}: {one_line(note)}" for node, note in notes.items()]
+
+
+def _common(stack: str) -> str:
+    """Return a stack without what differs between equal ones: threads' addresses, where the work tree lies."""
+    return _TREE.sub("", _ADDRESS.sub("", stack.strip()))
 
 
 def _grouped(found: Iterable[tuple[Found, int]]) -> list[tuple[Found, list[int]]]:

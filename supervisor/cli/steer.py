@@ -123,7 +123,7 @@ def _say_refused(answer: dict[str, Any]) -> list[dict[str, Any]]:
     """Say which nodes could not do it, and why; returns their answers."""
     refused = [entry for entry in answer.get("nodes", {}).values() if not entry["accepted"]]
     for entry in refused:
-        say(f"{entry['message']}  {entry['hint']}".strip())
+        say(str(RequestFailed(entry["message"], entry["hint"])))
     return refused
 
 

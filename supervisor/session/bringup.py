@@ -133,8 +133,9 @@ async def _refuse_known(node: NodeLink, material: Material) -> None:
     if other != name and other in material.begun:
         hint = 'give each node a root of its own: env = { SUPERVISOR_HOME = "/local/disk/supervisor" }'
         raise HostError(name, "start", f"it shares its home with {other}", hint)
+    verb = "attach" if known.get("live") else "clean"
     raise JobExists(
-        name, "start", f"a job named {job} is there already", f"choose another --job, or: supervisor clean {job}"
+        name, "start", f"a job named {job} is there already", f"choose another --job, or: supervisor {verb} {job}"
     )
 
 

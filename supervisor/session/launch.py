@@ -63,7 +63,7 @@ class Launch:
         self._plan = plan
         self._failures: dict[str, HostFailure] = {}
         self._begun: set[str] = set()
-        self._taken: set[str] = set()
+        self._taken: dict[str, str] = {}
         """Hosts on which a job of that name is known."""
 
     async def run(self, session: Session) -> None:
@@ -140,10 +140,8 @@ class Launch:
         spec = self._plan.spec
         if self._taken:
             where = " ".join(name for name in self._plan.hosts if name in self._taken)
-            raise UsageError(
-                f"a job named {spec.job} is on {where} already",
-                f"choose another --job, or: supervisor clean {spec.job}",
-            )
+            # `attach`, where it lives on any of them, comes before `clean`.
+            raise UsageError(f"a job named {spec.job} is on {where} already", min(self._taken.values()))
         ready = [name for name in hosts if name not in self._failures]
         self._check_enough(session, ready)
         for odd in quick(session.links[name].view for name in ready):
@@ -161,7 +159,7 @@ class Launch:
             await bringup.start_on(session, name, material)
         except HostError as error:
             if isinstance(error, bringup.JobExists):
-                self._taken.add(name)
+                self._taken[name] = error.hint
             self._note(session, session.links[name], error)
 
     def _note(self, session: Session, link: Link, error: HostError) -> None:

@@ -358,6 +358,16 @@ def test_odd_surroundings_are_no_internal_errors(tmp_path: Path) -> None:
     assert b"has been removed" in gone.stderr
 
 
+def test_ctrl_c_while_modules_are_imported_leaves_no_traceback() -> None:
+    code = (
+        "import sys\nfrom supervisor.__main__ import main\n"
+        "class Interrupted:\n  def find_spec(*_): raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\nsys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
 def test_json_is_json_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     for encoding in ("utf-8", "latin-1"):
         out = io.BytesIO()

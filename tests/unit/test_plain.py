@@ -190,13 +190,16 @@ def test_an_incident_that_names_nobody() -> None:
 
 
 def test_equal_stacks_are_folded_and_the_odd_one_comes_first() -> None:
-    stacks = {str(rank): f"Thread 0x7f{rank}b (most recent call first):\n  a" for rank in (0, 1, 4)} | {"2": "c"}
+    # Another address, and another home, in each.
+    text = 'Thread 0x7f{0}b (most recent call first):\n  File "/h{0}/.supervisor/trees/w-5dc20b50/t.py", line 3 in f'
+    stacks = {str(rank): text.format(rank) for rank in (0, 1, 4)} | {"2": "c"}
     worker = {"pid": 7, "name": "pt_data_worker", "doing": "sleeps in pipe_read", "stack": "at x.py"}
     lines = stacks_lines(
         stacks, {"3": "n2 cannot be reached"}, {"1": [worker, {**worker, "pid": 8}]}, {"n1": "no\x1bpy-spy"}
     )
     assert lines[0] == "rank 2:"
-    assert lines[lines.index("ranks 0-1,4:") + 1] == "  Thread (most recent call first):"
+    at = lines.index("ranks 0-1,4:")
+    assert lines[at + 1 : at + 3] == ["  Thread (most recent call first):", '    File "t.py", line 3 in f']
     at = lines.index("rank 1: 2 x child process pt_data_worker sleeps in pipe_read")
     assert lines[at + 1] == "  at x.py"
     assert lines[-2:] == ["rank 3: no stack: n2 cannot be reached", "n1: no\\x1bpy-spy"]
