@@ -25,8 +25,13 @@ if TYPE_CHECKING:
     from remote_agent.agent import Agent
 
 OPERATOR_VERBS = ("restart", "remove", "add", "stop", "cordon", "uncordon")
-# What an operator who said that he only looks is refused.
-CHANGES = (*OPERATOR_VERBS, "promote", "assign", "exit", "signal", "tree_plan", "tree_put", "tree_commit")
+# What an operator who said that he only looks may ask. All else is refused him: it changes the job, or leaves a trace.
+LOOKS = frozenset(
+    (
+        *("identity", "status", "watch", "events", "history", "incidents", "nccl", "stacks", "await_engine"),
+        *("log_list", "log_read", "log_window", "log_merged", "log_follow", "log_search"),
+    )
+)
 # `watch` sends at most this often, and at least that often.
 WATCH_MIN_S = 0.1
 WATCH_MAX_S = 1.0
@@ -68,7 +73,7 @@ class AgentDesk(Desk):
         return self._agent.spec
 
     async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
-        if op in CHANGES and self._operator is not None and self._operator["mode"] == "watch":
+        if op not in LOOKS and self._operator is not None and self._operator["mode"] == "watch":
             raise Problem("read_only", f"{op} refused: this operator is attached read-only")
         if op in OPERATOR_VERBS:
             return Answer(await self._to_coordinator(op, args))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from remote_agent.server import LOOKS
 from supervisor.actions import ACTIONS, BY_ID, BY_VERB
 from supervisor.cli.entry import MODULES, overview
+from supervisor.errors import RequestFailed
+from supervisor.inventory import Inventory, JobDefaults
+from supervisor.session.session import Session
+from supervisor.tui.desk import offered
 
 STATUS: dict[str, Any] = {
     "job": "train-k3f9",
@@ -44,6 +51,16 @@ def test_what_destroys_is_confirmed_and_goes_through_a_request() -> None:
         if action.confirm == 2:
             assert action.destructive
     assert BY_ID["job.kill"].args == (("kill", True),)
+
+
+def test_read_only_refuses_every_action_that_leaves_something_behind() -> None:
+    session = Session(Inventory(None, (), JobDefaults(Path())), "any", read_only=True)
+    for action in ACTIONS:
+        # The agents refuse what is not in LOOKS: a new action is one or the other.
+        assert action.op is None or (action in offered()) != (action.op in LOOKS), action.id
+        if action in offered():
+            with pytest.raises(RequestFailed, match=f"{action.op} refused: this supervisor is read-only"):
+                asyncio.run(session.request(str(action.op), **dict(action.args)))
 
 
 @pytest.mark.parametrize(
