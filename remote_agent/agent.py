@@ -18,8 +18,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from remote_agent import allocation, clocks, election, member, open_job, paths, peers, restore
-from remote_agent import state as s
+from remote_agent import allocation, clocks, election, inputs, member, open_job, paths, peers, restore
 from remote_agent.engine_link import EngineLink, Notice
 from remote_agent.follower import Follower
 from remote_agent.formation import holds_quorum
@@ -211,7 +210,7 @@ class Agent:
         role.start({})
         role.record("coordinator_changed", self.node, former=former or None, term=term)
         if former in state.nodes and state.nodes[former].status != "removed":
-            role.feed(s.Gone(former, "it coordinated the job, and is gone"))
+            role.feed(inputs.Gone(former, "it coordinated the job, and is gone"))
         self.follower.in_charge()
         self._announce()
 
@@ -233,7 +232,7 @@ class Agent:
         """Take an operator's word that these nodes are dead."""
         if self.role is not None:
             for name in names:
-                self.role.feed(s.GivenUp(name, operator))
+                self.role.feed(inputs.GivenUp(name, operator))
 
     def _renew_beyond(self, term: int) -> None:
         """Raise our term where a node has a newer one, left by a candidate without success: else it cannot follow.
@@ -276,7 +275,7 @@ class Agent:
             if where is None or role is None or name in role.connected:
                 return
             if await peers.is_dead(where["address"], int(where["port"])):
-                role.feed(s.Gone(name, "its agent died (connection refused)"))
+                role.feed(inputs.Gone(name, "its agent died (connection refused)"))
                 return
 
     def peer_handler(self, name: str, channel: Channel | None = None) -> Handler:

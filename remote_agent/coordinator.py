@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from remote_agent import formation, policy, rendezvous, trees, watch
+from remote_agent import formation, inputs, policy, rendezvous, trees, watch
 from remote_agent import state as s
 from remote_agent.operator_requests import CORDONED, on_add, on_cordon, on_remove, on_restart, on_stop
 from remote_agent.turn import NOT_COME, STOP_MARGIN_S, Turn, give_up_on, lose_node, stop_group
@@ -30,14 +30,14 @@ PAUSE_SHARE = 0.25
 PAUSE_MIN_S = 2.0
 
 
-def step(state: s.State, event: s.Event, now: float, wall_ns: int = 0) -> s.Turned:
+def step(state: s.State, event: inputs.Input, now: float, wall_ns: int = 0) -> s.Turned:
     """Return the state after the event, and what to do.
 
     `now`: seconds of a clock that never goes back; `wall_ns`: the time of day, for what people read.
     """
     turn = Turn(state, now, wall_ns)
     dropped = _notice_pause(turn)
-    if getattr(event, "node", None) not in dropped or isinstance(event, (s.Gone, s.GivenUp, s.Remove)):
+    if getattr(event, "node", None) not in dropped or isinstance(event, (inputs.Gone, inputs.GivenUp, inputs.Remove)):
         HANDLERS[type(event)](turn, event)
     if turn.state.phase == s.STOPPING and not turn.state.waiting:
         turn.mark("idle")
@@ -83,7 +83,7 @@ def _notice_pause(turn: Turn) -> list[str]:
     return dropped
 
 
-def on_joined(turn: Turn, event: s.Joined) -> None:
+def on_joined(turn: Turn, event: inputs.Joined) -> None:
     node = turn.state.nodes.get(event.node)
     if node is None:
         return
@@ -114,15 +114,15 @@ def on_joined(turn: Turn, event: s.Joined) -> None:
     elif state.phase == s.STOPPING and event.running is None:
         if event.nproc is not None:
             # Before it counts as idle: the next group must not be formed without it.
-            on_ready(turn, s.Ready(event.node, event.nproc, trees=event.trees))
-        on_idle(turn, s.Idle(event.node, state.generation))
+            on_ready(turn, inputs.Ready(event.node, event.nproc, trees=event.trees))
+        on_idle(turn, inputs.Idle(event.node, state.generation))
 
 
-def _carries_on(state: s.State, event: s.Joined) -> bool:
+def _carries_on(state: s.State, event: inputs.Joined) -> bool:
     return state.phase in (s.STARTING, s.RUNNING) and event.running == state.generation and event.node in state.members
 
 
-def on_ready(turn: Turn, event: s.Ready) -> None:
+def on_ready(turn: Turn, event: inputs.Ready) -> None:
     node = turn.state.nodes.get(event.node)
     if node is None:
         return
@@ -143,7 +143,7 @@ def on_ready(turn: Turn, event: s.Ready) -> None:
     formation.admit(turn, event.node, "returned" if returned else "joined")
 
 
-def on_unfit(turn: Turn, event: s.Unfit) -> None:
+def on_unfit(turn: Turn, event: inputs.Unfit) -> None:
     node = turn.state.nodes.get(event.node)
     if node is None or node.status in ("removed", "failed"):
         return
@@ -153,7 +153,7 @@ def on_unfit(turn: Turn, event: s.Unfit) -> None:
     turn.set_node(event.node, connected=connected)
 
 
-def on_beat(turn: Turn, event: s.Beat) -> None:
+def on_beat(turn: Turn, event: inputs.Beat) -> None:
     if event.node in turn.state.nodes:
         turn.set_node(event.node, seen=turn.now, held=max(turn.node(event.node).held, turn.now - event.heard_age))
         if event.stepped:
@@ -166,12 +166,12 @@ def on_beat(turn: Turn, event: s.Beat) -> None:
                 turn.emit("warning", node=event.node, rank=rank, message=message)
 
 
-def on_gone(turn: Turn, event: s.Gone) -> None:
+def on_gone(turn: Turn, event: inputs.Gone) -> None:
     if event.node in turn.state.nodes and turn.state.phase != s.ENDED:
         lose_node(turn, event.node, event.reason)
 
 
-def on_given_up(turn: Turn, event: s.GivenUp) -> None:
+def on_given_up(turn: Turn, event: inputs.GivenUp) -> None:
     node = turn.state.nodes.get(event.node)
     if node is None or node.connected or turn.state.phase == s.ENDED:
         return
@@ -179,7 +179,7 @@ def on_given_up(turn: Turn, event: s.GivenUp) -> None:
     lose_node(turn, event.node, "an operator says that it is dead")
 
 
-def on_prepared(turn: Turn, event: s.Prepared) -> None:
+def on_prepared(turn: Turn, event: inputs.Prepared) -> None:
     state = turn.state
     if state.phase != s.PREPARING or event.generation != state.generation:
         return
@@ -188,7 +188,7 @@ def on_prepared(turn: Turn, event: s.Prepared) -> None:
         formation.go(turn, event.port)
 
 
-def on_started(turn: Turn, event: s.Started) -> None:
+def on_started(turn: Turn, event: inputs.Started) -> None:
     state = turn.state
     if event.generation != state.generation or state.phase not in (s.STARTING, s.RUNNING, s.STOPPING):
         return
@@ -198,7 +198,7 @@ def on_started(turn: Turn, event: s.Started) -> None:
         _take_ranks(turn, event.node, event.ranks, dict(state.ranks))
 
 
-def on_assigned(turn: Turn, event: s.Assigned) -> None:
+def on_assigned(turn: Turn, event: inputs.Assigned) -> None:
     state = turn.state
     if event.generation != state.generation or state.phase not in (s.STARTING, s.RUNNING, s.STOPPING):
         return
@@ -232,14 +232,14 @@ def _take_ranks(turn: Turn, node: str, started: tuple[tuple[int, int, int], ...]
         formation.running_when_all_are(turn)
 
 
-def on_main(turn: Turn, event: s.Main) -> None:
+def on_main(turn: Turn, event: inputs.Main) -> None:
     state = turn.state
     if event.generation == state.generation and state.phase == s.STARTING:
         turn.set(mains=state.mains | {event.rank})
         formation.running_when_all_are(turn)
 
 
-def on_exited(turn: Turn, event: s.Exited) -> None:
+def on_exited(turn: Turn, event: inputs.Exited) -> None:
     state = turn.state
     if event.generation != state.generation or state.phase not in (s.STARTING, s.RUNNING, s.STOPPING):
         return
@@ -256,7 +256,7 @@ def on_exited(turn: Turn, event: s.Exited) -> None:
         turn.end("succeeded", "every rank exited with 0")
 
 
-def on_idle(turn: Turn, event: s.Idle) -> None:
+def on_idle(turn: Turn, event: inputs.Idle) -> None:
     state = turn.state
     if event.node not in state.nodes:
         return
@@ -281,14 +281,14 @@ def _done(state: s.State, node: str) -> bool:
     return all(rank.state == "succeeded" for rank in state.ranks.values() if rank.node == node)
 
 
-def on_order_failed(turn: Turn, event: s.OrderFailed) -> None:
+def on_order_failed(turn: Turn, event: inputs.OrderFailed) -> None:
     state = turn.state
     if event.generation == state.generation and state.phase in (s.PREPARING, s.STARTING):
         turn.set(troubles={**state.troubles, event.node: event.message})
         stop_group(turn, "failure")
 
 
-def on_tick(turn: Turn, event: s.Tick) -> None:
+def on_tick(turn: Turn, event: inputs.Tick) -> None:
     state = turn.state
     if state.phase == s.ENDED:
         return
@@ -330,7 +330,7 @@ def _keep_deadline(turn: Turn) -> None:
     elif state.phase == s.PREPARING:
         opener = rendezvous.opener(state)
         name = opener[0] if opener is not None else state.members[0]
-        on_order_failed(turn, s.OrderFailed(name, state.generation, "it did not open the store in time"))
+        on_order_failed(turn, inputs.OrderFailed(name, state.generation, "it did not open the store in time"))
     elif state.phase == s.STARTING:
         stop_group(turn, "node_lost")
         for name in sorted(state.waiting):
@@ -358,24 +358,24 @@ def _lose_the_stuck(turn: Turn) -> None:
 
 
 HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
-    s.Joined: on_joined,
-    s.Ready: on_ready,
-    s.Unfit: on_unfit,
-    s.Beat: on_beat,
-    s.Pulses: watch.on_pulses,
-    s.Gone: on_gone,
-    s.GivenUp: on_given_up,
-    s.Prepared: on_prepared,
-    s.Started: on_started,
-    s.Assigned: on_assigned,
-    s.OrderFailed: on_order_failed,
-    s.Main: on_main,
-    s.Exited: on_exited,
-    s.Idle: on_idle,
-    s.Restart: on_restart,
-    s.Remove: on_remove,
-    s.Add: on_add,
-    s.Cordon: on_cordon,
-    s.Stop: on_stop,
-    s.Tick: on_tick,
+    inputs.Joined: on_joined,
+    inputs.Ready: on_ready,
+    inputs.Unfit: on_unfit,
+    inputs.Beat: on_beat,
+    inputs.Pulses: watch.on_pulses,
+    inputs.Gone: on_gone,
+    inputs.GivenUp: on_given_up,
+    inputs.Prepared: on_prepared,
+    inputs.Started: on_started,
+    inputs.Assigned: on_assigned,
+    inputs.OrderFailed: on_order_failed,
+    inputs.Main: on_main,
+    inputs.Exited: on_exited,
+    inputs.Idle: on_idle,
+    inputs.Restart: on_restart,
+    inputs.Remove: on_remove,
+    inputs.Add: on_add,
+    inputs.Cordon: on_cordon,
+    inputs.Stop: on_stop,
+    inputs.Tick: on_tick,
 }

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.paths import JobFiles, own_command, start_ticks
-from remote_agent.wire import Answer, CallFailed, Channel, ChannelClosed
+from remote_agent.wire import Answer, CallFailed, Channel, ChannelClosed, Problem
 
 if TYPE_CHECKING:
     from remote_agent.agent import Agent
@@ -168,6 +168,21 @@ class EngineLink:
 def versions(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of an engine's facts that should be the same on all nodes."""
     return {name: facts[name] for name in ("torch", "cuda", "nccl", "python") if facts.get(name)}
+
+
+def nproc(agent: Agent) -> int:
+    """Return how many ranks a node runs; raises Problem when its engine or its GPUs are not there."""
+    engine = agent.follower.engine
+    if engine.problem is not None:
+        raise Problem("engine", engine.problem)
+    spec = agent.spec.node(agent.node)
+    wish = spec.nproc_per_node if spec is not None else "auto"
+    if wish.isdigit():
+        return int(wish)
+    count = int(engine.facts.get("devices", {}).get(wish, 0))
+    if not count:
+        raise Problem("engine", f"nproc_per_node is {wish}, and torch sees no {wish.upper()} here")
+    return count
 
 
 def go_order(agent: Agent, args: Mapping[str, Any]) -> dict[str, Any]:

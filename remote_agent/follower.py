@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import clocks, election, heartbeat, member, peers
-from remote_agent.engine_link import go_order, versions
+from remote_agent.engine_link import go_order, nproc, versions
 from remote_agent.lease import Lease
 from remote_agent.tasks import Tasks
 from remote_agent.wire import Answer, CallFailed, Channel, Problem, WireError
@@ -152,22 +152,9 @@ class Follower:
             return []
         try:
             facts = {"versions": versions(self.engine.facts), "trees": self.agent.tree.digests}
-            return [{"op": "ready", "args": {"nproc": self.nproc(), **facts}}]
+            return [{"op": "ready", "args": {"nproc": nproc(self.agent), **facts}}]
         except Problem as problem:
             return [{"op": "unfit", "args": {"reason": problem.message}}]
-
-    def nproc(self) -> int:
-        """Return how many ranks this node runs; raises Problem when its engine or its GPUs are not there."""
-        if self.engine.problem is not None:
-            raise Problem("engine", self.engine.problem)
-        spec = self.agent.spec.node(self.agent.node)
-        wish = spec.nproc_per_node if spec is not None else "auto"
-        if wish.isdigit():
-            return int(wish)
-        count = int(self.engine.facts.get("devices", {}).get(wish, 0))
-        if not count:
-            raise Problem("engine", f"nproc_per_node is {wish}, and torch sees no {wish.upper()} here")
-        return count
 
     # Loops
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from remote_agent import formation, policy, trees
+from remote_agent import formation, inputs, policy, trees
 from remote_agent import state as s
 from remote_agent.turn import Turn, stop_group
 from remote_agent.wire import Problem
@@ -37,7 +37,7 @@ def _known(turn: Turn, name: str) -> bool:
     return False
 
 
-def on_restart(turn: Turn, event: s.Restart) -> None:
+def on_restart(turn: Turn, event: inputs.Restart) -> None:
     """Set variables for the groups to come, and restart the whole group, free of charge."""
     if _over(turn) or not (trees.change(turn, event) if event.tree else _set(turn, event.env, event.operator)):
         return
@@ -73,7 +73,7 @@ def _set(turn: Turn, env: Mapping[str, str | None], operator: str) -> bool:
     return True
 
 
-def on_remove(turn: Turn, event: s.Remove) -> None:
+def on_remove(turn: Turn, event: inputs.Remove) -> None:
     """Go on without a node; its workers get SIGTERM first, so that the script can save."""
     if _over(turn) or not _known(turn, event.node):
         return
@@ -101,7 +101,7 @@ def on_remove(turn: Turn, event: s.Remove) -> None:
         policy.hand_over(turn)
 
 
-def on_add(turn: Turn, event: s.Add) -> None:
+def on_add(turn: Turn, event: inputs.Add) -> None:
     """Take a node in that is connected and ready; until then the old group goes on."""
     if _over(turn):
         return
@@ -132,7 +132,7 @@ def on_add(turn: Turn, event: s.Add) -> None:
         stop_group(turn, "added")
 
 
-def on_cordon(turn: Turn, event: s.Cordon) -> None:
+def on_cordon(turn: Turn, event: inputs.Cordon) -> None:
     """Keep a node out of the groups to come, or let it in again; the running group keeps what it has."""
     if _over(turn) or not _known(turn, event.node):
         return
@@ -155,7 +155,7 @@ def on_cordon(turn: Turn, event: s.Cordon) -> None:
         formation.admit(turn, name, "returned")
 
 
-def on_stop(turn: Turn, event: s.Stop) -> None:
+def on_stop(turn: Turn, event: inputs.Stop) -> None:
     """End the job."""
     if _over(turn):
         return

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from remote_agent import clocks, metrics
+from remote_agent import clocks, inputs, metrics
 from remote_agent import state as s
 from remote_agent.coordinator import step
 from remote_agent.diagnose import iso_time
@@ -58,16 +58,16 @@ def _env(args: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 # What members report, as events; those that carry stamps of the member's clock are corrected first.
-REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], s.Event]] = {
-    "ready": lambda node, _, args: s.Ready(node, int(args["nproc"]), args.get("versions", {}), _trees(args)),
-    "unfit": lambda node, _, args: s.Unfit(node, str(args["reason"])),
-    "gone": lambda node, _, args: s.Gone(node, str(args["reason"])),
-    "prepared": lambda node, generation, args: s.Prepared(node, generation, int(args["port"])),
-    "order_failed": lambda node, generation, args: s.OrderFailed(node, generation, str(args["message"])),
-    "started": lambda node, generation, args: s.Started(node, generation, _ranks(args)),
-    "assigned": lambda node, generation, args: s.Assigned(node, generation, _ranks(args), int(args["world_size"])),
-    "main": lambda node, generation, args: s.Main(node, generation, int(args["rank"])),
-    "pulse": lambda node, generation, args: s.Pulses(
+REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], inputs.Input]] = {
+    "ready": lambda node, _, args: inputs.Ready(node, int(args["nproc"]), args.get("versions", {}), _trees(args)),
+    "unfit": lambda node, _, args: inputs.Unfit(node, str(args["reason"])),
+    "gone": lambda node, _, args: inputs.Gone(node, str(args["reason"])),
+    "prepared": lambda node, generation, args: inputs.Prepared(node, generation, int(args["port"])),
+    "order_failed": lambda node, generation, args: inputs.OrderFailed(node, generation, str(args["message"])),
+    "started": lambda node, generation, args: inputs.Started(node, generation, _ranks(args)),
+    "assigned": lambda node, generation, args: inputs.Assigned(node, generation, _ranks(args), int(args["world_size"])),
+    "main": lambda node, generation, args: inputs.Main(node, generation, int(args["rank"])),
+    "pulse": lambda node, generation, args: inputs.Pulses(
         node, generation, {int(rank): pulse for rank, pulse in args["ranks"].items()}
     ),
 }
@@ -122,7 +122,7 @@ class Role:
         if not self._agent.journal.records:
             self._record(s.Emit("job_started", -1, detail=self._description()))
         for name, reason in absent.items():
-            self.feed(s.Unfit(name, reason))
+            self.feed(inputs.Unfit(name, reason))
         self._tasks.spawn(self._tick(), "coordinator tick")
         port = self._agent.spec.metrics_port
         if port:
@@ -150,7 +150,7 @@ class Role:
                 return True
         return False
 
-    def feed(self, event: s.Event) -> s.Reply | None:
+    def feed(self, event: inputs.Input) -> s.Reply | None:
         """Take one event in and carry the commands out; returns the reply to an operator, if it was a request."""
         self.state, commands = step(self.state, event, clocks.now(), time.time_ns())
         reply: s.Reply | None = None
@@ -165,7 +165,7 @@ class Role:
                 self._tasks.spawn(self._hand_over(command.node), "hand over")
             else:
                 reply = command
-        if commands or not isinstance(event, (s.Tick, s.Beat)):
+        if commands or not isinstance(event, (inputs.Tick, inputs.Beat)):
             self._wake()
         return reply
 
@@ -187,21 +187,23 @@ class Role:
         replies = [(name, self.feed(event)) for name, event in asked]
         return {**answer(replies), "seq": seq}
 
-    def _events(self, op: str, args: dict[str, Any]) -> list[tuple[str, s.Event]]:
+    def _events(self, op: str, args: dict[str, Any]) -> list[tuple[str, inputs.Input]]:
         """Return what is asked for, node by node where several are named; raises Problem."""
         operator = str(args.get("operator", ""))
         if op == "restart":
             later, without = bool(args.get("later")), tuple(str(name) for name in args.get("without", ()))
             tree, told = str(args.get("tree") or ""), args.get("told") or {}
-            return [("", s.Restart(operator, _env(args), later, tree, told, without))]
+            return [("", inputs.Restart(operator, _env(args), later, tree, told, without))]
         if op == "stop":
-            return [("", s.Stop(bool(args.get("kill")), operator, str(args.get("preempted") or "")))]
+            return [("", inputs.Stop(bool(args.get("kill")), operator, str(args.get("preempted") or "")))]
         names = [str(name) for name in args.get("nodes") or [args.get("node", "")]]
         if op in ("cordon", "uncordon"):
-            return [(name, s.Cordon(name, op == "cordon", operator)) for name in names]
+            return [(name, inputs.Cordon(name, op == "cordon", operator)) for name in names]
         if op == "remove":
             # Our own last: with it the role goes.
-            return [(name, s.Remove(name, operator)) for name in sorted(names, key=lambda one: one == self._agent.node)]
+            return [
+                (name, inputs.Remove(name, operator)) for name in sorted(names, key=lambda one: one == self._agent.node)
+            ]
         specs = {name: node.spec for name, node in self.state.nodes.items()}
         given = [NodeSpec(**spec) for spec in args.get("specs") or [args.get("spec")] if spec is not None]
         specs.update({spec.name: spec for spec in given})
@@ -210,7 +212,7 @@ class Role:
                 raise Problem("unknown_node", f"no node {name!r} in this job")
         if len(names) > 1 and not args.get("late"):
             refuse_unready(self.state, names)
-        return [(name, s.Add(specs[name], operator)) for name in names]
+        return [(name, inputs.Add(specs[name], operator)) for name in names]
 
     def _count_operator(self, args: dict[str, Any]) -> None:
         """Note who looks: one event when an operator comes, one when its last connection has gone."""
@@ -251,7 +253,7 @@ class Role:
         ready: dict[str, Any] = next((one["args"] for one in args.get("reports", ()) if one["op"] == "ready"), {})
         self._clocks[node] = clocks.Clock.of(args)
         nproc, incarnation, reason = ready.get("nproc"), str(args["incarnation"]), str(args["reason"])
-        self.feed(s.Joined(node, incarnation, args.get("running"), reason, nproc, _trees(ready)))
+        self.feed(inputs.Joined(node, incarnation, args.get("running"), reason, nproc, _trees(ready)))
         for report in args.get("reports", ()):
             self.hear(node, report["op"], report["args"])
 
@@ -286,10 +288,10 @@ class Role:
         elif op == "exited":
             ended = self._clocks[node].corrected(args["exit"])
             age = max(0.0, (time.time_ns() - int(ended["t_ns"])) / 1e9)
-            self.feed(s.Exited(node, int(args["generation"]), ended, age))
+            self.feed(inputs.Exited(node, int(args["generation"]), ended, age))
         elif op == "idle":
             exits = tuple(self._clocks[node].corrected(ended) for ended in args["exits"])
-            self.feed(s.Idle(node, int(args["generation"]), exits))
+            self.feed(inputs.Idle(node, int(args["generation"]), exits))
 
     def beat(self, node: str, args: dict[str, Any]) -> None:
         """Take a heartbeat in."""
@@ -303,7 +305,7 @@ class Role:
         current = args.get("generation") == self.state.generation
         moved = current and _moved(before, ranks)
         told = {int(rank): str(one["warning"]) for rank, one in ranks.items() if one.get("warning")} if current else {}
-        self.feed(s.Beat(node, float(args.get("heard_age", 0.0)), stepped and current, moved, told))
+        self.feed(inputs.Beat(node, float(args.get("heard_age", 0.0)), stepped and current, moved, told))
         self._wake()
 
     # What goes out
@@ -387,8 +389,8 @@ class Role:
         while True:
             await asyncio.sleep(TICK_S)
             try:
-                self.feed(s.Beat(self._agent.node))
-                self.feed(s.Tick())
+                self.feed(inputs.Beat(self._agent.node))
+                self.feed(inputs.Tick())
             except Exception:
                 log.exception("coordinator tick")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent import election, paths, restore
 from remote_agent import state as s
 from remote_agent.desk import Desk
+from remote_agent.engine_link import nproc
 from remote_agent.jobs import ENDED
 from remote_agent.journal import Record, public
 from remote_agent.signalling import ask_engine, signal_ranks
@@ -128,7 +129,7 @@ class AgentDesk(Desk):
         """Answer when the engine is up; raises Problem when it cannot be."""
         engine = self._agent.follower.engine
         await engine.ready.wait()
-        return Answer({**engine.facts, "nproc": self._agent.follower.nproc()})
+        return Answer({**engine.facts, "nproc": nproc(self._agent)})
 
     async def _document(self) -> dict[str, Any]:
         agent = self._agent

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from remote_agent import formation
+from remote_agent import formation, inputs
 from remote_agent import state as s
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def _lacking(digest: str, name: str) -> str:
     return f"it has not the work tree {digest[:SHORT]}: `supervisor add --node {name}` brings it"
 
 
-def change(turn: Turn, event: s.Restart) -> bool:
+def change(turn: Turn, event: inputs.Restart) -> bool:
     """Start the next group from another tree, if all that take part have it; returns whether that is so."""
     state, digest = turn.state, event.tree
     before = current(state)
@@ -83,7 +83,7 @@ def fall_back(turn: Turn, reason: str) -> bool:
     return True
 
 
-def _is_there(turn: Turn, event: s.Restart) -> bool:
+def _is_there(turn: Turn, event: inputs.Restart) -> bool:
     """Refuse what would leave out a node that the operator has not named, or too many."""
     state, digest = turn.state, event.tree
     part = [node for node in state.nodes.values() if node.connected and node.status in ("running", "ready", "spare")]

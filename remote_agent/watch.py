@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from remote_agent import inputs
 from remote_agent import state as s
 from remote_agent.diagnose import Context, iso_time
 from remote_agent.diagnose.stalls import collectives, find_stall, gives_up_in, is_suspect, missing_of, stall_incident
@@ -52,7 +53,7 @@ def on_tick(turn: Turn) -> None:
             turn.send(name, "pulse", generation=state.generation, stacks=watch.suspect)
 
 
-def on_pulses(turn: Turn, event: s.Pulses) -> None:
+def on_pulses(turn: Turn, event: inputs.Pulses) -> None:
     """Take one node's answer in; the last one is judged with all others, an incomplete round is not judged."""
     state, watch = turn.state, turn.state.watch
     if state.phase != s.RUNNING or event.generation != state.generation or event.node not in watch.asked:

@@ -1,6 +1,6 @@
-"""Documents of the contract as lines for people: status, events, incidents, outcomes, jobs. Pure.
+"""Documents of the contract as lines for people: status, events, outcomes, jobs. Pure.
 
-In: status, event, incident and job documents. Out: text without colour, one fact a line.
+In: status, event and job documents. Out: text without colour, one fact a line.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ def ranges(numbers: Sequence[int]) -> str:
             parts.append(str(first) if first == last else f"{first}-{last}")
             start = place
     return ",".join(parts)
+
+
+def rank_words(ranks: Sequence[int]) -> str:
+    """Return `rank 3`, `ranks 0-2` or `no rank`."""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}" if ranks else "no rank"
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -122,11 +127,11 @@ def node_rows(status: Document) -> list[list[str]]:
             [
                 one_line(node.get("name")),
                 one_line(node.get("state")),
-                _or_dash(node.get("group_rank")),
+                or_dash(node.get("group_rank")),
                 ranges(ranks) or "-",
                 one_line(node.get("address")),
                 "-" if offset is None else f"{float(offset):+.1f} ms",
-                _or_dash(node.get("agent_pid")),
+                or_dash(node.get("agent_pid")),
                 one_line(node.get("reason") or ""),
             ]
         )
@@ -145,11 +150,11 @@ def rank_rows(status: Document) -> list[list[str]]:
             [
                 str(rank["rank"]),
                 one_line(node.get("name")),
-                _or_dash(rank.get("local_rank")),
-                _or_dash(rank.get("pid")),
+                or_dash(rank.get("local_rank")),
+                or_dash(rank.get("pid")),
                 one_line(rank.get("state")),
-                _or_dash(code),
-                _or_dash(rank.get("step")),
+                or_dash(code),
+                or_dash(rank.get("step")),
                 age(rank.get("last_output_age_s")),
             ]
         )
@@ -186,7 +191,8 @@ def status_lines(status: Document) -> list[str]:
     return [*lines, "", *tail] if tail else lines
 
 
-def _or_dash(value: object) -> str:
+def or_dash(value: object) -> str:
+    """Return one safe line, a dash where there is nothing."""
     return "-" if value is None else one_line(value)
 
 
@@ -249,7 +255,7 @@ def ranks_text(detail: Document) -> str:
 
 def signal_text(detail: Document) -> str:
     """Return which signal went to which ranks, and who sent it."""
-    ranks = _ranks([int(rank) for rank in detail.get("ranks") or ()])
+    ranks = rank_words([int(rank) for rank in detail.get("ranks") or ()])
     return f"{one_line(detail.get('signal'))} to {ranks} by {one_line(detail.get('operator'))}"
 
 
@@ -327,64 +333,6 @@ def exit_text(end: Document) -> str:
     return f"exit {end['code']}" if end.get("code") is not None else "ended"
 
 
-# --- incidents
-
-
-def incident_lines(incident: Document, *, traceback: bool = True) -> list[str]:
-    """Return a failure with its verdict: culprit, victims folded, evidence, traceback, what to do."""
-    generation = _or_dash(incident.get("generation"))
-    lines = [
-        f"incident {incident.get('id')}  generation {generation}  {clock(incident.get('time'))}",
-        f"  {one_line(incident.get('summary'))}",
-        f"  {_or_dash(incident.get('category'))}, {incident.get('confidence') or 'unknown'}; {_culprit(incident)}",
-    ]
-    end: Document = incident.get("exit") or {}
-    if end.get("code") is not None or end.get("signal"):
-        lines.append(f"  exit: {exit_text(end)}")
-    lines += _missing(incident.get("missing"))
-    for proof in incident.get("evidence") or ():
-        lines.append(f"  evidence: {_place(proof)}: {one_line(proof.get('text'))}")
-    if traceback and incident.get("traceback"):
-        lines.append("  traceback:")
-        lines += [f"    {line}" for line in safe(incident["traceback"]).rstrip("\n").splitlines()]
-    for victim in incident.get("victims") or ():
-        ranks = victim.get("ranks") or ()
-        lines.append(f"  victims: {_ranks(ranks)}: {victim.get('category')}: {one_line(victim.get('summary'))}")
-    if incident.get("over"):
-        lines.append(f"  over: {one_line(incident['over'])}")
-    elif incident.get("hint"):
-        lines.append(f"  hint: {one_line(incident['hint'])}")
-    return lines
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranges(ranks)}" if ranks else "no rank"
-
-
-def _culprit(incident: Document) -> str:
-    ranks = incident.get("culprit_ranks") or ()
-    node = incident.get("culprit_node")
-    where = f" on {one_line(node)}" if node else ""
-    return f"culprit: {_ranks(ranks)}{where}" if ranks or node else "no culprit named"
-
-
-def _missing(missing: Document | None) -> list[str]:
-    if not missing:
-        return []
-    what = f"{missing.get('collective') or 'collective'} {missing.get('seq') or ''}".strip()
-    absent, waiting = _ranks(missing.get("missing") or ()), _ranks(missing.get("waiting") or ())
-    lines = [f"  missing in {what}: {absent}; waiting: {waiting}"]
-    return lines + [f"    rank {rank}: {one_line(text)}" for rank, text in (missing.get("stacks") or {}).items()]
-
-
-def _place(proof: Document) -> str:
-    parts = [one_line(proof[key]) for key in ("node", "file") if proof.get(key)]
-    if proof.get("rank") is not None:
-        parts.insert(1 if proof.get("node") else 0, f"rank {proof['rank']}")
-    line = f":{proof['line']}" if proof.get("line") is not None else ""
-    return (" ".join(parts) or "?") + line
-
-
 # --- other
 
 
@@ -397,13 +345,13 @@ def job_rows(jobs: Sequence[Document]) -> list[list[str]]:
         rows.append(
             [
                 one_line(job.get("job")),
-                _or_dash(job.get("state")),
+                or_dash(job.get("state")),
                 "yes" if job.get("live") else "no",
-                _or_dash(job.get("generation")),
-                _or_dash(job.get("world_size")),
+                or_dash(job.get("generation")),
+                or_dash(job.get("world_size")),
                 when(job.get("created_ns")),
                 one_line(shown),
-                _or_dash(job.get("script")),
+                or_dash(job.get("script")),
             ]
         )
     return rows

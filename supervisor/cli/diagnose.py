@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from supervisor import plain
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, make_parser
 from supervisor.cli.output import write_json, write_lines
 from supervisor.errors import UsageError
+from supervisor.plain_incident import incident_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
 def _text(found: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     for incident in found["incidents"]:
-        lines += [*([""] if lines else []), *plain.incident_lines(incident)]
+        lines += [*([""] if lines else []), *incident_lines(incident)]
     return [*(lines or [NO_FAILURE]), *_nccl(found["nccl"])]
 
 

@@ -19,6 +19,7 @@ from supervisor.cli.console import Console
 from supervisor.cli.entry import INTERRUPTED, say
 from supervisor.cli.output import Prefixer, Writer, write_lines
 from supervisor.errors import EXIT_STATUS, HostFailure, SupervisorError
+from supervisor.plain_incident import incident_lines
 from supervisor.session.logs import Selection
 from supervisor.session.tasks import cancel_all
 from supervisor.session.view import ENDED_STATES, local_rank_of
@@ -258,7 +259,7 @@ class Headless:
         failure = self._session.status.get("failure")
         lines = [f"job {self._session.job} failed: {plain.one_line(failure)}"] if failure else []
         if incidents:
-            lines += plain.incident_lines(incidents[-1])
+            lines += incident_lines(incidents[-1])
             earlier = len(incidents) - 1
             lines += [f"({earlier} earlier: supervisor incidents)"] if earlier > 0 else []
         _write_err(lines)

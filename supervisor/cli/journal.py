@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from supervisor import plain
 from supervisor.cli.options import add_json, load_target, make_parser, parse
 from supervisor.cli.output import write_json, write_lines
+from supervisor.plain_incident import incident_lines
 
 if TYPE_CHECKING:
     from supervisor.inventory import Inventory
@@ -82,7 +83,7 @@ def _incidents(verb: str, argv: Sequence[str]) -> int:
         elif not found["incidents"]:
             write_lines(["no incidents"])
         for number, incident in enumerate(() if options.json else found["incidents"]):
-            write_lines([*([""] if number else []), *plain.incident_lines(incident)])
+            write_lines([*([""] if number else []), *incident_lines(incident)])
         return 0
 
     return asyncio.run(once())

@@ -10,6 +10,7 @@ from typing import Any
 
 from supervisor import plain
 from supervisor.inventory.pattern import fold
+from supervisor.plain_incident import incident_lines
 
 Json = Mapping[str, Any]
 # More of one kind in a row are told as one line.
@@ -77,7 +78,7 @@ def _verdicts(incidents: Sequence[Json]) -> Iterator[str]:
         yield "Nothing that a verdict was made of."
     for incident in incidents:
         traceback = incident.get("traceback")
-        first, summary, *rest = plain.incident_lines(incident, traceback=False)
+        first, summary, *rest = incident_lines(incident, traceback=False)
         yield from (f"### {plain.one_line(summary)}", "", f"* {first}")
         for line in rest:
             # What belongs to the line before is indented once more.

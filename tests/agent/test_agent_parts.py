@@ -19,7 +19,7 @@ import pytest
 
 from remote_agent import clocks, election, follower, peers
 from remote_agent.agent import Agent
-from remote_agent.engine_link import EngineLink
+from remote_agent.engine_link import EngineLink, nproc
 from remote_agent.lease import Lease
 from remote_agent.memory import Memory
 from remote_agent.open_job import TorchrunLink
@@ -237,7 +237,7 @@ def test_an_engine_that_keeps_dying_is_given_up_and_says_so(tmp_path: Path, monk
             # Who asks for the engine is told at once.
             assert agent.follower.engine.ready.is_set()
             with pytest.raises(Problem, match="died 1 times in 10 minutes, last: exit status -9"):
-                agent.follower.nproc()
+                nproc(agent)
 
     monkeypatch.setattr(follower, "ENGINE_DEATHS", 1)
     asyncio.run(check())

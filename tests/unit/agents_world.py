@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from remote_agent import restore
+from remote_agent import inputs, restore
 from remote_agent import state as s
 from remote_agent.wire import JobSpec
 from tests.unit.one_agent import TICK_S, Agent
@@ -33,8 +33,8 @@ class Agents:
             agent.follow(1, first.name)
         first.role = restore.initial(job, first.name, self.now)
         first.record(s.Emit("job_started", -1))
-        first.feed(s.Joined(first.name, f"{first.name}-0", None, nproc=1))
-        first.feed(s.Ready(first.name, 1))
+        first.feed(inputs.Joined(first.name, f"{first.name}-0", None, nproc=1))
+        first.feed(inputs.Ready(first.name, 1))
 
     def reach(self, one: str, other: str) -> bool:
         return frozenset((one, other)) not in self.blocked and not {one, other} & self.frozen
@@ -83,7 +83,7 @@ class Agents:
                 if self.reach(head.name, name) and (not other.alive or other.joined != head.name):
                     head.linked.discard(name)
                     if not other.alive:
-                        head.feed(s.Gone(name, "its agent died"))
+                        head.feed(inputs.Gone(name, "its agent died"))
 
     def check(self) -> None:
         awake = [agent for name, agent in self.agents.items() if name not in self.frozen]

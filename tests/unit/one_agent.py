@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from remote_agent import member, restore
+from remote_agent import inputs, member, restore
 from remote_agent import state as s
 from remote_agent.coordinator import step
 from remote_agent.formation import holds_quorum, is_held
@@ -75,7 +75,7 @@ class Agent:
             if self.joined != node:
                 self.joined = None
 
-    def feed(self, event: s.Event) -> None:
+    def feed(self, event: inputs.Input) -> None:
         if self.role is None:
             return
         self.role, commands = step(self.role, event, self.world.now)
@@ -111,7 +111,7 @@ class Agent:
         for name in self.linked:
             self.world.send(self.name, name, "journal", found)
 
-    def say(self, event: s.Event) -> None:
+    def say(self, event: inputs.Input) -> None:
         if self.role is not None:
             self.feed(event)
         elif self.joined is not None:
@@ -120,15 +120,15 @@ class Agent:
     def obey(self, order: Mapping[str, Any]) -> None:
         op, args, name = order["op"], order["args"], self.name
         if op == "prepare" and args["generation"] >= self.generation:
-            self.say(s.Prepared(name, args["generation"], 1))
+            self.say(inputs.Prepared(name, args["generation"], 1))
         elif op == "go" and args["generation"] >= self.generation and self.running is None:
             generation = args["generation"]
             assert generation > self.generation, "RESTART_COUNT goes back"
             self.generation, self.running = generation, (order["term"], generation)
             self.ranks = tuple(range(args["base_rank"], args["base_rank"] + args["local_world_size"]))
-            self.say(s.Started(name, generation, tuple((rank, 0, 1) for rank in self.ranks)))
+            self.say(inputs.Started(name, generation, tuple((rank, 0, 1) for rank in self.ranks)))
             for rank in self.ranks:
-                self.say(s.Main(name, generation, rank))
+                self.say(inputs.Main(name, generation, rank))
         elif op == "stop":
             self.stop(args["generation"])
         elif op in ("leave", "end"):
@@ -137,7 +137,7 @@ class Agent:
     def stop(self, generation: int) -> None:
         if self.running is not None and self.running[1] <= generation:
             self.running = None
-        self.say(s.Idle(self.name, generation))
+        self.say(inputs.Idle(self.name, generation))
 
     def leave(self) -> None:
         self.alive, self.running, self.role, self.joined = False, None, None, None
@@ -149,8 +149,8 @@ class Agent:
         world, now = self.world, self.world.now
         if self.role is not None:
             self.view = member.heard(self.view, now)
-            self.feed(s.Beat(self.name))
-            self.feed(s.Tick())
+            self.feed(inputs.Beat(self.name))
+            self.feed(inputs.Tick())
             self.look_for_rivals()
             return
         if self.running is not None and self.view.term and member.lease_over(self.view, now):
@@ -207,8 +207,8 @@ class Agent:
         other.records, other.folded = list(self.records), (-1, [])
         incarnation = f"{other.name}-{other.lives}"
         running = other.running[1] if other.running else None
-        self.feed(s.Joined(other.name, incarnation, running, nproc=1))
-        self.feed(s.Ready(other.name, 1))
+        self.feed(inputs.Joined(other.name, incarnation, running, nproc=1))
+        self.feed(inputs.Ready(other.name, 1))
 
     def renew(self, term: int) -> None:
         """Ask for a newer term while in charge; at once, as the others stand still."""
@@ -272,8 +272,8 @@ class Agent:
         self.follow(term, self.name)
         self.joined, self.linked = None, set()
         running = self.running[1] if self.running else None
-        self.feed(s.Joined(self.name, f"{self.name}-{self.lives}", running, nproc=1))
-        self.feed(s.Ready(self.name, 1))
+        self.feed(inputs.Joined(self.name, f"{self.name}-{self.lives}", running, nproc=1))
+        self.feed(inputs.Ready(self.name, 1))
         self.announce()
 
     def give_vote(self, term: int, candidate: str, *, sounding: bool) -> bool:
@@ -311,7 +311,7 @@ class Agent:
         if kind == "report":
             self.feed(args["event"])
         else:
-            self.feed(s.Beat(source, args["heard_age"]))
+            self.feed(inputs.Beat(source, args["heard_age"]))
             self.world.send(self.name, source, "beaten", args)
 
     def hear_vote(self, source: str, kind: str, args: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from remote_agent import restore
+from remote_agent import inputs, restore
 from remote_agent import state as s
 from remote_agent.coordinator import UNWANTED_S
 from remote_agent.wire import NodeSpec
@@ -36,7 +36,7 @@ def test_waits_for_all_then_starts_with_min_nodes_after_the_join_timeout() -> No
 
 def test_a_node_that_never_came_up_is_not_waited_for() -> None:
     world = World(spec(3, min_nodes=2), start=False)
-    world.feed(s.Unfit("n3", "connect: no route to host"))
+    world.feed(inputs.Unfit("n3", "connect: no route to host"))
     world.join("n1")
     world.join("n2")
     world.settle()
@@ -78,7 +78,7 @@ def test_the_same_failure_before_the_first_step_twice_in_a_row_stops_the_job() -
 def test_the_same_failure_after_steps_uses_the_budget_only() -> None:
     world = World(spec(2, max_restarts=10))
     for _ in range(4):
-        world.feed(s.Beat("n1", stepped=True))
+        world.feed(inputs.Beat("n1", stepped=True))
         world.fail(0)
         world.settle()
     assert world.state.phase == s.RUNNING
@@ -87,21 +87,21 @@ def test_the_same_failure_after_steps_uses_the_budget_only() -> None:
 
 def test_operator_restart_is_free() -> None:
     world = World(spec(2, max_restarts=0))
-    world.feed(s.Restart("me"))
+    world.feed(inputs.Restart("me"))
     world.settle()
     assert (world.state.generation, world.state.restarts, world.state.phase) == (1, 0, s.RUNNING)
 
 
 def test_remove_and_add_again_is_free() -> None:
     world = World(spec(4))
-    world.feed(s.Remove("n3"))
+    world.feed(inputs.Remove("n3"))
     world.settle()
     assert (world.world_size, world.state.restarts) == (6, 0)
     assert world.state.nodes["n3"].status == "removed"
     world.machines["n3"].lives += 1
     world.join("n3")
     assert world.world_size == 6
-    world.feed(s.Add(NodeSpec("n3", "10.0.0.3", "2")))
+    world.feed(inputs.Add(NodeSpec("n3", "10.0.0.3", "2")))
     world.settle()
     assert (world.world_size, world.state.restarts) == (8, 0)
     assert world.state.members == ("n1", "n2", "n3", "n4")
@@ -110,7 +110,7 @@ def test_remove_and_add_again_is_free() -> None:
 def test_an_agent_that_comes_to_a_removed_node_is_sent_away_unless_it_is_added_soon() -> None:
     for added in (False, True):
         world = World(spec(3, min_nodes=2))
-        world.feed(s.Remove("n3"))
+        world.feed(inputs.Remove("n3"))
         world.settle()
         world.machines["n3"].connected, world.machines["n3"].running = False, None
         world.machines["n3"].lives += 1
@@ -118,7 +118,7 @@ def test_an_agent_that_comes_to_a_removed_node_is_sent_away_unless_it_is_added_s
         world.settle()
         assert not world.sent("n3", "leave")
         if added:
-            world.feed(s.Add(NodeSpec("n3", "10.0.0.3", "2")))
+            world.feed(inputs.Add(NodeSpec("n3", "10.0.0.3", "2")))
             world.settle()
         world.pass_time(UNWANTED_S + 2)
         assert bool(world.sent("n3", "leave")) is not added
@@ -127,7 +127,7 @@ def test_an_agent_that_comes_to_a_removed_node_is_sent_away_unless_it_is_added_s
 
 def test_removing_the_coordinator_hands_the_role_over_after_the_stop() -> None:
     world = World(spec(3))
-    world.feed(s.Remove("n1"))
+    world.feed(inputs.Remove("n1"))
     world.settle()
     assert world.heirs == ["n2"]
     assert all(machine.running is None for machine in world.machines.values())
@@ -135,7 +135,7 @@ def test_removing_the_coordinator_hands_the_role_over_after_the_stop() -> None:
 
 def test_the_last_node_cannot_be_removed() -> None:
     world = World(spec(1))
-    world.feed(s.Remove("n1"))
+    world.feed(inputs.Remove("n1"))
     assert not world.replies[-1].accepted
     assert world.state.phase == s.RUNNING
 
@@ -226,19 +226,19 @@ def test_success_ends_the_job_once() -> None:
 
 def test_stop_ends_the_job_and_further_verbs_are_refused() -> None:
     world = World(spec(2))
-    world.feed(s.Stop())
+    world.feed(inputs.Stop())
     world.settle()
     assert world.state.ended == "stopped"
-    world.feed(s.Restart())
+    world.feed(inputs.Restart())
     assert not world.replies[-1].accepted
 
 
 def test_messages_of_another_generation_change_nothing() -> None:
     world = World(spec(2))
     before = world.state
-    world.feed(s.Exited("n2", 7, world.exit(world.machines["n2"], 2, code=1)))
-    world.feed(s.Prepared("n1", 7, 1))
-    world.feed(s.Main("n2", 3, 2))
+    world.feed(inputs.Exited("n2", 7, world.exit(world.machines["n2"], 2, code=1)))
+    world.feed(inputs.Prepared("n1", 7, 1))
+    world.feed(inputs.Main("n2", 3, 2))
     assert world.state == before
 
 
@@ -279,7 +279,7 @@ def test_a_stop_outlives_the_coordinator_that_was_asked() -> None:
     for cut in (1, 2):
         # While the workers stop, and while a generation is being formed.
         world = World(spec(3, min_nodes=2))
-        world.feed(s.Stop(operator="me", preempted="the allocation ends"))
+        world.feed(inputs.Stop(operator="me", preempted="the allocation ends"))
         if cut == 2:
             world.events[-1:-1] = [s.Emit("generation_stopped", 0, detail={"cause": "failure", "stop_ms": 1.0})]
         world.state = restore.take_over(world.state.spec, "n2", 2, world.records(), world.now)
@@ -295,11 +295,11 @@ def test_a_stop_outlives_the_coordinator_that_was_asked() -> None:
 
 def test_a_nodes_environment_stays_out_of_the_journal() -> None:
     world = World(spec(2, min_nodes=1))
-    world.feed(s.Add(NodeSpec("n2", "10.0.0.2", "2", env={"TOKEN": "secret"})))
-    world.feed(s.Remove("n2"))
+    world.feed(inputs.Add(NodeSpec("n2", "10.0.0.2", "2", env={"TOKEN": "secret"})))
+    world.feed(inputs.Remove("n2"))
     world.settle()
     world.join("n2")
-    world.feed(s.Add(NodeSpec("n2", "10.0.0.2", "2", env={"TOKEN": "secret"})))
+    world.feed(inputs.Add(NodeSpec("n2", "10.0.0.2", "2", env={"TOKEN": "secret"})))
     assert world.last("node_added").detail["spec"]["address"] == "10.0.0.2"
     assert "secret" not in str(world.records())
 
@@ -343,29 +343,29 @@ def play(world: World, kind: str, number: int) -> None:
         if queues:
             world.deliver(*queues[number % len(queues)])
     elif kind == "fail":
-        world.feed(s.Beat("n1", stepped=True))
+        world.feed(inputs.Beat("n1", stepped=True))
         world.fail(number % 8)
     elif kind == "die":
         world.die(other)
     elif kind == "join":
         world.join(other)
     elif kind == "restart":
-        world.feed(s.Restart())
+        world.feed(inputs.Restart())
     elif kind == "remove":
-        world.feed(s.Remove(other))
+        world.feed(inputs.Remove(other))
     elif kind == "add":
         world.join(other)
-        world.feed(s.Add(NodeSpec(other, "10.0.0.9", "2")))
+        world.feed(inputs.Add(NodeSpec(other, "10.0.0.9", "2")))
     else:
         world.pass_time(float(number))
 
 
 def test_an_order_that_cannot_be_carried_out_is_a_charged_failure() -> None:
     world = World(spec(2, max_restarts=1))
-    world.feed(s.Restart())
+    world.feed(inputs.Restart())
     while not (world.orders["n1"] and world.orders["n1"][0].op == "go"):
         world.deliver(*world.waiting()[0])
-    world.feed(s.OrderFailed("n1", 1, "go: [Errno 28] No space left on device"))
+    world.feed(inputs.OrderFailed("n1", 1, "go: [Errno 28] No space left on device"))
     world.settle()
     assert world.state.restarts == 1
     assert "n1" in world.last("incident").detail["summary"]
@@ -375,7 +375,7 @@ def test_agents_that_leave_after_the_end_are_not_lost() -> None:
     world = World(spec(2))
     world.finish()
     world.settle()
-    world.feed(s.Gone("n2", "its agent died"))
+    world.feed(inputs.Gone("n2", "its agent died"))
     assert world.types()[-1] == "job_succeeded"
 
 
@@ -387,7 +387,7 @@ def test_a_takeover_tells_who_was_lost_and_stops_what_still_runs() -> None:
     machines["n1"].connected, machines["n1"].running = False, None
     for name in ("n2", "n3"):
         machines[name].connected = False
-    world.feed(s.Gone("n1", "it coordinated the job, and is gone"))
+    world.feed(inputs.Gone("n1", "it coordinated the job, and is gone"))
     for name in ("n2", "n3"):
         world.join(name)
     world.settle()

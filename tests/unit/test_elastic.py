@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remote_agent import restore
+from remote_agent import inputs, restore
 from remote_agent import state as s
 from tests.unit.world import World, spec
 
@@ -37,7 +37,7 @@ def test_a_node_that_returns_to_a_full_group_is_a_spare() -> None:
 def test_a_spare_takes_a_removed_place_only_where_min_nodes_asks() -> None:
     for needed, members in ((3, ("n1", "n3", "n4")), (2, ("n1", "n3"))):
         world = World(spec(4, spares=1, min_nodes=needed))
-        world.feed(s.Remove("n2"))
+        world.feed(inputs.Remove("n2"))
         world.settle()
         assert world.state.members == members
 
@@ -81,7 +81,7 @@ def test_a_spare_that_does_not_come_is_waited_for_once_and_comes_in_late() -> No
 
 def test_a_spare_is_started_with_where_a_node_never_came_up() -> None:
     world = World(spec(4, spares=1, min_nodes=2), start=False)
-    world.feed(s.Unfit("n2", "connect: no route to host"))
+    world.feed(inputs.Unfit("n2", "connect: no route to host"))
     for name in ("n1", "n3", "n4"):
         world.join(name)
     world.settle()
@@ -93,7 +93,7 @@ def test_a_node_that_an_operator_calls_dead_does_not_count_for_the_quorum() -> N
     world.state = restore.take_over(world.state.spec, "n4", 2, world.records(), world.now)
     for name in ("n1", "n2", "n3"):
         world.machines[name].connected, world.machines[name].running = False, None
-        world.feed(s.GivenUp(name))
+        world.feed(inputs.GivenUp(name))
     for name in ("n4", "n5"):
         world.machines[name].connected = False
         world.join(name)
@@ -103,7 +103,7 @@ def test_a_node_that_an_operator_calls_dead_does_not_count_for_the_quorum() -> N
 
 def test_a_stray_agent_of_a_removed_node_is_sent_away() -> None:
     world = World(spec(3))
-    world.feed(s.Remove("n3"))
+    world.feed(inputs.Remove("n3"))
     world.settle()
     world.machines["n3"].lives += 1
     world.join("n3")
@@ -116,7 +116,7 @@ ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 
 
 def fail_on(world: World, rank: int, message: str = ECC) -> None:
-    world.feed(s.Beat("n1", stepped=True))
+    world.feed(inputs.Beat("n1", stepped=True))
     world.fail(rank, message)
     world.settle()
 
@@ -131,7 +131,7 @@ def test_a_machine_that_keeps_failing_alone_is_left_out_until_it_is_added() -> N
     reason = str(world.state.nodes["n3"].reason)
     assert "quarantined: caused 3 failures" in reason
     assert "supervisor add --node n3" in reason
-    world.feed(s.Add(world.state.nodes["n3"].spec))
+    world.feed(inputs.Add(world.state.nodes["n3"].spec))
     world.settle()
     assert world.state.members == ("n1", "n2", "n3")
     fail_on(world, 5)
@@ -149,7 +149,7 @@ def test_a_failure_of_the_script_or_of_several_nodes_blames_no_machine() -> None
 
 def test_the_end_of_the_allocation_is_an_incident_and_no_failure() -> None:
     world = World(spec(2))
-    world.feed(s.Stop(preempted="Slurm ends allocation 7 (SIGTERM)"))
+    world.feed(inputs.Stop(preempted="Slurm ends allocation 7 (SIGTERM)"))
     world.settle()
     incident = world.last("incident").detail
     assert (incident["category"], incident["scope"], incident["culprit_ranks"]) == (

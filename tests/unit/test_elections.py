@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from remote_agent import inputs
 from remote_agent import state as s
 from tests.unit.agents_world import Agents
 from tests.unit.world import spec
@@ -130,4 +131,4 @@ def play(world: Agents, kind: str, number: int) -> None:
     elif kind == "time":
         world.pass_time(number)
     elif heads and kind == "restart":
-        heads[0].feed(s.Restart())
+        heads[0].feed(inputs.Restart())

@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from remote_agent import restore
-from remote_agent import state as s
+from remote_agent import inputs, restore
 from remote_agent.diagnose import iso_time
 from remote_agent.journal import Journal, chunks, public, read_records
 from remote_agent.status import document, history
@@ -139,7 +138,7 @@ def test_the_history_is_the_status_after_each_record_and_says_who_asked() -> Non
     world = World(spec(3, min_nodes=2))
     world.fail(1)
     world.settle()
-    world.feed(s.Remove("n3", "ann@laptop"))
+    world.feed(inputs.Remove("n3", "ann@laptop"))
     world.settle()
     records = world.records()
     status: dict[str, Any] = {}

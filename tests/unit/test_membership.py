@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from remote_agent import restore
+from remote_agent import inputs, restore
 from remote_agent import state as s
 from remote_agent.operator_requests import CORDONED, answer, refuse_unready
 from remote_agent.status import document
@@ -21,9 +21,9 @@ def facts(op: str, names: tuple[str, ...], status: dict[str, Any], events: tuple
 
 def carry_out(world: World, op: str, names: tuple[str, ...]) -> None:
     for name in names:
-        world.feed(s.Remove(name) if op == "remove" else s.Add(world.state.nodes[name].spec))
+        world.feed(inputs.Remove(name) if op == "remove" else inputs.Add(world.state.nodes[name].spec))
     if op == "restart":
-        world.feed(s.Restart())
+        world.feed(inputs.Restart())
     world.settle()
 
 
@@ -109,12 +109,12 @@ def members(world: World) -> list[str]:
 def test_a_cordoned_node_stays_until_it_is_lost_and_is_not_taken_back() -> None:
     world = World(spec(4, min_nodes=1))
     generation = world.state.generation
-    world.feed(s.Cordon("n2"))
-    world.feed(s.Cordon("n3"))
+    world.feed(inputs.Cordon("n2"))
+    world.feed(inputs.Cordon("n3"))
     world.settle()
     assert (world.state.generation, document(world.state, {}, "n1")["nodes"][1]["reason"]) == (generation, "cordoned")
     # A restart, and another coordinator, keep it.
-    world.feed(s.Restart())
+    world.feed(inputs.Restart())
     world.settle()
     assert members(world) == ["n1", "n2", "n3", "n4"]
     heir = World(spec(4, min_nodes=1), start=False)
@@ -135,16 +135,16 @@ def test_a_cordoned_node_stays_until_it_is_lost_and_is_not_taken_back() -> None:
     assert (world.state.nodes["n2"].status, world.state.nodes["n2"].reason) == ("spare", CORDONED)
     found = plan("restart", (), document(world.state, {}, "n1"), ())
     assert list(found.nodes) == members(world)
-    world.feed(s.Cordon("n2", on=False))
+    world.feed(inputs.Cordon("n2", on=False))
     world.settle()
     assert members(world) == ["n1", "n2", "n3", "n4"]
-    world.feed(s.Cordon("n2", on=False))
+    world.feed(inputs.Cordon("n2", on=False))
     assert (world.replies[-1].accepted, world.replies[-1].message) == (False, "n2 is not cordoned")
 
 
 def test_a_cordoned_spare_takes_no_place_until_it_is_added() -> None:
     world = World(spec(4, spares=1, min_nodes=2))
-    world.feed(s.Cordon("n4"))
+    world.feed(inputs.Cordon("n4"))
     world.die("n2")
     world.settle()
     assert members(world) == ["n1", "n3"]
@@ -154,7 +154,7 @@ def test_a_cordoned_spare_takes_no_place_until_it_is_added() -> None:
     world.join("n4")
     world.settle()
     assert (members(world), world.state.generation) == (["n1", "n3"], without)
-    world.feed(s.Add(world.state.nodes["n4"].spec))
+    world.feed(inputs.Add(world.state.nodes["n4"].spec))
     world.settle()
     assert members(world) == ["n1", "n3", "n4"]
     assert not restore.fold(world.state.spec, world.records()).nodes["n4"].cordoned

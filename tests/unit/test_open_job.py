@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from remote_agent import open_job, restore
+from remote_agent import inputs, open_job, restore
 from remote_agent import state as s
 from remote_agent.wire import NodeSpec
 from tests.unit.world import World, spec
@@ -64,11 +64,11 @@ def test_who_was_removed_is_told_how_to_come_back() -> None:
     world = open_world(3, min_nodes=1, settle_timeout=0.0)
     come(world, "n1")
     come(world, "n2")
-    world.feed(s.Remove("n2"))
+    world.feed(inputs.Remove("n2"))
     world.settle()
     removed = "left out (removed by an operator): waiting for `supervisor add "
     assert open_job.short_of(world.state, "n2").startswith(removed)
-    world.feed(s.Add(NodeSpec("n3", "10.0.0.3")))
+    world.feed(inputs.Add(NodeSpec("n3", "10.0.0.3")))
     (refusal,) = [one for one in world.replies if not one.accepted]
     assert "start torchrun there first" in refusal.hint
 
@@ -77,7 +77,7 @@ def test_a_removed_node_is_not_waited_for() -> None:
     world = open_world(2, settle_timeout=0.0)
     come(world, "n1")
     come(world, "n2")
-    world.feed(s.Remove("n2"))
+    world.feed(inputs.Remove("n2"))
     world.settle()
     assert (world.state.phase, world.state.members) == (s.RUNNING, ("n1",))
 

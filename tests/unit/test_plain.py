@@ -8,6 +8,7 @@ import pytest
 
 from supervisor import plain
 from supervisor.cli.stacks import stacks_lines
+from supervisor.plain_incident import incident_lines
 
 STATUS: dict[str, Any] = {
     "job": "train-k3f9",
@@ -169,7 +170,7 @@ def test_outcomes_of_other_kinds() -> None:
 
 
 def test_an_incident_names_culprit_victims_evidence_and_hint() -> None:
-    text = "\n".join(plain.incident_lines(INCIDENT))
+    text = "\n".join(incident_lines(INCIDENT))
     for words in (
         "CUDA out of memory in train.py:88",
         "cuda_oom, established; culprit: rank 3 on n2",
@@ -185,7 +186,7 @@ def test_an_incident_names_culprit_victims_evidence_and_hint() -> None:
 
 
 def test_an_incident_that_names_nobody() -> None:
-    text = "\n".join(plain.incident_lines({"id": 2, "summary": "look at dmesg"}))
+    text = "\n".join(incident_lines({"id": 2, "summary": "look at dmesg"}))
     assert "no culprit named" in text
 
 

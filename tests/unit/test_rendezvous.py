@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remote_agent import rendezvous, restore
+from remote_agent import inputs, rendezvous, restore
 from remote_agent import state as s
 from remote_agent.status import document
 from remote_agent.wire import PORTS, JobSpec, Rendezvous
@@ -60,9 +60,9 @@ def test_a_store_that_is_not_ours_gets_another_run_with_each_generation(backend:
     assert [found and found["run_id"] for found in names] == ["job", "job.1", "job.2"]
 
 
-def assigned(node: str, generation: int, ranks: dict[int, int], world_size: int) -> s.Assigned:
+def assigned(node: str, generation: int, ranks: dict[int, int], world_size: int) -> inputs.Assigned:
     """That node's only rank, by number, with its pid."""
-    return s.Assigned(node, generation, tuple((rank, 0, pid) for rank, pid in ranks.items()), world_size)
+    return inputs.Assigned(node, generation, tuple((rank, 0, pid) for rank, pid in ranks.items()), world_size)
 
 
 def started(nnodes: str = "") -> World:
@@ -70,20 +70,20 @@ def started(nnodes: str = "") -> World:
     made = spec(2, nproc=1)
     world = World(dataclasses.replace(made, rendezvous=Rendezvous("c10d", "job", nnodes=nnodes)), start=False)
     for name in ("n1", "n2"):
-        world.feed(s.Joined(name, f"{name}-1"))
-        world.feed(s.Ready(name, 1))
-    world.feed(s.Prepared("n1", 0, 4711))
+        world.feed(inputs.Joined(name, f"{name}-1"))
+        world.feed(inputs.Ready(name, 1))
+    world.feed(inputs.Prepared("n1", 0, 4711))
     for name in ("n1", "n2"):
-        world.feed(s.Started(name, 0, ()))
+        world.feed(inputs.Started(name, 0, ()))
     return world
 
 
 def test_torch_says_which_ranks_a_node_has() -> None:
     world = started()
     assert world.state.phase == s.STARTING
-    world.feed(s.Main("n1", 0, 1))
+    world.feed(inputs.Main("n1", 0, 1))
     world.feed(assigned("n1", 0, {1: 101}, 2))
-    world.feed(s.Main("n2", 0, 0))
+    world.feed(inputs.Main("n2", 0, 0))
     assert world.state.phase == s.STARTING
     world.feed(assigned("n2", 0, {0: 100}, 2))
     assert world.state.phase == s.RUNNING
@@ -94,7 +94,7 @@ def test_ranks_of_others_are_counted_and_told() -> None:
     world = started("3")
     for name, rank in (("n1", 0), ("n2", 2)):
         world.feed(assigned(name, 0, {rank: 100 + rank}, 3))
-        world.feed(s.Main(name, 0, rank))
+        world.feed(inputs.Main(name, 0, rank))
     told = document(world.state, {}, "n1")
     assert told["world_size"] == 3
     assert "1 of 3 ranks are not ours" in str(told["plan"])
@@ -105,7 +105,7 @@ def test_torch_may_assign_the_ranks_anew_while_the_group_runs() -> None:
     world = started("2:3")
     for name, rank in (("n1", 0), ("n2", 1)):
         world.feed(assigned(name, 0, {rank: 100 + rank}, 2))
-        world.feed(s.Main(name, 0, rank))
+        world.feed(inputs.Main(name, 0, rank))
     world.feed(assigned("n1", 0, {1: 201}, 3))
     world.feed(assigned("n2", 0, {2: 202}, 3))
     assert {rank.rank: rank.node for rank in world.state.ranks.values()} == {1: "n1", 2: "n2"}
@@ -116,9 +116,9 @@ def test_a_report_that_is_told_again_does_not_raise_a_dead_rank() -> None:
     world = started()
     for name, rank in (("n1", 0), ("n2", 1)):
         world.feed(assigned(name, 0, {rank: 100 + rank}, 2))
-        world.feed(s.Main(name, 0, rank))
+        world.feed(inputs.Main(name, 0, rank))
     ended = {"rank": 1, "local_rank": 0, "pid": 101, "code": 0, "signal": None, "t_ns": 1}
-    world.feed(s.Exited("n2", 0, ended))
+    world.feed(inputs.Exited("n2", 0, ended))
     world.feed(assigned("n2", 0, {1: 101}, 2))
     assert world.state.ranks[1].state == "succeeded"
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from remote_agent import inputs
 from remote_agent import state as s
 from remote_agent.diagnose import Context
 from remote_agent.diagnose.stalls import Stall, find_stall, is_suspect, stall_incident
@@ -178,7 +179,7 @@ class Watched(World):
                 for order in [order for order in orders if order.op == "pulse"]:
                     orders.remove(order)
                     self.asked += 1
-                    self.feed(s.Pulses(name, int(order.args["generation"]), self.answer(name)))
+                    self.feed(inputs.Pulses(name, int(order.args["generation"]), self.answer(name)))
             self.settle()
 
     def told(self, kind: str) -> list[dict[str, Any]]:
@@ -231,7 +232,7 @@ def test_a_round_that_is_not_complete_is_not_judged() -> None:
         for orders in world.orders.values():
             orders.clear()
         if world.state.watch.asked:
-            world.feed(s.Pulses("n1", 0, {0: {**waiting(5), "t": world.now}}))
+            world.feed(inputs.Pulses("n1", 0, {0: {**waiting(5), "t": world.now}}))
     assert world.told("incident") == []
 
 
@@ -279,7 +280,7 @@ class Training(Watched):
                 self._second(rank, what)
             if STEP in doing.values():
                 for name in self.machines:
-                    self.feed(s.Beat(name, stepped=True, moved=True))
+                    self.feed(inputs.Beat(name, stepped=True, moved=True))
             self.live(1)
 
     def _second(self, rank: int, what: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from remote_agent import restore
+from remote_agent import inputs, restore
 from remote_agent import state as s
 from remote_agent.status import document
 from supervisor import plain
@@ -27,12 +27,12 @@ def world(count: int = 2, **changes: Any) -> World:
 
 def tell(made: World, name: str, *trees: str) -> None:
     """A node says which trees it has."""
-    made.feed(s.Ready(name, 2, trees=trees))
+    made.feed(inputs.Ready(name, 2, trees=trees))
 
 
 def change(made: World, digest: str, *without: str) -> s.Reply:
     """An operator wants another tree."""
-    made.feed(s.Restart("me", tree=digest, told=TOLD, without=without))
+    made.feed(inputs.Restart("me", tree=digest, told=TOLD, without=without))
     return made.replies[-1]
 
 
@@ -111,7 +111,7 @@ def test_a_new_tree_that_fails_at_once_costs_no_job() -> None:
     made = world(max_restarts=2)
     made.fail(0)
     made.settle()
-    made.feed(s.Beat("n1", stepped=True))
+    made.feed(inputs.Beat("n1", stepped=True))
     for name in made.machines:
         tell(made, name, OLD, NEW)
     change(made, NEW)
@@ -142,8 +142,8 @@ def test_a_tree_that_has_made_a_step_is_not_gone_back_from() -> None:
         tell(made, name, OLD, NEW)
     change(made, NEW)
     made.settle()
-    made.feed(s.Beat("n1", stepped=True))
-    made.feed(s.Restart("me"))
+    made.feed(inputs.Beat("n1", stepped=True))
+    made.feed(inputs.Restart("me"))
     made.settle()
     made.fail(0)
     made.settle()

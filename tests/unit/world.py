@@ -6,7 +6,7 @@ import dataclasses
 from collections import deque
 from typing import Any
 
-from remote_agent import restore
+from remote_agent import inputs, restore
 from remote_agent import state as s
 from remote_agent.coordinator import step
 from remote_agent.wire import JobSpec, NodeSpec
@@ -48,7 +48,7 @@ class World:
         self.heirs: list[str] = []
         self.dropped: list[str] = []
         self.orders: dict[str, deque[s.Send]] = {name: deque() for name in self.machines}
-        self.reports: dict[str, deque[s.Event]] = {name: deque() for name in self.machines}
+        self.reports: dict[str, deque[inputs.Input]] = {name: deque() for name in self.machines}
         if start:
             for name in self.machines:
                 self.join(name)
@@ -56,7 +56,7 @@ class World:
 
     # What happens
 
-    def feed(self, event: s.Event) -> None:
+    def feed(self, event: inputs.Input) -> None:
         self.state, commands = step(self.state, event, self.now)
         for command in commands:
             if isinstance(command, s.Emit):
@@ -75,8 +75,8 @@ class World:
         machine = self.machines[name]
         if not machine.connected:
             machine.connected = True
-            self.feed(s.Joined(name, f"{name}-{machine.lives}", machine.running, nproc=machine.nproc))
-            self.feed(s.Ready(name, machine.nproc))
+            self.feed(inputs.Joined(name, f"{name}-{machine.lives}", machine.running, nproc=machine.nproc))
+            self.feed(inputs.Ready(name, machine.nproc))
 
     def die(self, name: str) -> None:
         """The node's agent dies, its workers with it, and what it had to say is lost."""
@@ -84,7 +84,7 @@ class World:
         machine.connected, machine.running, machine.lives = False, None, machine.lives + 1
         self.orders[name].clear()
         self.reports[name].clear()
-        self.feed(s.Gone(name, "its agent died"))
+        self.feed(inputs.Gone(name, "its agent died"))
 
     def fail(
         self, rank: int, message: str = "ValueError: bad", signal: str | None = None, code: int | None = 1
@@ -96,14 +96,14 @@ class World:
                 ended["error"] = (
                     {"message": message, "callstack": "", "timestamp_ns": 1} if code and not signal else None
                 )
-                self.reports[machine.name].append(s.Exited(machine.name, machine.running, ended))
+                self.reports[machine.name].append(inputs.Exited(machine.name, machine.running, ended))
 
     def finish(self) -> None:
         """Every rank exits with 0."""
         for machine in self.machines.values():
             for rank in machine.ranks if machine.running is not None else ():
                 ended = self.exit(machine, rank, code=0)
-                self.reports[machine.name].append(s.Exited(machine.name, machine.running or 0, ended))
+                self.reports[machine.name].append(inputs.Exited(machine.name, machine.running or 0, ended))
 
     def exit(self, machine: Machine, rank: int, **how: Any) -> dict[str, Any]:
         base = {
@@ -121,8 +121,8 @@ class World:
             self.now = min(end, self.now + 1.0)
             for name, machine in self.machines.items():
                 if machine.connected:
-                    self.feed(s.Beat(name))
-            self.feed(s.Tick())
+                    self.feed(inputs.Beat(name))
+            self.feed(inputs.Tick())
 
     # Messages
 
@@ -154,7 +154,7 @@ class World:
     def _obey(self, machine: Machine, order: s.Send) -> None:
         say, args, name = self.reports[machine.name], order.args, machine.name
         if order.op == "prepare":
-            say.append(s.Prepared(name, args["generation"], 29500))
+            say.append(inputs.Prepared(name, args["generation"], 29500))
         elif order.op == "go":
             assert machine.running is None, f"{name} is told to start while it runs generation {machine.running}"
             machine.running = args["generation"]
@@ -162,14 +162,14 @@ class World:
             if machine.stuck:
                 return
             started = tuple((rank, local, 1000 + rank) for local, rank in enumerate(machine.ranks))
-            say.append(s.Started(name, args["generation"], started))
-            say.extend(s.Main(name, args["generation"], rank) for rank in machine.ranks)
+            say.append(inputs.Started(name, args["generation"], started))
+            say.extend(inputs.Main(name, args["generation"], rank) for rank in machine.ranks)
         elif order.op == "stop" and not machine.stuck:
             exits: tuple[dict[str, Any], ...] = ()
             if machine.running is not None and machine.running <= args["generation"]:
                 exits = tuple(self.exit(machine, rank, signal="SIGTERM", stopped_by_us=True) for rank in machine.ranks)
                 machine.running = None
-            say.append(s.Idle(name, args["generation"], exits))
+            say.append(inputs.Idle(name, args["generation"], exits))
         elif order.op in ("leave", "end"):
             machine.connected, machine.running = False, None
 
