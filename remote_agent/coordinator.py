@@ -98,6 +98,7 @@ def on_joined(turn: Turn, event: inputs.Joined) -> None:
         running=event.running,
         incarnation=event.incarnation,
         ready=node.ready and not fresh,
+        lacks=False,
     )
     state = turn.state
     if state.phase == s.ENDED:

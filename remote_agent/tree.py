@@ -161,12 +161,11 @@ class TreeSync:
         `keep`: older versions that stay too.
         """
         plan = self._whole(tree)
-        versions, current = Versions(plan.side), plan.state.digest
+        versions = Versions(plan.side)
         try:
-            if current and current not in versions.digests():
-                versions.add(plan, current, as_it_lies(plan))
+            _keep_current(plan, versions)
             versions.add(plan, digest, plan.manifest)
-            versions.prune({current, digest, *keep})
+            versions.prune({plan.state.digest, digest, *keep})
             shutil.rmtree(plan.side / "incoming", ignore_errors=True)
         except OSError as error:
             raise _translate(error, plan.root, sum(plan.missing.values())) from error
@@ -182,6 +181,7 @@ class TreeSync:
         versions = Versions(side)
         plan = self.plan(tree, pack(versions.manifest(digest)))
         try:
+            _keep_current(plan, versions)
             # Whoever dies in the middle leaves a tree that is called by no name, and is put in order by the next.
             dataclasses.replace(before, digest="").save(side / "state.json")
             put_in_place(self._whole(tree), digest)
@@ -256,6 +256,13 @@ def _translate(error: OSError, root: Path, needed: int) -> Problem:
         f"{name}: {error.strerror}",
         "something on the node is in the way; remove it there, or exclude it here",
     )
+
+
+def _keep_current(plan: Plan, versions: Versions) -> None:
+    """Keep what is in place, as it lies, so that it can be gone back to; raises Problem, OSError."""
+    digest = plan.state.digest
+    if digest and digest not in versions.digests():
+        versions.add(plan, digest, as_it_lies(plan))
 
 
 def _same(known: File | None, file: File) -> bool:

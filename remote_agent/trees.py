@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # Of a digest, for people.
 SHORT = 8
+LACKING = "it has not the work tree"
 # Files that the journal names.
 MAX_TOLD = 20
 
@@ -28,16 +29,17 @@ def current(state: s.State) -> s.Version:
 def admits(turn: Turn, name: str) -> bool:
     """Note whether a node has the tree of the next group; returns False where it has not, as it is not ready then."""
     state, node = turn.state, turn.node(name)
-    lacks = bool(state.trees) and state.trees[-1].digest not in node.trees
-    if lacks:
-        turn.set_node(name, lacks=True, ready=False, reason=_lacking(current(state).digest, name))
-    elif node.lacks:
-        turn.set_node(name, lacks=False, reason=None)
-    return not lacks
-
-
-def _lacking(digest: str, name: str) -> str:
-    return f"it has not the work tree {digest[:SHORT]}: `supervisor add --node {name}` brings it"
+    digest = current(state).digest
+    missing = bool(state.trees) and digest not in node.trees
+    # One that is not ready anyway will say what it has when it is.
+    lacks = missing and (node.ready or node.lacks)
+    # Why a node is out anyway is worth more.
+    reason = None if (node.reason or "").startswith(LACKING) else node.reason
+    if lacks and node.connected and node.status not in ("removed", "failed", "draining"):
+        reason = f"{LACKING} {digest[:SHORT]}: `supervisor add --node {name}` brings it"
+    if lacks or node.lacks:
+        turn.set_node(name, lacks=lacks, ready=node.connected and not lacks, reason=reason)
+    return not missing
 
 
 def change(turn: Turn, event: inputs.Restart) -> bool:

@@ -48,8 +48,8 @@ def _restart(status: Status, targets: Targets) -> str:
 
 def _sync(status: Status, targets: Targets) -> str:
     return (
-        f"brings the files to all nodes first, while the group goes on; then stops all {_group(status)} and starts "
-        f"them from the new files as generation {_next(status)}, from their last snapshot; not charged to max_restarts"
+        f"brings the files to all nodes while the group goes on; then restarts all {_group(status)} from them, as "
+        f"generation {_next(status)} and from the last snapshot; not charged to max_restarts"
     )
 
 

@@ -318,8 +318,8 @@ class Healer:
         """Bring nodes that came back the work tree that the group runs from now, once."""
         session = self._session
         digest = str((session.status.get("tree") or {}).get("digest"))
-        lacking = [str(node["name"]) for node in session.status.get("nodes", ()) if node.get("lacks_tree")]
-        for name in lacking:
+        lacking = {str(node["name"]) for node in session.status.get("nodes", ()) if node.get("lacks_tree")}
+        for name in lacking & self._taking_part(*OUT):
             link = session.links.get(name)
             if link is None or not (link.opened and link.view.live) or (name, digest) in self._brought:
                 continue

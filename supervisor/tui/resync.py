@@ -27,7 +27,6 @@ _FACTS: Final = ("Lost", "Downtime")
 def offer(app: SupervisorApp, action: Action) -> None:
     """Look at what is edited here, then ask."""
     # One question: who presses the key again while a large tree is read waits for the last one.
-    app.say("reading the work tree here", title=action.label, seconds=2)
     app.run_worker(_offer(app, action), exit_on_error=False, exclusive=True, group="edited")
 
 
@@ -46,7 +45,7 @@ async def _offer(app: SupervisorApp, action: Action) -> None:
     facts += [fact for fact in plan("restart", (), app.source.status, app.source.events).facts if fact[0] in _FACTS]
     choices = [Choice("cancel", "Cancel")]
     choices += [Choice("sync", "Sync and restart", danger=True)] if change else []
-    choices += [Choice("rollback", f"Roll back to {previous['digest'][:8]}", danger=True)] if previous else []
+    choices += [Choice("rollback", "Roll back", danger=True)] if previous else []
 
     def answered(answer: str | None) -> None:
         if answer in ("sync", "rollback"):
@@ -66,7 +65,7 @@ def _begin(app: SupervisorApp, action: Action, verb: str, wish: Json) -> None:
 
 async def _send(app: SupervisorApp, action: Action, verb: str, wish: Json) -> None:
     if verb == "sync":
-        app.say(f"{action.label}: bringing the files to the nodes; the job goes on meanwhile", seconds=8)
+        app.say(f"{action.label}: bringing the files to the nodes; the job goes on meanwhile", seconds=4)
     try:
         answer = await app.source.request(verb, **wish)
     except (SupervisorError, WireError, OSError, asyncio.TimeoutError) as error:

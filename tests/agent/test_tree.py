@@ -346,8 +346,13 @@ def test_a_version_waits_beside_the_tree_and_the_one_before_stays(node: Node) ->
     assert node.sync.digests(TREE) == [one, two, three]
     node.switch(three)
     assert node.sync.digests(TREE) == [one, three]
-    blobs = node.home.trees / ".state" / TREE / "versions" / "blobs"
+    side = node.home.trees / ".state" / TREE
+    blobs = side / "versions" / "blobs"
     assert sorted(path.read_text() for path in blobs.iterdir()) == ["changed there", "newest", "old", "once"]
+    # As on a node that joined with the newest tree alone: that is kept too when the others go back.
+    (side / "versions" / three).unlink()
+    node.switch(one)
+    assert node.sync.digests(TREE) == [one, three]
     with pytest.raises(Problem, match="22222222 of the work tree is not on this node"):
         node.switch(two)
 

@@ -84,7 +84,9 @@ def test_all_ranks_start_from_one_tree_that_the_journal_names_first_and_go_back_
 
 
 def test_a_node_that_comes_without_the_tree_waits_until_it_has_it() -> None:
-    made = world(3, min_nodes=2)
+    made = world(4, min_nodes=2)
+    made.feed(s.Remove("n4"))
+    made.settle()
     tell(made, "n1", OLD, NEW)
     tell(made, "n2", OLD, NEW)
     assert change(made, NEW, "n3").accepted
@@ -95,6 +97,12 @@ def test_a_node_that_comes_without_the_tree_waits_until_it_has_it() -> None:
         True,
         "it has not the work tree bbbbbbbb: `supervisor add --node n3` brings it",
     )
+    assert change(made, OLD).accepted
+    made.settle()
+    assert group(made) == "n1 n2 n3"
+    assert change(made, NEW, "n3").accepted
+    made.settle()
+    assert group(made) == "n1 n2"
     # Also after its agent was started again.
     made.die("n3")
     made.join("n3")
@@ -105,6 +113,7 @@ def test_a_node_that_comes_without_the_tree_waits_until_it_has_it() -> None:
     assert group(made) == "n1 n2 n3"
     assert document(made.state, {}, "n1")["nodes"][2]["reason"] is None
     assert made.last("tree_changed").detail["without"] == ["n3"]
+    assert made.state.nodes["n4"].reason == "removed by an operator"
 
 
 def test_a_new_tree_that_fails_at_once_costs_no_job() -> None:
