@@ -85,7 +85,7 @@ def test_all_ranks_start_from_one_tree_that_the_journal_names_first_and_go_back_
 
 def test_a_node_that_comes_without_the_tree_waits_until_it_has_it() -> None:
     made = world(4, min_nodes=2)
-    made.feed(s.Remove("n4"))
+    made.feed(inputs.Remove("n4"))
     made.settle()
     tell(made, "n1", OLD, NEW)
     tell(made, "n2", OLD, NEW)
