@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -40,9 +41,42 @@ async def start(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     files, node = _check(home, args)
     script = _script_hash(JobSpec.from_json(args["spec"]))
     try:
+        files.make()
+        lock = await _lock(files)
+    except OSError as error:
+        raise _refusal(files, error) from error
+    try:
+        # Whoever held it may have started its own.
+        _refuse_second(files, node)
+        pid = await _start(files, node, args)
+    finally:
+        os.close(lock)
+    return {"script": script} if pid is None else {"agent_pid": pid, "script": script}
+
+
+async def _lock(files: JobFiles) -> int:
+    """Take the right to start an agent of this job here: keys of two launches must not mix. Raises Problem, OSError."""
+    fd = os.open(files.root / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = asyncio.get_running_loop().time() + START_DEADLINE_S
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fd
+            if asyncio.get_running_loop().time() > deadline:
+                raise Problem("already_running", f"another launch starts job {files.name} here", "choose another --job")
+            await asyncio.sleep(POLL_S)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+async def _start(files: JobFiles, node: str, args: dict[str, Any]) -> int | None:
+    """Write the job's directory and start its agent; returns its pid, None where a step is to bring it."""
+    try:
         _write(files, node, args)
         if args.get("step"):
-            return {"script": script}
+            return None
         process = _spawn(files, "--detach")
     except OSError as error:
         raise _refusal(files, error) from error
@@ -50,7 +84,7 @@ async def start(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     if pid is None:
         raise Problem("start", f"the agent did not start (status {process.returncode}): {_tail(files)}")
     await _until_accepting(files, pid)
-    return {"agent_pid": pid, "script": script}
+    return pid
 
 
 async def await_agent(home: Home, args: dict[str, Any]) -> dict[str, Any]:
