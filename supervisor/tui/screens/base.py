@@ -95,6 +95,10 @@ class LiveScreen(Screen[None], inherit_bindings=False):
     def show(self, snapshot: Snapshot) -> None:
         """Show a newer state in the body."""
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """A key that is typed ahead of the first frame has nothing to act on yet."""
+        return self.is_mounted or action == "go"
+
     def selection(self) -> Target:
         """What is selected."""
         return Target()
