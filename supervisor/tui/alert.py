@@ -5,7 +5,7 @@ In: a snapshot, the age of its status. Out: two rows of exact width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from supervisor.tui import words
 from supervisor.tui.cells import Row, Span, clean, fit_row, row_width, spread
@@ -13,6 +13,10 @@ from supervisor.tui.cells import Row, Span, clean, fit_row, row_width, spread
 if TYPE_CHECKING:
     from supervisor.tui.model import Snapshot
     from supervisor.tui.words import Glyphs
+
+
+# So much of a failure has to be seen at least, cells: the rank and the first word of what it met.
+SEEN: Final = 22
 
 
 class Fact(NamedTuple):
@@ -137,6 +141,8 @@ def _failure_row(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Row:
         if row_width(left) + row_width(end) + len(plan) > width:
             # Both must be seen; where on earth it happens next can be read elsewhere.
             end.insert(0, (plan.partition(" on ")[0].partition(";")[0].partition(" (")[0], "warn"))
+            if row_width(left[:1]) + SEEN + row_width(end) > width:
+                left[0], end[-1] = (" ! ", "alarm"), (" [i] ", "key")
         else:
             left.append((plan, "warn"))
     return spread(left, end, width, glyphs.more)

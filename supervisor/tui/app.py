@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from textual import events
+
 from supervisor.paths import themes_dir
 from supervisor.session.logs import Selection
 from supervisor.tui import clipboard, keymap, keys
@@ -110,6 +112,11 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         """How often the time has been put back."""
         return 0
 
+    async def on_event(self, event: events.Event) -> None:
+        """Keys that were typed ahead of the end find no screen any more: they are nobody's."""
+        if self.screen_stack or not isinstance(event, events.InputEvent):
+            await super().on_event(event)
+
     # --- the tick
 
     def on_mount(self) -> None:
@@ -193,10 +200,7 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
     def _steer(self) -> None:
         """Move by itself where that is what everybody would do, and only from a screen without a dialog."""
         for notice in self.source.notices[self._announced :]:
-            severity: Level = (
-                "error" if notice.level == "error" else "warning" if notice.level == "warning" else "information"
-            )
-            self.say(notice.text, level=severity, seconds=8)
+            self.say(notice.text, level=_LEVELS.get(notice.level, "information"), seconds=8)
         self._announced = len(self.source.notices)
         if len(self.screen_stack) > 1:
             return

@@ -195,10 +195,9 @@ def _next(page: Page, incident: Json, snapshot: Snapshot) -> None:
     page.section("what you can do")
     if incident.get("hint"):
         page.prose(str(incident["hint"]), "text")
-    keys: list[Span] = [("  l ", "key"), ("the log of the rank that failed first", "dim")]
+    page.add((("  l ", "key"), ("the log of the rank that failed first", "dim")))
     if not snapshot.ended:
-        keys += [("   x ", "key"), ("restart, remove or add a node, stop", "dim")]
-    page.add(tuple(keys))
+        page.add((("  x ", "key"), ("restart, remove or add a node, stop", "dim")))
 
 
 def what_next(incident: Json, snapshot: Snapshot) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from supervisor import overrides, plain, usage
+from supervisor.inventory.pattern import fold
 from supervisor.tui import words
 from supervisor.tui.cells import Row, clean, entries, fit, whole_numbers
 
@@ -71,7 +72,7 @@ def _running(facts: Json) -> str:
 
 def _started(facts: Json) -> str:
     members = entries(facts.get("members"))
-    names = " ".join(str(entry.get("node")) for entry in members if isinstance(entry, dict))
+    names = fold(str(entry.get("node")) for entry in members if isinstance(entry, dict))
     joining = facts.get("rendezvous")
     meeting = f", {joining.get('backend')} {joining.get('endpoint')}" if isinstance(joining, dict) else ""
     return f"world {facts.get('world_size', '?')} on {names}{meeting}"

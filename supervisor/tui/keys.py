@@ -46,6 +46,7 @@ SCREENS: Final = (
 )
 
 _LISTS = "map nodes ranks run"
+_PANES = "map nodes ranks run nccl"
 
 KEYS: Final[tuple[Key, ...]] = (
     *(
@@ -101,8 +102,8 @@ KEYS: Final[tuple[Key, ...]] = (
         "map nodes ranks",
     ),
     Key("metric", "m", "metric", "", "heat map of: state, output, lag, gpu, mem, cpu", "map"),
-    Key("pane", "tab", "pane(1)", "pane", "next pane", "map run", 60),
-    Key("pane.back", "shift+tab", "pane(-1)", "", "previous pane", "map run"),
+    Key("pane", "tab", "pane(1)", "pane", "next pane", _PANES, 60),
+    Key("pane.back", "shift+tab", "pane(-1)", "", "previous pane", _PANES),
     Key("log.follow", "f", "follow", "follow", "follow the end, or stop following", "logs", 10, palette=True),
     Key("log.find", "slash", "find", "find", "find text or a pattern in this view", "logs", 20),
     Key("log.next", "n", "hit(1)", "next", "next hit", "logs", 30),

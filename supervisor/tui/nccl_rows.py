@@ -84,9 +84,10 @@ def nothing_told(generation: int, status: Json, width: int) -> list[Row]:
     )
     rows: list[Row] = [((" " + line, "text"),) for line in wrap(text, width - 2)]
     ask = (("  x n ", "key"), ("sets NCCL_DEBUG=INFO for the next group, now or later", "dim"))
-    cli = ((" " * 6, ""), ("supervisor restart HOSTS --env NCCL_DEBUG=INFO does the same", "dim"))
+    line = "supervisor restart HOSTS --env NCCL_DEBUG=INFO does the same"
+    cli: list[Row] = [((" " * 6 + part, "dim"),) for part in wrap(line, width - 7)]
     asked = overrides.now(status)
-    return [*rows, *([(), ((f"  {clean(asked)}", "warn"),)] if asked else []), (), ask, cli]
+    return [*rows, *([(), ((f"  {clean(asked)}", "warn"),)] if asked else []), (), ask, *cli]
 
 
 def short(transport: str) -> str:

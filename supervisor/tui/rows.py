@@ -6,6 +6,7 @@ In: `model.Snapshot`, a width, glyphs. Out: rows.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -139,8 +140,12 @@ def _link(node: NodeRow) -> Row:
     return ((word, "dim" if word in ("ok", "-") else "warn"),)
 
 
+def _state(rank: RankRow) -> str:
+    return rank.state
+
+
 def _running(node: NodeRow) -> str:
-    alive = sum(rank.state in ("running", "silent", "starting") for rank in node.ranks)
+    alive = sum(rank.state in ("running", "starting") for rank in node.ranks)
     return f"{alive}/{len(node.ranks)}" if node.ranks else "-"
 
 
@@ -191,6 +196,9 @@ def node_lines(node: NodeRow, snapshot: Snapshot, width: int) -> list[Row]:
         facts.append(("address", f"{node.address}{offset}", "dim"))
     if node.ranks:
         facts.append(("ranks", plain.ranges([rank.rank for rank in node.ranks]), "text"))
+        for state, odd in itertools.groupby(sorted((r for r in node.ranks if r.has_problem), key=_state), _state):
+            numbers = plain.ranges([rank.rank for rank in odd])
+            facts.append(("", f"{words.RANKS[state].word}: {numbers}", words.RANKS[state].role))
     lines: list[Row] = []
     for name, text, look in facts:
         for number, line in enumerate(wrap(text, max(20, width - 12))):
@@ -198,6 +206,19 @@ def node_lines(node: NodeRow, snapshot: Snapshot, width: int) -> list[Row]:
     return lines
 
 
-def name_width(nodes: Sequence[NodeRow]) -> int:
+def flow(head: Row, facts: Iterable[Row], width: int) -> list[Row]:
+    """Facts behind a head, side by side; on another line where there is no room."""
+    start: Row = head
+    lines: list[Row] = []
+    for fact in facts:
+        if lines and row_width(lines[-1]) + 3 + row_width(fact) <= width:
+            lines[-1] = (*lines[-1], ("   ", "dim"), *fact)
+        else:
+            lines.append((*start, *fact))
+            start = ((" " * row_width(head), "dim"),)
+    return lines or [head]
+
+
+def name_width(nodes: Sequence[NodeRow], at_most: int = 20) -> int:
     """Cells for a column of node names."""
-    return max(4, min(20, max((width_of(clean(node.name)) for node in nodes), default=4)))
+    return max(4, min(at_most, max((width_of(clean(node.name)) for node in nodes), default=4)))

@@ -13,7 +13,7 @@ from supervisor import overrides
 from supervisor.inventory.pattern import fold
 from supervisor.tui import words
 from supervisor.tui.cells import Row, Span, clean
-from supervisor.tui.rows import Column
+from supervisor.tui.rows import Column, flow
 from supervisor.tui.runs import Run, bar
 from supervisor.tui.textflow import wrap
 
@@ -110,14 +110,14 @@ def run_lines(
 def _restart(run: Run, width: int, glyphs: Glyphs) -> list[Row]:
     """The phases as a bar, and in numbers."""
     room = max(10, width - 12)
-    numbers: list[Span] = []
+    numbers: list[Row] = []
     for name, value in run.phases.items():
         letter, role = PHASES[name]
-        numbers += [("  " if numbers else "", ""), (f"{letter} ", role), (f"{name} {value:,.0f}", "dim")]
+        numbers.append(((f"{letter} ", role), (f"{name} {value:,.0f}", "dim")))
     head: Row = (("  restart  ", "dim"),)
     total = f"{_took(run)}  "
     spans = bar_spans(run, sum(run.phases.values()), max(5, room - len(total)))
-    return [(*head, (total, "text"), *spans), ((" " * 11, ""), *numbers)]
+    return [(*head, (total, "text"), *spans), *flow(((" " * 11, ""),), numbers, width)]
 
 
 def _facts(facts: Sequence[tuple[str, str, str]], width: int) -> list[Row]:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from supervisor import usage
 from supervisor.tui import words
-from supervisor.tui.rows import Column, step_text
+from supervisor.tui.rows import Column, flow, step_text
 from supervisor.tui.spark import spark
 
 if TYPE_CHECKING:
-    from supervisor.tui.cells import Row, Span
+    from supervisor.tui.cells import Row
     from supervisor.tui.model import NodeRow, RankRow
     from supervisor.tui.source import Json
     from supervisor.tui.spark import History
@@ -111,7 +111,7 @@ def _unit(value: object, unit: str) -> str:
     return "-" if found is None else f"{found:.0f}{unit}"
 
 
-def node_usage_lines(node: NodeRow) -> list[Row]:
+def node_usage_lines(node: NodeRow, width: int) -> list[Row]:
     """What a node uses, in full: host, then each GPU."""
     vitals = node.vitals
     if not vitals:
@@ -123,11 +123,14 @@ def node_usage_lines(node: NodeRow) -> list[Row]:
         ("shm free", usage.size(usage.number(vitals.get("shm_free")))),
     ]
     age, old = usage.number(vitals.get("age_s")), node.vitals_old
-    lines = [_line("uses", host, age, old=old), _line("net", [("in/out", f"{usage.traffic(vitals)} /s")], age, old=old)]
-    return lines + [_gpu_line(gpu, old=node.vitals_old) for gpu in usage.gpus_of(vitals)]
+    lines = _line("uses", host, age, width, old=old)
+    lines += _line("net", [("in/out", f"{usage.traffic(vitals)} /s")], age, width, old=old)
+    for gpu in usage.gpus_of(vitals):
+        lines += _gpu_line(gpu, width, old=old)
+    return lines
 
 
-def _gpu_line(gpu: usage.Document, *, old: bool) -> Row:
+def _gpu_line(gpu: usage.Document, width: int, *, old: bool) -> list[Row]:
     power, limit = usage.number(gpu.get("power")), usage.number(gpu.get("power_limit"))
     facts = [
         ("", usage.percent(usage.number(gpu.get("use")))),
@@ -143,28 +146,29 @@ def _gpu_line(gpu: usage.Document, *, old: bool) -> Row:
         f"gpu {_unit(gpu.get('index'), '')}",
         facts,
         usage.number(gpu.get("age_s")),
+        width,
         old=old,
         role="bad" if bad else "text",
     )
 
 
-def _line(name: str, facts: Sequence[tuple[str, str]], age: float | None, *, old: bool, role: str = "text") -> Row:
-    """One line of facts; those that nobody knows are left out, and old ones say how old they are."""
-    spans: list[Span] = [(f"  {name:<9}", "dim")]
-    for label, text in facts:
-        if text != "-":
-            spans += [(f"{label} " if label else "", "dim"), (f"{text}   ", "off" if old else role)]
+def _line(
+    name: str, facts: Sequence[tuple[str, str]], age: float | None, width: int, *, old: bool, role: str = "text"
+) -> list[Row]:
+    """Facts in as few lines as they need; those that nobody knows are left out, and old ones say how old they are."""
+    shown: list[Row] = [
+        ((f"{label} " if label else "", "dim"), (text, "off" if old else role)) for label, text in facts if text != "-"
+    ]
     if old:
-        spans.append((f"{words.age(age)} old", "warn"))
-    return tuple(spans)
+        shown.append(((f"{words.age(age)} old", "warn"),))
+    return flow(((f"  {name:<9}", "dim"),), shown, width)
 
 
 def rank_lines(rank: RankRow, history: History, width: int, glyphs: Glyphs) -> list[Row]:
     """All that is known of one rank, with bars of the last minutes."""
-    where = f"{rank.node}   local rank {rank.local_rank}   pid {rank.pid or '-'}"
-    lines: list[Row] = [
-        (("  state    ", "dim"), (f"{rank.look.word}  {rank.outcome}".rstrip(), rank.look.role), (f"   {where}", "dim"))
-    ]
+    state: Row = ((f"{rank.look.word}  {rank.outcome}".rstrip(), rank.look.role),)
+    where = [((text, "dim"),) for text in (rank.node, f"local rank {rank.local_rank}", f"pid {rank.pid or '-'}")]
+    lines = flow((("  state    ", "dim"),), [state, *where], width)
     if rank.step is not None:
         lag = usage.number(rank.progress.get("lag"))
         behind = f"   {lag:,.0f} behind the median" if lag else ""
@@ -185,9 +189,9 @@ def rank_lines(rank: RankRow, history: History, width: int, glyphs: Glyphs) -> l
         ("resident", usage.size(usage.number(rank.vitals.get("rss")))),
     ]
     if rank.vitals:
-        lines.append(_line("uses", used, usage.number(rank.vitals.get("age_s")), old=rank.vitals_old))
+        lines += _line("uses", used, usage.number(rank.vitals.get("age_s")), width, old=rank.vitals_old)
     if rank.gpu:
-        lines.append(_gpu_line(rank.gpu, old=rank.vitals_old))
+        lines += _gpu_line(rank.gpu, width, old=rank.vitals_old)
     return lines
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 SIZES = ((60, 16), (80, 24), (120, 30), (160, 48))
 # A machine under load may take long for what is done in a moment.
 DEADLINE_S = 60.0
+MARK = re.compile(r"^=== (\d+x\d+.*)\n", re.MULTILINE)
 
 
 @asynccontextmanager
@@ -89,12 +91,12 @@ async def until(app: SupervisorApp, pilot: Pilot[int], true: Callable[[], bool])
     raise AssertionError("it did not become true:\n" + text_of(app))
 
 
-async def press(app: SupervisorApp, pilot: Pilot[int], *keys: str) -> str:
+async def press(app: SupervisorApp, pilot: Pilot[int], *keys: str, turns: int = 5) -> str:
     """Press keys one after the other, and return what is on the screen then."""
     for key in keys:
         type_key(app, key)
-        await settle(app, pilot, 2)
-    return await settle(app, pilot)
+        await settle(app, pilot, min(2, turns - 1))
+    return await settle(app, pilot, turns)
 
 
 def type_key(app: SupervisorApp, key: str) -> None:
@@ -107,19 +109,35 @@ def type_key(app: SupervisorApp, key: str) -> None:
     driver.send_message(event)
 
 
-def compare(name: str, app: SupervisorApp, text: str) -> None:
-    """Compare with the stored text; on a difference say where, and leave a picture."""
+def stored(name: str) -> dict[str, str]:
+    """The stored texts of one screen by size, `80x24`, or size and mode, `80x24 ascii`."""
     path = SNAPSHOTS / f"{name}.txt"
+    parts = MARK.split(path.read_text(encoding="utf-8")) if path.exists() else [""]
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def compare(name: str, texts: Mapping[str, str]) -> None:
+    """Compare one screen's texts with the stored ones; on a difference say where."""
+    before = stored(name)
     if os.environ.get("UPDATE_SNAPSHOTS") == "1":
-        path.write_text(text, encoding="utf-8")
+        merged = {**before, **texts}
+        told = "".join(f"=== {size}\n{merged[size]}" for size in sorted(merged, key=_order))
+        (SNAPSHOTS / f"{name}.txt").write_text(told, encoding="utf-8")
         return
-    stored = path.read_text(encoding="utf-8") if path.exists() else ""
-    if stored == text:
-        return
-    picture = Path(os.environ.get("XDG_CONFIG_HOME", "/tmp")) / f"{name}.svg"
-    picture.write_text(app.export_screenshot(), encoding="utf-8")
-    diff = "\n".join(difflib.unified_diff(stored.splitlines(), text.splitlines(), "stored", "now", lineterm="", n=1))
-    raise AssertionError(f"{name} looks different (UPDATE_SNAPSHOTS=1 stores it; picture: {picture})\n{diff}")
+    diffs = [
+        "\n".join(difflib.unified_diff(old, text.splitlines(), f"{size} stored", f"{size} now", lineterm="", n=1))
+        for size, text in texts.items()
+        if (old := before.get(size, "").splitlines()) != text.splitlines()
+    ]
+    if diffs:
+        raise AssertionError("\n".join([f"{name} looks different (UPDATE_SNAPSHOTS=1 stores it)", *diffs]))
 
 
-Steps = Callable[[SupervisorApp, Pilot[int]], Awaitable[Any]]
+def _order(size: str) -> tuple[str, int]:
+    cells, _, mode = size.partition(" ")
+    return mode, int(cells.partition("x")[0])
+
+
+def named(size: tuple[int, int]) -> str:
+    """A size as it is written."""
+    return f"{size[0]}x{size[1]}"

@@ -14,7 +14,7 @@ from supervisor.tui import keys
 from supervisor.tui.replay import ReplayApp
 from supervisor.tui.screens.logs import LogsScreen
 from tests.tui import recordings
-from tests.tui.screens import compare, press, running_app, text_of, type_key
+from tests.tui.screens import compare, named, press, running_app, text_of, type_key
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_header_and_keys_of_a_replay(player: Player, size: tuple[int, int]) -> N
         async with running_app(ReplayApp(player), size) as pilot:
             app = pilot.app
             assert isinstance(app, ReplayApp)
-            compare(f"replay_{size[0]}x{size[1]}", app, await press(app, pilot, "right_parenthesis"))
+            compare("replay", {named(size): await press(app, pilot, "right_parenthesis")})
 
     asyncio.run(scenario())
 

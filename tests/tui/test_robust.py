@@ -17,6 +17,7 @@ from supervisor.session.session import Session
 from supervisor.session.view import Notice
 from supervisor.tui import theming
 from supervisor.tui.app import SupervisorApp
+from supervisor.tui.screens.dialogs import Dialog
 from supervisor.tui.source import Source
 from supervisor.tui.widgets.lines import LineView
 from supervisor.tui.widgets.picker import Picker
@@ -35,26 +36,29 @@ def as_source(session: Session) -> Source:
     return session
 
 
-@pytest.mark.parametrize("screen", "123456")
+@pytest.mark.parametrize("screen", "1234567")
 def test_random_keys_on_every_screen(screen: str) -> None:
-    """150 on each of the six here, as the suite has no time for more; RANDOM_KEYS=1000 presses so many."""
-    batches = int(os.environ.get("RANDOM_KEYS", "150")) // 50
+    """1,000 on each, as fast as a pasted text; KEYS_SEED=… plays those of a failure again."""
+    seed = int(os.environ.get("KEYS_SEED") or random.randrange(1 << 32))
+    rng = random.Random(f"{seed} {screen}")
+    pressed: list[str] = []
+    session = open_recording(("restarting_4x2", "failed_4x2", "64x8")[int(screen) % 3])
 
-    async def scenario() -> None:
-        recording = ("restarting_4x2", "failed_4x2", "64x8")[int(screen) % 3]
-        session = open_recording(recording)
-        rng = random.Random(screen)
+    async def until_it_is_left() -> None:
         async with running(session, (80, 24)) as (app, pilot):
-            for _ in range(batches):
-                for key in (*["escape"] * 3, screen, *rng.choices(KEYS, k=50)):
+            while app.return_value is None and len(pressed) < 1000:
+                burst = rng.choices(KEYS, k=rng.randint(1, 30))
+                pressed.extend(burst)
+                for key in (*["escape"] * 3, screen, *burst) if rng.random() < 0.2 else burst:
                     type_key(app, key)
-                    await pilot.pause(0)
                 session.touch()
-                await settle(app, pilot, 1)
-                if app.return_value is not None:
-                    break
+                await settle(app, pilot, 0)
 
-    asyncio.run(scenario())
+    try:
+        while len(pressed) < 1000:
+            asyncio.run(until_it_is_left())
+    except Exception as error:
+        raise AssertionError(f"KEYS_SEED={seed}, after {len(pressed)} keys: {' '.join(pressed[-40:])}") from error
 
 
 @pytest.mark.parametrize("name", SCREENS)
@@ -332,5 +336,35 @@ def test_a_lost_node_without_ranks_stays_on_the_heat_map() -> None:
         session.status["nodes"][52].update(state="lost", ranks=[])
         async with running(session) as (app, _):
             assert re.search(r"n052 X {8}", text_of(app))
+
+    asyncio.run(scenario())
+
+
+def test_a_dialog_closes_once_whatever_keys_were_typed_ahead() -> None:
+    async def scenario() -> None:
+        async with running(recorded.load("running_2x2")) as (app, pilot):
+            await press(app, pilot, "question_mark")
+            page = app.screen
+            assert isinstance(page, Dialog)
+            page.action_cancel()
+            page.action_cancel()
+            await settle(app, pilot)
+            assert app.screen is app.live_screen
+
+    asyncio.run(scenario())
+
+
+def test_the_page_below_a_table_is_reached_and_the_selection_outlives_a_restart() -> None:
+    async def scenario() -> None:
+        session = recorded.measured(recorded.many(2, 8))
+        async with running(session, (60, 16)) as (app, pilot):
+            assert "gpu 7" not in await press(app, pilot, "2")
+            assert "gpu 7" in await press(app, pilot, "tab", "G")
+            assert "rank 3 ─" in await press(app, pilot, "3", "down", "down", "down")
+            nodes = session.status["nodes"]
+            session.touch(status={**session.status, "nodes": [{**node, "ranks": []} for node in nodes]})
+            assert "no ranks yet" in await settle(app, pilot)
+            session.touch(status={**session.status, "nodes": nodes})
+            assert "rank 3 ─" in await settle(app, pilot)
 
     asyncio.run(scenario())

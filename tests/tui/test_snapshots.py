@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from tests.tui import fabrics, recorded
-from tests.tui.screens import SIZES, compare, press, running
+from tests.tui.screens import SIZES, compare, named, press, running, settle
 
 # Name, recording, keys to the screen.
 SCREENS = {
@@ -65,20 +66,23 @@ def open_recording(name: str) -> recorded.RecordedSession:
     return recorded.load(name)
 
 
-async def _shot(name: str, size: tuple[int, int], suffix: str, **options: object) -> None:
+async def _shots(name: str, mode: str = "", sizes: Sequence[tuple[int, int]] = SIZES, **options: object) -> None:
     recording, keys = SCREENS[name]
     session = open_recording(recording)
     if name == "map_stale":
         session.status_age_s = 12.0
-    async with running(session, size, **options) as (app, pilot):
-        text = await press(app, pilot, *keys)
-        compare(f"{name}_{size[0]}x{size[1]}{suffix}", app, text)
+    texts = {}
+    async with running(session, sizes[0], **options) as (app, pilot):
+        await press(app, pilot, *keys)
+        for size in sizes:
+            await pilot.resize_terminal(*size)
+            texts[named(size) + mode] = await settle(app, pilot)
+    compare(name, texts)
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("name", SCREENS)
-def test_screen(name: str, size: tuple[int, int]) -> None:
-    asyncio.run(_shot(name, size, ""))
+def test_screen(name: str) -> None:
+    asyncio.run(_shots(name))
 
 
 ASCII = ("map", "map_512", "incident", "confirm_stop", "logs_found")
@@ -86,7 +90,7 @@ ASCII = ("map", "map_512", "incident", "confirm_stop", "logs_found")
 
 @pytest.mark.parametrize("name", ASCII)
 def test_ascii(name: str) -> None:
-    asyncio.run(_shot(name, (80, 24), "_ascii", ascii_only=True))
+    asyncio.run(_shots(name, " ascii", [(80, 24)], ascii_only=True))
 
 
 @pytest.mark.parametrize("name", [*ASCII, "menu", "launch_failed", "nodes_gpu", "ranks_gpu", "run", "nccl"])
@@ -104,7 +108,7 @@ def test_ascii_mode_draws_ascii_only(name: str) -> None:
 
 
 def test_read_only_menu() -> None:
-    asyncio.run(_shot("menu", (80, 24), "_read_only", read_only=True))
+    asyncio.run(_shots("menu", " read-only", [(80, 24)], read_only=True))
 
 
 def test_too_small() -> None:

@@ -78,7 +78,7 @@ def test_odd_documents_are_shown_as_unknown(odd: object) -> None:
         shown = take(session)
         texts = [text_of(column.cell(rank)) for column in rank_vitals(shown.ranks) for rank in shown.ranks]
         texts += [text_of(column.cell(row)) for column in node_vitals(shown.nodes, GLYPHS) for row in shown.nodes]
-        lines = [*node_usage_lines(shown.nodes[0]), *rank_lines(shown.ranks[0], History(), 60, GLYPHS)]
+        lines = [*node_usage_lines(shown.nodes[0], 80), *rank_lines(shown.ranks[0], History(), 60, GLYPHS)]
         texts += [text_of(line) for line in lines]
         assert not [text for text in texts if "nan" in text or "inf" in text or "[]" in text]
         assert all(GLYPHS.level(share(rank, metric) or 0) for rank in shown.ranks for metric in METRICS)
@@ -91,8 +91,8 @@ def test_old_values_are_dim_and_say_how_old_they_are() -> None:
     columns = {column.name: column for column in node_vitals(shown.nodes, GLYPHS)}
     assert (columns["cpu"].cell(fresh)[0][1], columns["cpu"].cell(old)[0][1]) == ("text", "off")
     assert (columns["old"].cell(fresh)[0][0], columns["old"].cell(old)[0][0]) == ("", "61s")
-    assert "61s old" in text_of(node_usage_lines(old)[0])
-    assert {role for _, role in node_usage_lines(shown.nodes[1])[3]} == {"dim", "bad"}, "an Xid is an alarm"
+    assert "61s old" in text_of(node_usage_lines(old, 80)[0])
+    assert {role for _, role in node_usage_lines(shown.nodes[1], 80)[3]} == {"dim", "bad"}, "an Xid is an alarm"
     temperature = next(column for column in rank_vitals(shown.ranks) if column.name == "temp")
     assert (temperature.cell(fresh.ranks[0])[0][1], temperature.cell(old.ranks[0])[0][1]) == ("text", "off")
 

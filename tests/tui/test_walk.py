@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from tests.tui.screens import SNAPSHOTS
+from tests.tui.screens import stored
 
 PICTURE = re.compile(r"<!-- snapshot: (\w+) -->\n```text\n(.*?)```\n", re.DOTALL)
 
@@ -24,4 +24,5 @@ def test_the_pictures_are_those_of_the_screen(repository: Path) -> None:
 
 def _picture(name: str) -> str:
     # A screen's last lines may be empty; trailing blanks are cut in the snapshots.
-    return f"<!-- snapshot: {name} -->\n```text\n{(SNAPSHOTS / f'{name}.txt').read_text()}```\n"
+    screen, _, size = name.rpartition("_")
+    return f"<!-- snapshot: {name} -->\n```text\n{stored(screen)[size]}```\n"

@@ -16,8 +16,9 @@ from supervisor.actions import BY_ID
 from supervisor.tui import keys
 from supervisor.tui.cells import fit_row
 from supervisor.tui.widgets.bars import AlertBar, Bar, KeyBar
-from supervisor.tui.widgets.lines import Drawn
+from supervisor.tui.widgets.lines import Drawn, LineView
 from supervisor.tui.widgets.picker import Picker
+from supervisor.tui.widgets.tables import Page
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -94,6 +95,10 @@ class LiveScreen(Screen[None], inherit_bindings=False):
 
     def show(self, snapshot: Snapshot) -> None:
         """Show a newer state in the body."""
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """A key that is typed ahead of the first frame has nothing to act on yet."""
+        return self.is_mounted or action == "go"
 
     def selection(self) -> Target:
         """What is selected."""
@@ -186,6 +191,14 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         """In the tables only what has a problem, or all."""
         self.tui.memory.problems_only = not self.tui.memory.problems_only
         self.tui.look_again()
+
+    def action_pane(self, step: int) -> None:
+        """Go to the next or previous pane; to a page only where it has more than fits."""
+        shown = (view for view in self.query(LineView) if view.can_focus and view.is_on_screen and view.size.height)
+        panes = [view for view in shown if not isinstance(view, Page) or view.has_more]
+        if panes:
+            at = panes.index(self.focused) if self.focused in panes else -step
+            self.set_focus(panes[(at + step) % len(panes)], scroll_visible=False)
 
     def action_pause(self) -> None:
         """Stop the screen, or let it go on."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeVar, cast
 
 from textual import events, on
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.screen import ModalScreen
@@ -30,6 +31,8 @@ T = TypeVar("T")
 # A key that was meant for the screen below must not confirm what has just opened, seconds.
 GUARD_S: Final = 0.3
 WIDEST: Final = 76
+# Below this a dialog has no empty lines at its edges.
+ROOMY: Final = 20
 
 
 class Dialog(ModalScreen[T], inherit_bindings=False):
@@ -52,12 +55,25 @@ class Dialog(ModalScreen[T], inherit_bindings=False):
         """Cells for text in the box."""
         return min(WIDEST, self.app.size.width - 4) - 6
 
+    @property
+    def more(self) -> str:
+        """The mark of a cut."""
+        return cast("Chrome", self.app).glyphs.more
+
     def compose(self) -> ComposeResult:
         """Title and content in a box."""
         with Vertical(id="box") as box:
             box.border_title = clean(self._title)
-            box.styles.width = self.inner_width + 6
             yield from self.content()
+
+    def on_resize(self) -> None:
+        """Fit the box and what is in it into the terminal."""
+        self.set_class(self.app.size.height < ROOMY, "-tight")
+        self.query_one("#box").styles.width = self.inner_width + 6
+        self.lay_out()
+
+    def lay_out(self) -> None:
+        """Fit the content into `inner_width` and the height of the terminal."""
 
     def content(self) -> Iterable[Widget]:
         """What stands in the box."""
@@ -66,6 +82,10 @@ class Dialog(ModalScreen[T], inherit_bindings=False):
     def action_cancel(self) -> None:
         """Close without doing anything."""
         self.dismiss(None)
+
+    def dismiss(self, result: T | None = None) -> AwaitComplete:
+        """Close, once: a key that was typed ahead must not close what lies below as well."""
+        return super().dismiss(result) if self.is_active else AwaitComplete()
 
     def tick(self) -> None:
         """Called when the state of the job has changed."""
@@ -91,6 +111,8 @@ class ButtonDialog(Dialog[str]):
         Binding("left", "app.focus_previous", show=False),
         Binding("right", "app.focus_next", show=False),
     ]
+    TAKEN: ClassVar[int] = 4
+    """Lines of the box that are not facts: border, buttons, what `extra` adds."""
 
     def __init__(self, title: str, facts: Sequence[tuple[str, str]], choices: Sequence[Choice], focus: str) -> None:
         super().__init__(title)
@@ -100,11 +122,15 @@ class ButtonDialog(Dialog[str]):
 
     def content(self) -> Iterable[Widget]:
         """Facts as name and text, then the buttons."""
-        yield Static(self._text(), id="facts", markup=False)
+        yield Static(id="facts", markup=False)
         yield from self.extra()
         with Horizontal(id="buttons"):
             for choice in self._choices:
                 yield Button(choice.label, id=choice.id, compact=True, classes="danger" if choice.danger else "")
+
+    def lay_out(self) -> None:
+        """Wrap the facts anew."""
+        self.query_one("#facts", Static).update(self._text())
 
     def extra(self) -> Iterable[Widget]:
         """More between the facts and the buttons."""
@@ -117,9 +143,9 @@ class ButtonDialog(Dialog[str]):
             for number, line in enumerate(wrap(text, self.inner_width - room)):
                 lines.append(fit(name if number == 0 else "", room) + line)
         # The buttons must stay in view; what matters most comes first.
-        rows = max(3, self.app.size.height - 8)
+        rows = max(3, self.app.size.height - self.TAKEN - (-1 if self.has_class("-tight") else 2))
         if len(lines) > rows:
-            lines = [*lines[: rows - 1], cast("Chrome", self.app).glyphs.more]
+            lines = [*lines[: rows - 1], self.more]
         return "\n".join(lines)
 
     def on_mount(self) -> None:
@@ -152,6 +178,7 @@ class ConfirmTyped(Confirm):
     """Asks to type a word first."""
 
     BINDINGS = [Binding("y", "nothing", show=False)]
+    TAKEN = ButtonDialog.TAKEN + 3
 
     def __init__(self, title: str, facts: Sequence[tuple[str, str]], yes: str, word: str) -> None:
         super().__init__(title, facts, yes)
@@ -203,12 +230,15 @@ class TextDialog(Dialog[None]):
         self._text = text
 
     def content(self) -> Iterable[Widget]:
-        """The text, wrapped."""
+        """The text."""
+        yield Picker(id="text")
+
+    def lay_out(self) -> None:
+        """Wrap the text anew."""
         lines = wrap(self._text, self.inner_width)
-        picker = Picker(id="text")
+        picker = self.query_one(Picker)
         picker.styles.height = min(len(lines), max(3, self.app.size.height - 6))
         picker.show(range(len(lines)), lambda index: ((lines[index], "text"),))
-        yield picker
 
     @on(Picker.Opened)
     def read(self) -> None:
@@ -240,24 +270,26 @@ class Menu(Dialog[str]):
 
     def content(self) -> Iterable[Widget]:
         """One line per item."""
-        picker = Picker(id="menu")
-        picker.styles.height = min(len(self._make()), max(3, self.app.size.height - 6))
-        self._fill(picker)
-        yield picker
+        yield Picker(id="menu")
+
+    def on_mount(self) -> None:
+        """A letter may be typed ahead of the first frame."""
+        self.tick()
+
+    def lay_out(self) -> None:
+        """As many lines as there is room for."""
+        self.tick()
+        self.query_one(Picker).styles.height = min(len(self._items), max(3, self.app.size.height - 6))
 
     def tick(self) -> None:
         """Show what can be done now."""
-        self._fill(self.query_one(Picker))
-
-    def _fill(self, picker: Picker) -> None:
         items = list(self._make())
         self._items = {item.id: item for item in items}
         room = max((width_of(item.label) for item in items), default=0)
-        picker.show([item.id for item in items], lambda index: self._row(items[index], room))
+        self.query_one(Picker).show([item.id for item in items], lambda index: self._row(items[index], room))
 
     def _row(self, item: MenuItem, room: int) -> Row:
-        more = cast("Chrome", self.app).glyphs.more
-        text = fit(item.off or item.note, max(0, self.inner_width - room - 6), more)
+        text = fit(item.off or item.note, max(0, self.inner_width - room - 6), self.more)
         look = ("off", "off", "off") if item.off else ("key", "title", "dim")
         return ((f" {item.key or ' '} ", look[0]), (fit(item.label, room) + "  ", look[1]), (text, look[2]))
 

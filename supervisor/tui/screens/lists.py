@@ -51,8 +51,10 @@ class NodesScreen(LiveScreen):
 
     def _show_detail(self, snapshot: Snapshot) -> None:
         node = snapshot.nodes_by_name.get(self.selection().node or "")
-        lines = node_lines(node, snapshot, self.size.width - 1) + node_usage_lines(node) if node is not None else []
-        self.query_one(Page).show_below(f"node {node.name}" if node is not None else "", lines, self.size.height)
+        width = self.size.width - 1
+        lines = node_lines(node, snapshot, width) + node_usage_lines(node, width) if node is not None else []
+        title = f"node {node.name}" if node is not None else ""
+        self.query_one(Page).show_below(self.query_one(NodeTable), title, lines, self.size.height)
 
     def selection(self) -> Target:
         """The selected node."""
@@ -89,7 +91,8 @@ class RanksScreen(LiveScreen):
         rank = snapshot.rank(self.selection().rank or 0)
         width, glyphs = self.size.width - 1, self.tui.glyphs
         lines = rank_lines(rank, self.tui.history, width, glyphs) if rank is not None else []
-        self.query_one(Page).show_below(f"rank {rank.rank}" if rank is not None else "", lines, self.size.height)
+        title = f"rank {rank.rank}" if rank is not None else ""
+        self.query_one(Page).show_below(self.query_one(RankTable), title, lines, self.size.height)
 
     def selection(self) -> Target:
         """The selected rank."""

@@ -5,6 +5,7 @@ In: the session's windows. Out: what the user reads; nothing of it moves unless 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -359,8 +360,9 @@ class LogsScreen(LiveScreen):
         self.finder = finder
         self.log_view.pattern = finder.pattern
         around = self.log_view.body_height if type(feed) is MergedFeed else 0
-        running = finder.run(lambda: self._found(finder), around, self._time_read())
-        self.run_worker(running, group="find", exclusive=True)
+        work = functools.partial(finder.run, lambda: self._found(finder), around, self._time_read())
+        # A coroutine would be left behind where the next search comes before it begins.
+        self.run_worker(work, group="find", exclusive=True)  # type: ignore[arg-type]
         self._title()
 
     def _selection(self) -> Selection:

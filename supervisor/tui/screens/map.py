@@ -128,9 +128,15 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         if tail.feed is None:
             tail.open(self.tui.merged_feed(None))
         tail.source_width = rows.name_width(snapshot.nodes) + 2 + len(str(max(1, len(snapshot.ranks) - 1)))
+        self._title_tail()
+
+    @on(VirtualLog.Changed)
+    def _title_tail(self) -> None:
+        tail = self.query_one(VirtualLog)
         tail.note = ((f" {tail.unseen_text}  G follows ", "pill"),) if tail.unseen else (("all ranks", "dim"),)
         if tail.absent_text:
             tail.note = (*tail.note, (f"  {tail.absent_text}", "warn"))
+        tail.redraw()
 
     def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
         """Keep the tail moving beside everything else."""
@@ -175,11 +181,3 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         grid.next_metric()
         self.tui.memory.metric = grid.metric
         self.tui.look_again()
-
-    def action_pane(self, step: int) -> None:
-        """Go to the next or previous pane."""
-        panes = [widget for widget in self.query("#grid, #nodes, #side, #ranks, #events, #tail") if widget.is_on_screen]
-        panes = [pane for pane in panes if pane.display and pane.parent is not None and pane.size.height]
-        if panes:
-            at = panes.index(self.focused) if self.focused in panes else -step
-            self.set_focus(panes[(at + step) % len(panes)], scroll_visible=False)

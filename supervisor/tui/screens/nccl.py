@@ -56,7 +56,7 @@ class NcclScreen(LiveScreen):
         super().tick(snapshot, age_s, changed)
         if time.monotonic() - self._asked_at > EVERY_S:
             self._asked_at = time.monotonic()
-            self.run_worker(self._ask(), group="nccl", exclusive=True, exit_on_error=False)
+            self.run_worker(self._ask, group="nccl", exclusive=True, exit_on_error=False)  # type: ignore[arg-type]
 
     async def _ask(self) -> None:
         try:
@@ -106,6 +106,7 @@ class NcclScreen(LiveScreen):
 
     @on(Picker.Moved)
     def _moved(self) -> None:
+        self.query_one(Page).top = 0
         self._show_more()
 
     def selection(self) -> Target:

@@ -6,19 +6,24 @@ In: entries. Out: the id of the chosen one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from textual import events, on
 from textual.binding import Binding
 from textual.fuzzy import Matcher
 from textual.widgets import Input
 
-from supervisor.tui.cells import Row, Span, fit
+from supervisor.tui.cells import Row, fit
 from supervisor.tui.screens.dialogs import Dialog
+from supervisor.tui.textflow import wrap
 from supervisor.tui.widgets.picker import Picker
 
 if TYPE_CHECKING:
     from textual.widget import Widget
+
+
+# The longest keys of one thing, `left right 0 $`, and a space.
+KEYS_WIDTH: Final = 15
 
 
 class Entry(NamedTuple):
@@ -51,13 +56,17 @@ class Palette(Dialog[str]):
         picker = Picker(id="found")
         picker.can_focus = False
         picker.leads = True
-        picker.styles.height = max(3, min(14, self.app.size.height - 7))
         picker.placeholder = ((" nothing has that name", "dim"),)
         yield picker
 
     def on_mount(self) -> None:
         """Show all entries."""
         self._fill()
+
+    def lay_out(self) -> None:
+        """As many lines as there is room for."""
+        self._fill()
+        self.query_one(Picker).styles.height = max(3, min(14, self.app.size.height - 7))
 
     @on(Input.Changed)
     def narrow(self, event: Input.Changed) -> None:
@@ -70,17 +79,17 @@ class Palette(Dialog[str]):
         else:
             self._shown = list(self._entries)
         self._fill()
+        self.query_one(Picker).action_edge(False)
 
     def _fill(self) -> None:
-        picker = self.query_one(Picker)
         shown = self._shown
-        picker.show([entry.id for entry in shown], lambda index: self._row(shown[index]))
-        picker.action_edge(False)
+        self.query_one(Picker).show([entry.id for entry in shown], lambda index: self._row(shown[index]))
 
     def _row(self, entry: Entry) -> Row:
         room = min(28, self.inner_width // 2)
         rest = max(0, self.inner_width - room - 8)
-        return ((" " + fit(entry.label, room) + " ", "title"), (fit(entry.help, rest) + " ", "dim"), (entry.key, "key"))
+        label, note = fit(entry.label, room, self.more), fit(entry.help, rest, self.more)
+        return ((f" {label} ", "title"), (f"{note} ", "dim"), (entry.key, "key"))
 
     def action_move(self, delta: int) -> None:
         """Move in the list while the field keeps the focus."""
@@ -108,19 +117,22 @@ class Help(Dialog[None]):
         self._sections = sections
 
     def content(self) -> Iterable[Widget]:
-        """Keys and what they do, section by section."""
+        """Keys and what they do."""
+        yield Picker(id="help")
+
+    def lay_out(self) -> None:
+        """Section by section, wrapped."""
         rows: list[Row] = []
         for title, entries in self._sections:
             if rows:
                 rows.append(())
             rows.append(((f" {title}", "accent"),))
             for entry in entries:
-                spans: list[Span] = [("  " + fit(entry.key, 14), "key"), (entry.help, "text")]
-                rows.append(tuple(spans))
-        picker = Picker(id="help")
+                for number, line in enumerate(wrap(entry.help, self.inner_width - KEYS_WIDTH - 1)):
+                    rows.append((("  " + fit("" if number else entry.key, KEYS_WIDTH), "key"), (line, "text")))
+        picker = self.query_one(Picker)
         picker.styles.height = min(len(rows), max(3, self.app.size.height - 6))
         picker.show(range(len(rows)), lambda index: rows[index])
-        yield picker
 
     @on(Picker.Opened)
     def read(self) -> None:

@@ -121,8 +121,3 @@ class RunScreen(LiveScreen):
         """Open the log of the selected generation, or of what the event speaks of."""
         chosen = self._generations.selected if self.focused is self._generations else None
         self.tui.open_log(self.selection(), chosen if isinstance(chosen, int) else None)
-
-    def action_pane(self, step: int) -> None:
-        """Go to the other list."""
-        events = self.query_one("#events", Picker)
-        self.set_focus(events if self.focused is self._generations else self._generations)

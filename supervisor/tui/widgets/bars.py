@@ -63,7 +63,7 @@ class KeyBar(Bar):
             if self.size.width >= 100:
                 spans.append((" ", ""))
         room = self.size.width - row_width(spans)
-        end: list[Span] = [("read-only ", "warn")] if read_only else []
+        end: list[Span] = [("read-only " if room > 12 else "r/o ", "warn")] if read_only else []
         if marked:
             end.insert(0, (f"{marked} marked  ", "mark"))
         end.append((f"{theme} ", "dim"))

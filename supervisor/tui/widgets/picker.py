@@ -69,7 +69,7 @@ class Picker(LineView):
     @property
     def selected(self) -> Hashable:
         """Key of the selected row, or None."""
-        return self._selected
+        return self._selected if self._keys else None
 
     @property
     def cursor(self) -> int:
@@ -106,8 +106,9 @@ class Picker(LineView):
         in_view = self.top <= before < self.top + self.body_height
         if keys != self._keys:
             self._keys = keys
-            if self._selected not in keys:
-                self._selected = keys[max(0, min(before, len(keys) - 1))] if keys else None
+            # Where all rows go, as while a group restarts, what was selected may come back.
+            if keys and self._selected not in keys:
+                self._selected = keys[max(0, min(before, len(keys) - 1))]
         self._row = row
         if in_view:
             self._bring_into_view(self.cursor)
@@ -165,8 +166,8 @@ class Picker(LineView):
 
     def action_open(self) -> None:
         """Open the selected row."""
-        if self._selected is not None:
-            self.post_message(self.Opened(self, self._selected))
+        if self.selected is not None:
+            self.post_message(self.Opened(self, self.selected))
 
     def on_click(self, event: events.Click) -> None:
         """Select a row with the mouse; a double click opens it."""

@@ -107,7 +107,8 @@ class RankGrid(LineView):
                 _add(spans, "-" if self._stale else self.glyphs.of(node.look), "off" if self._stale else node.look.role)
             used = self._name_width + 1 + max(1, len(node.ranks))
             spans.append((" " * (self._cell - used + GAP), ""))
-        return tuple(spans)
+        # The gap is between nodes: behind the last one it would not fit.
+        return tuple(spans[:-1])
 
     def _node_glyphs(self, nodes: tuple[NodeRow, ...], index: int) -> Row:
         spans: list[Span] = [(" " + fit(nodes[0].name, self._name_width, self.glyphs.more) + " ", "dim")]

@@ -9,6 +9,8 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from textual.binding import Binding
+
 from supervisor.tui.rows import Column, Table, legend, name_width, node_columns, rank_columns
 from supervisor.tui.vitals import node_vitals, rank_vitals
 from supervisor.tui.widgets.lines import LineView
@@ -105,22 +107,33 @@ def _told(columns: Sequence[Column[T]], items: Sequence[T]) -> list[Column[T]]:
     return [column for column in columns if column.width or any(column.cell(item)[0][0] for item in items)]
 
 
-class Page(LineView, can_focus=False):
-    """Rows to read, under a title."""
+class Page(LineView):
+    """Rows to read, under a title; whoever goes there scrolls."""
+
+    BINDINGS = [
+        Binding("up,k", "scroll(-1)", show=False),
+        Binding("down,j", "scroll(1)", show=False),
+        Binding("pageup,u", "scroll_page(-1)", show=False),
+        Binding("pagedown,d", "scroll_page(1)", show=False),
+        Binding("home,g", "scroll(-100_000)", show=False),
+        Binding("end,G", "scroll(100_000)", show=False),
+    ]
 
     def __init__(self, id: str) -> None:  # noqa: A002
         super().__init__(title="-", id=id)
         self._rows: Sequence[Row] = ()
 
     def show_rows(self, title: str, rows: Sequence[Row]) -> None:
-        """Show other rows."""
+        """Show other rows; those of something else from their begin."""
+        self.top = self.top if title == self.heading else 0
         self.heading, self._rows = title, rows
         self.redraw()
 
-    def show_below(self, title: str, rows: Sequence[Row], screen_height: int) -> None:
-        """Show rows below a table, which keeps at least half of the screen; without a title nothing is shown."""
+    def show_below(self, table: LaidOut, title: str, rows: Sequence[Row], screen_height: int) -> None:
+        """Show rows below a table, which keeps half of the screen if it needs it; without a title nothing is shown."""
         self.display = bool(title)
-        self.styles.height = min(len(rows) + 1, (screen_height - 4) // 2)
+        room = screen_height - 4
+        self.styles.height = min(len(rows) + 1, max(room // 2, room - table.line_count() - 2))
         self.show_rows(title, rows)
 
     def line_count(self) -> int:
@@ -130,3 +143,16 @@ class Page(LineView, can_focus=False):
     def line_at(self, index: int) -> tuple[Row, str]:
         """One row."""
         return self._rows[index], ""
+
+    @property
+    def has_more(self) -> bool:
+        """There are rows that do not fit."""
+        return self.line_count() > self.body_height
+
+    def action_scroll(self, lines: int) -> None:
+        """Scroll by lines."""
+        self.scroll_lines(lines)
+
+    def action_scroll_page(self, pages: int) -> None:
+        """Scroll by what is seen."""
+        self.scroll_lines(pages * max(1, self.body_height - 1))
