@@ -219,6 +219,6 @@ def flow(head: Row, facts: Iterable[Row], width: int) -> list[Row]:
     return lines or [head]
 
 
-def name_width(nodes: Sequence[NodeRow], at_most: int = 20) -> int:
+def name_width(nodes: Sequence[NodeRow]) -> int:
     """Cells for a column of node names."""
-    return max(4, min(at_most, max((width_of(clean(node.name)) for node in nodes), default=4)))
+    return max(4, min(20, max((width_of(clean(node.name)) for node in nodes), default=4)))
