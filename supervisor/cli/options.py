@@ -194,9 +194,9 @@ def read_duration(text: str) -> float:
 
 
 def is_terminal() -> bool:
-    """True when both stdin and stdout are a terminal."""
+    """True when both stdin and stdout are a terminal that can show a screen."""
     try:
-        return sys.stdin.isatty() and sys.stdout.isatty()
+        return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     except (AttributeError, ValueError):
         return False
 

@@ -56,6 +56,15 @@ def find_failure(session: Session) -> SupervisorError | None:
     return error
 
 
+async def seek(session: Session) -> None:
+    """Set the failure of a session whose job, named by the operator, is on none of its hosts: all have said so."""
+    while session.failure is None and not session.opened_links():
+        if all(link.missing for link in session.links.values() if link.active):
+            session.failure = find_failure(session)
+            session.touch()
+        await session.wait_change(1.0)
+
+
 async def choose(session: Session) -> None:
     """Set the session's job, or its failure, from what the hosts know."""
     since: float | None = None

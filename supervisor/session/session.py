@@ -138,6 +138,8 @@ class Session:
             self._own(link.keep(), f"link {name}")
         if not self.job:
             self._own(opening.choose(self), "choose job")
+        elif self._launch is None:
+            self._own(opening.seek(self), "seek job")
         if self._launch is not None:
             self._launch_task = self._own(self._run_launch(self._launch), "launch")
         if self.fed:

@@ -238,6 +238,9 @@ def test_a_job_that_nobody_knows(tmp_path: Path) -> None:
             async with open_session(made.inventory(), job) as session:
                 with pytest.raises(Unreachable, match="no-such there|know no job"):
                     await session.ready()
+            # A screen does not wait for `ready`: it looks at `failure`.
+            async with open_session(made.inventory(), job, attach="watch") as screen:
+                await until(screen, lambda: isinstance(screen.failure, Unreachable))
 
     with hosts(tmp_path, 2) as made:
         asyncio.run(scenario(made))

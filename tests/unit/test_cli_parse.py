@@ -10,13 +10,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from supervisor.cli import main, torchrun
 from supervisor.cli.logs import parse_logs, selection_of
-from supervisor.cli.options import read_duration, read_ranks, split_target
+from supervisor.cli.options import is_terminal, read_duration, read_ranks, split_target
 from supervisor.cli.output import write_json
 from supervisor.cli.up import job_options, parse_up
 from supervisor.errors import UsageError
@@ -366,6 +367,14 @@ def test_ctrl_c_while_modules_are_imported_leaves_no_traceback() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (130, b"")
+
+
+def test_a_dumb_terminal_gets_no_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdin", "stdout"):
+        monkeypatch.setattr(f"sys.{name}", SimpleNamespace(isatty=lambda: True))
+    for term, screen in (("xterm", True), ("dumb", False)):
+        monkeypatch.setenv("TERM", term)
+        assert is_terminal() is screen
 
 
 def test_json_is_json_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
