@@ -65,6 +65,8 @@ class Rank:
         """When its script was over, as it says."""
         self.code: int | None = None
         self.reported = False
+        self.sent: str | None = None
+        """The last signal that an operator had us send."""
         self._pidfd = -1
         with contextlib.suppress(AttributeError, OSError):
             self._pidfd = os.pidfd_open(pid)
@@ -215,6 +217,7 @@ class ElasticGroup:
             "t_ns": t_ns,
             "over_ns": rank.over_ns,
             "asked_ns": self._asked_ns,
+            "sent": rank.sent,
             "stopped_by_us": by_us,
             **found,
         }

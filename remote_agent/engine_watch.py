@@ -47,6 +47,8 @@ class Worker:
         self.death: Death | None = None
         self.asked_ns: int | None = None
         """When we first signalled it while it lived: its death is our doing then."""
+        self.sent: str | None = None
+        """The last signal that an operator had us send."""
         self.over_ns: int | None = None
         """When its script was over, as it says."""
         self._pidfd = _open_pidfd(pid)
@@ -123,6 +125,8 @@ def signal_ranks(ranks: Mapping[int, Any], pids: Mapping[str, int], name: str) -
             refused[rank] = f"rank {rank} is not the process {pid} any more"
         elif not one.send(signal.Signals[name]):
             refused[rank] = f"rank {rank} has ended"
+        else:
+            one.sent = name
     return refused
 
 
@@ -231,6 +235,7 @@ def exit_document(worker: Worker, evidence: dict[str, Any]) -> dict[str, Any]:
         **dataclasses.asdict(death),
         "over_ns": worker.over_ns,
         "asked_ns": worker.asked_ns,
+        "sent": worker.sent,
         "stopped_by_us": is_ours,
         **evidence,
     }

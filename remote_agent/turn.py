@@ -89,6 +89,7 @@ class Turn:
                 local_rank=rank.local_rank,
                 pid=rank.pid,
                 exit={"code": code, "signal": signal},
+                sent=ended.get("sent"),
                 time_ns=ended.get("t_ns"),
                 shift_ns=ended.get("shift_ns", 0),
                 raised_ns=error.get("timestamp_ns"),

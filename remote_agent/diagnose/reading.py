@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from remote_agent.diagnose.exits import CATEGORIES, decode_exit, signal_name
 from remote_agent.diagnose.hints import HINTS
@@ -274,7 +275,7 @@ def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Fin
     exit_ = evidence.exit or {}
     headline = decode_exit(exit_.get("code"), signal)
     if category == "signal_preempted":
-        headline += " from outside (not by supervisor)"
+        headline += _sender(exit_, signal)
     elif signal == "SIGABRT":
         # abort() is the last step: what asked for it stands above.
         found = _from_text(evidence)
@@ -295,6 +296,11 @@ def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Fin
     )
 
 
+def _sender(exit_: Mapping[str, Any], signal: str) -> str:
+    """Who sent the signal that ended a rank, when it was not the end of its group."""
+    return ", which an operator sent" if exit_.get("sent") == signal else " from outside (not by supervisor)"
+
+
 def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
     oom = [note for note in notes if _OOM_NOTE.search(note)]
     named = [note for note in oom if _names(note, evidence)]
@@ -308,10 +314,15 @@ def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
             signature=signature("host_oom_kill", "SIGKILL", "", ""),
             proven=bool(named),
         )
+    exit_ = evidence.exit or {}
+    found = _base(evidence, PRIMARY, "other", f"killed by SIGKILL{_sender(exit_, 'SIGKILL')}; exit -9")
+    dmesg = (
+        "look at dmesg -T and at the cgroup's memory.events on the node: the OOM killer ends processes so, "
+        "and so does anybody with kill -9"
+    )
     return dataclasses.replace(
-        _base(evidence, PRIMARY, "other", "killed by SIGKILL from outside (not by supervisor); exit -9"),
-        hint="look at dmesg -T and at the cgroup's memory.events on the node: the OOM killer ends processes so, "
-        "and so does anybody with kill -9",
+        found,
+        hint="signal_sent in the events tells who" if exit_.get("sent") == "SIGKILL" else dmesg,
         signature=signature("other", "SIGKILL", "", ""),
         evidence=_last_lines(evidence),
     )

@@ -193,7 +193,7 @@ def _read_failure(event: Json, run: _Generation) -> None:
     rank = run.rank(event["rank"])
     rank.node = event["node"]
     how = {"pid": detail.get("pid"), "local_rank": detail.get("local_rank"), "t_ns": detail.get("time_ns")}
-    rank.exit = {**how, **detail["exit"], "stopped_by_us": False}
+    rank.exit = {**how, **detail["exit"], "sent": detail.get("sent"), "stopped_by_us": False}
     rank.raised_ns = detail.get("raised_ns")
     rank.shift_ns = int(detail.get("shift_ns", 0))
     run.notes.setdefault(event["node"], []).extend(detail.get("notes", ()))

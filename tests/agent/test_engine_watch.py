@@ -87,6 +87,7 @@ def test_the_document_has_the_form_of_the_wire(tmp_path: Path) -> None:
         "t_ns": document["t_ns"],
         "over_ns": None,
         "asked_ns": None,
+        "sent": None,
         "stopped_by_us": False,
         "error": None,
         "tail": "x",

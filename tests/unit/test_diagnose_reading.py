@@ -5,6 +5,7 @@ In: scripts that fail, texts in the shape of torch's messages. Out: exceptions, 
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -240,6 +241,8 @@ def test_a_kill_is_called_out_of_memory_only_with_evidence() -> None:
     assert bare.headline == "killed by SIGKILL from outside (not by supervisor); exit -9"
     assert "dmesg" in bare.hint
     assert not bare.proven
+    asked = read_rank(dataclasses.replace(killed, exit={**(killed.exit or {}), "sent": "SIGKILL"}))
+    assert (asked.headline, "dmesg" in asked.hint) == ("killed by SIGKILL, which an operator sent; exit -9", False)
     other = read_rank(killed, ["kernel: oom-kill:constraint=CONSTRAINT_MEMCG", "kernel: Killed process 77 (python)"])
     assert (other.category, other.proven) == ("host_oom_kill", False)
     own = read_rank(killed, ["kernel: Memory cgroup out of memory: Killed process 4100 (python)"])
