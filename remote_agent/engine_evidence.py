@@ -77,21 +77,27 @@ def _count_lines(file: Any) -> int:
 
 
 def of_the_dead(directory: Path) -> dict[str, Any]:
-    """Return what a dead rank left in its directory: error, tail, stderr_lines, nccl (warnings of its nccl.log)."""
+    """Return what a dead rank left in its directory.
+
+    error; tail and stderr_lines; said, the last line of stdout and its number; nccl, the warnings of its nccl.log.
+    """
     try:
         return _left_in(directory)
     except Exception:
         # Its death must be told whatever a script has written.
         log.exception("what is left in %s cannot be read", directory)
-        return {"error": None, "tail": "", "stderr_lines": None, "nccl": ""}
+        return {"error": None, "tail": "", "stderr_lines": None, "said": None, "nccl": ""}
 
 
 def _left_in(directory: Path) -> dict[str, Any]:
     tail, lines = read_tail(directory / "stderr.log")
-    said, _ = read_tail(directory / "nccl.log")
-    warnings = [line for line in said.split("\n") if "WARN" in line]
+    nccl, _ = read_tail(directory / "nccl.log")
+    warnings = [line for line in nccl.split("\n") if "WARN" in line]
     error = read_error(directory / "error.json")
-    return {"error": error, "tail": tail, "stderr_lines": lines, "nccl": "\n".join(warnings)}
+    out, out_lines = read_tail(directory / "stdout.log")
+    last = shortened(out.rpartition("\n")[2])
+    said = {"text": last, "line": out_lines} if last.strip() else None
+    return {"error": error, "tail": tail, "stderr_lines": lines, "said": said, "nccl": "\n".join(warnings)}
 
 
 async def ask(socket: str, handler: str) -> bytes:

@@ -21,6 +21,7 @@ from remote_agent.diagnose.traces import Trace, find_traces, join_traces, of_err
 # Roles beside those of the patterns: failed without saying why, ended by us, ended well or still there.
 UNEXPLAINED, STOPPED, FINE = "unexplained", "stopped", "fine"
 
+_BY_THE_WAY = re.compile(r"(?:\[rank\d+\]:)?\[[IW]\d{4} ")
 _OOM_NOTE = re.compile(
     r"oom-kill|Out of memory: Killed process|Memory cgroup out of memory|oom_kill [1-9]|oom_reaper", re.I
 )
@@ -291,7 +292,7 @@ def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Fin
         place=frame.place() if frame is not None else "",
         signature=signature(category, signal, place, ""),
         traceback=dump.text if dump is not None else None,
-        evidence=_last_lines(evidence),
+        evidence=_where_it_was(evidence),
         proven=True,
     )
 
@@ -324,7 +325,7 @@ def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
         found,
         hint="signal_sent in the events tells who" if exit_.get("sent") == "SIGKILL" else dmesg,
         signature=signature("other", "SIGKILL", "", ""),
-        evidence=_last_lines(evidence),
+        evidence=_where_it_was(evidence),
     )
 
 
@@ -361,3 +362,13 @@ def _last_lines(evidence: RankEvidence) -> tuple[Evidence, ...]:
         if lines[number].strip():
             return (Evidence(evidence.node, evidence.rank, *evidence.place(number), clip(lines[number])),)
     return ()
+
+
+def _where_it_was(evidence: RankEvidence) -> tuple[Evidence, ...]:
+    """Return the last line, of stdout where stderr has nothing but what torch notes by the way."""
+    said = (evidence.exit or {}).get("said")
+    told = [line for line in lines_of(evidence.tail) if line.strip()]
+    if said and all(_BY_THE_WAY.match(strip_tag(line)) for line in told):
+        place = evidence.files.get("stdout"), said["line"]
+        return (Evidence(evidence.node, evidence.rank, *place, clip(said["text"])),)
+    return _last_lines(evidence)

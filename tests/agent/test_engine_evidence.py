@@ -74,7 +74,7 @@ def test_a_long_message_is_cut_in_the_middle(tmp_path: Path) -> None:
 
 
 def test_nothing_left(tmp_path: Path) -> None:
-    assert of_the_dead(tmp_path) == {"error": None, "tail": "", "stderr_lines": None, "nccl": ""}
+    assert of_the_dead(tmp_path) == {"error": None, "tail": "", "stderr_lines": None, "said": None, "nccl": ""}
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,10 @@ def test_a_kill_is_called_out_of_memory_only_with_evidence() -> None:
     assert bare.headline == "killed by SIGKILL from outside (not by supervisor); exit -9"
     assert "dmesg" in bare.hint
     assert not bare.proven
+    assert bare.evidence[0].text == "step 3"
+    noted = ended("[W1121 15:42:23.187464347 socket.cpp:207] [c10d] x\n", None, "SIGKILL")
+    noted = dataclasses.replace(noted, exit={**(noted.exit or {}), "said": {"text": "step=9", "line": 41}})
+    assert [(one.text, one.line) for one in read_rank(noted).evidence] == [("step=9", 41)]
     asked = read_rank(dataclasses.replace(killed, exit={**(killed.exit or {}), "sent": "SIGKILL"}))
     assert (asked.headline, "dmesg" in asked.hint) == ("killed by SIGKILL, which an operator sent; exit -9", False)
     other = read_rank(killed, ["kernel: oom-kill:constraint=CONSTRAINT_MEMCG", "kernel: Killed process 77 (python)"])
