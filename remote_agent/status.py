@@ -148,6 +148,7 @@ def _number(rank: s.Rank) -> int:
 
 def _rank(state: s.State, rank: s.Rank, live: Mapping[str, Any], median: float | None, late_s: float) -> dict[str, Any]:
     age = live.get("last_output_age_s")
+    age = None if age is None else round(age + late_s, 2)
     told = state.watch.told if state.phase == s.RUNNING else None
     # Where it is known who holds the group up, those who wait are not the silent ones.
     quiet = rank.rank in told["missing"]["missing"] if told is not None else age is not None and age > SILENT_AFTER_S

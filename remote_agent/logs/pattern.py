@@ -2,16 +2,19 @@
 
 In: a regular expression as typed. Out: a compiled pattern with the literals to look for first; Problem ("pattern").
 
-A pattern runs on the agent's only thread, which also keeps the node alive: one that could take exponential time is
-refused.
+A pattern runs on the agent's only thread, which also keeps the node alive: what takes too long on one line is given up.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
+import signal
 import sys
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple, TypeVar
 
 from remote_agent.wire import Problem
 
@@ -20,12 +23,39 @@ _parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 1
 _MAX_PATTERN = 4096
 _MAX_BRANCHES = 8
 _MAX_CHOICES = 3
-# With several open repeats the time grows with a power of the line's length.
-_CHEAP_TEXT = 4096
 _UNBOUNDED = 64
-# As often repeated, a few ways to match become very many.
-_OFTEN = 8
+# For one line: some patterns take exponential time, and many a power of its length.
+LINE_S = 0.1
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
+
+
+_T = TypeVar("_T")
+
+
+class TooLong(Exception):
+    """A regular expression was given up."""
+
+
+def _ring(_number: int, _frame: FrameType | None) -> None:
+    raise TooLong
+
+
+def within(seconds: float, work: Callable[[], _T]) -> _T:
+    """Return work(), a search by a regular expression; raises TooLong once that has taken so many seconds.
+
+    Python's matcher looks for signals as it goes; elsewhere than in the main thread nothing can interrupt it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    before = signal.signal(signal.SIGALRM, _ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            return work()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
 
 
 class Pattern(NamedTuple):
@@ -35,18 +65,14 @@ class Pattern(NamedTuple):
     choices: tuple[tuple[bytes, ...], ...]
     """Of each of these sets a matching line holds a member, in lower case when `lower`."""
     lower: bool
-    text_limit: int | None
-    """More than so many bytes of a row are not tried."""
     plain: bool
     """True when the pattern is its literal: no regular expression need run."""
     scanner: re.Pattern[bytes] | None
     """Finds in a text of many lines, from any line's start, no later than the first line that matches."""
 
     def matches(self, text: bytes) -> bool:
-        """True when the text of a row matches."""
-        if self.text_limit is not None:
-            text = text[: self.text_limit]
-        return self.regex.search(text) is not None
+        """True when the text of a row matches; raises TooLong when that cannot be told in time."""
+        return within(LINE_S, lambda: self.regex.search(text)) is not None
 
 
 def compile_pattern(pattern: str, ignore_case: bool) -> Pattern:
@@ -67,7 +93,7 @@ def compile_pattern(pattern: str, ignore_case: bool) -> Pattern:
         choices = sorted(_choices(tree, ignore_case), key=_worth, reverse=True)[:_MAX_CHOICES]
     plain = all(str(op) == "LITERAL" for op, _ in tree) and len(choices) == 1 and len(tree) == len(choices[0][0])
     scanner = re.compile(raw, flags | re.MULTILINE) if repeats < 2 and _scannable(tree) else None
-    return Pattern(regex, tuple(choices), ignore_case, _CHEAP_TEXT if repeats > 1 else None, plain, scanner)
+    return Pattern(regex, tuple(choices), ignore_case, plain, scanner)
 
 
 def _children(op: str, value: Any) -> list[Any]:
@@ -87,33 +113,14 @@ def _children(op: str, value: Any) -> list[Any]:
     return []
 
 
-def _open_repeats(tree: Any, inside: bool = False) -> int:
-    """Count repeats without a small bound; raises Problem when one repeats what can match in several ways."""
+def _open_repeats(tree: Any) -> int:
+    """Count repeats without a small bound."""
     count = 0
     for op, value in tree:
         name = str(op)
-        repeat = name in _REPEATS and int(value[1]) >= _UNBOUNDED
-        if inside and _is_ambiguous(name, value):
-            raise Problem(
-                "pattern",
-                "a repeat of what can match in several ways, such as (a+)+ or (a|aa)+, can take for ever",
-                "write it without the inner or the outer repeat",
-            )
-        count += repeat
-        for child in _children(name, value):
-            count += _open_repeats(child, inside or (name in _REPEATS and int(value[1]) >= _OFTEN))
+        count += name in _REPEATS and int(value[1]) >= _UNBOUNDED
+        count += sum(_open_repeats(child) for child in _children(name, value))
     return count
-
-
-def _is_ambiguous(op: str, value: Any) -> bool:
-    """True for a repeat of no fixed number, and for branches that may match the same text."""
-    if op in _REPEATS:
-        return int(value[0]) != int(value[1])
-    if op != "BRANCH":
-        return False
-    firsts = [branch[0] for branch in value[1] if len(branch)]
-    letters = {chr(item).lower() for kind, item in firsts if str(kind) == "LITERAL"}
-    return len(letters) < len(value[1])
 
 
 def _choices(tree: Any, lower: bool) -> list[tuple[bytes, ...]]:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.logs.levels import level_of
+from remote_agent.logs.pattern import LINE_S, TooLong, within
 from remote_agent.logs.rows import CLIP, Row, visible
 from remote_agent.logs.slices import Breather
 from remote_agent.logs.window import index_until, row_json
-from remote_agent.wire import Answer
+from remote_agent.wire import Answer, Problem
 
 if TYPE_CHECKING:
     from remote_agent.logs.index import Block
@@ -29,6 +31,8 @@ _BATCH_S = 0.2
 _ALIVE_S = 10.0
 # The event loop is asked for its turn this often while nothing is found.
 _LINES_PER_TURN = 64
+# And after so long, where a pattern is slow.
+_TURN_S = 0.005
 # As often while blocks that can hold no hit are passed over: some 2 ms.
 _LINES_PASSED = 256 * 1024
 # Longest wait for the index of a file that was there before us.
@@ -153,6 +157,7 @@ def _runs(file: LogFile, query: Query) -> Iterator[_Run | None]:
 def _hits(file: LogFile, run: _Run, query: Query) -> Iterator[Row | None]:
     """Yield the matching rows of one run; None between slices of work."""
     line, offset = run.line, run.offset
+    due = time.monotonic() + _TURN_S
     while file.dropped <= offset < run.end:
         data = file.pread(offset, min(run.end - offset, SLICE + CLIP))
         if not data:
@@ -171,8 +176,9 @@ def _hits(file: LogFile, run: _Run, query: Query) -> Iterator[Row | None]:
             data = data[:whole]
         for start, end, number in _candidates(data, query.pattern, line):
             row = _row(file, query, number, offset + start, offset + end, data[start:end])
-            if row is not None or number % _LINES_PER_TURN == 0:
+            if row is not None or number % _LINES_PER_TURN == 0 or time.monotonic() > due:
                 yield row
+                due = time.monotonic() + _TURN_S
         offset += len(data)
         if offset < run.end:
             line += data.count(b"\n")
@@ -196,7 +202,8 @@ def _row(file: LogFile, query: Query, line: int, start: int, end: int, raw: byte
     """Return the row if it is a hit."""
     text = visible(raw) if raw is not None else file.visible(start, end)
     # A plain literal has matched already, unless it stands where the row does not show it.
-    if not (query.pattern.plain and raw is not None and len(text) == len(raw)) and not query.pattern.matches(text):
+    is_sure = query.pattern.plain and raw is not None and len(text) == len(raw)
+    if not is_sure and not _matches(file, query, line, text):
         return None
     block = file.index.block(max(0, file.index.blocks_of(line)))
     t_ns = block.t_ns + line - block.line
@@ -208,6 +215,18 @@ def _row(file: LogFile, query: Query, line: int, start: int, end: int, raw: byte
     if level < query.wanted.level:
         return None
     return Row(line, start, end, t_ns, block.upper, text, level)
+
+
+def _matches(file: LogFile, query: Query, line: int, text: bytes) -> bool:
+    try:
+        return query.pattern.matches(text)
+    except TooLong:
+        where = f"line {line + 1:,} of rank {file.key.rank}'s {file.key.stream}"
+        raise Problem(
+            "pattern",
+            f"the pattern takes more than {LINE_S:g} s on {where}",
+            "fewer * and + in it, or words between them",
+        ) from None
 
 
 def _candidates(data: bytes, pattern: Pattern, line: int) -> Iterator[tuple[int, int, int]]:
@@ -243,7 +262,12 @@ def _places(data: bytes, pattern: Pattern) -> Iterator[int]:
     scanner = None if b"\r" in data else pattern.scanner
     while position < len(data):
         if scanner is not None:
-            match = scanner.search(data, position)
+            try:
+                match = within(LINE_S, partial(scanner.search, data, position))
+            except TooLong:
+                # Line by line it can be told which one it is.
+                scanner = None
+                continue
             if match is None or match.start() >= len(data):
                 return
             position = match.start()

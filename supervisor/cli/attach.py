@@ -9,6 +9,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
+from supervisor.cli.entry import say
 from supervisor.cli.options import (
     add_screen,
     is_terminal,
@@ -32,6 +33,9 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
     if options.headless or not is_terminal():
         from supervisor.cli.headless import Headless
+
+        if not options.headless and sys.stdout.isatty() and not options.read_only:
+            say("no screen on this terminal (TERM=dumb, or stdin is none): the merged log; Ctrl-C stops the job")
 
         async def watch() -> int:
             session = open_session(inventory, job, attach=mode, read_only=options.read_only)

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import time
+import warnings
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -349,7 +350,10 @@ async def _without_torn(chunks: AsyncGenerator[Chunk, None], seen: Seen | None) 
 def _pattern(options: argparse.Namespace) -> re.Pattern[bytes] | None:
     if options.grep is None:
         return None
-    return re.compile(os.fsencode(options.grep), re.IGNORECASE if options.ignore_case else 0)
+    with warnings.catch_warnings():
+        # Of a future meaning of [[: an operator is no programmer of ours.
+        warnings.simplefilter("ignore", FutureWarning)
+        return re.compile(os.fsencode(options.grep), re.IGNORECASE if options.ignore_case else 0)
 
 
 def matching(lines: bytes, pattern: re.Pattern[bytes] | None) -> bytes:

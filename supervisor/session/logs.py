@@ -349,7 +349,15 @@ async def read_raw(
     offset = 0
     while True:
         over = session.ended
-        answer = await ask(session, file["node"], "log_read", {**place, "offset": offset, "length": READ_SIZE}, 60.0)
+        wish = {**place, "offset": offset, "length": READ_SIZE}
+        try:
+            answer = await ask(session, file["node"], "log_read", wish, 60.0)
+        except Unreachable:
+            if not follow or over:
+                raise
+            # The link is made anew, and the bytes wait on the node.
+            await session.wait_change(0.5)
+            continue
         if int(answer.data["offset"]) > offset:
             note_dropped(int(answer.data["offset"]) - offset)
             offset = int(answer.data["offset"])

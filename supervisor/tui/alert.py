@@ -128,7 +128,10 @@ def _is_current(snapshot: Snapshot) -> bool:
     incident = snapshot.incident or {}
     if incident.get("ongoing") is False:
         return False
-    return snapshot.state != "running" or incident.get("generation") == snapshot.generation
+    number = incident.get("generation")
+    if isinstance(number, int) and number < snapshot.ran:
+        return False
+    return snapshot.state != "running" or number == snapshot.generation
 
 
 def _failure_row(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Row:

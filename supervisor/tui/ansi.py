@@ -12,11 +12,14 @@ from typing import Final
 from rich.color import Color
 from rich.style import Style
 
+from remote_agent.logs.pattern import TooLong, within
 from supervisor.tui.cells import Row, Span, clean, crop_row, row_width, text_of
 
 # A row longer than this is cut here; its detail shows all that the agent sent.
 MAX_CELLS: Final = 4096
 TAB: Final = 8
+# A pattern that takes longer on one row leaves it as it is: the screen must not stand still.
+HIGHLIGHT_S: Final = 0.02
 
 # CSI … final byte, OSC … BEL or ST, two-byte escapes, and a lone ESC at the end of a cut line.
 _ESCAPES = re.compile(
@@ -129,7 +132,10 @@ def _basic(code: int) -> Style:
 def highlight(row: Row, pattern: re.Pattern[str]) -> Row:
     """The row with every match of the pattern in the role of a hit."""
     text = text_of(row)
-    found = [match.span() for match in pattern.finditer(text) if match.end() > match.start()]
+    try:
+        found = within(HIGHLIGHT_S, lambda: [match.span() for match in pattern.finditer(text) if match.group()])
+    except TooLong:
+        return row
     if not found:
         return row
     spans_out: list[Span] = []

@@ -128,7 +128,7 @@ class Finder:
 
 
 def compiled(pattern: str, ignore_case: bool) -> re.Pattern[str]:
-    """The pattern for highlighting; raises ValueError with what is wrong, or when it could take for ever."""
+    """The pattern for highlighting; raises ValueError with what is wrong."""
     try:
         compile_pattern(pattern, ignore_case)
         return re.compile(pattern, re.IGNORECASE if ignore_case else 0)

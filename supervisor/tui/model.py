@@ -156,6 +156,8 @@ class Snapshot:
     ended: bool
     stale: bool
     """The status is too old to be shown as the present."""
+    ran: int = -1
+    """The newest generation that has run: an incident of one before it is history."""
 
     @cached_property
     def ranks(self) -> tuple[RankRow, ...]:
@@ -204,6 +206,8 @@ def take(source: Source) -> Snapshot:
     """The session at this moment."""
     stale = source.status_age_s > STALE_S and not source.ended
     snapshot = build(source.status, source.hosts, source.incidents, job=source.job, ended=source.ended, stale=stale)
+    ran = next((event for event in reversed(source.events) if event.get("type") == "generation_running"), {})
+    snapshot = dataclasses.replace(snapshot, ran=-1 if (newest := _int(ran.get("generation"))) is None else newest)
     failure = source.failure
     if failure is None or snapshot.state:
         return dataclasses.replace(snapshot, bringing_up=source.launching)

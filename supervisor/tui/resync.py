@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
+from textual.binding import Binding
+from textual.widgets import Button
+
 from remote_agent.wire import WireError
 from supervisor import plain
 from supervisor.errors import SupervisorError
@@ -28,6 +31,17 @@ def offer(app: SupervisorApp, action: Action) -> None:
     """Look at what is edited here, then ask."""
     # One question: who presses the key again while a large tree is read waits for the last one.
     app.run_worker(_offer(app, action), exit_on_error=False, exclusive=True, group="edited")
+
+
+class SyncDialog(ButtonDialog):
+    """What has been edited, and the ways on from here."""
+
+    BINDINGS = [Binding("y", "yes", show=False)]
+
+    def action_yes(self) -> None:
+        """Sync, as `y` goes on in every question; with nothing to sync it decides nothing."""
+        for button in self.query("#sync").results(Button):
+            button.press()
 
 
 async def _offer(app: SupervisorApp, action: Action) -> None:
@@ -52,7 +66,7 @@ async def _offer(app: SupervisorApp, action: Action) -> None:
             wish = {"digest": change["digest"]} if answer == "sync" else {}
             _begin(app, action, answer, wish)
 
-    app.push_screen(ButtonDialog(f"{action.label}?", facts, choices, "cancel"), answered)
+    app.push_screen(SyncDialog(f"{action.label}?", facts, choices, "cancel"), answered)
 
 
 def _name(tree: Json) -> str:

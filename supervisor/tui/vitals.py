@@ -43,8 +43,10 @@ def node_vitals(nodes: Sequence[NodeRow], glyphs: Glyphs) -> list[Column[NodeRow
         column("disk free", 9, 2.2, lambda vitals: usage.size(usage.number(vitals.get("disk_free")))),
         column("net in/out", 11, 2.1, usage.traffic),
     ]
-    known = [each for each in columns if any(each.cell(node)[0][0] != "-" for node in nodes)]
-    if any(node.vitals and node.vitals_old for node in nodes):
+    # What a removed node used last is no news.
+    members = [node for node in nodes if node.state != "removed"]
+    known = [each for each in columns if any(each.cell(node)[0][0] != "-" for node in members)]
+    if any(node.vitals and node.vitals_old for node in members):
         known.append(Column("old", 4, lambda node: _age(node.vitals, node.vitals_old), 2.7, at_right=True))
     return known
 

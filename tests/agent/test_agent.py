@@ -39,7 +39,8 @@ async def refuses_who_only_looks(nodes: Nodes) -> None:
     """An operator who is attached read-only changes nothing, whatever his own program lets him ask."""
     channel = await nodes.nodes["n2"].open(nodes.spec.job)
     await channel.call("attach", {"operator": "guest", "mode": "watch"}, timeout=WAIT_S)
-    known = {*OPERATOR_VERBS, *AgentDesk(SimpleNamespace(logs=None)).ops}  # type: ignore[arg-type]
+    agent: Any = SimpleNamespace(logs=None, files=SimpleNamespace(home=None), spec=SimpleNamespace(job=""))
+    known = {*OPERATOR_VERBS, *AgentDesk(agent).ops}
     assert known > LOOKS
     for op in sorted(known - LOOKS):
         with pytest.raises(CallFailed, match=f"{op} refused: this operator is attached read-only"):

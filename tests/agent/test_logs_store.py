@@ -182,15 +182,46 @@ def test_search_gives_the_event_loop_its_turns(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+b", "(?:x*y?)*", "(a|aa)+$", "(a{1,9}){9}", "(ab|[a]b)*c", "[", "*"])
-def test_patterns_that_cannot_be_run_are_refused(tmp_path: Path, pattern: str) -> None:
+SLOW = [
+    r"a*a*a*a*\d",
+    r"(a+)+\d",
+    r"(a|aa)+\d",
+    r"(a+)\1*\1*\d",
+    r"a{0,63}a{0,63}a{0,63}a{0,63}\d",
+    "a?" * 28 + "a" * 28 + r"\d",
+]
+
+
+@pytest.mark.parametrize("pattern", ["[", "*", *SLOW])
+def test_a_pattern_that_cannot_be_run_ends_the_search_and_not_the_agent(tmp_path: Path, pattern: str) -> None:
+    """A regular expression that takes exponential time is given up on the line that shows it."""
+    append(log(tmp_path), b"step 1\n" + b"a" * 4000 + b"\n")
+
     async def run() -> None:
         store = LogStore(tmp_path, live=False)
         await store.start()
+        begun = time.monotonic()
         with pytest.raises(Problem) as refused:
             async for _ in store.search(pattern):
                 pass
+        assert time.monotonic() - begun < 10
         assert refused.value.kind == "pattern"
+        assert pattern not in SLOW or "on line 2 of rank 0's stdout" in refused.value.message
+        await store.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("pattern", [r"(\d+\.)+\d+", r"(?:\w+\.)*Error", "rank.*error.*timeout", "(foo|foobar)+"])
+def test_everyday_patterns_are_run_on_all_of_a_line(tmp_path: Path, pattern: str) -> None:
+    line = b"A " + b"pad " * 1200 + b"rank3 error in 1.2.3 timeout torch.cuda.Error foobar\n"
+    append(log(tmp_path), line)
+
+    async def run() -> None:
+        store = LogStore(tmp_path, live=False)
+        await store.start()
+        found = [row async for item in store.search(pattern) for row in item.data["rows"]]
+        assert [row["line"] for row in found] == [0]
         await store.stop()
 
     asyncio.run(run())

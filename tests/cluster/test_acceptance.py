@@ -184,7 +184,7 @@ def test_nobody_attached_and_the_job_heals(hosts: Cluster, tmp_path: Path) -> No
 
 
 def test_a_killed_agent_leaves_no_worker_and_the_group_goes_on(hosts: Cluster, tmp_path: Path) -> None:
-    with Job(hosts, tmp_path / "work", TRAIN, "--by-hand", "--epochs", "40", min_nodes=2).start("--detach") as job:
+    with Job(hosts, tmp_path / "work", TRAIN, "--by-hand", "--epochs", "400", min_nodes=2).start("--detach") as job:
         assert job.wait() == 0, job.errors()
         job.up = None
         job.until_step(1)

@@ -75,6 +75,13 @@ def test_long_lines_are_capped() -> None:
     assert row_width(ansi.spans(b"\x1b[31mx\x1b[0m" * 20_000)) <= ansi.MAX_CELLS
 
 
+def test_a_pattern_that_takes_for_ever_leaves_the_row_as_it_is() -> None:
+    row = (("a" * 4000, "text"),)
+    begun = time.monotonic()
+    assert ansi.highlight(row, re.compile(r"(a+)+\d")) == row
+    assert time.monotonic() - begun < 5
+
+
 def test_highlight_goes_over_borders_of_colours() -> None:
     row = ansi.highlight((("one tw", "a"), ("o three two", "b")), re.compile("two"))
     assert text_of(row) == "one two three two"

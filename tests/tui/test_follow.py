@@ -220,7 +220,7 @@ def test_search_in_the_merged_log_brings_lines_that_were_not_here() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("pattern", ["(", "(a+)+$", "(a|aa)+$", "a{99999999999}"])
+@pytest.mark.parametrize("pattern", ["(", "a{99999999999}"])
 def test_a_pattern_that_cannot_be_run_is_refused_in_words(pattern: str) -> None:
     async def scenario() -> None:
         session = talking(5)

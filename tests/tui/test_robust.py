@@ -288,6 +288,22 @@ def test_a_failure_without_a_verdict_yet_is_no_peace() -> None:
     asyncio.run(scenario())
 
 
+def test_an_incident_of_a_group_that_was_replaced_is_no_news() -> None:
+    async def scenario() -> None:
+        session = recorded.load("restarting_4x2")
+        async with running(session) as (app, pilot):
+            assert "FIRST FAILURE" in await settle(app, pilot)
+            generation = session.incidents[-1]["generation"] + 1
+            last = session.events[-1]
+            ran = {**last, "seq": last["seq"] + 1, "type": "generation_running", "generation": generation}
+            session.events.append(ran)
+            session.touch(status={**session.status, "generation": generation})
+            # The next group is being stopped, and why is not known yet.
+            assert "FIRST FAILURE" not in await settle(app, pilot)
+
+    asyncio.run(scenario())
+
+
 def test_the_newest_incident_and_the_one_of_an_event() -> None:
     async def scenario() -> None:
         session = recorded.load("restarting_4x2")
