@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.logs.pattern import compile_pattern
+from remote_agent.logs.pattern import LINE_S, Pattern, TooLong, compile_pattern
 from remote_agent.wire import Answer, Problem
 from supervisor.errors import RequestFailed
 from supervisor.recording.form import File
@@ -136,6 +136,14 @@ def rows(file: File, lines: Lines) -> Iterator[Row]:
     return (row_of(file, line) for line in lines.rows)
 
 
+def _matches(pattern: Pattern, text: bytes) -> bool:
+    try:
+        return pattern.matches(text)
+    except TooLong:
+        what = f"the pattern takes more than {LINE_S:g} s on one line"
+        raise RequestFailed(what, "fewer * and + in it, or words between them", "pattern") from None
+
+
 async def search(
     recording: Recording,
     selection: Selection,
@@ -157,7 +165,7 @@ async def search(
         for number, line in enumerate(lines.rows[: lines.there(now_ns)]):
             if number % LINES_PER_TURN == 0:
                 await asyncio.sleep(0)
-            if LEVELS.index(line.level or "I") >= lowest and compiled.matches(line.text):
+            if LEVELS.index(line.level or "I") >= lowest and _matches(compiled, line.text):
                 yield row_of(file, line)
                 hits += 1
                 if hits == limit:

@@ -127,6 +127,8 @@ def test_logs_are_shown_as_they_were(path: Path) -> None:
         hits = [row async for row in player.search(ALL, pattern="out of MEMORY", ignore_case=True, level="error")]
         assert hits
         assert all(row.rank == 3 for row in hits)
+        with pytest.raises(RequestFailed, match="the pattern takes more than"):
+            _ = [row async for row in player.search(ALL, pattern=r"(.|..)+\x01")]
         player.seek(whole[50].t_ns)
         assert [row for row in await rows() if row.t_ns > whole[50].t_ns] == []
         assert (await player.merged(ALL, 3)).more
