@@ -114,8 +114,12 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
 
     async def on_event(self, event: events.Event) -> None:
         """Keys that were typed ahead of the end find no screen any more: they are nobody's."""
-        if self.screen_stack or not isinstance(event, events.InputEvent):
+        if self.is_running or not isinstance(event, events.InputEvent):
             await super().on_event(event)
+
+    async def run_action(self, *asked: Any, **named: Any) -> bool:
+        """Nor does anything come of what they have led to."""
+        return self.is_running and await super().run_action(*asked, **named)
 
     # --- the tick
 
@@ -318,24 +322,6 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         """Close the line in which a pattern is typed."""
         if isinstance(self.screen, LogsScreen):
             self.screen.close_find()
-
-    # --- dialogs, all in desk.py
-
-    def open_menu(self, target: Target) -> None:
-        """Open the menu of actions."""
-        self.desk.open_menu(target)
-
-    def open_palette(self) -> None:
-        """Open the palette."""
-        self.desk.open_palette()
-
-    def open_help(self, screen: str) -> None:
-        """Open the help page."""
-        self.desk.open_help(screen)
-
-    def leave(self) -> None:
-        """Ask whether to detach or to stop; a job that is over needs no question."""
-        self.desk.leave()
 
 
 def _logs(screen: Screen[Any]) -> LogsScreen:

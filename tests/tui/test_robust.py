@@ -38,8 +38,8 @@ def as_source(session: Session) -> Source:
 
 @pytest.mark.parametrize("screen", "1234567")
 def test_random_keys_on_every_screen(screen: str) -> None:
-    """1,000 on each, as fast as a pasted text; KEYS_SEED=… plays those of a failure again."""
-    seed = int(os.environ.get("KEYS_SEED") or random.randrange(1 << 32))
+    """1,000 on each, as fast as a pasted text; KEYS_SEED=… plays other ones."""
+    seed = int(os.environ.get("KEYS_SEED") or 518831469)
     rng = random.Random(f"{seed} {screen}")
     pressed: list[str] = []
     session = open_recording(("restarting_4x2", "failed_4x2", "64x8")[int(screen) % 3])

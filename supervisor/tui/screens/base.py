@@ -158,7 +158,7 @@ class LiveScreen(Screen[None], inherit_bindings=False):
 
     def action_act(self) -> None:
         """Open the menu of actions."""
-        self.tui.open_menu(self.selection())
+        self.tui.desk.open_menu(self.selection())
 
     def action_sync(self) -> None:
         """Ask whether the group shall start from the files as they are now."""
@@ -214,11 +214,11 @@ class LiveScreen(Screen[None], inherit_bindings=False):
 
     def action_palette(self) -> None:
         """Open the palette."""
-        self.tui.open_palette()
+        self.tui.desk.open_palette()
 
     def action_help(self) -> None:
         """Open the help page."""
-        self.tui.open_help(self.NAME)
+        self.tui.desk.open_help(self.NAME)
 
     def action_theme(self) -> None:
         """Take the next theme."""
@@ -226,4 +226,4 @@ class LiveScreen(Screen[None], inherit_bindings=False):
 
     def action_leave(self) -> None:
         """Ask whether to detach or to stop."""
-        self.tui.leave()
+        self.tui.desk.leave()
