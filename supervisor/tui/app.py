@@ -323,6 +323,10 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         if isinstance(self.screen, LogsScreen):
             self.screen.close_find()
 
+    def leave(self) -> None:
+        """Ask whether to detach or to stop; a job that is over needs no question."""
+        self.desk.leave()
+
 
 def _logs(screen: Screen[Any]) -> LogsScreen:
     assert isinstance(screen, LogsScreen)

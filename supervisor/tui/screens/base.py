@@ -226,4 +226,4 @@ class LiveScreen(Screen[None], inherit_bindings=False):
 
     def action_leave(self) -> None:
         """Ask whether to detach or to stop."""
-        self.tui.desk.leave()
+        self.tui.leave()
