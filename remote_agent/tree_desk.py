@@ -84,7 +84,7 @@ class TreeDesk:
         await lock(self._sync, tree)
         try:
             plan = await self._in_turn(self._sync.plan, tree, body)
-            if (plan.changed or plan.removed) and not args.get("force"):
+            if plan.changed or plan.removed:
                 self._refuse_used(tree)
         except BaseException:
             self._sync.close()

@@ -83,6 +83,7 @@ def _up(toml: Path, headless: bool) -> int:
 
 def _end_job(hosts: DemoHosts, toml: Path) -> None:
     """End what `up` left: a job that was detached from, and agents that wait for somebody to ask."""
+    _ignore_hang_ups()
     try:
         if hosts.processes() and not _is_over(hosts):
             _stop(toml)
@@ -118,6 +119,13 @@ def _stop(toml: Path) -> None:
         log.info("stop: status %d: %s", done.returncode, done.stderr.strip())
     except subprocess.TimeoutExpired:
         log.warning("stop did not answer within %g s", _STOP_DEADLINE_S)
+
+
+def _ignore_hang_ups() -> None:
+    """A terminal that closes says so more than once: this clean-up is what it asks for."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

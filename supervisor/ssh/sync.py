@@ -60,7 +60,6 @@ async def push_tree(
     tree: Tree,
     progress: Callable[[str], None] | None = None,
     *,
-    force: bool = False,
     keep: Sequence[str] = (),
 ) -> SyncResult:
     """Make a node's copy equal to the tree here; raises HostError, SyncError.
@@ -73,8 +72,7 @@ async def push_tree(
     try:
         packed = await asyncio.to_thread(manifest, tree)
         report(f"comparing {len(tree.files)} files ({human(tree.size)})")
-        args = {"tree": tree.name, "force": force}
-        plan = (await link.channel.call("tree_plan", args, packed, timeout=PLAN_DEADLINE_S)).data
+        plan = (await link.channel.call("tree_plan", {"tree": tree.name}, packed, timeout=PLAN_DEADLINE_S)).data
         sent_bytes, sent_files = await _send(link, tree, set(plan["missing"]), report)
         wish = {"tree": tree.name, "digest": tree.digest, "keep": list(keep)}
         done = (await link.channel.call("tree_commit", wish, timeout=COMMIT_DEADLINE_S)).data

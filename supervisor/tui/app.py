@@ -6,20 +6,16 @@ In: a session, options of the command line. Out: an exit status.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
-import locale
-import signal
-import sys
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from textual import events
 
 from supervisor.paths import themes_dir
 from supervisor.session.logs import Selection
-from supervisor.tui import clipboard, keymap, keys
+from supervisor.tui import clipboard, keymap, keys, terminal
 from supervisor.tui.cells import clean
 from supervisor.tui.desk import Desk
 from supervisor.tui.feeds import MergedFeed
@@ -85,7 +81,7 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         self.animation_level = "none"
         self.read_only = read_only
         self.key_table: Sequence[keys.Key] = keys.KEYS
-        self.glyphs = Glyphs(ascii_only or not _is_utf8())
+        self.glyphs = Glyphs(ascii_only or not terminal.is_utf8())
         self.snapshot: Snapshot = take(source)
         self.key_table = keys.changed(changed_keys or {})
         self.set_keymap({f"{name}.{mode}": keys for name, keys in (changed_keys or {}).items() for mode in self.MODES})
@@ -338,11 +334,6 @@ def _incident(screen: Screen[Any]) -> IncidentScreen:
     return screen
 
 
-def _is_utf8() -> bool:
-    encoding = (getattr(sys.stdout, "encoding", None) or locale.getpreferredencoding(False)).lower()
-    return encoding.replace("-", "").replace("_", "") == "utf8"
-
-
 def _settle_memory() -> None:
     """What is there after the first paint stays: the collector need not look at it again and again."""
     gc.collect()
@@ -350,27 +341,11 @@ def _settle_memory() -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
-@contextlib.contextmanager
-def _drawn_on_stdout() -> Iterator[None]:
-    """Textual draws on stderr, which may be a file; stdout is the terminal that the screen was opened for."""
-    before = sys.__stderr__
-    if before is None or not before.isatty():
-        sys.__stderr__ = sys.__stdout__  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        sys.__stderr__ = before  # type: ignore[misc]
-
-
 async def run_app(session_factory: Callable[[], SessionContext], make: Callable[[Source], SupervisorApp]) -> int:
     """Show what a session tells until the user leaves; returns the exit status."""
     async with session_factory() as source:
         app = make(source)
-        loop = asyncio.get_running_loop()
-        # The job goes on; the terminal must be given back in order.
-        with contextlib.suppress(NotImplementedError, ValueError):
-            loop.add_signal_handler(signal.SIGTERM, app.exit, DETACHED)
-        with _drawn_on_stdout():
+        with terminal.held(lambda: app.exit(DETACHED)):
             status = await app.run_async()
         return status if status is not None else app.return_code or DETACHED
 

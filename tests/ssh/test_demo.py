@@ -15,6 +15,7 @@ from supervisor import demo
 from supervisor.demo_hosts import hosts_in_thread
 from tests.cluster.leftovers import describe
 from tests.cluster.network import process_state
+from tests.tui.test_pty import terminal
 
 pytestmark = [
     pytest.mark.e2e,
@@ -68,17 +69,26 @@ def test_the_demo_trains_on_both_hosts_and_leaves_nothing(repository: Path, temp
     assert _left(temporary) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
-def test_a_signal_ends_the_demo_and_leaves_nothing(number: signal.Signals, repository: Path, temporary: Path) -> None:
+def test_an_interrupt_ends_the_demo_and_leaves_nothing(repository: Path, temporary: Path) -> None:
     with _start(temporary, repository) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "step=" in line:
                 break
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
     assert process.returncode != 0, out + err
     assert "Traceback" not in err, err
+    assert _left(temporary) == []
+
+
+def test_a_window_that_is_closed_ends_the_demo_and_leaves_nothing(temporary: Path) -> None:
+    with terminal(80, 24, (sys.executable, "-m", "supervisor", "demo"), TMPDIR=str(temporary)) as tty:
+        tty.wait_for(b"step=")
+        tty.send(b"q")
+        tty.wait_for(b"Leave?")
+        tty.hang_up()
+        tty.process.wait(60)
     assert _left(temporary) == []
 
 

@@ -70,6 +70,12 @@ class Terminal:
         """Type."""
         os.write(self.master, keys)
 
+    def hang_up(self) -> None:
+        """Close the window."""
+        os.close(self.master)
+        self.master = -1
+        self.process.send_signal(signal.SIGHUP)
+
 
 @contextmanager
 def terminal(
@@ -90,13 +96,15 @@ def terminal(
         start_new_session=True,
     )
     os.close(slave)
+    tty = Terminal(process, master)
     try:
-        yield Terminal(process, master)
+        yield tty
     finally:
         if process.poll() is None:
             process.kill()
         process.wait(10)
-        os.close(master)
+        if tty.master >= 0:
+            os.close(master)
 
 
 def test_start_resize_detach() -> None:
@@ -137,6 +145,15 @@ def test_sigterm_gives_the_terminal_back() -> None:
         tty.process.terminate()
         assert tty.wait_for_end() == 0
         assert b"\x1b[?1049l" in tty.seen
+
+
+def test_a_window_that_is_closed_ends_the_screen_under_a_question_too() -> None:
+    with terminal(80, 24) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.send(b"q")
+        tty.wait_for(b"goes on without this screen")
+        tty.hang_up()
+        tty.process.wait(DEADLINE_S)
 
 
 def test_no_color_on_a_real_terminal() -> None:
