@@ -26,7 +26,8 @@ from supervisor.tui.screens.dialogs import Dialog
 from supervisor.tui.screens.incident import IncidentScreen
 from supervisor.tui.screens.launch import LaunchScreen
 from supervisor.tui.screens.lists import NodesScreen, RanksScreen
-from supervisor.tui.screens.logs import BOTH, LogsScreen
+from supervisor.tui.screens.log_shown import BOTH
+from supervisor.tui.screens.logs import LogsScreen
 from supervisor.tui.screens.map import MapScreen
 from supervisor.tui.screens.nccl import NcclScreen
 from supervisor.tui.screens.run import RunScreen
