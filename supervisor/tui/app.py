@@ -315,11 +315,6 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         kind = FoldedFeed if folded else MergedFeed
         return kind(self.source, Selection(generation=wanted, ranks=ranks, streams=streams, nodes=nodes))
 
-    def action_close_find(self) -> None:
-        """Close the line in which a pattern is typed."""
-        if isinstance(self.screen, LogsScreen):
-            self.screen.close_find()
-
     def leave(self) -> None:
         """Ask whether to detach or to stop; a job that is over needs no question."""
         self.desk.leave()

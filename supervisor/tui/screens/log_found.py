@@ -8,23 +8,15 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING
 
-from textual import on
-from textual.widgets import Input
-
 from supervisor.tui.cells import clean
 from supervisor.tui.feeds import MergedFeed, RankFeed
 from supervisor.tui.finder import Finder
 from supervisor.tui.screens.log_shown import ShownLog
+from supervisor.tui.widgets.ask import Ask
 
 if TYPE_CHECKING:
     from supervisor.tui.cells import Row
     from supervisor.tui.widgets.virtual_log import VirtualLog
-
-
-class FindInput(Input):
-    """Where the pattern is typed."""
-
-    BINDINGS = [("escape", "app.close_find", "back")]
 
 
 class FoundLog(ShownLog):
@@ -44,13 +36,11 @@ class FoundLog(ShownLog):
 
     def action_find(self) -> None:
         """Ask for a pattern."""
-        self.query_one("#find").display = True
-        self.query_one("#pattern", Input).focus()
+        text = self.finder.text if self.finder is not None else ""
+        self.query_one(Ask).ask("/", "text or regular expression", self._find, text)
 
-    def close_find(self) -> None:
-        """Back to the log."""
-        self.query_one("#find").display = False
-        self.log_view.focus()
+    def _find(self, text: str) -> str:
+        return self._search(text, None)
 
     def action_back(self) -> None:
         """End a search first; then go back."""
@@ -61,24 +51,18 @@ class FoundLog(ShownLog):
         else:
             super().action_back()
 
-    @on(Input.Submitted, "#pattern")
-    def _find(self, event: Input.Submitted) -> None:
-        self.close_find()
-        if event.value:
-            self._search(event.value, None)
-
     def action_errors(self) -> None:
         """Search for what the agents take for errors."""
         self._search("", "error")
 
-    def _search(self, text: str, level: str | None) -> None:
+    def _search(self, text: str, level: str | None) -> str:
+        """Begin a search; returns what is wrong with the pattern, or nothing."""
         try:
             feed = self.log_view.feed
             only = feed.stream if isinstance(feed, RankFeed) else None
             finder = Finder(self.tui.source, self._selection(), text, level, only)
         except ValueError as error:
-            self.tui.say(str(error), level="error")
-            return
+            return str(error)
         self.finder = finder
         self.log_view.pattern = finder.pattern
         around = self.log_view.body_height if type(feed) is MergedFeed else 0
@@ -86,6 +70,7 @@ class FoundLog(ShownLog):
         # A coroutine would be left behind where the next search comes before it begins.
         self.run_worker(work, group="find", exclusive=True)  # type: ignore[arg-type]
         self._title()
+        return ""
 
     def _found(self, finder: Finder) -> None:
         # The last word of a search may come while the application closes.

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from textual.containers import Horizontal
-from textual.widgets import Static
-
 from supervisor.tui import ansi, words
 from supervisor.tui.rows import name_width
 from supervisor.tui.screens.dialogs import TextDialog
-from supervisor.tui.screens.log_found import FindInput, FoundLog
+from supervisor.tui.screens.log_found import FoundLog
+from supervisor.tui.widgets.ask import Ask
 from supervisor.tui.widgets.virtual_log import VirtualLog
 
 if TYPE_CHECKING:
@@ -35,12 +33,7 @@ class LogsScreen(FoundLog):
     def body(self) -> Iterable[Widget]:
         """The log, and a line to type in."""
         yield VirtualLog(title="log", id="log")
-        with Horizontal(id="find") as find:
-            find.display = False
-            yield Static("/", id="slash")
-            field = FindInput(id="pattern", compact=True, placeholder="text or regular expression")
-            field.cursor_blink = False
-            yield field
+        yield Ask(lambda: self.log_view, id="find")
 
     def show(self, snapshot: Snapshot) -> None:
         """Keep the title right; the text looks after itself."""
