@@ -93,5 +93,5 @@ class FoundLog(ShownLog):
         if isinstance(feed, RankFeed):
             log.jump(feed.index_of(key), key)
         else:
-            log.jump_to_time(t_ns, key, finder.pages(key))
+            log.jump_to_key(t_ns, key, finder.pages(key))
         self._title()

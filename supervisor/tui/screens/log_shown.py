@@ -41,6 +41,7 @@ class ShownLog(LiveScreen):
         self.generation: int | None = None
         self.folded = self.tui.memory.log_fold
         self.log_view.show_time = self.tui.memory.log_time
+        self.log_view.wrap = self.tui.memory.log_wrap
         self._turns = self.tui.turns
 
     # --- what is shown
@@ -108,7 +109,7 @@ class ShownLog(LiveScreen):
         if row is not None and isinstance(feed, RankFeed):
             self.log_view.jump(row.line, row.key)
         elif row is not None:
-            self.log_view.jump_to_time(row.t_ns, row.key)
+            self.log_view.jump_to_key(row.t_ns, row.key)
 
     # --- what is said of it
 
@@ -127,7 +128,7 @@ class ShownLog(LiveScreen):
             parts.append((4, ((clean(log.problem), "warn"),)))
         if log.absent_text:
             parts.append((3, ((clean(log.absent_text), "warn"),)))
-        if log.left:
+        if log.left and not log.wrap:
             parts.append((1, ((f"column {log.left}", "dim"),)))
         parts.append((0, self._clocks(log)))
         if log.follow:
@@ -219,23 +220,17 @@ class ShownLog(LiveScreen):
         self.folded = self.tui.memory.log_fold = not self.folded
         self._open()
         if row is not None:
-            log.jump_to_time(row.t_ns, row.key)
+            log.jump_to_key(row.t_ns, row.key)
 
     # --- what is read of it
 
-    def _rows(self) -> list[LogRow]:
-        """What is on the screen and here."""
-        log = self.log_view
-        rows = (log.feed.row(log.top + y) for y in range(log.body_height)) if log.feed is not None else ()
-        return [row for row in rows if row is not None]
-
     def _row_read(self) -> LogRow | None:
         """The line that a jump has led to, else the last one while following, else the first one."""
-        log, here = self.log_view, self._rows()
+        log, here = self.log_view, self.log_view.rows_here()
         other = (here[-1] if log.follow else here[0]) if here else None
         return next((row for row in here if row.is_at(log.pointer)), other)
 
     def _time_read(self) -> int | None:
         """When the first line on the screen came; None while it follows."""
-        first = next(iter(self._rows()), None)
+        first = next(iter(self.log_view.rows_here()), None)
         return first.t_ns if first is not None and not self.log_view.follow else None

@@ -16,6 +16,7 @@ from supervisor.tui.widgets.ask import Ask
 from supervisor.tui.widgets.virtual_log import VirtualLog
 
 if TYPE_CHECKING:
+    from textual import events
     from textual.widget import Widget
 
     from supervisor.tui.model import Snapshot
@@ -56,6 +57,11 @@ class LogsScreen(FoundLog):
         """A log is stopped by not following it; what one scrolls to has to come."""
         self.tick(snapshot, age_s, changed)
 
+    def on_click(self, event: events.Click) -> None:
+        """A click points to a line."""
+        if event.widget is self.log_view:
+            self.log_view.point_to(event.y)
+
     def action_follow(self) -> None:
         """Follow, or stop following."""
         self.log_view.set_follow(not self.log_view.follow)
@@ -69,6 +75,12 @@ class LogsScreen(FoundLog):
         """Times on and off."""
         self.log_view.show_time = self.tui.memory.log_time = not self.log_view.show_time
         self.log_view.redraw()
+
+    def action_wrap(self) -> None:
+        """Wrap long lines, or not."""
+        self.tui.memory.log_wrap = not self.log_view.wrap
+        self.log_view.set_wrap(self.tui.memory.log_wrap)
+        self._title()
 
     def action_source(self) -> None:
         """Node and rank on and off."""
