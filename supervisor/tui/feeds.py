@@ -126,6 +126,11 @@ class RankFeed:
         """Lines there are."""
         return self._total - self._first
 
+    @property
+    def end(self) -> int:
+        """The number of the last line, counted from 1."""
+        return self._total
+
     def index_of(self, key: Key) -> int:
         """Where a line is."""
         return max(0, key[3] - self._first)
