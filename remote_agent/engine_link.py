@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.paths import JobFiles, own_command, start_ticks
-from remote_agent.wire import Answer, CallFailed, Channel, ChannelClosed, Problem
+from remote_agent.wire import Answer, CallFailed, Channel, ChannelClosed, Problem, WireError
 
 if TYPE_CHECKING:
     from remote_agent.agent import Agent
@@ -109,6 +109,12 @@ class EngineLink:
         if op == "stop":
             self._workers.clear()
         return answer.data
+
+    async def renew(self, seconds: float) -> None:
+        """Say that this agent lives: an engine that hears nothing for so long ends what it runs."""
+        if self._channel is not None:
+            with contextlib.suppress(WireError):
+                await self._channel.notify("lease", {"s": seconds})
 
     async def dismiss(self, outcome: dict[str, Any]) -> None:
         """Tell how the job ended for this node: nothing to an engine, which ends with its agent."""

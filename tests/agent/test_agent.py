@@ -136,6 +136,26 @@ def test_a_killed_engine_is_replaced_and_its_node_returns(tmp_path: Path) -> Non
     asyncio.run(check())
 
 
+def test_workers_of_an_agent_that_stands_still_end_before_the_others_go_on(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 2, LIGHT, min_nodes=1, node_timeout=4.0) as nodes:
+            await nodes.launch()
+            worker = (await nodes.until("generation_running"))["detail"]["pids"]["1"]
+            engine = int(stat_fields(worker)[1])
+            agent = int(stat_fields(engine)[1])
+            os.kill(agent, signal.SIGSTOP)
+            await nodes.until("generation_started", generation=1)
+            assert not alive(worker)
+            assert not alive(engine)
+            await nodes.until("generation_running", generation=1)
+            os.kill(agent, signal.SIGCONT)
+            assert (await nodes.until("generation_running", generation=2))["detail"]["world_size"] == 2
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded")
+
+    asyncio.run(check())
+
+
 def test_an_engine_that_hangs_is_killed_before_the_next_group_starts(tmp_path: Path) -> None:
     async def check() -> None:
         async with Nodes(tmp_path, 2, LIGHT, stop_grace=0.0) as nodes:
