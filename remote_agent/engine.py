@@ -160,9 +160,9 @@ class Engine:
             raise Problem("busy", f"generation {self._current} still runs")
         self._current = self._floor = order.generation
         self._starting = asyncio.get_running_loop().create_future()
-        self._host.begin(Path(order.cwd), order.log_dir)
         group: Group | engine_elastic.ElasticGroup
         try:
+            self._host.begin(Path(order.cwd), order.log_dir)
             if order.rendezvous is None:
                 group, ranks = await self._start(torch, order)
             else:
