@@ -125,6 +125,7 @@ KEYS: Final[tuple[Key, ...]] = (
         palette=True,
     ),
     Key("log.time", "t", "time", "", "time of arrival on and off", "logs"),
+    Key("log.wrap", "w", "wrap", "", "wrap long lines, or cut them at the screen's edge", "logs", palette=True),
     Key("log.source", "number_sign", "source", "", "node and rank on and off", "logs"),
     Key("incident.older", "left_square_bracket", "turn(-1)", "older", "the incident before", "incident", 30),
     Key("incident.newer", "right_square_bracket", "turn(1)", "newer", "the incident after", "incident", 31),

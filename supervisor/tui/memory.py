@@ -31,6 +31,7 @@ class Memory:
     problems_only: bool = False
     log_time: bool = True
     log_fold: bool = False
+    log_wrap: bool = False
     nodes: list[str] = dataclasses.field(default_factory=list)
     """The marked nodes, in the order in which they were marked."""
     ranks: list[int] = dataclasses.field(default_factory=list)
