@@ -57,6 +57,16 @@ def plain(raw: bytes) -> str:
     return clean(_expand(_ESCAPES.sub("", last_state(decode(raw)))))
 
 
+def coloured(raw: bytes) -> str:
+    """All of a line as text with its colours, and nothing else that a terminal would obey."""
+    text, parts, start = last_state(decode(raw)), [], 0
+    for match in _ESCAPES.finditer(text):
+        parts.append(clean(_expand(text[start : match.start()])))
+        parts.append(match.group() if match.group(2) == "m" else "")
+        start = match.end()
+    return "".join([*parts, clean(_expand(text[start:])), "\x1b[m" if any(parts[1::2]) else ""])
+
+
 # Some screens full; a row may have 64 KiB.
 @lru_cache(maxsize=256)
 def spans(raw: bytes, role: str = "text") -> Row:

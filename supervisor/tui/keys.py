@@ -133,6 +133,8 @@ KEYS: Final[tuple[Key, ...]] = (
         palette=True,
     ),
     Key("log.time", "t", "time", "", "time of arrival on and off", "logs"),
+    Key("log.save", "S", "save", "", "write all lines of these logs into a file; esc ends it", "logs", palette=True),
+    Key("log.pager", "o", "pager", "", "all lines of these logs in $PAGER", "logs", palette=True),
     Key("log.wrap", "w", "wrap", "", "wrap long lines, or cut them at the screen's edge", "logs", palette=True),
     Key("log.source", "number_sign", "source", "", "node and rank on and off", "logs"),
     Key("incident.older", "left_square_bracket", "turn(-1)", "older", "the incident before", "incident", 30),

@@ -5,13 +5,12 @@ In: a line on the screen, windows of its file. Out: facts, and the text.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remote_agent.logs.rows import RecordReader
 from supervisor.plain import count
-from supervisor.tui import ansi
+from supervisor.tui import ansi, words
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
@@ -98,17 +97,17 @@ def _lines(answer: Answer, ahead_ns: int) -> list[Line]:
 
 def alone(row: LogRow) -> Record:
     """The line without the others, as long as it is all that is known."""
-    return Record([f"line {row.line + 1:,} of {_file(row)}", f"came {_stamp(row.t_ns)}"], ansi.plain(row.raw))
+    return Record([f"line {row.line + 1:,} of {_file(row)}", f"came {words.stamp_ns(row.t_ns)}"], ansi.plain(row.raw))
 
 
 def facts(job: str, row: LogRow, lines: Sequence[Line]) -> list[str]:
     """Where it stands, when it came, and what of it is not here."""
     first, last = lines[0], lines[-1]
     numbers = f"line {first.line + 1:,}" if first is last else f"lines {first.line + 1:,} to {last.line + 1:,}"
-    came = f"came {_stamp(first.t_ns)}" + (f" to {_stamp(last.t_ns)[11:]}" if last.t_ns - first.t_ns > 10**6 else "")
+    until = f" to {words.stamp_ns(last.t_ns)[11:]}" if last.t_ns - first.t_ns > 10**6 else ""
     told = [
         f"{numbers} of {_file(row)}, from byte {first.offset:,}",
-        came + (" at the latest" if first.is_late or last.is_late else ""),
+        f"came {words.stamp_ns(first.t_ns)}{until}" + (" at the latest" if first.is_late or last.is_late else ""),
     ]
     cut = sum(line.cut for line in lines)
     if cut:
@@ -119,8 +118,3 @@ def facts(job: str, row: LogRow, lines: Sequence[Line]) -> list[str]:
 
 def _file(row: LogRow) -> str:
     return f"generation_{row.generation}/rank_{row.rank}/{row.stream}.log on {row.node}"
-
-
-def _stamp(t_ns: int) -> str:
-    local = datetime.datetime.fromtimestamp(t_ns / 1e9, tz=datetime.timezone.utc).astimezone()
-    return f"{local:%Y-%m-%d %H:%M:%S}.{t_ns // 1_000_000 % 1000:03d}"

@@ -1,6 +1,6 @@
-"""The terminal that a screen is drawn on: which file it is, and what happens when it goes away.
+"""The terminal that a screen is drawn on: which file it is, who else gets it, and what happens when it goes away.
 
-In: what leaves the screen. Out: that called where a signal asks for it.
+In: what leaves the screen, a command. Out: that called where a signal asks for it; the command's turn.
 """
 
 from __future__ import annotations
@@ -9,9 +9,54 @@ import asyncio
 import contextlib
 import locale
 import os
+import shlex
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from textual.app import App
+
+
+def pager(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The command of the user's pager; raises LookupError that says what to do where there is none."""
+    try:
+        command = shlex.split(environment.get("PAGER", "")) or ["less", "-R"]
+    except ValueError as error:
+        raise LookupError(f"PAGER: {error}") from error
+    if shutil.which(command[0]) is None:
+        raise LookupError(f"no program {command[0]!r}: set PAGER to one that shows a file")
+    return command
+
+
+async def lend(app: App[Any], command: Sequence[str]) -> None:
+    """Let another program have the terminal until it ends; raises OSError, SuspendNotSupported."""
+    problem: OSError | asyncio.CancelledError | None = None
+    # Work goes on meanwhile, and would be drawn over the program.
+    with app.batch_update(), app.suspend():
+        # Ctrl-C is the program's, which has it in its default way.
+        before = signal.signal(signal.SIGINT, lambda *_: None)
+        try:
+            await _run(command)
+        except (OSError, asyncio.CancelledError) as error:
+            # The screen comes back first.
+            problem = error
+        finally:
+            signal.signal(signal.SIGINT, before)
+    if problem is not None:
+        raise problem
+
+
+async def _run(command: Sequence[str]) -> None:
+    process = await asyncio.create_subprocess_exec(*command)
+    try:
+        await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 def is_utf8() -> bool:

@@ -29,6 +29,7 @@ def fixed_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No themes and no memory of whoever runs the tests."""
+    """No themes, no memory and no files of whoever runs the tests."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -156,6 +156,30 @@ def test_a_window_that_is_closed_ends_the_screen_under_a_question_too() -> None:
         tty.process.wait(DEADLINE_S)
 
 
+def test_a_pager_has_the_terminal_and_gives_it_back() -> None:
+    pager = "sh -c 'echo paged: $(grep -c . $0) $(wc -l <$0); read line; echo got: $line'"
+    with terminal(80, 24, PAGER=pager) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.send(b"4")
+        tty.wait_for(b"log of all ranks")
+        tty.seen = b""
+        tty.send(b"o")
+        tty.wait_for(b"paged: ")
+        # The job goes on meanwhile, and nothing is drawn over it; Ctrl-C is not ours.
+        at = tty.seen.index(b"paged: ")
+        os.kill(tty.process.pid, signal.SIGINT)
+        tty.send(b"typed there\n")
+        tty.wait_for(b"got: typed there")
+        end = tty.seen.index(b"got: ")
+        assert b"\x1b[" not in tty.seen[at:end]
+        tty.wait_for(b"\x1b[?1049h")
+        tty.wait_for(b"log of all ranks")
+        tty.send(b"q")
+        tty.wait_for(b"goes on without this screen")
+        tty.send(b"\r")
+        assert tty.wait_for_end() == 0
+
+
 def test_no_color_on_a_real_terminal() -> None:
     with terminal(80, 24, NO_COLOR="1") as tty:
         tty.wait_for(b"running")

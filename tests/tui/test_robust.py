@@ -28,6 +28,7 @@ from tests.tui.test_snapshots import SCREENS, open_recording
 KEYS = [
     *"1234567", *"lifxmTMsen/Nt#[]<>gGjkudb0?:-", "enter", "escape", "tab", "shift+tab", "up", "down", "left", "right",
     "pageup", "pagedown", "home", "end", "space", "f1", "ctrl+p", "dollar_sign", "y", "a", "S", "backspace", *"!*Up",
+    *"wmo@'{}E", "quotation_mark", "ctrl+g",
 ]  # fmt: skip
 
 

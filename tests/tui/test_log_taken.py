@@ -1,0 +1,172 @@
+"""What is taken out of a log: a record, all lines into a file, all lines in a pager; the same of a recording."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from textual.widgets import Input
+
+from supervisor.errors import Unreachable
+from supervisor.recording.player import Player
+from supervisor.recording.reading import load
+from supervisor.session.logs import Page
+from supervisor.tui import ansi, record, saving, terminal, words
+from supervisor.tui.feeds import RankFeed
+from supervisor.tui.replay import ReplayApp
+from tests.tui import recordings
+from tests.tui.screens import press, running, running_app, settle, text_of, type_key, until
+from tests.tui.test_follow import FILE, log_of
+from tests.tui.test_log_keys import BEGIN, answer, body, numbered
+
+TRACE = (
+    b"step 7", b"[rank0]: Traceback (most recent call last):", b'[rank0]:   File "train.py", line 88, in <module>',
+    b"[rank0]:     main()", b"[rank0]: ValueError: \x1b[31mnot this time", b"step 8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", [("4",), ("3", "enter", "s")], ids=["merged", "one stream"])
+def test_enter_shows_all_of_a_traceback_and_y_copies_it(keys: tuple[str, ...], tmp_path: Path) -> None:
+    async def scenario() -> None:
+        session = numbered(400)
+        session.write(FILE, *TRACE)
+        async with running(session, (100, 30)) as (app, pilot):
+            await press(app, pilot, *keys)
+            # One of its inner lines is read.
+            log_of(app).jump_to_key(session.files[FILE][403].t_ns, (0, 0, "stdout", 403))
+            await settle(app, pilot)
+            before = body(app)
+            text = await press(app, pilot, "enter")
+            assert "lines 402 to 405 of generation_0/rank_0/stdout.log on n1, from" in text
+            assert "32,080" in text
+            assert "came 2026-11-20 10:09:59.002 to 10:09:59.005" in text
+            assert "ValueError: not this time" in text
+            await press(app, pilot, "y", "escape")
+            copied = (tmp_path / "state" / "supervisor" / "copied.txt").read_text()
+            assert copied == b"\n".join(TRACE[1:5]).decode().replace("\x1b[31m", "") + "\n"
+            assert body(app)[:10] == before[:10]
+
+    asyncio.run(scenario())
+
+
+def test_a_record_longer_than_a_page_and_one_whose_node_is_lost() -> None:
+    async def scenario() -> None:
+        session = numbered(10)
+        session.write(FILE, b"Traceback (most recent call last):", *(b"  File %d" % number for number in range(200)))
+        session.write(FILE, b"KeyError: 1")
+        row = RankFeed(session, "n1", 0, 0, "stdout")
+        await row.find_time(session.files[FILE][150].t_ns, 3)
+        inner = row.row(150)
+        assert inner is not None
+        found = await record.fetch(session, inner)
+        assert found.text.splitlines()[::201] == ["Traceback (most recent call last):", "KeyError: 1"]
+        assert found.facts[0].startswith("lines 11 to 212 of generation_0/rank_0/stdout.log")
+        async with running(session) as (app, pilot):
+            await press(app, pilot, "4", "g")
+            session.hosts["n1"].state = "lost"
+            text = await press(app, pilot, "enter")
+            assert "do not come: n1: no link" in text
+            assert "line 000000" in text
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("keys", [("4",), ("4", "z"), ("3", "enter", "s")], ids=["merged", "folded", "one stream"])
+def test_all_lines_are_saved_and_no_file_is_written_over(
+    keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(saving, "ROWS", 64)
+
+    async def scenario() -> None:
+        session = numbered(300)
+        session.files[FILE][7].text = b"\x1b[31mred\x1b[0m and \x1b]0;title\x07 1%\r2%"
+        session.write(("n1", 0, 0, "stderr"), *(b"warning %d" % number for number in range(30)), t_ns=BEGIN)
+        async with running(session) as (app, pilot):
+            await press(app, pilot, *keys, "pageup", "#", "t")
+            before = body(app)
+            assert "saved" in await press(app, pilot, "S", "enter")
+            (path,) = tmp_path.glob("*.log")
+            lines = path.read_text().splitlines()
+            wanted = [line.text.decode() for line in session.files[FILE]]
+            wanted[7] = "2%"
+            own = [line.rpartition("| ")[2] for line in lines if "warning" not in line]
+            assert own == wanted
+            assert sum("warning" in line for line in lines) == (0 if "s" in keys else 30)
+            assert body(app)[:9] == before[:9]
+            await press(app, pilot, "S")
+            field = app.screen.query_one(Input)
+            assert field.value == str(path).replace(".log", "-2.log")
+            field.value = str(path)
+            assert "is there already" in await press(app, pilot, "enter")
+            field.value = str(tmp_path / "none" / "x.log")
+            assert "No such file" in await press(app, pilot, "enter")
+            assert path.read_text().splitlines() == lines
+
+    asyncio.run(scenario())
+
+
+def test_what_is_being_saved_says_how_far_it_is_and_can_be_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(saving, "ROWS", 64)
+
+    async def gone(*_args: object, **_more: object) -> Page:
+        raise Unreachable("n1: no link")
+
+    async def scenario() -> None:
+        session = numbered(1000)
+        async with running(session) as (app, pilot):
+            await press(app, pilot, "4")
+            session.latency_s = 0.05
+            type_key(app, "S")
+            await until(app, pilot, lambda: app.screen.query_one("#find").display)
+            type_key(app, "enter")
+            await until(app, pilot, lambda: re.search(r"[1-9]\d?% saved, \d+ lines", text_of(app)) is not None)
+            type_key(app, "escape")
+            await until(app, pilot, lambda: not list(tmp_path.glob("*.log")))
+            session.latency_s = 0.0
+            assert "% saved" not in await settle(app, pilot)
+            assert app.current_mode == "logs"
+            session.merged = gone  # type: ignore[method-assign]
+            assert "is not written" in await press(app, pilot, "S", "enter")
+            assert not list(tmp_path.glob("*.log"))
+
+    asyncio.run(scenario())
+
+
+def test_a_pager_that_there_is_not() -> None:
+    for program, said in (
+        ("no-such-pager -x", "no program 'no-such-pager'"),
+        ("less '", "PAGER: No closing quotation"),
+    ):
+        with pytest.raises(LookupError, match=said):
+            terminal.pager({"PAGER": program})
+    assert terminal.pager({"PAGER": "sh -c 'x y'"}) == ["sh", "-c", "x y"]
+    assert ansi.coloured(b"a\x1b[31mred\x1b[2J\x1b]0;t\x07\x08") == "a\x1b[31mred·\x1b[m"
+
+
+@pytest.mark.parametrize("keys", [("4",), ("3", "enter", "s")], ids=["merged", "one stream"])
+def test_the_keys_of_a_log_in_a_replay(keys: tuple[str, ...], tmp_path: Path) -> None:
+    recording = load(recordings.write(tmp_path / "job.rec"))
+    player = Player(recording, recording.end_ns, paused=True)
+
+    async def scenario() -> None:
+        app = ReplayApp(player)
+        async with running_app(app, (100, 30)) as pilot:
+            await press(app, pilot, *keys)
+            log = log_of(app)
+            row = log.feed.row(log.feed.count - 1) if log.feed is not None else None
+            assert row is not None
+            await answer(app, pilot, "@", words.clock_ns(row.t_ns))
+            await until(app, pilot, lambda: log.pointer == row.key)
+            await press(app, pilot, "m", "G", "'")
+            assert log.pointer == row.key
+            assert "came 20" in await press(app, pilot, "enter")
+            await press(app, pilot, "escape", "S", "enter")
+            (path,) = tmp_path.glob("*.log")
+            assert ansi.plain(row.raw) in path.read_text()
+            assert "cannot be lent" in await press(app, pilot, "o")
+
+    asyncio.run(scenario())
