@@ -158,6 +158,17 @@ def test_a_work_tree_that_cannot_be_put_in_place_is_told_at_once(tmp_path: Path)
     asyncio.run(check())
 
 
+def test_what_could_not_be_told_is_told_to_the_next_connection(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            agent.follower.follow(1, "n2")
+            failed = {"generation": 0, "message": "go: no such directory"}
+            agent.follower.report("order_failed", failed)
+            assert {"op": "order_failed", "args": failed} in agent.follower.introduction()["reports"]
+
+    asyncio.run(check())
+
+
 async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Say nothing until the other side has gone."""
     await reader.read()
