@@ -12,7 +12,7 @@ from supervisor.errors import RequestFailed
 from supervisor.tui.desk import changes, offered
 from supervisor.tui.screens import dialogs
 from tests.tui import recorded
-from tests.tui.screens import compare, press, running, settle, text_of, until
+from tests.tui.screens import compare, press, running, settle, text_of, type_key, until
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,17 @@ def test_no_single_key_asks_the_cluster_for_anything(key: str) -> None:
                 await pilot.press(mode, key)
             await settle(app, pilot)
             assert session.requests == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("typed", "said"), [("xr", "Restart group?"), (":stacks", "Dump stacks   ")])
+def test_letters_typed_ahead_of_a_dialog_are_its_own(typed: str, said: str) -> None:
+    async def scenario() -> None:
+        async with running(recorded.load("running_2x2")) as (app, pilot):
+            for key in typed:
+                type_key(app, key)
+            assert said in await settle(app, pilot)
 
     asyncio.run(scenario())
 
