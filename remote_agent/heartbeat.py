@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def facts(follower: Follower) -> dict[str, Any]:
     """Return what a heartbeat carries; of each rank: step, last_output_age_s, warning, progress, vitals."""
-    vitals, of_ranks = follower.agent.vitals.told()
+    vitals, of_ranks = follower.agent.vitals.told(follower.workers())
     return {
         "generation": follower.generation,
         "ranks": _ranks(follower, of_ranks) if follower.generation >= 0 else {},
