@@ -238,6 +238,11 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
             self.switch_mode(mode)
             self.look_again()
 
+    @property
+    def way_back(self) -> bool:
+        """There is another screen to go back to."""
+        return bool(self._history) or self.current_mode != "map"
+
     def back(self) -> None:
         """Go back; at the end of the way, to the map."""
         mode = self._history.pop() if self._history else "map"

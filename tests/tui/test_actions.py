@@ -315,6 +315,7 @@ def test_a_signal_goes_to_the_marked_ranks_after_a_question() -> None:
             assert "signal to rank 0, 2" in await press(app, pilot, "x", "s")
             text = await press(app, pilot, "U")
             assert "Send USR1 to rank 0, 2" in text
+            assert re.search("Target +rank 0 on n1, rank 2 on n2 ", text)
             assert session.requests == []
             await press(app, pilot, "y")
             assert session.requests == [("signal", {"ranks": [0, 2], "signal": "USR1", "if_generation": 0})]
@@ -331,6 +332,9 @@ def test_flight_records_are_saved_without_a_question() -> None:
             assert "keep accepted" in text
             await press(app, pilot, "x", "f", "n")
             assert session.requests[1:] == [("keep", {"ranks": [0, 1]})]
+            text = await press(app, pilot, "colon", *"mark nothing")
+            assert "Unmark all" in text
+            assert "Mark.none" not in text
 
     asyncio.run(scenario())
 
