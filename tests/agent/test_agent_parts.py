@@ -227,7 +227,7 @@ def test_a_heartbeat_tells_what_the_node_and_its_ranks_use(tmp_path: Path) -> No
             assert 0 < told["vitals"]["mem_used"] < told["vitals"]["mem_total"]
             assert told["vitals"]["disk_free"] > 0
             rank = told["ranks"]["4"]
-            assert rank["progress"] == {"loss": 0.5, "rate": 96021.0, "unit": "tok/s", "steps_s": None}
+            assert rank["progress"] == {"loss": 0.5, "rate": 96021.0, "unit": "tok/s", "steps_s": None, "saved": None}
             assert rank["vitals"]["rss"] > 0
             assert rank["vitals"]["cpu"] == 0
             follower.running = None
