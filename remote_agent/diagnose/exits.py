@@ -72,6 +72,7 @@ def told_of(name: str, word: str) -> tuple[str, ...]:
         rf"Signal {number} \({name}\)",
         rf"(?:terminated with signal |died with <Signals\.){name}\b",
         rf"exited on signal {number} ",
+        rf"[Ee]xit(?:ed)?(?: with)?(?: exit)?(?: status| code)?[ :=]+{128 + number}\b",
         rf"line \d+: +\d+ {word}\b",
         rf"Fatal Python error: {word}",
         rf"\b{word} \(core dumped\)",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.model import name_ranks
-from remote_agent.diagnose.patterns import SECONDARY
+from remote_agent.diagnose.pattern import SECONDARY
 from remote_agent.diagnose.reading import FINE, STOPPED
 
 if TYPE_CHECKING:

@@ -1,45 +1,13 @@
 """What texts mean: a table of signatures.
 
 In: nothing. Out: PATTERNS, to be searched in the text of a rank.
-
-Order in time and across ranks decides, not the loudest line: `primary` is a candidate for the cause, `generic` too
-where nothing says more, `secondary` marks a rank that is usually a victim, `neutral` is a wrapper whose reason stands
-elsewhere.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import re
-
-from remote_agent.diagnose.exits import told_of
-
-PRIMARY, GENERIC, SECONDARY, NEUTRAL = "primary", "generic", "secondary", "neutral"
-
-
-@dataclasses.dataclass(frozen=True)
-class Pattern:
-    """One signature; `title` replaces the text in the summary.
-
-    A group `rank` names the culprits; a group `peer` one that others differ from: the culprit where several say so.
-    """
-
-    category: str
-    role: str
-    regex: re.Pattern[str]
-    title: str = ""
-    hint: str = ""
-    signal: str = ""
-    """The signal that the text says ended the process."""
-
-
-def _death(signal: str, word: str, category: str, *also: str, role: str = PRIMARY, title: str = "") -> Pattern:
-    return Pattern(category, role, re.compile("|".join((*told_of(signal, word), *also))), title, signal=signal)
-
-
-def _p(category: str, role: str, *texts: str, title: str = "", hint: str = "") -> Pattern:
-    return Pattern(category, role, re.compile("|".join(texts)), title, hint)
-
+from remote_agent.diagnose.pattern import GENERIC, NEUTRAL, PRIMARY, SECONDARY, Pattern
+from remote_agent.diagnose.pattern import death as _death
+from remote_agent.diagnose.pattern import pattern as _p
 
 # Of two that stand in one line the first here counts: what says more comes before what says less.
 PATTERNS: tuple[Pattern, ...] = (
@@ -86,6 +54,8 @@ PATTERNS: tuple[Pattern, ...] = (
         r"\bMemoryError\b",
         "DefaultCPUAllocator: can.?t allocate memory",
         "Cannot allocate memory",
+        "_ArrayMemoryError",
+        "std::bad_alloc",
         hint="the host has no memory left for this rank: smaller buffers, fewer workers",
     ),
     _p(
@@ -151,6 +121,8 @@ PATTERNS: tuple[Pattern, ...] = (
         "GPU Hang",
         "GPU has fallen off the bus",
         r"NVRM: Xid ",
+        r"SXid \(PCI:[^)\n]*\): \d+, Fatal",
+        "Found no NVIDIA driver",
         "Memory access fault by GPU",
         "No CUDA GPUs are available",
         "RuntimeError: Unexpected error from cudaGetDeviceCount",
@@ -187,7 +159,7 @@ PATTERNS: tuple[Pattern, ...] = (
         SECONDARY,
         "ncclRemoteError",
         "remote process exited or there was a network error",
-        "NCCL WARN .*(?:Connection closed by remote peer|connection closed by remote)",
+        "NCCL WARN .*(?:[Cc]onnection closed by remote|Connection reset by peer|Broken pipe|Unresponsive receiver)",
         r"Connect to \S+ failed ?: Software caused connection abort",
         title="NCCL: a peer's process or network is gone",
     ),
@@ -208,6 +180,8 @@ PATTERNS: tuple[Pattern, ...] = (
         PRIMARY,
         r"(?:ibv_modify_qp|ibv_create_qp|ibv_reg_mr\w*) failed",
         "Bootstrap : no socket interface found",
+        r"NCCL WARN Call to \w+ .*failed ?: (?:Connection timed out|No route|Connection refused|Network is unreach)",
+        "NCCL WARN NET/IB.*Got async event ?: (?:port error|device fatal)",
         r"socketPollConnect: connect[^\n]*(?:refused|No route|timed out)",
         r"Connect to \S+ failed ?: (?:Connection refused|No route|Connection timed out)",
     ),
@@ -228,6 +202,13 @@ PATTERNS: tuple[Pattern, ...] = (
         r"Ranks? (?P<rank>\d+(?:, \d+)*) failed to pass monitoredBarrier",
         title="did not come to monitoredBarrier",
     ),
+    _p(
+        "nccl_timeout_watchdog",
+        PRIMARY,
+        r"\[(?P<rank>\d+(?:, \d+)*)\] (?:are the lagging ranks|finished collective #\d+, but didn't join)",
+        title="did not come to the collective, as torch's report of the desync has it",
+    ),
+    _p("collective_desync", SECONDARY, r"check rank (?P<peer>\d+) logs for faulty rank"),
     _p(
         "collective_desync",
         PRIMARY,
@@ -348,6 +329,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "TERM_RUNLIMIT",
         title="the scheduler ended the job",
     ),
+    _death("SIGTERM", "Terminated", "signal_preempted", role=SECONDARY),
     _p("node_lost", PRIMARY, "DUE TO NODE FAILURE", "srun: error: Node failure on"),
     _p(
         "signal_preempted",
@@ -372,6 +354,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "user_exception",
         NEUTRAL,
         r"exitcode\s*:? 1\b",
+        r"terminated with exit code 1\b",
         title="exited with code 1, as after an exception; no text of its own says which",
         hint="look at this rank's own stderr; with torchrun: --redirects or --tee, and @record around main",
     ),
@@ -382,6 +365,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "ActorDiedError",
         "EngineDeadError",
         "ChildFailedError",
+        r"Exited with exit code [1-9]",
     ),
     _p("permission_import_missing_module", GENERIC, r": command not found\b"),
     _p("user_exception", GENERIC, "can't open file '", "No such file or directory: '"),

@@ -13,7 +13,8 @@ from typing import Any
 from remote_agent.diagnose.exits import CATEGORIES, decode_exit, signal_name
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Evidence, RankEvidence
-from remote_agent.diagnose.patterns import GENERIC, NEUTRAL, PATTERNS, PRIMARY, SECONDARY, Pattern
+from remote_agent.diagnose.pattern import GENERIC, NEUTRAL, PRIMARY, SECONDARY, Pattern
+from remote_agent.diagnose.patterns import PATTERNS
 from remote_agent.diagnose.shapes import clip, lines_of, signature
 from remote_agent.diagnose.stamps import stamp_before
 from remote_agent.diagnose.traces import Trace, find_traces, join_traces, of_error, strip_tag

@@ -15,7 +15,7 @@ from remote_agent.diagnose.hangs import find_astray, find_missing
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, name_nodes, name_ranks
 from remote_agent.diagnose.named import gone_first, look_first, odd_one_out
-from remote_agent.diagnose.patterns import PRIMARY, SECONDARY
+from remote_agent.diagnose.pattern import PRIMARY, SECONDARY
 from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED, Finding, read_rank
 from remote_agent.diagnose.shapes import clip, lines_of, shape, signature
 from remote_agent.diagnose.traces import Trace, find_ended_part
