@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from remote_agent.diagnose.model import Context, RankEvidence
     from remote_agent.diagnose.reading import Finding
 
+_RECEIVED = re.compile(r"truncated : received|op\.preamble\.length")
 _GONE = re.compile(
     r"\[(?P<own>\d+)\] NCCL INFO \[Service thread\] (?:Connection closed by|Could not receive type from) "
     r"localRank (?P<other>\d+)"
@@ -33,9 +34,14 @@ def odd_one_out(first: Finding, findings: Sequence[Finding], ranks: Sequence[int
     most = max(votes, key=lambda rank: votes[rank], default=None)
     if most is not None and votes[most] > 1 and all(each.peer == most or each.rank == most for each in told):
         return most
-    # Who says that what it got has the wrong size is a receiver: all got it from the one that does not.
+    # All got it from the one that does not complain.
     others = {rank for own in context.ranks_per_node.values() for rank in own} - set(ranks)
-    return others.pop() if "truncated" in first.headline and len(ranks) > 1 and len(others) == 1 else None
+    return others.pop() if received(first) and len(ranks) > 1 and len(others) == 1 else None
+
+
+def received(finding: Finding) -> bool:
+    """Whether a rank only says that what it got has the wrong size: who sent it is to blame."""
+    return _RECEIVED.search(finding.headline) is not None
 
 
 def gone_first(evidence: Sequence[RankEvidence], findings: Sequence[Finding]) -> int | None:

@@ -142,6 +142,7 @@ PATTERNS: tuple[Pattern, ...] = (
         PRIMARY,
         r"Message truncated : received \d+ bytes instead of",
         r"op\.preamble\.length <= op\.nbytes",
+        hint="another rank called this collective with another size: TORCH_DISTRIBUTED_DEBUG=DETAIL names it",
     ),
     _p("collective_desync", PRIMARY, r"Mismatched collective detected.*around rank (?P<peer>\d+)"),
     _p(
@@ -256,7 +257,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "rendezvous_timeout",
         PRIMARY,
         "[Gg]loo connectFullMesh failed",
-        "unable to find address for",
+        "[Uu]nable to find address for",
         "Name or service not known",
         "Temporary failure in name resolution",
     ),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from remote_agent.diagnose.hangs import find_astray, find_missing
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, name_nodes, name_ranks
-from remote_agent.diagnose.named import gone_first, look_first, odd_one_out
+from remote_agent.diagnose.named import gone_first, look_first, odd_one_out, received
 from remote_agent.diagnose.pattern import PRIMARY, SECONDARY
 from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED, Finding, read_rank
 from remote_agent.diagnose.shapes import clip, lines_of, shape, signature
@@ -146,14 +146,18 @@ def _own_failure(findings: list[Finding], context: Context, gone: int | None) ->
         named = (first.rank, first.peer)
     if named:
         return _named(first, named, same, context)
+    # The only one of several that cannot meet the others is at fault itself.
+    waiting = [each for each in findings if each.role == SECONDARY and each.category == "rendezvous_timeout"]
+    alone = first.category == "rendezvous_timeout" and len(ranks) == 1 and len(waiting) > 1
+    scope = "one_rank" if alone else _scope(first, ranks, context)
     return _Cause(
         findings=same,
-        scope=_scope(first, ranks, context),
+        scope=scope,
         confidence=confidence,
         category=first.category,
         headline=first.text,
         hint=first.hint,
-        ranks=[] if _scope(first, ranks, context) == "outside_the_ranks" else ranks,
+        ranks=ranks if scope in ("one_rank", "several_or_all_ranks") else [],
         node=first.node if len(nodes) == 1 else None,
     )
 
@@ -182,6 +186,8 @@ def _scope(first: Finding, ranks: list[int], context: Context) -> str:
         return "outside_the_ranks"
     if first.category == "signal_preempted" and (len(ranks) != 1 or (context.world_size or 0) == 1):
         return "outside_the_ranks"
+    if received(first):
+        return "not_in_text"
     if not ranks:
         return "not_in_text" if first.node is None else "outside_the_ranks"
     return "one_rank" if len(ranks) == 1 else "several_or_all_ranks"
