@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.session.hits import hits
-from supervisor.session.logs import Row, Selection, clock_error_ms, dump, merged
+from supervisor.session.logs import Row, Selection, clock_error_ms, dump, files, merged, read_raw
 from supervisor.session.session import open_session
 from tests.agent.test_session import has, planned, until
 from tests.agent.test_session_hosts import WAIT_S, Hosts, hosts
@@ -45,20 +45,30 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
     async def scenario(made: Hosts) -> None:
         async with planned(made.inventory(), made) as session:
             told: list[str] = []
+            raw = bytearray()
 
             async def follow() -> None:
                 async for rows in hits(session, Selection(streams=("stdout",)), 0, dict(QUERY)):
                     told.extend(row.text.decode() for row in rows)
 
+            async def follow_raw() -> None:
+                (file,) = [each for each in await files(session) if each["stream"] == "stdout"]
+                async for data in read_raw(session, file, lambda size: None, follow=True):
+                    raw.extend(data)
+
             await session.ready()
             following = asyncio.ensure_future(follow())
             await until(session, lambda: has(session, "generation_running") and bool(told))
+            following_raw = asyncio.ensure_future(follow_raw())
+            await until(session, lambda: bool(raw))
             session.links["n1"].reopen()
-            count = len(told)
-            await until(session, lambda: len(told) > count)
+            count, size = len(told), len(raw)
+            await until(session, lambda: not session.links["n1"].opened)
+            await until(session, lambda: len(told) > count and len(raw) > size)
             await session.request("restart")
-            await asyncio.wait_for(following, WAIT_S)
+            await asyncio.wait_for(asyncio.gather(following, following_raw), WAIT_S)
             assert session.state == "succeeded"
+            assert raw == (made.home("n1") / "jobs/job-t/generation_0/rank_0/stdout.log").read_bytes()
         logs = [made.home("n1") / f"jobs/job-t/generation_{number}/rank_0/stdout.log" for number in (0, 1)]
         assert told == [line for log in logs for line in log.read_text().splitlines() if line.startswith("ERROR")]
         assert "ERROR last words" in told
