@@ -13,6 +13,7 @@ from supervisor.session.session import open_session
 from tests.agent.test_session import has, planned, until
 from tests.agent.test_session_hosts import WAIT_S, Hosts, hosts
 from tests.agent.test_session_verbs import Cli
+from tests.bench import odd
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 # The first generation goes on until it is stopped, and says something then; the second one ends by itself.
@@ -163,6 +164,11 @@ def test_what_a_bound_drops_is_told_to_whoever_reads(
     assert live[-len(kept) :] == kept, "who followed lost nothing that is left"
     told = [line for line in live if "dropped here" in line]
     assert len(told) + sum(line.startswith("n1:0| line ") for line in live) == len(live)
+
+
+def test_the_odd_one_of_512_ranks_is_on_the_screen_soon(tmp_path: Path) -> None:
+    """A second is the goal (`tests.bench odd`: 0.2 s); a machine that does other things as well may take longer."""
+    assert min(odd.measure(tmp_path, 2, nodes=2)) < 5 * odd.GOAL_S
 
 
 # What a machine's clock that is wrong does to all of our processes on it.
