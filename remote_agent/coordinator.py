@@ -148,6 +148,11 @@ def on_unfit(turn: Turn, event: inputs.Unfit) -> None:
     node = turn.state.nodes.get(event.node)
     if node is None or node.status in ("removed", "failed"):
         return
+    if node.status == "lost":
+        # It is back, and cannot take part: why it was lost is not what keeps it out now.
+        turn.set_node(event.node, status="failed", reason=event.reason)
+        turn.emit("node_failed", node=event.node, reason=event.reason, status="failed")
+        return
     connected = node.connected
     lose_node(turn, event.node, event.reason, status="failed")
     # Its agent is there all the same, and must hear of the end.
@@ -273,9 +278,10 @@ def on_idle(turn: Turn, event: inputs.Idle) -> None:
         turn.set(waiting=state.waiting - {event.node})
     elif event.node in state.members and not _done(turn.state, event.node):
         lose_node(turn, event.node, "it stopped its workers by itself: it had lost the coordinator")
-        turn.set_node(event.node, connected=True, ready=True, status="ready", reason=None)
-        if node.cordoned:
-            turn.set_node(event.node, status="spare", reason=CORDONED)
+        turn.set_node(event.node, connected=True, ready=True)
+        if turn.node(event.node).status == "lost":
+            back = ("spare", CORDONED) if node.cordoned else ("ready", None)
+            turn.set_node(event.node, status=back[0], reason=back[1])
 
 
 def _done(state: s.State, node: str) -> bool:

@@ -333,7 +333,7 @@ class Follower:
                 await self.agent.tree.switch(args.get("tree"))
                 done = await self.engine.call("go", go_order(self.agent, args), CALL_TIMEOUT_S * 6)
                 self.report("started", {"generation": generation, "ranks": done["ranks"]})
-        except (Problem, WireError, asyncio.TimeoutError) as error:
+        except (OSError, Problem, WireError, asyncio.TimeoutError) as error:
             self.report(
                 "order_failed", {"generation": generation, "message": f"{op}: {str(error) or 'no answer in time'}"}
             )

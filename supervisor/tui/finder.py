@@ -35,9 +35,17 @@ class Finder:
     """Hits of one search."""
 
     def __init__(
-        self, source: Source, selection: Selection, pattern: str, level: str | None = None, only: str | None = None
+        self,
+        source: Source,
+        selection: Selection,
+        pattern: str,
+        level: str | None = None,
+        only: str | None = None,
+        name: str = "",
     ) -> None:
         self.text = pattern
+        self.name = name or pattern or level or ""
+        """What is looked for, in a word."""
         self.selection = selection
         self.ignore_case = ignores_case(pattern)
         self.pattern = compiled(pattern, self.ignore_case) if pattern else None
@@ -52,7 +60,7 @@ class Finder:
         self._keys: set[Key] = set()
         self._is_refused = False
         self._source = source
-        self._level = level
+        self.level = level
         self._only = only
         """The one file whose lines are shown."""
         self._apart = 0
@@ -91,8 +99,8 @@ class Finder:
     @property
     def _query(self) -> dict[str, Any]:
         query: dict[str, Any] = {"pattern": self.text, "ignore_case": self.ignore_case, "limit": HITS_KEPT}
-        if self._level:
-            query["level"] = self._level
+        if self.level:
+            query["level"] = self.level
         return {**query, "reached": self._reached}
 
     async def _look(self, query: dict[str, Any], found: Callable[[], None]) -> None:
@@ -160,7 +168,7 @@ class Finder:
 
     def said(self) -> str:
         """How the search stands."""
-        name = self.text or self._level or ""
+        name = self.name
         if self.problem:
             return f"{name}: {self.problem}"
         if not self.hits:

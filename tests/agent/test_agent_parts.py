@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from remote_agent.open_job import TorchrunLink
 from remote_agent.paths import JobFiles, start_ticks
 from remote_agent.server import watch_pause
 from remote_agent.tasks import Tasks
+from remote_agent.tree_desk import JobTree
 from remote_agent.wire import MAX_HEADER, Answer, Channel, JobSpec, NodeSpec, Problem
 from supervisor.session.certificates import Authority, make_authority
 from tests.agent.test_peers import files_for
@@ -136,6 +138,22 @@ def test_the_lease_ends_the_workers_while_an_election_waits(tmp_path: Path) -> N
             agent.follower.running = 0
             await until(lambda: agent.follower.running is None)
             assert agent.follower.standing.locked()
+
+    asyncio.run(check())
+
+
+def test_a_work_tree_that_cannot_be_put_in_place_is_told_at_once(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            await agent.assign({"term": 1, "coordinator": {"node": "n1", "address": "a", "port": 1}, "members": {}})
+            agent.tree = JobTree(agent.files.home, "tree")
+            (agent.files.home.trees / ".state" / "tree" / "lock").mkdir(parents=True)
+            role = agent.role
+            assert role is not None
+            role.state = dataclasses.replace(role.state, phase="starting", generation=0, members=("n1",))
+            agent.follower.order("go", {"generation": 0, "tree": "f" * 64})
+            agent.follower._tasks.spawn(agent.follower._obey(), "orders")
+            await until(lambda: "Is a directory" in role.state.troubles.get("n1", ""))
 
     asyncio.run(check())
 

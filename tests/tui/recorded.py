@@ -54,6 +54,7 @@ class RecordedSession:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.refusal: RequestFailed | None = None
         self.answer: dict[str, Any] | None = None
+        self.python_stacks: dict[str, str] = {}
         self.log_calls = 0
         self.latency_s = 0.0
         self.cancelled = False
@@ -90,6 +91,14 @@ class RecordedSession:
     async def edited(self) -> dict[str, Any]:
         """What a session would say of the work tree."""
         return self.changes
+
+    async def stacks(self, ranks: list[int] | None) -> dict[str, Any]:
+        """The stacks of the recording, of these ranks; the rest of them cannot be reached."""
+        asked = [str(row["rank"]) for node in self.status["nodes"] for row in node["ranks"]] if ranks is None else ranks
+        wanted = [str(rank) for rank in asked]
+        found = {rank: text for rank, text in self.python_stacks.items() if rank in wanted}
+        missing = {rank: "n2: no answer in time" for rank in wanted if rank not in found}
+        return {"stacks": found, "unreachable": missing, "children": {}, "notes": {}}
 
     async def nccl(self) -> Fabric:
         """What the nodes would answer."""

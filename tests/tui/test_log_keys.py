@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import time
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
+from textual.pilot import Pilot
 
+from supervisor.tui import moments, record
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.cells import text_of as plain_text
 from supervisor.tui.feeds import RankFeed
+from supervisor.tui.screens.base import Target
 from supervisor.tui.textflow import fold_row
 from tests.tui import recorded
-from tests.tui.screens import press, running, settle, text_of, until
+from tests.tui.screens import press, running, settle, text_of, type_key, until
 from tests.tui.test_follow import FILE, log_of, open_stdout
 
 SECOND = 1_000_000_000
@@ -22,6 +28,14 @@ BEGIN = 1_795_169_000 * SECOND
 def body(app: SupervisorApp) -> list[str]:
     """The rows of the log, without title, bars and scroll bar."""
     return [line.rstrip("│┃ ") for line in text_of(app).splitlines()[3:-2]]
+
+
+async def answer(app: SupervisorApp, pilot: Pilot[int], key: str, text: str) -> str:
+    """Type what a key asks for, as fast as a paste."""
+    await press(app, pilot, key, turns=2)
+    for char in text:
+        type_key(app, char)
+    return await press(app, pilot, "enter")
 
 
 def numbered(lines: int, *, wide: bool = False) -> recorded.RecordedSession:
@@ -106,5 +120,203 @@ def test_wrapping_is_kept_per_job_and_works_in_every_view() -> None:
         async with running(session) as (app, pilot):
             await press(app, pilot, "4")
             assert log_of(app).wrap
+
+    asyncio.run(scenario())
+
+
+READ = int(datetime.datetime(2026, 11, 20, 10, 3, 20, tzinfo=datetime.timezone.utc).timestamp())
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("10:04", "2026-11-20 10:04:00"),
+        ("9:59:30.25", "2026-11-20 09:59:30.250000"),
+        # Tomorrow has not come yet, yesterday has.
+        ("23:30", "2026-11-19 23:30:00"),
+        ("12:30", "2026-11-20 12:30:00"),
+        ("-5m", "2026-11-20 09:58:20"),
+        ("+1h30m", "2026-11-20 11:33:20"),
+        ("-1.5d", "2026-11-18 22:03:20"),
+        (" 2026-11-20T14:03:20Z ", "2026-11-20 14:03:20"),
+        ("2026-11-20 14:03", "2026-11-20 14:03:00"),
+        ("2026-11-20T14:03:20+02:00", "2026-11-20 12:03:20"),
+        ("-99999999d", "1970-01-01 00:00:00"),
+    ],
+)
+def test_a_time_as_people_type_it(text: str, meant: str) -> None:
+    t_ns = moments.read(text, READ * SECOND, READ + 2 * 3600)
+    found = datetime.datetime.fromtimestamp(t_ns / 1e9, tz=datetime.timezone.utc)
+    assert str(found.replace(tzinfo=None)) == meant
+
+
+@pytest.mark.parametrize("text", ["24:00", "14", "-5", "soon", "2026-13-01", "14:03:61"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(ValueError, match="no time; try 14:03, "):
+        moments.read(text, READ * SECOND, READ)
+
+
+def test_times_across_a_change_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    # Noon on the day after summer time ended.
+    noon = int(datetime.datetime(2026, 10, 26, 11, tzinfo=datetime.timezone.utc).timestamp())
+    assert moments.read("13:00", noon * SECOND, noon + 7200) == (noon + 3600) * SECOND
+    assert moments.read("2026-10-24T12:00", noon * SECOND, noon) == (noon - 49 * 3600) * SECOND
+
+
+@pytest.mark.parametrize("keys", [("4",), ("4", "z"), ("3", "enter", "s")], ids=["merged", "folded", "one stream"])
+def test_a_jump_to_a_time_and_what_is_wrong_with_one(keys: tuple[str, ...]) -> None:
+    async def scenario() -> None:
+        # The first line came at 10:03:20 by the screen's clock.
+        session = numbered(3000)
+        async with running(session) as (app, pilot):
+            await press(app, pilot, *keys)
+            log = log_of(app)
+            for typed, line in (("10:33", 1780), ("-5m", 1480), ("+10s", 1490), ("2026-11-20T10:03:21Z", 1)):
+                await answer(app, pilot, "@", typed)
+                await until(app, pilot, lambda line=line: log.pointer == (0, 0, "stdout", line))  # type: ignore[misc]
+                await settle(app, pilot)
+                assert any(f"line {line:06d}" in row for row in body(app)), text_of(app)
+                assert not log.follow
+            before = body(app)
+            text = await answer(app, pilot, "@", "teatime")
+            assert "no time; try 14:03, 14:03:20, -5m" in text
+            assert body(app)[:-1] == before[:-1]
+            await press(app, pilot, "escape")
+            assert body(app) == before
+            await answer(app, pilot, "@", "+9h")
+            await until(app, pilot, lambda: any("line 002999" in row for row in body(app)))
+
+    asyncio.run(scenario())
+
+
+def test_a_jump_to_a_line() -> None:
+    async def scenario() -> None:
+        async with running(numbered(3000)) as (app, pilot):
+            assert "lines are numbered in one stream" in await press(app, pilot, "4", "ctrl+g")
+            log = await open_stdout(app, pilot)
+            await answer(app, pilot, "ctrl+g", "1,500")
+            assert any("line 001499" in row for row in body(app))
+            assert log.pointer == (0, 0, "stdout", 1499)
+            for typed, said in (("3001", "the last line is 3,000"), ("0", "no number"), ("x", "no number")):
+                assert said in await answer(app, pilot, "ctrl+g", typed)
+                assert "line 001499" in await press(app, pilot, "escape")
+
+    asyncio.run(scenario())
+
+
+def test_bookmarks_are_gone_to_in_order_and_are_there_at_the_next_look() -> None:
+    async def scenario() -> None:
+        session = numbered(3000)
+        session.write(("n2", 0, 2, "stdout"), *(b"other %d" % number for number in range(3)), t_ns=BEGIN + 500 * SECOND)
+        async with running(session) as (app, pilot):
+            log = await open_stdout(app, pilot)
+            assert "no bookmark" in await press(app, pilot, "'")
+            for line in (2000, 1000):
+                await answer(app, pilot, "ctrl+g", str(line))
+                before = body(app)
+                await press(app, pilot, "m")
+                assert [row[1:] for row in body(app)] == [row[1:] for row in before], "nothing has moved"
+            assert any(row.startswith("◆") and "line 000999" in row for row in body(app))
+            assert log.pointer is not None
+            for key, line in (("'", 1999), ("'", 999), ('"', 1999), ('"', 999)):
+                await press(app, pilot, key)
+                assert log.pointer == (0, 0, "stdout", line)
+        async with running(session) as (app, pilot):
+            await press(app, pilot, "4", "'")
+            log = log_of(app)
+            for line in (999, 1999):
+                await until(app, pilot, lambda line=line: log.pointer == (0, 0, "stdout", line))  # type: ignore[misc]
+                assert f"line {line:06d}" in await settle(app, pilot)
+                await press(app, pilot, "'")
+            await settle(app, pilot)
+            await press(app, pilot, "m")
+            assert [mark.line for mark in app.memory.bookmarks] == [1999]
+            app.open_log(Target("n2", 2))
+            assert "no bookmark" in await press(app, pilot, "'")
+
+    asyncio.run(scenario())
+
+
+def test_tracebacks_and_errors_one_after_the_other_also_those_that_came_later() -> None:
+    async def scenario() -> None:
+        session = numbered(2000)
+        for at in (300, 900):
+            session.files[FILE][at].text = b"[rank0]: Traceback (most recent call last):"
+            session.files[FILE][at].level = "error"
+        session.files[FILE][600].text, session.files[FILE][600].level = b"an ERROR without one", "error"
+        async with running(session) as (app, pilot):
+            log = await open_stdout(app, pilot)
+
+            async def leads(key: str, line: int) -> None:
+                await press(app, pilot, key)
+                await until(app, pilot, lambda: log.pointer == (0, 0, "stdout", line))
+                assert any(row.startswith("▸") for row in body(app))
+
+            await leads("{", 900)
+            assert "traceback: hit 2 of 2" in text_of(app)
+            await leads("{", 300)
+            await leads("}", 900)
+            await leads("e", 600 if log.follow else 900)
+            await leads("E", 600)
+            await leads("E", 300)
+            await leads("e", 600)
+            await press(app, pilot, "f")
+            session.write(FILE, b"Traceback (most recent call last):", level="error")
+            await until(app, pilot, lambda: "Traceback" in body(app)[-1])
+            await leads("{", 2000)
+
+    asyncio.run(scenario())
+
+
+TRACE = (
+    b"step 7", b"[rank0]: Traceback (most recent call last):", b'[rank0]:   File "train.py", line 88, in <module>',
+    b"[rank0]:     main()", b"[rank0]: ValueError: \x1b[31mnot this time", b"step 8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", [("4",), ("3", "enter", "s")], ids=["merged", "one stream"])
+def test_enter_shows_all_of_a_traceback_and_y_copies_it(keys: tuple[str, ...], tmp_path: Path) -> None:
+    async def scenario() -> None:
+        session = numbered(400)
+        session.write(FILE, *TRACE)
+        async with running(session, (100, 30)) as (app, pilot):
+            await press(app, pilot, *keys)
+            # One of its inner lines is read.
+            log_of(app).jump_to_key(session.files[FILE][403].t_ns, (0, 0, "stdout", 403))
+            await settle(app, pilot)
+            before = body(app)
+            text = await press(app, pilot, "enter")
+            assert "lines 402 to 405 of generation_0/rank_0/stdout.log on n1, from" in text
+            assert "32,080" in text
+            assert "came 2026-11-20 10:09:59.002 to 10:09:59.005" in text
+            assert "ValueError: not this time" in text
+            await press(app, pilot, "y", "escape")
+            copied = (tmp_path / "state" / "supervisor" / "copied.txt").read_text()
+            assert copied == b"\n".join(TRACE[1:5]).decode().replace("\x1b[31m", "") + "\n"
+            assert body(app)[:10] == before[:10]
+
+    asyncio.run(scenario())
+
+
+def test_a_record_longer_than_a_page_and_one_whose_node_is_lost() -> None:
+    async def scenario() -> None:
+        session = numbered(10)
+        session.write(FILE, b"Traceback (most recent call last):", *(b"  File %d" % number for number in range(200)))
+        session.write(FILE, b"KeyError: 1")
+        row = RankFeed(session, "n1", 0, 0, "stdout")
+        await row.find_time(session.files[FILE][150].t_ns, 3)
+        inner = row.row(150)
+        assert inner is not None
+        found = await record.fetch(session, inner)
+        assert found.text.splitlines()[::201] == ["Traceback (most recent call last):", "KeyError: 1"]
+        assert found.facts[0].startswith("lines 11 to 212 of generation_0/rank_0/stdout.log")
+        async with running(session) as (app, pilot):
+            await press(app, pilot, "4", "g")
+            session.hosts["n1"].state = "lost"
+            text = await press(app, pilot, "enter")
+            assert "do not come: n1: no link" in text
+            assert "line 000000" in text
 
     asyncio.run(scenario())

@@ -57,6 +57,9 @@ class Ask(Horizontal):
         self._back_to().focus()
 
     def _say(self, wrong: str) -> None:
+        if wrong:
+            # A notice would lie over it.
+            self.app.clear_notifications()
         self.query_one("#wrong", Static).update(clean(wrong))
 
     @on(Input.Changed)

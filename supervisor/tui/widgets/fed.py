@@ -14,11 +14,12 @@ from textual.message import Message
 from remote_agent.wire import WireError
 from supervisor.errors import SupervisorError
 from supervisor.tui import words
-from supervisor.tui.feeds import Feed, Key, LogRow, MergedFeed, RankFeed
+from supervisor.tui.feeds import Feed, MergedFeed, RankFeed
 from supervisor.tui.widgets.wrapped import WrappedView
 
 if TYPE_CHECKING:
     from supervisor.session.logs import Page
+    from supervisor.tui.log_row import Key, LogRow
 
 # A page that takes longer counts as not coming, seconds.
 LOAD_DEADLINE: Final = 10.0
