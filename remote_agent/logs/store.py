@@ -214,17 +214,19 @@ class LogStore:
         since_ns: int | None = None,
         until_ns: int | None = None,
         limit: int | None = None,
+        again_ns: int | None = None,
         around: int = 0,
-        near_ns: int = 0,
+        near_ns: int | None = 0,
     ) -> AsyncGenerator[Answer, None]:
-        """Answer log_search: hits file by file, then {done, searched_bytes, hits, apart}; raises Problem.
+        """Answer log_search: hits file by file, then {done, begun_ns, searched_bytes, hits, apart}; raises Problem.
 
+        again_ns: the begun_ns of an earlier answer, whose rest is meant: what it had not seen, or not whole.
         apart: so many lines would be hits, but are of a stream that was not asked for. around: so many rows from the
-        first hit at near_ns or later (else the first of all) on, and a third as many before it, come ahead of the end
-        in two answers of `merged` with {around}: who goes there next need not ask again.
+        first hit at near_ns or later (else the first of all; None: from the last one) on, and a third as many before
+        it, come ahead of the end in two answers of `merged` with {around}: who goes there next need not ask again.
         """
         wanted = selection.check_lines(streams, level)
-        query = searching.Query(compile_pattern(pattern, ignore_case), wanted, since_ns, until_ns, limit)
+        query = searching.Query(compile_pattern(pattern, ignore_case), wanted, since_ns, until_ns, limit, again_ns)
         await self._rescan()
         files = selection.select(self._catalogue, generation, ranks, streams)
         items = searching.search(files, query)
@@ -233,7 +235,7 @@ class LogStore:
             async for item in items:
                 if around:
                     hits_ns += [row["t_ns"] for row in item.data["rows"]]
-                    hits_ns = sorted(hits_ns, key=lambda t_ns: (t_ns < near_ns, t_ns))[:1]
+                    hits_ns = [_nearest(hits_ns, near_ns)] if hits_ns else []
                 if item.data.get("done") and hits_ns:
                     every, first_ns = selection.check_lines(streams, None), hits_ns[0]
                     yield _aside(await merged(files, first_ns, None, around // 3 + 1, every))
@@ -259,6 +261,10 @@ class LogStore:
             self._catalogue.scan(generation)
             await breather.breathe()
         await adopt([file for key, file in self._catalogue.files.items() if key not in known])
+
+
+def _nearest(times_ns: list[int], near_ns: int | None) -> int:
+    return max(times_ns) if near_ns is None else min(times_ns, key=lambda t_ns: (t_ns < near_ns, t_ns))
 
 
 def _aside(page: Answer) -> Answer:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from supervisor.tui.log_row import Key, LogRow, level_of, taken
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
-    from supervisor.session.folding import Fold
     from supervisor.session.logs import Clocks, Page, Row, Selection
     from supervisor.tui.source import Source
 
@@ -26,54 +27,6 @@ MERGED_KEPT: Final = 20_000
 BYTES_KEPT: Final = 32 * 1024 * 1024
 # So many rows stay, whatever their size: what is on the screen and around it.
 LEAST_KEPT: Final = 2 * PAGE
-
-Key = tuple[int, int, str, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class LogRow:
-    """One line of one stream of one rank."""
-
-    node: str
-    generation: int
-    rank: int
-    stream: str
-    line: int
-    t_ns: int
-    level: str
-    raw: bytes
-    who: str = ""
-    """Whom it stands for, where that is not one rank."""
-    fold: Fold[LogRow] | None = None
-    """All that it stands for."""
-
-    @property
-    def text(self) -> bytes:
-        """What it says, for whoever folds it."""
-        return self.raw
-
-    def is_at(self, key: Key | None) -> bool:
-        """Whether this is the line, or stands for it."""
-        return self.key == key or (
-            key is not None and self.fold is not None and any(row.key == key for row in self.fold.rows)
-        )
-
-    def is_any_of(self, keys: Collection[Key]) -> bool:
-        """Whether it is one of these lines, or stands for one."""
-        return self.key in keys or (self.fold is not None and any(row.key in keys for row in self.fold.rows))
-
-    @property
-    def key(self) -> Key:
-        """What makes it the same line again."""
-        return (self.generation, self.rank, self.stream, self.line)
-
-
-_LEVELS: Final = {"error": "error", "e": "error", "warn": "warn", "warning": "warn", "w": "warn"}
-
-
-def level_of(word: object) -> str:
-    """An agent's level as `error`, `warn` or nothing."""
-    return _LEVELS.get(str(word or "").lower(), "")
 
 
 class Feed(Protocol):
@@ -347,7 +300,7 @@ class MergedFeed:
         fresh: list[LogRow] = []
         start = None if all_times or self._at_start or not self._order else self._edge(0)
         for each in rows:
-            row = _log_row(each)
+            row = taken(each)
             old = self._rows.get(row.key)
             if old is None:
                 if start is None or row.t_ns >= start:
@@ -397,7 +350,7 @@ class MergedFeed:
 
     def _replace(self, page: Page, *, at_start: bool | None = None) -> None:
         """Show these rows alone: the newest ones, or others where it is known whether they are the first."""
-        rows = [_log_row(row) for row in page.rows]
+        rows = [taken(row) for row in page.rows]
         self._rows, self._bytes = {}, 0
         self._hold(rows)
         self._order = list(self._rows)
@@ -405,7 +358,3 @@ class MergedFeed:
         self.detached = page.more if at_start is not None else False
         self.absent, self._clocks = tuple(page.absent), page.clocks
         self.unseen, self.more_unseen, self.shifted = 0, False, 0
-
-
-def _log_row(row: Row) -> LogRow:
-    return LogRow(row.node, row.generation, row.rank, row.stream, row.line, row.t_ns, level_of(row.level), row.text)

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from supervisor import plain
 from supervisor.session.folding import WINDOW_NS, Fold, Folder
-from supervisor.tui.feeds import MERGED_KEPT, PAGE, Key, LogRow, MergedFeed
+from supervisor.tui.feeds import MERGED_KEPT, PAGE, MergedFeed
 
 if TYPE_CHECKING:
     from supervisor.session.logs import Clocks, Page, Selection
+    from supervisor.tui.log_row import Key, LogRow
     from supervisor.tui.source import Source
 
 # Rows in one request: hundreds of them may be one on the screen.

@@ -67,7 +67,7 @@ KEYS: Final[tuple[Key, ...]] = (
         bound=False,
     ),
     Key("told", "enter", "open", "log", "what NCCL told on that node", "nccl", 10, bound=False),
-    Key("detail", "enter", "detail", "whole line", "the whole line, wrapped", "logs", 45),
+    Key("detail", "enter", "detail", "whole line", "the whole record: a traceback, where and when it came", "logs", 45),
     Key(
         "logs",
         "l",

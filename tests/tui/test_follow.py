@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 from remote_agent.wire import Answer
 from supervisor.errors import Unreachable
 from supervisor.session.logs import Page
+from supervisor.tui import finder
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.feeds import MergedFeed, RankFeed
 from supervisor.tui.incident_rows import Place
@@ -203,6 +204,50 @@ def test_search_steps_through_hits_and_back_ends_it() -> None:
             text = await press(app, pilot, "escape")
             assert "hit" not in text
             assert app.current_mode == "logs"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("keys", [("s",), ()])
+def test_search_begins_where_one_reads_and_goes_on_in_what_comes(
+    keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finder, "LOOK_EVERY", 0.05)
+
+    async def scenario() -> None:
+        session = talking(2000)
+        for at in (100, 900, 1700):
+            session.files[FILE][at].text = b"a needle here"
+        async with running(session) as (app, pilot):
+            await press(app, pilot, "3", "enter", *keys)
+            text = await press(app, pilot, "slash", *"needle", "enter")
+            assert "hit 3 of 3" in text, "who follows is nearest to the newest"
+            assert "hit 2 of 3" in await press(app, pilot, "N")
+            assert "hit 3 of 3" in await press(app, pilot, "f", "n")
+            assert "hit 1 of 3" in await press(app, pilot, "g", "n")
+            assert "hit 2 of 3" in await press(app, pilot, "down", "n"), "the hit is in view yet"
+            assert "hit 3 of 3" in await press(app, pilot, "g", "N")
+            before = body(app)
+            session.write(FILE, b"another needle", b"and more")
+            await until(app, pilot, lambda: "hit 3 of 4" in text_of(app))
+            assert body(app) == before
+            assert "hit 4 of 4" in await press(app, pilot, "n")
+
+    asyncio.run(scenario())
+
+
+def test_a_hit_that_comes_later_moves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finder, "LOOK_EVERY", 0.05)
+
+    async def scenario() -> None:
+        session = talking(2000)
+        async with running(session) as (app, pilot):
+            assert "not found" in await press(app, pilot, "4", "g", "slash", *"needle", "enter")
+            before = body(app)
+            session.write(FILE, b"a needle")
+            await until(app, pilot, lambda: "needle: 1 found" in text_of(app))
+            assert body(app) == before
+            assert "hit 1 of 1" in await press(app, pilot, "n")
 
     asyncio.run(scenario())
 

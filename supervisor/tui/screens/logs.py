@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from supervisor.tui import ansi, words
 from supervisor.tui.rows import name_width
-from supervisor.tui.screens.dialogs import TextDialog
-from supervisor.tui.screens.log_found import FoundLog
+from supervisor.tui.screens.log_taken import TakenLog
 from supervisor.tui.widgets.ask import Ask
 from supervisor.tui.widgets.virtual_log import VirtualLog
 
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 FOLD_WIDTH: Final = len("[0-36,38-511]~")
 
 
-class LogsScreen(FoundLog):
+class LogsScreen(TakenLog):
     """One log view."""
 
     NAME = "logs"
@@ -66,11 +64,6 @@ class LogsScreen(FoundLog):
         """Follow, or stop following."""
         self.log_view.set_follow(not self.log_view.follow)
 
-    def copied(self) -> str:
-        """The whole line that a jump has led to, else the first one on the screen."""
-        row = self._row_read()
-        return ansi.plain(row.raw) if row is not None else ""
-
     def action_time(self) -> None:
         """Times on and off."""
         self.log_view.show_time = self.tui.memory.log_time = not self.log_view.show_time
@@ -86,14 +79,3 @@ class LogsScreen(FoundLog):
         """Node and rank on and off."""
         self.log_view.show_source = not self.log_view.show_source
         self.log_view.redraw()
-
-    def action_detail(self) -> None:
-        """The whole line that a jump has led to, else the first one on the screen."""
-        row = self._row_read()
-        if row is not None and row.fold is not None:
-            lines = (f"{each.node} r{each.rank}  {ansi.plain(each.raw)}" for each in row.fold.rows)
-            title = f"{words.count(len(row.fold.records), 'rank')} alike  {words.clock_ns(row.t_ns)}"
-            self.tui.push_screen(TextDialog(title, "\n".join(lines)))
-        elif row is not None:
-            title = f"{row.node} rank {row.rank}  {row.stream} line {row.line + 1}  {words.clock_ns(row.t_ns)}"
-            self.tui.push_screen(TextDialog(title, ansi.plain(row.raw)))
