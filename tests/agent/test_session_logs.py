@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from supervisor.session.hits import hits
-from supervisor.session.logs import Row, Selection, clock_error_ms, dump, merged
+from supervisor.session.logs import Row, Selection, clock_error_ms, dump, files, merged, read_raw
 from supervisor.session.session import open_session
 from tests.agent.test_session import has, planned, until
 from tests.agent.test_session_hosts import WAIT_S, Hosts, hosts
 from tests.agent.test_session_verbs import Cli
+from tests.bench import odd
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 # The first generation goes on until it is stopped, and says something then; the second one ends by itself.
@@ -45,20 +46,30 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
     async def scenario(made: Hosts) -> None:
         async with planned(made.inventory(), made) as session:
             told: list[str] = []
+            raw = bytearray()
 
             async def follow() -> None:
                 async for rows in hits(session, Selection(streams=("stdout",)), 0, dict(QUERY)):
                     told.extend(row.text.decode() for row in rows)
 
+            async def follow_raw() -> None:
+                (file,) = [each for each in await files(session) if each["stream"] == "stdout"]
+                async for data in read_raw(session, file, lambda size: None, follow=True):
+                    raw.extend(data)
+
             await session.ready()
             following = asyncio.ensure_future(follow())
             await until(session, lambda: has(session, "generation_running") and bool(told))
+            following_raw = asyncio.ensure_future(follow_raw())
+            await until(session, lambda: bool(raw))
             session.links["n1"].reopen()
-            count = len(told)
-            await until(session, lambda: len(told) > count)
+            count, size = len(told), len(raw)
+            await until(session, lambda: not session.links["n1"].opened)
+            await until(session, lambda: len(told) > count and len(raw) > size)
             await session.request("restart")
-            await asyncio.wait_for(following, WAIT_S)
+            await asyncio.wait_for(asyncio.gather(following, following_raw), WAIT_S)
             assert session.state == "succeeded"
+            assert raw == (made.home("n1") / "jobs/job-t/generation_0/rank_0/stdout.log").read_bytes()
         logs = [made.home("n1") / f"jobs/job-t/generation_{number}/rank_0/stdout.log" for number in (0, 1)]
         assert told == [line for log in logs for line in log.read_text().splitlines() if line.startswith("ERROR")]
         assert "ERROR last words" in told
@@ -153,6 +164,11 @@ def test_what_a_bound_drops_is_told_to_whoever_reads(
     assert live[-len(kept) :] == kept, "who followed lost nothing that is left"
     told = [line for line in live if "dropped here" in line]
     assert len(told) + sum(line.startswith("n1:0| line ") for line in live) == len(live)
+
+
+def test_the_odd_one_of_512_ranks_is_on_the_screen_soon(tmp_path: Path) -> None:
+    """A second is the goal (`tests.bench odd`: 0.2 s); a machine that does other things as well may take longer."""
+    assert min(odd.measure(tmp_path, 2, nodes=2)) < 5 * odd.GOAL_S
 
 
 # What a machine's clock that is wrong does to all of our processes on it.
