@@ -112,6 +112,8 @@ def on_joined(turn: Turn, event: inputs.Joined) -> None:
         turn.set_node(event.node, connected=True, seen=turn.now)
     elif event.running is not None and not _carries_on(state, event):
         turn.send(event.node, "stop", generation=event.running, grace_s=state.spec.stop_grace, collect=False)
+    elif state.phase == s.PREPARING:
+        formation.prepare(turn, event.node)
     elif state.phase == s.STOPPING and event.running is None:
         if event.nproc is not None:
             # Before it counts as idle: the next group must not be formed without it.

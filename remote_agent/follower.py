@@ -136,7 +136,7 @@ class Follower:
 
     def report(self, op: str, args: dict[str, Any]) -> None:
         """Tell the coordinator; what concerns this generation is told again after a new connection."""
-        if op in ("started", "assigned", "main", "exited", "idle"):
+        if op in ("started", "assigned", "main", "exited", "idle", "order_failed"):
             self._reports.append({"op": op, "args": args})
         if self.agent.role is not None:
             self.agent.role.hear(self.agent.node, op, args)

@@ -166,7 +166,8 @@ def _write(files: JobFiles, node: str, args: dict[str, Any]) -> None:
 
 
 def _spawn(files: JobFiles, *options: str, wire: int | None = None) -> subprocess.Popen[bytes]:
-    env = dict(os.environ)
+    # It may have been named relative to here; the agent runs elsewhere.
+    env = {**os.environ, "SUPERVISOR_HOME": str(files.home.root)}
     if command()[1] == "-m":
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))

@@ -83,12 +83,13 @@ class LogStore:
         self._bell.ring()
 
     def progress(self, generation: int) -> dict[int, dict[str, Any]]:
-        """Return per rank step, last_output_ns, warning, loss, rate with its unit, and steps_s; None: none seen."""
+        """Return per rank step, last_output_ns, warning, saved, loss, rate with its unit, steps_s; None: none seen."""
         return {
             rank: {
                 "step": steps.step,
                 "last_output_ns": steps.last_output_ns,
                 "warning": steps.warning,
+                "saved": steps.saved,
                 **steps.figures.told(),
             }
             for (number, rank), steps in self._catalogue.steps.items()

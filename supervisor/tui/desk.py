@@ -173,7 +173,7 @@ class Desk:
         """Say what it leads to; send it with consent."""
         snapshot, source = self._app.snapshot, self._app.source
         facts = [
-            ("Target", ", ".join(names) or f"job {snapshot.job}, {words.count(len(snapshot.ranks), 'rank')}"),
+            ("Target", self._about(action, names)),
             ("Effect", action.effect(source.status, names)),
         ]
         if action.op in OPS:
@@ -191,6 +191,13 @@ class Desk:
         if action.confirm == 2 and snapshot.job:
             dialog = ConfirmTyped(f"{action.label}?", facts, yes, snapshot.job)
         self._app.push_screen(dialog, answered)
+
+    def _about(self, action: Action, names: tuple[str, ...]) -> str:
+        snapshot = self._app.snapshot
+        if action.scope != "rank":
+            return ", ".join(names) or f"job {snapshot.job}, {words.count(len(snapshot.ranks), 'rank')}"
+        rows = (snapshot.rank(int(name)) for name in names)
+        return ", ".join(f"rank {row.rank} on {row.node}" for row in rows if row is not None)
 
     async def send(self, action: Action, names: tuple[str, ...], generation: int | None) -> None:
         """Send one request, and say what came of it, node by node where it is about several."""
@@ -312,7 +319,7 @@ class Desk:
     def _entries(self, screen: str) -> list[Entry]:
         app = self._app
         entries = [
-            Entry(f"key:{key.action}", (key.label or key.id).capitalize(), key.help, keys.shown(key.keys.split(",")[0]))
+            Entry(f"key:{key.action}", _titled(key.label or key.id), key.help, keys.shown(key.keys.split(",")[0]))
             for key in keys.of(screen, app.key_table)
             if key.palette
         ]
@@ -351,6 +358,10 @@ class Desk:
             ("signs", _signs(self._app.glyphs)),
         ]
         self._app.push_screen(Help(f"help: {screen}", [section for section in sections if section[1]]))
+
+
+def _titled(name: str) -> str:
+    return name[:1].upper() + name[1:]
 
 
 def _help_entry(key: keys.Key) -> Entry:

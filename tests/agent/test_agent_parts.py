@@ -158,6 +158,17 @@ def test_a_work_tree_that_cannot_be_put_in_place_is_told_at_once(tmp_path: Path)
     asyncio.run(check())
 
 
+def test_what_could_not_be_told_is_told_to_the_next_connection(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            agent.follower.follow(1, "n2")
+            failed = {"generation": 0, "message": "go: no such directory"}
+            agent.follower.report("order_failed", failed)
+            assert {"op": "order_failed", "args": failed} in agent.follower.introduction()["reports"]
+
+    asyncio.run(check())
+
+
 async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Say nothing until the other side has gone."""
     await reader.read()
@@ -216,7 +227,7 @@ def test_a_heartbeat_tells_what_the_node_and_its_ranks_use(tmp_path: Path) -> No
             assert 0 < told["vitals"]["mem_used"] < told["vitals"]["mem_total"]
             assert told["vitals"]["disk_free"] > 0
             rank = told["ranks"]["4"]
-            assert rank["progress"] == {"loss": 0.5, "rate": 96021.0, "unit": "tok/s", "steps_s": None}
+            assert rank["progress"] == {"loss": 0.5, "rate": 96021.0, "unit": "tok/s", "steps_s": None, "saved": None}
             assert rank["vitals"]["rss"] > 0
             assert rank["vitals"]["cpu"] == 0
             follower.running = None

@@ -12,7 +12,7 @@ from supervisor.errors import RequestFailed
 from supervisor.tui.desk import changes, offered
 from supervisor.tui.screens import dialogs
 from tests.tui import recorded
-from tests.tui.screens import compare, press, running, settle, text_of, until
+from tests.tui.screens import compare, press, running, settle, text_of, type_key, until
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,17 @@ def test_no_single_key_asks_the_cluster_for_anything(key: str) -> None:
                 await pilot.press(mode, key)
             await settle(app, pilot)
             assert session.requests == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("typed", "said"), [("xr", "Restart group?"), (":stacks", "Dump stacks   ")])
+def test_letters_typed_ahead_of_a_dialog_are_its_own(typed: str, said: str) -> None:
+    async def scenario() -> None:
+        async with running(recorded.load("running_2x2")) as (app, pilot):
+            for key in typed:
+                type_key(app, key)
+            assert said in await settle(app, pilot)
 
     asyncio.run(scenario())
 
@@ -304,6 +315,7 @@ def test_a_signal_goes_to_the_marked_ranks_after_a_question() -> None:
             assert "signal to rank 0, 2" in await press(app, pilot, "x", "s")
             text = await press(app, pilot, "U")
             assert "Send USR1 to rank 0, 2" in text
+            assert re.search("Target +rank 0 on n1, rank 2 on n2 ", text)
             assert session.requests == []
             await press(app, pilot, "y")
             assert session.requests == [("signal", {"ranks": [0, 2], "signal": "USR1", "if_generation": 0})]
@@ -320,6 +332,9 @@ def test_flight_records_are_saved_without_a_question() -> None:
             assert "keep accepted" in text
             await press(app, pilot, "x", "f", "n")
             assert session.requests[1:] == [("keep", {"ranks": [0, 1]})]
+            text = await press(app, pilot, "colon", *"mark nothing")
+            assert "Unmark all" in text
+            assert "Mark.none" not in text
 
     asyncio.run(scenario())
 

@@ -338,6 +338,19 @@ def test_an_order_that_cannot_be_carried_out_is_a_charged_failure() -> None:
     assert "n1" in world.last("incident").detail["summary"]
 
 
+def test_an_order_to_open_the_store_that_was_lost_is_given_again() -> None:
+    world = World(spec(2))
+    world.feed(inputs.Restart("me"))
+    while world.state.phase != s.PREPARING:
+        world.deliver(*world.waiting()[0])
+    assert world.orders["n1"].popleft().op == "prepare"
+    world.machines["n1"].connected = False
+    world.join("n2")
+    world.join("n1")
+    world.settle()
+    assert (world.state.phase, world.state.generation, world.state.restarts) == (s.RUNNING, 1, 0)
+
+
 def test_agents_that_leave_after_the_end_are_not_lost() -> None:
     world = World(spec(2))
     world.finish()
