@@ -200,7 +200,8 @@ def _read_pid(process: subprocess.Popen[bytes]) -> int | None:
         hint = "is a file system of this node slow, or hanging?"
         raise Problem("start", message, hint) from late
     text = out.split()
-    return int(text[0]) if process.returncode == 0 and text else None
+    # Before it may stand what Python's own start files print.
+    return int(text[-1]) if process.returncode == 0 and text else None
 
 
 async def _until_accepting(files: JobFiles, pid: int | None) -> None:

@@ -151,7 +151,8 @@ class RankFeed:
         page = self._pages.setdefault(number // PAGE, {})
         self._pages.move_to_end(number // PAGE)
         t_ns, level = int(entry.get("t_ns") or 0) - self._ahead_ns, level_of(entry.get("level"))
-        page[number] = LogRow(self.node, self.generation, self.rank, self.stream, number, t_ns, level, raw)
+        place = (self.node, self.generation, self.rank, self.stream, number)
+        page[number] = LogRow(*place, t_ns, level, raw, cut=int(entry.get("cut") or 0))
         self._bytes += len(raw)
 
     def _forget(self, number: int) -> None:

@@ -59,6 +59,8 @@ class FoldedFeed(MergedFeed):
 
     def __init__(self, source: Source, selection: Selection) -> None:
         super().__init__(source, selection)
+        self._is_flooded = False
+        """More than one page came since the last look."""
         self._blocks: list[_Block] = []
         self._lines: list[tuple[_Block, int]] = []
         """What is on each line: a block, and which row of it."""
@@ -103,8 +105,16 @@ class FoldedFeed(MergedFeed):
         """While the reader is `following`, all that came; else only whether there is more."""
         clocks = self._clocks
         if self._order and following() and not self.detached and clocks is not None and not clocks.moved:
-            page = await self._fetch(FOLD_PAGE, clocks, after_ns=self._edge(-1) - LATE_NS)
-            if following() and not page.more and set(self.absent) <= set(page.absent):
+            last_ns = self._edge(-1)
+            page = None if self._is_flooded else await self._fetch(FOLD_PAGE, clocks, after_ns=last_ns - LATE_NS)
+            if page is None or page.more:
+                # Of what one page does not hold only the newest: the others are loaded when they are looked for.
+                page = await self._fetch(FOLD_PAGE, clocks)
+                self._is_flooded = bool(page.more and page.rows and page.rows[0].t_ns > last_ns)
+            if following() and set(self.absent) <= set(page.absent):
+                if self._is_flooded:
+                    self._replace(page)
+                    return
                 self.absent = tuple(page.absent)
                 self.unseen, self.more_unseen = 0, False
                 self._append(self._update(page.rows))

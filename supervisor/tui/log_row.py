@@ -32,6 +32,8 @@ class LogRow:
     """Whom it stands for, where that is not one rank."""
     fold: Fold[LogRow] | None = None
     """All that it stands for."""
+    cut: int = 0
+    """So many bytes of it are not here."""
 
     @property
     def text(self) -> bytes:
@@ -64,4 +66,5 @@ def level_of(word: object) -> str:
 
 def taken(row: Row) -> LogRow:
     """A row of a page or of a hit."""
-    return LogRow(row.node, row.generation, row.rank, row.stream, row.line, row.t_ns, level_of(row.level), row.text)
+    place = (row.node, row.generation, row.rank, row.stream, row.line)
+    return LogRow(*place, row.t_ns, level_of(row.level), row.text, cut=row.cut)

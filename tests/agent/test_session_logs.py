@@ -88,20 +88,24 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
         without = cli("logs", "h.toml", "--grep", "NCCL")
         assert (without.status, without.lines, "lines of NCCL are left out" in without.err) == (1, [], True)
         assert without.err.endswith("supervisor: no line matches --grep 'NCCL'\n")
-        # A line of any length is searched and printed whole; capitals count only where they are asked for.
-        whole = "n1:0| " + "x" * 3_000_000 + "The \x1b[1mend"
-        for words in (["--grep", "xthe end"], ["-f", "--grep", "xThe end$"], ["--tail", "6001"]):
-            run = cli("logs", "h.toml", *words)
-            assert (run.status, run.lines[0] == whole, len(run.lines) in (1, 6001)) == (0, True, True), words
-        assert cli("logs", "h.toml", "--grep", "xtheEnd").status == 1
-        folded = cli("logs", "h.toml", "--fold", "--grep", "the end").lines
-        assert folded == [whole[: 6 + 64 * 1024] + "… +2.9 MB"]
-        slow = cli("logs", "h.toml", "--grep", r"(x+)+\d")
-        assert (slow.status, slow.out, "takes more than" in slow.err) == (2, b"", True)
+        _check_grep(cli)
         # The newest generation wrote nothing there.
         assert cli("logs", "h.toml", "-f", "--stream", "stderr").lines == []
         typo = cli("logs", "h.toml", "-f", "--node", "typo")
         assert (typo.status, "no host 'typo' in the inventory" in typo.err) == (1, True)
+
+
+def _check_grep(cli: Cli) -> None:
+    """A line of any length is searched and printed whole; capitals count only where they are asked for."""
+    whole = "n1:0| " + "x" * 3_000_000 + "The \x1b[1mend"
+    for words in (["--grep", "xthe end"], ["-f", "--grep", "xThe end$"], ["--tail", "6001"]):
+        run = cli("logs", "h.toml", *words)
+        assert (run.status, run.lines[0] == whole, len(run.lines) in (1, 6001)) == (0, True, True), words
+    assert cli("logs", "h.toml", "--grep", "xtheEnd").status == 1
+    folded = cli("logs", "h.toml", "--fold", "--grep", "the end").lines
+    assert folded == [whole[: 6 + 64 * 1024] + "… +2.9 MB"]
+    slow = cli("logs", "h.toml", "--grep", r"(x+)+\d")
+    assert (slow.status, slow.out, "takes more than" in slow.err) == (2, b"", True)
 
 
 # Both ranks do each step together, as ranks do that train, and print the same but for their number.

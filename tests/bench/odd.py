@@ -23,7 +23,7 @@ from tests.tui.screens import press, running_app, text_of
 
 RANKS = 512
 NODES = 4
-ODD = 37
+ODD = 137
 EVERY_S = 0.25
 SIZE = (80, 24)
 GOAL_S = 1.0

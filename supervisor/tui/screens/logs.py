@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from supervisor.tui.model import Snapshot
 
 # Enough for all ranks of hundreds but one.
-FOLD_WIDTH: Final = len("[0-36,38-511]~")
+FOLD_WIDTH: Final = len("[0-136,138-511]~")
 
 
 class LogsScreen(TakenLog):
