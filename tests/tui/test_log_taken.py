@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.widgets import Input
@@ -12,14 +12,14 @@ from textual.widgets import Input
 from supervisor.errors import Unreachable
 from supervisor.recording.player import Player
 from supervisor.recording.reading import load
-from supervisor.session.logs import Page
+from supervisor.session.logs import Page, Selection
 from supervisor.tui import ansi, record, saving, terminal, words
 from supervisor.tui.feeds import RankFeed
 from supervisor.tui.replay import ReplayApp
 from tests.tui import recordings
 from tests.tui.screens import press, running, running_app, settle, text_of, type_key, until
 from tests.tui.test_follow import FILE, log_of
-from tests.tui.test_log_keys import BEGIN, answer, body, numbered
+from tests.tui.test_log_keys import BEGIN, SECOND, answer, body, numbered
 
 TRACE = (
     b"step 7", b"[rank0]: Traceback (most recent call last):", b'[rank0]:   File "train.py", line 88, in <module>',
@@ -119,15 +119,20 @@ def test_what_is_being_saved_says_how_far_it_is_and_can_be_ended(
         session = numbered(1000)
         async with running(session) as (app, pilot):
             await press(app, pilot, "4")
-            session.latency_s = 0.05
-            type_key(app, "S")
-            await until(app, pilot, lambda: app.screen.query_one("#find").display)
-            type_key(app, "enter")
-            await until(app, pilot, lambda: re.search(r"[1-9]\d?% saved, \d+ lines", text_of(app)) is not None)
+            merged = session.merged
+
+            async def some(selection: Selection, count: int, **bounds: Any) -> Page:
+                if (bounds.get("after_ns") or 0) > BEGIN + 300 * SECOND:
+                    await asyncio.Event().wait()
+                return await merged(selection, count, **bounds)
+
+            session.merged = some  # type: ignore[method-assign]
+            await press(app, pilot, "S", "enter")
+            await until(app, pilot, lambda: "32% saved, 320 lines, esc ends it" in text_of(app))
+            assert "32% saved" in await press(app, pilot, "o"), "one at a time"
             type_key(app, "escape")
             await until(app, pilot, lambda: not list(tmp_path.glob("*.log")))
-            session.latency_s = 0.0
-            assert "% saved" not in await settle(app, pilot)
+            assert "% saved, 320 lines, esc" not in await settle(app, pilot)
             assert app.current_mode == "logs"
             session.merged = gone  # type: ignore[method-assign]
             assert "is not written" in await press(app, pilot, "S", "enter")

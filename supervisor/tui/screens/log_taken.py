@@ -94,12 +94,12 @@ class TakenLog(FoundLog):
             self.query_one(Ask).ask("save to", "a file that is not there yet", self._save_to, str(path))
 
     def _save_to(self, text: str) -> str:
-        path = Path(text).expanduser()
         try:
+            path = Path(text).expanduser()
             file = path.open("xb")
         except FileExistsError:
             return "that file is there already"
-        except (OSError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             return f"{getattr(error, 'strerror', None) or error}"
         work = functools.partial(self._save, self._begin_saving(colour=False), file, path)
         self.run_worker(work, group="save")  # type: ignore[arg-type]
