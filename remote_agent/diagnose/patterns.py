@@ -9,6 +9,8 @@ from remote_agent.diagnose.pattern import GENERIC, NEUTRAL, PRIMARY, SECONDARY, 
 from remote_agent.diagnose.pattern import death as _death
 from remote_agent.diagnose.pattern import pattern as _p
 
+# What a rank says that is not at fault itself.
+RECEIVED = "what it received has not the size that it expected"
 # Of two that stand in one line the first here counts: what says more comes before what says less.
 PATTERNS: tuple[Pattern, ...] = (
     _p(
@@ -142,6 +144,7 @@ PATTERNS: tuple[Pattern, ...] = (
         PRIMARY,
         r"Message truncated : received \d+ bytes instead of",
         r"op\.preamble\.length <= op\.nbytes",
+        title=RECEIVED,
         hint="another rank called this collective with another size: TORCH_DISTRIBUTED_DEBUG=DETAIL names it",
     ),
     _p("collective_desync", PRIMARY, r"Mismatched collective detected.*around rank (?P<peer>\d+)"),
