@@ -70,6 +70,7 @@ PATTERNS: tuple[Pattern, ...] = (
         PRIMARY,
         "Error while (?:creating|attaching to) shared memory segment",
         "Call to posix_fallocate failed",
+        "failed to extend /dev/shm",
         "unable to (?:allocate|open|mmap|resize) shared memory",
         "insufficient shared memory",
         "unable to write to file </torch_",
@@ -156,6 +157,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "watchdog got stuck for",
         title="NCCL watchdog: a collective timed out",
     ),
+    _p("hang_no_output", SECONDARY, "there are other ranks that didn't finish"),
     # torch says this before any error of NCCL's.
     _p("nccl_timeout_watchdog", NEUTRAL, "Some NCCL operations have failed or timed out"),
     _p(
@@ -369,6 +371,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "ActorDiedError",
         "EngineDeadError",
         "ChildFailedError",
+        r"[Ss]ee (?:root cause above|(?:the )?stack trace)",
         r"Exited with exit code [1-9]",
     ),
     _p("permission_import_missing_module", GENERIC, r": command not found\b"),
