@@ -233,7 +233,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _p(
         "port_in_use",
         PRIMARY,
-        "Address already in use",
+        # NCCL's service that is asked for a status has one port for all jobs of a host, and does without.
+        r"(?m:^(?!.*\bras/).*Address already in use)",
         "EADDRINUSE",
         r"errno: 98\b",
         title="the port is taken",
