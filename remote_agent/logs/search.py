@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.logs.levels import level_of
 from remote_agent.logs.pattern import LINE_S, TooLong, within
+from remote_agent.logs.records import is_kept
 from remote_agent.logs.rows import CLIP, Row, visible
 from remote_agent.logs.slices import Breather
 from remote_agent.logs.window import index_until, row_json
@@ -40,13 +41,18 @@ _INDEX_WAIT_S = 60.0
 
 
 class Query(NamedTuple):
-    """What is looked for; since_ns <= arrival < until_ns."""
+    """What is looked for; since_ns <= arrival < until_ns; shown: only in records that a view with it shows."""
 
     pattern: Pattern
     wanted: Wanted
     since_ns: int | None = None
     until_ns: int | None = None
     limit: int | None = None
+    shown: Wanted | None = None
+
+    def shows(self, file: LogFile, row: Row) -> bool:
+        """True when the view that the hits must be in shows this row."""
+        return self.shown is None or is_kept(file, row, self.shown)
 
 
 class _Run(NamedTuple):
@@ -105,7 +111,7 @@ async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, N
                     yield batch.take()
                 if file.epoch != epoch:
                     break
-                if row is None:
+                if row is None or not query.shows(file, row):
                     continue
                 if not lost and query.wanted.is_apart(file, row.text):
                     apart += 1
