@@ -130,13 +130,17 @@ class LogStore:
         size = max(file.size, offset + len(body) if body else 0)
         return Answer({"offset": offset, "size": size, "eof": offset + len(body) >= size}, body)
 
-    async def window(self, generation: int, rank: int, stream: str, line: int, count: int) -> Answer:
+    async def window(
+        self, generation: int, rank: int, stream: str, line: int, count: int, at_ns: int | None = None
+    ) -> Answer:
         """Answer log_window: rows from a line on (negative: from the end); complete: the file is indexed to its end.
+
+        at_ns: `line` counts from the first one that came then or later, else the last one, whose number is `at`.
 
         While it is not, rows asked for from the end carry negative numbers. version: another one when the file was
         replaced or written anew. Raises Problem.
         """
-        return await window(await self._find(generation, rank, stream), line, count)
+        return await window(await self._find(generation, rank, stream), line, count, at_ns)
 
     async def merged(
         self,

@@ -44,10 +44,15 @@ async def index_until(file: LogFile, line: int | None, wait_s: float) -> bool:
     return not file.behind
 
 
-async def window(file: LogFile, line: int, count: int) -> Answer:
-    """Return `count` rows from `line` on; a negative line counts from the end."""
+async def window(file: LogFile, line: int, count: int, at_ns: int | None = None) -> Answer:
+    """Return `count` rows from `line` on; a negative line counts from the end, or from the first line at `at_ns`."""
     count = max(0, min(count, MAX_ROWS))
-    if line < 0:
+    at = None
+    if at_ns is not None:
+        complete = await index_until(file, None, INDEX_WAIT_S)
+        at = max(0, min(file.index.lines_before(at_ns), file.index.total_lines - 1))
+        line = max(0, at + line)
+    elif line < 0:
         complete = await index_until(file, None, TAIL_WAIT_S)
     else:
         complete = await index_until(file, line + count, INDEX_WAIT_S)
@@ -61,6 +66,7 @@ async def window(file: LogFile, line: int, count: int) -> Answer:
         rows = await rows_from(file, first, count)
     data = {
         "line": first,
+        "at": at,
         "first_line": file.index.first_line,
         "total_lines": file.index.total_lines,
         "size": file.size,

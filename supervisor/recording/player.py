@@ -201,6 +201,10 @@ class Player:
             raise RequestFailed(f"a recording cannot answer {op!r}")
         return tape.window(self.recording, (node, args["generation"], args["rank"], args["stream"]), self.now_ns, args)
 
+    def ahead_ns(self, node: str) -> int:
+        """Return 0: recorded times are all by the coordinator's clock."""
+        return 0
+
     async def merged(
         self,
         selection: Selection,

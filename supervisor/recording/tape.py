@@ -33,11 +33,19 @@ def window(recording: Recording, file: File, now_ns: int, args: Mapping[str, Any
     """Return `count` rows from `line` on, as log_window does; a negative line counts from the end."""
     lines = recording.lines(file) if file in recording.files else Lines()
     total, line = lines.total(now_ns), int(args["line"])
-    first = max(0, total + line) if line < 0 else line
+    at: int | None = None
+    if args.get("at_ns") is not None:
+        # The next line may come later in the recording.
+        later = bisect_left(lines.times_ns, args["at_ns"])
+        at = lines.numbers[later] if later < lines.there(now_ns) else max(0, total - 1)
+        first = max(0, at + line)
+    else:
+        first = max(0, total + line) if line < 0 else line
     found = list(lines.window(first, min(total, first + min(int(args["count"]), MAX_ROWS))))
     there = lines.there(now_ns)
     data = {
         "line": first,
+        "at": at,
         "total_lines": total,
         "size": lines.rows[there - 1].offset + len(lines.rows[there - 1].text) if there else 0,
         "complete": True,

@@ -302,6 +302,10 @@ class Session:
         """Send one log_* request to the node that holds the files; raises Unreachable, RequestFailed."""
         return await logs.ask(self, node, op, args)
 
+    def ahead_ns(self, node: str) -> int:
+        """Return by how much that node's clock, and the times of its log_window, are ahead of the coordinator's."""
+        return logs.Clocks(self).ahead_ns(node)
+
     def follow(
         self, selection: logs.Selection, start: str = "end", seen: Seen | None = None, oldest: int | None = None
     ) -> AsyncGenerator[Chunk, None]:

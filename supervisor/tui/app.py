@@ -26,7 +26,8 @@ from supervisor.tui.screens.dialogs import Dialog
 from supervisor.tui.screens.incident import IncidentScreen
 from supervisor.tui.screens.launch import LaunchScreen
 from supervisor.tui.screens.lists import NodesScreen, RanksScreen
-from supervisor.tui.screens.logs import BOTH, LogsScreen
+from supervisor.tui.screens.log_shown import BOTH
+from supervisor.tui.screens.logs import LogsScreen
 from supervisor.tui.screens.map import MapScreen
 from supervisor.tui.screens.nccl import NcclScreen
 from supervisor.tui.screens.run import RunScreen
@@ -313,11 +314,6 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         wanted: int | str = "all" if generation is None else generation
         kind = FoldedFeed if folded else MergedFeed
         return kind(self.source, Selection(generation=wanted, ranks=ranks, streams=streams, nodes=nodes))
-
-    def action_close_find(self) -> None:
-        """Close the line in which a pattern is typed."""
-        if isinstance(self.screen, LogsScreen):
-            self.screen.close_find()
 
     def leave(self) -> None:
         """Ask whether to detach or to stop; a job that is over needs no question."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
+    from remote_agent.wire import Answer
     from supervisor.session.folding import Fold
     from supervisor.session.logs import Clocks, Page, Row, Selection
     from supervisor.tui.source import Source
@@ -57,6 +58,10 @@ class LogRow:
             key is not None and self.fold is not None and any(row.key == key for row in self.fold.rows)
         )
 
+    def is_any_of(self, keys: Collection[Key]) -> bool:
+        """Whether it is one of these lines, or stands for one."""
+        return self.key in keys or (self.fold is not None and any(row.key in keys for row in self.fold.rows))
+
     @property
     def key(self) -> Key:
         """What makes it the same line again."""
@@ -84,6 +89,9 @@ class Feed(Protocol):
     def row(self, index: int) -> LogRow | None:
         """One line, or None while it is not here."""
 
+    def index_of(self, key: Key) -> int | None:
+        """Where a line is, or None where that is not known."""
+
     def missing(self, first: int, last: int) -> int | None:
         """Something to load for these lines, first things first; None when all are here."""
 
@@ -104,6 +112,7 @@ class RankFeed:
         self.rank = rank
         self.stream = stream
         self.shifted = 0
+        self._ahead_ns = source.ahead_ns(node)
         self._first = 0
         """The first line there is: those before it are gone from the node's disk."""
         self._total = 0
@@ -116,6 +125,11 @@ class RankFeed:
     def count(self) -> int:
         """Lines there are."""
         return self._total - self._first
+
+    @property
+    def end(self) -> int:
+        """The number of the last line, counted from 1."""
+        return self._total
 
     def index_of(self, key: Key) -> int:
         """Where a line is."""
@@ -147,9 +161,14 @@ class RankFeed:
         count = max(1, rows) if following() else 1
         await self._window(-count, count)
 
-    async def _window(self, line: int, count: int) -> None:
+    async def find_time(self, t_ns: int, rows: int) -> int:
+        """Return where the first line is that came then or later, else the last one; load as many rows around it."""
+        answer = await self._window(-(rows // 3), rows, at_ns=t_ns + self._ahead_ns)
+        return max(0, int(answer.data.get("at") or 0) - self._first)
+
+    async def _window(self, line: int, count: int, **at: int) -> Answer:
         where = {"generation": self.generation, "rank": self.rank, "stream": self.stream}
-        answer = await self._source.log(self.node, "log_window", {**where, "line": line, "count": count})
+        answer = await self._source.log(self.node, "log_window", {**where, "line": line, "count": count, **at})
         total, size = int(answer.data.get("total_lines") or 0), int(answer.data.get("size") or 0)
         version = answer.data.get("version")
         if total < self._total or version != self._version:
@@ -171,13 +190,14 @@ class RankFeed:
         while len(self._pages) > PAGES_KEPT or (self._bytes > BYTES_KEPT and len(self._pages) * PAGE > LEAST_KEPT):
             _, page = self._pages.popitem(last=False)
             self._bytes -= sum(len(row.raw) for row in page.values())
+        return answer
 
     def _keep(self, entry: dict[str, Any], raw: bytes) -> None:
         number = int(entry["line"])
         self._forget(number)
         page = self._pages.setdefault(number // PAGE, {})
         self._pages.move_to_end(number // PAGE)
-        t_ns, level = int(entry.get("t_ns") or 0), level_of(entry.get("level"))
+        t_ns, level = int(entry.get("t_ns") or 0) - self._ahead_ns, level_of(entry.get("level"))
         page[number] = LogRow(self.node, self.generation, self.rank, self.stream, number, t_ns, level, raw)
         self._bytes += len(raw)
 

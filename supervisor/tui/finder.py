@@ -30,9 +30,17 @@ class Finder:
     """Hits of one search."""
 
     def __init__(
-        self, source: Source, selection: Selection, pattern: str, level: str | None = None, only: str | None = None
+        self,
+        source: Source,
+        selection: Selection,
+        pattern: str,
+        level: str | None = None,
+        only: str | None = None,
+        name: str = "",
     ) -> None:
         self.text = pattern
+        self.name = name or pattern or level or ""
+        """What is looked for, in a word."""
         self.selection = selection
         # As in lnav and vim: an upper case letter asks for exactly that.
         self.ignore_case = pattern == pattern.lower()
@@ -43,7 +51,7 @@ class Finder:
         self.running = True
         self.problem = ""
         self._source = source
-        self._level = level
+        self.level = level
         self._only = only
         """The one file whose lines are shown."""
         self._apart = 0
@@ -66,8 +74,8 @@ class Finder:
             query |= {"around": around, "near_ns": near_ns or 0, "note_page": self._note_page}
         if "nccl" not in self.selection.streams:
             query["note_apart"] = self._note_apart
-        if self._level:
-            query["level"] = self._level
+        if self.level:
+            query["level"] = self.level
         try:
             await asyncio.wait_for(self._collect(query, found), SEARCH_DEADLINE)
         except asyncio.TimeoutError:
@@ -117,7 +125,7 @@ class Finder:
 
     def said(self) -> str:
         """How the search stands."""
-        name = self.text or self._level or ""
+        name = self.name
         if self.problem:
             return f"{name}: {self.problem}"
         if not self.hits:

@@ -11,11 +11,15 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.paths import state_dir
+from supervisor.tui import bookmarks
 
-# Nobody looks at older jobs again; a file has some hundred bytes.
+if TYPE_CHECKING:
+    from supervisor.tui.bookmarks import Mark
+
+# Nobody looks at older jobs again; a file has some hundred bytes, and some 60 a bookmark.
 JOBS_KEPT: Final = 200
 MARKS_KEPT: Final = 4096
 LARGEST: Final = 256 * 1024
@@ -31,10 +35,13 @@ class Memory:
     problems_only: bool = False
     log_time: bool = True
     log_fold: bool = False
+    log_wrap: bool = False
     nodes: list[str] = dataclasses.field(default_factory=list)
     """The marked nodes, in the order in which they were marked."""
     ranks: list[int] = dataclasses.field(default_factory=list)
     """The marked ranks."""
+    bookmarks: list[Mark] = dataclasses.field(default_factory=list)
+    """Lines of the logs, in order of time."""
 
 
 def _file(job: str) -> Path | None:
@@ -61,7 +68,8 @@ def _read(data: dict[str, Any]) -> Memory:
             continue
         if isinstance(value, list):
             kind = str if name == "nodes" else int
-            value = [one for one in value[:MARKS_KEPT] if type(one) is kind]
+            chosen = [one for one in value[:MARKS_KEPT] if type(one) is kind]
+            value = bookmarks.read(value) if name == "bookmarks" else chosen
         setattr(found, name, value)
     return found
 

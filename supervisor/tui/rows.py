@@ -219,6 +219,17 @@ def flow(head: Row, facts: Iterable[Row], width: int) -> list[Row]:
     return lines or [head]
 
 
+def fit_parts(parts: Sequence[tuple[int, Row]], room: int, more: str) -> Row:
+    """Parts side by side; where not all fit, those with the lowest number go first."""
+    left = list(parts)
+    while len(left) > 1 and sum(row_width(row) + 3 for _, row in left) - 3 > room:
+        left.remove(min(left, key=lambda part: part[0]))
+    spans: list[Span] = []
+    for _, row in left:
+        spans += [("   " if spans else "", ""), *row]
+    return tuple(spans) if row_width(spans) <= room else fit_row(spans, max(0, room), more)
+
+
 def name_width(nodes: Sequence[NodeRow]) -> int:
     """Cells for a column of node names."""
     return max(4, min(20, max((width_of(clean(node.name)) for node in nodes), default=4)))

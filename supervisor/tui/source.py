@@ -107,6 +107,9 @@ class Source(Protocol):
     async def log(self, node: str, op: str, args: Json) -> Answer:
         """One log request to the agent of a node."""
 
+    def ahead_ns(self, node: str) -> int:
+        """By how much the times of a node's log_window are ahead of those of `merged` and `search`."""
+
     async def merged(
         self,
         selection: Any,

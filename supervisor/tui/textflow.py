@@ -1,13 +1,18 @@
-"""Prose in lines of a width, in cells.
+"""Prose, and rows of spans, in lines of a width, in cells.
 
-In: text with newlines. Out: lines; long words are cut, indentation of code is kept.
+In: text with newlines, or a row. Out: lines; of prose, long words are cut, and indentation of code is kept.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.cells import set_cell_size
 
 from supervisor.tui.cells import clean, width_of
+
+if TYPE_CHECKING:
+    from supervisor.tui.cells import Row, Span
 
 
 def wrap(text: str, width: int) -> list[str]:
@@ -45,10 +50,41 @@ def _wrap_line(line: str, width: int) -> list[str]:
 def _chop(word: str, room: int) -> list[str]:
     """The word in pieces of at most `room` cells."""
     pieces: list[str] = []
-    start = 0
-    while start < len(word):
-        # Some characters have no width; of more than these in one place the terminal shows none.
-        piece = set_cell_size(word[start : start + 4 * room], room).rstrip() or word[start]
-        pieces.append(piece)
-        start += len(piece)
+    while word:
+        count = _fits(word, room) or 1
+        pieces.append(word[:count])
+        word = word[count:]
     return pieces
+
+
+def _fits(text: str, room: int) -> int:
+    """How many characters there is room for."""
+    if text[: room + 1].isascii():
+        return min(room, len(text))
+    # Some characters have no width; of more than these in one place the terminal shows none.
+    head = set_cell_size(text[: 4 * room], room)
+    # A space at its end stands for a half of a wide character, or for nothing.
+    while not text.startswith(head):
+        head = head[:-1]
+    return len(head)
+
+
+def fold_row(row: Row, width: int) -> list[Row]:
+    """A row in rows of at most `width` cells, broken anywhere; at least one row."""
+    rows: list[Row] = []
+    spans: list[Span] = []
+    room = width = max(1, width)
+    for text, role in row:
+        while text:
+            count = _fits(text, room) if room else 0
+            if not count and room == width:
+                # A wide character where there is no room for any.
+                count = 1
+            if count:
+                spans.append((text[:count], role))
+                room -= width_of(text[:count])
+                text = text[count:]
+            if text:
+                rows.append(tuple(spans))
+                spans, room = [], width
+    return [*rows, tuple(spans)]

@@ -10,6 +10,7 @@ import dataclasses
 import heapq
 import json
 import re
+from bisect import bisect_left
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -113,14 +114,21 @@ class RecordedSession:
         if op != "log_window":
             raise RequestFailed(f"no such request: {op}", kind="unknown_op")
         lines = self.files.get((node, args["generation"], args["rank"], args["stream"]), [])
-        first = max(0, len(lines) + args["line"] if args["line"] < 0 else args["line"])
+        at = bisect_left(lines, args.get("at_ns") or 0, key=lambda line: line.t_ns) if args.get("at_ns") else None
+        at = None if at is None else max(0, min(at, len(lines) - 1))
+        base = at if at is not None else len(lines) if args["line"] < 0 else 0
+        first = max(0, base + args["line"])
         chosen = lines[first : first + args["count"]]
         rows = [
             {"line": first + at, "offset": (first + at) * 80, "t_ns": line.t_ns, "level": line.level}
             for at, line in enumerate(chosen)
         ]
-        data = {"line": first, "total_lines": len(lines), "size": len(lines) * 80, "complete": True, "rows": rows}
+        data = {"line": first, "at": at, "total_lines": len(lines), "size": len(lines) * 80, "rows": rows}
         return Answer(data, b"\n".join(line.text for line in chosen))
+
+    def ahead_ns(self, node: str) -> int:
+        """All clocks are right."""
+        return 0
 
     def _rows(self, selection: Selection) -> list[list[Row]]:
         newest = max((file[1] for file in self.files), default=0)

@@ -97,6 +97,9 @@ class Cluster:
     async def merged(self, selection: Selection, count: int, **bounds: Any) -> Page:
         return await logs.merged(self.session, selection, count, patience_s=0.2, **bounds)
 
+    def ahead_ns(self, node: str) -> int:
+        return logs.Clocks(self.session).ahead_ns(node)
+
     async def log(self, node: str, op: str, args: dict[str, Any]) -> Answer:
         return await self.links[node].call(op, args, 5.0)
 
@@ -185,6 +188,23 @@ def test_offsets_that_change_between_two_pages_lose_nothing(tmp_path: Path, chan
         assert len(shown(feed)) == (256 if change_ms > 10 else 4000), "a large change begins anew with the new times"
 
     run(tmp_path, scenario, 2)
+
+
+def test_one_stream_tells_the_times_of_the_merged_log_and_is_found_by_them(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster, node: NodeLink) -> None:
+        await node.written(0, lines(1000))
+        cluster.offsets_ms = {"n1": 5000.0}
+        merged = MergedFeed(cluster.source, ALL)
+        await merged.show_begin(300)
+        rank = RankFeed(cluster.source, "n1", 0, 0, "stdout")
+        meant = merged.row(200)
+        assert meant is not None
+        assert await rank.find_time(meant.t_ns, 40) == 200
+        assert rank.row(200) == meant
+        assert rank.missing(190, 220) is None, "what is around it comes along"
+        assert [await rank.find_time(t_ns, 40) for t_ns in (1, 2 * meant.t_ns)] == [0, 999]
+
+    run(tmp_path, scenario)
 
 
 def test_from_the_begin_and_from_a_hit_every_line_follows(tmp_path: Path) -> None:

@@ -127,21 +127,27 @@ class LineView(Widget, can_focus=True):
 
     def _draw_all(self) -> list[Drawn]:
         height = self.body_height
-        total = self.line_count()
-        self.top = max(0, min(self.top, max(0, total - height)))
+        self._stay_inside()
         lines = [Drawn(row, "", ("", "")) for row in self._title_lines()][: self.size.height]
-        edges = self._edges(total, height)
-        for y in range(height):
-            index = self.top + y
-            row, overlay = self.line_at(index) if index < total else (EMPTY, "")
-            lines.append(Drawn(row, overlay, edges[y]))
+        body = self._body()
+        body += [(EMPTY, "")] * (height - len(body))
+        edges = self._edges(self.line_count(), height)
+        lines += [Drawn(row, overlay, edge) for (row, overlay), edge in zip(body, edges, strict=True)]
         return lines
+
+    def _stay_inside(self) -> None:
+        """Put the position right where there are fewer lines now."""
+        self.top = max(0, min(self.top, self.last_top))
+
+    def _body(self) -> list[tuple[Row, str]]:
+        """What is in view, from the top."""
+        return [self.line_at(at) for at in range(self.top, min(self.top + self.body_height, self.line_count()))]
 
     def _edges(self, total: int, height: int) -> list[Span]:
         if total <= height or not height:
             return [(" ", "")] * height
         size = max(1, round(height * height / total))
-        start = round((height - size) * self.top / max(1, total - height))
+        start = round((height - size) * min(1.0, self.top / max(1, self.last_top)))
         inside = range(start, start + size)
         return [(self.glyphs.thumb, "dim") if y in inside else (self.glyphs.bar, "rule") for y in range(height)]
 

@@ -5,34 +5,23 @@ In: a feed. Out: rows of exact width; placeholders for what is on its way.
 
 from __future__ import annotations
 
-import asyncio
 import re
-import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from textual.binding import Binding
-from textual.message import Message
 
-from remote_agent.wire import WireError
-from supervisor.errors import SupervisorError
 from supervisor.tui import ansi, words
 from supervisor.tui.cells import EMPTY, Row, Span, clean, crop_row, fit, row_width
-from supervisor.tui.feeds import Feed, LogRow, MergedFeed
-from supervisor.tui.widgets.lines import LineView
+from supervisor.tui.feeds import Key, LogRow, MergedFeed
+from supervisor.tui.textflow import fold_row
+from supervisor.tui.widgets.fed import FedView
 
-if TYPE_CHECKING:
-    from supervisor.session.logs import Page
-
-# A page that takes longer counts as not coming, seconds.
-LOAD_DEADLINE: Final = 10.0
-# While nobody follows, the number of new lines is all that is asked for: this often, seconds.
-COUNT_EVERY: Final = 0.5
-RETRY_AFTER: Final = 1.0
 SIDE_STEP: Final = 16
+TIME_WIDTH: Final = len("03:04:11.207 ")
 
 
-class VirtualLog(LineView):
-    """Lines of a feed, with follow as a property of the view."""
+class VirtualLog(FedView):
+    """The lines of a log."""
 
     BINDINGS = [
         Binding("up,k", "line(-1)", show=False),
@@ -49,113 +38,19 @@ class VirtualLog(LineView):
         Binding("dollar_sign", "side(2)", show=False),
     ]
 
-    class Changed(Message):
-        """Position, follow or what is loaded has changed."""
-
     def __init__(self, *, title: str = "", id: str | None = None, every_s: float = 0.0) -> None:  # noqa: A002
-        super().__init__(title=title, id=id)
-        self.feed: Feed | None = None
-        self.follow = True
+        super().__init__(title=title, id=id, every_s=every_s)
         self.left = 0
-        self.pointer: tuple[int, int, str, int] | None = None
-        """The line that a search or a jump has led to."""
+        self.marks: frozenset[Key] = frozenset()
+        """Lines that have a bookmark."""
         self.pattern: re.Pattern[str] | None = None
         """What is highlighted."""
-        self.problem = ""
-        """Why lines do not come."""
         self.show_time = True
         self.show_source = True
+        self.source_width = 8
         self.waiting_text = "waiting for output"
-        self._every_s = every_s
-        self._kick = asyncio.Event()
-        self._seen = 0
-        self._direction = 1
-        self._due = 0.0
-        self._goal: int | None = None
-        self._around: int | None = None
-        self._pages: tuple[Page, Page] | None = None
-
-    def on_mount(self) -> None:
-        """Start the one task that loads what is visible."""
-        self.run_worker(self._keep_loaded(), name=f"load {self.id}", exit_on_error=False)
 
     # --- what is shown
-
-    @property
-    def unseen(self) -> int:
-        """Lines that came since the reader stopped following."""
-        if self.follow or self.feed is None:
-            return 0
-        if isinstance(self.feed, MergedFeed):
-            return self.feed.unseen
-        return max(0, self.feed.count - self._seen)
-
-    @property
-    def unseen_text(self) -> str:
-        """The same in words: `+12 lines`, `+64 lines or more`."""
-        more = isinstance(self.feed, MergedFeed) and self.feed.more_unseen
-        return f"+{words.count(self.unseen, 'line')}{' or more' if more else ''}"
-
-    @property
-    def absent_text(self) -> str:
-        """Whose lines are missing, in words, or nothing."""
-        absent = self.feed.absent if isinstance(self.feed, MergedFeed) else ()
-        if not absent:
-            return ""
-        return f"without {absent[0] if len(absent) == 1 else words.count(len(absent), 'node')}"
-
-    def open(self, feed: Feed) -> None:
-        """Show another feed from its end."""
-        self.feed = feed
-        self.follow = True
-        self.pointer = None
-        self.top = 0
-        self._seen = 0
-        self._goal = self._around = None
-        self.problem = ""
-        self._due = 0.0
-        self.redraw()
-        self._kick.set()
-
-    def jump(self, index: int, key: tuple[int, int, str, int] | None = None) -> None:
-        """Bring a line to the upper third of the view, and stop following."""
-        self._stop_following()
-        self.pointer = key
-        # Ahead of the first answer the feed does not know its length: the goal waits for it.
-        self._goal = index
-        if self.feed is not None and self.feed.count:
-            self._reach_goal()
-        self.redraw()
-        self._kick.set()
-
-    def jump_to_time(self, t_ns: int, key: tuple[int, int, str, int], pages: tuple[Page, Page] | None = None) -> None:
-        """Bring a line of a merged feed into view; what lies around it, `pages`, is loaded if it is not here."""
-        feed = self.feed
-        if not isinstance(feed, MergedFeed):
-            return
-        index = feed.index_of(key)
-        if index is not None:
-            self.jump(index, key)
-            return
-        self._stop_following()
-        self.pointer = key
-        self._around, self._pages = t_ns, pages
-        self._kick.set()
-
-    def set_pace(self, every_s: float) -> None:
-        """How often a followed feed is asked, seconds."""
-        self._every_s = every_s
-
-    def _reach_goal(self) -> None:
-        if self._goal is not None:
-            self.top = max(0, min(self._goal - self.body_height // 3, self.last_top))
-            self._goal = None
-            self._seen = self.feed.count if self.feed is not None else 0
-
-    def line_count(self) -> int:
-        """How many lines there are."""
-        count = self.feed.count if self.feed is not None else 0
-        return max(count, 1)
 
     def line_at(self, index: int) -> tuple[Row, str]:
         """One line; a placeholder while it is not here."""
@@ -165,18 +60,38 @@ class VirtualLog(LineView):
         row = feed.row(index)
         if row is None:
             return ((" ......", "log-gap"),), ""
-        marked = row.is_at(self.pointer)
-        prefix = self._prefix(row, marked)
-        text = ansi.spans(row.raw, {"error": "log-error", "warn": "log-warn"}.get(row.level, "text"))
-        if self.pattern is not None:
-            text = ansi.highlight(text, self.pattern)
-        room = self.line_width - row_width(prefix)
+        prefix, text, room = self._prefix(row), self._text(row), self.text_room()
+        overlay = "rest" if row.is_at(self.pointer) else ""
         if row_width(text) - self.left <= room:
-            return (*prefix, *crop_row(text, self.left, room)), "rest" if marked else ""
-        return (*prefix, *crop_row(text, self.left, room - 1), (self.glyphs.more[:1], "dim")), "rest" if marked else ""
+            return (*prefix, *crop_row(text, self.left, room)), overlay
+        return (*prefix, *crop_row(text, self.left, room - 1), (self.glyphs.more[:1], "dim")), overlay
 
-    def _prefix(self, row: LogRow, marked: bool) -> Row:
-        spans: list[Span] = [(self.glyphs.pointer if marked else " ", "mark")]
+    def rows_of(self, index: int) -> list[tuple[Row, str]]:
+        """One line, wrapped behind its time and source."""
+        row = self.feed.row(index) if self.feed is not None else None
+        if row is None:
+            return [self.line_at(index)]
+        room = self.text_room()
+        text = self._text(row)
+        if row_width(text) >= ansi.MAX_CELLS:
+            text = (*text, (self.glyphs.more, "dim"))
+        overlay = "rest" if row.is_at(self.pointer) else ""
+        first, *others = fold_row(text, room)
+        indent = (" " * (self.line_width - room), "")
+        return [((*self._prefix(row), *first), overlay), *(((indent, *other), overlay) for other in others)]
+
+    def text_room(self) -> int:
+        """Cells for the text of a line."""
+        before = 3 + self.show_time * TIME_WIDTH + self.show_source * (self.source_width + 1)
+        return max(1, self.line_width - before)
+
+    def _text(self, row: LogRow) -> Row:
+        text = ansi.spans(row.raw, {"error": "log-error", "warn": "log-warn"}.get(row.level, "text"))
+        return text if self.pattern is None else ansi.highlight(text, self.pattern)
+
+    def _prefix(self, row: LogRow) -> Row:
+        sign = self.glyphs.pointer if row.is_at(self.pointer) else " "
+        spans: list[Span] = [(self.glyphs.mark if self.marks and row.is_any_of(self.marks) else sign, "mark")]
         if self.show_time:
             spans.append((words.clock_ns(row.t_ns) + " ", "time"))
         if self.show_source:
@@ -184,14 +99,7 @@ class VirtualLog(LineView):
         letter, role = {"error": ("E", "log-error"), "warn": ("W", "log-warn")}.get(row.level, (" ", ""))
         return (*spans, (letter + " ", role))
 
-    source_width = 8
-
     # --- moving
-
-    def _stop_following(self) -> None:
-        if self.follow:
-            self.follow = False
-            self._seen = self.feed.count if self.feed is not None else 0
 
     def action_line(self, delta: int) -> None:
         """Scroll by lines."""
@@ -201,43 +109,29 @@ class VirtualLog(LineView):
         """Scroll by screens."""
         self.scroll_lines(int(pages * max(1, self.body_height - 1)))
 
-    def scroll_lines(self, delta: int) -> None:
-        """Scroll; upwards ends following."""
-        if delta < 0:
+    def point_to(self, y: int) -> None:
+        """Point to the line on a row of the widget: it is what is copied, opened and marked."""
+        places = self.places()
+        y -= self.size.height - self.body_height
+        row = self.feed.row(places[y][0]) if self.feed is not None and 0 <= y < len(places) else None
+        if row is not None:
             self._stop_following()
-        self._direction = 1 if delta > 0 else -1
-        self.scroll_to_line(self.top + delta)
-        self._kick.set()
-        self.post_message(self.Changed())
+            self.pointer = row.key
+            self.redraw()
+            self.post_message(self.Changed())
 
     def action_begin(self) -> None:
         """Go to the first line."""
-        self._stop_following()
-        self._direction = -1
-        if isinstance(self.feed, MergedFeed):
-            self.pointer, self._around = None, 0
-        self.scroll_to_line(0)
-        self._kick.set()
-        self.post_message(self.Changed())
+        self.go_to_begin()
 
     def action_end(self) -> None:
         """Go to the end and follow."""
         self.set_follow(True)
 
-    def set_follow(self, follow: bool) -> None:
-        """Follow the end, or stay where we are."""
-        if follow:
-            self.follow = True
-            self._goal = self._around = None
-            self._due = 0.0
-            self.scroll_to_line(self.last_top)
-        else:
-            self._stop_following()
-        self._kick.set()
-        self.post_message(self.Changed())
-
     def action_side(self, step: int) -> None:
         """Scroll sideways: back, on, to the first column (0), to the end of the longest visible line (2)."""
+        if self.wrap:
+            return
         if step == 2:
             self.left = max(0, self._longest() - self.line_width // 2)
         else:
@@ -247,79 +141,7 @@ class VirtualLog(LineView):
         self.post_message(self.Changed())
 
     def _longest(self) -> int:
-        rows = (self.feed.row(self.top + y) for y in range(self.body_height)) if self.feed is not None else ()
-        return max((row_width(ansi.spans(row.raw)) for row in rows if row is not None), default=0)
-
-    # --- loading
-
-    def tick(self) -> None:
-        """Let the loader look whether there is something to do; called while the view is visible."""
-        self._kick.set()
-
-    async def _keep_loaded(self) -> None:
-        while True:
-            await self._kick.wait()
-            self._kick.clear()
-            feed = self.feed
-            if feed is None or not self.body_height or not (time.monotonic() >= self._due or self._wants(feed)):
-                continue
-            try:
-                await asyncio.wait_for(self._load(feed), LOAD_DEADLINE)
-                problem = ""
-            except asyncio.TimeoutError:
-                problem = f"no answer for {LOAD_DEADLINE:.0f} s"
-            except SupervisorError as error:
-                problem = error.message
-            except (WireError, OSError, KeyError, TypeError, ValueError) as error:
-                problem = f"{type(error).__name__}: {error}"
-            if problem:
-                self._due = time.monotonic() + RETRY_AFTER
-            if feed is self.feed:
-                self.problem = problem
-                self._arrived(feed)
-
-    def _wants(self, feed: Feed) -> bool:
-        if self._around is not None:
-            return True
-        return not self.problem and feed.missing(self.top, self.top + self.body_height - 1) is not None
-
-    async def _load(self, feed: Feed) -> None:
-        if self._around is not None and isinstance(feed, MergedFeed):
-            around, pages, self._around, self._pages = self._around, self._pages, None, None
-            await (feed.show_around(around, self.body_height, pages) if around else feed.show_begin(self.body_height))
-            self._goal = feed.index_of(self.pointer) if self.pointer is not None else 0
-            self._arrived(feed)
-        if time.monotonic() >= self._due:
-            self._due = time.monotonic() + (self._every_s if self.follow else COUNT_EVERY)
-            await feed.refresh(self.body_height, lambda: self.follow)
-            if feed is self.feed:
-                self._arrived(feed)
-        height = self.body_height
-        for _ in range(4):
-            want = feed.missing(self.top, self.top + height - 1)
-            if want is None:
-                ahead = self.top + self._direction * height
-                want = None if self.follow else feed.missing(ahead, ahead + height - 1)
-                if want is None:
-                    return
-                await feed.load(want)
-                return
-            await feed.load(want)
-            if feed is not self.feed:
-                return
-            self._arrived(feed)
-
-    def _arrived(self, feed: Feed) -> None:
-        self.top = max(0, self.top + feed.shifted)
-        if self._goal is not None:
-            self._goal = max(0, self._goal + feed.shifted)
-        feed.shifted = 0
-        if self.follow:
-            self.top = self.last_top
-        elif feed.count:
-            self._reach_goal()
-        self.redraw()
-        self.post_message(self.Changed())
+        return max((row_width(ansi.spans(row.raw)) for row in self.rows_here()), default=0)
 
 
 def position(log: VirtualLog) -> Row:
@@ -331,5 +153,5 @@ def position(log: VirtualLog) -> Row:
     if isinstance(feed, MergedFeed):
         first = feed.row(top) or feed.row(top + 1)
         return ((f"from {words.clock_ns(first.t_ns)}" if first is not None else "", "dim"),)
-    last = min(feed.count, top + log.body_height)
+    last = max((line for line, _ in log.places()), default=top) + 1
     return ((f"line {last:,} of {feed.count:,}", "dim"),)

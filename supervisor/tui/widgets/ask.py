@@ -1,0 +1,77 @@
+"""The line below a view in which something is typed: a pattern, a time, a file.
+
+In: what is asked, and who takes the answer. Out: the answer; what is wrong with one is said beside it, and it stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from textual import on
+from textual.binding import Binding
+from textual.containers import Horizontal
+from textual.widgets import Input, Static
+
+from supervisor.tui.cells import clean
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.widget import Widget
+
+
+class Ask(Horizontal):
+    """One line, which is there only while something is asked."""
+
+    BINDINGS = [Binding("escape", "close", show=False)]
+
+    def __init__(self, back_to: Callable[[], Widget], *, id: str | None = None) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.display = False
+        self._back_to = back_to
+        self._take: Callable[[str], str] = lambda text: ""
+
+    def compose(self) -> ComposeResult:
+        """What is asked, where it is typed, and what is wrong with it."""
+        yield Static(id="asked", markup=False)
+        field = Input(id="answer", compact=True)
+        field.cursor_blink = False
+        yield field
+        yield Static(id="wrong", markup=False)
+
+    def ask(self, name: str, hint: str, take: Callable[[str], str], text: str = "") -> None:
+        """Ask for something; `take` gets each answer and returns what is wrong with it, or nothing."""
+        self._take = take
+        self.query_one("#asked", Static).update(name)
+        self._say("")
+        field = self.query_one(Input)
+        field.placeholder = hint
+        field.value = text
+        field.cursor_position = len(text)
+        self.display = True
+        field.focus()
+
+    def action_close(self) -> None:
+        """Give it up."""
+        self.display = False
+        self._back_to().focus()
+
+    def _say(self, wrong: str) -> None:
+        if wrong:
+            # A notice would lie over it.
+            self.app.clear_notifications()
+        self.query_one("#wrong", Static).update(clean(wrong))
+
+    @on(Input.Changed)
+    def _typed(self) -> None:
+        self._say("")
+
+    @on(Input.Submitted)
+    def _answered(self, event: Input.Submitted) -> None:
+        event.stop()
+        if not self.display:
+            return
+        wrong = self._take(event.value) if event.value else ""
+        self._say(wrong)
+        if not wrong:
+            self.action_close()
