@@ -86,6 +86,11 @@ def size(value: float) -> str:
     raise ValueError(value)
 
 
+def cut_text(missing: int) -> str:
+    """Return the mark at the end of a line of which so many bytes are missing."""
+    return f"… +{size(missing)}"
+
+
 def clock(time: object) -> str:
     """Return the time of day of a UTC stamp of the contract."""
     text = str(time or "")

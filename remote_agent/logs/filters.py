@@ -7,16 +7,14 @@ A pattern without an upper case letter takes both cases, as a search does. Lines
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from remote_agent.logs.pattern import LINE_S, Pattern, TooLong, compile_pattern, within
+from remote_agent.logs.pattern import LINE_S, Pattern, TooLong, compile_pattern, ignores_case, within
+from remote_agent.logs.rows import without_escapes
 from remote_agent.wire import Problem
 
 _PATTERNS_LIMIT = 32
-_ESCAPE = b"\x1b"
-_ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
 
 
 class Filter(NamedTuple):
@@ -27,19 +25,14 @@ class Filter(NamedTuple):
 
     def may_keep(self, data: bytes) -> bool:
         """False when no line in these bytes can match what is included."""
-        if not self.include or _ESCAPE in data:
-            return True
-        lower = data.lower() if any(pattern.lower for pattern in self.include) else data
-        return any(
-            all(any(literal in (lower if each.lower else data) for literal in choice) for choice in each.choices)
-            for each in self.include
-        )
+        data = without_escapes(data)
+        return not self.include or any(pattern.where(data) is not None for pattern in self.include)
 
     def keeps(self, lines: Iterable[bytes]) -> bool:
         """True for a record that is shown; raises Problem (pattern) when that takes too long to tell."""
         if not self.include and not self.exclude:
             return True
-        texts = [_ESCAPES.sub(b"", line) if _ESCAPE in line else line for line in lines]
+        texts = list(map(without_escapes, lines))
         try:
             return within(LINE_S, lambda: self._keeps(texts))
         except TooLong:
@@ -63,4 +56,4 @@ def make_filter(include: Sequence[str] | None, exclude: Sequence[str] | None) ->
 
 
 def _compiled(patterns: Sequence[str] | None) -> tuple[Pattern, ...]:
-    return tuple(compile_pattern(text, text == text.lower()) for text in patterns or ())
+    return tuple(compile_pattern(text, ignores_case(text)) for text in patterns or ())

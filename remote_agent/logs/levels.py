@@ -36,6 +36,10 @@ _MARKS = (
 )
 _GLOG_LETTERS = (b"W", b"E", b"F")
 
+# What a terminal does not show: CSI … final byte, OSC … BEL or ST, codes of two bytes, a lone ESC at a line's end.
+ESCAPE = r"\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b\r\n]*(?:\x07|\x1b\\|$)|[PX^_][^\x1b\r\n]*(?:\x1b\\|$)|[^\r\n]|$)"
+ESCAPES = re.compile(ESCAPE.encode(), re.MULTILINE)
+
 # Longest of the texts above, less one: what a reader in pieces must look at again.
 OVERLAP = 8
 
@@ -48,6 +52,9 @@ _NAMES = {
 def level_of(line: bytes) -> int:
     """Return the level bit of one line."""
     front = line[:_FRONT]
+    if b"\x1b" in front:
+        # Not joined: the block's bits are told from words as they stand in the file.
+        front = ESCAPES.sub(b"\0", front).lstrip(b"\0")
     if any(mark in front for mark in _GLOG_MARKS):
         glog = _GLOG.search(front)
         if glog is not None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
+from remote_agent.logs.rows import without_escapes
 from remote_agent.wire import Problem
 
 # The standard library's own parser; its old name goes away with 3.13.
@@ -71,8 +72,20 @@ class Pattern(NamedTuple):
     """Finds in a text of many lines, from any line's start, no later than the first line that matches."""
 
     def matches(self, text: bytes) -> bool:
-        """True when the text of a row matches; raises TooLong when that cannot be told in time."""
-        return within(LINE_S, lambda: self.regex.search(text)) is not None
+        """True when what is seen of a row's text matches; raises TooLong when that cannot be told in time."""
+        seen = without_escapes(text)
+        return within(LINE_S, lambda: self.regex.search(seen)) is not None
+
+    def where(self, text: bytes) -> bytes | None:
+        """Return the text in which to look for `choices`, None when it lacks them all of a set."""
+        where = text.lower() if self.lower and self.choices else text
+        return where if all(any(literal in where for literal in choice) for choice in self.choices) else None
+
+
+def ignores_case(pattern: str) -> bool:
+    """True for a pattern without a capital letter, as in lnav and vim; that of \\S is none."""
+    literal = re.sub(r"\\.", "", pattern)
+    return literal == literal.lower()
 
 
 def compile_pattern(pattern: str, ignore_case: bool) -> Pattern:

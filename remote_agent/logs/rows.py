@@ -1,6 +1,7 @@
 """Rows: what a screen shows of a line.
 
-In: raw lines. Out: visible text, clipped; heads and continuation lines of records such as tracebacks; NCCL's own lines.
+In: raw lines. Out: visible text, clipped, with or without its escape codes; heads and continuation lines of records
+such as tracebacks; NCCL's own lines.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from remote_agent.logs.levels import ESCAPES, level_of
 from remote_agent.logs.levels import NCCL_MARK as NCCL_MARK
-from remote_agent.logs.levels import level_of
 
 # A row's text is cut here; the bytes stay in the file and `read` gives them.
 CLIP = 64 * 1024
@@ -35,21 +36,41 @@ class Row(NamedTuple):
     text: bytes
     known_level: int = 0
     """Its level bit, where that is known already: of most rows nobody asks for it."""
+    column: int = -1
+    """Of a hit in a line whose text is cut: how many characters stand before it."""
 
     @property
     def level(self) -> int:
         """Its level bit."""
         return self.known_level or level_of(self.text)
 
+    @property
+    def cut(self) -> int:
+        """So many bytes of the line follow its text."""
+        return max(0, self.end - self.offset - CLIP) if len(self.text) == CLIP else 0
+
 
 def visible(raw: bytes) -> bytes:
     """Return what a terminal would show in the end of a whole line: the last state of a progress bar, clipped."""
-    if len(raw) > CLIP:
-        return visible_ends(raw[:CLIP], raw[-CLIP:])
+    return visible_ends(raw[:CLIP], raw[-CLIP:]) if len(raw) > CLIP else last_state(raw)
+
+
+def last_state(raw: bytes) -> bytes:
+    """Return what is left of a line that is written over itself."""
     if b"\r" not in raw:
         return raw
     shown = raw.rstrip(b"\r")
     return shown[shown.rfind(b"\r") + 1 :]
+
+
+def seen(raw: bytes) -> bytes:
+    """Return all that is seen of a line."""
+    return without_escapes(last_state(raw))
+
+
+def without_escapes(text: bytes) -> bytes:
+    """Return the characters that are seen of a text; it may hold many lines."""
+    return ESCAPES.sub(b"", text) if b"\x1b" in text else text
 
 
 def visible_ends(head: bytes, tail: bytes) -> bytes:

@@ -6,14 +6,16 @@ In: files, a pattern, limits of level and time. Out: batches of rows, and at the
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from remote_agent.logs.index import after_newlines
 from remote_agent.logs.levels import level_of
+from remote_agent.logs.longline import column_of
 from remote_agent.logs.pattern import LINE_S, TooLong, within
 from remote_agent.logs.records import is_kept
-from remote_agent.logs.rows import CLIP, Row, visible
+from remote_agent.logs.rows import CLIP, Row, visible, without_escapes
 from remote_agent.logs.slices import Breather
 from remote_agent.logs.window import index_until, row_json
 from remote_agent.wire import Answer, Problem
@@ -170,18 +172,21 @@ def _hits(file: LogFile, run: _Run, query: Query) -> Iterator[Row | None]:
             return
         whole = data.rfind(b"\n") + 1
         if not whole and offset + len(data) < run.end:
-            # One line longer than all that was read: found by its end, shown by its ends.
+            # One line longer than all that was read.
             end = _line_end(file, offset + len(data), run.end)
             while isinstance(end, _Further):
                 yield None
                 end = _line_end(file, end.offset, run.end)
-            yield _row(file, query, line, offset, end, None)
+            yield (yield from _long_row(file, query, line, offset, end))
             line, offset = line + 1, end + 1
             continue
         if offset + len(data) < run.end:
             data = data[:whole]
         for start, end, number in _candidates(data, query.pattern, line):
-            row = _row(file, query, number, offset + start, offset + end, data[start:end])
+            if end - start > CLIP:
+                row = yield from _long_row(file, query, number, offset + start, offset + end)
+            else:
+                row = _row(file, query, number, offset + start, data[start:end])
             if row is not None or number % _LINES_PER_TURN == 0 or time.monotonic() > due:
                 yield row
                 due = time.monotonic() + _TURN_S
@@ -204,13 +209,33 @@ def _line_end(file: LogFile, offset: int, limit: int) -> int | _Further:
     return _Further(offset + len(data)) if data and offset + len(data) < limit else limit
 
 
-def _row(file: LogFile, query: Query, line: int, start: int, end: int, raw: bytes | None) -> Row | None:
+def _row(file: LogFile, query: Query, line: int, start: int, raw: bytes) -> Row | None:
     """Return the row if it is a hit."""
-    text = visible(raw) if raw is not None else file.visible(start, end)
+    text = visible(raw)
     # A plain literal has matched already, unless it stands where the row does not show it.
-    is_sure = query.pattern.plain and raw is not None and len(text) == len(raw)
-    if not is_sure and not _matches(file, query, line, text):
+    is_sure = query.pattern.plain and len(text) == len(raw) and b"\x1b" not in raw
+    try:
+        if not is_sure and not query.pattern.matches(text):
+            return None
+    except TooLong:
+        raise _too_long(file, line) from None
+    return _timed(file, query, line, start, start + len(raw), text)
+
+
+def _long_row(file: LogFile, query: Query, line: int, start: int, end: int) -> Generator[None, None, Row | None]:
+    """Return the row of a line whose text is clipped, if all of the line is a hit; yields between slices of work."""
+    try:
+        column = yield from column_of(file, start, end, query.pattern)
+    except TooLong:
+        raise _too_long(file, line) from None
+    if column is None:
         return None
+    row = _timed(file, query, line, start, end, file.visible(start, end))
+    return row._replace(column=column) if row is not None and row.cut else row
+
+
+def _timed(file: LogFile, query: Query, line: int, start: int, end: int, text: bytes) -> Row | None:
+    """Return the row if it is of the time and level asked for."""
     block = file.index.block(max(0, file.index.blocks_of(line)))
     t_ns = block.t_ns + line - block.line
     if query.since_ns is not None and t_ns < query.since_ns:
@@ -223,38 +248,33 @@ def _row(file: LogFile, query: Query, line: int, start: int, end: int, raw: byte
     return Row(line, start, end, t_ns, block.upper, text, level)
 
 
-def _matches(file: LogFile, query: Query, line: int, text: bytes) -> bool:
-    try:
-        return query.pattern.matches(text)
-    except TooLong:
-        where = f"line {line + 1:,} of rank {file.key.rank}'s {file.key.stream}"
-        raise Problem(
-            "pattern",
-            f"the pattern takes more than {LINE_S:g} s on {where}",
-            "fewer * and + in it, or words between them",
-        ) from None
+def _too_long(file: LogFile, line: int) -> Problem:
+    where = f"line {line + 1:,} of rank {file.key.rank}'s {file.key.stream}"
+    hint = "fewer * and + in it, or words between them"
+    return Problem("pattern", f"the pattern takes more than {LINE_S:g} s on {where}", hint)
 
 
 def _candidates(data: bytes, pattern: Pattern, line: int) -> Iterator[tuple[int, int, int]]:
     """Yield start, end and number of the lines that may match."""
-    counted = 0
-    for found in _places(data, pattern):
-        start = data.rfind(b"\n", 0, found) + 1
-        end = data.find(b"\n", found)
-        end = len(data) if end < 0 else end
-        line += data.count(b"\n", counted, start)
-        counted = start
-        yield start, end, line
+    seen = without_escapes(data)
+    counted = start = 0
+    for found in _places(seen, pattern):
+        begin = seen.rfind(b"\n", 0, found) + 1
+        lines = seen.count(b"\n", counted, begin)
+        counted, line = begin, line + lines
+        start = begin if seen is data else after_newlines(data, start, lines, max(1, len(data) // (lines + 1)))
+        end = data.find(b"\n", found if seen is data else start)
+        yield start, len(data) if end < 0 else end, line
 
 
 def _places(data: bytes, pattern: Pattern) -> Iterator[int]:
     """Yield one position in each line that may match, in order."""
-    where = data.lower() if pattern.lower and pattern.choices else data
+    where = pattern.where(data)
+    if where is None:
+        return
     position = 0
     if pattern.choices:
         choices = pattern.choices
-        if not all(any(literal in where for literal in choice) for choice in choices):
-            return
         # The rarest set has the fewest lines to try.
         best = choices[0] if len(choices) == 1 else min(choices, key=lambda c: sum(map(where.count, c)))
         nexts = [(where.find(literal), literal) for literal in best]

@@ -25,10 +25,17 @@ TAIL_WAIT_S = 0.02
 
 
 def row_json(row: Row) -> dict[str, Any]:
-    """Return the wire form of a row, without its text; t_upper: the time is only an upper bound."""
+    """Return the wire form of a row, without its text; t_upper: the time is only an upper bound.
+
+    cut: so many bytes of its line follow the text; column: of a hit there, so many characters stand before it.
+    """
     answer = {"line": row.line, "offset": row.offset, "t_ns": row.t_ns, "level": LETTERS[row.level]}
     if row.upper:
         answer["t_upper"] = True
+    if row.cut:
+        answer["cut"] = row.cut
+    if row.column >= 0:
+        answer["column"] = row.column
     return answer
 
 

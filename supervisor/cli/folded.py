@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
-from remote_agent.logs.rows import visible
+from remote_agent.logs.rows import CLIP, seen, visible
 from supervisor import plain
 from supervisor.cli.output import WholeLines
 from supervisor.session.folding import Fold, Folder
@@ -29,9 +29,18 @@ if TYPE_CHECKING:
 LOOK = 0.25
 
 
+def begin_of(row: Row) -> bytes:
+    """Return a row as it is printed, without its end."""
+    return f"{row.node}:{row.rank}| ".encode() + row.text
+
+
 def line_of(row: Row) -> bytes:
     """Return a row as it is printed."""
-    return f"{row.node}:{row.rank}| ".encode() + row.text + b"\n"
+    return begin_of(row) + _end_of(row)
+
+
+def _end_of(row: Row) -> bytes:
+    return f"{plain.cut_text(row.cut)}\n".encode() if row.cut else b"\n"
 
 
 def lines_of(folds: Iterable[Fold[Row]]) -> bytes:
@@ -43,7 +52,7 @@ def _lines(fold: Fold[Row]) -> bytes:
     if len(fold.records) == 1:
         return b"".join(map(line_of, fold.shown))
     prefix = f"[{plain.ranges(fold.ranks)}]{'~' if fold.differs else ''}| ".encode()
-    return b"".join(prefix + row.text + b"\n" for row in fold.shown)
+    return b"".join(prefix + row.text + _end_of(row) for row in fold.shown)
 
 
 async def rows_of(
@@ -62,10 +71,11 @@ async def rows_of(
 def _rows(pieces: list[tuple[Whose, bytes]], pattern: re.Pattern[bytes] | None) -> list[Row]:
     now_ns = time.monotonic_ns()
     return [
-        Row(*whose, 0, 0, now_ns, None, visible(line))
+        Row(*whose, 0, 0, now_ns, None, text, max(0, len(line) - CLIP) if len(text) == CLIP else 0)
         for whose, lines in pieces
         for line in lines[:-1].split(b"\n")
-        if pattern is None or pattern.search(line)
+        if pattern is None or pattern.search(seen(line))
+        for text in (visible(line),)
     ]
 
 

@@ -9,101 +9,33 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import os
 import re
 import sys
 import time
-import warnings
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.logs.rows import dropped_text
+from remote_agent.logs.rows import dropped_text, seen
 from supervisor.cli.entry import say
-from supervisor.cli.folded import fold_all, fold_live, line_of, rows_of
-from supervisor.cli.options import load_target, make_parser, parse, read_duration, read_ranks
+from supervisor.cli.folded import begin_of, fold_all, fold_live, line_of, rows_of
+from supervisor.cli.log_options import parse_logs, selection_of, smart_case
+from supervisor.cli.options import load_target
 from supervisor.cli.output import Prefixer, Writer
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.session import logs
 from supervisor.session.hits import hits, now_ns
 from supervisor.session.logs import Row, Selection
 from supervisor.session.search import search
-from supervisor.session.streams import STREAMS as ALL_STREAMS
 from supervisor.session.streams import Sieve, files_of
 
 if TYPE_CHECKING:
     from supervisor.session.follow import Chunk, Seen
     from supervisor.session.session import Session
 
-USAGE = (
-    "[HOSTS] [JOB] [--rank R[,R…]] [--node N] [--stream stdout|stderr|nccl|all] [--generation G]\n"
-    "                       [--grep REGEX] [--level warn|error] [--since 10m] [--tail N] [-f] [--fold | --raw]"
-)
-STREAMS = {
-    "stdout": ("stdout",),
-    "stderr": ("stderr",),
-    "nccl": ("nccl",),
-    "both": ("stdout", "stderr"),
-    "all": ALL_STREAMS,
-}
 # Rows that are handed to the writer at once.
 BATCH = 500
-
-
-def read_generation(text: str) -> int | str:
-    """Return a generation's number, or "all"; raises argparse.ArgumentTypeError."""
-    if text == "all" or text.isdecimal():
-        return text if text == "all" else int(text)
-    raise argparse.ArgumentTypeError(f"{text!r}: a number, or all")
-
-
-def read_count(text: str) -> int:
-    """Return a whole number of 0 or more; raises argparse.ArgumentTypeError."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number of 0 or more")
-    return int(text)
-
-
-def parse_logs(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the options, checked against each other; raises UsageError."""
-    parser = make_parser("logs", USAGE)
-    parser.add_argument("--rank", type=read_ranks, metavar="R", help="only these ranks: 0,2-4")
-    parser.add_argument("--node", metavar="N", help="only the ranks on this node")
-    parser.add_argument("--stream", choices=sorted(STREAMS), help="default: stdout and stderr")
-    parser.add_argument("--generation", type=read_generation, metavar="G", help="a number or all (default: the newest)")
-    parser.add_argument("--grep", metavar="REGEX", help="only lines that match")
-    parser.add_argument("-i", "--ignore-case", action="store_true", help="--grep does not tell A from a")
-    parser.add_argument("--level", choices=["debug", "info", "warn", "error"], help="only lines of this level or worse")
-    parser.add_argument("--since", type=read_duration, metavar="T", help="only what came in the last T: 90s, 10m, 2h")
-    parser.add_argument("--tail", type=read_count, metavar="N", help="only the last N lines")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on as lines come, until the job is over")
-    parser.add_argument("--fold", action="store_true", help="what ranks print alike at one moment, once: [0-3,5]| text")
-    parser.add_argument("--raw", action="store_true", help="the very bytes of one stream of one rank, nothing added")
-    options = parse(parser, argv)
-    if options.grep is not None:
-        try:
-            # As the nodes read it.
-            _pattern(options)
-        except re.error as error:
-            raise UsageError(f"--grep {options.grep!r}: {error}") from error
-    if options.raw:
-        _check_raw(options)
-    return options
-
-
-def _check_raw(options: argparse.Namespace) -> None:
-    filters = [name for name in ("grep", "level", "since", "tail") if getattr(options, name) is not None]
-    if filters:
-        raise UsageError(f"--raw and --{filters[0]} exclude each other: --raw writes every byte")
-    if options.fold:
-        raise UsageError("--raw and --fold exclude each other: --raw writes every byte")
-    if options.rank is None or len(options.rank) != 1:
-        raise UsageError("--raw writes one stream of one rank", "add --rank R")
-    if options.stream in ("both", "all"):
-        raise UsageError(f"--raw writes one stream, not {options.stream}", "choose stdout, stderr or nccl")
-    if options.generation == "all":
-        raise UsageError("--raw writes one generation, not all")
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
@@ -131,9 +63,22 @@ def run(verb: str, argv: Sequence[str]) -> int:
             finally:
                 await asyncio.to_thread(writer.close)
             writer.check()
-        return 0
+        return _outcome(options, writer)
 
-    return asyncio.run(show())
+    try:
+        return asyncio.run(show())
+    except RequestFailed as refused:
+        if refused.kind != "pattern":
+            raise
+        raise UsageError(f"--grep {options.grep!r}: {refused.message}", refused.hint) from refused
+
+
+def _outcome(options: argparse.Namespace, writer: Writer) -> int:
+    """Return the exit status: as grep's, 1 where no line matches."""
+    if options.grep is None or writer.used:
+        return 0
+    say(f"no line matches --grep {options.grep!r}")
+    return 1
 
 
 async def _put(writer: Writer, data: bytes) -> None:
@@ -171,16 +116,6 @@ async def _raw(session: Session, options: argparse.Namespace, writer: Writer) ->
 # --- lines
 
 
-def selection_of(options: argparse.Namespace) -> Selection:
-    """Return which files the options mean."""
-    return Selection(
-        generation=options.generation,
-        ranks=options.rank,
-        streams=STREAMS[options.stream or "both"],
-        nodes=[options.node] if options.node else None,
-    )
-
-
 def _check_there(files: list[dict[str, Any]], generation: Any, ranks: Sequence[int] | None) -> None:
     """Raise RequestFailed for a generation or a rank that left no file."""
     there = {int(file["rank"]) for file in files if generation in (None, "all", file["generation"])}
@@ -208,7 +143,7 @@ async def _lines(session: Session, options: argparse.Namespace, writer: Writer) 
         _check_there(files, generation, options.rank)
         selection = Selection(generation, selection.ranks, selection.streams, selection.nodes)
     if not options.follow:
-        await _write(writer, _there(session, selection, options, sieve), options)
+        await _write(session, writer, _there(session, selection, options, sieve), options)
     elif options.level is not None:
         await _follow_level(session, selection, options, sieve, writer)
     else:
@@ -226,13 +161,15 @@ async def _there(
             if seen is not None:
                 place = seen.setdefault(row.node, {})
                 key = (row.generation, row.rank, row.stream)
-                place[key] = max(place.get(key, 0), row.offset + len(row.text))
+                place[key] = max(place.get(key, 0), row.offset + len(row.text) + row.cut)
             if not whole or sieve.holds(row.stream, row.text):
                 yield row
 
 
-async def _write(writer: Writer, rows: AsyncGenerator[Row, None], options: argparse.Namespace) -> None:
-    """Write rows, many at once."""
+async def _write(
+    session: Session, writer: Writer, rows: AsyncGenerator[Row, None], options: argparse.Namespace
+) -> None:
+    """Write rows, many at once; of a line of any length all of it."""
     if options.fold:
         await fold_all(rows, partial(_put, writer), BATCH)
         return
@@ -240,7 +177,13 @@ async def _write(writer: Writer, rows: AsyncGenerator[Row, None], options: argpa
     try:
         async for row in rows:
             lines.append(line_of(row))
-            if len(lines) == BATCH:
+            if row.cut:
+                lines[-1] = begin_of(row)
+                async for data in logs.read_rest(session, row):
+                    await _put(writer, b"".join((*lines, data)))
+                    lines.clear()
+                lines.append(b"\n")
+            elif len(lines) >= BATCH:
                 await _put(writer, b"".join(lines))
                 lines.clear()
     finally:
@@ -260,7 +203,7 @@ async def _search(session: Session, selection: Selection, options: argparse.Name
 def _query(session: Session, options: argparse.Namespace, sieve: Sieve) -> dict[str, Any]:
     return {
         "pattern": options.grep or "",
-        "ignore_case": options.ignore_case,
+        "ignore_case": smart_case(options),
         "level": options.level,
         "since_ns": None if options.since is None else now_ns(session) - int(options.since * 1e9),
         "note_apart": sieve.note,
@@ -303,8 +246,8 @@ async def _follow(
             # Fixed once: a generation that begins now is followed from its begin.
             mine = [file for file in files if selection.nodes is None or file["node"] in selection.nodes]
             past = dataclasses.replace(selection, generation=logs.newest(mine))
-        await _write(writer, _there(session, past, options, sieve, seen), options)
-    pattern = _pattern(options)
+        await _write(session, writer, _there(session, past, options, sieve, seen), options)
+    pattern = options.pattern
     whole = dataclasses.replace(selection, streams=files_of(selection.streams))
     chunks = _without_torn(session.follow(whole, start, seen, oldest), seen)
     if options.fold:
@@ -347,21 +290,14 @@ async def _without_torn(chunks: AsyncGenerator[Chunk, None], seen: Seen | None) 
                 yield chunk
 
 
-def _pattern(options: argparse.Namespace) -> re.Pattern[bytes] | None:
-    if options.grep is None:
-        return None
-    with warnings.catch_warnings():
-        # Of a future meaning of [[: an operator is no programmer of ours.
-        warnings.simplefilter("ignore", FutureWarning)
-        return re.compile(os.fsencode(options.grep), re.IGNORECASE if options.ignore_case else 0)
-
-
 def matching(lines: bytes, pattern: re.Pattern[bytes] | None) -> bytes:
     """Return the prefixed lines whose text matches."""
     if pattern is None or not lines:
         return lines
     # Progress bars: a \r ends no line.
-    return b"".join(b"%s\n" % line for line in lines[:-1].split(b"\n") if pattern.search(line.partition(b"| ")[2]))
+    return b"".join(
+        b"%s\n" % line for line in lines[:-1].split(b"\n") if pattern.search(seen(line.partition(b"| ")[2]))
+    )
 
 
 async def _follow_level(

@@ -187,6 +187,8 @@ class Writer:
         self._ending = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._taken = asyncio.Event()
+        self.used = False
+        """Something was to be written."""
         self.broken = False
         """Nothing more can be written."""
         self.failure = ""
@@ -197,6 +199,7 @@ class Writer:
     def put(self, data: bytes) -> None:
         """Queue bytes; never waits."""
         if data and not self.broken:
+            self.used = True
             with self._change:
                 self._parts.append(data)
                 self._waiting += len(data)

@@ -60,6 +60,10 @@ class Row(NamedTuple):
     t_ns: int
     level: str | None
     text: bytes
+    cut: int = 0
+    """So many bytes of the line follow its text."""
+    column: int = -1
+    """Of a hit in a line whose text is cut: how many characters stand before it."""
 
 
 class HasStatus(Protocol):
@@ -111,7 +115,8 @@ class Clocks:
     def row(self, node: str, generation: int, rank: int, stream: str, row: dict[str, Any], text: bytes) -> Row:
         """Return one row of a node."""
         t_ns = int(row.get("t_ns") or 0) - self.ahead_ns(node)
-        return Row(node, generation, rank, stream, int(row["line"]), int(row["offset"]), t_ns, row.get("level"), text)
+        line, offset, cut, column = int(row["line"]), int(row["offset"]), row.get("cut", 0), row.get("column", -1)
+        return Row(node, generation, rank, stream, line, offset, t_ns, row.get("level"), text, int(cut), int(column))
 
 
 def clock_error_ms(status: dict[str, Any], names: list[str] | None) -> float | None:
@@ -322,6 +327,21 @@ async def _next(stream: AsyncGenerator[tuple[int, Row], None]) -> tuple[int, Row
         return await stream.__anext__()
     except StopAsyncIteration:
         return None
+
+
+async def read_rest(session: Session, row: Row) -> AsyncGenerator[bytes, None]:
+    """Yield what of a row's line follows its text."""
+    place = {"generation": row.generation, "rank": row.rank, "stream": row.stream}
+    offset = row.offset + len(row.text)
+    end = offset + row.cut
+    while offset < end:
+        wish = {**place, "offset": offset, "length": min(READ_SIZE, end - offset)}
+        answer = await ask(session, row.node, "log_read", wish, 60.0)
+        if not answer.body or int(answer.data["offset"]) > offset:
+            # It was dropped, or written anew, meanwhile.
+            return
+        yield answer.body
+        offset += len(answer.body)
 
 
 async def read_raw(

@@ -12,6 +12,7 @@ from typing import Final
 from rich.color import Color
 from rich.style import Style
 
+from remote_agent.logs.levels import ESCAPE
 from remote_agent.logs.pattern import TooLong, within
 from supervisor.tui.cells import Row, Span, clean, crop_row, row_width, text_of
 
@@ -21,10 +22,7 @@ TAB: Final = 8
 # A pattern that takes longer on one row leaves it as it is: the screen must not stand still.
 HIGHLIGHT_S: Final = 0.02
 
-# CSI … final byte, OSC … BEL or ST, two-byte escapes, and a lone ESC at the end of a cut line.
-_ESCAPES = re.compile(
-    r"\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\|$)|[PX^_][^\x1b]*(?:\x1b\\|$)|[@-Z\\^_]|.|$)"
-)
+_ESCAPES = re.compile(ESCAPE)
 _ATTRIBUTES: Final = {
     1: Style(bold=True),
     2: Style(dim=True),

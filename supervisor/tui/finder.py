@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from remote_agent.logs.pattern import compile_pattern
+from remote_agent.logs.pattern import compile_pattern, ignores_case
 from remote_agent.wire import Problem, WireError
 from supervisor.errors import SupervisorError
 
@@ -42,8 +42,7 @@ class Finder:
         self.name = name or pattern or level or ""
         """What is looked for, in a word."""
         self.selection = selection
-        # As in lnav and vim: an upper case letter asks for exactly that.
-        self.ignore_case = pattern == pattern.lower()
+        self.ignore_case = ignores_case(pattern)
         self.pattern = compiled(pattern, self.ignore_case) if pattern else None
         self.hits: list[tuple[int, Key]] = []
         """Time of arrival and line, in order."""

@@ -54,6 +54,8 @@ class Node:
             await channel.close()
             await asyncio.wait_for(process.wait(), WAIT_S)
             await asyncio.gather(task, return_exceptions=True)
+            # It closes itself some turns of the loop later, which may not come; asyncio.subprocess has no public way.
+            process._transport.close()  # type: ignore[attr-defined]
 
 
 class Nodes:

@@ -160,25 +160,25 @@ def test_bad_requests_are_refused_and_the_bridge_goes_on(
 
 
 def test_a_tree_in_use_is_not_changed_under_a_job(tmp_path: Path) -> None:
-    digest = hashlib.sha256(b"x").hexdigest()
-    manifest = {"files": [["f", 0o644, 1, digest]], "links": [], "dirs": []}
-    packed = zlib.compress(json.dumps(manifest).encode())
+    def packed(content: bytes) -> bytes:
+        manifest = {"files": [["f", 0o644, 1, hashlib.sha256(content).hexdigest()]], "links": [], "dirs": []}
+        return zlib.compress(json.dumps(manifest).encode())
 
     async def body(node: Node, channel: Channel) -> None:
         home = _make_job(node, "running", [{"type": "job_started"}], tree="t")
+        plan = (await channel.call("tree_plan", {"tree": "t"}, packed(b"x"))).data
+        assert plan["missing"] == [hashlib.sha256(b"x").hexdigest()]
+        await channel.call("tree_put", {"tree": "t", "parts": [[plan["missing"][0], 0, 1, 1]]}, b"x")
+        await channel.call("tree_commit", {"tree": "t"})
         lock = lock_agent(home.job("running"))
         assert lock is not None
+        # The same content again changes nothing, and so disturbs nobody.
+        assert (await channel.call("tree_plan", {"tree": "t"}, packed(b"x"))).data["changed"] == 0
         with pytest.raises(CallFailed) as refused:
-            await channel.call("tree_plan", {"tree": "t"}, packed)
+            await channel.call("tree_plan", {"tree": "t"}, packed(b"y"))
         assert refused.value.kind == "tree_in_use"
         assert "job running runs from tree t" in refused.value.message
         assert "--no-sync" in refused.value.hint
-        plan = (await channel.call("tree_plan", {"tree": "t", "force": True}, packed)).data
-        assert plan["missing"] == [digest]
-        await channel.call("tree_put", {"tree": "t", "parts": [[digest, 0, 1, 1]]}, b"x")
-        await channel.call("tree_commit", {"tree": "t"})
-        # The same content again changes nothing, and so disturbs nobody.
-        assert (await channel.call("tree_plan", {"tree": "t"}, packed)).data["changed"] == 0
         os.close(lock)
 
     _with_node(tmp_path, body)

@@ -28,6 +28,7 @@ if not second:
     print("ERROR of the first generation", file=sys.stderr, flush=True)
 else:
     print("n1:7:9 [0] NCCL WARN in the script's file", flush=True)
+    print("x" * 3_000_000 + "The \\x1b[1mend", flush=True)
 number = 0
 while not second or number < 3000:
     print(f"ERROR {second} {number}\\nfine", flush=number % 500 == 0)
@@ -74,7 +75,18 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
         assert cli("logs", "h.toml", "--stream", "nccl", "-f").lines == nccl
         assert cli("logs", "h.toml", "--stream", "all", "--tail", "9999").lines[0] == nccl[0]
         without = cli("logs", "h.toml", "--grep", "NCCL")
-        assert (without.lines, "lines of NCCL are left out" in without.err) == ([], True)
+        assert (without.status, without.lines, "lines of NCCL are left out" in without.err) == (1, [], True)
+        assert without.err.endswith("supervisor: no line matches --grep 'NCCL'\n")
+        # A line of any length is searched and printed whole; capitals count only where they are asked for.
+        whole = "n1:0| " + "x" * 3_000_000 + "The \x1b[1mend"
+        for words in (["--grep", "xthe end"], ["-f", "--grep", "xThe end$"], ["--tail", "6001"]):
+            run = cli("logs", "h.toml", *words)
+            assert (run.status, run.lines[0] == whole, len(run.lines) in (1, 6001)) == (0, True, True), words
+        assert cli("logs", "h.toml", "--grep", "xtheEnd").status == 1
+        folded = cli("logs", "h.toml", "--fold", "--grep", "the end").lines
+        assert folded == [whole[: 6 + 64 * 1024] + "… +2.9 MB"]
+        slow = cli("logs", "h.toml", "--grep", r"(x+)+\d")
+        assert (slow.status, slow.out, "takes more than" in slow.err) == (2, b"", True)
         # The newest generation wrote nothing there.
         assert cli("logs", "h.toml", "-f", "--stream", "stderr").lines == []
         typo = cli("logs", "h.toml", "-f", "--node", "typo")

@@ -117,7 +117,7 @@ def test_a_lost_connection_ends_the_command_but_not_its_daemon(tmp_path: Path) -
             await asyncio.sleep(0.01)
         assert hosts.processes() == {daemon: "sleep 601"}
         os.kill(daemon, signal.SIGTERM)
-        assert await asyncio.to_thread(hosts.await_end, 10.0)
+        assert await asyncio.to_thread(hosts.await_end, 30.0)
 
     _with_hosts(tmp_path, body)
 

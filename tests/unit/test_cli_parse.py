@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from supervisor.cli import main, torchrun
-from supervisor.cli.logs import parse_logs, selection_of
+from supervisor.cli.log_options import parse_logs, selection_of
 from supervisor.cli.options import is_terminal, read_duration, read_ranks, split_target
 from supervisor.cli.output import write_json
 from supervisor.cli.up import job_options, parse_up
