@@ -1,6 +1,6 @@
 """What a view of the logs is narrowed to.
 
-In: patterns as typed, a level. Out: the same in the words of the nodes, and of people.
+In: patterns as typed, a level. Out: the same in the words of the nodes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,6 @@ class Filter:
         """Return the filter in the words of the log_* requests; what is not set is left out."""
         named = {"include": list(self.include), "exclude": list(self.exclude), "level": self.level}
         return {name: value for name, value in named.items() if value}
-
-    def chips(self) -> list[str]:
-        """Return its parts as people write them."""
-        level = [f">={self.level}"] if self.level else []
-        return [*(f"+{text}" for text in self.include), *(f"-{text}" for text in self.exclude), *level]
 
 
 ALL = Filter()

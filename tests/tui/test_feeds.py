@@ -20,7 +20,9 @@ from supervisor.session.logs import Page, Selection
 from supervisor.session.search import search
 from supervisor.session.session import Session
 from supervisor.tui import feeds
-from supervisor.tui.feeds import MergedFeed, RankFeed
+from supervisor.tui import merged as merging
+from supervisor.tui.feeds import RankFeed
+from supervisor.tui.merged import MergedFeed
 from supervisor.tui.source import Source
 
 ALL = Selection(generation="all")
@@ -290,6 +292,7 @@ def test_a_file_that_was_written_anew_shows_no_old_line(tmp_path: Path) -> None:
 
 def test_memory_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "BYTES_KEPT", 200_000)
+    monkeypatch.setattr(merging, "BYTES_KEPT", 200_000)
 
     async def scenario(cluster: Cluster, node: NodeLink) -> None:
         await node.written(0, b"".join(b"%04d " % number + b"x" * 500 + b"\n" for number in range(3000)))

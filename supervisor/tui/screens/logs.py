@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 from supervisor.tui import ansi, words
 from supervisor.tui.rows import name_width
 from supervisor.tui.screens.dialogs import TextDialog
-from supervisor.tui.screens.log_found import FoundLog
+from supervisor.tui.screens.log_filtered import FilteredLog
 from supervisor.tui.widgets.ask import Ask
+from supervisor.tui.widgets.chips import Chips
 from supervisor.tui.widgets.virtual_log import VirtualLog
 
 if TYPE_CHECKING:
@@ -25,14 +26,15 @@ if TYPE_CHECKING:
 FOLD_WIDTH: Final = len("[0-36,38-511]~")
 
 
-class LogsScreen(FoundLog):
+class LogsScreen(FilteredLog):
     """One log view."""
 
     NAME = "logs"
     AUTO_FOCUS = "#log"
 
     def body(self) -> Iterable[Widget]:
-        """The log, and a line to type in."""
+        """The log, what it is narrowed to, and a line to type in."""
+        yield Chips(id="chips")
         yield VirtualLog(title="log", id="log")
         yield Ask(lambda: self.log_view, id="find")
 

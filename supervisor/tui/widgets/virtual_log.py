@@ -6,15 +6,18 @@ In: a feed. Out: rows of exact width; placeholders for what is on its way.
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from textual.binding import Binding
 
 from supervisor.tui import ansi, words
 from supervisor.tui.cells import EMPTY, Row, Span, clean, crop_row, fit, row_width
-from supervisor.tui.feeds import Key, LogRow, MergedFeed
+from supervisor.tui.merged import MergedFeed
 from supervisor.tui.textflow import fold_row
 from supervisor.tui.widgets.fed import FedView
+
+if TYPE_CHECKING:
+    from supervisor.tui.feeds import Key, LogRow
 
 SIDE_STEP: Final = 16
 TIME_WIDTH: Final = len("03:04:11.207 ")
