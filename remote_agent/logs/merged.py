@@ -150,5 +150,7 @@ def _answer(taken: list[tuple[LogFile, Record]], data: dict[str, Any]) -> Answer
     for file, record in taken:
         for row in record.rows:
             rows.append({**file.key._asdict(), **row_json(row), "t_ns": record.t_ns})
+            if row.offset >= file.index.line_start:
+                rows[-1]["half"] = True
             texts.append(row.text)
     return Answer({"rows": rows, **data}, b"\n".join(texts))

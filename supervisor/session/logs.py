@@ -64,6 +64,8 @@ class Row(NamedTuple):
     """So many bytes of the line follow its text."""
     column: int = -1
     """Of a hit in a line whose text is cut: how many characters stand before it."""
+    half: bool = False
+    """Its line is still being written; a page of merged rows tells."""
 
 
 class HasStatus(Protocol):
@@ -116,7 +118,8 @@ class Clocks:
         """Return one row of a node."""
         t_ns = int(row.get("t_ns") or 0) - self.ahead_ns(node)
         line, offset, cut, column = int(row["line"]), int(row["offset"]), row.get("cut", 0), row.get("column", -1)
-        return Row(node, generation, rank, stream, line, offset, t_ns, row.get("level"), text, int(cut), int(column))
+        more = (int(cut), int(column), bool(row.get("half")))
+        return Row(node, generation, rank, stream, line, offset, t_ns, row.get("level"), text, *more)
 
 
 def clock_error_ms(status: dict[str, Any], names: list[str] | None) -> float | None:

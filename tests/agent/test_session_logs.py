@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.session.filters import Filter
 from supervisor.session.hits import hits
 from supervisor.session.logs import Row, Selection, clock_error_ms, dump, merged
+from supervisor.session.passing import Passing
 from supervisor.session.session import open_session
 from tests.agent.test_session import has, planned, until
 from tests.agent.test_session_hosts import WAIT_S, Hosts, hosts
@@ -45,14 +47,20 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
     async def scenario(made: Hosts) -> None:
         async with planned(made.inventory(), made) as session:
             told: list[str] = []
+            kept: list[str] = []
+
+            async def narrow() -> None:
+                chosen = Selection(streams=("stdout",), filter=Filter(("^ERROR",), ("^x",)))
+                async for rows in Passing(session, chosen).coming(0):
+                    kept.extend(row.text.decode() for row in rows)
 
             async def follow() -> None:
                 async for rows in hits(session, Selection(streams=("stdout",)), 0, dict(QUERY)):
                     told.extend(row.text.decode() for row in rows)
 
             await session.ready()
-            following = asyncio.ensure_future(follow())
-            await until(session, lambda: has(session, "generation_running") and bool(told))
+            following = asyncio.gather(follow(), narrow())
+            await until(session, lambda: has(session, "generation_running") and bool(told) and bool(kept))
             session.links["n1"].reopen()
             count = len(told)
             await until(session, lambda: len(told) > count)
@@ -62,6 +70,7 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
         logs = [made.home("n1") / f"jobs/job-t/generation_{number}/rank_0/stdout.log" for number in (0, 1)]
         assert told == [line for log in logs for line in log.read_text().splitlines() if line.startswith("ERROR")]
         assert "ERROR last words" in told
+        assert kept == told
 
     with hosts(tmp_path, 1) as made:
         (made.work / "talk.py").write_text(SCRIPT)
@@ -87,6 +96,12 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
         assert folded == [whole[: 6 + 64 * 1024] + "… +2.9 MB"]
         slow = cli("logs", "h.toml", "--grep", r"(x+)+\d")
         assert (slow.status, slow.out, "takes more than" in slow.err) == (2, b"", True)
+        some = [f"n1:0| ERROR True {number}" for number in range(2900, 3000) if number % 10 != 9]
+        for more in ([], ["-f"], ["--level", "error"], ["-f", "--fold"]):
+            narrow = cli("logs", "h.toml", "--include", r"error \S+ 29\d\d$", "--exclude", "9$", *more)
+            assert (narrow.status, narrow.lines) == (0, some), more
+        assert cli("logs", "h.toml", "-f", "--include", "^error", "--tail", "3").lines == last[-3:]
+        assert cli("logs", "h.toml", "--include", "[").status == cli("logs", "h.toml", "--exclude", "(").status == 2
         # The newest generation wrote nothing there.
         assert cli("logs", "h.toml", "-f", "--stream", "stderr").lines == []
         typo = cli("logs", "h.toml", "-f", "--node", "typo")
