@@ -8,6 +8,7 @@ A pattern without an upper case letter takes both cases, as a search does. Lines
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from remote_agent.logs.pattern import LINE_S, Pattern, TooLong, compile_pattern, ignores_case, within
@@ -26,7 +27,7 @@ class Filter(NamedTuple):
     def may_keep(self, data: bytes) -> bool:
         """False when no line in these bytes can match what is included."""
         data = without_escapes(data)
-        return not self.include or any(pattern.where(data) is not None for pattern in self.include)
+        return not self.include or any(_may_match(pattern, data) for pattern in self.include)
 
     def keeps(self, lines: Iterable[bytes]) -> bool:
         """True for a record that is shown; raises Problem (pattern) when that takes too long to tell."""
@@ -46,6 +47,16 @@ class Filter(NamedTuple):
         if any(pattern.regex.search(text) for pattern in self.exclude for text in texts):
             return False
         return not self.include or any(pattern.regex.search(text) for pattern in self.include for text in texts)
+
+
+def _may_match(pattern: Pattern, data: bytes) -> bool:
+    if pattern.choices or pattern.scanner is None or b"\r" in data:
+        return pattern.where(data) is not None
+    try:
+        return within(LINE_S, partial(pattern.scanner.search, data)) is not None
+    except TooLong:
+        # Line by line it can be told which one it is.
+        return True
 
 
 def make_filter(include: Sequence[str] | None, exclude: Sequence[str] | None) -> Filter:
