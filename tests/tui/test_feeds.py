@@ -19,8 +19,7 @@ from supervisor.session import logs
 from supervisor.session.logs import Page, Selection
 from supervisor.session.search import search
 from supervisor.session.session import Session
-from supervisor.tui import feeds
-from supervisor.tui import merged as merging
+from supervisor.tui import feeds, merged
 from supervisor.tui.feeds import RankFeed
 from supervisor.tui.merged import MergedFeed
 from supervisor.tui.source import Source

@@ -11,6 +11,7 @@ import pytest
 from remote_agent.logs import merged as node_merged
 from supervisor.session.filters import Filter
 from supervisor.tui.merged import MergedFeed
+from tests.agent import log_files
 from tests.tui.screens import press, running, settle, text_of, until
 from tests.tui.test_feeds import ALL, Cluster, NodeLink, run, texts, yes
 from tests.tui.test_follow import FILE, open_stdout
@@ -101,10 +102,13 @@ def test_following_with_a_filter_loses_nothing(tmp_path: Path, monkeypatch: pyte
             await feed.refresh(10, yes)
             await one.written(0, b"needle\n" + b"noise\n" * number)
             await feed.refresh(10, yes)
-        for _ in range(500):
+
+        async def is_here() -> bool:
             # Each answer is a step further, however short its time.
-            if len(texts(feed)) < 1 + 12 + 12 * 3:
-                await feed.refresh(10, yes)
+            await feed.refresh(10, yes)
+            return len(texts(feed)) >= 1 + 12 + 12 * 3
+
+        await log_files.until(is_here)
         found = await all_loaded(feed)
         steps = [text for text in found if text.startswith(b"step")]
         assert steps == [b"step %d needle" % number for number in range(12)]
