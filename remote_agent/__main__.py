@@ -30,6 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     probe.add_argument("what", choices=["facts", "collective"])
     probe.add_argument("args", nargs="?", default="{}")
     args = parser.parse_args(argv)
+    if sys.flags.no_site:
+        _enter_site()
     if args.mode == "connect":
         from remote_agent import bridge
 
@@ -57,6 +59,20 @@ def main(argv: list[str] | None = None) -> int:
     from remote_agent import engine as engine_part
 
     return engine_part.main(args.job)
+
+
+def _enter_site() -> None:
+    """Find the installed packages, with stdout on stderr: start files that print must not write among our frames."""
+    import site
+
+    wire = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        site.main()
+        sys.stdout.flush()
+    finally:
+        os.dup2(wire, 1)
+        os.close(wire)
 
 
 def _detach() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from remote_agent import allocation, clocks, election, inputs, member, open_job, paths, peers, restore
 from remote_agent.engine_link import EngineLink, Notice
+from remote_agent.engine_watch import adopt_orphans
 from remote_agent.follower import Follower
 from remote_agent.formation import holds_quorum
 from remote_agent.journal import Journal
@@ -378,6 +379,9 @@ def main(job: str, torchrun: int | None = None) -> int:
     if lock is None:
         log.error("an agent of %s runs here already", job)
         return 1
+
+    # What workers have started and what outlives their engine is ours to end.
+    adopt_orphans()
 
     async def live() -> None:
         await Agent(files, torchrun).run()

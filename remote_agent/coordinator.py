@@ -112,6 +112,8 @@ def on_joined(turn: Turn, event: inputs.Joined) -> None:
         turn.set_node(event.node, connected=True, seen=turn.now)
     elif event.running is not None and not _carries_on(state, event):
         turn.send(event.node, "stop", generation=event.running, grace_s=state.spec.stop_grace, collect=False)
+    elif state.phase == s.PREPARING:
+        formation.prepare(turn, event.node)
     elif state.phase == s.STOPPING and event.running is None:
         if event.nproc is not None:
             # Before it counts as idle: the next group must not be formed without it.
@@ -147,6 +149,11 @@ def on_ready(turn: Turn, event: inputs.Ready) -> None:
 def on_unfit(turn: Turn, event: inputs.Unfit) -> None:
     node = turn.state.nodes.get(event.node)
     if node is None or node.status in ("removed", "failed"):
+        return
+    if node.status == "lost":
+        # It is back, and cannot take part: why it was lost is not what keeps it out now.
+        turn.set_node(event.node, status="failed", reason=event.reason)
+        turn.emit("node_failed", node=event.node, reason=event.reason, status="failed")
         return
     connected = node.connected
     lose_node(turn, event.node, event.reason, status="failed")
@@ -273,9 +280,10 @@ def on_idle(turn: Turn, event: inputs.Idle) -> None:
         turn.set(waiting=state.waiting - {event.node})
     elif event.node in state.members and not _done(turn.state, event.node):
         lose_node(turn, event.node, "it stopped its workers by itself: it had lost the coordinator")
-        turn.set_node(event.node, connected=True, ready=True, status="ready", reason=None)
-        if node.cordoned:
-            turn.set_node(event.node, status="spare", reason=CORDONED)
+        turn.set_node(event.node, connected=True, ready=True)
+        if turn.node(event.node).status == "lost":
+            back = ("spare", CORDONED) if node.cordoned else ("ready", None)
+            turn.set_node(event.node, status=back[0], reason=back[1])
 
 
 def _done(state: s.State, node: str) -> bool:

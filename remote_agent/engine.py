@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from remote_agent import allocation, engine_boot, engine_elastic, engine_watch
-from remote_agent.engine_group import Group
+from remote_agent.engine_group import Group, within
 from remote_agent.engine_start import OWN_VARIABLES, Order, link_logs, link_nccl, rank_directories, worker_environment
 from remote_agent.host_notes import Host
 from remote_agent.wire import Answer, Channel, ChannelClosed, Problem, WireError
@@ -32,6 +32,8 @@ START_S = 20.0
 STORE_S = 30.0
 # From the agent's death to the end of all its workers: two seconds are promised.
 VANISH_S = 0.7
+# Of what the agent grants: then a second look, as its word may wait in the pipe after this process stood still.
+FIRST_LOOK = 0.9
 REAP_S = 5
 
 
@@ -53,9 +55,13 @@ class Engine:
         self._starting: asyncio.Future[None] | None = None
         self._store: Any = None
         self._host = Host()
+        self._granted_s = 0.0
+        self._word = asyncio.Event()
+        """Set by each word of the agent that it lives."""
         self._outbox: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         self._ops = {
             "hello": self._hello,
+            "lease": self._renew,
             "prepare": self._prepare,
             "go": self._go,
             "stop": self._stop,
@@ -66,7 +72,7 @@ class Engine:
         }
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer until the agent is gone, then end every worker."""
+        """Answer until the agent is gone, or stands still, then end every worker."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._child_died)
         told = asyncio.Event()
@@ -76,10 +82,26 @@ class Engine:
 
     async def _serve(self, channel: Channel, told: asyncio.Event) -> None:
         # `closed` is set before `run` has ended what it serves: workers must not wait for that.
-        waits = (channel.run(), self._send_notices(channel), channel.closed.wait(), told.wait())
+        waits = (channel.run(), self._send_notices(channel), channel.closed.wait(), told.wait(), self._outlast())
         tasks = [asyncio.ensure_future(wait) for wait in waits]
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         await self._vanish()
+
+    async def _renew(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The agent lives; for so many seconds more nobody gives its node up."""
+        self._granted_s = float(args["s"])
+        self._word.set()
+        return {}
+
+    async def _outlast(self) -> None:
+        """Return when an agent that lives has stood still for too long: others may start the next group soon."""
+        await self._word.wait()
+        while await self._hears(FIRST_LOOK) or await self._hears(1.0 - FIRST_LOOK):
+            self._word.clear()
+        log.warning("the agent has said nothing for %.1f s", self._granted_s)
+
+    async def _hears(self, share: float) -> bool:
+        return await within(self._word, share * self._granted_s)
 
     async def _handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer:
         handler = self._ops.get(op)
@@ -138,9 +160,9 @@ class Engine:
             raise Problem("busy", f"generation {self._current} still runs")
         self._current = self._floor = order.generation
         self._starting = asyncio.get_running_loop().create_future()
-        self._host.begin(Path(order.cwd), order.log_dir)
         group: Group | engine_elastic.ElasticGroup
         try:
+            self._host.begin(Path(order.cwd), order.log_dir)
             if order.rendezvous is None:
                 group, ranks = await self._start(torch, order)
             else:

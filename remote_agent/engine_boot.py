@@ -90,11 +90,12 @@ def _bootstrap() -> tuple[bytes, bytes]:
 
 
 def _make(log_dir: Path) -> Path:
-    # Beside the logs, which last as long as the job; a file system without pipes leaves the system's own place.
-    try:
-        return _fill(Path(tempfile.mkdtemp(prefix=".run-", dir=log_dir)))
-    except OSError:
-        return _fill(Path(tempfile.mkdtemp(prefix="supervisor-run-")))
+    # Beside the logs, which last as long as the job; a file system without pipes leaves the system's own place, and so
+    # does a path that PYTHONPATH would take for two.
+    if os.pathsep not in str(log_dir):
+        with contextlib.suppress(OSError):
+            return _fill(Path(tempfile.mkdtemp(prefix=".run-", dir=log_dir)))
+    return _fill(Path(tempfile.mkdtemp(prefix="supervisor-run-")))
 
 
 def _fill(path: Path) -> Path:

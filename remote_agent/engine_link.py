@@ -13,8 +13,9 @@ import signal
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.engine_watch import Leftovers
 from remote_agent.paths import JobFiles, own_command, start_ticks
-from remote_agent.wire import Answer, CallFailed, Channel, ChannelClosed, Problem
+from remote_agent.wire import Answer, CallFailed, Channel, ChannelClosed, Problem, WireError
 
 if TYPE_CHECKING:
     from remote_agent.agent import Agent
@@ -110,6 +111,12 @@ class EngineLink:
             self._workers.clear()
         return answer.data
 
+    async def renew(self, seconds: float) -> None:
+        """Say that this agent lives: an engine that hears nothing for so long ends what it runs."""
+        if self._channel is not None:
+            with contextlib.suppress(WireError):
+                await self._channel.notify("lease", {"s": seconds})
+
     async def dismiss(self, outcome: dict[str, Any]) -> None:
         """Tell how the job ended for this node: nothing to an engine, which ends with its agent."""
 
@@ -127,7 +134,10 @@ class EngineLink:
         await self.kill()
 
     async def kill(self) -> None:
-        """Kill the engine and the workers it left, each only if it is still the process we started; wait for that."""
+        """Kill the engine, the workers it left and all that these started, and wait for that.
+
+        Each worker only if it is still the process we started.
+        """
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -145,7 +155,10 @@ class EngineLink:
         finally:
             for pidfd in pidfds:
                 os.close(pidfd)
-        self._workers.clear()
+        sessions, self._workers = set(self._workers), {}
+        # A torchrun is not our child, and neither is what it leaves.
+        if self._process is not None and await Leftovers(self._files.root, sessions).sweep((), DEAD_S):
+            log.warning("what workers have started does not die")
 
     async def _greet(self) -> None:
         try:

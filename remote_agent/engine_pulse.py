@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from remote_agent import engine_children, engine_sockets
+from remote_agent import engine_children, engine_ras, engine_sockets
 from remote_agent import engine_evidence as evidence
 from remote_agent.diagnose.traces import find_ended_part
 from remote_agent.engine_children import Tree, descendants, process_tree
@@ -46,19 +46,23 @@ class Live(Protocol):
 
 
 async def pulses(boot: BootDirectory, ranks: Sequence[Live], stacks: bool) -> dict[str, dict[str, Any]]:
-    """Return by rank: t, state, cpu_s, io, net, deaf, stack, where, calls, parked, inside, groups, ended, children.
+    """Return a pulse by rank, of these.
 
     t: monotonic seconds; state: the kernel's letter; cpu_s, io (bytes) and net (bytes over TCP; None: not known, or the
     rank waits for others) with all descendants; deaf: it has a worker
     server that does not answer; stack: equal for an equal stack of the main thread; where: the user's innermost frame;
     calls: the library's function that it has called; parked: the main thread waits for another one; inside: the
     function of torch.distributed that the main thread is in; groups: see `read_flight`; ended: the exception that
-    ended one of its threads, see `_ended_part`; children: {count, name, doing, where} of those that do the same.
+    ended one of its threads, see `_ended_part`; children: {count, name, doing, where} of those that do the same;
+    ras: what NCCL's service on this node complains of, told by one rank.
     Without `stacks` those of the stack are empty: to ask for one disturbs a rank, and could end it if another thread
     of C++ came to Python at that very moment.
     """
     tree = process_tree()
-    found = await asyncio.gather(*(_pulse(boot, one, tree, stacks) for one in ranks))
+    asked = engine_ras.complaints([one.pid for one in ranks] if stacks else [])
+    ras, *found = await asyncio.gather(asked, *(_pulse(boot, one, tree, stacks) for one in ranks))
+    if ras:
+        found[0]["ras"] = ras
     if stacks:
         # Whose children sleep while it waits in a collective is not at fault.
         held = {one.rank: pulse for one, pulse in zip(ranks, found) if not _waits(pulse)}
@@ -69,7 +73,7 @@ async def pulses(boot: BootDirectory, ranks: Sequence[Live], stacks: bool) -> di
 async def _pulse(boot: BootDirectory, one: Live, tree: Tree, with_stack: bool) -> dict[str, Any]:
     pulse: dict[str, Any] = {"t": time.monotonic(), **_process(one.pid, tree)}
     pulse.update({"deaf": False, "stack": "", "where": "", "calls": "", "parked": False, "inside": None, "groups": {}})
-    pulse.update({"net": None, "ended": None, "children": []})
+    pulse.update({"net": None, "ended": None, "children": [], "ras": []})
     if not boot.has_socket(one.rank):
         return pulse
     flight = await ask(boot, one.rank, True, "fr_trace_json")

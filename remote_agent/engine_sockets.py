@@ -1,6 +1,7 @@
 """How much processes have sent and received over TCP: an upload does not show in /proc/PID/io, and takes little time.
 
 In: pids. Out: bytes over the connections that they hold now, as the kernel counts them; None where it does not tell.
+Whether they alone listen at a port.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ SOCK_DIAG_BY_FAMILY = 20
 REQUEST_DUMP = 0x301
 ANY_STATE = 0xFFF
 INFO = 2
+LISTENING = "0A"
 ERROR, DONE = 2, 3
 # Of the kernel's structures: the inode's place in inet_diag_msg, the length of that, and the bytes' place in tcp_info.
 INODE_AT, MESSAGE_BYTES, COUNTS_AT = 68, 72, 120
@@ -36,6 +38,16 @@ def transferred(pids: Iterable[int]) -> dict[int, int] | None:
         # A kernel or a sandbox without it.
         return None
     return {pid: sum(counts.get(inode, 0) for inode in _inodes(pid)) for pid in pids}
+
+
+def listen_alone(port: int, pids: Iterable[int]) -> bool:
+    """Return whether these processes listen at a port, and nobody else does; raises OSError."""
+    listening = set()
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
+            fields = [line.split() for line in file][1:]
+        listening |= {int(each[9]) for each in fields if each[3] == LISTENING and each[1].endswith(f":{port:04X}")}
+    return bool(listening) and listening <= {inode for pid in pids for inode in _inodes(pid)}
 
 
 def _inodes(pid: int) -> Iterator[int]:

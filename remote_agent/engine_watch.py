@@ -12,7 +12,7 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from remote_agent.paths import start_ticks, stat_fields
 PR_SET_CHILD_SUBREAPER = 36
 # Only where the kernel has no pidfd (before 5.3).
 POLL_S = 0.05
+# What marks all that a rank has started.
+ERROR_FILE = b"TORCHELASTIC_ERROR_FILE="
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,13 +187,11 @@ class Orphans:
         for pid in children() - known:
             fields = stat_fields(pid)
             if not fields or fields[0] in "ZX":
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+                _reap(pid)
                 continue
             alive += 1
             if kill_all or any(_belongs(pid, fields, worker) for worker in dead):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                _kill(pid)
         return alive
 
     async def sweep(self, workers: Iterable[Worker], deadline_s: float) -> int:
@@ -208,15 +208,57 @@ class Orphans:
                 await asyncio.wait_for(self.changed.wait(), min(left, POLL_S))
 
 
+class Leftovers(Orphans):
+    """What ranks of a job have started and what outlived their engine: our children since, among others."""
+
+    def __init__(self, root: Path, sessions: Collection[int]) -> None:
+        """`root`: the job's directory; `sessions`: pids of the workers that the engine had."""
+        super().__init__()
+        self._sessions = {str(pid) for pid in sessions}
+        self._mark = ERROR_FILE + os.fsencode(root) + b"/"
+        self._ours: set[int] = set()
+
+    def tend(self, workers: Iterable[Worker], *, kill_all: bool = False) -> int:
+        """Kill those that live and reap the dead; returns how many live."""
+        alive = 0
+        for pid in children():
+            fields = stat_fields(pid)
+            if not fields or not (pid in self._ours or fields[3] in self._sessions or self._is_marked(pid)):
+                continue
+            self._ours.add(pid)
+            if fields[0] in "ZX":
+                _reap(pid)
+                continue
+            alive += 1
+            _kill(pid)
+        return alive
+
+    def _is_marked(self, pid: int) -> bool:
+        return any(entry.startswith(self._mark) for entry in _environment(pid))
+
+
+def _reap(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
 def _belongs(pid: int, fields: list[str], worker: Worker) -> bool:
     if fields[3] == str(worker.pid):
         return True
-    mark = b"TORCHELASTIC_ERROR_FILE=" + os.fsencode(worker.directory / "error.json")
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return mark in file.read().split(b"\0")
-    except OSError:
-        return False
+    return ERROR_FILE + os.fsencode(worker.directory / "error.json") in _environment(pid)
 
 
 def exit_document(worker: Worker, evidence: dict[str, Any]) -> dict[str, Any]:

@@ -136,7 +136,7 @@ class Follower:
 
     def report(self, op: str, args: dict[str, Any]) -> None:
         """Tell the coordinator; what concerns this generation is told again after a new connection."""
-        if op in ("started", "assigned", "main", "exited", "idle"):
+        if op in ("started", "assigned", "main", "exited", "idle", "order_failed"):
             self._reports.append({"op": op, "args": args})
         if self.agent.role is not None:
             self.agent.role.hear(self.agent.node, op, args)
@@ -333,7 +333,7 @@ class Follower:
                 await self.agent.tree.switch(args.get("tree"))
                 done = await self.engine.call("go", go_order(self.agent, args), CALL_TIMEOUT_S * 6)
                 self.report("started", {"generation": generation, "ranks": done["ranks"]})
-        except (Problem, WireError, asyncio.TimeoutError) as error:
+        except (OSError, Problem, WireError, asyncio.TimeoutError) as error:
             self.report(
                 "order_failed", {"generation": generation, "message": f"{op}: {str(error) or 'no answer in time'}"}
             )

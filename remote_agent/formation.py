@@ -73,10 +73,15 @@ def try_form(turn: Turn) -> None:
             turn.set_node(name, status="running", reason=None)
         elif node.status == "ready" and node.ready:
             turn.set_node(name, status="spare", reason=FULL)
+    prepare(turn)
+
+
+def prepare(turn: Turn, returned: str | None = None) -> None:
+    """Have the group's store opened, where that is ours to do; `returned`: a node whose order or answer may be lost."""
     opener = rendezvous.opener(turn.state)
     if opener is None:
         go(turn, 0)
-    else:
+    elif returned in (None, opener[0]):
         turn.send(opener[0], "prepare", **opener[1])
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def facts(follower: Follower) -> dict[str, Any]:
     """Return what a heartbeat carries; of each rank: step, last_output_age_s, warning, progress, vitals."""
-    vitals, of_ranks = follower.agent.vitals.told()
+    vitals, of_ranks = follower.agent.vitals.told(follower.workers())
     return {
         "generation": follower.generation,
         "ranks": _ranks(follower, of_ranks) if follower.generation >= 0 else {},
@@ -37,7 +37,7 @@ def _ranks(follower: Follower, vitals: dict[int, dict[str, Any]]) -> dict[str, d
             "step": seen["step"],
             "last_output_age_s": None if last is None else round((now_ns - last) / 1e9, 2),
             "warning": seen["warning"],
-            "progress": {name: seen[name] for name in ("loss", "rate", "unit", "steps_s")},
+            "progress": {name: seen[name] for name in ("loss", "rate", "unit", "steps_s", "saved")},
             "vitals": vitals.get(rank),
         }
     return ranks

@@ -1,6 +1,7 @@
 """A member's lease, looked at all the time: workers die when it is over, and a new coordinator is sought.
 
-In: a follower, time. Out: a stop of its workers, an election; on the coordinator's own node its heartbeat.
+In: a follower, time. Out: a stop of its workers, an election; on the coordinator's own node its heartbeat; to the
+engine, word that this agent lives: the workers of one that stands still are ended by their engine.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from remote_agent import clocks, election, member
+from remote_agent.formation import HELD_SHARE
 
 if TYPE_CHECKING:
     from remote_agent.follower import Follower
@@ -23,6 +25,10 @@ OWN_BEAT_S = 1.0
 ELECTION_PAUSE_S = 1.0
 # What an engine has to stop its workers: less than what lies between the end of a lease and the next group.
 MARGIN_S = 2.5
+# How often the engine is told that we live; of node_timeout.
+WORD_SHARE = 1 / 30
+# A busy machine may keep us waiting for this long.
+SILENCE_MIN_S = 2.0
 
 
 class Lease:
@@ -38,12 +44,22 @@ class Lease:
 
     async def keep(self) -> None:
         """Look at the lease until cancelled: whatever fails, the next look comes."""
+        self._tasks.spawn(self._grant(), "the engine's lease")
         while True:
             await asyncio.sleep(LEASE_CHECK_S)
             try:
                 await self._look(clocks.now())
             except Exception:
                 log.exception("lease")
+
+    async def _grant(self) -> None:
+        """Tell the engine again and again for how long it may go on without us."""
+        follower = self._follower
+        timeout_s = follower.agent.spec.node_timeout
+        while True:
+            share = member.LEASE_SHARE if follower.agent.role is None else HELD_SHARE
+            await follower.engine.renew(max(SILENCE_MIN_S, share * timeout_s))
+            await asyncio.sleep(min(OWN_BEAT_S, WORD_SHARE * timeout_s))
 
     async def _look(self, now: float) -> None:
         follower = self._follower

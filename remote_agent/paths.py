@@ -353,4 +353,5 @@ async def serve_unix(
 def own_command(*words: str) -> list[str]:
     """Return how to start this very code in another mode, from a zipapp or from source."""
     program = sys.argv[0] if sys.argv[0].endswith(".pyz") else ""
-    return [sys.executable, *([program] if program else ["-m", "remote_agent"]), *words]
+    # -S: what the installation's own start files print comes once stdout is not our wire (see __main__).
+    return [sys.executable, *(["-S", program] if program else ["-m", "remote_agent"]), *words]

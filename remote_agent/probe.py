@@ -16,6 +16,7 @@ import re
 import resource
 import secrets
 import shutil
+import signal
 import socket
 import time
 from pathlib import Path
@@ -269,19 +270,22 @@ async def _resolve(name: str) -> list[str]:
 
 
 async def _run(command: list[str], timeout_s: float) -> tuple[int | None, str, str]:
-    """Run a program to its end; raises asyncio.TimeoutError (it is killed then), OSError."""
+    """Run a program to its end; raises asyncio.TimeoutError (it is killed then, and what it started), OSError."""
     child = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
     try:
         out, err = await asyncio.wait_for(child.communicate(), timeout_s)
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
-            child.kill()
-        await child.wait()
+            os.killpg(child.pid, signal.SIGKILL)
+        # A driver that hangs holds its tool in the kernel, for ever.
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(child.wait(), SHUTDOWN_S)
         raise
     return child.returncode, out.decode(errors="replace"), err.decode(errors="replace")
 

@@ -166,7 +166,8 @@ def _write(files: JobFiles, node: str, args: dict[str, Any]) -> None:
 
 
 def _spawn(files: JobFiles, *options: str, wire: int | None = None) -> subprocess.Popen[bytes]:
-    env = dict(os.environ)
+    # It may have been named relative to here; the agent runs elsewhere.
+    env = {**os.environ, "SUPERVISOR_HOME": str(files.home.root)}
     if command()[1] == "-m":
         root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH"))))
@@ -199,7 +200,8 @@ def _read_pid(process: subprocess.Popen[bytes]) -> int | None:
         hint = "is a file system of this node slow, or hanging?"
         raise Problem("start", message, hint) from late
     text = out.split()
-    return int(text[0]) if process.returncode == 0 and text else None
+    # Before it may stand what Python's own start files print.
+    return int(text[-1]) if process.returncode == 0 and text else None
 
 
 async def _until_accepting(files: JobFiles, pid: int | None) -> None:

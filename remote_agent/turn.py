@@ -159,6 +159,9 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> No
     node = turn.node(name)
     if node.status in ("removed", "lost", "failed"):
         turn.set_node(name, connected=False, ready=False, running=None)
+        if turn.state.phase == s.STOPPING:
+            # It was given up on, and waited for all the same.
+            turn.set(waiting=turn.state.waiting - {name})
         return
     losses = (*tuple(when for when in node.losses if turn.now - when < QUARANTINE_WINDOW_S), turn.now)
     if len(losses) >= QUARANTINE_LOSSES and status == "lost":

@@ -231,6 +231,8 @@ class Vitals:
         self._taken = 0.0
         self._node: Document | None = None
         self._ranks: dict[int, Document] = {}
+        self._workers: dict[int, int] = {}
+        """Whose these are: pid by rank."""
 
     def start(self, tasks: Tasks, address: str, workers: Callable[[], Mapping[int, int]]) -> None:
         """Begin; address: this node's for the others; workers: pid by rank of what runs here now."""
@@ -255,6 +257,7 @@ class Vitals:
         try:
             self._node = self._host.read(now)
             self._ranks = {rank: self._host.read_rank(pid, now, self._gpus.devices) for rank, pid in workers.items()}
+            self._workers = dict(workers)
             self._host.forget(set(workers.values()))
         except (ValueError, IndexError):
             # Another kernel, another form: what cannot be read is not known.
@@ -262,8 +265,8 @@ class Vitals:
             self._node, self._ranks = None, {}
         self._taken = now
 
-    def told(self) -> tuple[Document | None, dict[int, Document]]:
-        """Return what is known of the node, and of its ranks; `every_s`: how often it is measured now."""
+    def told(self, workers: Mapping[int, int]) -> tuple[Document | None, dict[int, Document]]:
+        """Return what is known of the node, and of these workers; `every_s`: how often it is measured now."""
         if self._node is None:
             return None, {}
         now = time.monotonic()
@@ -273,8 +276,10 @@ class Vitals:
             {"index": gpu["index"], "age_s": round(now - gpu["t"], 1), **_without(gpu, "index", "t", "uuid")}
             for gpu in self._gpus.devices
         ]
+        # What a dead worker used is not told of the one in its place.
+        mine = [rank for rank in self._ranks if self._workers[rank] == workers.get(rank)]
         node = {"age_s": age_s, "every_s": every_s, **self._node, "gpus": devices}
-        return node, {rank: {"age_s": age_s, **each} for rank, each in self._ranks.items()}
+        return node, {rank: {"age_s": age_s, **self._ranks[rank]} for rank in mine}
 
 
 def _without(gpu: gpus.Gpu, *names: str) -> gpus.Gpu:

@@ -149,10 +149,17 @@ def _minimum(status: Json, count: int) -> str:
 
 
 def _lost_steps(status: Json) -> str:
+    """What is done again: from the last snapshot on that any rank has told of in its lines."""
     ranks = [rank for node in _nodes(status) for rank in node.get("ranks") or ()]
     steps = [rank["step"] for rank in ranks if isinstance(rank.get("step"), int)]
-    here = f"the group is at step {max(steps):,}; " if steps else ""
-    return f"{here}the step of its last snapshot is not known"
+    told = [(rank.get("progress") or {}).get("saved") for rank in ranks]
+    saved = [step for step in told if isinstance(step, int)]
+    if not steps:
+        return "not known: no rank has told of a step yet"
+    if not saved:
+        return f"not known: at step {max(steps):,}, and no rank has told of a snapshot"
+    lost = count(max(0, max(steps) - max(saved)), "step")
+    return f"{lost}: at step {max(steps):,}; the last snapshot that a rank told of is of step {max(saved):,}"
 
 
 def _downtime(events: Sequence[Json]) -> str:

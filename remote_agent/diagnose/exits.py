@@ -1,6 +1,6 @@
 """How a process ended, in words.
 
-In: exit code and signal as the engine reports them. Out: one phrase, the signal's category.
+In: exit code and signal as the engine reports them. Out: one phrase, the signal's category, what others write of it.
 """
 
 from __future__ import annotations
@@ -61,3 +61,19 @@ def decode_exit(code: int | None, signal: str | None) -> str:
     if code is None:
         return "ended, nobody knows how"
     return f"exited with code {code}"
+
+
+def told_of(name: str, word: str) -> tuple[str, ...]:
+    """Return expressions for what launchers, shells and Python write of a process that this signal ended."""
+    number = signals.Signals[name].value
+    return (
+        rf"exitcode\s*:? -{number}\b",
+        rf"exits with return code = -{number}\b",
+        rf"Signal {number} \({name}\)",
+        rf"(?:terminated with signal |died with <Signals\.){name}\b",
+        rf"exited on signal {number} ",
+        rf"[Ee]xit(?:ed)?(?: with)?(?: exit)?(?: status| code)?[ :=]+{128 + number}\b",
+        rf"line \d+: +\d+ {word}\b",
+        rf"Fatal Python error: {word}",
+        rf"\b{word} \(core dumped\)",
+    )

@@ -6,6 +6,7 @@ In: the texts of the ranks. Out: the contract's `missing` object and the ranks i
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +14,13 @@ if TYPE_CHECKING:
     from remote_agent.diagnose.model import Context, RankEvidence
 
 _WORK = re.compile(r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
-_ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)")
+# Of a group the GUID is the same in all processes.
+_STATUS = re.compile(
+    r"\[(?:PG (?:[^\]\n]*GUID )?(?P<group>[^\]\n]*?) ?)?Rank \d+\][^\n]*last enqueued (?:NCCL )?work: (?P<number>\d+)",
+    re.IGNORECASE,
+)
+# Ranks of one group that wait do so within a few collectives: numbers far apart are of different groups.
+_NEAR = 16
 
 
 class Wait(NamedTuple):
@@ -22,19 +29,12 @@ class Wait(NamedTuple):
     rank: int
     seq: int
     collective: str
-    enqueued: int | None
 
 
 def find_waits(evidence: Sequence[RankEvidence]) -> list[Wait]:
     """Return the collectives that ranks say they waited for."""
-    waits = []
-    for each in evidence:
-        work = _WORK.search(each.tail)
-        if work is not None and each.rank is not None:
-            enqueued = _ENQUEUED.search(each.tail)
-            last = int(enqueued[1]) if enqueued is not None else None
-            waits.append(Wait(each.rank, int(work[1]), work[2], last))
-    return waits
+    found = ((each.rank, _WORK.search(each.tail)) for each in evidence)
+    return [Wait(rank, int(work[1]), work[2]) for rank, work in found if rank is not None and work is not None]
 
 
 def find_missing(evidence: Sequence[RankEvidence], context: Context) -> dict[str, Any] | None:
@@ -42,37 +42,43 @@ def find_missing(evidence: Sequence[RankEvidence], context: Context) -> dict[str
     waits = find_waits(evidence)
     if not waits:
         return None
-    waiting = {wait.rank for wait in waits}
+    queued = _queued(evidence, waits)
+    seq, collective = Counter((wait.seq, wait.collective) for wait in waits).most_common(1)[0][0]
+    behind = {rank for rank, number in queued.items() if seq - _NEAR <= number < seq}
+    waiting = {wait.rank for wait in waits} | {rank for rank, number in queued.items() if number >= seq}
     world = {rank for ranks in context.ranks_per_node.values() for rank in ranks}
     world |= set(range(context.world_size or 0))
     away = {rank for node in context.lost_nodes for rank in context.ranks_of(node)}
-    missing = world - waiting - away
-    if not missing:
-        missing = _furthest_behind(waits)
+    missing = behind or world - waiting - away or _furthest_behind(waits, queued)
     # Where only the texts tell which ranks there were, one of them is no group.
     if context.world_size is None and len(waiting) < 2:
         return None
     # One late watchdog in a large group proves nothing: those who wait must be the many.
     if not missing or len(missing) > max(1, len(waiting) // 2) or len(missing) >= len(world or waiting):
         return None
-    first = min(waits, key=lambda wait: wait.seq)
     return {
-        "collective": first.collective,
-        "seq": first.seq,
+        "collective": collective,
+        "seq": seq,
         "waiting": sorted(waiting - missing),
         "missing": sorted(missing),
         "stacks": {},
     }
 
 
-def _furthest_behind(waits: list[Wait]) -> set[int]:
-    """Return the rank that queued fewer collectives than all others, if all say how many."""
-    numbers = [wait.enqueued for wait in waits if wait.enqueued is not None]
-    if len(numbers) < len(waits) or len(waits) < 2:
-        return set()
-    lowest = min(numbers)
-    behind = {wait.rank for wait in waits if wait.enqueued == lowest}
-    return behind if len(behind) == 1 else set()
+def _queued(evidence: Sequence[RankEvidence], waits: list[Wait]) -> dict[int, int]:
+    """Return the last collective that each rank queued in the group that waits; at least the one it waits for."""
+    told = {each.rank: found for each in evidence if each.rank is not None and (found := _STATUS.search(each.tail))}
+    groups = Counter(told[wait.rank]["group"] for wait in waits if wait.rank in told)
+    group = groups.most_common(1)[0][0] if groups else None
+    queued = {rank: int(found["number"]) for rank, found in told.items() if groups and found["group"] == group}
+    return {**{wait.rank: wait.seq for wait in waits if wait.rank not in told}, **queued}
+
+
+def _furthest_behind(waits: list[Wait], queued: dict[int, int]) -> set[int]:
+    """Return the rank that queued fewer collectives than all others that wait."""
+    numbers = [queued.get(wait.rank, wait.seq) for wait in waits]
+    behind = {wait.rank for wait, number in zip(waits, numbers) if number == min(numbers)}
+    return behind if len(behind) == 1 and len(waits) > 1 else set()
 
 
 _ASTRAY = re.compile(r"client socket has failed to connect to any network address of \(([^()]{1,200})\)")

@@ -1,35 +1,15 @@
 """What texts mean: a table of signatures.
 
 In: nothing. Out: PATTERNS, to be searched in the text of a rank.
-
-Order in time and across ranks decides, not the loudest line: `primary` is a candidate for the cause, `generic` too
-where nothing says more, `secondary` marks a rank that is usually a victim, `neutral` is a wrapper whose reason stands
-elsewhere.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import re
+from remote_agent.diagnose.pattern import GENERIC, NEUTRAL, PRIMARY, SECONDARY, Pattern
+from remote_agent.diagnose.pattern import death as _death
+from remote_agent.diagnose.pattern import pattern as _p
 
-PRIMARY, GENERIC, SECONDARY, NEUTRAL = "primary", "generic", "secondary", "neutral"
-
-
-@dataclasses.dataclass(frozen=True)
-class Pattern:
-    """One signature; `title` replaces the text in the summary; a group `rank` names the culprit."""
-
-    category: str
-    role: str
-    regex: re.Pattern[str]
-    title: str = ""
-    hint: str = ""
-
-
-def _p(category: str, role: str, *texts: str, title: str = "", hint: str = "") -> Pattern:
-    return Pattern(category, role, re.compile("|".join(texts)), title, hint)
-
-
+# Of two that stand in one line the first here counts: what says more comes before what says less.
 PATTERNS: tuple[Pattern, ...] = (
     _p(
         "cuda_oom",
@@ -57,16 +37,15 @@ PATTERNS: tuple[Pattern, ...] = (
         "Memory cgroup out of memory",
         "oom_reaper: reaped",
         r"task \d+: Out Of Memory",
+        "Exceeded (?:job|step) memory limit",
+        r"exceeded memory limit \(",
+        "TERM_MEMLIMIT",
         r"\bOOMKilled\b",
         "node running low on memory",
         title="killed by the host's OOM killer",
     ),
-    _p(
-        "host_oom_kill",
-        PRIMARY,
-        r"exitcode\s*:? -9\b",
-        r"exits with return code = -9\b",
-        r"Signal 9 \(SIGKILL\) received",
+    _death(
+        *("SIGKILL", "Killed", "host_oom_kill", "(?m:^Killed$)"),
         title="killed by SIGKILL, mostly for lack of host memory",
     ),
     _p(
@@ -75,6 +54,8 @@ PATTERNS: tuple[Pattern, ...] = (
         r"\bMemoryError\b",
         "DefaultCPUAllocator: can.?t allocate memory",
         "Cannot allocate memory",
+        "_ArrayMemoryError",
+        "std::bad_alloc",
         hint="the host has no memory left for this rank: smaller buffers, fewer workers",
     ),
     _p(
@@ -89,9 +70,10 @@ PATTERNS: tuple[Pattern, ...] = (
         "Call to posix_fallocate failed",
         "unable to (?:allocate|open|mmap|resize) shared memory",
         "insufficient shared memory",
-        r"exitcode\s*:? -7\b",
-        r"Signal 7 \(SIGBUS\)",
+        "unable to write to file </torch_",
+        "No space left on device: '/dev/shm/",
     ),
+    _death("SIGBUS", "Bus error", "bus_error_shm"),
     _p(
         "cuda_error",
         PRIMARY,
@@ -125,6 +107,11 @@ PATTERNS: tuple[Pattern, ...] = (
         "cuDNN version incompatibility",
         r"compiled +against .{1,60} but found runtime version",
         r"undefined symbol: \S*(?:c10|torch|nccl|cuda)",
+        "were compiled with different CUDA",
+        r"detected CUDA version .{1,40} mismatches",
+        "operator torchvision::nms does not exist",
+        "Torch not compiled with CUDA enabled",
+        r"version `GLIBC(?:XX)?_[\d.]+' not found",
     ),
     _p(
         "cuda_error",
@@ -133,6 +120,9 @@ PATTERNS: tuple[Pattern, ...] = (
         "HW Exception by GPU",
         "GPU Hang",
         "GPU has fallen off the bus",
+        r"NVRM: Xid ",
+        r"SXid \(PCI:[^)\n]*\): \d+, Fatal",
+        "Found no NVIDIA driver",
         "Memory access fault by GPU",
         "No CUDA GPUs are available",
         "RuntimeError: Unexpected error from cudaGetDeviceCount",
@@ -147,7 +137,14 @@ PATTERNS: tuple[Pattern, ...] = (
         title="two ranks use the same GPU",
         hint="call torch.cuda.set_device(LOCAL_RANK) before init_process_group",
     ),
-    _p("collective_desync", PRIMARY, r"Message truncated : received \d+ bytes instead of"),
+    _p(
+        "collective_desync",
+        PRIMARY,
+        r"Message truncated : received \d+ bytes instead of",
+        r"op\.preamble\.length <= op\.nbytes",
+        hint="another rank called this collective with another size: TORCH_DISTRIBUTED_DEBUG=DETAIL names it",
+    ),
+    _p("collective_desync", PRIMARY, r"Mismatched collective detected.*around rank (?P<peer>\d+)"),
     _p(
         "nccl_timeout_watchdog",
         SECONDARY,
@@ -163,7 +160,8 @@ PATTERNS: tuple[Pattern, ...] = (
         SECONDARY,
         "ncclRemoteError",
         "remote process exited or there was a network error",
-        "NCCL WARN .*(?:Connection closed by remote peer|connection closed by remote)",
+        "NCCL WARN .*(?:[Cc]onnection closed by remote|Connection reset by peer|Broken pipe|Unresponsive receiver)",
+        r"Connect to \S+ failed ?: Software caused connection abort",
         title="NCCL: a peer's process or network is gone",
     ),
     _p(
@@ -183,6 +181,8 @@ PATTERNS: tuple[Pattern, ...] = (
         PRIMARY,
         r"(?:ibv_modify_qp|ibv_create_qp|ibv_reg_mr\w*) failed",
         "Bootstrap : no socket interface found",
+        r"NCCL WARN Call to \w+ .*failed ?: (?:Connection timed out|No route|Connection refused|Network is unreach)",
+        "NCCL WARN NET/IB.*Got async event ?: (?:port error|device fatal)",
         r"socketPollConnect: connect[^\n]*(?:refused|No route|timed out)",
         r"Connect to \S+ failed ?: (?:Connection refused|No route|Connection timed out)",
     ),
@@ -200,12 +200,20 @@ PATTERNS: tuple[Pattern, ...] = (
     _p(
         "collective_desync",
         PRIMARY,
-        r"Rank (?P<rank>\d+) failed to pass monitoredBarrier",
+        r"Ranks? (?P<rank>\d+(?:, \d+)*) failed to pass monitoredBarrier",
         title="did not come to monitoredBarrier",
     ),
     _p(
+        "nccl_timeout_watchdog",
+        PRIMARY,
+        r"\[(?P<rank>\d+(?:, \d+)*)\] (?:are the lagging ranks|finished collective #\d+, but didn't join)",
+        title="did not come to the collective, as torch's report of the desync has it",
+    ),
+    _p("collective_desync", SECONDARY, r"check rank (?P<peer>\d+) logs for faulty rank"),
+    _p(
         "collective_desync",
         PRIMARY,
+        r"Detected mismatch between collectives[\s\S]{0,2000}?but Rank (?P<peer>\d+) is running",
         "Detected mismatch between collectives",
         "Mismatch between collective operation types",
         "sequence number .* doesn.t match",
@@ -230,7 +238,9 @@ PATTERNS: tuple[Pattern, ...] = (
         SECONDARY,
         r"\d+/\d+ clients joined",
         r"Timed out after \d+ seconds waiting for clients",
+        "initializing process group in store based barrier",
     ),
+    _p("rendezvous_timeout", SECONDARY, r"retr(?:ie|ei)ving ncclUniqueId from \[(?P<peer>\d+)\]"),
     _p(
         "rendezvous_timeout",
         SECONDARY,
@@ -247,8 +257,9 @@ PATTERNS: tuple[Pattern, ...] = (
         "rendezvous_timeout",
         PRIMARY,
         "[Gg]loo connectFullMesh failed",
-        "unable to find address for",
+        "[Uu]nable to find address for",
         "Name or service not known",
+        "Temporary failure in name resolution",
     ),
     _p(
         "gloo_connection_reset",
@@ -286,6 +297,8 @@ PATTERNS: tuple[Pattern, ...] = (
         "archive is corrupted",
         "BadZipFile",
         "Ran out of input",
+        "unexpected EOF, expected",
+        "Invalid magic number; corrupt file",
     ),
     _p(
         "permission_import_missing_module",
@@ -301,6 +314,9 @@ PATTERNS: tuple[Pattern, ...] = (
         PRIMARY,
         "[Ll]oss is (?:nan|NaN|inf)",
         "returned nan values",
+        "found NaN in",
+        "[Ll]oss scale already at minimum",
+        "Minimum loss scale reached",
         r"\bgrad_norm['\"]?[:=] ?nan\b",
         r"OVERFLOW! Rank \d+ Skipping step",
     ),
@@ -310,8 +326,11 @@ PATTERNS: tuple[Pattern, ...] = (
         "DUE TO PREEMPTION",
         "DUE TO TIME LIMIT",
         r"CANCELLED AT (?!\S+ DUE TO NODE)",
+        r"job killed: walltime \d+ exceeded",
+        "TERM_RUNLIMIT",
         title="the scheduler ended the job",
     ),
+    _death("SIGTERM", "Terminated", "signal_preempted", role=SECONDARY),
     _p("node_lost", PRIMARY, "DUE TO NODE FAILURE", "srun: error: Node failure on"),
     _p(
         "signal_preempted",
@@ -322,23 +341,23 @@ PATTERNS: tuple[Pattern, ...] = (
         "KeyboardInterrupt",
         r"got signal: (?:15|2)\b",
     ),
-    _p(
-        "segfault",
-        PRIMARY,
-        "Segmentation fault",
-        "SIGSEGV received",
-        r"exitcode\s*:? -11\b",
-        r"Signal 11 \(SIGSEGV\)",
-        title="segmentation fault",
+    _death(
+        "SIGSEGV", "Segmentation fault", "segfault", "Segmentation fault", "SIGSEGV rec", title="segmentation fault"
     ),
+    _death("SIGILL", "Illegal instruction", "other", title="illegal instruction: built for another CPU"),
+    _death("SIGFPE", "Floating point exception", "other", title="arithmetic error in native code"),
     _p("sigabrt", PRIMARY, "double free", "corrupted size vs", r"free\(\): invalid", r"malloc\(\): "),
+    _death(
+        *("SIGABRT", "Aborted", "sigabrt", "terminate called (?:without an active|after throw)", r"(?m:^Aborted\b)"),
+        role=NEUTRAL,
+    ),
     _p(
-        "sigabrt",
+        "user_exception",
         NEUTRAL,
-        r"exitcode\s*:? -6\b",
-        r"Signal 6 \(SIGABRT\)",
-        "terminate called (?:without an active exception|after throwing)",
-        r"^Aborted\b",
+        r"exitcode\s*:? 1\b",
+        r"terminated with exit code 1\b",
+        title="exited with code 1, as after an exception; no text of its own says which",
+        hint="look at this rank's own stderr; with torchrun: --redirects or --tee, and @record around main",
     ),
     _p(
         "other",
@@ -347,7 +366,9 @@ PATTERNS: tuple[Pattern, ...] = (
         "ActorDiedError",
         "EngineDeadError",
         "ChildFailedError",
+        r"Exited with exit code [1-9]",
     ),
+    _p("permission_import_missing_module", GENERIC, r": command not found\b"),
     _p("user_exception", GENERIC, "can't open file '", "No such file or directory: '"),
     # The last line of a traceback whose beginning is not in the text. RuntimeError is left out: it can mean anything.
     _p(

@@ -13,7 +13,8 @@ from typing import Any
 from remote_agent.diagnose.exits import CATEGORIES, decode_exit, signal_name
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Evidence, RankEvidence
-from remote_agent.diagnose.patterns import GENERIC, NEUTRAL, PATTERNS, PRIMARY, SECONDARY, Pattern
+from remote_agent.diagnose.pattern import GENERIC, NEUTRAL, PRIMARY, SECONDARY, Pattern
+from remote_agent.diagnose.patterns import PATTERNS
 from remote_agent.diagnose.shapes import clip, lines_of, signature
 from remote_agent.diagnose.stamps import stamp_before
 from remote_agent.diagnose.traces import Trace, find_traces, join_traces, of_error, strip_tag
@@ -35,8 +36,8 @@ _RELATED = {
     "cuda_error": re.compile("Xid"),
 }
 _MAX_NOTES = 3
-# A launcher tells how a process ended.
-_ENDED = re.compile(r"exitcode|Signal \d+ \(SIG")
+# What a library for the web, or for remote files, raises is not about the ranks' own connections.
+_WEB = re.compile(r"/(?:urllib|urllib3|http|httpx|httpcore|requests|aiohttp|botocore|huggingface_hub|gcsfs|s3fs)/")
 # What no Python code raises: an exception that follows it is about the consequence.
 _CRASHES = frozenset({"cuda_error", "host_oom_kill", "segfault", "bus_error_shm", "nccl_network", "sigabrt"})
 _ROLE_ORDER = {PRIMARY: 0, GENERIC: 1, SECONDARY: 2, NEUTRAL: 3}
@@ -61,8 +62,10 @@ class Finding:
     evidence: tuple[Evidence, ...] = ()
     exit_code: int | None = None
     exit_signal: str | None = None
-    named_rank: int | None = None
-    """The rank that this rank's text names as the one to look at."""
+    named: tuple[int, ...] = ()
+    """The ranks that this rank's text names as the ones to look at."""
+    peer: int | None = None
+    """The rank that this rank's text tells that they differ, or that it waits for it."""
     proven: bool = False
     """True when the rank's own traceback, the kernel, or the wait status shows it."""
 
@@ -201,20 +204,16 @@ def _cause_of(traces: list[Trace]) -> tuple[Trace, Pattern | None] | None:
 
 def _meaning(trace: Trace) -> Pattern | None:
     hit = _best_hit(f"{trace.type}: {trace.message}")
-    return hit[0] if hit is not None and hit[0].role != GENERIC else None
+    if hit is None or hit[0].role == GENERIC:
+        return None
+    web = hit[0].role == SECONDARY and any(_WEB.search(frame.file) for frame in trace.frames)
+    return None if web else hit[0]
 
 
 def _best_hit(text: str) -> tuple[Pattern, re.Match[str]] | None:
-    """Return the first hit of the weightiest role."""
-    best: tuple[Pattern, re.Match[str]] | None = None
-    for pattern in PATTERNS:
-        match = pattern.regex.search(text)
-        if match is None:
-            continue
-        rank = (_ROLE_ORDER[pattern.role], match.start())
-        if best is None or rank < (_ROLE_ORDER[best[0].role], best[1].start()):
-            best = pattern, match
-    return best
+    """Return the hit of the weightiest role in the first line that has one, there the first of the table."""
+    hits = [(pattern, match) for pattern in PATTERNS if (match := pattern.regex.search(text)) is not None]
+    return min(hits, key=lambda hit: (_ROLE_ORDER[hit[0].role], text.rfind("\n", 0, hit[1].start())), default=None)
 
 
 def _role(pattern: Pattern | None) -> str:
@@ -242,7 +241,7 @@ def _of_trace(
         signature=signature(category, trace.type, place, trace.message),
         traceback=join_traces(own),
         evidence=(line,),
-        named_rank=_named_rank(pattern, f"{trace.type}: {trace.message}"),
+        **_ranks_in(pattern, f"{trace.type}: {trace.message}"),
         proven=True,
     )
 
@@ -251,21 +250,27 @@ def _of_hit(evidence: RankEvidence, pattern: Pattern, match: re.Match[str]) -> F
     before = evidence.tail.count("\n", 0, match.start())
     text = strip_tag(lines_of(evidence.tail)[before]).strip() if evidence.tail else ""
     line = Evidence(evidence.node, evidence.rank, *evidence.place(before), clip(text))
+    base = _base(evidence, _role(pattern), pattern.category, pattern.title or clip(text))
     return dataclasses.replace(
-        _base(evidence, _role(pattern), pattern.category, pattern.title or clip(text)),
+        base,
         hint=pattern.hint or HINTS[pattern.category],
         signature=signature(pattern.category, "", "", pattern.title or text),
         evidence=(line,),
-        named_rank=_named_rank(pattern, match.group()),
-        proven=_ENDED.search(match.group()) is not None,
+        **_ranks_in(pattern, match.group()),
+        proven=bool(pattern.signal) or "exitcode" in match.group(),
+        exit_signal=pattern.signal if pattern.signal and pattern.role == PRIMARY else base.exit_signal,
     )
 
 
-def _named_rank(pattern: Pattern | None, text: str) -> int | None:
-    if pattern is None or "rank" not in pattern.regex.groupindex:
-        return None
-    match = pattern.regex.search(text)
-    return None if match is None else int(match["rank"])
+def _ranks_in(pattern: Pattern | None, text: str) -> dict[str, Any]:
+    """Return the ranks that a text names, as `named` and `peer` of its finding."""
+    match = None if pattern is None else pattern.regex.search(text)
+    told = {} if match is None else match.groupdict()
+    ranks, peer = told.get("rank"), told.get("peer")
+    return {
+        "named": tuple(int(rank) for rank in ranks.split(", ")) if ranks else (),
+        "peer": int(peer) if peer else None,
+    }
 
 
 def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Finding:

@@ -64,6 +64,8 @@ class Stall:
     """Of those that do nothing: the exceptions that ended a thread of theirs before (engine_pulse)."""
     children: Mapping[int, list[Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
     """What the processes below them are doing."""
+    ras: Sequence[str] = ()
+    """What NCCL's own service complains of."""
 
     @property
     def first(self) -> Wait:
@@ -74,6 +76,13 @@ class Stall:
 
 def find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], left: frozenset[int]) -> Stall | None:
     """Return what holds these ranks up; `left`: ranks that have ended well, while the others go on."""
+    found = _find_stall(before, now, left)
+    # The same on each node: one asked is all asked.
+    said = next((now[rank]["ras"] for rank in sorted(now) if now[rank]["ras"]), ())
+    return found and dataclasses.replace(found, ras=said)
+
+
+def _find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], left: frozenset[int]) -> Stall | None:
     both = now.keys() & before.keys()
     waits = {rank: wait for rank in both if (wait := _lasting(before[rank], now[rank])) is not None}
     stopped = {rank: STOPPED for rank in both if before[rank]["state"] == now[rank]["state"] == "T"}
@@ -257,6 +266,8 @@ def _evidence(stall: Stall, context: Context) -> Iterator[Evidence]:
         at = f" at {kind['where']}" if kind["where"] else ""
         text = f"{kind['count']} x child process {kind['name']} {kind['doing']}{at}"
         yield Evidence(context.node_of(rank), rank, None, None, clip(text))
+    for line in stall.ras:
+        yield Evidence(None, None, None, None, clip(f"NCCL RAS: {line}"))
 
 
 def _kind_of(stall: Stall, ranks: Sequence[int]) -> tuple[str, str, str]:

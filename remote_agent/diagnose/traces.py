@@ -25,6 +25,10 @@ _FAULT_HEAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first
 _FATAL = re.compile(r"^Fatal Python error: (?P<message>.+)$")
 _NAMED_AS_ERROR = re.compile(r"(?:Error|Exception|Interrupt|Failure|Timeout|Expired)$")
 _HEAD = "Traceback (most recent call last):"
+# As the library rich draws it.
+_BOX = re.compile(r"^[╭┌].*Traceback \(most recent call last\)")
+_BOX_FRAME = re.compile(r"^[│|] (?P<file>\S+\.py):(?P<line>\d+) in (?P<function>[^\s│|]+)")
+_BOX_END = re.compile("^[╰└]")
 # What stands before the traceback of an exception that ended a part of a process, which goes on without it.
 _PARTS = (
     (re.compile(r"^Exception (?:ignored )?in thread "), "a thread"),
@@ -115,6 +119,8 @@ def find_traces(text: str) -> list[Trace]:
         found: Trace | None = None
         if lines[number].rstrip().endswith(_HEAD):
             found = _read_traceback(lines, number)
+        elif _BOX.match(lines[number]):
+            found = _read_box(lines, number)
         elif _HEADLESS.match(lines[number]):
             found = _read_traceback(lines, number - 1)
         elif _FATAL.match(lines[number]):
@@ -164,6 +170,18 @@ def _read_traceback(lines: list[str], start: int) -> Trace | None:
     said = lines[start - 2].strip() if start > 1 and _SUBJECT.match(before) else before
     part = next((name for pattern, name in _PARTS if pattern.search(said)), "")
     return Trace(exception["type"], "\n".join(message), tuple(frames), start, number, body, link=link, part=part)
+
+
+def _read_box(lines: list[str], start: int) -> Trace | None:
+    """Read a traceback that is drawn in a frame, and the exception below it."""
+    end = next((number for number in range(start + 1, len(lines)) if _BOX_END.match(lines[number])), len(lines))
+    exception = _EXCEPTION.match(lines[end + 1].strip()) if end + 1 < len(lines) else None
+    if exception is None:
+        return None
+    drawn = (_BOX_FRAME.match(line) for line in lines[start:end])
+    frames = tuple(Frame(each["file"], int(each["line"]), each["function"]) for each in drawn if each is not None)
+    text = "\n".join(lines[start : end + 2])
+    return Trace(exception["type"], exception["message"] or "", frames, start, end + 1, text)
 
 
 def _read_fault(lines: list[str], start: int) -> Trace:

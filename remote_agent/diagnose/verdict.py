@@ -8,14 +8,14 @@ nothing else. When the texts do not say, the verdict says so and what to look at
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from remote_agent.diagnose.hangs import find_astray, find_missing
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, name_nodes, name_ranks
-from remote_agent.diagnose.patterns import PRIMARY, SECONDARY
+from remote_agent.diagnose.named import gone_first, look_first, odd_one_out, received
+from remote_agent.diagnose.pattern import PRIMARY, SECONDARY
 from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED, Finding, read_rank
 from remote_agent.diagnose.shapes import clip, lines_of, shape, signature
 from remote_agent.diagnose.traces import Trace, find_ended_part
@@ -24,8 +24,12 @@ from remote_agent.diagnose.traces import Trace, find_ended_part
 _WINDOW_NS = 60_000_000_000
 # A GPU error spreads: only ranks that fail at once share it.
 _WINDOWS_NS = {"cuda_error": 1_000_000_000}
+# Ends without a reason are alike only if they come together.
+_UNEXPLAINED_WINDOW_NS = 10_000_000_000
 # Nothing that a rank did: no rank is blamed.
 _OUTSIDE = ("rendezvous_timeout", "port_in_use", "nccl_network", "node_lost")
+# Whoever was lost first was so by chance.
+_TO_ALL = ("rendezvous_timeout", "port_in_use", "node_lost", "signal_preempted")
 _MAX_EVIDENCE = 12
 
 
@@ -46,13 +50,15 @@ class _Cause(NamedTuple):
 def verdict(evidence: Sequence[RankEvidence], context: Context) -> Incident:
     """Return the incident that this evidence shows."""
     findings = sorted((read_rank(each, context.host_notes.get(each.node or "", ())) for each in evidence), key=_order)
+    gone = gone_first(evidence, findings)
     cause = (
         _node_lost(findings, context)
-        or _own_failure(findings, context)
+        or _own_failure(findings, context, gone)
         or _missing_rank(evidence, findings, context)
         or _left_early(findings, context)
         or _astray(evidence, findings)
         or _node_trouble(evidence, findings)
+        or _went_first(findings, context, gone)
         or _only_victims(findings, context)
     )
     first = cause.findings[0] if cause.findings else None
@@ -113,7 +119,7 @@ def _node_lost(findings: list[Finding], context: Context) -> _Cause | None:
     )
 
 
-def _own_failure(findings: list[Finding], context: Context) -> _Cause | None:
+def _own_failure(findings: list[Finding], context: Context, gone: int | None) -> _Cause | None:
     """The first rank that failed by itself, with all that failed in the same way."""
     own = [each for each in findings if each.role == PRIMARY]
     # What belongs to no rank and explains nothing is a launcher's wrapper.
@@ -131,19 +137,27 @@ def _own_failure(findings: list[Finding], context: Context) -> _Cause | None:
         confidence = "unknown"
     ranks = [each.rank for each in same if each.rank is not None]
     nodes = {each.node for each in same}
-    odd = _odd_one_out(first, ranks, context)
-    if odd is not None:
-        first = dataclasses.replace(first, named_rank=odd)
-    if first.named_rank is not None:
-        return _named(first, first.named_rank, same, context)
+    odd = odd_one_out(first, findings, ranks, context)
+    if odd is None and first.rank is None and first.category not in _TO_ALL:
+        odd = gone
+    named = first.named or (() if odd is None else (odd,))
+    if not named and first.peer is not None and first.rank is not None:
+        # Two that differ: nothing tells which of them is right.
+        named = (first.rank, first.peer)
+    if named:
+        return _named(first, named, same, context)
+    # The only one of several that cannot meet the others is at fault itself.
+    waiting = [each for each in findings if each.role == SECONDARY and each.category == "rendezvous_timeout"]
+    alone = first.category == "rendezvous_timeout" and len(ranks) == 1 and len(waiting) > 1
+    scope = "one_rank" if alone else _scope(first, ranks, context)
     return _Cause(
         findings=same,
-        scope=_scope(first, ranks, context),
+        scope=scope,
         confidence=confidence,
         category=first.category,
         headline=first.text,
         hint=first.hint,
-        ranks=[] if _scope(first, ranks, context) == "outside_the_ranks" else ranks,
+        ranks=ranks if scope in ("one_rank", "several_or_all_ranks") else [],
         node=first.node if len(nodes) == 1 else None,
     )
 
@@ -156,7 +170,8 @@ def _shares(first: Finding, other: Finding) -> bool:
         return False
     if first.t_ns is None or other.t_ns is None:
         return True
-    return abs(other.t_ns - first.t_ns) <= _WINDOWS_NS.get(first.category, _WINDOW_NS)
+    window_ns = _UNEXPLAINED_WINDOW_NS if first.role == UNEXPLAINED else _WINDOWS_NS.get(first.category, _WINDOW_NS)
+    return abs(other.t_ns - first.t_ns) <= window_ns
 
 
 def _clearly_before(first: Finding, other: Finding, context: Context) -> bool:
@@ -171,24 +186,30 @@ def _scope(first: Finding, ranks: list[int], context: Context) -> str:
         return "outside_the_ranks"
     if first.category == "signal_preempted" and (len(ranks) != 1 or (context.world_size or 0) == 1):
         return "outside_the_ranks"
+    if received(first):
+        return "not_in_text"
     if not ranks:
         return "not_in_text" if first.node is None else "outside_the_ranks"
     return "one_rank" if len(ranks) == 1 else "several_or_all_ranks"
 
 
-def _odd_one_out(first: Finding, ranks: list[int], context: Context) -> int | None:
-    """Return the only rank that does not say that what it got has the wrong size: all others got it from that one."""
-    everyone = {rank for own in context.ranks_per_node.values() for rank in own}
-    others = everyone - set(ranks)
-    receivers = first.category == "collective_desync" and "truncated" in first.headline
-    return others.pop() if receivers and len(ranks) > 1 and len(others) == 1 else None
+def _named(first: Finding, named: Sequence[int], same: list[Finding], context: Context) -> _Cause:
+    """A rank says which others are the ones to look at."""
+    says = f"says {name_ranks([first.rank])}" if first.rank is not None else "as the text or its peers say"
+    nodes = {context.node_of(rank) for rank in named}
+    node = nodes.pop() if len(nodes) == 1 else None
+    scope = "one_rank" if len(named) == 1 else "several_or_all_ranks"
+    return _Cause(same, scope, "supported", first.category, f"{first.headline} ({says})", first.hint, list(named), node)
 
 
-def _named(first: Finding, named: int, same: list[Finding], context: Context) -> _Cause:
-    """A rank says which other rank is the one to look at."""
-    said = f" (says {name_ranks([first.rank])})" if first.rank is not None else ""
-    node = context.node_of(named)
-    return _Cause(same, "one_rank", "supported", first.category, first.headline + said, first.hint, [named], node)
+def _went_first(findings: list[Finding], context: Context, gone: int | None) -> _Cause | None:
+    """The others say which rank's connections were lost first; of itself nothing is known."""
+    broken = [each for each in findings if each.role == SECONDARY and each.category not in _TO_ALL]
+    if gone is None or not broken:
+        return None
+    text = "went first, say its peers; nothing of its own tells why"
+    hint = f"look at what {name_ranks([gone])} left, and at its node's kernel log"
+    return _Cause([], "one_rank", "supported", broken[0].category, text, hint, [gone], context.node_of(gone))
 
 
 def _missing_rank(evidence: Sequence[RankEvidence], findings: list[Finding], context: Context) -> _Cause | None:
@@ -291,7 +312,7 @@ def _only_victims(findings: list[Finding], context: Context) -> _Cause:
     where = (
         f"first on {name_ranks([first.rank])}{name_nodes([first.node])}" if first.rank is not None else "in the text"
     )
-    hint = "; ".join([*_look_first(broken, findings, context), first.hint])
+    hint = "; ".join([*look_first(broken, findings, context), first.hint])
     outside = first.category in (*_OUTSIDE, "signal_preempted")
     return _Cause(
         findings=[],
@@ -303,17 +324,6 @@ def _only_victims(findings: list[Finding], context: Context) -> _Cause:
         ranks=[],
         node=None,
     )
-
-
-def _look_first(broken: list[Finding], findings: list[Finding], context: Context) -> list[str]:
-    """Name the few ranks that might know more: nothing is known of them, or they alone did not complain."""
-    silent = sorted({rank for ranks in context.ranks_per_node.values() for rank in ranks} - set(_ranks(findings)))
-    if silent:
-        return [f"look at {name_ranks(silent)} first: nothing is known of {'it' if len(silent) == 1 else 'them'}"]
-    quiet = _ranks([each for each in findings if each.role in (FINE, STOPPED)])
-    if not quiet or len(quiet) >= len(broken):
-        return []
-    return [f"look at {name_ranks(quiet)} first: all others complain"]
 
 
 def _nothing(findings: list[Finding]) -> _Cause:

@@ -1,7 +1,7 @@
 """Training progress read from the lines, without any change of the script.
 
 In: new bytes of a rank's streams. Out: the last step it named, the time of its last output, its figures, the first
-loss that is no number.
+loss that is no number, the step of the last snapshot that it spoke of.
 
 Only the last matching text of each batch is parsed, found by a search from its end, so that a flood stays cheap.
 """
@@ -38,6 +38,13 @@ _NOT_FINITE = re.compile(
     rb"(?:[ \t]{0,4}[=:]|[ \t]{1,4}is|[ \t])[ \t]{0,4}(?:tensor\()?(?P<value>[-+]?(?:nan|inf(?:inity)?))(?![\w.%-])",
     re.I,
 )
+# `saved snapshot.pt`, `Saving model checkpoint to out/checkpoint-500`, `resumed from snapshot.pt: step=20`.
+_SNAPSHOT = re.compile(
+    rb"(?=.*?(?:snapshot|checkpoint|ckpt|\.pth?\b))(?!.*?\b(?:not|fail\w*|error|unable|skip\w*)\b)"
+    rb".*?\b(?:(?P<old>resum)|sav)(?:ed|ing)\b",
+    re.I,
+)
+_SNAPSHOT_MARKS = (b"sav", b"Sav", b"esum")
 _NAN_MARKS = (b"nan", b"NaN", b"inf", b"Inf")
 _NAME_BYTES = 80
 
@@ -81,15 +88,37 @@ def _not_finite(data: bytes) -> str:
     return ""
 
 
+def _snapshot(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[bytes], step: int | None) -> int | None:
+    """Return the step of the last snapshot that whole lines speak of; `step`: the one before this text."""
+    stop = len(data)
+    spoken = [mark for mark in _SNAPSHOT_MARKS if mark[-1:] in data]
+    for _ in range(_TRIES):
+        stop = max((data.rfind(mark, 0, stop) for mark in spoken), default=-1)
+        if stop < 0:
+            break
+        begin, end = data.rfind(b"\n", 0, stop) + 1, data.find(b"\n", stop)
+        said = _SNAPSHOT.match(data, max(begin, stop - _AFTER), min(end, stop + _AFTER)) if end > 0 else None
+        if said is not None:
+            found = _last_number(data[begin : end + 1], marks, pattern)
+            if found is None and said["old"] is None:
+                before = _last_number(data[:begin], marks, pattern)
+                found = step if before is None else before
+            if found is not None:
+                return found
+    return None
+
+
 class StepReader:
     """Progress of one rank over its streams."""
 
-    __slots__ = ("_carry", "_kind", "figures", "last_output_ns", "step", "warning")
+    __slots__ = ("_carry", "_kind", "figures", "last_output_ns", "saved", "step", "warning")
 
     def __init__(self) -> None:
         self.step: int | None = None
         self.warning: str | None = None
         """The first loss that was no number, and when: `loss is nan, about step 120`."""
+        self.saved: int | None = None
+        """The step of the last snapshot that it says to have saved, or to go on from."""
         self.last_output_ns: int | None = None
         self.figures = Figures()
         self._kind = len(_KINDS)
@@ -107,13 +136,20 @@ class StepReader:
             data = carry + data
         last = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         self._carry[stream] = data[max(last, len(data) - _AFTER) :]
+        before = self.step
         for kind, (marks, pattern) in enumerate(_KINDS[: self._kind + 1]):
             number = _last_number(data, marks, pattern)
             if number is not None:
+                if kind != self._kind:
+                    # What was counted before is none of these.
+                    self.saved = before = None
                 self.step, self._kind = number, kind
                 self.figures.note_step(number, t_ns)
                 break
+        if stream != "nccl" and self._kind < len(_KINDS):
+            found = _snapshot(data, *_KINDS[self._kind], before)
+            self.saved = self.saved if found is None else found
         if self.warning is None and stream != "nccl":
-            found = _not_finite(data)
-            if found:
-                self.warning = found if self.step is None else f"{found}, about step {self.step}"
+            said = _not_finite(data)
+            if said:
+                self.warning = said if self.step is None else f"{said}, about step {self.step}"

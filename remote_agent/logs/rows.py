@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from remote_agent.logs.levels import ESCAPE as ESCAPE
 from remote_agent.logs.levels import ESCAPES, level_of
 from remote_agent.logs.levels import NCCL_MARK as NCCL_MARK
 

@@ -38,6 +38,8 @@ _LINES_PER_TURN = 64
 _TURN_S = 0.005
 # As often while blocks that can hold no hit are passed over: some 2 ms.
 _LINES_PASSED = 256 * 1024
+# Within a block lines get times that are earlier than that of their arrival.
+_AGAIN_NS = 1_000_000_000
 # Longest wait for the index of a file that was there before us.
 _INDEX_WAIT_S = 60.0
 
@@ -50,11 +52,23 @@ class Query(NamedTuple):
     since_ns: int | None = None
     until_ns: int | None = None
     limit: int | None = None
+    again_ns: int | None = None
+    """Only what may have come, or ended, since this moment."""
     shown: Wanted | None = None
 
     def shows(self, file: LogFile, row: Row) -> bool:
         """True when the view that the hits must be in shows this row."""
         return self.shown is None or is_kept(file, row, self.shown)
+
+    def first_line(self, file: LogFile) -> int:
+        """Return the first line to look at."""
+        first = file.index.first_line
+        if self.since_ns is not None:
+            first = max(first, file.index.lines_before(self.since_ns))
+        if self.again_ns is not None:
+            # The last line of then may not have been whole.
+            first = max(first, file.index.lines_before(self.again_ns - _AGAIN_NS) - 1)
+        return first
 
 
 class _Run(NamedTuple):
@@ -94,13 +108,14 @@ class _Batch:
 
 
 async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, None]:
-    """Yield hits file by file, in the order of lines; the last item says done, searched_bytes, hits."""
-    batch, breather = _Batch(), Breather()
+    """Yield hits file by file, in the order of lines; the last item says done, begun_ns, searched_bytes, hits."""
+    batch, breather, begun_ns = _Batch(), Breather(), time.time_ns()
     hits = searched = apart = 0
     for file in files:
         await index_until(file, None, _INDEX_WAIT_S)
         epoch = file.epoch
-        for run in _runs(file, query):
+        first = query.first_line(file)
+        for run in _runs(file, query, first):
             if run is None:
                 await breather.breathe()
                 continue
@@ -113,7 +128,7 @@ async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, N
                     yield batch.take()
                 if file.epoch != epoch:
                     break
-                if row is None or not query.shows(file, row):
+                if row is None or row.line < first or not query.shows(file, row):
                     continue
                 if not lost and query.wanted.is_apart(file, row.text):
                     apart += 1
@@ -121,23 +136,22 @@ async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, N
                 hits += 1
                 batch.add(file, row)
                 if query.limit is not None and hits >= query.limit:
-                    yield batch.take(done=True, searched_bytes=searched, hits=hits, apart=apart, limited=True)
+                    told = {"searched_bytes": searched, "hits": hits, "apart": apart, "limited": True}
+                    yield batch.take(done=True, begun_ns=begun_ns, **told)
                     return
-    yield batch.take(done=True, searched_bytes=searched, hits=hits, apart=apart)
+    yield batch.take(done=True, begun_ns=begun_ns, searched_bytes=searched, hits=hits, apart=apart)
 
 
 def _wanted(file: LogFile, block: Block, query: Query) -> bool:
     if not query.wanted.may_be_in(file, block):
         return False
-    if query.until_ns is not None and block.t_ns >= query.until_ns:
-        return False
-    return query.since_ns is None or block.t_ns + block.lines > query.since_ns
+    return query.until_ns is None or block.t_ns < query.until_ns
 
 
-def _runs(file: LogFile, query: Query) -> Iterator[_Run | None]:
-    """Yield the parts of the file that may hold hits, as the index is now; None between slices of work."""
+def _runs(file: LogFile, query: Query, line: int) -> Iterator[_Run | None]:
+    """Yield what may hold hits from a line on, as the index is now; None between slices of work."""
     index = file.index
-    line, stop = index.first_line, index.total_lines
+    stop = index.total_lines
     run: _Run | None = None
     rest = line + _LINES_PASSED
     while line < stop:
@@ -238,8 +252,6 @@ def _timed(file: LogFile, query: Query, line: int, start: int, end: int, text: b
     """Return the row if it is of the time and level asked for."""
     block = file.index.block(max(0, file.index.blocks_of(line)))
     t_ns = block.t_ns + line - block.line
-    if query.since_ns is not None and t_ns < query.since_ns:
-        return None
     if query.until_ns is not None and t_ns >= query.until_ns:
         return None
     level = level_of(text)

@@ -83,12 +83,13 @@ class LogStore:
         self._bell.ring()
 
     def progress(self, generation: int) -> dict[int, dict[str, Any]]:
-        """Return per rank step, last_output_ns, warning, loss, rate with its unit, and steps_s; None: none seen."""
+        """Return per rank step, last_output_ns, warning, saved, loss, rate with its unit, steps_s; None: none seen."""
         return {
             rank: {
                 "step": steps.step,
                 "last_output_ns": steps.last_output_ns,
                 "warning": steps.warning,
+                "saved": steps.saved,
                 **steps.figures.told(),
             }
             for (number, rank), steps in self._catalogue.steps.items()
@@ -222,20 +223,23 @@ class LogStore:
         since_ns: int | None = None,
         until_ns: int | None = None,
         limit: int | None = None,
+        again_ns: int | None = None,
         around: int = 0,
-        near_ns: int = 0,
+        near_ns: int | None = 0,
         shown: dict[str, Any] | None = None,
     ) -> AsyncGenerator[Answer, None]:
-        """Answer log_search: hits file by file, then {done, searched_bytes, hits, apart}; raises Problem.
+        """Answer log_search: hits file by file, then {done, begun_ns, searched_bytes, hits, apart}; raises Problem.
 
+        again_ns: the begun_ns of an earlier answer, whose rest is meant: what it had not seen, or not whole.
         apart: so many lines would be hits, but are of a stream that was not asked for. around: so many rows from the
-        first hit at near_ns or later (else the first of all) on, and a third as many before it, come ahead of the end
-        in two answers of `merged` with {around}: who goes there next need not ask again. shown: level, include and
-        exclude of the view that the hits must be in.
+        first hit at near_ns or later (else the first of all; None: from the last one) on, and a third as many before
+        it, come ahead of the end in two answers of `merged` with {around}: who goes there next need not ask again.
+        shown: level, include and exclude of the view that the hits must be in.
         """
         wanted = selection.check_lines(streams, level)
         view = selection.check_lines(streams, **shown) if shown else None
-        query = searching.Query(compile_pattern(pattern, ignore_case), wanted, since_ns, until_ns, limit, view)
+        times = (since_ns, until_ns, limit, again_ns)
+        query = searching.Query(compile_pattern(pattern, ignore_case), wanted, *times, view)
         await self._rescan()
         files = selection.select(self._catalogue, generation, ranks, streams)
         items = searching.search(files, query)
@@ -244,7 +248,7 @@ class LogStore:
             async for item in items:
                 if around:
                     hits_ns += [row["t_ns"] for row in item.data["rows"]]
-                    hits_ns = sorted(hits_ns, key=lambda t_ns: (t_ns < near_ns, t_ns))[:1]
+                    hits_ns = [_nearest(hits_ns, near_ns)] if hits_ns else []
                 if item.data.get("done") and hits_ns:
                     every, first_ns = view or selection.check_lines(streams), hits_ns[0]
                     yield _aside(await merged(files, first_ns, None, around // 3 + 1, every))
@@ -270,6 +274,10 @@ class LogStore:
             self._catalogue.scan(generation)
             await breather.breathe()
         await adopt([file for key, file in self._catalogue.files.items() if key not in known])
+
+
+def _nearest(times_ns: list[int], near_ns: int | None) -> int:
+    return max(times_ns) if near_ns is None else min(times_ns, key=lambda t_ns: (t_ns < near_ns, t_ns))
 
 
 def _aside(page: Answer) -> Answer:

@@ -15,9 +15,9 @@ from typing import Any
 
 from remote_agent.diagnose import Context, Incident, RankEvidence, read_error_document, verdict
 from remote_agent.diagnose.nccl import NcclFacts
-from remote_agent.diagnose.ranks import Line, split_ranks
 from supervisor.postmortem.files import Found, LeaveOut, find
 from supervisor.postmortem.quiet import overcome, stands
+from supervisor.postmortem.ranks import Line, split_ranks
 from supervisor.postmortem.reading import Progress, read_all
 
 Json = dict[str, Any]
@@ -25,6 +25,9 @@ Json = dict[str, Any]
 ERROR_BYTES = 64 << 20
 # Of files that stand in no directory of a run: group and generation.
 LOOSE = ("", 0)
+# Once a task has failed srun ends the others: what Slurm says of that is no cause.
+_SRUN_ENDS = re.compile(r"^srun: (?:Force )?Terminat(?:ing|ed) (?:StepId|job step)")
+_STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 _LAUNCHER = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b")
 # stamps.py puts what has no year into 1970.
 YEAR_UNKNOWN_NS = 366 * 86_400 * 1_000_000_000
@@ -128,6 +131,8 @@ def _generation(runs: dict[tuple[str, int], _Generation], file: Found) -> _Gener
 def _take_lines(file: Found, lines: list[Line], run: _Generation, facts: NcclFacts) -> None:
     for line in lines:
         facts.feed(line.text)
+    if any(_SRUN_ENDS.match(line.text) for line in lines):
+        lines = [line for line in lines if not _STEP_CANCELLED.search(line.text)]
     name = str(file.path)
     if file.rank is not None:
         run.rank(file.rank).lines += [(name, line) for line in lines]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from remote_agent.diagnose import Incident
-    from remote_agent.diagnose.ranks import Line
+    from supervisor.postmortem.ranks import Line
 
 # As training prints at each step or epoch, and at its end.
 _GETS_ON = re.compile(
@@ -25,6 +25,9 @@ _MEETS = re.compile(
     re.IGNORECASE,
 )
 _UNCAUGHT = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|terminate called")
+# Half-precision training tries smaller scales of the loss now and then: after so many good steps it was no more.
+_SKIPPED = re.compile(r"OVERFLOW! Rank \d+ Skipping step")
+_GOOD_STEPS = 10
 # These are tried again, mostly with success.
 _TRIED_AGAIN = ("rendezvous_timeout", "gloo_connection_reset")
 
@@ -40,7 +43,9 @@ def stands(lines: Iterable[str]) -> bool:
 
 
 def overcome(incident: Incident, files: Iterable[tuple[str, Line]]) -> bool:
-    """Whether all that was found are lost connections, and the run got on behind them."""
+    """Whether all that was found are lost connections or skipped steps, and the run got on behind them."""
+    if incident.evidence and all(_SKIPPED.search(each.text) for each in incident.evidence):
+        return _settled(files)
     if incident.category not in _TRIED_AGAIN or any(each.category not in _TRIED_AGAIN for each in incident.victims):
         return False
     went_on: dict[str, int] = {}
@@ -50,3 +55,14 @@ def overcome(incident: Incident, files: Iterable[tuple[str, Line]]) -> bool:
         if _GETS_ON.search(line.text):
             went_on[name] = line.number
     return all((each.line or 0) < went_on.get(each.file or "", 0) for each in incident.evidence)
+
+
+def _settled(files: Iterable[tuple[str, Line]]) -> bool:
+    """Whether good steps stand behind the last that was skipped."""
+    good = 0
+    for _, line in files:
+        if _SKIPPED.search(line.text):
+            good = 0
+        elif _GETS_ON.search(line.text):
+            good += 1
+    return good >= _GOOD_STEPS

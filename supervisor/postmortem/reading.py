@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
-from remote_agent.diagnose.ranks import Line, clean
 from supervisor.postmortem.pieces import BEFORE, Helper, Kept, Limit, Picked, Piece, pick, shown
+from supervisor.postmortem.ranks import Line, clean
 
 Progress = Callable[[int], None]
 # Of this much text all lines are looked at; of more only those of files that have little each.

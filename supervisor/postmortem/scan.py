@@ -12,7 +12,7 @@ from collections import Counter
 HOT = (
     *(b"Traceback", b"rror", b"xception", b"nterrupt", b"atchdog", b"imed out", b"imeout", b"exitcode", b"return code"),
     *(b"signal", b"ailed", b"ailure", b"kill", b"Kill", b"oom", b"bort", b" fault", b"orrupt", b"free", b"malloc"),
-    *(b"rrno", b"No ", b"denied", b"refused", b"closed", b"Xid", b" nan", b"oss is"),
+    *(b"rrno", b"No ", b"denied", b"refused", b"closed", b"Xid", b" nan", b"oss is", b"throwing"),
 )
 HOT_CAPITALS = (b"ERROR", b"CCL", b"IBV_WC", b"SIG", b"DUE TO", b"CANCELLED", b"STATUS", b"ECC", b"OVERFLOW")
 # What has come so often is routine: training prints it at each step.

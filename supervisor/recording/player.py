@@ -186,6 +186,10 @@ class Player:
         """Refuse: nothing can start from it."""
         return await self.request("sync")
 
+    async def stacks(self, _ranks: list[int] | None) -> Json:
+        """Refuse: no rank of it lives."""
+        return await self.request("stacks")
+
     async def nccl(self) -> Fabric:
         """Return how the nodes reach each other, as NCCL told it when the recording was made."""
         return joined(self.recording.meta.get("nccl_nodes", {}), self.status)

@@ -33,6 +33,11 @@ MEMBERSHIP = (
     "node_lost",
     "node_failed",
     "coordinator_changed",
+    "node_cordoned",
+    "node_uncordoned",
+    "signal_sent",
+    "environment_set",
+    "tree_changed",
     "restart_requested",
     "stop_requested",
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, JobSpec, WireError
-from supervisor.errors import why
+from supervisor.errors import UsageError, why
 from supervisor.session.certificates import Authority, sign_with
 from supervisor.ssh import HostError, NodeLink, SyncError
 from supervisor.ssh.sync import Tree, push_tree
@@ -100,7 +100,7 @@ async def _sync(session: Session, link: Link, node: NodeLink, material: Material
         if tree is None:
             return
         result = await push_tree(node, tree, lambda text: link.progress("sync", text))
-    except SyncError as error:
+    except (SyncError, UsageError) as error:
         raise HostError(name, "sync", error.message, error.hint) from error
     if result.conflicts:
         session.notice(

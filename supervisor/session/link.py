@@ -44,6 +44,10 @@ class _Order:
             await self.prepare(node)
         except (HostError, CallFailed, WireError, asyncio.TimeoutError) as error:
             self.fail(error)
+        except Exception as error:
+            # Who waits for it must not wait for ever; the owner of this link hears of it too.
+            self.fail(HostError(node.host.name, "bring-up", f"internal error: {error!r}"))
+            raise
         else:
             if not self.done.done():
                 self.done.set_result(None)

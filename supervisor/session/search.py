@@ -34,15 +34,17 @@ async def search(
     until_ns: int | None = None,
     limit: int | None = None,
     note_apart: Callable[[int], object] | None = None,
+    reached: dict[str, int] | None = None,
     around: int = 0,
-    near_ns: int = 0,
+    near_ns: int | None = 0,
     note_page: Callable[[Page], object] | None = None,
 ) -> AsyncGenerator[Row, None]:
     """Yield matching rows of all nodes as they are found; raises RequestFailed, and Unreachable after all others.
 
-    `note_apart` is told how many lines match that are of a stream not asked for. `note_page` is told, before the end,
-    what lies before the first hit from `near_ns` on, and then `around` rows from there on, if all is on one node: of
-    several none knows which of their hits is the first.
+    `reached`: by node, what has been searched; only what may have come since is looked at, and it is brought up to
+    date. A line may be told again. `note_apart` is told how many lines match that are of a stream not asked for.
+    `note_page` is told, before the end, what lies before the first hit from `near_ns` on (None: the newest hit), and
+    then `around` rows from there on, if all is on one node: of several none knows which of their hits is the first.
     """
     args = {**selection.args(), "pattern": pattern, "ignore_case": ignore_case, "level": level, "limit": limit}
     if selection.filter:
@@ -61,9 +63,11 @@ async def search(
     for link in links:
         name = link.view.name
         times = {"since_ns": clocks.at(name, since_ns), "until_ns": clocks.at(name, until_ns)}
+        if reached is not None:
+            times["again_ns"] = reached.get(name)
         if around and len(links) == 1:
             times |= {"around": around, "near_ns": clocks.at(name, near_ns)}
-        streams.append(_of_node(link, {**args, **times}, clocks, note_apart, note_around))
+        streams.append(_of_node(link, {**args, **times}, clocks, note_apart, note_around, reached))
     async with aclosing(_at_once(streams)) as rows:
         async for row in rows:
             yield row
@@ -75,6 +79,7 @@ async def _of_node(
     clocks: Clocks,
     note_apart: Callable[[int], object] | None,
     note_around: Callable[[str, Answer], None],
+    reached: dict[str, int] | None,
 ) -> AsyncGenerator[list[Row], None]:
     """Yield what one node finds; raises RequestFailed, Unreachable, the latter also when it is silent for too long."""
     name = link.view.name
@@ -91,6 +96,8 @@ async def _of_node(
                 yield clocks.rows(name, answer)
                 if note_apart is not None:
                     note_apart(int(answer.data.get("apart") or 0))
+                if reached is not None and answer.data.get("begun_ns"):
+                    reached[name] = answer.data["begun_ns"]
     except CallFailed as refused:
         raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
     except (WireError, asyncio.TimeoutError) as broken:

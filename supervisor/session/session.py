@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_agent.wire import Answer, CallFailed, JobSpec, WireError
 from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable, why
-from supervisor.session import heal, logs, opening, requests, resync
+from supervisor.session import heal, logs, opening, requests, resync, stacks
 from supervisor.session.feed import Feed
 from supervisor.session.follow import Chunk, Seen, follow
 from supervisor.session.link import Link
@@ -286,6 +286,10 @@ class Session:
     async def edited(self) -> dict[str, Any]:
         """Return what is edited in the work tree here, and what the group runs from (see resync.look)."""
         return await resync.look(self)
+
+    async def stacks(self, ranks: list[int] | None) -> dict[str, dict[str, Any]]:
+        """Return the Python stacks of these ranks, or of all (see stacks.collect)."""
+        return await stacks.collect(self, ranks)
 
     async def nccl(self, status: dict[str, Any] | None = None) -> Fabric:
         """Return how the nodes reach each other as NCCL tells it there; `status`: where the session is not fed."""

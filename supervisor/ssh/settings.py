@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_KEYS = ("id_ed25519_sk", "id_ecdsa_sk", "id_ed25519", "id_ecdsa", "id_rsa")
 DEFAULT_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts")
+AGENT_VARIABLE = "SSH_AUTH_SOCK"
 # An address with colons has brackets around it, or no port behind it.
 HOP = re.compile(r"(\[(?P<six>[^\[\]]+)\]|(?P<name>[^:\[\]]+|[^:\[\]]*(:[^:\[\]]*){2,}))(:(?P<port>\d+))?")
 
@@ -133,8 +134,7 @@ def _settings(
             keys.append(file)
         elif state == "locked":
             locked.append(file)
-    agent: Any = config.get("IdentityAgent", os.environ.get("SSH_AUTH_SOCK", ""))
-    agent_path = "" if str(agent).lower() == "none" else os.path.expanduser(str(agent or ""))
+    agent_path = _agent_path(config)
     if identity is not None and locked and not _is_socket(agent_path):
         reason = f"identity file {identity} is protected by a passphrase, and there is no ssh-agent"
         raise HostError(label, "auth", reason, f'run: eval "$(ssh-agent)" && ssh-add {identity}')
@@ -181,6 +181,14 @@ def _key_state(label: str, file: Path, strict: bool) -> str:
             raise HostError(label, "auth", f"identity file {file}: {text}") from error
         return "absent"
     return "open" if pairs else "locked"
+
+
+def _agent_path(config: SSHClientConfig) -> str:
+    """Return the socket of the ssh-agent, "" for none; it may be given by the name of a variable."""
+    named = str(config.get("IdentityAgent", AGENT_VARIABLE) or "none")
+    if named == AGENT_VARIABLE or named.startswith("$"):
+        named = os.environ.get(named.lstrip("$"), "none")
+    return "" if named.lower() == "none" else os.path.expanduser(named)
 
 
 def _is_socket(path: str) -> bool:

@@ -32,12 +32,14 @@ def alert_rows(
     """The state of the job in one line, and what is wrong and comes next in the other; `played`: of a recording."""
     end = _age(snapshot, age_s) if paused_s is None else ((f" PAUSED {words.age(paused_s)} ", "pill"),)
     end = ((f"{played} ", "warn"),) if played else end
-    return _state_row(snapshot, end, width, glyphs), _next_row(snapshot, age_s, width, glyphs)
+    return _state_row(snapshot, end, width, glyphs, was=bool(played)), _next_row(snapshot, age_s, width, glyphs)
 
 
-def _state_row(snapshot: Snapshot, end: Row, width: int, glyphs: Glyphs) -> Row:
+def _state_row(snapshot: Snapshot, end: Row, width: int, glyphs: Glyphs, *, was: bool) -> Row:
     look = snapshot.look
-    glyph, word, role = ("-" if snapshot.stale else glyphs.of(look)), look.word, look.role
+    # Nothing of a recording is so now.
+    word = f"was {look.word}" if was else look.word
+    glyph, role = ("-" if snapshot.stale else glyphs.of(look)), look.role
     if not snapshot.state:
         glyph, word, role = _without_status(snapshot)
     role = "off" if snapshot.stale and snapshot.state else role
@@ -170,8 +172,13 @@ def _end_row(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Row:
     word = {"succeeded": "every rank ended with 0", "stopped": "stopped by an operator"}.get(snapshot.state, "over")
     left = [(f" {word} {glyphs.dot} exit status {status}", "done" if status == 0 else "warn")]
     if snapshot.incident is not None:
-        left.append((f" {glyphs.dot} {words.count(snapshot.restarts, 'restart')} on the way", "dim"))
+        left.append((f" {glyphs.dot} {_charged(snapshot)} on the way", "dim"))
     return spread(left, end, width, glyphs.more)
+
+
+def _charged(snapshot: Snapshot) -> str:
+    """A lost node whose place a spare took has cost none."""
+    return words.count(snapshot.restarts, "restart") if snapshot.restarts else "no restart charged"
 
 
 def _calm(snapshot: Snapshot) -> str:
@@ -180,7 +187,7 @@ def _calm(snapshot: Snapshot) -> str:
         return f"reaching the hosts: {up} of {len(snapshot.nodes)} answer"
     if snapshot.launching:
         return "waiting for the nodes to be ready"
-    parts = ["no failure"] if snapshot.incident is None else [f"{words.count(snapshot.restarts, 'restart')} so far"]
+    parts = ["no failure"] if snapshot.incident is None else [f"{_charged(snapshot)} so far"]
     if snapshot.coordinator:
         gone = "" if snapshot.coordinator_reachable else " (not reachable)"
         parts.append(f"coordinator {snapshot.coordinator}{gone}")

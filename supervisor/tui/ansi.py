@@ -12,8 +12,8 @@ from typing import Final
 from rich.color import Color
 from rich.style import Style
 
-from remote_agent.logs.levels import ESCAPE
 from remote_agent.logs.pattern import TooLong, within
+from remote_agent.logs.rows import ESCAPE
 from supervisor.tui.cells import Row, Span, clean, crop_row, row_width, text_of
 
 # A row longer than this is cut here; its detail shows all that the agent sent.

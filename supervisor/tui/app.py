@@ -10,6 +10,7 @@ import gc
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
+from weakref import WeakKeyDictionary
 
 from textual import events
 
@@ -39,6 +40,7 @@ from supervisor.tui.words import Glyphs
 
 if TYPE_CHECKING:
     from textual.screen import Screen
+    from textual.widget import Widget
 
     from supervisor.session.filters import Filter
     from supervisor.tui.incident_rows import Place
@@ -90,6 +92,7 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         self.set_keymap({f"{name}.{mode}": keys for name, keys in (changed_keys or {}).items() for mode in self.MODES})
         self.history = History()
         self.desk = Desk(self)
+        self._typed_on: WeakKeyDictionary[events.Event, Widget] = WeakKeyDictionary()
         self._drawn: tuple[int, bool] = (-1, False)
         self._look = True
         self._paused_at: float | None = None
@@ -112,9 +115,17 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         return 0
 
     async def on_event(self, event: events.Event) -> None:
-        """Keys that were typed ahead of the end find no screen any more: they are nobody's."""
-        if self.is_running or not isinstance(event, events.InputEvent):
-            await super().on_event(event)
+        """Keys that were typed ahead of the end are nobody's; those ahead of a dialog or a field are theirs."""
+        if not self.is_running and isinstance(event, events.InputEvent):
+            return
+        if isinstance(event, events.Key):
+            here = self.focused or self.screen
+            if event.is_forwarded and self._typed_on.get(event, here) is not here:
+                # It comes back, unused, from where the key before has led away.
+                event = events.Key(event.key, event.character)
+            if not event.is_forwarded:
+                self._typed_on[event] = here
+        await super().on_event(event)
 
     async def run_action(self, *asked: Any, **named: Any) -> bool:
         """Nor does anything come of what they have led to."""
@@ -229,6 +240,11 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
             self._history = [*self._history[-HISTORY:], self.current_mode]
             self.switch_mode(mode)
             self.look_again()
+
+    @property
+    def way_back(self) -> bool:
+        """There is another screen to go back to."""
+        return bool(self._history) or self.current_mode != "map"
 
     def back(self) -> None:
         """Go back; at the end of the way, to the map."""

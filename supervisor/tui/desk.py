@@ -15,7 +15,7 @@ from supervisor import actions
 from supervisor.actions import ACTIONS, Action
 from supervisor.errors import SupervisorError
 from supervisor.membership import OPS, plan
-from supervisor.tui import keys, resync, words
+from supervisor.tui import keys, of_ranks, resync, words
 from supervisor.tui.screens.base import Target
 from supervisor.tui.screens.dialogs import ButtonDialog, Choice, Confirm, ConfirmTyped, Menu, MenuItem
 from supervisor.tui.screens.palette import Entry, Help, Palette
@@ -26,14 +26,6 @@ if TYPE_CHECKING:
 
 # The verbs that take several nodes at once.
 SEVERAL: Final = ("remove", "add", "cordon", "uncordon")
-SIGNALS: Final = (
-    ("USR1", "what many scripts save a snapshot on; it ends those that do not handle it"),
-    ("TERM", "asks it to end; the group restarts"),
-    ("KILL", "ends it at once; the group restarts"),
-    ("INT", "Ctrl-C"),
-    ("STOP", "it stands still until CONT: for tests of hangs"),
-    ("CONT", "lets it go on"),
-)
 _OUTSIDE: Final = ("removed", "spare", "lost", "failed", "")
 RANKS_IN_PALETTE: Final = 1024
 
@@ -43,10 +35,14 @@ def _named(action: Action, names: Sequence[str]) -> str:
     return f"{action.label} {', '.join(names) if len(names) < 4 else f'({len(names)})'}" if names else action.label
 
 
+def changes(action: Action) -> bool:
+    """Whether it changes something, or leaves something on the nodes: who only looks may not."""
+    return action.destructive or action.op == "keep"
+
+
 def offered() -> list[Action]:
-    """The actions that change something, or leave something on the nodes, and have a letter."""
-    wanted = [action for action in ACTIONS if action.key and action.op]
-    return [action for action in wanted if action.destructive or action.op == "keep"]
+    """The actions of the menu: those that change something, and the question where the ranks are."""
+    return [action for action in ACTIONS if action.key and action.op and (changes(action) or action.op == "stacks")]
 
 
 class Desk:
@@ -71,19 +67,20 @@ class Desk:
         self._app.push_screen(Menu(f"actions on {self._name(target)}", items), chosen)
 
     def _item(self, action: Action, target: Target) -> MenuItem:
-        off = ""
-        if self._app.read_only:
-            off = "this supervisor is read-only"
-        elif self._app.snapshot.ended:
-            off = "the job is over"
-        elif not self._app.snapshot.state:
+        off = self._obstacle(action)
+        if not off and not self._app.snapshot.state:
             off = "the job cannot be reached"
-        elif action.scope == "node" and not self._candidates(action):
+        elif not off and action.scope == "node" and not self._candidates(action):
             off = "no node for it"
         note = action.help
         if action.scope == "node" and (names := self._targets(action, target)):
             note = f"{', '.join(names)}: {action.help}"
         return MenuItem(action.id, action.key, action.label, note, off)
+
+    def _obstacle(self, action: Action) -> str:
+        if self._app.read_only and changes(action):
+            return "this supervisor is read-only"
+        return "the job is over" if self._app.snapshot.ended else ""
 
     def _name(self, target: Target) -> str:
         if target.rank is not None:
@@ -113,45 +110,20 @@ class Desk:
 
     def begin(self, action: Action, target: Target) -> None:
         """Ask for the node if none is selected that fits, then for consent."""
-        if self._app.read_only or self._app.snapshot.ended:
-            self._warn(f"{action.label}: {'read-only' if self._app.read_only else 'the job is over'}")
+        if obstacle := self._obstacle(action):
+            self._warn(f"{action.label}: {obstacle}")
         elif action.op == "sync":
             resync.offer(self._app, action)
         elif action.choices:
             self._choose_value(action)
         elif action.scope == "rank":
-            self._begin_with_ranks(action, target)
+            of_ranks.begin(self._app, self, action, target)
         elif action.scope != "node":
-            self._confirm(action, ())
+            self.confirm(action, ())
         elif names := self._targets(action, target):
-            self._confirm(action, names)
+            self.confirm(action, names)
         else:
             self._choose_node(action)
-
-    def _begin_with_ranks(self, action: Action, target: Target) -> None:
-        """Take the marked ranks, or the selected one, and ask what has to be asked."""
-        marked = [rank for rank in self._app.memory.ranks if self._app.snapshot.rank(rank) is not None]
-        ranks = marked or ([target.rank] if target.rank is not None else [])
-        if not ranks:
-            self._warn(f"{action.label}: select or mark a rank")
-            return
-        action = dataclasses.replace(action, args=(("ranks", ranks),))
-        if action.confirm:
-            self._choose_signal(action, ranks)
-        else:
-            names = tuple(str(rank) for rank in ranks)
-            self._app.run_worker(self.send(action, names, None), exit_on_error=False, group="requests")
-
-    def _choose_signal(self, action: Action, ranks: list[int]) -> None:
-        def chosen(name: str | None) -> None:
-            if name is not None:
-                self._confirm(
-                    dataclasses.replace(action, label=f"Send {name} to rank", args=(*action.args, ("signal", name))),
-                    tuple(str(rank) for rank in ranks),
-                )
-
-        items = [MenuItem(name, name[0], name, note) for name, note in SIGNALS]
-        self._app.push_screen(Menu(f"signal to rank {', '.join(map(str, ranks))}", lambda: items), chosen)
 
     def _choose_node(self, action: Action) -> None:
         if not self._candidates(action):
@@ -164,7 +136,7 @@ class Desk:
 
         def chosen(name: str | None) -> None:
             if name is not None:
-                self._confirm(action, (name,))
+                self.confirm(action, (name,))
 
         self._app.push_screen(Menu(f"{action.label}: which one?", items), chosen)
 
@@ -197,10 +169,11 @@ class Desk:
 
         self._app.push_screen(ButtonDialog(f"{action.label}?", facts, buttons, "cancel"), answered)
 
-    def _confirm(self, action: Action, names: tuple[str, ...]) -> None:
+    def confirm(self, action: Action, names: tuple[str, ...]) -> None:
+        """Say what it leads to; send it with consent."""
         snapshot, source = self._app.snapshot, self._app.source
         facts = [
-            ("Target", ", ".join(names) or f"job {snapshot.job}, {words.count(len(snapshot.ranks), 'rank')}"),
+            ("Target", self._about(action, names)),
             ("Effect", action.effect(source.status, names)),
         ]
         if action.op in OPS:
@@ -218,6 +191,13 @@ class Desk:
         if action.confirm == 2 and snapshot.job:
             dialog = ConfirmTyped(f"{action.label}?", facts, yes, snapshot.job)
         self._app.push_screen(dialog, answered)
+
+    def _about(self, action: Action, names: tuple[str, ...]) -> str:
+        snapshot = self._app.snapshot
+        if action.scope != "rank":
+            return ", ".join(names) or f"job {snapshot.job}, {words.count(len(snapshot.ranks), 'rank')}"
+        rows = (snapshot.rank(int(name)) for name in names)
+        return ", ".join(f"rank {row.rank} on {row.node}" for row in rows if row is not None)
 
     async def send(self, action: Action, names: tuple[str, ...], generation: int | None) -> None:
         """Send one request, and say what came of it, node by node where it is about several."""
@@ -261,11 +241,11 @@ class Desk:
         def answered(choice: str | None) -> None:
             if choice == "again" and action.scope == "rank":
                 numbers = [int(name.split()[1]) for name in failed]
-                self._confirm(
+                self.confirm(
                     dataclasses.replace(action, args=(*action.args, ("ranks", numbers))), tuple(map(str, numbers))
                 )
             elif choice == "again":
-                self._confirm(action, failed)
+                self.confirm(action, failed)
 
         title = f"{action.label}: {len(told) - len(failed)} done, {len(failed)} failed"
         self._app.push_screen(ButtonDialog(title, facts, [Choice("close", "Close"), again], "close"), answered)
@@ -339,12 +319,12 @@ class Desk:
     def _entries(self, screen: str) -> list[Entry]:
         app = self._app
         entries = [
-            Entry(f"key:{key.action}", (key.label or key.id).capitalize(), key.help, keys.shown(key.keys.split(",")[0]))
+            Entry(f"key:{key.action}", _titled(key.label or key.id), key.help, keys.shown(key.keys.split(",")[0]))
             for key in keys.of(screen, app.key_table)
             if key.palette
         ]
-        if not app.read_only:
-            entries += [Entry(f"act:{action.id}", action.label, action.help, f"x {action.key}") for action in offered()]
+        offers = [action for action in offered() if not (app.read_only and changes(action))]
+        entries += [Entry(f"act:{action.id}", action.label, action.help, f"x {action.key}") for action in offers]
         entries += [Entry(f"node:{node.name}", node.name, f"log of node {node.name}") for node in app.snapshot.nodes]
         ranks = app.snapshot.ranks[:RANKS_IN_PALETTE]
         entries += [Entry(f"rank:{row.rank}", f"r{row.rank}", f"log of rank {row.rank} on {row.node}") for row in ranks]
@@ -378,6 +358,10 @@ class Desk:
             ("signs", _signs(self._app.glyphs)),
         ]
         self._app.push_screen(Help(f"help: {screen}", [section for section in sections if section[1]]))
+
+
+def _titled(name: str) -> str:
+    return name[:1].upper() + name[1:]
 
 
 def _help_entry(key: keys.Key) -> Entry:

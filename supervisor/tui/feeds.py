@@ -1,20 +1,20 @@
-"""What a log view shows, fetched page by page; here: one stream of one rank, by line number.
+"""What a log view shows, fetched page by page: one stream of one rank, or many ranks merged by time.
 
 In: windows of rows asked from the session. Out: rows by index; None where a page has yet to come.
 
-Each feed holds a bounded number of rows whatever the size of the files.
+Both feeds hold a bounded number of rows whatever the size of the files.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from supervisor.tui.log_row import Key, LogRow, level_of
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
-    from supervisor.session.folding import Fold
     from supervisor.tui.source import Source
 
 PAGE: Final = 256
@@ -23,54 +23,6 @@ PAGES_KEPT: Final = 64
 BYTES_KEPT: Final = 32 * 1024 * 1024
 # So many rows stay, whatever their size: what is on the screen and around it.
 LEAST_KEPT: Final = 2 * PAGE
-
-Key = tuple[int, int, str, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class LogRow:
-    """One line of one stream of one rank."""
-
-    node: str
-    generation: int
-    rank: int
-    stream: str
-    line: int
-    t_ns: int
-    level: str
-    raw: bytes
-    who: str = ""
-    """Whom it stands for, where that is not one rank."""
-    fold: Fold[LogRow] | None = None
-    """All that it stands for."""
-
-    @property
-    def text(self) -> bytes:
-        """What it says, for whoever folds it."""
-        return self.raw
-
-    def is_at(self, key: Key | None) -> bool:
-        """Whether this is the line, or stands for it."""
-        return self.key == key or (
-            key is not None and self.fold is not None and any(row.key == key for row in self.fold.rows)
-        )
-
-    def is_any_of(self, keys: Collection[Key]) -> bool:
-        """Whether it is one of these lines, or stands for one."""
-        return self.key in keys or (self.fold is not None and any(row.key in keys for row in self.fold.rows))
-
-    @property
-    def key(self) -> Key:
-        """What makes it the same line again."""
-        return (self.generation, self.rank, self.stream, self.line)
-
-
-_LEVELS: Final = {"error": "error", "e": "error", "warn": "warn", "warning": "warn", "w": "warn"}
-
-
-def level_of(word: object) -> str:
-    """An agent's level as `error`, `warn` or nothing."""
-    return _LEVELS.get(str(word or "").lower(), "")
 
 
 class Feed(Protocol):
@@ -195,7 +147,8 @@ class RankFeed:
         page = self._pages.setdefault(number // PAGE, {})
         self._pages.move_to_end(number // PAGE)
         t_ns, level = int(entry.get("t_ns") or 0) - self._ahead_ns, level_of(entry.get("level"))
-        page[number] = LogRow(self.node, self.generation, self.rank, self.stream, number, t_ns, level, raw)
+        place = (self.node, self.generation, self.rank, self.stream, number)
+        page[number] = LogRow(*place, t_ns, level, raw, cut=int(entry.get("cut") or 0))
         self._bytes += len(raw)
 
     def _forget(self, number: int) -> None:

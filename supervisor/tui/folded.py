@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from supervisor import plain
 from supervisor.session.folding import WINDOW_NS, Fold, Folder
-from supervisor.tui.feeds import PAGE, Key, LogRow
+from supervisor.tui.feeds import PAGE
 from supervisor.tui.merged import MERGED_KEPT, MergedFeed
 
 if TYPE_CHECKING:
     from supervisor.session.logs import Clocks, Page, Selection
+    from supervisor.tui.log_row import Key, LogRow
     from supervisor.tui.source import Source
 
 # Rows in one request: hundreds of them may be one on the screen.
@@ -59,6 +60,8 @@ class FoldedFeed(MergedFeed):
 
     def __init__(self, source: Source, selection: Selection) -> None:
         super().__init__(source, selection)
+        self._is_flooded = False
+        """More than one page came since the last look."""
         self._blocks: list[_Block] = []
         self._lines: list[tuple[_Block, int]] = []
         """What is on each line: a block, and which row of it."""
@@ -104,8 +107,16 @@ class FoldedFeed(MergedFeed):
         clocks = self._clocks
         is_at_end = self._order and not self.detached and not self.selection.filter
         if is_at_end and following() and clocks is not None and not clocks.moved:
-            page = await self._fetch(FOLD_PAGE, clocks, after_ns=self._edge(-1) - LATE_NS)
-            if following() and not page.more and set(self.absent) <= set(page.absent):
+            last_ns = self._edge(-1)
+            page = None if self._is_flooded else await self._fetch(FOLD_PAGE, clocks, after_ns=last_ns - LATE_NS)
+            if page is None or page.more:
+                # Of what one page does not hold only the newest: the others are loaded when they are looked for.
+                page = await self._fetch(FOLD_PAGE, clocks)
+                self._is_flooded = bool(page.more and page.rows and page.rows[0].t_ns > last_ns)
+            if following() and set(self.absent) <= set(page.absent):
+                if self._is_flooded:
+                    self._replace(page)
+                    return
                 self.absent = tuple(page.absent)
                 self.unseen, self.more_unseen = 0, False
                 self._append(self._update(page.rows))

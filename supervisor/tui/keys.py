@@ -60,14 +60,14 @@ KEYS: Final[tuple[Key, ...]] = (
         "evidence",
         "enter",
         "open",
-        "log line",
+        "line",
         "evidence: its line in the log; victims: unfold",
         "incident",
         10,
         bound=False,
     ),
     Key("told", "enter", "open", "log", "what NCCL told on that node", "nccl", 10, bound=False),
-    Key("detail", "enter", "detail", "whole line", "the whole line, wrapped", "logs", 45),
+    Key("detail", "enter", "detail", "whole line", "the whole record: a traceback, where and when it came", "logs", 45),
     Key(
         "logs",
         "l",
@@ -92,7 +92,7 @@ KEYS: Final[tuple[Key, ...]] = (
     Key("sync", "R", "sync", "", "bring edited files to the nodes, restart; or roll back"),
     Key("mark", "space", "mark", "mark", "mark, or unmark: actions go to what is marked", "map nodes ranks"),
     Key("mark.failed", "asterisk", "mark_failed", "", "mark all that failed or was lost", "map nodes ranks"),
-    Key("mark.none", "U", "unmark", "", "mark nothing", "map nodes ranks", palette=True),
+    Key("mark.none", "U", "unmark", "unmark all", "mark nothing", "map nodes ranks", palette=True),
     Key(
         "problems",
         "exclamation_mark",
@@ -170,7 +170,7 @@ REPLAY: Final[tuple[Key, ...]] = (
         "replay.previous", "comma", "app.step(-1)", "previous", "replay: go to the event before", footer=3, palette=True
     ),
     Key("replay.faster", "right_parenthesis", "app.speed(1)", "faster", "replay: faster", footer=4, palette=True),
-    Key("replay.slower", "left_parenthesis", "app.speed(-1)", "", "replay: slower", palette=True),
+    Key("replay.slower", "left_parenthesis", "app.speed(-1)", "slower", "replay: slower", palette=True),
 )
 
 _SHOWN: Final = {

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from supervisor.tui.feeds import BYTES_KEPT, LEAST_KEPT, PAGE, Key, LogRow, level_of
+from supervisor.tui.feeds import BYTES_KEPT, LEAST_KEPT, PAGE
+from supervisor.tui.log_row import Key, LogRow, taken
 
 if TYPE_CHECKING:
     from supervisor.session.logs import Clocks, Page, Row, Selection
@@ -240,7 +241,7 @@ class MergedFeed:
         fresh: list[LogRow] = []
         start = None if all_times or self._at_start or not self._order else self._edge(0)
         for each in rows:
-            row = _log_row(each)
+            row = taken(each)
             old = self._rows.get(row.key)
             if old is None:
                 if start is None or row.t_ns >= start:
@@ -292,7 +293,7 @@ class MergedFeed:
 
     def _replace(self, page: Page, *, at_start: bool | None = None) -> None:
         """Show these rows alone: the newest ones, or others where it is known whether they are the first."""
-        rows = [_log_row(row) for row in page.rows]
+        rows = [taken(row) for row in page.rows]
         self._rows, self._bytes = {}, 0
         self._hold(rows)
         self._order = list(self._rows)
@@ -301,7 +302,3 @@ class MergedFeed:
         self.absent, self._clocks = tuple(page.absent), page.clocks
         self._since_ns, self.passed, self.looked_at, self.shifted = page.since_ns, 0, 0, 0
         self._reach(page.until_ns)
-
-
-def _log_row(row: Row) -> LogRow:
-    return LogRow(row.node, row.generation, row.rank, row.stream, row.line, row.t_ns, level_of(row.level), row.text)

@@ -90,6 +90,9 @@ class Source(Protocol):
     async def edited(self) -> Json:
         """What is edited in the work tree here, as `change`, and the `tree` that the group runs from."""
 
+    async def stacks(self, ranks: list[int] | None) -> Json:
+        """Python stacks of these ranks, or of all, by rank, and why there is none of others; raises as `request`."""
+
     @property
     def launching(self) -> bool:
         """Nodes are still being brought up for a new job."""

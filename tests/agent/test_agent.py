@@ -116,14 +116,30 @@ def test_a_killed_agent_takes_its_workers_along_and_the_rest_go_on(tmp_path: Pat
     asyncio.run(check())
 
 
+LEAVES = """
+import os, subprocess
+sleep = ["sleep", "600"]
+left = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep, start_new_session=True).pid]
+open(f"left_{os.environ['RANK']}", "a").write(f"{left[0]} {left[1]} ")
+"""
+
+
 def test_a_killed_engine_is_replaced_and_its_node_returns(tmp_path: Path) -> None:
     async def check() -> None:
-        async with Nodes(tmp_path, 2, LIGHT, min_nodes=1) as nodes:
+        async with Nodes(tmp_path, 2, LEAVES + LIGHT, min_nodes=1) as nodes:
             await nodes.launch()
             running = await nodes.until("generation_running")
             worker = running["detail"]["pids"]["1"]
+            while not (nodes.work / "ran_0_1").exists():
+                await asyncio.sleep(0.01)
+            left = [int(pid) for pid in (nodes.work / "left_1").read_text().split()]
+            agent = int(stat_fields(int(stat_fields(worker)[1]))[1])
             os.kill(int(stat_fields(worker)[1]), signal.SIGKILL)
-            await wait_gone([worker], 2.0)
+            await wait_gone([worker, *left], 3.0)
+            end = time.monotonic() + 3.0
+            while any(stat_fields(pid)[:1] == ["Z"] for pid in children_of(agent)):
+                assert time.monotonic() < end, "nobody reaps what the engine left"
+                await asyncio.sleep(0.02)
             lost = await nodes.until("node_lost")
             assert "engine died" in lost["detail"]["reason"]
             incident = (await nodes.until("incident"))["detail"]
@@ -134,6 +150,32 @@ def test_a_killed_engine_is_replaced_and_its_node_returns(tmp_path: Path) -> Non
             await nodes.until("job_succeeded")
 
     asyncio.run(check())
+
+
+def test_workers_of_an_agent_that_stands_still_end_before_the_others_go_on(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 2, LIGHT, min_nodes=1, node_timeout=4.0) as nodes:
+            await nodes.launch()
+            worker = (await nodes.until("generation_running"))["detail"]["pids"]["1"]
+            engine = int(stat_fields(worker)[1])
+            agent = int(stat_fields(engine)[1])
+            os.kill(agent, signal.SIGSTOP)
+            await nodes.until("generation_started", generation=1)
+            assert not alive(worker)
+            assert not alive(engine)
+            await nodes.until("generation_running", generation=1)
+            os.kill(agent, signal.SIGCONT)
+            assert (await nodes.until("generation_running", generation=2))["detail"]["world_size"] == 2
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded")
+
+    asyncio.run(check())
+
+
+def children_of(pid: int) -> list[int]:
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
 
 
 def test_an_engine_that_hangs_is_killed_before_the_next_group_starts(tmp_path: Path) -> None:

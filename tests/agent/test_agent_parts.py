@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ from remote_agent.open_job import TorchrunLink
 from remote_agent.paths import JobFiles, start_ticks
 from remote_agent.server import watch_pause
 from remote_agent.tasks import Tasks
+from remote_agent.tree_desk import JobTree
 from remote_agent.wire import MAX_HEADER, Answer, Channel, JobSpec, NodeSpec, Problem
 from supervisor.session.certificates import Authority, make_authority
 from tests.agent.test_peers import files_for
@@ -140,6 +142,33 @@ def test_the_lease_ends_the_workers_while_an_election_waits(tmp_path: Path) -> N
     asyncio.run(check())
 
 
+def test_a_work_tree_that_cannot_be_put_in_place_is_told_at_once(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            await agent.assign({"term": 1, "coordinator": {"node": "n1", "address": "a", "port": 1}, "members": {}})
+            agent.tree = JobTree(agent.files.home, "tree")
+            (agent.files.home.trees / ".state" / "tree" / "lock").mkdir(parents=True)
+            role = agent.role
+            assert role is not None
+            role.state = dataclasses.replace(role.state, phase="starting", generation=0, members=("n1",))
+            agent.follower.order("go", {"generation": 0, "tree": "f" * 64})
+            agent.follower._tasks.spawn(agent.follower._obey(), "orders")
+            await until(lambda: "Is a directory" in role.state.troubles.get("n1", ""))
+
+    asyncio.run(check())
+
+
+def test_what_could_not_be_told_is_told_to_the_next_connection(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            agent.follower.follow(1, "n2")
+            failed = {"generation": 0, "message": "go: no such directory"}
+            agent.follower.report("order_failed", failed)
+            assert {"op": "order_failed", "args": failed} in agent.follower.introduction()["reports"]
+
+    asyncio.run(check())
+
+
 async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Say nothing until the other side has gone."""
     await reader.read()
@@ -198,7 +227,7 @@ def test_a_heartbeat_tells_what_the_node_and_its_ranks_use(tmp_path: Path) -> No
             assert 0 < told["vitals"]["mem_used"] < told["vitals"]["mem_total"]
             assert told["vitals"]["disk_free"] > 0
             rank = told["ranks"]["4"]
-            assert rank["progress"] == {"loss": 0.5, "rate": 96021.0, "unit": "tok/s", "steps_s": None}
+            assert rank["progress"] == {"loss": 0.5, "rate": 96021.0, "unit": "tok/s", "steps_s": None, "saved": None}
             assert rank["vitals"]["rss"] > 0
             assert rank["vitals"]["cpu"] == 0
             follower.running = None

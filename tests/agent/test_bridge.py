@@ -187,6 +187,8 @@ def test_a_tree_in_use_is_not_changed_under_a_job(tmp_path: Path) -> None:
 def test_an_agent_starts_once_detached_and_is_found_again(tmp_path: Path) -> None:
     async def body() -> None:
         async with Nodes(tmp_path, 1, SLEEPS) as nodes:
+            # As seen from where a login begins, which is not where an agent runs.
+            nodes.nodes["n1"].home = Path(os.path.relpath(nodes.nodes["n1"].home))
             # Two launches of one name at once: the keys of one must not meet the agent of the other.
             both = await asyncio.gather(nodes.start("n1"), nodes.start("n1"), return_exceptions=True)
             (refused,) = (one for one in both if isinstance(one, CallFailed))

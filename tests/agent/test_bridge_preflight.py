@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from pathlib import Path
 
+import pytest
+
+from remote_agent import probe
 from remote_agent.wire import MAGIC, encode
+from tests.agent.engine_process import alive
 
 WAIT_S = 30.0
 
@@ -45,3 +50,13 @@ def test_a_preflight_ends_with_its_operator(tmp_path: Path, repository: Path) ->
     status, child = asyncio.run(asyncio.wait_for(ask_and_hang_up(tmp_path, repository), WAIT_S))
     assert status == 0
     assert not Path(f"/proc/{child}").exists()
+
+
+def test_a_tool_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    """As a wrapper around nvidia-smi does it: what it has started holds its output."""
+    began = time.monotonic()
+    line = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(probe._run(["sh", "-c", line], 0.5))
+    assert time.monotonic() - began < 3.0
+    assert not alive(int((tmp_path / "pid").read_text()))

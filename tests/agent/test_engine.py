@@ -8,7 +8,6 @@ import os
 import socket
 import sys
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 
 from remote_agent.wire import CallFailed
-from tests.agent.engine_process import PY_SPY, ROOT, SCRIPTS, SharedEngine, engine, speak
+from tests.agent.engine_process import PY_SPY, SCRIPTS, SharedEngine, engine, speak
 
 pytestmark = pytest.mark.torch
 
@@ -377,21 +376,3 @@ def test_restart_latency_of_light_workers(shared: SharedEngine) -> None:
     spans = shared.do(run())
     print(f"go -> both main(): median {spans[4]:.1f} ms, all {spans}; stop: median {sorted(stops)[4]:.1f} ms")
     assert spans[4] < 1000.0
-
-
-def test_an_engine_in_a_zipapp(tmp_path: Path) -> None:
-    """As on a node, where no source lies about."""
-    archive = tmp_path / "agent.pyz"
-    with zipfile.ZipFile(archive, "w") as zipped:
-        for path in (ROOT / "remote_agent").rglob("*.py"):
-            zipped.write(path, path.relative_to(ROOT))
-        zipped.writestr("__main__.py", "import sys; from remote_agent.engine import main; main(sys.argv[1])")
-
-    async def run() -> None:
-        async with engine(tmp_path / "job", program=(sys.executable, str(archive)), cwd=tmp_path) as one:
-            (tmp_path / "job" / "fails.py").write_text("raise RuntimeError('in a zip')")
-            await one.go("fails.py")
-            ended = (await one.wait_exits(0))[0]
-            assert ended["error"]["message"] == "RuntimeError: in a zip"
-
-    asyncio.run(run())

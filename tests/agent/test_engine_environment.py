@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from remote_agent.engine_start import Order, link_nccl, rank_directories, worker_environment
-from tests.agent.engine_process import SCRIPTS, SharedEngine, order
+from supervisor.ssh.agent_file import MAIN
+from tests.agent.engine_process import ROOT, SCRIPTS, SharedEngine, engine, order
 
 pytestmark = pytest.mark.torch
 
@@ -184,3 +187,26 @@ EXPECTED = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     "OMP_NUM_THREADS": "1",
 }
+
+
+def test_an_engine_in_a_zipapp(tmp_path: Path) -> None:
+    """As on a node, where no source lies about."""
+    archive = tmp_path / "agent.pyz"
+    with zipfile.ZipFile(archive, "w") as zipped:
+        for path in (ROOT / "remote_agent").rglob("*.py"):
+            zipped.write(path, path.relative_to(ROOT))
+        zipped.writestr("__main__.py", MAIN)
+    # It prints where our frames go.
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "sitecustomize.py").write_text("print('welcome')")
+    program = (sys.executable, "-S", str(archive), "engine", "--job")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "start")}
+
+    async def run() -> None:
+        async with engine(tmp_path / "job", env, program, tmp_path) as one:
+            (tmp_path / "job" / "fails.py").write_text("raise RuntimeError('in a zip')")
+            await one.go("fails.py")
+            ended = (await one.wait_exits(0))[0]
+            assert ended["error"]["message"] == "RuntimeError: in a zip"
+
+    asyncio.run(run())

@@ -135,3 +135,20 @@ def test_a_worker_that_the_bootstrap_did_not_reach_is_taken_to_run(
     assert first == ("main", {"generation": 7, "rank": 0, "t_ns": 5})
     assert second == ("main", {"generation": 7, "rank": 1, "t_ns": second[1]["t_ns"], "assumed": True})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_bootstrap_lies_where_pythonpath_can_name_it(tmp_path: Path) -> None:
+    (tmp_path / "odd:home").mkdir()
+    boot = BootDirectory(tmp_path / "odd:home")
+    try:
+        found = subprocess.run(
+            [sys.executable, "-c", "import os; print(os.environ.get('PYTHONPATH'))"],
+            env={**os.environ, "PYTHONPATH": str(boot.path), "RANK": "0"},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        # The bootstrap takes itself off the path, so it was found.
+        assert found.stdout == "None\n"
+    finally:
+        boot.close()

@@ -143,6 +143,30 @@ def test_steps_are_read_from_the_lines_in_use(text: bytes, step: int | None) -> 
 
 
 @pytest.mark.parametrize(
+    ("text", "saved"),
+    [
+        (b"step=120 loss=3\nsaved snapshot.pt: epochs_run=4 step=120\nstep=130\n", 120),
+        (b"step=120\nEpoch 3 | Training snapshot saved at snapshot.pt\nstep=121\n", 120),
+        (b"step=7\nstep=8\nsaving checkpoint to out\n", 8),
+        (b" 50%|### | 500/1000 [00:10<00:10]\nSaving model checkpoint to out/checkpoint-500\nstep_time 3\n", 500),
+        (b"resumed from snapshot.pt: epochs_run=2 step=40\nstep=41\n", 40),
+        (b"Resuming training from snapshot at Epoch 3\nstep 31\n", None),
+        (b"step 9\nresumed from snapshot.pt\n", None),
+        (b"step 9\nsaved snapshot.pt step=9\nstep 12\ncheckpoint was not saved: disk full\n", 9),
+        (b"step 9\nsaved 3 files\nit resumed\n", None),
+        (b"step 9\nsaved snapshot.pt", None),
+        (b"saved snapshot.pt\n", None),
+    ],
+)
+def test_the_step_of_the_last_snapshot_is_the_one_that_was_told(text: bytes, saved: int | None) -> None:
+    whole, bytewise = StepReader(), StepReader()
+    whole.feed("stdout", text, 5)
+    for number in range(len(text)):
+        bytewise.feed("stdout", text[number : number + 1], number)
+    assert (whole.saved, bytewise.saved) == (saved, saved)
+
+
+@pytest.mark.parametrize(
     ("text", "warning"),
     [
         (b"step 120 loss=nan\n", "loss is nan, about step 120"),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from remote_agent.logs import LogStore
+from remote_agent.logs import search as searching
 from remote_agent.logs.longline import PIECE
 from remote_agent.wire import Problem
 from tests.agent.log_files import append, log, until
@@ -45,6 +46,30 @@ def test_search_streams_hits_stops_at_a_limit_and_minds_the_time(tmp_path: Path)
         assert some[-1].data["limited"]
         other = [item async for item in store.search("hit", ranks=[1])]
         assert [row["rank"] for row in other[0].data["rows"]] == [1]
+        await store.stop()
+
+    asyncio.run(run())
+
+
+def test_a_search_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came since, and the line that was not whole; no more is read than that takes."""
+    monkeypatch.setattr(searching, "_AGAIN_NS", 0)
+
+    async def run() -> None:
+        store = LogStore(tmp_path, live=True)
+        await store.start()
+        path = log(tmp_path)
+        append(path, b"needle\n" * 20_000 + b"nee")
+        await store.window(0, 0, "stdout", 0, 1)
+        first = [item async for item in store.search("needle")]
+        assert first[-1].data["hits"] == 20_000
+        append(path, b"dle\nneedle\nno\n")
+        await store.window(0, 0, "stdout", -1, 1)
+        again = [item async for item in store.search("needle", again_ns=first[-1].data["begun_ns"])]
+        assert [row["line"] for item in again for row in item.data["rows"]] == [20_000, 20_001]
+        assert again[-1].data["searched_bytes"] < 10_000
+        last = [item async for item in store.search("needle", again_ns=again[-1].data["begun_ns"])]
+        assert last[-1].data["hits"] == 0
         await store.stop()
 
     asyncio.run(run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import shutil
 import signal
@@ -13,15 +14,17 @@ from typing import Any
 
 import pytest
 
-from supervisor.errors import LaunchFailed, RequestFailed, Unreachable
+from supervisor.errors import LaunchFailed, RequestFailed, Unreachable, UsageError
 from supervisor.inventory import Inventory
+from supervisor.session import bringup, heal
 from supervisor.session import follow as follow_module
-from supervisor.session import heal
 from supervisor.session import session as session_module
+from supervisor.session.certificates import make_authority
 from supervisor.session.launch import launch_session
 from supervisor.session.logs import Selection, dump, merged
 from supervisor.session.session import Session, open_session
 from supervisor.session.specs import UpOptions, make_plan
+from supervisor.ssh import HostError, NodeLink
 from tests.agent.test_session_hosts import WAIT_S, Hosts, hosts
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
@@ -243,6 +246,33 @@ def test_a_job_that_nobody_knows(tmp_path: Path) -> None:
                 await until(screen, lambda: isinstance(screen.failure, Unreachable))
 
     with hosts(tmp_path, 2) as made:
+        asyncio.run(scenario(made))
+
+
+def test_what_breaks_a_bring_up_is_told_to_who_waits_for_it(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        async with open_session(made.inventory(), "job-t") as session:
+            link = session.links["n1"]
+            link.held = True
+
+            async def read() -> None:
+                # Such as a script that a new .gitignore leaves out.
+                raise UsageError("script talk.py is left out")
+
+            spec = make_plan(made.inventory(), UpOptions("talk.py"), made.work).spec
+            material = bringup.Material(dataclasses.replace(spec, tree=None), make_authority("job-t"), read=read)
+            with pytest.raises(HostError, match="n1: sync: script talk.py is left out"):
+                await asyncio.wait_for(
+                    link.carry_out(lambda node: bringup._sync(session, link, node, material)), WAIT_S
+                )
+
+            async def broken(node: NodeLink) -> None:
+                raise KeyError("missing")
+
+            with pytest.raises(HostError, match="internal error: KeyError"):
+                await asyncio.wait_for(link.carry_out(broken), WAIT_S)
+
+    with hosts(tmp_path, 1) as made:
         asyncio.run(scenario(made))
 
 

@@ -9,12 +9,13 @@ import pytest
 
 from supervisor.session.filters import Filter
 from supervisor.session.hits import hits
-from supervisor.session.logs import Row, Selection, clock_error_ms, dump, merged
+from supervisor.session.logs import Row, Selection, clock_error_ms, dump, files, merged, read_raw
 from supervisor.session.passing import Passing
 from supervisor.session.session import open_session
 from tests.agent.test_session import has, planned, until
 from tests.agent.test_session_hosts import WAIT_S, Hosts, hosts
 from tests.agent.test_session_verbs import Cli
+from tests.bench import odd
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 # The first generation goes on until it is stopped, and says something then; the second one ends by itself.
@@ -48,6 +49,7 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
         async with planned(made.inventory(), made) as session:
             told: list[str] = []
             kept: list[str] = []
+            raw = bytearray()
 
             async def narrow() -> None:
                 chosen = Selection(streams=("stdout",), filter=Filter(("^ERROR",), ("^x",)))
@@ -58,15 +60,24 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
                 async for rows in hits(session, Selection(streams=("stdout",)), 0, dict(QUERY)):
                     told.extend(row.text.decode() for row in rows)
 
+            async def follow_raw() -> None:
+                (file,) = [each for each in await files(session) if each["stream"] == "stdout"]
+                async for data in read_raw(session, file, lambda size: None, follow=True):
+                    raw.extend(data)
+
             await session.ready()
             following = asyncio.gather(follow(), narrow())
-            await until(session, lambda: has(session, "generation_running") and bool(told) and bool(kept))
+            await until(session, lambda: has(session, "generation_running") and bool(told))
+            following_raw = asyncio.ensure_future(follow_raw())
+            await until(session, lambda: bool(raw))
             session.links["n1"].reopen()
-            count = len(told)
-            await until(session, lambda: len(told) > count)
+            count, size = len(told), len(raw)
+            await until(session, lambda: not session.links["n1"].opened)
+            await until(session, lambda: len(told) > count and len(raw) > size)
             await session.request("restart")
-            await asyncio.wait_for(following, WAIT_S)
+            await asyncio.wait_for(asyncio.gather(following, following_raw), WAIT_S)
             assert session.state == "succeeded"
+            assert raw == (made.home("n1") / "jobs/job-t/generation_0/rank_0/stdout.log").read_bytes()
         logs = [made.home("n1") / f"jobs/job-t/generation_{number}/rank_0/stdout.log" for number in (0, 1)]
         assert told == [line for log in logs for line in log.read_text().splitlines() if line.startswith("ERROR")]
         assert "ERROR last words" in told
@@ -86,26 +97,36 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
         without = cli("logs", "h.toml", "--grep", "NCCL")
         assert (without.status, without.lines, "lines of NCCL are left out" in without.err) == (1, [], True)
         assert without.err.endswith("supervisor: no line matches --grep 'NCCL'\n")
-        # A line of any length is searched and printed whole; capitals count only where they are asked for.
-        whole = "n1:0| " + "x" * 3_000_000 + "The \x1b[1mend"
-        for words in (["--grep", "xthe end"], ["-f", "--grep", "xThe end$"], ["--tail", "6001"]):
-            run = cli("logs", "h.toml", *words)
-            assert (run.status, run.lines[0] == whole, len(run.lines) in (1, 6001)) == (0, True, True), words
-        assert cli("logs", "h.toml", "--grep", "xtheEnd").status == 1
-        folded = cli("logs", "h.toml", "--fold", "--grep", "the end").lines
-        assert folded == [whole[: 6 + 64 * 1024] + "… +2.9 MB"]
-        slow = cli("logs", "h.toml", "--grep", r"(x+)+\d")
-        assert (slow.status, slow.out, "takes more than" in slow.err) == (2, b"", True)
-        some = [f"n1:0| ERROR True {number}" for number in range(2900, 3000) if number % 10 != 9]
-        for more in ([], ["-f"], ["--level", "error"], ["-f", "--fold"]):
-            narrow = cli("logs", "h.toml", "--include", r"error \S+ 29\d\d$", "--exclude", "9$", *more)
-            assert (narrow.status, narrow.lines) == (0, some), more
-        assert cli("logs", "h.toml", "-f", "--include", "^error", "--tail", "3").lines == last[-3:]
-        assert cli("logs", "h.toml", "--include", "[").status == cli("logs", "h.toml", "--exclude", "(").status == 2
+        _check_grep(cli)
+        _check_filter(cli)
         # The newest generation wrote nothing there.
         assert cli("logs", "h.toml", "-f", "--stream", "stderr").lines == []
         typo = cli("logs", "h.toml", "-f", "--node", "typo")
         assert (typo.status, "no host 'typo' in the inventory" in typo.err) == (1, True)
+
+
+def _check_grep(cli: Cli) -> None:
+    """A line of any length is searched and printed whole; capitals count only where they are asked for."""
+    whole = "n1:0| " + "x" * 3_000_000 + "The \x1b[1mend"
+    for words in (["--grep", "xthe end"], ["-f", "--grep", "xThe end$"], ["--tail", "6001"]):
+        run = cli("logs", "h.toml", *words)
+        assert (run.status, run.lines[0] == whole, len(run.lines) in (1, 6001)) == (0, True, True), words
+    assert cli("logs", "h.toml", "--grep", "xtheEnd").status == 1
+    folded = cli("logs", "h.toml", "--fold", "--grep", "the end").lines
+    assert folded == [whole[: 6 + 64 * 1024] + "… +2.9 MB"]
+    slow = cli("logs", "h.toml", "--grep", r"(x+)+\d")
+    assert (slow.status, slow.out, "takes more than" in slow.err) == (2, b"", True)
+
+
+def _check_filter(cli: Cli) -> None:
+    """What is kept is the same past and live, folded or not."""
+    some = [f"n1:0| ERROR True {number}" for number in range(2900, 3000) if number % 10 != 9]
+    for more in ([], ["-f"], ["--level", "error"], ["-f", "--fold"]):
+        kept = cli("logs", "h.toml", "--include", r"error \S+ 29\d\d$", "--exclude", "9$", *more)
+        assert (kept.status, kept.lines) == (0, some), more
+    last = [f"n1:0| ERROR True {number}" for number in range(2997, 3000)]
+    assert cli("logs", "h.toml", "-f", "--include", "^error", "--tail", "3").lines == last
+    assert cli("logs", "h.toml", "--include", "[").status == cli("logs", "h.toml", "--exclude", "(").status == 2
 
 
 # Both ranks do each step together, as ranks do that train, and print the same but for their number.
@@ -168,6 +189,11 @@ def test_what_a_bound_drops_is_told_to_whoever_reads(
     assert live[-len(kept) :] == kept, "who followed lost nothing that is left"
     told = [line for line in live if "dropped here" in line]
     assert len(told) + sum(line.startswith("n1:0| line ") for line in live) == len(live)
+
+
+def test_the_odd_one_of_512_ranks_is_on_the_screen_soon(tmp_path: Path) -> None:
+    """A second is the goal (`tests.bench odd`: 0.2 s); a machine that does other things as well may take longer."""
+    assert min(odd.measure(tmp_path, 2, nodes=2)) < 5 * odd.GOAL_S
 
 
 # What a machine's clock that is wrong does to all of our processes on it.

@@ -197,7 +197,7 @@ def test_gpus_come_from_a_process_of_its_own(tool: Path, monkeypatch: pytest.Mon
         taken = Vitals(host, "job-x", lambda: True)
         taken.start(tasks, "127.0.0.1", dict)
         end = time.monotonic() + 20
-        while not ((node := taken.told()[0]) and node["gpus"] and node["cpu"] is not None):
+        while not ((node := taken.told({})[0]) and node["gpus"] and node["cpu"] is not None):
             assert time.monotonic() < end
             await asyncio.sleep(0.02)
         assert node["net_in"] is not None
@@ -228,10 +228,13 @@ def test_a_measurement_costs_little(tmp_path: Path) -> None:
     taken = Vitals(Host(tmp_path), "job-x", lambda: True)
     workers = {rank: os.getpid() for rank in range(8)}
     taken.measure(workers)
+    assert taken.told(workers)[1].keys() == workers.keys()
+    # Another process has come in a rank's place: what the one before used is not its own.
+    assert taken.told({**workers, 3: 1})[1].keys() == workers.keys() - {3}
     begin = time.process_time()
     for _ in range(20):
         taken.measure(workers)
-        taken.told()
+        taken.told(workers)
     each_ms = (time.process_time() - begin) / 20 * 1000
     print(f"\none measurement with 8 ranks: {each_ms:.1f} ms")
     assert each_ms < 15

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import defects, diagnose, failures, flood, launch, logs, report, restart, screen
+from tests.bench import defects, diagnose, failures, flood, launch, logs, odd, report, restart, screen
 from tests.bench.report import Report
 from tests.cluster import ClusterError, cluster_obstacle
 from tests.cluster.leftovers import MARK, describe, end, marked
@@ -32,6 +32,7 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {
     "browse": logs.browse,
     "grep": logs.grep,
     "frames": logs.frames,
+    "odd": odd.run,
 }
 
 

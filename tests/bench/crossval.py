@@ -157,7 +157,9 @@ def incidental(case: Case, chance: random.Random) -> Case:
 
 
 def permuted(case: Case, chance: random.Random) -> Case:
-    """Each rank under another number, wherever it is named."""
+    """Each rank under another number, wherever it is named; none where some are named by their place on a node."""
+    if any("localRank" in block["text"] for block in case["ranks"]):
+        return case
     named = [int(found[2]) for block in case["ranks"] for found in _RANK.finditer(block["text"])]
     filed = [block["rank"] for block in case["ranks"] if block["rank"] is not None]
     count = max([*named, *filed, case["expected"].get("culprit_rank") or 0]) + 1

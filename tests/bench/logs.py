@@ -121,7 +121,7 @@ async def _first_error(session: Session) -> None:
     """Until all errors are known, and the rows around the first one."""
     selection = Selection(generation=0)
     finder = Finder(session, selection, "", "error")
-    await asyncio.wait_for(finder.run(lambda: None, ROWS), WAIT_S)
+    await asyncio.wait_for(finder.search(lambda: None, ROWS), WAIT_S)
     t_ns, key = finder.hits[0]
     await MergedFeed(session, selection).show_around(t_ns, ROWS, finder.pages(key))
 

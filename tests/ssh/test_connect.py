@@ -7,6 +7,7 @@ import dataclasses
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import pytest
 
 from supervisor.inventory import Host, local
 from supervisor.ssh import AgentFile, HostError, NodeLink, connect, connect_all
-from supervisor.ssh.settings import hops
+from supervisor.ssh.settings import for_host, hops
 from supervisor.ssh.wires import LocalWire
 from tests.ssh.servers import Served, jump_host, with_hosts
 
@@ -148,6 +149,18 @@ def test_the_ssh_configuration_is_honoured(tmp_path: Path, agent: AgentFile, ssh
             await connect(dataclasses.replace(alias, known_hosts=tmp_path / "empty"), agent=agent)
 
     with_hosts(tmp_path, body)
+
+
+@pytest.mark.parametrize("named", ["", "IdentityAgent SSH_AUTH_SOCK", "IdentityAgent $OTHER", "IdentityAgent none"])
+def test_an_ssh_agent_may_be_named_by_a_variable(
+    tmp_path: Path, ssh_home: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    (ssh_home / ".ssh" / "config").write_text(f"Host *\n  {named}\n")
+    path = str(tmp_path / "a")
+    monkeypatch.setenv("OTHER" if "OTHER" in named else "SSH_AUTH_SOCK", path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        assert for_host(Host(name="n1", ssh="box", address="x")).agent == ("" if "none" in named else path)
 
 
 def test_host_keys_are_checked_whatever_the_configuration_says(

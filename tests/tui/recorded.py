@@ -21,7 +21,7 @@ from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unre
 from supervisor.session.fabric import Fabric
 from supervisor.session.logs import Clocks, Page, Row, Selection
 from supervisor.session.view import HostView, Notice
-from supervisor.tui.feeds import level_of
+from supervisor.tui.log_row import level_of
 
 DATA = Path(__file__).parent / "data"
 File = tuple[str, int, int, str]
@@ -56,6 +56,7 @@ class RecordedSession:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.refusal: RequestFailed | None = None
         self.answer: dict[str, Any] | None = None
+        self.python_stacks: dict[str, str] = {}
         self.log_calls = 0
         self.latency_s = 0.0
         self.cancelled = False
@@ -92,6 +93,14 @@ class RecordedSession:
     async def edited(self) -> dict[str, Any]:
         """What a session would say of the work tree."""
         return self.changes
+
+    async def stacks(self, ranks: list[int] | None) -> dict[str, Any]:
+        """The stacks of the recording, of these ranks; the rest of them cannot be reached."""
+        asked = [str(row["rank"]) for node in self.status["nodes"] for row in node["ranks"]] if ranks is None else ranks
+        wanted = [str(rank) for rank in asked]
+        found = {rank: text for rank, text in self.python_stacks.items() if rank in wanted}
+        missing = {rank: "n2: no answer in time" for rank in wanted if rank not in found}
+        return {"stacks": found, "unreachable": missing, "children": {}, "notes": {}}
 
     async def nccl(self) -> Fabric:
         """What the nodes would answer."""

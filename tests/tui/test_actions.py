@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from supervisor.errors import RequestFailed
-from supervisor.tui.desk import offered
+from supervisor.tui.desk import changes, offered
 from supervisor.tui.screens import dialogs
 from tests.tui import recorded
-from tests.tui.screens import press, running, settle, text_of, until
+from tests.tui.screens import compare, press, running, settle, text_of, type_key, until
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +53,17 @@ def test_no_single_key_asks_the_cluster_for_anything(key: str) -> None:
                 await pilot.press(mode, key)
             await settle(app, pilot)
             assert session.requests == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("typed", "said"), [("xr", "Restart group?"), (":stacks", "Dump stacks   ")])
+def test_letters_typed_ahead_of_a_dialog_are_its_own(typed: str, said: str) -> None:
+    async def scenario() -> None:
+        async with running(recorded.load("running_2x2")) as (app, pilot):
+            for key in typed:
+                type_key(app, key)
+            assert said in await settle(app, pilot)
 
     asyncio.run(scenario())
 
@@ -192,8 +203,8 @@ def test_read_only_offers_nothing_and_sends_nothing() -> None:
         session = recorded.load("running_2x2")
         async with running(session, read_only=True) as (app, pilot):
             text = await press(app, pilot, "x")
-            assert text.count("this supervisor is read-only") == len(offered())
-            for action in offered():
+            assert text.count("this supervisor is read-only") == sum(map(changes, offered()))
+            for action in filter(changes, offered()):
                 await press(app, pilot, action.key)
             await press(app, pilot, "enter", "escape")
             text = await press(app, pilot, "colon", *"restart")
@@ -201,7 +212,7 @@ def test_read_only_offers_nothing_and_sends_nothing() -> None:
             await press(app, pilot, "enter", "escape")
             text = await press(app, pilot, "q")
             assert "Stop the job" not in text
-            for action in offered():
+            for action in filter(changes, offered()):
                 app.desk.begin(action, app.live_screen.selection() if app.live_screen else None)  # type: ignore[arg-type]
             await settle(app, pilot)
             assert session.requests == []
@@ -304,6 +315,7 @@ def test_a_signal_goes_to_the_marked_ranks_after_a_question() -> None:
             assert "signal to rank 0, 2" in await press(app, pilot, "x", "s")
             text = await press(app, pilot, "U")
             assert "Send USR1 to rank 0, 2" in text
+            assert re.search("Target +rank 0 on n1, rank 2 on n2 ", text)
             assert session.requests == []
             await press(app, pilot, "y")
             assert session.requests == [("signal", {"ranks": [0, 2], "signal": "USR1", "if_generation": 0})]
@@ -315,9 +327,49 @@ def test_flight_records_are_saved_without_a_question() -> None:
     async def scenario() -> None:
         session = recorded.load("running_2x2")
         async with running(session, (120, 30)) as (app, pilot):
-            text = await press(app, pilot, "3", "j", "x", "f")
+            text = await press(app, pilot, "3", "j", "x", "f", "r")
             assert session.requests == [("keep", {"ranks": [1]})]
             assert "keep accepted" in text
+            await press(app, pilot, "x", "f", "n")
+            assert session.requests[1:] == [("keep", {"ranks": [0, 1]})]
+            text = await press(app, pilot, "colon", *"mark nothing")
+            assert "Unmark all" in text
+            assert "Mark.none" not in text
+
+    asyncio.run(scenario())
+
+
+def test_stacks_are_read_on_a_page_and_copied_also_by_who_only_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(ranks: list[int]) -> dict[str, Any]:
+        raise RequestFailed("n2: no link")
+
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        frames = [f'  File "/srv/train.py", line {line} in {what}' for line, what in ((88, "forward"), (61, "load"))]
+        head = "Thread 0x7f01 (most recent call first):\n"
+        session.python_stacks = {"0": head + frames[0], "1": head + frames[1], "3": head + frames[0]}
+        async with running(session, read_only=True) as (app, pilot):
+            copied: list[str] = []
+            monkeypatch.setattr(app, "copy", copied.append)
+            text = await press(app, pilot, "1", "j", "x", "d")
+            assert re.search(r"n +node n2 +2-3", text)
+            text = await press(app, pilot, "a")
+            compare("stacks", {"80x24": text})
+            await press(app, pilot, "y", "escape")
+            # The odd one comes first; whose node does not answer is named.
+            assert [line for line in copied[0].splitlines() if line and line[0] != " "] == [
+                "rank 1:",
+                "ranks 0,3:",
+                "rank 2: no stack: n2: no answer in time",
+            ]
+            assert frames[1].strip() in copied[0]
+            text = await press(app, pilot, "x", "d", "n")
+            assert "rank 3:" in text
+            assert "rank 0" not in text.partition("stacks of node n2")[2].partition("╯")[0]
+            await press(app, pilot, "escape")
+            monkeypatch.setattr(session, "stacks", refuse)
+            assert "n2: no link" in await press(app, pilot, "x", "d", "n")
+            assert session.requests == []
 
     asyncio.run(scenario())
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import Any
 
 import pytest
 
+from supervisor.session.logs import Page, Selection
 from supervisor.tui import folded, merged
 from supervisor.tui.folded import FoldedFeed
 from tests.tui import recorded
@@ -50,6 +52,38 @@ def test_the_odd_one_of_512_ranks_is_seen_and_enter_unfolds() -> None:
             await press(app, pilot, "escape", "z")
             assert "n2 r1 " in text_of(app)
             assert "[0-36" not in text_of(app)
+
+    asyncio.run(scenario())
+
+
+def test_a_flood_is_asked_for_once_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While more comes than one page holds, the newest page; after that, what is new."""
+    monkeypatch.setattr(folded, "FOLD_PAGE", 512)
+
+    async def scenario() -> None:
+        session = stepping(64, 8)
+        asked: list[int | None] = []
+        merged = session.merged
+
+        async def note(selection: Selection, count: int, **bounds: Any) -> Page:
+            asked.append(bounds.get("after_ns"))
+            return await merged(selection, count, **bounds)
+
+        monkeypatch.setattr(session, "merged", note)
+        feed = FoldedFeed(session, Selection())
+        await feed.refresh(20, lambda: True)
+        calls = []
+        for steps in (range(8, 40), range(40, 80), range(80, 120), range(120, 122), range(122, 123)):
+            step(session, 64, steps)
+            asked.clear()
+            await feed.refresh(20, lambda: True)
+            calls.append([after_ns is not None for after_ns in asked])
+            last = feed.row(feed.count - 1)
+            assert last is not None
+            assert last.raw.startswith(b"step %d " % steps[-1])
+        assert calls == [[True, False], [False], [False], [False], [True]]
+        rows = [feed.row(at) for at in range(1, feed.count)]
+        assert [row.raw.split()[1] for row in rows if row and row.who][-6:] == [b"%d" % at for at in range(117, 123)]
 
     asyncio.run(scenario())
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import datetime
 import time
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 from textual.pilot import Pilot
 
-from supervisor.tui import moments
+from supervisor.tui import moments, record
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.cells import text_of as plain_text
 from supervisor.tui.feeds import RankFeed
@@ -265,5 +266,57 @@ def test_tracebacks_and_errors_one_after_the_other_also_those_that_came_later() 
             session.write(FILE, b"Traceback (most recent call last):", level="error")
             await until(app, pilot, lambda: "Traceback" in body(app)[-1])
             await leads("{", 2000)
+
+    asyncio.run(scenario())
+
+
+TRACE = (
+    b"step 7", b"[rank0]: Traceback (most recent call last):", b'[rank0]:   File "train.py", line 88, in <module>',
+    b"[rank0]:     main()", b"[rank0]: ValueError: \x1b[31mnot this time", b"step 8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", [("4",), ("3", "enter", "s")], ids=["merged", "one stream"])
+def test_enter_shows_all_of_a_traceback_and_y_copies_it(keys: tuple[str, ...], tmp_path: Path) -> None:
+    async def scenario() -> None:
+        session = numbered(400)
+        session.write(FILE, *TRACE)
+        async with running(session, (100, 30)) as (app, pilot):
+            await press(app, pilot, *keys)
+            # One of its inner lines is read.
+            log_of(app).jump_to_key(session.files[FILE][403].t_ns, (0, 0, "stdout", 403))
+            await settle(app, pilot)
+            before = body(app)
+            text = await press(app, pilot, "enter")
+            assert "lines 402 to 405 of generation_0/rank_0/stdout.log on n1, from" in text
+            assert "32,080" in text
+            assert "came 2026-11-20 10:09:59.002 to 10:09:59.005" in text
+            assert "ValueError: not this time" in text
+            await press(app, pilot, "y", "escape")
+            copied = (tmp_path / "state" / "supervisor" / "copied.txt").read_text()
+            assert copied == b"\n".join(TRACE[1:5]).decode().replace("\x1b[31m", "") + "\n"
+            assert body(app)[:10] == before[:10]
+
+    asyncio.run(scenario())
+
+
+def test_a_record_longer_than_a_page_and_one_whose_node_is_lost() -> None:
+    async def scenario() -> None:
+        session = numbered(10)
+        session.write(FILE, b"Traceback (most recent call last):", *(b"  File %d" % number for number in range(200)))
+        session.write(FILE, b"KeyError: 1")
+        row = RankFeed(session, "n1", 0, 0, "stdout")
+        await row.find_time(session.files[FILE][150].t_ns, 3)
+        inner = row.row(150)
+        assert inner is not None
+        found = await record.fetch(session, inner)
+        assert found.text.splitlines()[::201] == ["Traceback (most recent call last):", "KeyError: 1"]
+        assert found.facts[0].startswith("lines 11 to 212 of generation_0/rank_0/stdout.log")
+        async with running(session) as (app, pilot):
+            await press(app, pilot, "4", "g")
+            session.hosts["n1"].state = "lost"
+            text = await press(app, pilot, "enter")
+            assert "do not come: n1: no link" in text
+            assert "line 000000" in text
 
     asyncio.run(scenario())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,8 @@ def test_a_search_in_a_replay(player: Player) -> None:
     async def scenario() -> None:
         app = ReplayApp(player)
         async with running_app(app, (100, 30)) as pilot:
-            assert "loss: hit 1 of " in await press(app, pilot, "4", "slash", *"loss", "enter")
+            text = await press(app, pilot, "4", "slash", *"loss", "enter")
+            assert re.search(r"loss: hit ([\d,]+) of \1\b", text), "who follows is nearest to the newest"
 
     asyncio.run(scenario())
 

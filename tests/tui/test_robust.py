@@ -300,6 +300,9 @@ def test_an_incident_of_a_group_that_was_replaced_is_no_news() -> None:
             session.touch(status={**session.status, "generation": generation})
             # The next group is being stopped, and why is not known yet.
             assert "FIRST FAILURE" not in await settle(app, pilot)
+            # A spare has come in.
+            session.touch(status={**session.status, "state": "running", "plan": None, "restarts": 0})
+            assert "no restart charged so far" in await settle(app, pilot)
 
     asyncio.run(scenario())
 

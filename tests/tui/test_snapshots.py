@@ -37,7 +37,7 @@ SCREENS = {
     "nccl_level": ("running_2x2", ("x", "n", "i")),
     "launch": ("launch", ()),
     "launch_failed": ("launch_failed", ()),
-    "menu": ("restarting_4x2", ("x",)),
+    "menu": ("restarting_4x2", ("down", "x")),
     "confirm": ("restarting_4x2", ("down", "x", "m")),
     "confirm_stop": ("running_2x2", ("x", "S")),
     "leave": ("running_2x2", ("q",)),

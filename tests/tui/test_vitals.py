@@ -133,6 +133,12 @@ def test_the_heat_map_goes_through_what_is_known(monkeypatch: pytest.MonkeyPatch
     asyncio.run(check(["output", "lag", "gpu", "mem", "cpu", "state"], recorded.measured(recorded.many(16, 8))))
     asyncio.run(check(["output", "state"], recorded.many(16, 8)))
 
+    async def none_here() -> None:
+        async with running(recorded.many(2, 1), (80, 24)) as (app, pilot):
+            assert "no heat map here: each rank has a row" in await press(app, pilot, "m")
+
+    asyncio.run(none_here())
+
 
 def test_a_ranks_page_grows_its_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparks, "EVERY_S", 0.0)

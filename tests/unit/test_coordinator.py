@@ -140,17 +140,6 @@ def test_the_last_node_cannot_be_removed() -> None:
     assert world.state.phase == s.RUNNING
 
 
-def test_a_lost_node_is_left_out_and_admitted_when_it_returns() -> None:
-    world = World(spec(3, min_nodes=2))
-    world.die("n3")
-    world.settle()
-    assert (world.world_size, world.state.restarts) == (4, 0)
-    assert world.last("incident").detail["category"] == "node_lost"
-    world.join("n3")
-    world.settle()
-    assert (world.world_size, world.state.restarts) == (6, 0)
-
-
 def test_ranks_that_fall_with_a_lost_node_are_not_charged() -> None:
     world = World(spec(3, min_nodes=2))
     world.fail(0, "RuntimeError: Connection closed by peer [10.0.0.3]:1")
@@ -179,28 +168,6 @@ def test_a_spare_replaces_a_lost_node() -> None:
     world.settle()
     assert world.state.members == ("n1", "n3", "n4")
     assert world.state.restarts == 0
-
-
-def test_a_node_that_keeps_failing_is_quarantined() -> None:
-    world = World(spec(3, min_nodes=2))
-    for _ in range(3):
-        world.die("n3")
-        world.settle()
-        world.join("n3")
-        world.settle()
-    assert world.state.nodes["n3"].status == "failed"
-    assert "quarantined" in str(world.state.nodes["n3"].reason)
-    assert world.state.members == ("n1", "n2")
-
-
-def test_silence_makes_a_node_lost() -> None:
-    world = World(spec(3, min_nodes=2, node_timeout=15.0))
-    world.machines["n3"].connected = False
-    world.pass_time(16)
-    world.settle()
-    assert world.state.nodes["n3"].status == "lost"
-    assert world.world_size == 4
-    assert world.dropped == ["n3"], "a node that was only asleep must join anew"
 
 
 def test_the_smaller_side_stops_before_the_others_may_form_a_group() -> None:
@@ -369,6 +336,19 @@ def test_an_order_that_cannot_be_carried_out_is_a_charged_failure() -> None:
     world.settle()
     assert world.state.restarts == 1
     assert "n1" in world.last("incident").detail["summary"]
+
+
+def test_an_order_to_open_the_store_that_was_lost_is_given_again() -> None:
+    world = World(spec(2))
+    world.feed(inputs.Restart("me"))
+    while world.state.phase != s.PREPARING:
+        world.deliver(*world.waiting()[0])
+    assert world.orders["n1"].popleft().op == "prepare"
+    world.machines["n1"].connected = False
+    world.join("n2")
+    world.join("n1")
+    world.settle()
+    assert (world.state.phase, world.state.generation, world.state.restarts) == (s.RUNNING, 1, 0)
 
 
 def test_agents_that_leave_after_the_end_are_not_lost() -> None:

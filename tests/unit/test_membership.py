@@ -89,6 +89,19 @@ def test_what_is_known_of_the_past_is_told_and_nothing_else() -> None:
     assert dict(plan("remove", ("n1",), {}, ()).facts)["Minimum"] == "not known"
 
 
+@pytest.mark.parametrize(
+    ("told", "lost"),
+    [
+        (((120, 100), (119, None)), "20 steps: at step 120; the last snapshot that a rank told of is of step 100"),
+        (((1, None), (1, None)), "not known: at step 1, and no rank has told of a snapshot"),
+        (((None, None),), "not known: no rank has told of a step yet"),
+    ],
+)
+def test_what_a_restart_loses_is_what_came_after_the_last_snapshot_that_was_told_of(told: Any, lost: str) -> None:
+    ranks = [{"step": step, "progress": {"saved": saved} if saved else None} for step, saved in told]
+    assert facts("restart", (), {"nodes": [{"name": "n1", "group_rank": 0, "ranks": ranks}]})["Lost"] == lost
+
+
 def test_a_request_about_several_nodes_is_answered_for_each() -> None:
     world = World(spec(3))
     refuse_unready(world.state, ["n1", "n2"])

@@ -55,7 +55,8 @@ def test_a_node_that_stops_on_its_second_chance_stays_in_the_group() -> None:
     assert (world.state.phase, world.state.members) == (s.RUNNING, ("n1", "n2", "n3"))
 
 
-def test_a_node_whose_start_nobody_hears_of_is_stopped_before_the_others_go_on() -> None:
+def _start_that_nobody_hears_of() -> World:
+    """Return a job that stops its group because n3 did not start its workers; n3 is still waited for."""
     world = World(spec(3, min_nodes=2, stop_grace=5.0))
     world.machines["n3"].stuck = True
     world.feed(inputs.Exited("n3", 0, world.exit(world.machines["n3"], 4, code=1)))
@@ -66,11 +67,31 @@ def test_a_node_whose_start_nobody_hears_of_is_stopped_before_the_others_go_on()
     world.pass_time(STARTED_TIMEOUT_S + 1)
     assert world.state.phase == s.STOPPING
     assert "n3" in world.state.waiting
+    return world
+
+
+def test_a_node_whose_start_nobody_hears_of_is_stopped_before_the_others_go_on() -> None:
+    world = _start_that_nobody_hears_of()
     world.machines["n3"].running = None
     world.feed(inputs.Idle("n3", 1))
     world.settle()
     assert (world.state.phase, world.state.members) == (s.RUNNING, ("n1", "n2"))
     assert world.last("node_lost").detail["reason"] == "it did not start its workers in time"
+
+
+def test_a_node_that_is_given_up_and_then_dies_is_not_waited_for() -> None:
+    world = _start_that_nobody_hears_of()
+    world.die("n3")
+    world.settle()
+    assert (world.state.phase, world.state.members) == (s.RUNNING, ("n1", "n2"))
+
+
+def test_a_node_that_is_given_up_and_never_stops_is_not_waited_for_for_ever() -> None:
+    world = _start_that_nobody_hears_of()
+    world.settle()
+    world.pass_time(2 * (5.0 + STOP_MARGIN_S) + 2)
+    world.settle()
+    assert (world.state.phase, world.state.members) == (s.RUNNING, ("n1", "n2"))
 
 
 def test_who_comes_back_while_the_role_is_handed_over_is_not_sent_home() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from supervisor import plain
-from supervisor.cli.stacks import stacks_lines
 from supervisor.plain_incident import incident_lines
+from supervisor.plain_stacks import stacks_lines
 
 STATUS: dict[str, Any] = {
     "job": "train-k3f9",

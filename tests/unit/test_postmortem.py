@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from remote_agent.diagnose.nccl import NcclFacts
-from remote_agent.diagnose.ranks import Line, clean, split_ranks
 from supervisor.cli import main
 from supervisor.errors import UsageError
 from supervisor.postmortem import pieces, reading
 from supervisor.postmortem.diagnosis import diagnose
 from supervisor.postmortem.files import find
 from supervisor.postmortem.pieces import AFTER, BEFORE, Limit
+from supervisor.postmortem.ranks import Line, clean, split_ranks
 from supervisor.postmortem.scan import HOT, HOT_CAPITALS, letters
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"

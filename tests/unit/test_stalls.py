@@ -15,6 +15,7 @@ from tests.unit.world import World, spec
 IDLE: dict[str, Any] = {
     "t": 0.0, "state": "S", "cpu_s": 0.0, "io": 0, "net": 0, "deaf": False, "stack": "a", "where": "train.py:9 in load",
     "calls": "", "parked": False, "inside": None, "groups": {}, "ended": None, "children": [],
+    "ras": [],
 }  # fmt: skip
 ENDED: dict[str, Any] = {
     "part": "a thread", "type": "KeyError", "headline": "KeyError: 'x'", "place": "train.py:7 feed",
@@ -50,6 +51,14 @@ def test_the_one_that_does_not_come_and_does_nothing() -> None:
     assert found is not None
     assert (found.kind, dict(found.missing), found.where) == ("missing", {1: "inert"}, {1: "train.py:9 in load"})
     assert (found.first.op, found.first.seq, found.first.timeout_s) == ("all_reduce", 5, 600.0)
+
+
+def test_what_nccls_own_service_complains_of_stands_in_the_evidence_once() -> None:
+    said = ["#0-0 (fa93) MISMATCH: 3 ranks have launched up to operation 640"]
+    found = stall(waiting(5), came(4), waiting(5), r0={"ras": said}, r2={"ras": said})
+    assert found is not None
+    told = [line.text for line in stall_incident(found, 10.0, Context(world_size=3)).evidence]
+    assert [text for text in told if "RAS" in text] == [f"NCCL RAS: {said[0]}"]
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ class LiveScreen(Screen[None], inherit_bindings=False):
                 read_only=self.tui.read_only,
                 marked=len(self.tui.memory.nodes) + len(self.tui.memory.ranks),
                 way_out="quit" if self.tui.played else way_out(snapshot),
+                way_back=self.tui.way_back,
             )
 
     def tick_paused(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:

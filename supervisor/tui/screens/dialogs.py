@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.widget import Widget
 
+    from supervisor.tui.app import SupervisorApp
     from supervisor.tui.widgets.lines import Chrome
 
 T = TypeVar("T")
 
 # A key that was meant for the screen below must not confirm what has just opened, seconds.
 GUARD_S: Final = 0.3
-WIDEST: Final = 76
 # Below this a dialog has no empty lines at its edges.
 ROOMY: Final = 20
 
@@ -39,6 +39,7 @@ class Dialog(ModalScreen[T], inherit_bindings=False):
     """A box in the middle of the screen."""
 
     ESCAPE_TO_MINIMIZE = False
+    WIDEST: ClassVar[int] = 76
     BINDINGS = [
         Binding("escape,ctrl+c", "cancel", show=False),
         Binding("tab", "app.focus_next", show=False),
@@ -53,7 +54,7 @@ class Dialog(ModalScreen[T], inherit_bindings=False):
     @property
     def inner_width(self) -> int:
         """Cells for text in the box."""
-        return min(WIDEST, self.app.size.width - 4) - 6
+        return min(self.WIDEST, self.app.size.width - 4) - 6
 
     @property
     def more(self) -> str:
@@ -221,9 +222,9 @@ class ConfirmTyped(Confirm):
 
 
 class TextDialog(Dialog[None]):
-    """A long text to read."""
+    """A long text to read, and to copy."""
 
-    BINDINGS = [Binding("q,enter", "cancel", show=False)]
+    BINDINGS = [Binding("q,enter", "cancel", show=False), Binding("y", "copy", show=False)]
 
     def __init__(self, title: str, text: str) -> None:
         super().__init__(title)
@@ -239,6 +240,19 @@ class TextDialog(Dialog[None]):
         picker = self.query_one(Picker)
         picker.styles.height = min(len(lines), max(3, self.app.size.height - 6))
         picker.show(range(len(lines)), lambda index: ((lines[index], "text"),))
+
+    def on_mount(self) -> None:
+        """Say how to take it along."""
+        self.query_one("#box").border_subtitle = "y copy  esc close"
+
+    def tell(self, text: str) -> None:
+        """Show another text."""
+        self._text = text
+        self.lay_out()
+
+    def action_copy(self) -> None:
+        """Hand all of it to the clipboard."""
+        cast("SupervisorApp", self.app).copy(self._text)
 
     @on(Picker.Opened)
     def read(self) -> None:

@@ -15,20 +15,20 @@ from textual import on
 from remote_agent.logs.pattern import ignores_case
 from supervisor.session.filters import ALL, Filter
 from supervisor.tui.finder import compiled
-from supervisor.tui.screens.log_found import FoundLog
+from supervisor.tui.screens.log_taken import TakenLog
 from supervisor.tui.widgets.ask import Ask
 from supervisor.tui.widgets.chips import Chips
 from supervisor.tui.widgets.virtual_log import VirtualLog
 
 if TYPE_CHECKING:
-    from supervisor.tui.feeds import Key
     from supervisor.tui.incident_rows import Place
+    from supervisor.tui.log_row import Key
 
 LEVELS: Final = ("", "warn", "error")
 HINT: Final = "text or regular expression"
 
 
-class FilteredLog(FoundLog):
+class FilteredLog(TakenLog):
     """A log of which only some records may be shown."""
 
     _shelved: Filter = ALL

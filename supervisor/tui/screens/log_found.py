@@ -68,9 +68,9 @@ class FoundLog(ShownLog):
         self._way("traceback", TRACEBACK, direction)
 
     def _way(self, name: str, text: str, direction: int) -> None:
-        """Step through what has been found, from where one reads; search if that is not known, or there may be more."""
+        """Step through what has been found, from where one reads; search first if that is not known."""
         finder = self.finder
-        if finder is None or (finder.name, finder.level) != (name, "error") or self.log_view.follow:
+        if finder is None or (finder.name, finder.level) != (name, "error"):
             self._search(text, "error", direction, name)
         else:
             self.action_hit(direction)
@@ -96,7 +96,8 @@ class FoundLog(ShownLog):
         # The last word of a search may come while the application closes.
         if finder is not self.finder or not self.tui.is_running:
             return
-        if finder.current < 0 and (finder.hits and not finder.running):
+        # What comes later moves nobody.
+        if finder.current < 0 and finder.hits and not finder.running and finder.looks == 1:
             self.action_hit(direction)
         self._title()
 
@@ -106,7 +107,9 @@ class FoundLog(ShownLog):
         feed = log.feed
         if finder is None or feed is None:
             return
-        hit = finder.step(direction, self._time_read())
+        row = None if log.follow else self._row_read()
+        here = not log.strayed or (row is not None and row.is_at(log.pointer))
+        hit = finder.step(direction, (row.t_ns, row.key) if row is not None else None, log.pointer if here else None)
         if hit is None:
             return
         t_ns, key = hit

@@ -23,8 +23,8 @@ from supervisor.tui.widgets.virtual_log import VirtualLog, position
 if TYPE_CHECKING:
     from supervisor.session.filters import Filter
     from supervisor.tui.cells import Row
-    from supervisor.tui.feeds import LogRow
     from supervisor.tui.incident_rows import Place
+    from supervisor.tui.log_row import LogRow
     from supervisor.tui.model import Snapshot
 
 BOTH: Final[tuple[str, ...]] = ("stdout", "stderr")

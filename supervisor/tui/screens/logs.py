@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from supervisor.tui import ansi, words
 from supervisor.tui.rows import name_width
-from supervisor.tui.screens.dialogs import TextDialog
 from supervisor.tui.screens.log_filtered import FilteredLog
 from supervisor.tui.widgets.ask import Ask
 from supervisor.tui.widgets.chips import Chips
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from supervisor.tui.model import Snapshot
 
 # Enough for all ranks of hundreds but one.
-FOLD_WIDTH: Final = len("[0-36,38-511]~")
+FOLD_WIDTH: Final = len("[0-136,138-511]~")
 
 
 class LogsScreen(FilteredLog):
@@ -33,7 +31,7 @@ class LogsScreen(FilteredLog):
     AUTO_FOCUS = "#log"
 
     def body(self) -> Iterable[Widget]:
-        """The log, what it is narrowed to, and a line to type in."""
+        """The log, and a line to type in."""
         yield Chips(id="chips")
         yield VirtualLog(title="log", id="log")
         yield Ask(lambda: self.log_view, id="find")
@@ -68,11 +66,6 @@ class LogsScreen(FilteredLog):
         """Follow, or stop following."""
         self.log_view.set_follow(not self.log_view.follow)
 
-    def copied(self) -> str:
-        """The whole line that a jump has led to, else the first one on the screen."""
-        row = self._row_read()
-        return ansi.plain(row.raw) if row is not None else ""
-
     def action_time(self) -> None:
         """Times on and off."""
         self.log_view.show_time = self.tui.memory.log_time = not self.log_view.show_time
@@ -88,14 +81,3 @@ class LogsScreen(FilteredLog):
         """Node and rank on and off."""
         self.log_view.show_source = not self.log_view.show_source
         self.log_view.redraw()
-
-    def action_detail(self) -> None:
-        """The whole line that a jump has led to, else the first one on the screen."""
-        row = self._row_read()
-        if row is not None and row.fold is not None:
-            lines = (f"{each.node} r{each.rank}  {ansi.plain(each.raw)}" for each in row.fold.rows)
-            title = f"{words.count(len(row.fold.records), 'rank')} alike  {words.clock_ns(row.t_ns)}"
-            self.tui.push_screen(TextDialog(title, "\n".join(lines)))
-        elif row is not None:
-            title = f"{row.node} rank {row.rank}  {row.stream} line {row.line + 1}  {words.clock_ns(row.t_ns)}"
-            self.tui.push_screen(TextDialog(title, ansi.plain(row.raw)))

@@ -178,6 +178,9 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
     def action_metric(self) -> None:
         """Show another metric in the heat map."""
         grid = self.query_one(RankGrid)
-        grid.next_metric()
+        if not grid.display:
+            self.tui.say("no heat map here: each rank has a row")
+        elif not grid.next_metric():
+            self.tui.say("no other heat map: nothing else is known of the ranks")
         self.tui.memory.metric = grid.metric
         self.tui.look_again()

@@ -50,9 +50,11 @@ class KeyBar(Bar):
         super().__init__("keys")
         self.screen_name = screen
 
-    def show(self, *, table: Sequence[keys.Key], theme: str, read_only: bool, marked: int, way_out: str) -> None:
-        """Show screens and keys; `way_out`: what q does now."""
-        self.rows = (self._screens(theme, read_only, marked), self._keys(table, way_out))
+    def show(
+        self, *, table: Sequence[keys.Key], theme: str, read_only: bool, marked: int, way_out: str, way_back: bool
+    ) -> None:
+        """Show screens and keys; `way_out`: what q does now; `way_back`: esc leads anywhere."""
+        self.rows = (self._screens(theme, read_only, marked), self._keys(table, way_out, way_back))
         self.redraw()
 
     def _screens(self, theme: str, read_only: bool, marked: int) -> Row:
@@ -71,8 +73,8 @@ class KeyBar(Bar):
             end.pop()
         return spread(spans, end, self.size.width, self.glyphs.more)
 
-    def _keys(self, table: Sequence[keys.Key], way_out: str) -> Row:
-        pairs = keys.footer(self.screen_name, table)
+    def _keys(self, table: Sequence[keys.Key], way_out: str, way_back: bool) -> Row:
+        pairs = [pair for pair in keys.footer(self.screen_name, table) if way_back or pair[1] != "back"]
         pairs = [(key, way_out if label == "detach" else label) for key, label in pairs]
         gap = 2 if self.size.width >= 80 else 1
         # Actions, help and the way out always stay; of the others the last ones give way first.

@@ -14,12 +14,13 @@ from textual.message import Message
 from remote_agent.wire import WireError
 from supervisor.errors import SupervisorError
 from supervisor.tui import words
-from supervisor.tui.feeds import Feed, Key, LogRow, RankFeed
+from supervisor.tui.feeds import Feed, RankFeed
 from supervisor.tui.merged import MergedFeed
 from supervisor.tui.widgets.wrapped import WrappedView
 
 if TYPE_CHECKING:
     from supervisor.session.logs import Page
+    from supervisor.tui.log_row import Key, LogRow
 
 # A page that takes longer counts as not coming, seconds.
 LOAD_DEADLINE: Final = 10.0
@@ -40,6 +41,8 @@ class FedView(WrappedView):
         self.follow = True
         self.pointer: Key | None = None
         """The line that a search or a jump has led to."""
+        self.strayed = False
+        """The reader has moved since."""
         self.problem = ""
         """Why lines do not come."""
         self._every_s = every_s
@@ -96,7 +99,7 @@ class FedView(WrappedView):
     def jump(self, index: int, key: Key | None = None) -> None:
         """Bring a line to the upper third of the view, and stop following."""
         self._stop_following()
-        self.pointer = key
+        self.pointer, self.strayed = key, False
         # Ahead of the first answer the feed does not know its length: the goal waits for it.
         self._goal = index
         if self.feed is not None and self.feed.count:
@@ -118,7 +121,7 @@ class FedView(WrappedView):
 
     def _go_around(self, t_ns: int, key: Key | None, pages: tuple[Page, Page] | None = None) -> None:
         self._stop_following()
-        self.pointer = key
+        self.pointer, self.strayed = key, False
         self._goal = None
         self._around, self._pages = t_ns, pages
         self._kick.set()
@@ -162,6 +165,7 @@ class FedView(WrappedView):
             self._stop_following()
         self._direction = 1 if delta > 0 else -1
         self._goal = None
+        self.strayed = True
         super().scroll_lines(delta)
         self._kick.set()
         self.post_message(self.Changed())
@@ -170,6 +174,7 @@ class FedView(WrappedView):
         """Go to the first line."""
         self._stop_following()
         self._direction = -1
+        self.strayed = True
         if isinstance(self.feed, MergedFeed):
             self.pointer, self._around = None, 0
         self.scroll_to_line(0)
@@ -179,7 +184,7 @@ class FedView(WrappedView):
     def set_follow(self, follow: bool) -> None:
         """Follow the end, or stay where we are."""
         if follow:
-            self.follow = True
+            self.follow = self.strayed = True
             self._goal = self._around = None
             self._due = 0.0
             self.show_from(self._end())

@@ -69,7 +69,8 @@ class RankGrid(LineView):
         self._stale = snapshot.stale
         self._name_width = name_width(self._cells)
         self._cell = self._name_width + 1 + (0 if per_node else _widest(self._cells))
-        self.heading = "nodes by their worst rank" if per_node else f"ranks by {self.metric}"
+        unseen = "" if self.metric == "state" else f"; {self.metric} needs room"
+        self.heading = f"nodes by their worst rank{unseen}" if per_node else f"ranks by {self.metric}"
         self.note = legend(self.glyphs, snapshot.ranks) if not snapshot.stale else EMPTY
         self.redraw()
 
@@ -126,13 +127,14 @@ class RankGrid(LineView):
         known = share(rank, self.metric) if rank.state == "running" else None
         return self.glyphs.of(rank.look) if known is None else self.glyphs.level(known)
 
-    def next_metric(self) -> None:
-        """Show the next metric of which something is known."""
+    def next_metric(self) -> bool:
+        """Show the next metric of which something is known; returns whether there is another one."""
         ranks = [rank for node in self._cells for rank in node.ranks]
         at = METRICS.index(self.metric)
         order = [*METRICS[at + 1 :], *METRICS[:at]]
         known = (metric for metric in order if metric == "state" or any(share(r, metric) is not None for r in ranks))
-        self.metric = next(known, self.metric)
+        before, self.metric = self.metric, next(known, self.metric)
+        return self.metric != before
 
     def _role(self, rank: RankRow, here: bool) -> str:
         old = self._stale or (rank.vitals_old and self.metric in OF_VITALS and rank.state == "running")

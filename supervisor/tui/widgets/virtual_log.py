@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 from textual.binding import Binding
 
+from supervisor.plain import size
 from supervisor.tui import ansi, words
-from supervisor.tui.cells import EMPTY, Row, Span, clean, crop_row, fit, row_width
+from supervisor.tui.cells import EMPTY, Row, Span, clean, crop_row, fit, row_width, text_of
 from supervisor.tui.merged import MergedFeed
 from supervisor.tui.textflow import fold_row
 from supervisor.tui.widgets.fed import FedView
 
 if TYPE_CHECKING:
-    from supervisor.tui.feeds import Key, LogRow
+    from supervisor.tui.log_row import Key, LogRow
 
 SIDE_STEP: Final = 16
 TIME_WIDTH: Final = len("03:04:11.207 ")
@@ -76,8 +77,6 @@ class VirtualLog(FedView):
             return [self.line_at(index)]
         room = self.text_room()
         text = self._text(row)
-        if row_width(text) >= ansi.MAX_CELLS:
-            text = (*text, (self.glyphs.more, "dim"))
         overlay = "rest" if row.is_at(self.pointer) else ""
         first, *others = fold_row(text, room)
         indent = (" " * (self.line_width - room), "")
@@ -90,7 +89,11 @@ class VirtualLog(FedView):
 
     def _text(self, row: LogRow) -> Row:
         text = ansi.spans(row.raw, {"error": "log-error", "warn": "log-warn"}.get(row.level, "text"))
-        return text if self.pattern is None else ansi.highlight(text, self.pattern)
+        shown = text if self.pattern is None else ansi.highlight(text, self.pattern)
+        if row.cut or row_width(text) >= ansi.MAX_CELLS:
+            missing = row.cut + max(0, len(row.raw) - len(text_of(text).encode()))
+            return (*shown, (f"{self.glyphs.more} +{size(missing)}", "dim")) if missing else shown
+        return shown
 
     def _prefix(self, row: LogRow) -> Row:
         sign = self.glyphs.pointer if row.is_at(self.pointer) else " "

@@ -1,10 +1,9 @@
 """Which rank wrote which line, where several write into one text.
 
 In: numbered lines. Out: the lines of each rank, and those that belong to none. Tags understood: `[rank3]:` of torch,
-`[rank: 3]` of Lightning,
-`[default3]:` of torchrun's tee, `node:3| ` of supervisor, `3: ` of srun -l, `[Rank 3]` of NCCL's watchdog,
-`host:pid:tid [dev] NCCL` of NCCL, `rank=3` and `TP3` in the prefixes of inference servers, and what launchers say of a
-rank at the end.
+`[rank: 3]` of Lightning, `[default3]:` of torchrun's tee, `node:3| ` of supervisor, `3: ` of srun -l, `[1,3]<stderr>:`
+of mpirun, `[Rank 3]` of NCCL's watchdog, `host:pid:tid [dev] NCCL` of NCCL, `rank=3` and `TP3` in the prefixes of
+inference servers, what launchers say of a rank at the end; before them a host, as pdsh has it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ from typing import NamedTuple
 _CONTROL = re.compile(r"\x1b\[[\d;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 # Each line carries its tag: what has none belongs to no rank.
 _LINE_TAGS = (
-    re.compile(r"^\[rank(?P<rank>\d+)\]: ?"),
+    # Runners of others put the job, the stream or the time before it.
+    re.compile(r"^(?:\S{1,60} ){0,3}?\[rank(?P<rank>\d+)\]: ?"),
+    re.compile(r"^\[(?:\d+,)?(?P<rank>\d+)\]<std(?:out|err)>: ?"),
     re.compile(r"^\[rank: (?P<rank>\d+)\] "),
     re.compile(r"^\[(?:default|[A-Za-z_]+?)(?P<rank>\d+)\]:"),
     re.compile(r"^(?P<node>[\w.-]+):(?P<rank>\d+)\| "),
@@ -27,7 +28,8 @@ _LINE_TAGS = (
 _SRUN = re.compile(r"^ {0,3}(?P<rank>\d+): ")
 # Only the first line of a record carries its tag: a traceback behind it belongs to it.
 _RECORD_TAGS = (
-    re.compile(r"^\[(?:PG [^\]]*)?[Rr]ank (?P<rank>\d+)\]"),
+    re.compile(r"^\[(?:PG [^\]]*)?(?:[Rr]ank|RANK) (?P<rank>\d+)\]"),
+    re.compile(r"^-- Process (?P<rank>\d+) terminated with the following error"),
     re.compile(r"^(?:\[[^\]]*\] ?)?\[[^\]]*\b[Rr]ank (?P<rank>\d+)\]"),
     re.compile(r"^\[[\d\-: ,.]+ (?:DP\d+ )?TP(?P<rank>\d+)\b[^\]]*\]"),
     re.compile(r"^(?:\[[\dT:.Z-]+\] )?\(\w+ rank=(?P<rank>\d+)\b[^)]*\)"),
@@ -40,12 +42,17 @@ _FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (?P<rank>\d+) \(pi
 _BLAMES = re.compile(
     r"failed \(exitcode: (?!-15\b)-?\d+\) local_rank: |Child process with PID \d+ terminated with code (?!-15\b)"
 )
+_SPAWN = re.compile(r"\bprocess (?P<rank>\d+) terminated with (?:signal|exit code) ")
+_MPI = re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal ")
+# What a launcher's banner says of a rank before it says which.
+_BANNER_HEAD = re.compile(r"^\s*(?:time\s*: |host\s*: (?P<node>\S+))")
 _BANNER = re.compile(r"^\s*rank\s*: (?P<rank>\d+) \(local_rank: \d+\)")
 _BANNER_REST = re.compile(r"^\s*(?:exitcode|error_file|traceback)\s*: ")
 _CONTINUES = re.compile(
     r"^\s+\S|^Traceback |^\w[\w.]*(?:Error|Exception|Interrupt)\b|^Exception raised from|^frame #\d+"
 )
-_SRUN_SHARE = 0.6
+_HOST = re.compile(r"^(?P<node>[\w.-]*\d[\w.-]*): ")
+_PREFIXED_SHARE = 0.6
 _SRUN_OWN = ("srun: ", "slurmstepd: ")
 _SRUN_SAYS = re.compile(r"^srun: error: [\w.-]+: task (?P<rank>\d+): ")
 
@@ -78,8 +85,9 @@ def split_ranks(lines: Sequence[Line]) -> list[Part]:
     """Return the parts of a text, that of no rank last."""
     parts: dict[int | None, Part] = {}
     reader = _Reader(lines)
-    for line in lines:
-        rank, node, text = reader.owner(line.text)
+    heads = _banner_heads(lines)
+    for index, line in enumerate(lines):
+        rank, node, text = heads[index] if index in heads else reader.owner(line.text)
         part = parts.setdefault(rank, Part(rank))
         part.node = part.node or node
         part.lines.append(Line(line.number, text))
@@ -91,13 +99,21 @@ class _Reader:
     """Finds the owner of each line, in order."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
-        self._srun = _looks_like_srun(lines)
+        self._srun = _mostly(_SRUN, lines)
+        self._hosts = not self._srun and _mostly(_HOST, lines)
         self._devices = _nccl_ranks(lines)
         self._record: tuple[int | None, str | None] = (None, None)
         self._banner: int | None = None
 
     def owner(self, text: str) -> tuple[int | None, str | None, str]:
         """Return rank and node of a line, and its text without the tag that each line carries."""
+        host = _HOST.match(text) if self._hosts else None
+        if host is not None:
+            rank, node, text = self._tagged(text[host.end() :])
+            return rank, node or host["node"], text
+        return self._tagged(text)
+
+    def _tagged(self, text: str) -> tuple[int | None, str | None, str]:
         tagged = _first(_LINE_TAGS, text) or (_SRUN.match(text) if self._srun else None)
         if tagged is not None:
             self._record = (None, None)
@@ -115,22 +131,23 @@ class _Reader:
             return self._devices.get((nccl["host"], nccl["pid"])), nccl["host"]
         said = self._launcher(text)
         if said is not None:
-            return said, None
+            return said
         if self._record[0] is not None and _CONTINUES.match(text):
             return self._record
         self._record = (None, None)
         return None, None
 
-    def _launcher(self, text: str) -> int | None:
+    def _launcher(self, text: str) -> tuple[int, str | None] | None:
         banner = _BANNER.match(text)
         if banner is not None:
             self._banner = int(banner["rank"])
-            return self._banner
+            return self._banner, None
         if self._banner is not None and _BANNER_REST.match(text):
-            return self._banner
+            return self._banner, None
         self._banner = None
-        failed = _FAILED.search(text) or (_SRUN_SAYS.match(text) if self._srun else None)
-        return int(failed["rank"]) if failed is not None else None
+        own = _SRUN_SAYS.match(text) if self._srun else None
+        said = own or next((found for each in (_FAILED, _SPAWN, _MPI) if (found := each.search(text))), None)
+        return None if said is None else (int(said["rank"]), said.groupdict().get("node"))
 
 
 def _first(patterns: Iterable[re.Pattern[str]], text: str) -> re.Match[str] | None:
@@ -141,11 +158,23 @@ def _first(patterns: Iterable[re.Pattern[str]], text: str) -> re.Match[str] | No
     return None
 
 
-def _looks_like_srun(lines: Sequence[Line]) -> bool:
-    """Whether most lines begin with a task's number, as with srun -l."""
+def _mostly(prefix: re.Pattern[str], lines: Sequence[Line]) -> bool:
+    """Whether most lines begin so: with a task's number as with srun -l, with a host as with pdsh."""
     texts = [line.text for line in lines if line.text.strip() and not line.text.startswith(_SRUN_OWN)]
-    tagged = sum(_SRUN.match(text) is not None for text in texts)
-    return len(texts) > 1 and tagged >= _SRUN_SHARE * len(texts)
+    tagged = sum(prefix.match(text) is not None for text in texts)
+    return len(texts) > 1 and tagged >= _PREFIXED_SHARE * len(texts)
+
+
+def _banner_heads(lines: Sequence[Line]) -> dict[int, tuple[int, str | None, str]]:
+    """Return rank, node and text of the lines in a launcher's banner that stand before the rank, by their index."""
+    heads: dict[int, tuple[int, str | None, str]] = {}
+    for index, line in enumerate(lines):
+        banner = _BANNER.match(line.text)
+        for before in range(max(0, index - 2), index) if banner is not None else ():
+            head = _BANNER_HEAD.match(lines[before].text)
+            if banner is not None and head is not None:
+                heads[before] = int(banner["rank"]), head["node"], lines[before].text
+    return heads
 
 
 def _nccl_ranks(lines: Sequence[Line]) -> dict[tuple[str, str], int]:

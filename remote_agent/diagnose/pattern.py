@@ -1,0 +1,43 @@
+"""One signature of the table in patterns.py.
+
+In: regular expressions. Out: Pattern.
+
+Order in time and across ranks decides, not the loudest line: `primary` is a candidate for the cause, `generic` too
+where nothing says more, `secondary` marks a rank that is usually a victim, `neutral` is a wrapper whose reason stands
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from remote_agent.diagnose.exits import told_of
+
+PRIMARY, GENERIC, SECONDARY, NEUTRAL = "primary", "generic", "secondary", "neutral"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """One signature; `title` replaces the text in the summary.
+
+    A group `rank` names the culprits; a group `peer` one that others differ from: the culprit where several say so.
+    """
+
+    category: str
+    role: str
+    regex: re.Pattern[str]
+    title: str = ""
+    hint: str = ""
+    signal: str = ""
+    """The signal that the text says ended the process."""
+
+
+def death(signal: str, word: str, category: str, *also: str, role: str = PRIMARY, title: str = "") -> Pattern:
+    """Return the signature of a process that a signal ended, as others tell it or `also` says."""
+    return Pattern(category, role, re.compile("|".join((*told_of(signal, word), *also))), title, signal=signal)
+
+
+def pattern(category: str, role: str, *texts: str, title: str = "", hint: str = "") -> Pattern:
+    """Return the signature of texts that all mean the same."""
+    return Pattern(category, role, re.compile("|".join(texts)), title, hint)
