@@ -133,10 +133,13 @@ class Backwards(Records):
         """Lines [0, left) are not loaded yet."""
         # The time asked for may lie inside a record.
         self._extend = before_ns is not None
+        # And what that record is wanted for may lie behind that time.
+        self._inside = self._extend and self._left < file.index.total_lines
 
     def bound_ns(self) -> int | None:
         """Return a time that no record is later than, without reading the file; None: there is none."""
-        self._skip()
+        if not self._inside:
+            self._skip()
         return self._time_of(self._left - 1) if self._left > self.file.index.first_line else None
 
     def next(self) -> Record | None:
@@ -153,7 +156,7 @@ class Backwards(Records):
 
     def _load(self) -> bool:
         """Put the block before in front of the rows at hand; False at the start of the file."""
-        if not self._holds_any(self._lines.rows) and self._skip():
+        if not self._inside and not self._holds_any(self._lines.rows) and self._skip():
             # Nor does what is at hand belong to a record that is wanted: none of the lines before it is.
             self._lines = _Lines()
         rows = self._block(self._left - 1, stop=self._left)
@@ -162,7 +165,7 @@ class Backwards(Records):
         self._left = rows[0].line
         if not self._lines.rows and self._extend:
             rows = self._extended(rows)
-        self._extend = False
+        self._extend = self._inside = False
         self._lines.prepend(rows, self._left == self.file.index.first_line)
         return True
 
