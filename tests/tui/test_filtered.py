@@ -83,7 +83,7 @@ def test_what_comes_is_filtered_and_a_bad_pattern_is_refused_where_it_is_typed()
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("look_s", [0.0, 1.0])
+@pytest.mark.parametrize("look_s", [0.002, 1.0])
 def test_following_with_a_filter_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look_s: float) -> None:
     """Lines that are finished late, tracebacks that grow, two nodes of different clocks."""
     monkeypatch.setattr(node_merged, "_LOOK_S", look_s)
