@@ -67,7 +67,7 @@ def told_of(name: str, word: str) -> tuple[str, ...]:
     """Return expressions for what launchers, shells and Python write of a process that this signal ended."""
     number = signals.Signals[name].value
     return (
-        rf"exitcode\s*:? -{number}\b",
+        rf"[Ee]xit ?code\s*:? -{number}\b",
         rf"exits with return code = -{number}\b",
         rf"Signal {number} \({name}\)",
         rf"(?:terminated with signal |died with <Signals\.){name}\b",

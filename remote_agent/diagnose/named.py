@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.model import name_ranks
 from remote_agent.diagnose.pattern import SECONDARY
+from remote_agent.diagnose.patterns import RECEIVED
 from remote_agent.diagnose.reading import FINE, STOPPED
 
 if TYPE_CHECKING:
     from remote_agent.diagnose.model import Context, RankEvidence
     from remote_agent.diagnose.reading import Finding
 
-_RECEIVED = re.compile(r"truncated : received|op\.preamble\.length")
 _GONE = re.compile(
     r"\[(?P<own>\d+)\] NCCL INFO \[Service thread\] (?:Connection closed by|Could not receive type from) "
     r"localRank (?P<other>\d+)"
@@ -41,7 +41,7 @@ def odd_one_out(first: Finding, findings: Sequence[Finding], ranks: Sequence[int
 
 def received(finding: Finding) -> bool:
     """Whether a rank only says that what it got has the wrong size: who sent it is to blame."""
-    return _RECEIVED.search(finding.headline) is not None
+    return finding.headline == RECEIVED
 
 
 def gone_first(evidence: Sequence[RankEvidence], findings: Sequence[Finding]) -> int | None:
@@ -55,8 +55,9 @@ def gone_first(evidence: Sequence[RankEvidence], findings: Sequence[Finding]) ->
             # Ranks of a node have numbers in a row, as its devices have.
             named.add(each.rank - int(found["own"]) + int(found["other"]))
             told += 1
-    complains = {each.rank for each in findings if each.role == SECONDARY}
-    return named.pop() if told > 1 and len(named) == 1 and not named & complains else None
+    # Who lost others himself, or was stopped by us, went for another reason.
+    victims = {each.rank for each in findings if each.role in (SECONDARY, STOPPED)}
+    return named.pop() if told > 1 and len(named) == 1 and not named & victims else None
 
 
 def look_first(broken: Sequence[Finding], findings: Sequence[Finding], context: Context) -> list[str]:

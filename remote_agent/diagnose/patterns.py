@@ -9,6 +9,8 @@ from remote_agent.diagnose.pattern import GENERIC, NEUTRAL, PRIMARY, SECONDARY, 
 from remote_agent.diagnose.pattern import death as _death
 from remote_agent.diagnose.pattern import pattern as _p
 
+# What a rank says that is not at fault itself.
+RECEIVED = "what it received has not the size that it expected"
 # Of two that stand in one line the first here counts: what says more comes before what says less.
 PATTERNS: tuple[Pattern, ...] = (
     _p(
@@ -68,6 +70,7 @@ PATTERNS: tuple[Pattern, ...] = (
         PRIMARY,
         "Error while (?:creating|attaching to) shared memory segment",
         "Call to posix_fallocate failed",
+        "failed to extend /dev/shm",
         "unable to (?:allocate|open|mmap|resize) shared memory",
         "insufficient shared memory",
         "unable to write to file </torch_",
@@ -142,6 +145,7 @@ PATTERNS: tuple[Pattern, ...] = (
         PRIMARY,
         r"Message truncated : received \d+ bytes instead of",
         r"op\.preamble\.length <= op\.nbytes",
+        title=RECEIVED,
         hint="another rank called this collective with another size: TORCH_DISTRIBUTED_DEBUG=DETAIL names it",
     ),
     _p("collective_desync", PRIMARY, r"Mismatched collective detected.*around rank (?P<peer>\d+)"),
@@ -153,6 +157,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "watchdog got stuck for",
         title="NCCL watchdog: a collective timed out",
     ),
+    _p("hang_no_output", SECONDARY, "there are other ranks that didn't finish"),
     # torch says this before any error of NCCL's.
     _p("nccl_timeout_watchdog", NEUTRAL, "Some NCCL operations have failed or timed out"),
     _p(
@@ -228,7 +233,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _p(
         "port_in_use",
         PRIMARY,
-        "Address already in use",
+        # NCCL's service that is asked for a status has one port for all jobs of a host, and does without.
+        r"(?m:^(?!.*\bras/).*Address already in use)",
         "EADDRINUSE",
         r"errno: 98\b",
         title="the port is taken",
@@ -366,6 +372,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "ActorDiedError",
         "EngineDeadError",
         "ChildFailedError",
+        r"[Ss]ee (?:root cause above|(?:the )?stack trace)",
         r"Exited with exit code [1-9]",
     ),
     _p("permission_import_missing_module", GENERIC, r": command not found\b"),

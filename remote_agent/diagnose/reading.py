@@ -175,13 +175,18 @@ def _from_text(evidence: RankEvidence) -> Finding | None:
     hit = _best_hit(evidence.tail)
     if chosen is not None:
         trace, pattern = chosen
-        earlier = hit is not None and hit[0].role in (PRIMARY, GENERIC)
+        earlier = hit is not None and hit[0].role in (PRIMARY, GENERIC) and not _ends(evidence.tail, trace, *hit)
         if hit is not None and pattern is None and _crashed_before(evidence.tail, trace, *hit):
             return _of_hit(evidence, *hit)
         wrapped = pattern is not None and pattern.role == NEUTRAL and hit is not None and hit[0].role == SECONDARY
         if pattern is None or pattern.role == PRIMARY or not (earlier or wrapped):
             return _of_trace(evidence, trace, pattern, own, traces)
     return _of_hit(evidence, *hit) if hit is not None else None
+
+
+def _ends(text: str, trace: Trace, pattern: Pattern, match: re.Match[str]) -> bool:
+    """Whether what was found is only this exception's own line."""
+    return pattern.role == GENERIC and text.count("\n", 0, match.start()) == trace.last_line
 
 
 def _crashed_before(text: str, trace: Trace, pattern: Pattern, match: re.Match[str]) -> bool:
@@ -203,16 +208,16 @@ def _cause_of(traces: list[Trace]) -> tuple[Trace, Pattern | None] | None:
 
 
 def _meaning(trace: Trace) -> Pattern | None:
-    hit = _best_hit(f"{trace.type}: {trace.message}")
-    if hit is None or hit[0].role == GENERIC:
+    hit = _best_hit(f"{trace.type}: {trace.message}", [each for each in PATTERNS if each.role != GENERIC])
+    if hit is None:
         return None
     web = hit[0].role == SECONDARY and any(_WEB.search(frame.file) for frame in trace.frames)
     return None if web else hit[0]
 
 
-def _best_hit(text: str) -> tuple[Pattern, re.Match[str]] | None:
+def _best_hit(text: str, patterns: Sequence[Pattern] = ()) -> tuple[Pattern, re.Match[str]] | None:
     """Return the hit of the weightiest role in the first line that has one, there the first of the table."""
-    hits = [(pattern, match) for pattern in PATTERNS if (match := pattern.regex.search(text)) is not None]
+    hits = [(pattern, match) for pattern in patterns or PATTERNS if (match := pattern.regex.search(text)) is not None]
     return min(hits, key=lambda hit: (_ROLE_ORDER[hit[0].role], text.rfind("\n", 0, hit[1].start())), default=None)
 
 

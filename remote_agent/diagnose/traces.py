@@ -14,7 +14,7 @@ from remote_agent.diagnose.shapes import lines_of
 
 # What stands before the text of a line: the rank, the process, the logger's time and place; one behind the other.
 _TAG = re.compile(
-    r"^(?:\x1b\[[\d;]*m)*(?:\[(?:rank|default)?\d+\]: ?|\[[\w.-]+:\d+\]|\(\w+ (?:rank=\d+ )?pid=\d+[^)]*\) ?"
+    r"^(?:\x1b\[[\d;]*m)*(?:\[(?:rank|default)?\d+\]: ?|\[[\w.-]+:\d+\]|\(\w+ (?:\w+=?\d+ )?pid=\d+[^)]*\) ?"
     r"|\[\d{4}-\d\d-\d\dT[\d:.,]+Z?\] ?|(?:ERROR|WARNING|INFO|CRITICAL) \d\d-\d\d [\d:]+ \[[\w.]+:\d+\] ?)+"
 )
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:,? in (?P<function>.+?))?\s*$')

@@ -147,7 +147,7 @@ def _own_failure(findings: list[Finding], context: Context, gone: int | None) ->
     if named:
         return _named(first, named, same, context)
     # The only one of several that cannot meet the others is at fault itself.
-    waiting = [each for each in findings if each.role == SECONDARY and each.category == "rendezvous_timeout"]
+    waiting = [each for each in findings if each.rank is not None and each.role in (SECONDARY, STOPPED, FINE)]
     alone = first.category == "rendezvous_timeout" and len(ranks) == 1 and len(waiting) > 1
     scope = "one_rank" if alone else _scope(first, ranks, context)
     return _Cause(

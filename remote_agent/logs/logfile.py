@@ -167,13 +167,17 @@ class LogFile:
         except OSError:
             return b""
 
+    def bytes_of(self, block: Block) -> bytes:
+        """Return the bytes of one block; where its last line is much longer than a block, only the first ones."""
+        return self.pread(block.offset, min(block.end - block.offset, BYTES_PER_BLOCK + SLICE))
+
     def rows_of(self, block: Block, first: int = 0, stop: int | None = None) -> list[Row]:
         """Return the rows of one block, or those of its lines from `first` to before `stop` (numbers in the file)."""
         if block.offset < self.dropped:
             text = dropped_text(self.dropped)
             row = Row(block.line, 0, self.dropped - 1, block.t_ns, block.upper, text, WARN)
             return [row] if first <= block.line and (stop is None or block.line < stop) else []
-        data = self.pread(block.offset, min(block.end - block.offset, BYTES_PER_BLOCK + SLICE))
+        data = self.bytes_of(block)
         rows: list[Row] = []
         start = 0
         stop = block.line + block.lines if stop is None else min(stop, block.line + block.lines)

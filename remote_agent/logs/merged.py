@@ -3,14 +3,17 @@
 In: files, a time, a count. Out: rows in the order in which they came; whether there are more.
 
 **A record is one unit: the lines of a traceback keep the time of its first line and are never torn.**
-Rows with the time of the outermost one are all there, so that the next page is simply what lies beyond it.
+Rows with the time of the outermost one are all there, so that the next page is simply what lies beyond it. Where rows
+are rare, an answer holds what has been found in its time, and says how far that goes.
 """
 
 from __future__ import annotations
 
 import heapq
+import time
 from typing import TYPE_CHECKING, Any, Union
 
+from remote_agent.logs.index import MARK_GAP_NS
 from remote_agent.logs.records import Backwards, Forwards, Record
 from remote_agent.logs.selection import BODY_LIMIT
 from remote_agent.logs.slices import Breather
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from remote_agent.logs.selection import Wanted
 
 _INDEX_WAIT_S = 0.5
+# How long rare rows are looked for; counted from where the first step is made.
+_LOOK_S = 0.5
 # Later than every file.
 _LATEST_NS = 2**63 - 1
 
@@ -81,30 +86,54 @@ class _Heap:
 async def merged(
     files: list[LogFile], before_ns: int | None, after_ns: int | None, count: int, wanted: Wanted
 ) -> Answer:
-    """Return whole records next to a time, oldest first: at least `count` rows if there are so many."""
+    """Return whole records next to a time, oldest first: at least `count` rows if there are so many and time for it.
+
+    All that is wanted from since_ns on and before until_ns is there.
+    """
     count = max(1, min(count, MAX_ROWS))
     breather = Breather()
     after_ns = None if after_ns is None else max(0, after_ns)
+    # What is read later than now has no earlier time than this.
+    newest_ns = time.time_ns() - MARK_GAP_NS
     heap = _Heap(files, before_ns, after_ns, wanted)
     await heap.fill()
+    patience = _Patience(heap.top_ns(), after_ns) if wanted.is_rare else None
     taken: list[tuple[LogFile, Record]] = []
     lines = size = apart = 0
-    more = False
     while (next_ns := heap.top_ns()) is not None:
         if (lines >= count or size >= BODY_LIMIT // 2) and next_ns != taken[-1][1].t_ns:
-            more = True
+            break
+        if patience is not None and patience.is_over(next_ns):
             break
         found = await heap.pop()
         if found is not None:
             file, record = found[0], _bounded(found[1])
             apart += record.apart
-            lines += len(record.rows)
             size += sum(len(row.text) + 1 for row in record.rows)
             if record.rows:
                 taken.append((file, record))
+                lines += len(record.rows) if record.t_ns >= (after_ns or 0) else 0
         await breather.breathe()
-    data = {"complete": heap.complete, "more": more, "apart": apart}
-    return _answer(taken if after_ns is not None else taken[::-1], data)
+    data = {"complete": heap.complete, "more": next_ns is not None, "apart": apart}
+    if after_ns is not None:
+        return _answer(taken, {**data, "since_ns": after_ns, "until_ns": newest_ns if next_ns is None else next_ns})
+    until_ns = newest_ns if before_ns is None else before_ns
+    return _answer(taken[::-1], {**data, "since_ns": 0 if next_ns is None else next_ns + 1, "until_ns": until_ns})
+
+
+class _Patience:
+    """How long one answer may look: some time from its first step on, so that each one is a step further."""
+
+    def __init__(self, top_ns: int | None, after_ns: int | None) -> None:
+        self._forwards = after_ns is not None
+        self._begun_ns = max(top_ns or 0, after_ns or 0)
+        self._until: float | None = None
+
+    def is_over(self, top_ns: int) -> bool:
+        """True when it is time to answer; top_ns: where the next record may be."""
+        if self._until is None and (top_ns > self._begun_ns if self._forwards else top_ns < self._begun_ns):
+            self._until = time.monotonic() + _LOOK_S
+        return self._until is not None and time.monotonic() > self._until
 
 
 def _bounded(record: Record) -> Record:
@@ -121,5 +150,7 @@ def _answer(taken: list[tuple[LogFile, Record]], data: dict[str, Any]) -> Answer
     for file, record in taken:
         for row in record.rows:
             rows.append({**file.key._asdict(), **row_json(row), "t_ns": record.t_ns})
+            if row.offset >= file.index.line_start:
+                rows[-1]["half"] = True
             texts.append(row.text)
     return Answer({"rows": rows, **data}, b"\n".join(texts))

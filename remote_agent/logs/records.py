@@ -9,9 +9,11 @@ there, and pages in either direction part the lines alike.**
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.logs.rows import RecordReader, Row
+from remote_agent.logs.slices import BUDGET_S
 
 if TYPE_CHECKING:
     from remote_agent.logs.logfile import LogFile
@@ -96,10 +98,12 @@ class Records:
         if wanted.level and max(row.level for row in rows) < wanted.level:
             return Record(t_ns, [])
         kept = [row for row in rows if not wanted.is_apart(self.file, row.text)]
+        if not wanted.keeps(self.file, kept):
+            return Record(t_ns, [])
         return Record(t_ns, kept, len(rows) - len(kept))
 
     def _holds_any(self, rows: list[Row]) -> bool:
-        return any(self._wanted.is_met(self.file, row) for row in rows)
+        return any(self._wanted.may_be(self.file, row) for row in rows)
 
     def _block(self, line: int, first: int = 0, stop: int | None = None) -> list[Row]:
         """Return the rows of the block that holds this line; none where the file has been replaced."""
@@ -113,6 +117,12 @@ class Records:
         return block.t_ns + line - block.line
 
 
+def is_kept(file: LogFile, row: Row, wanted: Wanted) -> bool:
+    """True when the record that this row is of is shown; raises Problem (pattern)."""
+    record = Backwards(file, row.t_ns + 1, wanted).next()
+    return record is not None and any(each.line == row.line for each in record.rows)
+
+
 class Backwards(Records):
     """The records of one file that began before a time, the last one first."""
 
@@ -123,10 +133,13 @@ class Backwards(Records):
         """Lines [0, left) are not loaded yet."""
         # The time asked for may lie inside a record.
         self._extend = before_ns is not None
+        # And what that record is wanted for may lie behind that time.
+        self._inside = self._extend and self._left < file.index.total_lines
 
     def bound_ns(self) -> int | None:
         """Return a time that no record is later than, without reading the file; None: there is none."""
-        self._skip()
+        if not self._inside:
+            self._skip()
         return self._time_of(self._left - 1) if self._left > self.file.index.first_line else None
 
     def next(self) -> Record | None:
@@ -143,7 +156,7 @@ class Backwards(Records):
 
     def _load(self) -> bool:
         """Put the block before in front of the rows at hand; False at the start of the file."""
-        if not self._holds_any(self._lines.rows) and self._skip():
+        if not self._inside and not self._holds_any(self._lines.rows) and self._skip():
             # Nor does what is at hand belong to a record that is wanted: none of the lines before it is.
             self._lines = _Lines()
         rows = self._block(self._left - 1, stop=self._left)
@@ -152,14 +165,15 @@ class Backwards(Records):
         self._left = rows[0].line
         if not self._lines.rows and self._extend:
             rows = self._extended(rows)
-        self._extend = False
+        self._extend = self._inside = False
         self._lines.prepend(rows, self._left == self.file.index.first_line)
         return True
 
     def _skip(self) -> bool:
-        """Pass over blocks that hold nothing that is wanted; True when there were any."""
+        """Pass over blocks that hold nothing that is wanted, for a slice of time; True when there were any."""
         index, start = self.file.index, self._left
-        while self._left > index.first_line and self.file.epoch == self._epoch:
+        due = time.monotonic() + BUDGET_S
+        while self._left > index.first_line and self.file.epoch == self._epoch and time.monotonic() < due:
             block = index.block(index.blocks_of(self._left - 1))
             if self._wanted.may_be_in(self.file, block):
                 break
@@ -191,6 +205,10 @@ class Forwards(Records):
         super().__init__(file, wanted)
         self._first = self._next = file.index.lines_before(after_ns)
         """Line from which on to look."""
+        if wanted.is_rare and after_ns <= (file.last_ns or 0) and self._next > file.index.first_line:
+            # The record before may have gone on since, and be wanted now.
+            self._next -= 1
+            self._first = file.index.first_line
         self._at: int | None = None
         """Where that is in the lines at hand."""
 
@@ -242,12 +260,13 @@ class Forwards(Records):
         return False
 
     def _skip(self) -> bool:
-        """Pass over blocks that hold nothing that is wanted, if what is at hand holds nothing either."""
+        """Pass over such blocks for a slice of time, if what is at hand holds nothing that is wanted either."""
         lines, index = self._lines, self.file.index
         line = start = lines.rows[-1].line + 1 if lines.rows else self._next
         if self.file.epoch != self._epoch or self._holds_any(lines.rows[self._at :]):
             return False
-        while line < index.total_lines:
+        due = time.monotonic() + BUDGET_S
+        while line < index.total_lines and time.monotonic() < due:
             block = index.block(index.blocks_of(line))
             if self._wanted.may_be_in(self.file, block):
                 break

@@ -14,6 +14,7 @@ from remote_agent.logs.index import after_newlines
 from remote_agent.logs.levels import level_of
 from remote_agent.logs.longline import column_of
 from remote_agent.logs.pattern import LINE_S, TooLong, within
+from remote_agent.logs.records import is_kept
 from remote_agent.logs.rows import CLIP, Row, visible, without_escapes
 from remote_agent.logs.slices import Breather
 from remote_agent.logs.window import index_until, row_json
@@ -44,7 +45,7 @@ _INDEX_WAIT_S = 60.0
 
 
 class Query(NamedTuple):
-    """What is looked for; since_ns <= arrival < until_ns."""
+    """What is looked for; since_ns <= arrival < until_ns; shown: only in records that a view with it shows."""
 
     pattern: Pattern
     wanted: Wanted
@@ -53,6 +54,11 @@ class Query(NamedTuple):
     limit: int | None = None
     again_ns: int | None = None
     """Only what may have come, or ended, since this moment."""
+    shown: Wanted | None = None
+
+    def shows(self, file: LogFile, row: Row) -> bool:
+        """True when the view that the hits must be in shows this row."""
+        return self.shown is None or is_kept(file, row, self.shown)
 
     def first_line(self, file: LogFile) -> int:
         """Return the first line to look at."""
@@ -122,7 +128,7 @@ async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, N
                     yield batch.take()
                 if file.epoch != epoch:
                     break
-                if row is None or row.line < first:
+                if row is None or row.line < first or not query.shows(file, row):
                     continue
                 if not lost and query.wanted.is_apart(file, row.text):
                     apart += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Union
 
+from remote_agent.logs.filters import Filter, make_filter
 from remote_agent.logs.levels import minimum_level
 from remote_agent.logs.logfile import STREAMS, Key, LogFile
 from remote_agent.logs.rows import stream_of
@@ -25,14 +26,28 @@ BODY_LIMIT = 4 * 1024 * 1024
 
 
 class Wanted(NamedTuple):
-    """Which lines of the chosen files: of these streams (None: all), of the level with this bit or worse (0: all)."""
+    """Which lines of the chosen files: of these streams (None: all), of the level with this bit or worse (0: all).
+
+    Of a record, one line of the level and what the filter says decide about all of its lines.
+    """
 
     level: int = 0
     streams: frozenset[str] | None = None
+    filter: Filter = Filter()
+
+    @property
+    def is_rare(self) -> bool:
+        """True when it may take long to find the next such line."""
+        return bool(self.level or self.filter.include or self.filter.exclude)
 
     def may_be_in(self, file: LogFile, block: Block) -> bool:
         """False when the block holds no such line."""
-        if block.bits < self.level:
+        # Never by both: a record may have the level in one block, and what is included in another.
+        if self.filter.include:
+            data = file.bytes_of(block) if block.offset >= file.dropped else b""
+            if len(data) == block.end - block.offset and not self.filter.may_keep(data):
+                return False
+        elif block.bits < self.level:
             return False
         return block.nccl or self.streams is None or file.key.stream in self.streams
 
@@ -40,9 +55,15 @@ class Wanted(NamedTuple):
         """True for a line of another stream: of NCCL where that is not wanted, of the script where only NCCL is."""
         return self.streams is not None and stream_of(file.key.stream, text) not in self.streams
 
-    def is_met(self, file: LogFile, row: Row) -> bool:
-        """True when the row is one of them."""
-        return row.level >= self.level and not self.is_apart(file, row.text)
+    def may_be(self, file: LogFile, row: Row) -> bool:
+        """False when the row is none that its record is shown for."""
+        rare = self.filter.may_keep(row.text) if self.filter.include else row.level >= self.level
+        return rare and not self.is_apart(file, row.text)
+
+    def keeps(self, file: LogFile, rows: list[Row]) -> bool:
+        """True when the filter keeps the record of these rows; raises Problem (pattern)."""
+        # What is gone from the disk cannot be looked at any more: its place is told, whatever is wanted.
+        return not rows or rows[0].offset < file.dropped or self.filter.keeps(row.text for row in rows)
 
 
 def find(catalogue: Catalogue, generation: int, rank: int, stream: str) -> LogFile:
@@ -68,10 +89,16 @@ def check_streams(streams: Sequence[str] | None) -> list[str]:
     return chosen
 
 
-def check_lines(streams: Sequence[str] | None, level: str | None) -> Wanted:
-    """Return which lines of the files to give; raises Problem (usage)."""
+def check_lines(
+    streams: Sequence[str] | None,
+    level: str | None = None,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] | None = None,
+) -> Wanted:
+    """Return which lines of the files to give; raises Problem (usage, pattern)."""
     chosen = frozenset(check_streams(streams))
-    return Wanted(check_level(level), None if len(chosen) == len(STREAMS) else chosen)
+    which = None if len(chosen) == len(STREAMS) else chosen
+    return Wanted(check_level(level), which, make_filter(include, exclude))
 
 
 def check_level(level: str | None) -> int:

@@ -152,19 +152,28 @@ class LogStore:
         count: int = 256,
         level: str | None = None,
         after_ns: int | None = None,
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        counted: Sequence[int] | None = None,
     ) -> Answer:
         """Answer log_merged: the last rows before a time, or the first ones from a time on, over all files chosen.
 
         complete: the files it has read are indexed to their end, else rows may be missing; more: there are rows beyond
-        the outermost one; apart: so many lines among them were left out, of NCCL where its stream was not asked for.
-        Raises Problem.
+        the outermost one, or may be; apart: so many lines among them were left out, of NCCL where its stream was not
+        asked for. since_ns, until_ns: all that is wanted from the one time on and before the other is there. include,
+        exclude: patterns that records must match, or must not. counted: two times; the answer tells under the same
+        name how many lines of all came between them. Raises Problem.
         """
-        wanted = selection.check_lines(streams, level)
+        wanted = selection.check_lines(streams, level, include, exclude)
         if before_ns is not None and after_ns is not None:
             raise Problem("usage", "either before_ns or after_ns")
         await self._rescan()
         files = selection.select(self._catalogue, generation, ranks, streams)
-        return await merged(files, before_ns, after_ns, count, wanted)
+        answer = await merged(files, before_ns, after_ns, count, wanted)
+        if counted is not None:
+            since, until = counted
+            answer.data["counted"] = sum(f.index.lines_before(until) - f.index.lines_before(since) for f in files)
+        return answer
 
     async def follow(
         self,
@@ -217,6 +226,7 @@ class LogStore:
         again_ns: int | None = None,
         around: int = 0,
         near_ns: int | None = 0,
+        shown: dict[str, Any] | None = None,
     ) -> AsyncGenerator[Answer, None]:
         """Answer log_search: hits file by file, then {done, begun_ns, searched_bytes, hits, apart}; raises Problem.
 
@@ -224,9 +234,12 @@ class LogStore:
         apart: so many lines would be hits, but are of a stream that was not asked for. around: so many rows from the
         first hit at near_ns or later (else the first of all; None: from the last one) on, and a third as many before
         it, come ahead of the end in two answers of `merged` with {around}: who goes there next need not ask again.
+        shown: level, include and exclude of the view that the hits must be in.
         """
         wanted = selection.check_lines(streams, level)
-        query = searching.Query(compile_pattern(pattern, ignore_case), wanted, since_ns, until_ns, limit, again_ns)
+        view = selection.check_lines(streams, **shown) if shown else None
+        times = (since_ns, until_ns, limit, again_ns)
+        query = searching.Query(compile_pattern(pattern, ignore_case), wanted, *times, view)
         await self._rescan()
         files = selection.select(self._catalogue, generation, ranks, streams)
         items = searching.search(files, query)
@@ -237,7 +250,7 @@ class LogStore:
                     hits_ns += [row["t_ns"] for row in item.data["rows"]]
                     hits_ns = [_nearest(hits_ns, near_ns)] if hits_ns else []
                 if item.data.get("done") and hits_ns:
-                    every, first_ns = selection.check_lines(streams, None), hits_ns[0]
+                    every, first_ns = view or selection.check_lines(streams), hits_ns[0]
                     yield _aside(await merged(files, first_ns, None, around // 3 + 1, every))
                     yield _aside(await merged(files, None, first_ns, around, every))
                 yield item

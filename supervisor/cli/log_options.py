@@ -10,16 +10,19 @@ import re
 import warnings
 from collections.abc import Sequence
 
+from remote_agent.logs.filters import make_filter
 from remote_agent.logs.pattern import compile_pattern, ignores_case
 from remote_agent.wire import Problem
 from supervisor.cli.options import make_parser, parse, read_duration, read_ranks
 from supervisor.errors import UsageError
+from supervisor.session.filters import ALL, Filter
 from supervisor.session.logs import Selection
 from supervisor.session.streams import STREAMS as ALL_STREAMS
 
 USAGE = (
     "[HOSTS] [JOB] [--rank R[,R…]] [--node N] [--stream stdout|stderr|nccl|all] [--generation G]\n"
-    "                       [--grep REGEX] [--level warn|error] [--since 10m] [--tail N] [-f] [--fold | --raw]"
+    "                       [--grep REGEX] [--level warn|error] [--since 10m] [--tail N] [-f] [--fold | --raw]\n"
+    "                       [--include REGEX]… [--exclude REGEX]…"
 )
 STREAMS = {
     "stdout": ("stdout",),
@@ -54,6 +57,9 @@ def parse_logs(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--grep", metavar="REGEX", help="only lines that match; capitals count where REGEX has one")
     parser.add_argument("-i", "--ignore-case", action="store_true", help="--grep never tells A from a")
     parser.set_defaults(pattern=None)
+    whole = "tracebacks as a whole; may be given again"
+    parser.add_argument("--include", action="append", default=[], metavar="REGEX", help=f"keep what matches, {whole}")
+    parser.add_argument("--exclude", action="append", default=[], metavar="REGEX", help=f"drop what matches, {whole}")
     parser.add_argument("--level", choices=["debug", "info", "warn", "error"], help="only lines of this level or worse")
     parser.add_argument("--since", type=read_duration, metavar="T", help="only what came in the last T: 90s, 10m, 2h")
     parser.add_argument("--tail", type=read_count, metavar="N", help="only the last N lines")
@@ -67,9 +73,21 @@ def parse_logs(argv: Sequence[str]) -> argparse.Namespace:
             options.pattern = _compiled(options)
         except Problem as refused:
             raise UsageError(f"--grep {options.grep!r}: {refused.message}", refused.hint) from refused
+    if options.include or options.exclude:
+        _check_filter(options)
     if options.raw:
         _check_raw(options)
     return options
+
+
+def _check_filter(options: argparse.Namespace) -> None:
+    if options.raw or options.grep is not None:
+        other = "--raw" if options.raw else "--grep"
+        raise UsageError(f"{other} excludes --include and --exclude", "leave one of them out")
+    try:
+        make_filter(options.include, options.exclude)
+    except Problem as refused:
+        raise UsageError(f"--include, --exclude: {refused.message}", refused.hint) from refused
 
 
 def _check_raw(options: argparse.Namespace) -> None:
@@ -105,4 +123,12 @@ def selection_of(options: argparse.Namespace) -> Selection:
         ranks=options.rank,
         streams=STREAMS[options.stream or "both"],
         nodes=[options.node] if options.node else None,
+        filter=filter_of(options),
     )
+
+
+def filter_of(options: argparse.Namespace) -> Filter:
+    """Return which records the options keep; without patterns the level is one of lines."""
+    if not options.include and not options.exclude:
+        return ALL
+    return Filter(tuple(options.include), tuple(options.exclude), options.level or "")

@@ -12,6 +12,7 @@ import dataclasses
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -26,12 +27,13 @@ from supervisor.cli.output import Prefixer, Writer
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.session import logs
 from supervisor.session.hits import hits, now_ns
-from supervisor.session.logs import Row, Selection
+from supervisor.session.passing import Passing
 from supervisor.session.search import search
 from supervisor.session.streams import Sieve, files_of
 
 if TYPE_CHECKING:
     from supervisor.session.follow import Chunk, Seen
+    from supervisor.session.logs import Row, Selection
     from supervisor.session.session import Session
 
 # Rows that are handed to the writer at once.
@@ -70,7 +72,8 @@ def run(verb: str, argv: Sequence[str]) -> int:
     except RequestFailed as refused:
         if refused.kind != "pattern":
             raise
-        raise UsageError(f"--grep {options.grep!r}: {refused.message}", refused.hint) from refused
+        name = f"--grep {options.grep!r}" if options.grep is not None else "--include, --exclude"
+        raise UsageError(f"{name}: {refused.message}", refused.hint) from refused
 
 
 def _outcome(options: argparse.Namespace, writer: Writer) -> int:
@@ -141,13 +144,51 @@ async def _lines(session: Session, options: argparse.Namespace, writer: Writer) 
         # Fixed once: the group may be restarted while we read.
         generation = logs.newest(files) if options.generation is None else options.generation
         _check_there(files, generation, options.rank)
-        selection = Selection(generation, selection.ranks, selection.streams, selection.nodes)
-    if not options.follow:
+        selection = dataclasses.replace(selection, generation=generation)
+    if selection.filter:
+        await _passing(session, selection, options, writer)
+    elif not options.follow:
         await _write(session, writer, _there(session, selection, options, sieve), options)
     elif options.level is not None:
         await _follow_level(session, selection, options, sieve, writer)
     else:
         await _follow(session, selection, options, sieve, writer)
+
+
+async def _passing(session: Session, selection: Selection, options: argparse.Namespace, writer: Writer) -> None:
+    """Write what a filter keeps: of what is there the last lines if so many were asked for, then what comes."""
+    since_ns = 0 if options.since is None else now_ns(session) - int(options.since * 1e9)
+    passing = Passing(session, selection, since_ns)
+    files = await logs.files(session, selection.nodes) if selection.generation is None else []
+    generation = logs.newest(files) if selection.generation is None else selection.generation
+
+    async def batches() -> AsyncGenerator[list[Row], None]:
+        kept: deque[Row] = deque(maxlen=options.tail)
+        async with aclosing(passing.there(generation, last=not options.follow)) as there:
+            async for rows in there:
+                kept.extend(rows)
+                if options.tail is None:
+                    yield list(kept)
+                    kept.clear()
+        yield list(kept)
+        if options.follow:
+            async with aclosing(passing.coming(generation if isinstance(generation, int) else 0)) as coming:
+                async for rows in coming:
+                    yield rows
+
+    if options.follow and options.fold:
+        # A record may be a second old before it is known to be whole.
+        await fold_live(batches(), partial(_put, writer), lambda: now_ns(session) - 2_000_000_000)
+        return
+
+    async with aclosing(batches()) as every:
+        async for rows in every:
+            await _write(session, writer, _one_by_one(rows), options)
+
+
+async def _one_by_one(rows: list[Row]) -> AsyncGenerator[Row, None]:
+    for row in rows:
+        yield row
 
 
 async def _there(

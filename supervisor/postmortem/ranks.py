@@ -32,8 +32,9 @@ _RECORD_TAGS = (
     re.compile(r"^-- Process (?P<rank>\d+) terminated with the following error"),
     re.compile(r"^(?:\[[^\]]*\] ?)?\[[^\]]*\b[Rr]ank (?P<rank>\d+)\]"),
     re.compile(r"^\[[\d\-: ,.]+ (?:DP\d+ )?TP(?P<rank>\d+)\b[^\]]*\]"),
-    re.compile(r"^(?:\[[\dT:.Z-]+\] )?\(\w+ rank=(?P<rank>\d+)\b[^)]*\)"),
-    re.compile(r"^\(Worker_TP(?P<rank>\d+) pid=\d+\)"),
+    # Servers put the processes above a worker before it.
+    re.compile(r"^(?:\[[\dT:.Z-]+\] )?(?:\(\w+ pid=\d+\) )*\(\w+ rank=(?P<rank>\d+)\b[^)]*\)"),
+    re.compile(r"^(?:\(\w+ pid=\d+\) )*\(\w*Worker[ _](?:DP\d+_)?TP(?P<rank>\d+)\w* pid=\d+\)"),
 )
 _NCCL = re.compile(r"(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?=N?CCL|[a-z/_]+\.cc|RCCL)")
 _NCCL_RANK = re.compile(r"\brank (?P<rank>\d+) nranks \d+|\brank (?P<rank2>\d+) nRanks \d+")

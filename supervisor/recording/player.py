@@ -216,11 +216,19 @@ class Player:
         *,
         before_ns: int | None = None,
         after_ns: int | None = None,
+        counted: tuple[int, int] | None = None,
         clocks: Clocks | None = None,
     ) -> Page:
         """Return rows of all nodes by time, as a session does."""
-        rows, more = await tape.merged(self.recording, selection, count, self.now_ns, before_ns, after_ns)
-        return Page(rows, more, [], clocks or PlayedClocks(self))
+        now_ns = self.now_ns
+        rows, more = await tape.merged(self.recording, selection, count, now_ns, before_ns, after_ns)
+        end_ns = now_ns + 1 if before_ns is None else before_ns
+        if after_ns is None:
+            span = (rows[0].t_ns if more and rows else 0, end_ns)
+        else:
+            span = (after_ns, rows[-1].t_ns + 1 if more and rows else end_ns)
+        lines = tape.counted(self.recording, selection, now_ns, *counted) if counted is not None else 0
+        return Page(rows, more, [], clocks or PlayedClocks(self), 0, *span, lines)
 
     def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
         """Yield the rows that match, file by file; who asks to be told what nodes tell beside them hears nothing."""

@@ -46,10 +46,20 @@ class Lines:
                 self.rows.append(Line(line.line - 1, line.offset, last_ns, None, text.encode()))
             self.rows.append(line if line.t_ns == last_ns else line._replace(t_ns=last_ns))
             expected = line.line + 1
+        self._look_up()
+
+    def _look_up(self) -> None:
         self.numbers = array("q", [row.line for row in self.rows])
         self.times_ns = array("q", [row.t_ns for row in self.rows])
         """Of each row; never before that of the row above, as the order of lines is certain."""
         self.size = sum(len(row.text) + ROW_COST for row in self.rows)
+
+    def only(self, rows: list[Line]) -> Lines:
+        """Return some of these rows."""
+        found = Lines()
+        found.rows = rows
+        found._look_up()
+        return found
 
     def there(self, now_ns: int) -> int:
         """Return how many of the rows there are at a time."""
@@ -103,6 +113,9 @@ class Recording:
         self.job = str(self.meta["job"])
         self.begin_ns = min([*self.event_times_ns[:1], *self.status_times_ns[:1]], default=0)
         self.end_ns = max(int(self.meta["end_ns"]), self.begin_ns)
+        self.narrowed_by: object = None
+        self.narrowed: dict[File, Lines] = {}
+        """What the newest filter keeps of each file."""
         self._held: OrderedDict[File, Lines] = OrderedDict()
         self._held_bytes = 0
 

@@ -14,6 +14,7 @@ from remote_agent.logs.pattern import LINE_S, Pattern, TooLong, compile_pattern
 from remote_agent.wire import Answer, Problem
 from supervisor.errors import RequestFailed
 from supervisor.recording.form import File
+from supervisor.recording.narrowed import LEVELS, narrowed
 from supervisor.recording.reading import Lines, Recording
 from supervisor.session.logs import Row, Selection
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 # As on a node: so many rows at once, at most.
 MAX_ROWS = 4096
 LINES_PER_TURN = 4096
-LEVELS = ("D", "I", "W", "E")
 
 # A file, its lines, and which of its rows: from, up to.
 Span = tuple[File, Lines, int, int]
@@ -75,8 +75,15 @@ async def _chosen(recording: Recording, selection: Selection, now_ns: int) -> li
     for file in selected(recording, selection, now_ns):
         if not recording.is_held(file):
             await asyncio.sleep(0)
-        found.append((file, recording.lines(file)))
+        lines = recording.lines(file)
+        found.append((file, await narrowed(recording, file, selection.filter) if selection.filter else lines))
     return found
+
+
+def counted(recording: Recording, selection: Selection, now_ns: int, since_ns: int, until_ns: int) -> int:
+    """Return how many lines there are between two times, whatever the filter."""
+    chosen = [recording.lines(file) for file in selected(recording, selection, now_ns)]
+    return sum(bisect_left(one.times_ns, until_ns) - bisect_left(one.times_ns, since_ns) for one in chosen)
 
 
 async def merged(

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from remote_agent.wire import Answer, CallFailed, WireError
 from supervisor.errors import RequestFailed, Unreachable, why
+from supervisor.session.filters import ALL, Filter
+from supervisor.session.parts import Part, back, forth, part_of
 from supervisor.session.streams import files_of
 from supervisor.session.tasks import cancel_all
 
@@ -31,7 +33,7 @@ SAME_MS = 5.0
 
 @dataclass(frozen=True)
 class Selection:
-    """Which log files are meant."""
+    """Which log files are meant, and which of their records."""
 
     generation: int | str | None = None
     """A number, "all", or None: the newest (and, where followed, all later ones)."""
@@ -39,9 +41,10 @@ class Selection:
     streams: tuple[str, ...] = ("stdout", "stderr")
     """Of a line, as the nodes tell it: one of NCCL is of its stream wherever it stands. Where followed: of a file."""
     nodes: list[str] | None = None
+    filter: Filter = ALL
 
     def args(self) -> dict[str, Any]:
-        """Return the selection in the words of the log_* requests."""
+        """Return the files in the words of the log_* requests."""
         return {"generation": self.generation, "ranks": self.ranks, "streams": list(self.streams)}
 
 
@@ -61,6 +64,8 @@ class Row(NamedTuple):
     """So many bytes of the line follow its text."""
     column: int = -1
     """Of a hit in a line whose text is cut: how many characters stand before it."""
+    half: bool = False
+    """Its line is still being written; a page of merged rows tells."""
 
 
 class HasStatus(Protocol):
@@ -113,7 +118,8 @@ class Clocks:
         """Return one row of a node."""
         t_ns = int(row.get("t_ns") or 0) - self.ahead_ns(node)
         line, offset, cut, column = int(row["line"]), int(row["offset"]), row.get("cut", 0), row.get("column", -1)
-        return Row(node, generation, rank, stream, line, offset, t_ns, row.get("level"), text, int(cut), int(column))
+        more = (int(cut), int(column), bool(row.get("half")))
+        return Row(node, generation, rank, stream, line, offset, t_ns, row.get("level"), text, *more)
 
 
 def clock_error_ms(status: dict[str, Any], names: list[str] | None) -> float | None:
@@ -190,6 +196,11 @@ class Page(NamedTuple):
     """What the times were made with; the next page is asked with the same."""
     apart: int = 0
     """So many lines among these are left out: they are of a stream that was not asked for."""
+    since_ns: int = 0
+    until_ns: int | None = None
+    """All that is wanted between these times is here; None: not known."""
+    counted: int = 0
+    """So many lines, wanted or not, came between the times that were asked for."""
 
 
 async def merged(
@@ -199,27 +210,30 @@ async def merged(
     *,
     before_ns: int | None = None,
     after_ns: int | None = None,
-    level: str | None = None,
+    counted: tuple[int, int] | None = None,
     clocks: Clocks | None = None,
     patience_s: float | None = None,
 ) -> Page:
     """Return about the last `count` rows of all nodes before a time, or the first ones from a time on.
 
-    Rows of one time are never parted: what lies beyond the outermost row is the next page. `patience_s`: who has not
+    Rows of one time are never parted: what lies beyond the outermost row is the next page. With a filter there may be
+    fewer than there are, even none, and from a time on also the last ones before it. `patience_s`: who has not
     answered by then is left out. Raises Unreachable, RequestFailed.
     """
-    args = {**selection.args(), "count": count, "level": level}
+    args = {**selection.args(), **selection.filter.args(), "count": count}
     if selection.generation is None:
         args["generation"] = newest(await files(session, selection.nodes))
     clocks = clocks or Clocks(session)
 
-    async def one(name: str) -> _Part | Unreachable:
-        times = {"before_ns": clocks.at(name, before_ns), "after_ns": clocks.at(name, after_ns)}
+    async def one(name: str) -> Part | Unreachable:
+        times: dict[str, Any] = {"before_ns": clocks.at(name, before_ns), "after_ns": clocks.at(name, after_ns)}
+        if counted is not None:
+            times["counted"] = [clocks.at(name, t_ns) for t_ns in counted]
         try:
             answer = await ask(session, name, "log_merged", {**args, **times}, patience_s or 60.0)
         except Unreachable as error:
             return error
-        return _Part(clocks.rows(name, answer), bool(answer.data.get("more")), int(answer.data.get("apart") or 0))
+        return part_of(clocks, name, answer)
 
     names = [link.view.name for link in sources(session, selection.nodes)]
     answers = dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
@@ -227,41 +241,16 @@ async def merged(
     if failed and (patience_s is None or len(failed) == len(answers)):
         raise next(iter(failed.values()))
     parts = [answer for answer in answers.values() if not isinstance(answer, Unreachable)]
-    rows, more = _join(parts, count, forwards=after_ns is not None)
+    rows, more, since_ns, until_ns = forth(parts, count, after_ns) if after_ns is not None else back(parts, count)
     absent = sorted([*failed, *lost(session, selection.nodes)])
-    return Page(rows, more, absent, clocks, sum(part.apart for part in parts))
-
-
-class _Part(NamedTuple):
-    """What one node gives to a page."""
-
-    rows: list[Row]
-    more: bool
-    apart: int
+    sums = (sum(part.apart for part in parts), since_ns, until_ns, sum(part.counted for part in parts))
+    return Page(rows, more, absent, clocks, *sums)
 
 
 def lost(session: Session, nodes: list[str] | None) -> list[str]:
     """Return the nodes that have been in reach and are not now."""
     links = session.links.items()
     return [name for name, link in links if link.opened_at and not link.opened and (nodes is None or name in nodes)]
-
-
-def _join(parts: list[_Part], count: int, *, forwards: bool) -> tuple[list[Row], bool]:
-    """Put the rows of all nodes in order, as far as they are whole; rows of one time stay together."""
-    found = list(heapq.merge(*(part.rows for part in parts), key=lambda row: row.t_ns))
-    # Beyond the outermost row of a node that has more, rows of that node are missing.
-    edges = [part.rows[-1 if forwards else 0].t_ns for part in parts if part.more and part.rows]
-    if forwards:
-        whole = [row for row in found if row.t_ns <= min(edges, default=row.t_ns)]
-        end = min(count, len(whole))
-        while 0 < end < len(whole) and whole[end - 1].t_ns == whole[end].t_ns:
-            end += 1
-        return whole[:end], bool(edges) or end < len(whole)
-    whole = [row for row in found if row.t_ns >= max(edges, default=0)]
-    start = max(0, len(whole) - count)
-    while 0 < start < len(whole) and whole[start - 1].t_ns == whole[start].t_ns:
-        start -= 1
-    return whole[start:], bool(edges) or start > 0
 
 
 def newest(found: list[dict[str, Any]]) -> int:

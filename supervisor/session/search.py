@@ -47,6 +47,8 @@ async def search(
     then `around` rows from there on, if all is on one node: of several none knows which of their hits is the first.
     """
     args = {**selection.args(), "pattern": pattern, "ignore_case": ignore_case, "level": level, "limit": limit}
+    if selection.filter:
+        args["shown"] = selection.filter.args()
     if selection.generation is None:
         args["generation"] = newest(await files(session, selection.nodes))
     clocks = Clocks(session)

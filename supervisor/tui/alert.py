@@ -177,8 +177,8 @@ def _end_row(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Row:
 
 
 def _charged(snapshot: Snapshot) -> str:
-    """A lost node whose place a spare took has cost none."""
-    return words.count(snapshot.restarts, "restart") if snapshot.restarts else "no restart charged"
+    """What an operator asked for, and a lost node whose place a spare took, cost none."""
+    return f"{words.count(snapshot.restarts, 'restart') if snapshot.restarts else 'no restart'} charged"
 
 
 def _calm(snapshot: Snapshot) -> str:

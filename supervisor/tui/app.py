@@ -15,12 +15,13 @@ from weakref import WeakKeyDictionary
 from textual import events
 
 from supervisor.paths import themes_dir
+from supervisor.session.filters import ALL
 from supervisor.session.logs import Selection
 from supervisor.tui import clipboard, keymap, keys, terminal
 from supervisor.tui.cells import clean
 from supervisor.tui.desk import Desk
-from supervisor.tui.feeds import MergedFeed
 from supervisor.tui.folded import FoldedFeed
+from supervisor.tui.merged import MergedFeed
 from supervisor.tui.model import Snapshot, take
 from supervisor.tui.screens.base import LiveScreen, Target
 from supervisor.tui.screens.dialogs import Dialog
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from textual.screen import Screen
     from textual.widget import Widget
 
+    from supervisor.session.filters import Filter
     from supervisor.tui.incident_rows import Place
     from supervisor.tui.source import SessionContext, Source
 
@@ -321,6 +323,7 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         generation: int | None = None,
         streams: tuple[str, ...] = BOTH,
         *,
+        lines: Filter = ALL,
         folded: bool = False,
     ) -> MergedFeed:
         """The rows of a target by time, over all generations unless one is named; a rank may move between nodes."""
@@ -329,7 +332,7 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         nodes = [where.node] if where.node and where.rank is None else None
         wanted: int | str = "all" if generation is None else generation
         kind = FoldedFeed if folded else MergedFeed
-        return kind(self.source, Selection(generation=wanted, ranks=ranks, streams=streams, nodes=nodes))
+        return kind(self.source, Selection(wanted, ranks, streams, nodes, lines))
 
     def leave(self) -> None:
         """Ask whether to detach or to stop; a job that is over needs no question."""

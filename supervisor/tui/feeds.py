@@ -7,23 +7,19 @@ Both feeds hold a bounded number of rows whatever the size of the files.
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from supervisor.tui.log_row import Key, LogRow, level_of, taken
+from supervisor.tui.log_row import Key, LogRow, level_of
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
-    from supervisor.session.logs import Clocks, Page, Row, Selection
     from supervisor.tui.source import Source
 
 PAGE: Final = 256
 # 64 pages of 256 rows of 100 bytes are 1.6 MB; a row may have 64 KiB.
 PAGES_KEPT: Final = 64
-MERGED_KEPT: Final = 20_000
 BYTES_KEPT: Final = 32 * 1024 * 1024
 # So many rows stay, whatever their size: what is on the screen and around it.
 LEAST_KEPT: Final = 2 * PAGE
@@ -158,204 +154,3 @@ class RankFeed:
     def _forget(self, number: int) -> None:
         old = self._pages.get(number // PAGE, {}).pop(number, None)
         self._bytes -= len(old.raw) if old is not None else 0
-
-
-class MergedFeed:
-    """Many ranks by time of arrival: all rows from a first to a last one, and more as far as somebody looks."""
-
-    def __init__(self, source: Source, selection: Selection) -> None:
-        self._source = source
-        self.selection = selection
-        self.shifted = 0
-        self.detached = False
-        """There are newer rows than the last one here."""
-        self.unseen = 0
-        """So many newer rows wait."""
-        self.more_unseen = False
-        """And more than that: the window that counts them was full."""
-        self.absent: tuple[str, ...] = ()
-        """Nodes whose rows may be missing among these."""
-        self.apart = False
-        """Lines of NCCL were left out: they are of a stream that was not asked for."""
-        self._rows: dict[Key, LogRow] = {}
-        self._order: list[Key] = []
-        self._bytes = 0
-        self._at_start = False
-        self._clocks: Clocks | None = None
-        """What the times of these rows were made with."""
-
-    @property
-    def count(self) -> int:
-        """Lines there are here, and one more for those before them."""
-        return len(self._order) + self._offset
-
-    @property
-    def _offset(self) -> int:
-        return int(not self._at_start and bool(self._order))
-
-    def row(self, index: int) -> LogRow | None:
-        """One line, or None for the place of older ones."""
-        index -= self._offset
-        return self._rows[self._order[index]] if 0 <= index < len(self._order) else None
-
-    def index_of(self, key: Key) -> int | None:
-        """Where a line is, or None."""
-        return self._order.index(key) + self._offset if key in self._rows else None
-
-    def missing(self, first: int, last: int) -> int | None:
-        """Older rows, once their place comes into view; newer ones at the other end."""
-        if self._offset and first <= PAGE // 4:
-            return 0
-        if self.detached and last >= self.count - 1:
-            return 1
-        return None
-
-    async def load(self, want: int) -> None:
-        """Load older (0) or newer (1) rows."""
-        if want == 0:
-            await self._older()
-        else:
-            await self._newer()
-
-    async def refresh(self, rows: int, following: Callable[[], bool]) -> None:
-        """While the reader is `following`, the newest rows; else only whether there are any."""
-        if self.detached and self.more_unseen and not following():
-            # More than one window holds wait already: counting on tells nothing new.
-            return
-        renew = not self._order or (following() and self._clocks is not None and self._clocks.moved)
-        page = await self._fetch(max(PAGE if renew else 64, rows), None if renew else self._clocks)
-        if not self._order:
-            self._replace(page)
-            return
-        joined = not page.more or not page.rows or page.rows[0].t_ns <= self._edge(-1)
-        fresh = self._update(page.rows)
-        if not following():
-            self.unseen, self.more_unseen = len(fresh), not joined
-            self.detached = bool(fresh)
-            return
-        self.unseen, self.more_unseen = 0, False
-        if renew or self.detached or not joined or not set(self.absent) <= set(page.absent):
-            # More came than one window holds, or somebody is back: what lies between is loaded when it is looked for.
-            self._replace(page)
-        else:
-            self.absent = tuple(page.absent)
-            self._append(fresh)
-
-    async def show_begin(self, rows: int) -> None:
-        """Replace what is here by the oldest rows."""
-        self._replace(await self._fetch(max(rows, PAGE), None, after_ns=0), at_start=True)
-
-    async def show_around(self, t_ns: int, rows: int, pages: tuple[Page, Page] | None = None) -> None:
-        """Replace what is here by the rows around a time, a third of them before it: a screen and no more.
-
-        What a link holds that has rested is some 14 kB: each doubling of that takes a round trip. pages: those rows,
-        where they are known.
-        """
-        # At once, with the clocks of this moment for both.
-        before, after = pages or await asyncio.gather(
-            self._fetch(rows // 3 + 1, None, before_ns=t_ns), self._fetch(rows, None, after_ns=t_ns)
-        )
-        absent = sorted({*before.absent, *after.absent})
-        both = after._replace(rows=before.rows + after.rows, absent=absent)
-        self._replace(both, at_start=not before.more)
-
-    async def _older(self) -> None:
-        page = await self._fetch(PAGE * 2, self._clocks, before_ns=self._edge(0))
-        older = self._update(page.rows, all_times=True)
-        before = self.count
-        self._order[:0] = [row.key for row in older]
-        self._hold(older)
-        self._at_start = not page.more
-        self.shifted += self.count - before
-        self._note_absent(page)
-        kept = self._within_bounds(self._order)
-        if kept < len(self._order):
-            self._drop(self._order[kept:])
-            del self._order[kept:]
-            self.detached = True
-
-    async def _newer(self) -> None:
-        last_ns = self._edge(-1)
-        page = await self._fetch(PAGE, self._clocks, after_ns=last_ns)
-        fresh = self._update(page.rows)
-        if not fresh and page.more:
-            page = await self._fetch(PAGE, self._clocks, after_ns=last_ns + 1)
-            fresh = self._update(page.rows)
-        self._append(fresh)
-        self._note_absent(page)
-        self.detached = page.more
-
-    async def _fetch(self, count: int, clocks: Clocks | None, **bounds: int) -> Page:
-        page = await self._source.merged(self.selection, count, clocks=clocks, **bounds)
-        self.apart = self.apart or bool(page.apart and "nccl" not in self.selection.streams)
-        return page
-
-    def _edge(self, number: int) -> int:
-        return self._rows[self._order[number]].t_ns
-
-    def _update(self, rows: Iterable[Row], *, all_times: bool = False) -> list[LogRow]:
-        """Take what has changed in rows that are here, a half line that is whole now; return those that are not here.
-
-        A page that lacks a node reaches further back: what it has from before the first row here comes with its turn.
-        """
-        fresh: list[LogRow] = []
-        start = None if all_times or self._at_start or not self._order else self._edge(0)
-        for each in rows:
-            row = taken(each)
-            old = self._rows.get(row.key)
-            if old is None:
-                if start is None or row.t_ns >= start:
-                    fresh.append(row)
-            elif old.raw != row.raw:
-                self._rows[row.key] = dataclasses.replace(old, level=row.level, raw=row.raw)
-                self._bytes += len(row.raw) - len(old.raw)
-        return fresh
-
-    def _note_absent(self, page: Page) -> None:
-        self.absent = tuple(sorted({*self.absent, *page.absent}))
-
-    def _hold(self, rows: Iterable[LogRow]) -> None:
-        for row in rows:
-            self._rows[row.key] = row
-            self._bytes += len(row.raw)
-
-    def _drop(self, keys: Iterable[Key]) -> None:
-        for key in keys:
-            self._bytes -= len(self._rows.pop(key).raw)
-
-    def _within_bounds(self, keys: Iterable[Key]) -> int:
-        """Return how many rows may stay, if they go from the other end."""
-        if len(self._order) <= MERGED_KEPT and self._bytes <= BYTES_KEPT:
-            return len(self._order)
-        size = 0
-        for number, key in enumerate(keys):
-            size += len(self._rows[key].raw)
-            if number >= MERGED_KEPT or (size > BYTES_KEPT and number >= LEAST_KEPT):
-                return number
-        return len(self._order)
-
-    def _append(self, rows: list[LogRow]) -> None:
-        late = bool(rows and self._order and rows[0].t_ns < self._edge(-1))
-        self._hold(rows)
-        self._order.extend(row.key for row in rows)
-        if late:
-            # A node was slower than the others to tell.
-            self._order.sort(key=lambda key: self._rows[key].t_ns)
-        extra = len(self._order) - self._within_bounds(reversed(self._order))
-        if extra > 0:
-            before = self._offset
-            self._drop(self._order[:extra])
-            del self._order[:extra]
-            self._at_start = False
-            self.shifted += self._offset - before - extra
-
-    def _replace(self, page: Page, *, at_start: bool | None = None) -> None:
-        """Show these rows alone: the newest ones, or others where it is known whether they are the first."""
-        rows = [taken(row) for row in page.rows]
-        self._rows, self._bytes = {}, 0
-        self._hold(rows)
-        self._order = list(self._rows)
-        self._at_start = not page.more if at_start is None else at_start
-        self.detached = page.more if at_start is not None else False
-        self.absent, self._clocks = tuple(page.absent), page.clocks
-        self.unseen, self.more_unseen, self.shifted = 0, False, 0

@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from supervisor import plain
 from supervisor.session.folding import WINDOW_NS, Fold, Folder
-from supervisor.tui.feeds import MERGED_KEPT, PAGE, MergedFeed
+from supervisor.tui.feeds import PAGE
+from supervisor.tui.merged import MERGED_KEPT, MergedFeed
 
 if TYPE_CHECKING:
     from supervisor.session.logs import Clocks, Page, Selection
@@ -92,7 +93,7 @@ class FoldedFeed(MergedFeed):
 
     def missing(self, first: int, last: int) -> int | None:
         """Older rows while few are here, and where their place is in view; newer ones at the other end."""
-        few = len(self._order) < MERGED_KEPT // 2
+        few = len(self._order) < MERGED_KEPT // 2 and not self.selection.filter
         # All lines on the screen may be all rows that can be kept.
         wanted = few or (first <= 0 and last < self.count - 1)
         if self._offset and first <= PAGE // 4 and wanted:
@@ -104,7 +105,8 @@ class FoldedFeed(MergedFeed):
     async def refresh(self, rows: int, following: Callable[[], bool]) -> None:
         """While the reader is `following`, all that came; else only whether there is more."""
         clocks = self._clocks
-        if self._order and following() and not self.detached and clocks is not None and not clocks.moved:
+        is_at_end = self._order and not self.detached and not self.selection.filter
+        if is_at_end and following() and clocks is not None and not clocks.moved:
             last_ns = self._edge(-1)
             page = None if self._is_flooded else await self._fetch(FOLD_PAGE, clocks, after_ns=last_ns - LATE_NS)
             if page is None or page.more:
@@ -125,7 +127,7 @@ class FoldedFeed(MergedFeed):
         """Replace what is here by the rows around a time, as many as one answer holds: they may be a few lines."""
         await super().show_around(t_ns, max(rows, 3 * PAGE))
 
-    async def _fetch(self, count: int, clocks: Clocks | None, **bounds: int) -> Page:
+    async def _fetch(self, count: int, clocks: Clocks | None, **bounds: Any) -> Page:
         return await super()._fetch(count if count < PAGE else FOLD_PAGE, clocks, **bounds)
 
     async def _older(self) -> None:

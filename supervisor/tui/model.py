@@ -98,6 +98,11 @@ class NodeRow:
         return usage.is_old(self.vitals)
 
     @property
+    def left(self) -> bool:
+        """It was removed, and its agent has ended, the link with it: nothing is wrong."""
+        return self.state == "removed" and self.link == "lost"
+
+    @property
     def look(self) -> words.Look:
         """How its state is shown."""
         return words.NODES.get(self.state, words.UNKNOWN)
@@ -345,6 +350,8 @@ def _severity(rank: RankRow) -> int:
 def _node_severity(node: NodeRow) -> int:
     if node.state in ("failed", "lost"):
         return 0
+    if node.left:
+        return ORDINARY + 1
     if node.worst is not None and node.worst.state == "failed":
         return 1
     if node.link in ("lost", "failed") or (node.worst is not None and node.worst.state == "silent"):

@@ -130,13 +130,13 @@ def rank_columns(
 
 
 def _why(node: NodeRow) -> Row:
-    bad = node.state in ("failed", "lost") or node.link in ("failed", "lost")
-    said = node.why if bad or node.state in ("connecting", "removed") else node.reason
+    bad = node.state in ("failed", "lost") or (node.link in ("failed", "lost") and not node.left)
+    said = node.why if bad or (node.state in ("connecting", "removed") and not node.left) else node.reason
     return ((said, "warn" if bad else "dim"),)
 
 
 def _link(node: NodeRow) -> Row:
-    word = {"up": "ok", "": "-"}.get(node.link, node.link)
+    word = "-" if node.left else {"up": "ok", "": "-"}.get(node.link, node.link)
     return ((word, "dim" if word in ("ok", "-") else "warn"),)
 
 

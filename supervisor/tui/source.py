@@ -120,6 +120,7 @@ class Source(Protocol):
         *,
         before_ns: int | None = None,
         after_ns: int | None = None,
+        counted: tuple[int, int] | None = None,
         clocks: Clocks | None = None,
     ) -> Page:
         """The last `count` rows of all nodes by time of arrival before a time, or the first ones from a time on."""

@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remote_agent.logs import LogStore, index, logfile
+from remote_agent.logs import LogStore, index, logfile, merged, selection
 from remote_agent.logs.catalogue import Catalogue
 from remote_agent.logs.levels import ESCAPES, level_of, minimum_level
 from remote_agent.logs.logfile import STREAMS, Key, LogFile
+from remote_agent.logs.records import Backwards
 from remote_agent.logs.rows import stream_of
 
 CLIP = 64 * 1024
@@ -263,6 +264,95 @@ def test_pages_of_merged_rows_hold_every_line_once(
 
     with tempfile.TemporaryDirectory() as name:
         asyncio.run(check(Path(name)))
+
+
+def naive_filter(
+    records: list[list[tuple[int, bytes]]], include: list[str], exclude: list[str], level: str | None
+) -> list[list[tuple[int, bytes]]]:
+    """Records of which a line matches an include, none an exclude, and one has the level."""
+
+    def found(patterns: list[str], record: list[tuple[int, bytes]]) -> bool:
+        texts = [re.sub(rb"\x1b\[[\d;]*m", b"", text) for _, text in record]
+        flags = [re.I if pattern == pattern.lower() else 0 for pattern in patterns]
+        return any(re.search(p.encode(), text, f) for p, f in zip(patterns, flags, strict=True) for text in texts)
+
+    lowest = minimum_level(level)
+    kept = [record for record in records if max(level_of(text) for _, text in record) >= lowest]
+    return [r for r in kept if (not include or found(include, r)) and not found(exclude, r)]
+
+
+FEW = st.sampled_from(
+    [
+        b"needle 1\n", b"needle 17\n", b"WARNING needle\n", b"x" * 300 + b"9", b"\n", b"\x1b[31mnee\x1b[0mdle 1\n",
+        b"step\n" * 30, b"head\n" + b"  more\n" * 25, b"n1:7:9 [0] NCCL INFO needle\n", b" 10%|#  | 1/10 [\r 20%|##",
+        b"Traceback (most recent call last):\n  File \"x.py\", line 1, in f\nValueError: needle\n",
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(FEW, max_size=6).map(b"".join), max_size=4),
+    st.lists(PATTERNS, max_size=2),
+    st.lists(st.sampled_from(["needle 1", "WARN", "head", r"^\d*$"]), max_size=2),
+    st.sampled_from([None, "warn", "error"]),
+    st.integers(1, 50),
+    st.sampled_from([10**6, 10**8, 10**10]),
+    st.sampled_from([0.0, 1.0]),
+)
+def test_a_filter_keeps_what_a_naive_one_keeps(
+    writes: list[bytes],
+    include: list[str],
+    exclude: list[str],
+    level: str | None,
+    count: int,
+    gap_ns: int,
+    look_s: float,
+) -> None:
+    """Back, forth and by a search, page by page, also where each answer has no time for more than one step."""
+
+    async def read(store: LogStore, *, forwards: bool) -> list[list[tuple[int, bytes]]]:
+        records: dict[int, list[tuple[int, bytes]]] = {}
+        before, after = (None, 0) if forwards else (None, None)
+        more, edge = True, 0 if forwards else 2**62
+        while more:
+            answer = await store.merged(0, None, STREAMS, before, count, level, after, include, exclude)
+            texts = answer.body.split(b"\n") if answer.data["rows"] else []
+            page: dict[int, list[tuple[int, bytes]]] = {}
+            for row, text in zip(answer.data["rows"], texts, strict=True):
+                page.setdefault(row["t_ns"], []).append((row["line"], text))
+            assert not {t_ns for t_ns in page if after is None or t_ns >= after} & records.keys(), "no record twice"
+            records.update(page)
+            more = answer.data["more"]
+            since, until = answer.data["since_ns"], answer.data["until_ns"]
+            assert not more or (until > edge if forwards else since < edge), "a step further"
+            edge = until if forwards else since
+            before, after = (None, edge) if forwards else (edge, None)
+        return [records[t_ns] for t_ns in sorted(records)]
+
+    async def check(job: Job) -> None:
+        file = job.indexed(writes, gap_ns)
+        file.persist(last_word=True)
+        store = LogStore(job.root, live=False)
+        await store.start()
+        every = Backwards(file, None, selection.Wanted())
+        records: list[list[tuple[int, bytes]]] = []
+        while (record := every.next()) is not None:
+            records.insert(0, [(row.line, row.text) for row in record.rows])
+        wanted = naive_filter(records, include, exclude, level)
+        assert await read(store, forwards=True) == wanted
+        assert await read(store, forwards=False) == wanted
+        shown = {"include": include, "exclude": exclude, "level": level}
+        items = [item.data["rows"] async for item in store.search("", 0, streams=STREAMS, shown=shown)]
+        assert [row["line"] for rows in items for row in rows] == [line for each in wanted for line, _ in each]
+        await store.stop()
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(merged, "_LOOK_S", look_s),
+        mock.patch.object(index, "LINES_PER_BLOCK", 8),
+    ):
+        asyncio.run(check(Job(folder)))
 
 
 @pytest.mark.parametrize("length", [0, 1, CLIP, CLIP + 1, 3 * CLIP])

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.session.filters import Filter
 from supervisor.session.hits import hits
 from supervisor.session.logs import Row, Selection, clock_error_ms, dump, files, merged, read_raw
+from supervisor.session.passing import Passing
 from supervisor.session.session import open_session
 from tests.agent.test_session import has, planned, until
 from tests.agent.test_session_hosts import WAIT_S, Hosts, hosts
@@ -46,7 +48,13 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
     async def scenario(made: Hosts) -> None:
         async with planned(made.inventory(), made) as session:
             told: list[str] = []
+            kept: list[str] = []
             raw = bytearray()
+
+            async def narrow() -> None:
+                chosen = Selection(streams=("stdout",), filter=Filter(("^ERROR",), ("^x",)))
+                async for rows in Passing(session, chosen).coming(0):
+                    kept.extend(row.text.decode() for row in rows)
 
             async def follow() -> None:
                 async for rows in hits(session, Selection(streams=("stdout",)), 0, dict(QUERY)):
@@ -58,7 +66,7 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
                     raw.extend(data)
 
             await session.ready()
-            following = asyncio.ensure_future(follow())
+            following = asyncio.gather(follow(), narrow())
             await until(session, lambda: has(session, "generation_running") and bool(told))
             following_raw = asyncio.ensure_future(follow_raw())
             await until(session, lambda: bool(raw))
@@ -73,6 +81,7 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
         logs = [made.home("n1") / f"jobs/job-t/generation_{number}/rank_0/stdout.log" for number in (0, 1)]
         assert told == [line for log in logs for line in log.read_text().splitlines() if line.startswith("ERROR")]
         assert "ERROR last words" in told
+        assert kept == told
 
     with hosts(tmp_path, 1) as made:
         (made.work / "talk.py").write_text(SCRIPT)
@@ -85,10 +94,8 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
         assert cli("logs", "h.toml", "--stream", "nccl").lines == nccl
         assert cli("logs", "h.toml", "--stream", "nccl", "-f").lines == nccl
         assert cli("logs", "h.toml", "--stream", "all", "--tail", "9999").lines[0] == nccl[0]
-        without = cli("logs", "h.toml", "--grep", "NCCL")
-        assert (without.status, without.lines, "lines of NCCL are left out" in without.err) == (1, [], True)
-        assert without.err.endswith("supervisor: no line matches --grep 'NCCL'\n")
         _check_grep(cli)
+        _check_filter(cli)
         # The newest generation wrote nothing there.
         assert cli("logs", "h.toml", "-f", "--stream", "stderr").lines == []
         typo = cli("logs", "h.toml", "-f", "--node", "typo")
@@ -104,8 +111,22 @@ def _check_grep(cli: Cli) -> None:
     assert cli("logs", "h.toml", "--grep", "xtheEnd").status == 1
     folded = cli("logs", "h.toml", "--fold", "--grep", "the end").lines
     assert folded == [whole[: 6 + 64 * 1024] + "… +2.9 MB"]
+    without = cli("logs", "h.toml", "--grep", "NCCL")
+    assert (without.status, without.lines, "lines of NCCL are left out" in without.err) == (1, [], True)
+    assert without.err.endswith("supervisor: no line matches --grep 'NCCL'\n")
     slow = cli("logs", "h.toml", "--grep", r"(x+)+\d")
     assert (slow.status, slow.out, "takes more than" in slow.err) == (2, b"", True)
+
+
+def _check_filter(cli: Cli) -> None:
+    """What is kept is the same past and live, folded or not."""
+    some = [f"n1:0| ERROR True {number}" for number in range(2900, 3000) if number % 10 != 9]
+    for more in ([], ["-f"], ["--level", "error"], ["-f", "--fold"]):
+        kept = cli("logs", "h.toml", "--include", r"error \S+ 29\d\d$", "--exclude", "9$", *more)
+        assert (kept.status, kept.lines) == (0, some), more
+    last = [f"n1:0| ERROR True {number}" for number in range(2997, 3000)]
+    assert cli("logs", "h.toml", "-f", "--include", "^error", "--tail", "3").lines == last
+    assert cli("logs", "h.toml", "--include", "[").status == cli("logs", "h.toml", "--exclude", "(").status == 2
 
 
 # Both ranks do each step together, as ranks do that train, and print the same but for their number.

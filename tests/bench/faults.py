@@ -109,7 +109,7 @@ def prefetch():
 """
 _GIL = "import ctypes; ctypes.PyDLL(None).sleep(10**6)"
 # One rank looks for the others elsewhere; nobody has come to a first step.
-_ADDRESS = f"""{STAMP}
+_LOST = f"""{STAMP}
 import datetime
 import torch.distributed as dist
 
@@ -118,10 +118,11 @@ while not os.path.exists(os.path.join(sys.argv[1], "..", "go")):
     time.sleep(0.05)
 if os.environ["RANK"] == "{RANK}":
     stamp("fault")
-    os.environ["MASTER_ADDR"] = "10.255.255.1"
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    os.environ.update(%s)
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10))
 """
+_ADDRESS = _LOST % 'MASTER_ADDR="10.255.255.1", TORCHELASTIC_USE_AGENT_STORE="False"'
+_INTERFACE = _LOST % 'GLOO_SOCKET_IFNAME="nosuch0"'
 
 FAULTS = (
     Fault("exception on one rank", script('raise ValueError("bad batch")'), "user_exception"),
@@ -144,6 +145,8 @@ FAULTS = (
     Fault("port in use", script(_PORT), "port_in_use", culprit=()),
     Fault("NaN loss, and the script stops at it", script('raise RuntimeError("loss is nan at step 40")'), "nan_loss"),
     Fault("wrong MASTER_ADDR on one rank", _ADDRESS, ("rendezvous_timeout", "nccl_network")),
+    Fault("no such interface on one rank", _INTERFACE, "rendezvous_timeout"),
+    Fault("a collective in another shape", script("dist.all_reduce(torch.ones(9))"), "collective_desync", culprit=()),
     Fault("leaves early with status 0", script("sys.exit(0)"), ("collective_desync", "other", "gloo_connection_reset")),
     Fault("host gone", _STEPS, "node_lost", crash, culprit=()),
     Fault(

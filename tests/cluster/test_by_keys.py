@@ -41,6 +41,8 @@ while True:
 POLL_S = 0.1
 # So long a key may be without an effect before it is pressed again: what has just opened takes no consent.
 AGAIN_S = 1.0
+ENDS_WITH = "ended with"
+ENDED = re.compile(f"^{ENDS_WITH} ([0-9]+)$", re.MULTILINE)
 STEP = re.compile(r" step ([\d,]+)")
 
 pair = hosts_of(2, scope="function")
@@ -65,7 +67,9 @@ class Screen:
 
     def run(self, command: Sequence[str]) -> None:
         """Start a program in the window; the one before has ended."""
-        self.tmux("respawn-window", "-k", "-c", str(self._work), "--", *command)
+        # A window whose program has ended would close; tmux itself may miss the status.
+        told = ["sh", "-c", f'"$@"; echo "{ENDS_WITH} $?"; read -r _', "sh", *command]
+        self.tmux("respawn-window", "-k", "-c", str(self._work), "--", *told)
 
     def text(self) -> str:
         """What stands in the window."""
@@ -102,8 +106,9 @@ class Screen:
 
     def ended(self) -> int:
         """Wait until the program has ended; returns its status."""
-        self.until("Pane is dead")
-        return int(self.tmux("display-message", "-p", "#{pane_dead_status}"))
+        found = ENDED.search(self.until(ENDS_WITH, fits=lambda text: ENDED.search(text) is not None))
+        assert found is not None
+        return int(found[1])
 
 
 def step_of(text: str) -> int:
@@ -116,8 +121,8 @@ def step_of(text: str) -> int:
 def screen(work: Path) -> Iterator[Screen]:
     """A server of tmux of our own with one window of 80x24; both end with the test."""
     made = Screen(f"supervisor-{secrets.token_hex(4)}", work)
-    options = ["set", "-g", "status", "off", ";", "set", "-g", "remain-on-exit", "on"]
-    made.tmux("start-server", ";", *options, ";", "new-session", "-d", "-x", "80", "-y", "24", "true")
+    size = ["-x", "80", "-y", "24"]
+    made.tmux("start-server", ";", "set", "-g", "status", "off", ";", "new-session", "-d", *size, "cat")
     try:
         yield made
     finally:

@@ -15,11 +15,13 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+from remote_agent.logs.filters import make_filter
 from remote_agent.wire import Answer
 from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable
 from supervisor.session.fabric import Fabric
 from supervisor.session.logs import Clocks, Page, Row, Selection
 from supervisor.session.view import HostView, Notice
+from supervisor.tui.log_row import level_of
 
 DATA = Path(__file__).parent / "data"
 File = tuple[str, int, int, str]
@@ -162,18 +164,27 @@ class RecordedSession:
         *,
         before_ns: int | None = None,
         after_ns: int | None = None,
+        counted: tuple[int, int] | None = None,
         clocks: Clocks | None = None,
     ) -> Page:
         """The last rows by time, or the first ones."""
         await self._delay()
-        rows = list(heapq.merge(*self._rows(selection), key=lambda row: (row.t_ns, row.rank, row.stream, row.line)))
+        every = list(heapq.merge(*self._rows(selection), key=lambda row: (row.t_ns, row.rank, row.stream, row.line)))
+        passes = make_filter(selection.filter.include, selection.filter.exclude)
+        levels = {"": ("", "warn", "error"), "warn": ("warn", "error"), "error": ("error",)}[selection.filter.level]
+        rows = [row for row in every if passes.keeps([row.text]) and level_of(row.level) in levels]
         if after_ns is not None:
             rows = [row for row in rows if row.t_ns >= after_ns]
         elif before_ns is not None:
             rows = [row for row in rows if row.t_ns < before_ns]
         chosen = rows[:count] if after_ns is not None else rows[-count:]
         absent = sorted(name for name, host in self.hosts.items() if host.state == "lost")
-        return Page(chosen, len(chosen) < len(rows), absent, clocks or Clocks(self))
+        more, newest_ns = len(chosen) < len(rows), every[-1].t_ns + 1 if every else 0
+        span = (chosen[0].t_ns if more else 0, newest_ns if before_ns is None else before_ns)
+        if after_ns is not None:
+            span = (after_ns, chosen[-1].t_ns + 1 if more else max(after_ns, newest_ns))
+        lines = sum(counted[0] <= row.t_ns < counted[1] for row in every) if counted is not None else 0
+        return Page(chosen, more, absent, clocks or Clocks(self), 0, *span, lines)
 
     async def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
         """Rows that match, file by file."""

@@ -20,7 +20,8 @@ from supervisor.session.logs import Page, Selection
 from supervisor.session.search import search
 from supervisor.session.session import Session
 from supervisor.tui import feeds
-from supervisor.tui.feeds import MergedFeed, RankFeed
+from supervisor.tui.feeds import RankFeed
+from supervisor.tui.merged import MergedFeed
 from supervisor.tui.source import Source
 
 ALL = Selection(generation="all")
@@ -46,9 +47,8 @@ class NodeLink:
         return await asyncio.wait_for(answer, timeout_s)
 
     async def _answer(self, op: str, args: dict[str, Any]) -> Answer:
-        ops: dict[str, Callable[..., Awaitable[Answer]]]
-        ops = {"log_merged": self.store.merged, "log_window": self.store.window, "log_list": self.store.list}
-        return await ops[op](**args)
+        ops: list[Callable[..., Awaitable[Answer]]] = [self.store.merged, self.store.window, self.store.list]
+        return await ops[["log_merged", "log_window", "log_list"].index(op)](**args)
 
     async def stream(self, op: str, args: dict[str, Any]) -> AsyncGenerator[Answer, None]:
         if self.stuck:
@@ -290,6 +290,7 @@ def test_a_file_that_was_written_anew_shows_no_old_line(tmp_path: Path) -> None:
 
 def test_memory_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "BYTES_KEPT", 200_000)
+    monkeypatch.setattr("supervisor.tui.merged.BYTES_KEPT", 200_000)
 
     async def scenario(cluster: Cluster, node: NodeLink) -> None:
         await node.written(0, b"".join(b"%04d " % number + b"x" * 500 + b"\n" for number in range(3000)))

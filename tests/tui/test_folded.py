@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from supervisor.session.logs import Page, Selection
-from supervisor.tui import feeds, folded
+from supervisor.tui import folded, merged
 from supervisor.tui.folded import FoldedFeed
 from tests.tui import recorded
 from tests.tui.screens import press, running, settle, text_of, until
@@ -134,7 +134,7 @@ def test_folding_keeps_the_time_that_is_read() -> None:
 
 def test_reading_back_and_forth_shows_every_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # Less than there is: what is out of sight is dropped and fetched again.
-    monkeypatch.setattr(feeds, "MERGED_KEPT", 2_000)
+    monkeypatch.setattr(merged, "MERGED_KEPT", 2_000)
     monkeypatch.setattr(folded, "MERGED_KEPT", 2_000)
     monkeypatch.setattr(folded, "FOLD_PAGE", 512)
 

@@ -13,8 +13,9 @@ from remote_agent.wire import Answer
 from supervisor.errors import Unreachable
 from supervisor.session.logs import Page
 from supervisor.tui.app import SupervisorApp
-from supervisor.tui.feeds import MergedFeed, RankFeed
+from supervisor.tui.feeds import RankFeed
 from supervisor.tui.incident_rows import Place
+from supervisor.tui.merged import MergedFeed
 from supervisor.tui.screens.base import Target
 from supervisor.tui.screens.logs import LogsScreen
 from supervisor.tui.widgets.virtual_log import VirtualLog

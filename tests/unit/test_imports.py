@@ -19,6 +19,7 @@ FROM_AGENT = (
     "remote_agent.wire",
     "remote_agent.diagnose",
     # What a pattern may cost, and which lines are one record, is the same on both sides.
+    "remote_agent.logs.filters",
     "remote_agent.logs.pattern",
     "remote_agent.logs.rows",
     "remote_agent.__version__",

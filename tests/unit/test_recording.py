@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 import os
 import random
@@ -23,6 +24,7 @@ from supervisor.recording.excerpts import Limit, evidence_lines
 from supervisor.recording.form import Line, line_json, read_lines
 from supervisor.recording.player import Player
 from supervisor.recording.reading import Lines, load
+from supervisor.session.filters import Filter
 from supervisor.session.logs import Selection
 from tests.tui import recorded, recordings
 
@@ -129,6 +131,17 @@ def test_logs_are_shown_as_they_were(path: Path) -> None:
         assert all(row.rank == 3 for row in hits)
         with pytest.raises(RequestFailed, match="the pattern takes more than"):
             _ = [row async for row in player.search(ALL, pattern=r"(.|..)+\x01")]
+        # As on the nodes: a record with all of its lines, and what is not in the recording.
+        narrow = Filter(("out of memory",), ("no such word",), "error")
+        kept = await rows(dataclasses.replace(ALL, filter=narrow))
+        assert {row.rank for row in kept if row.level} == {3}
+        tracebacks = [row for row in kept if row.text.startswith(b"Traceback")]
+        assert tracebacks
+        assert [row for row in kept if b"not in the recording" in row.text] == [
+            row for row in whole if b"not in the recording" in row.text
+        ]
+        page = await player.merged(dataclasses.replace(ALL, filter=narrow), 10, counted=(0, recording.end_ns + 1))
+        assert page.counted == len(whole)
         player.seek(whole[50].t_ns)
         assert [row for row in await rows() if row.t_ns > whole[50].t_ns] == []
         assert (await player.merged(ALL, 3)).more

@@ -371,3 +371,27 @@ def test_the_rank_that_looked_for_the_store_elsewhere_is_the_culprit() -> None:
     # Where several do not reach it, or nobody waits, no rank is the odd one out.
     assert not judge(lost, rank(0, 10, waited)).culprit_ranks
     assert not judge(lost, rank(3, 12, lost.tail), rank(0, 10, waited), rank(1, 10, waited)).culprit_ranks
+
+
+def test_the_only_rank_that_cannot_meet_the_others_is_the_culprit() -> None:
+    lost = rank(2, 1, trace("RuntimeError: [enforce fail] ifa != nullptr. Unable to find address for: eth7"))
+    incident = judge(lost, stopped(0, 2), stopped(1, 2), stopped(3, 2))
+    assert (incident.category, incident.culprit_ranks, incident.scope) == ("rendezvous_timeout", (2,), "one_rank")
+    assert not judge(lost, rank(3, 1, lost.tail), stopped(0, 2), stopped(1, 2)).culprit_ranks
+
+
+def test_who_got_data_of_a_wrong_size_is_no_culprit() -> None:
+    got = "  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 2000 vs 4."
+    incident = judge(rank(1, 1, got, None, "SIGABRT"), rank(0, 1.2, RESET), rank(2, 1.2, RESET), stopped(3, 2))
+    assert (incident.category, incident.culprit_ranks, incident.scope) == ("collective_desync", (), "not_in_text")
+    assert "TORCH_DISTRIBUTED_DEBUG" in incident.hint
+
+
+def test_whom_peers_lost_first_is_the_lead_unless_it_complains_itself() -> None:
+    gone = "n1:7:8 [{0}] NCCL INFO [Service thread] Connection closed by localRank 1"
+    remote = trace("torch.distributed.DistBackendError: NCCL error, remote process exited or there was a network error")
+    nodes = {"n1": [0, 1, 2, 3]}
+    peers = [rank(0, 2, f"{gone.format(0)}\n{remote}"), stopped(2, 2, gone.format(2)), stopped(3, 2, gone.format(3))]
+    assert judge(*peers, ranks_per_node=nodes).culprit_ranks == (1,)
+    assert not judge(*peers, stopped(1, 1, remote), ranks_per_node=nodes).culprit_ranks
+    assert not judge(*peers[:1], ranks_per_node=nodes).culprit_ranks, "one word is not enough"

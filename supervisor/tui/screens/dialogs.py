@@ -65,6 +65,7 @@ class Dialog(ModalScreen[T], inherit_bindings=False):
         """Title and content in a box."""
         with Vertical(id="box") as box:
             box.border_title = clean(self._title)
+            box.styles.width = self.inner_width + 6
             yield from self.content()
 
     def on_resize(self) -> None:

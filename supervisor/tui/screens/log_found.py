@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from supervisor.tui import bookmarks, moments, words
 from supervisor.tui.cells import clean
-from supervisor.tui.feeds import MergedFeed, RankFeed
+from supervisor.tui.feeds import RankFeed
 from supervisor.tui.finder import Finder
+from supervisor.tui.merged import MergedFeed
 from supervisor.tui.screens.log_shown import ShownLog
 from supervisor.tui.widgets.ask import Ask
 
@@ -84,7 +85,7 @@ class FoundLog(ShownLog):
             return str(error)
         self.finder = finder
         self.log_view.pattern = finder.pattern
-        around = self.log_view.body_height if type(feed) is MergedFeed else 0
+        around = self.log_view.body_height if type(feed) is MergedFeed and not feed.selection.filter else 0
         work = functools.partial(finder.run, lambda: self._found(finder, direction), around, self._time_read())
         # A coroutine would be left behind where the next search comes before it begins.
         self.run_worker(work, group="find", exclusive=True)  # type: ignore[arg-type]

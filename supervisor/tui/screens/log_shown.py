@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING, Final
 
 from textual import on
 
+from supervisor.session.filters import ALL as ALL_RECORDS
 from supervisor.session.logs import Selection, clock_error_ms
 from supervisor.tui.cells import clean, width_of
-from supervisor.tui.feeds import MergedFeed, RankFeed
+from supervisor.tui.feeds import RankFeed
 from supervisor.tui.folded import FoldedFeed
+from supervisor.tui.merged import MergedFeed
 from supervisor.tui.rows import fit_parts
 from supervisor.tui.screens.base import LiveScreen, Target
 from supervisor.tui.widgets.lines import HEADING
 from supervisor.tui.widgets.virtual_log import VirtualLog, position
 
 if TYPE_CHECKING:
+    from supervisor.session.filters import Filter
     from supervisor.tui.cells import Row
     from supervisor.tui.incident_rows import Place
     from supervisor.tui.log_row import LogRow
@@ -33,6 +36,9 @@ MERGED_EVERY_S: Final = 0.25
 
 class ShownLog(LiveScreen):
     """A screen that shows one log."""
+
+    filter: Filter = ALL_RECORDS
+    """Which of its records are shown."""
 
     def on_mount(self) -> None:
         """Begin with all ranks."""
@@ -74,13 +80,15 @@ class ShownLog(LiveScreen):
         node, rank = self.target.node, self.target.rank
         feed: MergedFeed | RankFeed
         # Lines of NCCL may stand in any file.
-        if rank is not None and node and len(self.streams) == 1 and (one_file or self.streams != ("nccl",)):
+        one_file = len(self.streams) == 1 and (one_file or self.streams != ("nccl",))
+        if rank is not None and node and one_file and not self.filter:
             newest = self.tui.snapshot.generation or 0
             generation = newest if self.generation is None else self.generation
             feed = RankFeed(self.tui.source, node, generation, rank, self.streams[0])
             log.show_source = False
         else:
-            feed = self.tui.merged_feed(self.target, self.generation, self.streams, folded=self.folded)
+            lines = self.filter
+            feed = self.tui.merged_feed(self.target, self.generation, self.streams, lines=lines, folded=self.folded)
             log.show_source = True
         log.set_pace(MERGED_EVERY_S if isinstance(feed, MergedFeed) else 0.0)
         log.open(feed)
@@ -162,7 +170,7 @@ class ShownLog(LiveScreen):
             # All lines of the file: NCCL's, too.
             streams = tuple({feed.stream: 0, "nccl": 0})
             return Selection(generation=feed.generation, ranks=[feed.rank], streams=streams, nodes=[feed.node])
-        return self.tui.merged_feed(self.target, self.generation, self.streams).selection
+        return self.tui.merged_feed(self.target, self.generation, self.streams, lines=self.filter).selection
 
     def selection(self) -> Target:
         """Whose log this is."""

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from supervisor.tui.rows import name_width
-from supervisor.tui.screens.log_taken import TakenLog
+from supervisor.tui.screens.log_filtered import FilteredLog
 from supervisor.tui.widgets.ask import Ask
+from supervisor.tui.widgets.chips import Chips
 from supervisor.tui.widgets.virtual_log import VirtualLog
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 FOLD_WIDTH: Final = len("[0-136,138-511]~")
 
 
-class LogsScreen(TakenLog):
+class LogsScreen(FilteredLog):
     """One log view."""
 
     NAME = "logs"
@@ -31,6 +32,7 @@ class LogsScreen(TakenLog):
 
     def body(self) -> Iterable[Widget]:
         """The log, and a line to type in."""
+        yield Chips(id="chips")
         yield VirtualLog(title="log", id="log")
         yield Ask(lambda: self.log_view, id="find")
 

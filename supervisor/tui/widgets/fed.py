@@ -14,7 +14,8 @@ from textual.message import Message
 from remote_agent.wire import WireError
 from supervisor.errors import SupervisorError
 from supervisor.tui import words
-from supervisor.tui.feeds import Feed, MergedFeed, RankFeed
+from supervisor.tui.feeds import Feed, RankFeed
+from supervisor.tui.merged import MergedFeed
 from supervisor.tui.widgets.wrapped import WrappedView
 
 if TYPE_CHECKING:

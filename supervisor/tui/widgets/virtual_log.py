@@ -13,7 +13,7 @@ from textual.binding import Binding
 from supervisor.plain import size
 from supervisor.tui import ansi, words
 from supervisor.tui.cells import EMPTY, Row, Span, clean, crop_row, fit, row_width, text_of
-from supervisor.tui.feeds import MergedFeed
+from supervisor.tui.merged import MergedFeed
 from supervisor.tui.textflow import fold_row
 from supervisor.tui.widgets.fed import FedView
 

@@ -1,0 +1,304 @@
+"""Many ranks merged by time of arrival, page by page, all of their lines or those that a filter keeps.
+
+In: pages of rows asked from the session. Out: all that is shown from a first row to a last one, and more as far as
+somebody looks.
+
+With a filter, pages may be empty: then the feed goes by the times between which the nodes have looked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from supervisor.tui.feeds import BYTES_KEPT, LEAST_KEPT, PAGE
+from supervisor.tui.log_row import Key, LogRow, taken
+
+if TYPE_CHECKING:
+    from supervisor.session.logs import Clocks, Page, Row, Selection
+    from supervisor.tui.source import Source
+
+MERGED_KEPT: Final = 20_000
+# How long the rows nearest to a time are looked for at once, seconds.
+NEAR_S: Final = 5.0
+
+
+class MergedFeed:
+    """Many ranks by time of arrival: all rows from a first to a last one, and more as far as somebody looks."""
+
+    def __init__(self, source: Source, selection: Selection) -> None:
+        self._source = source
+        self.selection = selection
+        self.shifted = 0
+        self.detached = False
+        """There are newer rows than the last one here."""
+        self.unseen = 0
+        """So many newer rows wait."""
+        self.more_unseen = False
+        """And more than that: the window that counts them was full."""
+        self.absent: tuple[str, ...] = ()
+        """Nodes whose rows may be missing among these."""
+        self.apart = False
+        """Lines of NCCL were left out: they are of a stream that was not asked for."""
+        self._rows: dict[Key, LogRow] = {}
+        self._order: list[Key] = []
+        self._bytes = 0
+        self._at_start = False
+        self._clocks: Clocks | None = None
+        """What the times of these rows were made with."""
+        self.passed = self.looked_at = 0
+        """With a filter: so many rows are here, of so many lines between the first and the last time."""
+        self._since_ns = 0
+        self._until_ns: int | None = None
+        """With a filter: between these times all that passes is here; None: not known."""
+        self._counted_ns = 0
+        self._counted: dict[Key, int] = {}
+        """Up to which time, and of each file which line, the rows that wait have been counted."""
+
+    @property
+    def count(self) -> int:
+        """Lines there are here, and one more for those before them."""
+        return len(self._order) + self._offset
+
+    @property
+    def _offset(self) -> int:
+        return int(not self._at_start and self._clocks is not None)
+
+    def row(self, index: int) -> LogRow | None:
+        """One line, or None for the place of older ones."""
+        index -= self._offset
+        return self._rows[self._order[index]] if 0 <= index < len(self._order) else None
+
+    def index_of(self, key: Key) -> int | None:
+        """Where a line is, or None."""
+        return self._order.index(key) + self._offset if key in self._rows else None
+
+    def missing(self, first: int, last: int) -> int | None:
+        """Older rows, once their place comes into view; newer ones at the other end."""
+        if self._offset and first <= PAGE // 4:
+            return 0
+        if self.detached and last >= self.count - 1:
+            return 1
+        return None
+
+    async def load(self, want: int) -> None:
+        """Load older (0) or newer (1) rows."""
+        if want == 0:
+            await self._older()
+        else:
+            await self._newer()
+
+    @property
+    def is_whole(self) -> bool:
+        """All there is, from the first line to the last one, has been looked at."""
+        return self._at_start and not self.detached
+
+    async def refresh(self, rows: int, following: Callable[[], bool]) -> None:
+        """While the reader is `following`, the newest rows; else only whether there are any."""
+        if self.selection.filter:
+            await self._refresh_filtered(rows, following)
+            return
+        if self.detached and self.more_unseen and not following():
+            # More than one window holds wait already: counting on tells nothing new.
+            return
+        renew = not self._order or (following() and self._clocks is not None and self._clocks.moved)
+        page = await self._fetch(max(PAGE if renew else 64, rows), None if renew else self._clocks)
+        if not self._order:
+            self._replace(page)
+            return
+        joined = not page.more or not page.rows or page.rows[0].t_ns <= self._edge(-1)
+        fresh = self._update(page.rows)
+        if not following():
+            self.unseen, self.more_unseen = len(fresh), not joined
+            self.detached = bool(fresh)
+            return
+        self.unseen, self.more_unseen = 0, False
+        if renew or self.detached or not joined or not set(self.absent) <= set(page.absent):
+            # More came than one window holds, or somebody is back: what lies between is loaded when it is looked for.
+            self._replace(page)
+        else:
+            self.absent = tuple(page.absent)
+            self._append(fresh)
+
+    async def _refresh_filtered(self, rows: int, following: Callable[[], bool]) -> None:
+        """Look at what came since the last look, and at nothing twice: what passes may be far back."""
+        count = max(PAGE, rows)
+        moved = self._clocks is not None and self._clocks.moved
+        until_ns = self._until_ns
+        if self._clocks is None or (following() and (self.detached or moved or until_ns is None)):
+            self._replace(await self._fetch(count, None))
+            return
+        if until_ns is None:
+            # A node is reading files that were there before its agent.
+            return
+        span, here = (self._since_ns, until_ns), len(self._order)
+        page = await self._fetch(count, self._clocks, after_ns=self._counted_ns, counted=span)
+        self.passed, self.looked_at = here, page.counted
+        fresh = self._update(page.rows, all_times=True)
+        if not following():
+            self.unseen += len([row for row in fresh if self._is_uncounted(row)])
+            self.detached = self.detached or self.unseen > 0
+            self._counted_ns = page.until_ns or self._counted_ns
+        elif (page.more and len(page.rows) >= count) or not set(self.absent) <= set(page.absent):
+            self._replace(await self._fetch(count, self._clocks))
+        else:
+            self.absent = tuple(page.absent)
+            self._append(fresh)
+            self._reach(page.until_ns)
+
+    def _is_uncounted(self, row: LogRow) -> bool:
+        file = (*row.key[:3], 0)
+        is_new = row.line > self._counted.get(file, -1)
+        self._counted[file] = max(row.line, self._counted.get(file, -1))
+        return is_new
+
+    def _reach(self, until_ns: int | None) -> None:
+        """Note how far all that passes is here; what waits behind that is counted anew."""
+        self._until_ns, self._counted_ns, self._counted = until_ns, until_ns or 0, {}
+        self.unseen, self.more_unseen = 0, False
+
+    async def show_begin(self, rows: int) -> None:
+        """Replace what is here by the oldest rows."""
+        self._replace(await self._fetch(max(rows, PAGE), None, after_ns=0), at_start=True)
+
+    async def show_around(self, t_ns: int, rows: int, pages: tuple[Page, Page] | None = None) -> None:
+        """Replace what is here by the rows around a time, a third of them before it: a screen and no more.
+
+        What a link holds that has rested is some 14 kB: each doubling of that takes a round trip. pages: those rows,
+        where they are known.
+        """
+        # At once, with the clocks of this moment for both.
+        before, after = pages or await asyncio.gather(
+            self._fetch(rows // 3 + 1, None, before_ns=t_ns), self._fetch(rows, None, after_ns=t_ns)
+        )
+        absent = sorted({*before.absent, *after.absent})
+        both = after._replace(rows=before.rows + after.rows, absent=absent, since_ns=before.since_ns)
+        self._replace(both, at_start=not before.more)
+        end = time.monotonic() + NEAR_S
+        while not self._order and not self.is_whole and time.monotonic() < end:
+            # Nothing near it passes the filter.
+            if not self._at_start:
+                await self._older()
+            if self.detached:
+                await self._newer()
+
+    async def _older(self) -> None:
+        page = await self._fetch(PAGE * 2, self._clocks, before_ns=self._begin_ns())
+        older = self._update(page.rows, all_times=True)
+        self._since_ns = page.since_ns
+        before = self.count
+        self._order[:0] = [row.key for row in older]
+        self._hold(older)
+        self._at_start = not page.more
+        self.shifted += self.count - before
+        self._note_absent(page)
+        kept = self._within_bounds(self._order)
+        if kept < len(self._order):
+            if self.selection.filter:
+                self._reach(self._edge(kept))
+            self._drop(self._order[kept:])
+            del self._order[kept:]
+            self.detached = True
+
+    async def _newer(self) -> None:
+        last_ns = self._end_ns()
+        page = await self._fetch(PAGE, self._clocks, after_ns=last_ns)
+        fresh = self._update(page.rows)
+        if self.selection.filter:
+            self._reach(page.until_ns or last_ns)
+        elif not fresh and page.more:
+            page = await self._fetch(PAGE, self._clocks, after_ns=last_ns + 1)
+            fresh = self._update(page.rows)
+        self._append(fresh)
+        self._note_absent(page)
+        self.detached = page.more
+
+    async def _fetch(self, count: int, clocks: Clocks | None, **bounds: Any) -> Page:
+        page = await self._source.merged(self.selection, count, clocks=clocks, **bounds)
+        self.apart = self.apart or bool(page.apart and "nccl" not in self.selection.streams)
+        return page
+
+    def _begin_ns(self) -> int:
+        return self._since_ns if self.selection.filter else self._edge(0)
+
+    def _end_ns(self) -> int:
+        """Return a time before which all rows are here."""
+        if self.selection.filter and self._until_ns is not None:
+            return self._until_ns
+        return self._edge(-1) if self._order else 0
+
+    def _edge(self, number: int) -> int:
+        return self._rows[self._order[number]].t_ns
+
+    def _update(self, rows: Iterable[Row], *, all_times: bool = False) -> list[LogRow]:
+        """Take what has changed in rows that are here, a half line that is whole now; return those that are not here.
+
+        A page that lacks a node reaches further back: what it has from before the first row here comes with its turn.
+        """
+        fresh: list[LogRow] = []
+        start = None if all_times or self._at_start or not self._order else self._edge(0)
+        for each in rows:
+            row = taken(each)
+            old = self._rows.get(row.key)
+            if old is None:
+                if start is None or row.t_ns >= start:
+                    fresh.append(row)
+            elif old.raw != row.raw:
+                self._rows[row.key] = dataclasses.replace(old, level=row.level, raw=row.raw)
+                self._bytes += len(row.raw) - len(old.raw)
+        return fresh
+
+    def _note_absent(self, page: Page) -> None:
+        self.absent = tuple(sorted({*self.absent, *page.absent}))
+
+    def _hold(self, rows: Iterable[LogRow]) -> None:
+        for row in rows:
+            self._rows[row.key] = row
+            self._bytes += len(row.raw)
+
+    def _drop(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._bytes -= len(self._rows.pop(key).raw)
+
+    def _within_bounds(self, keys: Iterable[Key]) -> int:
+        """Return how many rows may stay, if they go from the other end."""
+        if len(self._order) <= MERGED_KEPT and self._bytes <= BYTES_KEPT:
+            return len(self._order)
+        size = 0
+        for number, key in enumerate(keys):
+            size += len(self._rows[key].raw)
+            if number >= MERGED_KEPT or (size > BYTES_KEPT and number >= LEAST_KEPT):
+                return number
+        return len(self._order)
+
+    def _append(self, rows: list[LogRow]) -> None:
+        late = bool(rows and self._order and rows[0].t_ns < self._edge(-1))
+        self._hold(rows)
+        self._order.extend(row.key for row in rows)
+        if late:
+            # A node was slower than the others to tell.
+            self._order.sort(key=lambda key: self._rows[key].t_ns)
+        extra = len(self._order) - self._within_bounds(reversed(self._order))
+        if extra > 0:
+            before = self._offset
+            self._drop(self._order[:extra])
+            del self._order[:extra]
+            self._at_start = False
+            # More of that time may have been there.
+            self._since_ns = self._edge(0) + 1
+            self.shifted += self._offset - before - extra
+
+    def _replace(self, page: Page, *, at_start: bool | None = None) -> None:
+        """Show these rows alone: the newest ones, or others where it is known whether they are the first."""
+        rows = [taken(row) for row in page.rows]
+        self._rows, self._bytes = {}, 0
+        self._hold(rows)
+        self._order = list(self._rows)
+        self._at_start = not page.more if at_start is None else at_start
+        self.detached = page.more if at_start is not None else False
+        self.absent, self._clocks = tuple(page.absent), page.clocks
+        self._since_ns, self.passed, self.looked_at, self.shifted = page.since_ns, 0, 0, 0
+        self._reach(page.until_ns)

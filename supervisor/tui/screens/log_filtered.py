@@ -1,0 +1,122 @@
+"""What the log is narrowed to: patterns that stay or go, a level.
+
+In: what the user types. Out: the log with those records alone, at the line that was read.
+
+**A filter keeps the line: where it drops the line that is read, its neighbour takes its place, and gives it back.**
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Final
+
+from textual import on
+
+from remote_agent.logs.pattern import ignores_case
+from supervisor.session.filters import ALL, Filter
+from supervisor.tui.finder import compiled
+from supervisor.tui.screens.log_taken import TakenLog
+from supervisor.tui.widgets.ask import Ask
+from supervisor.tui.widgets.chips import Chips
+from supervisor.tui.widgets.virtual_log import VirtualLog
+
+if TYPE_CHECKING:
+    from supervisor.tui.incident_rows import Place
+    from supervisor.tui.log_row import Key
+
+LEVELS: Final = ("", "warn", "error")
+HINT: Final = "text or regular expression"
+
+
+class FilteredLog(TakenLog):
+    """A log of which only some records may be shown."""
+
+    _shelved: Filter = ALL
+    """What was taken off by one key, to be put on again."""
+    _stood: tuple[int, Key] | None = None
+    """The line that was read when the filter was last changed."""
+
+    def open_place(self, place: Place) -> None:
+        """Show one line of one stream, whatever it holds."""
+        self._shelved, self.filter = self.filter or self._shelved, ALL
+        super().open_place(place)
+        self._show_chips()
+
+    @on(VirtualLog.Changed)
+    def _show_chips(self) -> None:
+        self.query_one(Chips).show(self.filter, self.log_view.feed, ascii_only=self.log_view.glyphs.ascii)
+
+    def action_include(self) -> None:
+        """Ask for what stays."""
+        self.query_one(Ask).ask("keep", HINT, self._include)
+
+    def action_exclude(self) -> None:
+        """Ask for what goes."""
+        self.query_one(Ask).ask("drop", HINT, self._exclude)
+
+    def _include(self, text: str) -> str:
+        return self._add(text, dataclasses.replace(self.filter, include=(*self.filter.include, text)))
+
+    def _exclude(self, text: str) -> str:
+        return self._add(text, dataclasses.replace(self.filter, exclude=(*self.filter.exclude, text)))
+
+    def _add(self, text: str, chosen: Filter) -> str:
+        """Add a pattern; returns what is wrong with it, or nothing."""
+        try:
+            compiled(text, ignores_case(text))
+        except ValueError as error:
+            return str(error)
+        self._narrow(chosen)
+        return ""
+
+    def action_level(self, step: int) -> None:
+        """The next level from which on lines are shown."""
+        at = LEVELS.index(self.filter.level)
+        self._narrow(dataclasses.replace(self.filter, level=LEVELS[(at + step) % len(LEVELS)]))
+
+    def action_wider(self) -> None:
+        """Take the last part of the filter away."""
+        now = self.filter
+        if now.level:
+            self._narrow(dataclasses.replace(now, level=""))
+        elif now.exclude:
+            self._narrow(dataclasses.replace(now, exclude=now.exclude[:-1]))
+        elif now.include:
+            self._narrow(dataclasses.replace(now, include=now.include[:-1]))
+
+    def action_filter(self) -> None:
+        """Take the filter off, or put it on again."""
+        if not self.filter and not self._shelved:
+            self.tui.say("no filter yet: & keeps lines, ! drops them, v sets a level")
+            return
+        self._shelved, chosen = self.filter, self._shelved
+        self._narrow(chosen if not self.filter else ALL)
+
+    def action_back(self) -> None:
+        """End a search first, take the filter off then, go back at last."""
+        if self.finder is None and self.filter:
+            self.action_filter()
+        else:
+            super().action_back()
+
+    def _narrow(self, chosen: Filter) -> None:
+        """Show what another filter keeps; the line that is read stays, or its neighbour stands for it."""
+        self._stood = None if self.log_view.follow else self._line_read()
+        self.filter = chosen
+        self._open()
+        if self._stood is not None:
+            self.log_view.jump_to_key(*self._stood)
+        self._show_chips()
+
+    def _line_read(self) -> tuple[int, Key] | None:
+        """Time and key of the line that is read, or was when its neighbour in view took its place."""
+        here, feed = self.log_view.rows_here(), self.log_view.feed
+        if self._stood is not None and feed is not None and self.log_view.pointer == self._stood[1]:
+            if not here:
+                return self._stood
+            rows = [row for row in map(feed.row, range(feed.count)) if row is not None]
+            stand_in = next((row for row in rows if row.t_ns >= self._stood[0]), rows[-1])
+            if stand_in in here:
+                return self._stood
+        row = self._row_read()
+        return (row.t_ns, row.key) if row is not None else None

@@ -1,0 +1,162 @@
+"""A log narrowed by a filter: the reader keeps his line, and following shows all that passes and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from remote_agent.logs import merged as node_merged
+from supervisor.session.filters import Filter
+from supervisor.tui.merged import MergedFeed
+from tests.agent import log_files
+from tests.tui.screens import press, running, settle, text_of, until
+from tests.tui.test_feeds import ALL, Cluster, NodeLink, run, texts, yes
+from tests.tui.test_follow import FILE, open_stdout
+from tests.tui.test_log_keys import answer, body, numbered
+
+
+def no() -> bool:
+    return False
+
+
+def narrowed(cluster: Cluster, **parts: object) -> MergedFeed:
+    return MergedFeed(cluster.source, dataclasses.replace(ALL, filter=Filter(**parts)))  # type: ignore[arg-type]
+
+
+async def all_loaded(feed: MergedFeed) -> list[bytes]:
+    while (want := feed.missing(0, feed.count)) is not None:
+        await feed.load(want)
+    return texts(feed)
+
+
+def test_a_filter_keeps_the_line_in_both_directions() -> None:
+    """Also where it drops that line: its neighbour stands for it, until it comes back."""
+
+    async def scenario() -> None:
+        async with running(numbered(300)) as (app, pilot):
+            log = await open_stdout(app, pilot)
+            log.jump(207, (0, 0, "stdout", 207))
+            await settle(app, pilot)
+            await answer(app, pilot, "&", "line 0002.[05]")
+            await until(app, pilot, lambda: any("line 000210" in line for line in body(app)))
+            assert "+line 0002.[05]" in text_of(app)
+            shown = [line for line in body(app) if "line 00" in line]
+            assert all("line 0002" in line and line.split("line ")[1][5] in "05" for line in shown)
+            await until(app, pilot, lambda: "(20 of 300)" in text_of(app))
+            await answer(app, pilot, "!", "5 xx")
+            await until(app, pilot, lambda: "(10 of 300)" in text_of(app))
+            assert any("line 000210" in line for line in body(app))
+            await press(app, pilot, "backslash")
+            await until(app, pilot, lambda: any("line 000207" in line for line in body(app)))
+            assert "+line" not in text_of(app)
+            await press(app, pilot, "backslash", "backspace", "backspace")
+            await until(app, pilot, lambda: any("line 000207" in line for line in body(app)))
+            assert not log.follow
+
+    asyncio.run(scenario())
+
+
+def test_what_comes_is_filtered_and_a_bad_pattern_is_refused_where_it_is_typed() -> None:
+    async def scenario() -> None:
+        session = numbered(50)
+        async with running(session) as (app, pilot):
+            log = await open_stdout(app, pilot)
+            assert "not a regular expression" in await answer(app, pilot, "&", "[")
+            await press(app, pilot, "escape")
+            await answer(app, pilot, "&", "loss")
+            session.write(FILE, b"step 1", b"loss 0.5")
+            await until(app, pilot, lambda: any("loss 0.5" in line for line in body(app)))
+            assert log.follow
+            assert not any("step 1" in line or "line 0" in line for line in body(app))
+            await press(app, pilot, "f")
+            session.write(FILE, b"step 2", b"loss 0.25", b"loss 0.125")
+            await until(app, pilot, lambda: any("loss 0.125" in line for line in body(app)))
+            await press(app, pilot, "z")
+            await until(app, pilot, lambda: any("loss 0.125" in line for line in body(app)))
+            assert "folded" in text_of(app)
+            await press(app, pilot, "escape")
+            await until(app, pilot, lambda: any("step 2" in line for line in body(app)))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("look_s", [0.002, 1.0])
+def test_following_with_a_filter_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look_s: float) -> None:
+    """Lines that are finished late, tracebacks that grow, two nodes of different clocks."""
+    monkeypatch.setattr(node_merged, "_LOOK_S", look_s)
+
+    async def scenario(cluster: Cluster, one: NodeLink, two: NodeLink) -> None:
+        cluster.offsets_ms = {"n1": 0.0, "n2": 300.0}
+        await one.written(0, b"noise\n" * 300 + b"needle first\n" + b"noise\n" * 300)
+        await two.written(1, b"noise\n")
+        feed = narrowed(cluster, include=("needle",), exclude=("secret",))
+        await feed.refresh(10, yes)
+        for number in range(12):
+            await one.written(0, b"noise\nstep %d " % number)
+            await two.written(1, b"Traceback (most recent call last):\n  File x\n")
+            await feed.refresh(10, yes)
+            await two.written(1, b"ValueError: needle %d\nneedle secret\nsecret\n" % number)
+            await feed.refresh(10, yes)
+            await one.written(0, b"needle\n" + b"noise\n" * number)
+            await feed.refresh(10, yes)
+
+        async def is_here() -> bool:
+            # Each answer is a step further, however short its time.
+            await feed.refresh(10, yes)
+            return len(texts(feed)) >= 1 + 12 + 12 * 3
+
+        await log_files.until(is_here)
+        found = await all_loaded(feed)
+        steps = [text for text in found if text.startswith(b"step")]
+        assert steps == [b"step %d needle" % number for number in range(12)]
+        errors = [text for text in found if text.startswith(b"ValueError")]
+        assert errors == [b"ValueError: needle %d" % number for number in range(12)]
+        assert len(found) == 1 + 12 + 12 * 3
+        assert b"needle first" in found
+
+    run(tmp_path, scenario, nodes=2)
+
+
+def test_what_waits_is_counted_exactly_and_shown_when_it_is_looked_for(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster, node: NodeLink) -> None:
+        await node.written(0, b"noise\nloss 0\n")
+        feed = narrowed(cluster, include=("loss",))
+        await feed.refresh(10, yes)
+        for number in range(1, 500):
+            node.write(0, b"noise\nloss %d\n" % number)
+            if number % 100 == 0:
+                await feed.refresh(10, no)
+        await node.written(0, b"noise\n")
+        for _ in range(4):
+            await feed.refresh(10, no)
+        assert feed.unseen == 499
+        assert texts(feed) == [b"loss 0"]
+        assert await all_loaded(feed) == [b"loss %d" % number for number in range(500)]
+        for _ in range(2):
+            await feed.refresh(10, no)
+        assert (feed.unseen, feed.passed, feed.looked_at) == (0, 500, 1001)
+        assert feed.is_whole
+
+    run(tmp_path, scenario)
+
+
+def test_rare_lines_come_in_bounded_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that had no time to find anything says how far it has looked; the next one goes on there."""
+    monkeypatch.setattr(node_merged, "_LOOK_S", 0.0)
+
+    async def scenario(cluster: Cluster, node: NodeLink) -> None:
+        await node.written(0, b"needle\n" + b"noise 7\n" * 5000)
+        feed = narrowed(cluster, include=("ne+dle",), level="")
+        await feed.refresh(10, yes)
+        steps = 0
+        while (want := feed.missing(0, feed.count)) is not None:
+            assert feed.count >= 1, "its place is shown while it is looked for"
+            await feed.load(want)
+            steps += 1
+        assert steps > 1
+        assert texts(feed) == [b"needle"]
+
+    run(tmp_path, scenario)
