@@ -70,6 +70,9 @@ class Dialog(ModalScreen[T], inherit_bindings=False):
 
     def on_resize(self) -> None:
         """Fit the box and what is in it into the terminal."""
+        if not self.app.is_running or self not in self.app.screen_stack:
+            # It is being closed, and what is in it goes first.
+            return
         self.set_class(self.app.size.height < ROOMY, "-tight")
         self.query_one("#box").styles.width = self.inner_width + 6
         self.lay_out()
