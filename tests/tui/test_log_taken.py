@@ -135,7 +135,8 @@ def test_what_is_being_saved_says_how_far_it_is_and_can_be_ended(
             assert "% saved, 320 lines, esc" not in await settle(app, pilot)
             assert app.current_mode == "logs"
             session.merged = gone  # type: ignore[method-assign]
-            assert "is not written" in await press(app, pilot, "S", "enter")
+            await press(app, pilot, "S", "enter")
+            await until(app, pilot, lambda: "is not written" in text_of(app))
             assert not list(tmp_path.glob("*.log"))
 
     asyncio.run(scenario())
