@@ -165,7 +165,7 @@ PATTERNS: tuple[Pattern, ...] = (
         SECONDARY,
         "ncclRemoteError",
         "remote process exited or there was a network error",
-        "NCCL WARN .*(?:[Cc]onnection closed by remote|Connection reset by peer|Broken pipe|Unresponsive receiver)",
+        "NCCL WARN .*(?:[Cc]onnection closed by remote|Connection reset by peer|Broken pipe|NET/OFI.*with error)",
         r"Connect to \S+ failed ?: Software caused connection abort",
         title="NCCL: a peer's process or network is gone",
     ),

@@ -18,7 +18,8 @@ _CONTROL = re.compile(r"\x1b\[[\d;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\
 # Each line carries its tag: what has none belongs to no rank.
 _LINE_TAGS = (
     # Runners of others put the job, the stream or the time before it.
-    re.compile(r"^(?:\S{1,60} ){0,3}?\[rank(?P<rank>\d+)\]: ?"),
+    re.compile(r"^(?:\S{1,60} ){0,3}?(?:\[default\d+\]:)?\[rank(?P<rank>\d+)\]: ?"),
+    re.compile(r"^(?:\S{1,60} ){0,3}?\[default(?P<rank>\d+)\]:"),
     re.compile(r"^\[(?:\d+,)?(?P<rank>\d+)\]<std(?:out|err)>: ?"),
     re.compile(r"^\[rank: (?P<rank>\d+)\] "),
     re.compile(r"^\[(?:default|[A-Za-z_]+?)(?P<rank>\d+)\]:"),

@@ -208,7 +208,9 @@ def test_the_job_survives_its_coordinator(tmp_path: Path, how: str) -> None:
             again = await nodes.until("generation_running", "n2", generation=1)
             assert again["detail"]["world_size"] == 2
             status = await nodes.call("n3", "status")
-            assert (status["coordinator"], status["restarts"]) == ("n2", 0)
+            # The next in order is handed the role; where nobody can hand it, who asks first has the others' votes.
+            assert status["coordinator"] in {"remove": ("n2",), "kill": ("n2", "n3")}[how]
+            assert status["restarts"] == 0
             (nodes.work / "stop").touch()
             await nodes.until("job_succeeded", "n3")
 
