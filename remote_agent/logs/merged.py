@@ -21,6 +21,8 @@ from remote_agent.logs.window import MAX_ROWS, index_until, row_json
 from remote_agent.wire import Answer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from remote_agent.logs.logfile import LogFile
     from remote_agent.logs.selection import Wanted
 
@@ -84,7 +86,12 @@ class _Heap:
 
 
 async def merged(
-    files: list[LogFile], before_ns: int | None, after_ns: int | None, count: int, wanted: Wanted
+    files: list[LogFile],
+    before_ns: int | None,
+    after_ns: int | None,
+    count: int,
+    wanted: Wanted,
+    counted: Sequence[int] | None = None,
 ) -> Answer:
     """Return whole records next to a time, oldest first: at least `count` rows if there are so many and time for it.
 
@@ -97,6 +104,9 @@ async def merged(
     newest_ns = time.time_ns() - MARK_GAP_NS
     heap = _Heap(files, before_ns, after_ns, wanted)
     await heap.fill()
+    # Now, as the rows are taken from what there is now.
+    since_ns, until_ns = counted or (0, 0)
+    lines_between = sum(file.index.lines_before(until_ns) - file.index.lines_before(since_ns) for file in files)
     patience = _Patience(heap.top_ns(), after_ns) if wanted.is_rare else None
     taken: list[tuple[LogFile, Record]] = []
     lines = size = apart = 0
@@ -114,7 +124,7 @@ async def merged(
                 taken.append((file, record))
                 lines += len(record.rows) if record.t_ns >= (after_ns or 0) else 0
         await breather.breathe()
-    data = {"complete": heap.complete, "more": next_ns is not None, "apart": apart}
+    data = {"complete": heap.complete, "more": next_ns is not None, "apart": apart, "counted": lines_between}
     if after_ns is not None:
         return _answer(taken, {**data, "since_ns": after_ns, "until_ns": newest_ns if next_ns is None else next_ns})
     until_ns = newest_ns if before_ns is None else before_ns

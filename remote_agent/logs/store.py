@@ -169,11 +169,7 @@ class LogStore:
             raise Problem("usage", "either before_ns or after_ns")
         await self._rescan()
         files = selection.select(self._catalogue, generation, ranks, streams)
-        answer = await merged(files, before_ns, after_ns, count, wanted)
-        if counted is not None:
-            since, until = counted
-            answer.data["counted"] = sum(f.index.lines_before(until) - f.index.lines_before(since) for f in files)
-        return answer
+        return await merged(files, before_ns, after_ns, count, wanted, counted)
 
     async def follow(
         self,

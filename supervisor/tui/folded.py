@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from supervisor import plain
 from supervisor.session.folding import WINDOW_NS, Fold, Folder
 from supervisor.tui.feeds import PAGE
-from supervisor.tui.merged import MERGED_KEPT, MergedFeed
+from supervisor.tui.merged import LATEST_NS, MERGED_KEPT, MergedFeed
 
 if TYPE_CHECKING:
     from supervisor.session.logs import Clocks, Page, Selection
@@ -108,17 +108,20 @@ class FoldedFeed(MergedFeed):
         is_at_end = self._order and not self.detached and not self.selection.filter
         if is_at_end and following() and clocks is not None and not clocks.moved:
             last_ns = self._edge(-1)
-            page = None if self._is_flooded else await self._fetch(FOLD_PAGE, clocks, after_ns=last_ns - LATE_NS)
+            every = (last_ns, LATEST_NS)
+            page = None
+            if not self._is_flooded:
+                page = await self._fetch(FOLD_PAGE, clocks, after_ns=last_ns - LATE_NS, counted=every)
             if page is None or page.more:
                 # Of what one page does not hold only the newest: the others are loaded when they are looked for.
-                page = await self._fetch(FOLD_PAGE, clocks)
+                page = await self._fetch(FOLD_PAGE, clocks, counted=every)
                 self._is_flooded = bool(page.more and page.rows and page.rows[0].t_ns > last_ns)
             if following() and set(self.absent) <= set(page.absent):
+                self._caught_up(last_ns, page)
                 if self._is_flooded:
                     self._replace(page)
                     return
                 self.absent = tuple(page.absent)
-                self.unseen, self.more_unseen = 0, False
                 self._append(self._update(page.rows))
                 return
         await super().refresh(rows, following)

@@ -12,7 +12,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from supervisor.tui.feeds import BYTES_KEPT, LEAST_KEPT, PAGE
 from supervisor.tui.log_row import Key, LogRow, taken
@@ -22,8 +22,20 @@ if TYPE_CHECKING:
     from supervisor.tui.source import Source
 
 MERGED_KEPT: Final = 20_000
+# Rows of a look at the end.
+WINDOW: Final = 64
+# Later than every line.
+LATEST_NS: Final = 1 << 62
 # How long the rows nearest to a time are looked for at once, seconds.
 NEAR_S: Final = 5.0
+
+
+class _Seen(NamedTuple):
+    """What there was when the reader followed last: so many lines from a time on, of all nodes but the absent ones."""
+
+    since_ns: int
+    lines: int
+    absent: list[str]
 
 
 class MergedFeed:
@@ -38,7 +50,10 @@ class MergedFeed:
         self.unseen = 0
         """So many newer rows wait."""
         self.more_unseen = False
-        """And more than that: the window that counts them was full."""
+        """And more than that, of which the nodes do not tell how many."""
+        self._seen: _Seen | None = None
+        self._is_far = False
+        """More newer rows wait than a look at the end brings."""
         self.absent: tuple[str, ...] = ()
         """Nodes whose rows may be missing among these."""
         self.apart = False
@@ -101,27 +116,44 @@ class MergedFeed:
         if self.selection.filter:
             await self._refresh_filtered(rows, following)
             return
-        if self.detached and self.more_unseen and not following():
-            # More than one window holds wait already: counting on tells nothing new.
-            return
         renew = not self._order or (following() and self._clocks is not None and self._clocks.moved)
-        page = await self._fetch(max(PAGE if renew else 64, rows), None if renew else self._clocks)
+        seen = None if following() else self._seen
+        since_ns = seen.since_ns if seen is not None else self._end_ns()
+        # Where more waits than a window holds, the number is all that is new.
+        is_far = self.detached and self._is_far and not following()
+        count = 1 if is_far else max(PAGE if renew else WINDOW, rows)
+        page = await self._fetch(count, None if renew else self._clocks, counted=(since_ns, LATEST_NS))
         if not self._order:
             self._replace(page)
+            self._caught_up(since_ns, page)
             return
         joined = not page.more or not page.rows or page.rows[0].t_ns <= self._edge(-1)
         fresh = self._update(page.rows)
         if not following():
-            self.unseen, self.more_unseen = len(fresh), not joined
-            self.detached = bool(fresh)
+            if seen is None and self._seen is None:
+                seen = self._seen = _Seen(since_ns, page.counted - len(fresh) * joined, page.absent)
+            self._count_unseen(seen, page, len(fresh), joined)
+            self.detached, self._is_far = bool(fresh), not joined
             return
-        self.unseen, self.more_unseen = 0, False
+        self._caught_up(since_ns, page)
         if renew or self.detached or not joined or not set(self.absent) <= set(page.absent):
             # More came than one window holds, or somebody is back: what lies between is loaded when it is looked for.
             self._replace(page)
         else:
             self.absent = tuple(page.absent)
             self._append(fresh)
+
+    def _count_unseen(self, seen: _Seen | None, page: Page, fresh: int, joined: bool) -> None:
+        same_nodes = seen is None or page.absent == seen.absent
+        if seen is not None and same_nodes and not self.apart:
+            self.unseen, self.more_unseen = max(0, page.counted - seen.lines), False
+        else:
+            self.unseen, self.more_unseen = max(fresh, self.unseen), not (joined and same_nodes)
+
+    def _caught_up(self, since_ns: int, page: Page) -> None:
+        """Note what there was when this page was made: what is more later is new."""
+        self.unseen, self.more_unseen = 0, False
+        self._seen = _Seen(since_ns, page.counted, page.absent)
 
     async def _refresh_filtered(self, rows: int, following: Callable[[], bool]) -> None:
         """Look at what came since the last look, and at nothing twice: what passes may be far back."""
@@ -298,7 +330,7 @@ class MergedFeed:
         self._hold(rows)
         self._order = list(self._rows)
         self._at_start = not page.more if at_start is None else at_start
-        self.detached = page.more if at_start is not None else False
+        self.detached, self._is_far = page.more if at_start is not None else False, False
         self.absent, self._clocks = tuple(page.absent), page.clocks
         self._since_ns, self.passed, self.looked_at, self.shifted = page.since_ns, 0, 0, 0
         self._reach(page.until_ns)

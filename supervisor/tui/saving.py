@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+from supervisor.errors import RequestFailed
 from supervisor.plain import cut_text
 from supervisor.tui import ansi, words
 
@@ -67,14 +68,16 @@ class Saving:
     async def write(self, file: IO[bytes]) -> None:
         """Write all lines; raises SupervisorError, WireError, TimeoutError, OSError."""
         newest = await self._page(count=1)
-        until_ns = newest.rows[-1].t_ns if newest.rows else 0
+        until_ns = max(newest.rows[-1].t_ns if newest.rows else 0, newest.until_ns or 0)
         first_ns = after_ns = 0
         while after_ns <= until_ns:
             page = await self._page(ROWS, clocks=newest.clocks, after_ns=after_ns)
-            if not page.rows:
-                return
-            first_ns, after_ns = first_ns or page.rows[0].t_ns, page.rows[-1].t_ns + 1
-            rows = [row for row in page.rows if row.t_ns <= until_ns and self._only in (None, row.stream)]
+            rows = [row for row in page.rows if after_ns <= row.t_ns <= until_ns and self._only in (None, row.stream)]
+            # With a filter a page may be empty, and yet be a step further.
+            asked_ns, after_ns = after_ns, max(page.rows[-1].t_ns + 1 if page.rows else 0, page.until_ns or 0)
+            if page.more and after_ns <= asked_ns:
+                raise RequestFailed("a node is still reading files that were there before its agent", "try again")
+            first_ns = first_ns or (page.rows[0].t_ns if page.rows else after_ns)
             # Neither a slow disk nor many lines at once may hold the screen up.
             await asyncio.to_thread(self._write, file, rows)
             self._share = min(1.0, (after_ns - first_ns) / max(1, until_ns - first_ns))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import time
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
@@ -14,10 +15,13 @@ from supervisor.tui import moments
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.cells import text_of as plain_text
 from supervisor.tui.feeds import RankFeed
+from supervisor.tui.folded import FoldedFeed
+from supervisor.tui.merged import MergedFeed
 from supervisor.tui.screens.base import Target
 from supervisor.tui.textflow import fold_row
 from tests.tui import recorded
 from tests.tui.screens import press, running, settle, text_of, type_key, until
+from tests.tui.test_feeds import ALL, Cluster, NodeLink, lines, no, run, yes
 from tests.tui.test_follow import FILE, log_of, open_stdout
 
 SECOND = 1_000_000_000
@@ -267,3 +271,32 @@ def test_tracebacks_and_errors_one_after_the_other_also_those_that_came_later() 
             await leads("{", 2000)
 
     asyncio.run(scenario())
+
+
+def test_new_lines_are_counted_to_the_last_one(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster, first: NodeLink, second: NodeLink) -> None:
+        for feed in (MergedFeed(cluster.source, ALL), FoldedFeed(cluster.source, ALL)):
+            trace = b"Traceback (most recent call last):\n  File\nKeyError: 1\nhalf a"
+            await first.written(0, lines(500) + trace)
+            for _ in range(2):
+                await feed.refresh(10, yes)
+            await feed.refresh(10, no)
+            assert (feed.unseen, feed.more_unseen) == (0, False)
+            await first.written(0, b" line\n" + lines(70))
+            await second.written(1, lines(1000))
+            await feed.refresh(10, no)
+            assert (feed.unseen, feed.more_unseen, feed.detached) == (1070, False, True)
+            await second.written(2, lines(200))
+            await feed.refresh(10, no)
+            await feed.show_begin(10)
+            await feed.refresh(10, no)
+            assert (feed.unseen, feed.more_unseen) == (1270, False), "wherever one reads"
+            # Of a node that is away nobody knows.
+            second.stuck = True
+            await feed.refresh(10, no)
+            assert (feed.unseen >= 1270, feed.more_unseen) == (True, True)
+            second.stuck = False
+            await feed.refresh(10, yes)
+            assert (feed.unseen, feed.detached) == (0, False)
+
+    run(tmp_path, scenario, 2)

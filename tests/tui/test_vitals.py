@@ -18,7 +18,7 @@ from supervisor.tui.vitals import node_usage_lines, node_vitals, rank_lines, ran
 from supervisor.tui.widgets.rank_grid import METRICS, RankGrid, share
 from supervisor.tui.words import Glyphs
 from tests.tui import recorded
-from tests.tui.screens import press, running
+from tests.tui.screens import press, running, settle
 
 GLYPHS = Glyphs()
 
@@ -162,3 +162,19 @@ def _tell(session: recorded.RecordedSession, app: SupervisorApp, loss: int) -> N
     ranks: list[dict[str, Any]] = [{**rank, "progress": {**rank["progress"], "loss": loss}} for rank in node["ranks"]]
     session.touch(status={**session.status, "nodes": [{**node, "ranks": ranks}]})
     app.tick()
+
+
+def test_the_page_below_a_table_is_reached_and_the_selection_outlives_a_restart() -> None:
+    async def scenario() -> None:
+        session = recorded.measured(recorded.many(2, 8))
+        async with running(session, (60, 16)) as (app, pilot):
+            assert "gpu 7" not in await press(app, pilot, "2")
+            assert "gpu 7" in await press(app, pilot, "tab", "G")
+            assert "rank 3 ─" in await press(app, pilot, "3", "down", "down", "down")
+            nodes = session.status["nodes"]
+            session.touch(status={**session.status, "nodes": [{**node, "ranks": []} for node in nodes]})
+            assert "no ranks yet" in await settle(app, pilot)
+            session.touch(status={**session.status, "nodes": nodes})
+            assert "rank 3 ─" in await settle(app, pilot)
+
+    asyncio.run(scenario())
