@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,21 @@ def test_all_lines_are_saved_and_no_file_is_written_over(
     asyncio.run(scenario())
 
 
+def test_of_a_filtered_log_only_what_it_keeps_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(saving, "ROWS", 4)
+
+    async def scenario() -> None:
+        async with running(numbered(300)) as (app, pilot):
+            await press(app, pilot, "3", "enter", "s")
+            await answer(app, pilot, "&", "line 0001[0-9]7")
+            await press(app, pilot, "S", "enter")
+            (path,) = tmp_path.glob("*.log")
+            numbers = re.findall(r"line (\d+)", path.read_text())
+            assert numbers == [f"0001{number}7" for number in range(10)]
+
+    asyncio.run(scenario())
+
+
 def test_what_is_being_saved_says_how_far_it_is_and_can_be_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -136,7 +152,7 @@ def test_what_is_being_saved_says_how_far_it_is_and_can_be_ended(
             assert app.current_mode == "logs"
             session.merged = gone  # type: ignore[method-assign]
             await press(app, pilot, "S", "enter")
-            await until(app, pilot, lambda: "is not written" in text_of(app))
+            assert any("is not written: n1: no link" in note.message for note in app._notifications)
             assert not list(tmp_path.glob("*.log"))
 
     asyncio.run(scenario())
