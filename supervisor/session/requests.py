@@ -230,6 +230,9 @@ async def _steer(session: Session, op: str, args: dict[str, Any]) -> dict[str, A
             # It may have been carried out: the next agent must not do it a second time.
             if generation >= 0:
                 args.setdefault("if_generation", generation)
+    if not last:
+        # Files alone answer: what they tell of the job may be on its way.
+        await session.heard()
     if session.state in ENDED_STATES:
         raise _over(session)
     raise session.unreachable(last or "no agent is alive there")
