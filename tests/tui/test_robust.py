@@ -308,20 +308,6 @@ def test_an_incident_of_a_group_that_was_replaced_is_no_news() -> None:
     asyncio.run(scenario())
 
 
-def test_a_node_that_was_removed_is_no_problem() -> None:
-    async def scenario() -> None:
-        session = recorded.load("running_2x2")
-        session.status["nodes"][1].update(state="removed", reason="by ann", group_rank=None, ranks=[])
-        session.hosts["n2"].state, session.hosts["n2"].error = "lost", "the connection ended"
-        async with running(session) as (app, pilot):
-            text = await settle(app, pilot)
-            assert "by ann" in text
-            assert "the connection ended" not in text
-            assert "removed" not in await press(app, pilot, "exclamation_mark")
-
-    asyncio.run(scenario())
-
-
 def test_the_newest_incident_and_the_one_of_an_event() -> None:
     async def scenario() -> None:
         session = recorded.load("restarting_4x2")

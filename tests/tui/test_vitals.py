@@ -140,6 +140,20 @@ def test_the_heat_map_goes_through_what_is_known(monkeypatch: pytest.MonkeyPatch
     asyncio.run(none_here())
 
 
+def test_a_node_that_was_removed_is_no_problem() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        session.status["nodes"][1].update(state="removed", reason="by ann", group_rank=None, ranks=[])
+        session.hosts["n2"].state, session.hosts["n2"].error = "lost", "the connection ended"
+        async with running(session) as (app, pilot):
+            text = await settle(app, pilot)
+            assert "by ann" in text
+            assert "the connection ended" not in text
+            assert "removed" not in await press(app, pilot, "exclamation_mark")
+
+    asyncio.run(scenario())
+
+
 def test_a_ranks_page_grows_its_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparks, "EVERY_S", 0.0)
     session = recorded.measured(recorded.many(1, 2))
