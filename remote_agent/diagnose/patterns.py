@@ -242,7 +242,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _p(
         "rendezvous_timeout",
         SECONDARY,
-        r"\d+/\d+ clients joined",
+        r"(?<!\d)\d+/\d+ clients joined",
         r"Timed out after \d+ seconds waiting for clients",
         "initializing process group in store based barrier",
     ),

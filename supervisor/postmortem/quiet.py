@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # As training prints at each step or epoch, and at its end.
 _GETS_ON = re.compile(
-    r"\b(?:step|iter|iteration|epoch)\b\W{0,3}\d|\w*loss\b['\"]?\s*[:=]\s*-?\d|^\s*\d+%\||\b(?:tokens|samples|images)/s"
+    r"\b(?:step|iter|iteration|epoch)\b\W{0,3}\d|loss\b['\"]?\s*[:=]\s*-?\d|^\s*\d+%\||\b(?:tokens|samples|images)/s"
     r"|train_runtime|\b(?:training|job|run)\b.{0,20}\b(?:complete|completed|finished|done|succeeded)\b"
     r"|\b(?:finished|completed) training\b",
     re.IGNORECASE,

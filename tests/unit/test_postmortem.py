@@ -8,6 +8,7 @@ import json
 import os
 import random
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,12 @@ def test_ranks_of_ncclls_lines_are_what_nccl_says() -> None:
     ]
     parts = split_ranks([Line(number, text) for number, text in enumerate(texts, 1)])
     assert [(part.rank, part.node, len(part.lines)) for part in parts] == [(4, "h1", 1), (5, "h2", 2)]
+
+
+def test_long_words_take_linear_time() -> None:
+    begin = time.process_time()
+    split_ranks([Line(number, "x" * 8000) for number in range(100)])
+    assert time.process_time() - begin < 1.0
 
 
 def test_a_line_is_shown_as_a_terminal_would() -> None:
