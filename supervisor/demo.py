@@ -54,6 +54,7 @@ def run_demo(headless: bool) -> int:
         try:
             return _up(toml, headless)
         finally:
+            _outlast_signals()
             _end_job(hosts, toml)
 
 
@@ -83,7 +84,6 @@ def _up(toml: Path, headless: bool) -> int:
 
 def _end_job(hosts: DemoHosts, toml: Path) -> None:
     """End what `up` left: a job that was detached from, and agents that wait for somebody to ask."""
-    _ignore_hang_ups()
     try:
         if hosts.processes() and not _is_over(hosts):
             _stop(toml)
@@ -121,11 +121,12 @@ def _stop(toml: Path) -> None:
         log.warning("stop did not answer within %g s", _STOP_DEADLINE_S)
 
 
-def _ignore_hang_ups() -> None:
-    """A terminal that closes says so more than once: this clean-up is what it asks for."""
+def _outlast_signals() -> None:
+    """A terminal that closes says so more than once: the clean-up that it asks for has begun."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+            # Not SIG_IGN, which the processes that are started meanwhile would inherit.
+            signal.signal(number, lambda _number, _frame: None)
 
 
 @contextmanager

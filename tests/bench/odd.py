@@ -20,6 +20,7 @@ from tests.agent.test_session import has, planned, until
 from tests.agent.test_session_hosts import Hosts, hosts
 from tests.bench.report import Report, Table, median, seconds, spread
 from tests.tui.screens import press, running_app, text_of
+from tests.tui.screens import until as shown
 
 RANKS = 512
 NODES = 4
@@ -84,8 +85,9 @@ async def _scenario(made: Hosts, odd: int) -> list[float]:
         ) as writer:
             app = SupervisorApp(session)
             async with running_app(app, SIZE) as pilot:
-                if "folded" not in await press(app, pilot, "4"):
-                    await press(app, pilot, "z")
+                await press(app, pilot, "4")
+                await shown(app, pilot, lambda: "log of all ranks" in text_of(app))
+                await press(app, pilot, "z")
                 times = await _watch(app, writer, odd)
             assert writer.stdin is not None
             writer.stdin.close()
