@@ -1,6 +1,7 @@
 """A directory for what processes under test put into the temporary one and, killed, never remove.
 
-In: the environment of this process, which what it starts inherits. Out: TMPDIR there, removed at the end.
+In: the environment of this process, which what it starts inherits. Out: TMPDIR there, removed at the end; and
+XDG_STATE_HOME, as the user's own settings of a job are neither read nor written.
 """
 
 from __future__ import annotations
@@ -30,8 +31,13 @@ def scratch() -> Iterator[None]:
     # Short: sockets lie below it, whose paths may have 107 bytes.
     directory = tempfile.mkdtemp(prefix="sv-")
     os.environ["TMPDIR"] = tempfile.tempdir = directory
+    state = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = f"{directory}/state"
     try:
         yield
     finally:
+        del os.environ["XDG_STATE_HOME"]
+        if state is not None:
+            os.environ["XDG_STATE_HOME"] = state
         shutil.rmtree(directory, ignore_errors=True)
         os.environ["TMPDIR"] = tempfile.tempdir = os.environ.pop(OUTER)
