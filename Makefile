@@ -11,6 +11,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
+# Hundreds of short processes: none compiles what another has.
+export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help demo test lint bench screenshots clean system
 
 # 3.11 first: a torch wheel that lies ready on the machine is made for it.

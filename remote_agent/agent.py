@@ -127,8 +127,9 @@ class Agent:
             await self.role.close()
         self.role = None
         await self.follower.close()
-        for channel in [*self._peers, *self.operators]:
-            await channel.close()
+        # At once: those that do not answer share one deadline.
+        channels = (*self._peers, *self.operators)
+        await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
         await self._tasks.close()
         await self.logs.stop()
         self.journal.close()

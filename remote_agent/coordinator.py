@@ -21,8 +21,6 @@ from remote_agent.turn import NOT_COME, STOP_MARGIN_S, Turn, give_up_on, lose_no
 
 # An agent that was started for a removed node and is not added by then is sent away.
 UNWANTED_S = 60.0
-# A loss that is no number comes to all ranks; the first few say it.
-MAX_WARNINGS = 8
 STUCK = "it did not stop its workers in time"
 # Of node_timeout: time comes several times a second here, so without it for longer this process stood still.
 PAUSE_SHARE = 0.25
@@ -168,10 +166,10 @@ def on_beat(turn: Turn, event: inputs.Beat) -> None:
             turn.set(stepped=True)
         if event.moved:
             turn.set(watch=dataclasses.replace(turn.state.watch, moved_at=turn.now))
-        for rank, message in event.warnings.items():
-            if rank not in turn.state.warnings and len(turn.state.warnings) < MAX_WARNINGS:
-                turn.set(warnings={**turn.state.warnings, rank: message})
-                turn.emit("warning", node=event.node, rank=rank, message=message)
+        for (rank, kind), message in event.warnings.items():
+            # A rank is compared with others: it may be another node's.
+            known = turn.state.ranks.get(rank)
+            turn.warn(event.node if known is None else known.node, rank, kind, message)
 
 
 def on_gone(turn: Turn, event: inputs.Gone) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Union
 
 from remote_agent import paths, restore
-from remote_agent.diagnose.told import told_incidents
+from remote_agent.diagnose.told import JOB_ENDS, told_incidents
 from remote_agent.journal import Record, public, read_records
 from remote_agent.logs import LogStore
 from remote_agent.logs.nccl import read_facts, read_map
@@ -136,6 +136,7 @@ class FileDesk(Desk):
                 "coordinator": None,
                 "coordinator_reachable": False,
                 "live": False,
+                "ended": any(record["type"] in JOB_ENDS for record in self._records),
                 "peer_port": 0,
                 "last_seq": len(self._records),
                 "incarnation": "",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import clocks, member, peers, restore
@@ -120,10 +121,13 @@ async def _meet(follower: Follower, connected: frozenset[str]) -> dict[str, Any]
     return found
 
 
-async def stand(follower: Follower, force: bool = False) -> str:
-    """Ask for votes and take the role when more than half agree (force: in any case); returns "" or why not."""
+async def stand(follower: Follower, force: bool = False, given_up: Container[str] = ()) -> str:
+    """Ask for votes and take the role when more than half agree (force: in any case); returns "" or why not.
+
+    `given_up`: nodes that are not asked, and so not waited for: an operator says that they are dead.
+    """
     async with follower.standing:
-        return "" if follower.agent.role is not None else await _stand(follower, force)
+        return "" if follower.agent.role is not None else await _stand(follower, force, given_up)
 
 
 async def inherit(follower: Follower) -> str:
@@ -138,7 +142,7 @@ async def inherit(follower: Follower) -> str:
     return refusal
 
 
-async def _stand(follower: Follower, force: bool) -> str:
+async def _stand(follower: Follower, force: bool, given_up: Container[str]) -> str:
     agent = follower.agent
     now = clocks.now()
     if not member.leaderless(follower.member, now):
@@ -146,14 +150,14 @@ async def _stand(follower: Follower, force: bool) -> str:
     term = follower.member.term + 1
     if not force:
         # A sounding leaves no trace: a node that cannot win must not raise everybody's term.
-        refusal = (await _poll(follower, term, sounding=True))[1]
+        refusal = (await _poll(follower, term, sounding=True, given_up=given_up))[1]
         if refusal:
             return refusal
     view, reason = member.vote(follower.member, term, agent.node, now)
     reason = reason or follower.promise(view)
     if reason:
         return reason
-    answers, refusal = await _poll(follower, term, sounding=False)
+    answers, refusal = await _poll(follower, term, sounding=False, given_up=given_up)
     if follower.member.term != term or follower.member.voted != agent.node:
         return "another candidate came first"
     if refusal and not force:
@@ -179,12 +183,15 @@ async def renew(follower: Follower, term: int) -> None:
     await agent.keep_role(term + 1)
 
 
-async def _poll(follower: Follower, term: int, *, sounding: bool) -> tuple[list[dict[str, Any]], str]:
+async def _poll(
+    follower: Follower, term: int, *, sounding: bool, given_up: Container[str] = ()
+) -> tuple[list[dict[str, Any]], str]:
     """Ask for votes (sounding: only whether they would be given); returns the granting answers and "" or why not."""
     agent = follower.agent
     voters = base(agent)
     wish = {"term": term, "candidate": agent.node, "sounding": sounding, "journal": agent.journal.tail()}
-    asked = {asyncio.ensure_future(ask(follower, name, "vote", wish)): name for name in voters if name != agent.node}
+    names = [name for name in voters if name != agent.node and name not in given_up]
+    asked = {asyncio.ensure_future(ask(follower, name, "vote", wish)): name for name in names}
     granted: list[dict[str, Any]] = []
     refused: list[str] = []
     votes = int(agent.node in voters)

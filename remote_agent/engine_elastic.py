@@ -199,7 +199,7 @@ class ElasticGroup:
 
     async def _report(self, rank: Rank, by_us: bool) -> None:
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(None, evidence.of_the_dead, rank.directory)
+        found = await loop.run_in_executor(None, evidence.of_the_dead, rank.directory, len(self._ranks))
         rank.reported = True
         self._hear()
         t_ns = rank.died_ns or time.time_ns()

@@ -6,6 +6,7 @@ In: files of a dead rank, sockets of live ones. Out: plain values; whatever is m
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 from pathlib import Path
@@ -23,6 +24,10 @@ ERROR_BYTES = 4 * 1024 * 1024
 # Of a message or a call stack; it goes to every node's journal, and what matters is at its ends.
 TEXT_CHARS = 32 * 1024
 ANSWER_BYTES = 64 * 1024 * 1024
+# What all ranks of a node leave goes into one frame, and twice where the node joins anew.
+NODE_BYTES = 3 * 1024 * 1024
+# Of a line, where a node has many ranks that leave much, such as progress bars.
+LINE_CHARS = (8192, 2048, 512, 128, 32)
 
 
 def read_error(path: Path) -> dict[str, Any] | None:
@@ -39,11 +44,11 @@ def read_error(path: Path) -> dict[str, Any] | None:
     return {key: shortened(value) if isinstance(value, str) else value for key, value in error.items()}
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, chars: int = TEXT_CHARS) -> str:
     """Return a text, of a long one its head and its tail, and how much is left out between them."""
-    if len(text) <= TEXT_CHARS:
+    if len(text) <= chars:
         return text
-    half = TEXT_CHARS // 2
+    half = chars // 2
     return f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
 
 
@@ -76,17 +81,38 @@ def _count_lines(file: Any) -> int:
     return count + (last != b"\n")
 
 
-def of_the_dead(directory: Path) -> dict[str, Any]:
-    """Return what a dead rank left in its directory.
+def of_the_dead(directory: Path, ranks: int = 1) -> dict[str, Any]:
+    """Return what a dead rank left in its directory, and no more than its share where its node has many ranks.
 
     error; tail and stderr_lines; said, the last line of stdout and its number; nccl, the warnings of its nccl.log.
     """
     try:
-        return _left_in(directory)
+        return _fitting(_left_in(directory), NODE_BYTES // max(1, ranks))
     except Exception:
         # Its death must be told whatever a script has written.
         log.exception("what is left in %s cannot be read", directory)
         return {"error": None, "tail": "", "stderr_lines": None, "said": None, "nccl": ""}
+
+
+def _fitting(found: dict[str, Any], size: int) -> dict[str, Any]:
+    """Cut long lines, then long texts, until all takes no more than `size` on the wire."""
+    cut = found
+    for chars in LINE_CHARS:
+        if len(json.dumps(cut)) <= size:
+            break
+        cut = {key: _cut(value, chars) for key, value in found.items()}
+    return cut
+
+
+def _cut(value: Any, chars: int) -> Any:
+    if isinstance(value, dict):
+        return {key: _cut(one, chars) for key, one in value.items()}
+    if not isinstance(value, str):
+        return value
+    half = chars // 2
+    lines = (line if len(line) <= chars else f"{line[:half]} … {line[-half:]}" for line in value.split("\n"))
+    # A tail keeps all of its lines: they are counted.
+    return shortened("\n".join(lines), TAIL_LINES * (chars + 4))
 
 
 def _left_in(directory: Path) -> dict[str, Any]:

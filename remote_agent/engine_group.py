@@ -190,7 +190,7 @@ class Group:
 
     async def _report(self, worker: Worker) -> None:
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(None, evidence.of_the_dead, worker.directory)
+        found = await loop.run_in_executor(None, evidence.of_the_dead, worker.directory, len(self._workers))
         document = exit_document(worker, found)
         document["notes"] = await self._host.explain(document)
         self._exits[worker.rank] = document

@@ -20,6 +20,7 @@ from remote_agent import engine_evidence as evidence
 from remote_agent.diagnose.traces import find_ended_part
 from remote_agent.engine_children import Tree, descendants, process_tree
 from remote_agent.engine_stacks import ask
+from remote_agent.netif import own_addresses
 from remote_agent.paths import stat_fields
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _WRAPPERS = ("wrapper", "inner", "_fn")
 # In these Python waits for what another thread, task or process has to do.
 _PARKED = ("threading.py", "queue.py", "selectors.py")
+# Newest collectives of all ranks whose times are told.
+MAX_CAME = 128
 # Of children and deaf ranks, on this node, each time.
 MAX_SPIED = 16
 MAX_KINDS = 4
@@ -54,7 +57,8 @@ async def pulses(boot: BootDirectory, ranks: Sequence[Live], stacks: bool) -> di
     calls: the library's function that it has called; parked: the main thread waits for another one; inside: the
     function of torch.distributed that the main thread is in; groups: see `read_flight`; ended: the exception that
     ended one of its threads, see `_ended_part`; children: {count, name, doing, where} of those that do the same;
-    ras: what NCCL's service on this node complains of, told by one rank.
+    unanswered, reached: of a rank that waits, the far ends that it dials in vain, and those that it is connected to;
+    ras: what NCCL's service on this node complains of, addresses: this node's own, each told by one rank.
     Without `stacks` those of the stack are empty: to ask for one disturbs a rank, and could end it if another thread
     of C++ came to Python at that very moment.
     """
@@ -63,10 +67,15 @@ async def pulses(boot: BootDirectory, ranks: Sequence[Live], stacks: bool) -> di
     ras, *found = await asyncio.gather(asked, *(_pulse(boot, one, tree, stacks) for one in ranks))
     if ras:
         found[0]["ras"] = ras
-    if stacks:
+    if stacks and found:
+        found[0]["addresses"] = sorted(own_addresses())
         # Whose children sleep while it waits in a collective is not at fault.
         held = {one.rank: pulse for one, pulse in zip(ranks, found) if not _waits(pulse)}
         await _look_closer([one for one in ranks if one.rank in held], held, tree)
+        waiting = {one.pid: pulse for one, pulse in zip(ranks, found) if one.rank not in held}
+        ends = await engine_children.in_time(lambda: engine_sockets.far_ends(waiting)) if waiting else None
+        for pid, (silent, reached) in (ends or {}).items():
+            waiting[pid].update(unanswered=silent, reached=reached)
     return {str(one.rank): pulse for one, pulse in zip(ranks, found)}
 
 
@@ -74,6 +83,7 @@ async def _pulse(boot: BootDirectory, one: Live, tree: Tree, with_stack: bool) -
     pulse: dict[str, Any] = {"t": time.monotonic(), **_process(one.pid, tree)}
     pulse.update({"deaf": False, "stack": "", "where": "", "calls": "", "parked": False, "inside": None, "groups": {}})
     pulse.update({"net": None, "ended": None, "children": [], "ras": []})
+    pulse.update({"unanswered": [], "reached": [], "addresses": []})
     if not boot.has_socket(one.rank):
         return pulse
     flight = await ask(boot, one.rank, True, "fr_trace_json")
@@ -169,7 +179,7 @@ def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
     """Return by process group what a flight record tells: ranks, last, and of the first collective not yet done more.
 
     last: number of the newest collective; seq, op, sizes, age_s, timeout_s: of the oldest one that is not done.
-    ranks: the group's members, None where the record does not say.
+    ranks: the group's members, None where the record does not say. came: when it came to the newest ones over gloo.
     """
     try:
         record = json.loads(text)
@@ -182,10 +192,26 @@ def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
             group["last"] = max(group["last"], int(one["collective_seq_id"]))
             if "seq" not in group and not one.get("retired") and one.get("state") != "completed":
                 group.update(_waiting(one, now_ns))
+        stamps = {
+            int(one["collective_seq_id"]): int(one["time_created_ns"]) // 1000
+            for one in entries
+            if str(one["process_group"][0]) == "0" and str(one["profiling_name"]).startswith("gloo:")
+        }
+        if stamps:
+            groups["0"]["came"] = _came(stamps)
         return groups
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         # Another torch, another form: what cannot be read is not known.
         return {}
+
+
+def _came(stamps: Mapping[int, int]) -> dict[str, Any]:
+    """Return the number and the time of a collective, and the times of it and all after it, later than that."""
+    first = end = max(stamps) + 1
+    while first - 1 in stamps and end - first < MAX_CAME:
+        first -= 1
+    t_us = stamps[first]
+    return {"first": first, "t_us": t_us, "later_us": [stamps[number] - t_us for number in range(first, end)]}
 
 
 def _waiting(entry: Mapping[str, Any], now_ns: int) -> dict[str, Any]:

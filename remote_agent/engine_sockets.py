@@ -1,12 +1,13 @@
 """How much processes have sent and received over TCP: an upload does not show in /proc/PID/io, and takes little time.
 
 In: pids. Out: bytes over the connections that they hold now, as the kernel counts them; None where it does not tell.
-Whether they alone listen at a port.
+Which far ends answer them and which do not; whether they alone listen at a port.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import re
 import socket
@@ -18,11 +19,13 @@ SOCK_DIAG_BY_FAMILY = 20
 REQUEST_DUMP = 0x301
 ANY_STATE = 0xFFF
 INFO = 2
-LISTENING = "0A"
+CONNECTED, DIALLING, LISTENING = "01", "02", "0A"
 ERROR, DONE = 2, 3
 # Of the kernel's structures: the inode's place in inet_diag_msg, the length of that, and the bytes' place in tcp_info.
 INODE_AT, MESSAGE_BYTES, COUNTS_AT = 68, 72, 120
 BUFFER_BYTES = 1 << 16
+# Of one process: a rank of a large group has a connection to each of the others.
+MAX_ENDS = 64
 # An answer comes at once.
 WAIT_S = 0.5
 _INODE = re.compile(r"socket:\[(\d+)\]")
@@ -42,12 +45,43 @@ def transferred(pids: Iterable[int]) -> dict[int, int] | None:
 
 def listen_alone(port: int, pids: Iterable[int]) -> bool:
     """Return whether these processes listen at a port, and nobody else does; raises OSError."""
-    listening = set()
+    listening = {int(each[9]) for each in _rows() if each[3] == LISTENING and each[1].endswith(f":{port:04X}")}
+    return bool(listening) and listening <= {inode for pid in pids for inode in _inodes(pid)}
+
+
+def far_ends(pids: Iterable[int]) -> dict[int, tuple[list[str], list[str]]]:
+    """Return by pid the far ends that it dials without an answer so far, and those that it is connected to.
+
+    The oldest first, and of very many not the youngest.
+    """
+    try:
+        known = {int(each[9]): (each[3], each[2]) for each in _rows() if each[3] in (CONNECTED, DIALLING)}
+    except OSError:
+        return {}
+    found: dict[int, tuple[list[str], list[str]]] = {}
+    for pid in pids:
+        # The inodes' numbers grow.
+        mine = [known[inode] for inode in sorted(known.keys() & set(_inodes(pid)))]
+        silent, reached = ([_end(end) for each, end in mine if each == state] for state in (DIALLING, CONNECTED))
+        found[pid] = silent[:MAX_ENDS], reached[:MAX_ENDS]
+    return found
+
+
+def _rows() -> Iterator[list[str]]:
+    """Yield the fields of every TCP socket: 1 and 2 the ends, 3 the state, 9 the inode; raises OSError."""
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
-            fields = [line.split() for line in file][1:]
-        listening |= {int(each[9]) for each in fields if each[3] == LISTENING and each[1].endswith(f":{port:04X}")}
-    return bool(listening) and listening <= {inode for pid in pids for inode in _inodes(pid)}
+            yield from [line.split() for line in file][1:]
+
+
+def _end(text: str) -> str:
+    """Return 10.0.0.1:4711 of what the kernel writes as words of its own order."""
+    host, _, port = text.partition(":")
+    words = [int(host[at : at + 8], 16) for at in range(0, len(host), 8)]
+    address = ipaddress.ip_address(struct.pack(f"={len(words)}I", *words))
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    plain = mapped or address
+    return f"{f'[{plain}]' if plain.version == 6 else plain}:{int(port, 16)}"
 
 
 def _inodes(pid: int) -> Iterator[int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent import clocks, election, heartbeat, member, peers
 from remote_agent.engine_link import go_order, nproc, versions
-from remote_agent.lease import Lease
+from remote_agent.lease import Lease, is_over
 from remote_agent.tasks import Tasks
 from remote_agent.wire import Answer, CallFailed, Channel, Problem, WireError
 
@@ -277,7 +277,7 @@ class Follower:
         name = self.member.coordinator
         while self.member.coordinator == name and not channel.closed.is_set():
             sent = clocks.now()
-            await self._timed(channel, "beat", self.facts(), self.agent.spec.node_timeout)
+            await self._timed(channel, "beat", heartbeat.beat(self), self.agent.spec.node_timeout)
             self.member = member.heard(self.member, sent)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(channel.closed.wait(), interval)
@@ -331,12 +331,16 @@ class Follower:
             else:
                 self.generation, self.running, self._reports = generation, generation, []
                 await self.agent.tree.switch(args.get("tree"))
-                done = await self.engine.call("go", go_order(self.agent, args), CALL_TIMEOUT_S * 6)
-                self.report("started", {"generation": generation, "ranks": done["ranks"]})
+                if self.running == generation and is_over(self):
+                    self.running = None
+                    self.report("idle", {"generation": generation, "exits": []})
+                # Else it was stopped before it began: a `go` may be read late, and the tree takes its time.
+                if self.running == generation:
+                    done = await self.engine.call("go", go_order(self.agent, args), CALL_TIMEOUT_S * 6)
+                    self.report("started", {"generation": generation, "ranks": done["ranks"]})
         except (OSError, Problem, WireError, asyncio.TimeoutError) as error:
-            self.report(
-                "order_failed", {"generation": generation, "message": f"{op}: {str(error) or 'no answer in time'}"}
-            )
+            why = str(error) or "no answer in time"
+            self.report("order_failed", {"generation": generation, "message": f"{op}: {why}"})
 
     async def stop(self, args: dict[str, Any], margin_s: float | None = None) -> None:
         """End the workers up to a generation, and report this node idle; margin_s: what the engine has after grace."""
@@ -371,7 +375,8 @@ class Follower:
         """Tell what the ranks are doing; without an answer of the engine nothing is told."""
         with contextlib.suppress(CallFailed, WireError, asyncio.TimeoutError):
             answer = await self.engine.call("pulse", {"stacks": args["stacks"]}, CALL_TIMEOUT_S)
-            self.report("pulse", {"generation": int(args["generation"]), "ranks": answer["ranks"]})
+            generation = int(args["generation"])
+            self.report("pulse", {"generation": generation, "ranks": answer["ranks"], **self.offset.told()})
 
     async def _hear_engine(self, op: str, args: dict[str, Any]) -> None:
         self.report(op, args)

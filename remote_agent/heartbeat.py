@@ -28,6 +28,14 @@ def facts(follower: Follower) -> dict[str, Any]:
     }
 
 
+def beat(follower: Follower) -> dict[str, Any]:
+    """Return a heartbeat: the facts, and of each rank the losses of some steps since the one before."""
+    found = facts(follower)
+    for rank, losses in follower.agent.logs.take_losses(follower.generation).items():
+        found["ranks"][str(rank)]["losses"] = losses
+    return found
+
+
 def _ranks(follower: Follower, vitals: dict[int, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     now_ns = time.time_ns()
     ranks: dict[str, dict[str, Any]] = {}

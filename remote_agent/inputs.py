@@ -54,8 +54,8 @@ class Beat:
     stepped: bool = False
     moved: bool = False
     """Its ranks have made steps, or printed something, since the last one."""
-    warnings: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    """By rank: what its output shows that is no failure."""
+    warnings: Mapping[tuple[int, str], str] = dataclasses.field(default_factory=dict)
+    """By rank and kind: what its output shows that is no failure."""
 
 
 @dataclasses.dataclass(frozen=True)

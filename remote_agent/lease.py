@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from remote_agent import clocks, election, member
+from remote_agent import clocks, election, heartbeat, member
 from remote_agent.formation import HELD_SHARE
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ MARGIN_S = 2.5
 WORD_SHARE = 1 / 30
 # A busy machine may keep us waiting for this long.
 SILENCE_MIN_S = 2.0
+
+
+def is_over(follower: Follower) -> bool:
+    """Whether no worker of this node may live by now; the coordinator's own node has no lease."""
+    view = follower.member
+    return follower.agent.role is None and view.term > 0 and member.lease_over(view, clocks.now())
 
 
 class Lease:
@@ -68,9 +74,9 @@ class Lease:
             follower.member = member.heard(follower.member, now)
             if now - self._own_beat >= OWN_BEAT_S:
                 self._own_beat = now
-                role.beat(follower.agent.node, follower.facts())
+                role.beat(follower.agent.node, heartbeat.beat(follower))
             return
-        if follower.running is not None and follower.member.term and member.lease_over(follower.member, now):
+        if follower.running is not None and is_over(follower):
             away_s = now - follower.member.contact
             log.warning("the coordinator has not answered for %.1f s: stopping the workers", away_s)
             await follower.stop({"generation": follower.running, "grace_s": 0.0, "collect": False}, MARGIN_S)

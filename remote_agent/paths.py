@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from remote_agent.wire import Problem
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
@@ -227,7 +229,7 @@ def start_ticks(pid: int) -> int | None:
 def lock_agent(files: JobFiles) -> int | None:
     """Take the job's agent lock for as long as this process lives; return its descriptor, or None when it is held.
 
-    The file then holds this process's pid and start ticks. Raises OSError.
+    The file then holds this process's pid and start ticks. Raises OSError, Problem.
     """
     fd = os.open(files.pid, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -246,15 +248,25 @@ def lock_agent(files: JobFiles) -> int | None:
 def _take(fd: int) -> bool:
     """Take the lock; somebody who only looks (agent_alive) may hold a shared one for a moment."""
     for _ in range(LOCK_TRIES):
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if _names_the_living(fd):
-                return False
-            time.sleep(LOCK_PAUSE_S)
-        else:
+        if try_lock(fd):
             return True
+        if _names_the_living(fd):
+            return False
+        time.sleep(LOCK_PAUSE_S)
     return False
+
+
+def try_lock(fd: int) -> bool:
+    """Take a file's lock, or return False when it is held; raises Problem where its file system has no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        message = f"{os.readlink(f'/proc/self/fd/{fd}')}: its file system cannot lock files ({error.strerror})"
+        hint = 'a local disk can: set env = { SUPERVISOR_HOME = "/local/disk/supervisor" } for this host'
+        raise Problem("no_locks", message, hint) from error
+    return True
 
 
 def _names_the_living(fd: int) -> bool:

@@ -213,8 +213,9 @@ def _incident(state: s.State, record: Record) -> s.State:
 
 
 def _warning(state: s.State, record: Record) -> s.State:
-    warnings = {**state.warnings, int(record["rank"]): str(record["detail"]["message"])}
-    return dataclasses.replace(state, warnings=warnings)
+    detail = record["detail"]
+    key = (str(record["node"]), record["rank"], str(detail.get("kind", "nan")))
+    return dataclasses.replace(state, warnings={**state.warnings, key: str(detail["message"])})
 
 
 def _hang_over(state: s.State, record: Record) -> s.State:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent import clocks, inputs, metrics
 from remote_agent import state as s
+from remote_agent.beats import Losses, moved
 from remote_agent.coordinator import step
 from remote_agent.diagnose import iso_time
 from remote_agent.formation import is_held
 from remote_agent.hooks import Hooks
 from remote_agent.journal import chunks
-from remote_agent.lease import OWN_BEAT_S
 from remote_agent.operator_requests import answer, refuse_unready
 from remote_agent.status import document
 from remote_agent.tasks import Tasks
@@ -35,21 +35,18 @@ TICK_S = 0.25
 HAND_OVER_TIMEOUT_S = 30.0
 
 
-def _moved(before: Mapping[str, Any], ranks: Mapping[str, Any]) -> bool:
-    """Whether a node's ranks have got on between two heartbeats: by their steps, or by output where they print none."""
-    steps = [rank.get("step") for rank in ranks.values()]
-    if any(step is not None for step in steps):
-        return steps != [before.get(name, {}).get("step") for name in ranks]
-    ages = [rank["last_output_age_s"] for rank in ranks.values() if rank["last_output_age_s"] is not None]
-    return bool(ages) and min(ages) <= 2 * OWN_BEAT_S
-
-
 def _ranks(args: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
     return tuple((int(rank["rank"]), int(rank["local_rank"]), int(rank["pid"])) for rank in args["ranks"])
 
 
 def _trees(args: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(digest) for digest in args.get("trees", ()))
+
+
+def _pulses(args: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return a node's pulses by rank, each with the node's clock, by which its stamps are put right."""
+    clock = clocks.Clock.of(args)
+    return {int(rank): {**pulse, "clock": clock} for rank, pulse in args["ranks"].items()}
 
 
 def _env(args: Mapping[str, Any]) -> dict[str, str | None]:
@@ -67,9 +64,7 @@ REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], inputs.Input]] = {
     "started": lambda node, generation, args: inputs.Started(node, generation, _ranks(args)),
     "assigned": lambda node, generation, args: inputs.Assigned(node, generation, _ranks(args), int(args["world_size"])),
     "main": lambda node, generation, args: inputs.Main(node, generation, int(args["rank"])),
-    "pulse": lambda node, generation, args: inputs.Pulses(
-        node, generation, {int(rank): pulse for rank, pulse in args["ranks"].items()}
-    ),
+    "pulse": lambda node, generation, args: inputs.Pulses(node, generation, _pulses(args)),
 }
 
 
@@ -108,6 +103,7 @@ class Role:
         self.facts: dict[str, dict[str, Any]] = {}
         self._clocks: defaultdict[str, clocks.Clock] = defaultdict(clocks.Clock)
         """By node: what to add to its time to get ours, and how far that may be wrong."""
+        self._losses = Losses()
         self.changed = asyncio.Event()
         self._outboxes: dict[str, Outbox] = {}
         self._moved: dict[str, Any] | None = None
@@ -303,9 +299,9 @@ class Role:
         self.facts[node] = {**facts, **vitals, "generation": args.get("generation")}
         stepped = any(rank.get("step") is not None for rank in ranks.values())
         current = args.get("generation") == self.state.generation
-        moved = current and _moved(before, ranks)
-        told = {int(rank): str(one["warning"]) for rank, one in ranks.items() if one.get("warning")} if current else {}
-        self.feed(inputs.Beat(node, float(args.get("heard_age", 0.0)), stepped and current, moved, told))
+        told = self._losses.read(self.state.generation, ranks) if current else {}
+        on = current and moved(before, ranks)
+        self.feed(inputs.Beat(node, float(args.get("heard_age", 0.0)), stepped and current, on, told))
         self._wake()
 
     # What goes out

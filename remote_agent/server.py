@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from remote_agent import election, paths, restore
+from remote_agent import __version__, clocks, election, member, paths, restore
 from remote_agent import state as s
 from remote_agent.desk import Desk
 from remote_agent.engine_link import nproc
@@ -62,6 +64,7 @@ class AgentDesk(Desk):
                 "signal": self.signal,
                 "keep": self.keep,
                 "exit": self.exit,
+                "over": self.over,
             }
         )
 
@@ -117,6 +120,9 @@ class AgentDesk(Desk):
                 "last_seq": agent.journal.last_seq,
                 "incarnation": agent.follower.incarnation,
                 "members": agent.members,
+                "version": __version__,
+                # Of the very code that runs here; empty where it is no zipapp.
+                "build": os.path.basename(sys.argv[0])[:-4] if sys.argv[0].endswith(".pyz") else "",
             }
         )
 
@@ -194,11 +200,12 @@ class AgentDesk(Desk):
         """
         agent = self._agent
         if agent.role is None:
-            refusal = await election.stand(agent.follower)
+            given_up = args.get("given_up", ())
+            refusal = await election.stand(agent.follower, given_up=given_up)
             if refusal and args.get("force"):
-                refusal = await election.stand(agent.follower, force=True)
+                refusal = await election.stand(agent.follower, force=True, given_up=given_up)
                 if not refusal:
-                    agent.give_up(args.get("given_up", ()), str(args.get("operator", "")))
+                    agent.give_up(given_up, str(args.get("operator", "")))
             if refusal:
                 raise Problem("election", refusal)
         return Answer({"term": agent.follower.member.term, "coordinator": agent.node})
@@ -225,6 +232,19 @@ class AgentDesk(Desk):
         self._agent.finish("its operator asked for it", linger=False)
         return Answer({})
 
+    async def over(self, args: dict[str, Any]) -> Answer:
+        """End this agent: the job ended while it was cut off, as files of other nodes tell; raises Problem.
+
+        `term`, `seq`: of the journal with the end; it must be newer than ours.
+        """
+        agent = self._agent
+        if agent.finished or not _is_alone(agent):
+            raise Problem("running", f"{agent.node} hears of the end from its coordinator")
+        if (int(args["term"]), int(args["seq"])) <= (agent.journal.last_term, agent.journal.last_seq):
+            raise Problem("stale", f"the journal of {agent.node} is newer")
+        agent.finish("the job ended while this node was cut off", linger=False)
+        return Answer({})
+
     async def attach(self, args: dict[str, Any]) -> Answer:
         """Note an operator who looks, until this connection ends."""
         self._operator = {"operator": str(args["operator"]), "mode": str(args.get("mode", "watch"))}
@@ -243,6 +263,13 @@ class AgentDesk(Desk):
     async def close(self) -> None:
         """Give back what a half-done sync holds."""
         await self._trees.leave()
+
+
+def _is_alone(agent: Agent) -> bool:
+    """Whether no coordinator's word counts here any more, nor our own as one that holds its group."""
+    if agent.role is not None:
+        return agent.role.is_short()
+    return agent.follower.channel is None and member.lease_over(agent.follower.member, clocks.now())
 
 
 def watch_pause(ranks: int) -> float:

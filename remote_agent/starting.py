@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ import sys
 from typing import Any
 
 from remote_agent.jobs import job_files, read_json
-from remote_agent.paths import Home, JobFiles, NameRefused, agent_alive, atomic_write, open_unix
+from remote_agent.paths import Home, JobFiles, NameRefused, agent_alive, atomic_write, open_unix, try_lock
 from remote_agent.tree import full
 from remote_agent.wire import JobSpec, Problem, SpecError
 
@@ -60,8 +59,7 @@ async def _lock(files: JobFiles) -> int:
     try:
         deadline = asyncio.get_running_loop().time() + START_DEADLINE_S
         while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if try_lock(fd):
                 return fd
             if asyncio.get_running_loop().time() > deadline:
                 raise Problem("already_running", f"another launch starts job {files.name} here", "choose another --job")

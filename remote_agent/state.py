@@ -17,6 +17,7 @@ from remote_agent.commands import Send as Send
 
 if TYPE_CHECKING:
     from remote_agent.commands import Command as Command
+    from remote_agent.diagnose.stragglers import Straggler
     from remote_agent.wire import JobSpec, NodeSpec
 
 FORMING = "forming"
@@ -95,6 +96,9 @@ class Watch:
     told_at: float = 0.0
     longest_s: float = 0.0
     """The longest wait that looked like a hang and was none."""
+    slow: Straggler | None = None
+    """Whom the others waited for most of the time, in the last `slow_rounds` rounds."""
+    slow_rounds: int = 0
 
 
 class Version(NamedTuple):
@@ -138,8 +142,8 @@ class State:
     troubles: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Nodes that could not carry out an order of this generation, with what they said."""
     watch: Watch = Watch()
-    warnings: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    """By rank: what the journal warns of; each rank once, and not of all in a large job."""
+    warnings: Mapping[tuple[str, int | None, str], str] = dataclasses.field(default_factory=dict)
+    """By node, rank and kind: what the journal warns of. Without a rank: of the node."""
     stepped: bool = False
     fingerprint: str | None = None
     """Of the last failure that came before the first step; None after any other outcome."""

@@ -62,7 +62,9 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
             for name, node in state.nodes.items()
         ],
         "incident": state.incident,
-        "warnings": [{"rank": rank, "message": message} for rank, message in state.warnings.items()],
+        "warnings": [
+            {"node": node, "rank": rank, "message": message} for (node, rank, _), message in state.warnings.items()
+        ],
         "failure": state.failure,
         "plan": _plan(state),
         "environment": {"env": dict(state.env), "from_generation": state.env_from} if state.env else None,

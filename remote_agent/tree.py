@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -19,6 +18,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.paths import try_lock
 from remote_agent.tree_manifest import Plan, State, pack, stamp, unpack
 from remote_agent.tree_place import complete, hash_file, put_in_place
 from remote_agent.tree_versions import Versions, as_it_lies
@@ -66,18 +66,19 @@ class TreeSync:
         """How many files had to be read to know their content: 0 where nothing changed."""
 
     def lock(self, tree: str) -> bool:
-        """Take the lock of a tree, or return False when another sync holds it; raises OSError."""
+        """Take the lock of a tree, or return False when another sync holds it; raises OSError, Problem."""
         self.close()
         side = self._side(tree)
         side.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(side / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        taken = False
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return False
-        self._lock = fd
-        return True
+            taken = try_lock(fd)
+        finally:
+            if not taken:
+                os.close(fd)
+        self._lock = fd if taken else None
+        return taken
 
     def close(self) -> None:
         """Forget the plan and give the lock back; what came over the wire so far is kept for the next try."""

@@ -18,6 +18,8 @@ QUARANTINE_WINDOW_S = 600.0
 STOP_MARGIN_S = 45.0
 # Why a node is lost that had to join anew: the coordinator is another one, or stood still.
 NOT_COME = "it did not come to the coordinator"
+# Of a kind: a loss that is no number comes to all ranks, and the first few say it.
+MAX_WARNINGS = 8
 # When an operator asks for an immediate end.
 KILL_GRACE_S = 0.0
 
@@ -48,9 +50,16 @@ class Turn:
         """Remember when a phase of the restart was reached."""
         self.set(marks={**self.state.marks, name: self.now})
 
-    def emit(self, kind: str, *, node: str | None = None, rank: int | None = None, **detail: Any) -> None:
+    def emit(self, kind: str, /, *, node: str | None = None, rank: int | None = None, **detail: Any) -> None:
         """Write a fact to the journal."""
         self.commands.append(s.Emit(kind, self.state.generation, node, rank, detail))
+
+    def warn(self, node: str, rank: int | None, kind: str, message: str) -> None:
+        """Write to the journal what is no failure: of a rank, or of a node, each kind once, and not of all in many."""
+        known = self.state.warnings
+        if (node, rank, kind) not in known and sum(each == kind for *_, each in known) < MAX_WARNINGS:
+            self.set(warnings={**known, (node, rank, kind): message})
+            self.emit("warning", node=node, rank=rank, kind=kind, message=message)
 
     def send(self, node: str, op: str, **args: Any) -> None:
         """Give a node an order."""

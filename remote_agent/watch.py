@@ -12,6 +12,7 @@ from remote_agent import inputs
 from remote_agent import state as s
 from remote_agent.diagnose import Context, iso_time
 from remote_agent.diagnose.stalls import collectives, find_stall, gives_up_in, is_suspect, missing_of, stall_incident
+from remote_agent.diagnose.stragglers import find_straggler
 from remote_agent.turn import stop_group
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 ASK_SHARE = 1 / 4
 # Where every rank waits it may be a slow network, which has longer.
 NETWORK_TIMES = 3
+# The others wait for the same ranks each time they are asked, before they are called slow.
+SLOW_ROUNDS = 3
 # Setting a group and a model up takes fewer.
 STEPPED_COLLECTIVES = 20
 
@@ -66,6 +69,8 @@ def on_pulses(turn: Turn, event: inputs.Pulses) -> None:
     # A script that prints no steps has made some when it has come this far.
     stepped = state.stepped or collectives(watch.now) >= STEPPED_COLLECTIVES
     turn.set(watch=watch, stepped=stepped)
+    _look_for_slow(turn)
+    watch = turn.state.watch
     left = frozenset(number for number, rank in state.ranks.items() if rank.state == "succeeded")
     stall = find_stall(watch.before, watch.now, left)
     if watch.told is not None:
@@ -82,6 +87,22 @@ def on_pulses(turn: Turn, event: inputs.Pulses) -> None:
         # Where a long wait was no hang, the next one has longer.
         if turn.now - watch.since >= max(patience_s, 2 * watch.longest_s):
             _tell(turn, stall)
+
+
+def _look_for_slow(turn: Turn) -> None:
+    """Warn of ranks that make the others wait all the time; what is only slow is no hang."""
+    ranks, watch = turn.state.ranks, turn.state.watch
+    nodes = {rank: ranks[rank].node for rank in watch.now if rank in ranks}
+    found = find_straggler({rank: watch.now[rank] for rank in nodes}, nodes)
+    before = watch.slow
+    rounds = 1
+    if found is not None and before is not None and found.ranks == before.ranks:
+        if found.newest == before.newest:
+            return
+        rounds += watch.slow_rounds
+    turn.set(watch=dataclasses.replace(watch, slow=found, slow_rounds=rounds))
+    if found is not None and rounds == SLOW_ROUNDS:
+        turn.warn(found.node, found.rank, "slow", found.text)
 
 
 def _key(stall: Stall | None) -> str:

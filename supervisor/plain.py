@@ -180,7 +180,9 @@ def status_tail(status: Document) -> list[str]:
     if incident:
         over = " (over)" if incident.get("ongoing") is False else ""
         lines.append(f"incident {incident.get('id')}{over}: {one_line(incident.get('summary'))}")
-    lines += [f"warning: rank {one['rank']}: {one_line(one['message'])}" for one in status.get("warnings") or ()]
+    for one in status.get("warnings") or ():
+        who = one["node"] if one["rank"] is None else f"rank {one['rank']}"
+        lines.append(f"warning: {who}: {one_line(one['message'])}")
     if status.get("coordinator_reachable") is False and status.get("state") not in ENDED:
         lines.append(f"note: {status.get('node')} answers; the coordinator cannot be reached, so this may be old")
     return lines

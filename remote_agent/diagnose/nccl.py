@@ -45,10 +45,10 @@ class NcclFacts:
 
     def feed(self, text: str) -> None:
         """Take one line in."""
-        if not _LINE.search(text) and "NET/" not in text:
+        # There may be a million lines: most hold none of the words, and a look for a word costs little.
+        if not ("CCL" in text and _LINE.search(text)) and "NET/" not in text:
             return
         self._seen = True
-        # There may be a million such lines: most hold none of the words, and a look for a word costs little.
         if "version" in text:
             self._versions.update(dict.fromkeys(VERSION.findall(text)))
         host = _HOST.search(text)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 
 from remote_agent.diagnose.exits import told_of
 
@@ -35,9 +36,19 @@ class Pattern:
 
 def death(signal: str, word: str, category: str, *also: str, role: str = PRIMARY, title: str = "") -> Pattern:
     """Return the signature of a process that a signal ended, as others tell it or `also` says."""
-    return Pattern(category, role, re.compile("|".join((*told_of(signal, word), *also))), title, signal=signal)
+    return Pattern(category, role, _compile((*told_of(signal, word), *also)), title, signal=signal)
 
 
 def pattern(category: str, role: str, *texts: str, title: str = "", hint: str = "") -> Pattern:
     """Return the signature of texts that all mean the same."""
-    return Pattern(category, role, re.compile("|".join(texts)), title, hint)
+    return Pattern(category, role, _compile(texts), title, hint)
+
+
+def _compile(texts: Iterable[str]) -> re.Pattern[str]:
+    r"""Return the expression of texts that all mean the same, each of which begins with a letter if it can.
+
+    Where all do, a search stops at these letters alone, else at each place of a long log. So the `\b` before a word is
+    looked for behind its first letter, and `[Ll]oss` is two texts.
+    """
+    split = (re.sub(r"^\[(\w)(\w)\](.*)", r"\1\3|\2\3", text) for text in texts)
+    return re.compile("|".join(re.sub(r"^\\b(\w)", r"\1(?<!\\w\1)", text) for text in split))

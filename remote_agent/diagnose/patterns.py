@@ -47,7 +47,7 @@ PATTERNS: tuple[Pattern, ...] = (
         title="killed by the host's OOM killer",
     ),
     _death(
-        *("SIGKILL", "Killed", "host_oom_kill", "(?m:^Killed$)"),
+        *("SIGKILL", "Killed", "host_oom_kill", r"Killed(?m:(?<=^Killed)$)"),
         title="killed by SIGKILL, mostly for lack of host memory",
     ),
     _p(
@@ -184,7 +184,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _p(
         "nccl_network",
         PRIMARY,
-        r"(?:ibv_modify_qp|ibv_create_qp|ibv_reg_mr\w*) failed",
+        r"ibv_(?:modify_qp|create_qp|reg_mr\w*) failed",
         "Bootstrap : no socket interface found",
         r"NCCL WARN Call to \w+ .*failed ?: (?:Connection timed out|No route|Connection refused|Network is unreach)",
         "NCCL WARN NET/IB.*Got async event ?: (?:port error|device fatal)",
@@ -234,7 +234,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "port_in_use",
         PRIMARY,
         # NCCL's service that is asked for a status has one port for all jobs of a host, and does without.
-        r"(?m:^(?!.*\bras/).*Address already in use)",
+        r"(?m:^(?!.*ras/(?<!\wras/)).*Address already in use)",
         "EADDRINUSE",
         r"errno: 98\b",
         title="the port is taken",
@@ -242,7 +242,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _p(
         "rendezvous_timeout",
         SECONDARY,
-        r"(?<!\d)\d+/\d+ clients joined",
+        r"/\d+ clients joined",
         r"Timed out after \d+ seconds waiting for clients",
         "initializing process group in store based barrier",
     ),
@@ -354,7 +354,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _death("SIGFPE", "Floating point exception", "other", title="arithmetic error in native code"),
     _p("sigabrt", PRIMARY, "double free", "corrupted size vs", r"free\(\): invalid", r"malloc\(\): "),
     _death(
-        *("SIGABRT", "Aborted", "sigabrt", "terminate called (?:without an active|after throw)", r"(?m:^Aborted\b)"),
+        *("SIGABRT", "Aborted", "sigabrt"),
+        *("terminate called (?:without an active|after throw)", r"Aborted(?m:(?<=^Aborted)\b)"),
         role=NEUTRAL,
     ),
     _p(

@@ -11,10 +11,12 @@ one of those has ended with an exception.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from remote_agent.diagnose.dials import Dials, find_dials
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Context, Evidence, Incident, Victims, name_nodes, name_ranks
 from remote_agent.diagnose.shapes import clip, signature
@@ -31,7 +33,7 @@ MESSAGE_CHARS = 80
 MAX_LINES = 12
 Pulse = Mapping[str, Any]
 
-STOPPED, DEAF, INERT, LEFT, BEHIND = "stopped", "deaf", "inert", "left", "behind"
+STOPPED, DEAF, INERT, LEFT, BEHIND, UNANSWERED = "stopped", "deaf", "inert", "left", "behind", "unanswered"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Stall:
     """A group that does not get on."""
 
     kind: str
-    """missing: some ranks do not come; mismatch: they call different collectives; network: all came, none is done."""
+    """missing: some ranks do not come; mismatch: they call different collectives; network: all came, none is done;
+    unanswered: who does not get on waits for a connection."""
     waits: Mapping[int, Wait]
     missing: Mapping[int, str]
     """The ranks to look at: stopped, deaf, inert, left or behind; empty for a network's stall."""
@@ -66,6 +69,8 @@ class Stall:
     """What the processes below them are doing."""
     ras: Sequence[str] = ()
     """What NCCL's own service complains of."""
+    dials: Dials | None = None
+    """Connections that those who do not get on have dialled in vain."""
 
     @property
     def first(self) -> Wait:
@@ -77,15 +82,21 @@ class Stall:
 def find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], left: frozenset[int]) -> Stall | None:
     """Return what holds these ranks up; `left`: ranks that have ended well, while the others go on."""
     found = _find_stall(before, now, left)
+    if found is None:
+        return None
+    dials = find_dials(before, now, found.waits)
+    if dials is not None and set(found.missing) <= set(dials.silent):
+        missing = dict.fromkeys(dials.silent, UNANSWERED) if dials.is_lost else {}
+        found = Stall("unanswered", found.waits, missing, _places(missing, now), dials=dials)
     # The same on each node: one asked is all asked.
     said = next((now[rank]["ras"] for rank in sorted(now) if now[rank]["ras"]), ())
-    return found and dataclasses.replace(found, ras=said)
+    return dataclasses.replace(found, ras=said)
 
 
 def _find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], left: frozenset[int]) -> Stall | None:
     both = now.keys() & before.keys()
     waits = {rank: wait for rank in both if (wait := _lasting(before[rank], now[rank])) is not None}
-    stopped = {rank: STOPPED for rank in both if before[rank]["state"] == now[rank]["state"] == "T"}
+    stopped = {rank: STOPPED for rank in both if _is_stopped(before[rank], now[rank])}
     blockers = {rank: _blockers(rank, wait, waits, now, left) for rank, wait in waits.items()}
     wanted = {rank for held in blockers.values() for rank in held}
     idle = {rank: how for rank in both - set(waits) if (how := _idleness(before[rank], now[rank])) is not None}
@@ -182,7 +193,7 @@ def _blockers(
 
 def _idleness(before: Pulse, now: Pulse) -> str | None:
     """Return how a rank does nothing; None when it does something, or nobody knows."""
-    if now["state"] == before["state"] == "T":
+    if _is_stopped(before, now):
         return STOPPED
     if _transfers(before, now):
         return None
@@ -190,6 +201,11 @@ def _idleness(before: Pulse, now: Pulse) -> str | None:
         return DEAF
     same = bool(now["stack"]) and now["stack"] == before["stack"]
     return INERT if same and not _works(before, now) else None
+
+
+def _is_stopped(before: Pulse, now: Pulse) -> bool:
+    """Whether it stands still; a limit on its processor time may stop it again and again, and it gets on."""
+    return bool(now["state"] == before["state"] == "T") and not _computes(before, now)
 
 
 def _transfers(before: Pulse, now: Pulse) -> bool:
@@ -200,9 +216,12 @@ def _transfers(before: Pulse, now: Pulse) -> bool:
     return bool(now["state"] == "D" or now["io"] - before["io"] > busy or sent > busy)
 
 
+def _computes(before: Pulse, now: Pulse) -> bool:
+    return bool(now["cpu_s"] - before["cpu_s"] > BUSY_SHARE * (now["t"] - before["t"]))
+
+
 def _works(before: Pulse, now: Pulse) -> bool:
-    computes = now["cpu_s"] - before["cpu_s"] > BUSY_SHARE * (now["t"] - before["t"])
-    return bool(computes or _transfers(before, now))
+    return _computes(before, now) or _transfers(before, now)
 
 
 def _places(ranks: Mapping[int, str], now: Mapping[int, Pulse]) -> dict[int, str]:
@@ -225,12 +244,14 @@ def stall_incident(stall: Stall, age_s: float, context: Context) -> Incident:
     """Return the incident of a group that hangs; `age_s`: for how long already."""
     # Whose thread ended is the cause; who else does nothing may wait for that one in a way that nobody sees.
     ranks = tuple(sorted(stall.ended or stall.missing))
+    named = ranks if stall.dials is None else tuple(stall.dials.silent)
     part = stall.ended[ranks[0]] if stall.ended else None
-    nodes = {name for name in context.ranks_per_node for rank in ranks if rank in context.ranks_of(name)}
-    waiting = sorted(set(stall.waits) - set(stall.missing))
+    nodes = {name for name in context.ranks_per_node for rank in named if rank in context.ranks_of(name)}
+    guilty = nodes if stall.dials is None else set(stall.dials.blamed(context))
+    waiting = sorted(set(stall.waits) - set(named))
     category, scope, confidence = _kind_of(stall, ranks)
-    headline = _headline(stall, waiting, age_s)
-    subject = f"{name_ranks(ranks)}{name_nodes(sorted(nodes))}: " if ranks else ""
+    headline = _headline(stall, waiting, age_s, context)
+    subject = f"{name_ranks(named)}{name_nodes(sorted(nodes))}: " if named else ""
     waits = f"waits in {_call(stall.first)}" if stall.waits else ""
     suffered = "hang_no_output" if stall.ended else category
     kind, message = (part["type"], part["headline"]) if part is not None else (stall.kind, "")
@@ -241,7 +262,7 @@ def stall_incident(stall: Stall, age_s: float, context: Context) -> Incident:
         category=category,
         scope=scope,
         culprit_ranks=ranks,
-        culprit_node=nodes.pop() if len(nodes) == 1 else None,
+        culprit_node=guilty.pop() if len(guilty) == 1 else None,
         confidence=confidence,
         summary=clip(f"{subject}{headline}"),
         evidence=tuple(_evidence(stall, context)),
@@ -260,6 +281,8 @@ def _evidence(stall: Stall, context: Context) -> Iterator[Evidence]:
     for rank, part in sorted(stall.ended.items())[:MAX_LINES]:
         file = f"generation_{context.generation}/rank_{rank}/stderr.log"
         yield Evidence(context.node_of(rank), rank, file, part["line"], clip(part["headline"]))
+    if stall.dials is not None:
+        yield from itertools.islice(stall.dials.evidence(context), MAX_LINES)
     for rank, how in sorted(stall.missing.items())[:MAX_LINES]:
         yield Evidence(context.node_of(rank), rank, None, None, f"{how}: {stall.where.get(rank, 'no stack')}")
     for rank, kind in [(rank, kind) for rank, kinds in sorted(stall.children.items()) for kind in kinds][:MAX_LINES]:
@@ -276,6 +299,10 @@ def _kind_of(stall: Stall, ranks: Sequence[int]) -> tuple[str, str, str]:
     scope = "one_rank" if len(ranks) == 1 else "several_or_all_ranks"
     if stall.kind == "network":
         return "hang_no_output", "outside_the_ranks", "supported"
+    if stall.dials is not None:
+        is_formed = all(stall.waits[rank].group for rank in stall.dials.silent)
+        category = "nccl_network" if is_formed else "rendezvous_timeout"
+        return category, scope if ranks else "outside_the_ranks", "supported"
     if stall.ended:
         return "user_exception", scope, "supported"
     if stall.kind == "mismatch" or ways == {LEFT}:
@@ -296,9 +323,13 @@ _DOES = {
 }
 
 
-def _headline(stall: Stall, waiting: list[int], age_s: float) -> str:
+def _headline(stall: Stall, waiting: list[int], age_s: float, context: Context) -> str:
     since = f"for {age_s:.0f} s"
     ends = _time_left(stall, age_s)
+    verb = "waits" if len(waiting) == 1 else "wait"
+    held = f", while {name_ranks(waiting)} {verb} in {_call(stall.first)}" if waiting and stall.waits else ""
+    if stall.dials is not None:
+        return stall.dials.text(context, f"{since}{held}{ends}")
     if stall.kind == "network":
         come = "all have come, none gets on"
         return f"all {len(stall.waits)} ranks have waited in {_call(stall.first)} {since}: {come}{ends}"
@@ -314,8 +345,6 @@ def _headline(stall: Stall, waiting: list[int], age_s: float) -> str:
     at = f" at {', '.join(places[:3])}" if places and ways != [LEFT] else ""
     called = sorted(set(stall.calls.values()))
     at += f" ({', '.join(called[:3])})" if at and called and BEHIND not in ways and not stall.ended else ""
-    verb = "waits" if len(waiting) == 1 else "wait"
-    held = f", while {name_ranks(waiting)} {verb} in {_call(stall.first)}" if waiting else ""
     return f"{does}{at} {since}{held}{ends}"
 
 
@@ -355,7 +384,7 @@ def _hint(stall: Stall) -> str:
     ways = set(stall.missing.values())
     if STOPPED in ways:
         return "kill -CONT lets it go on; look for a debugger, a suspended container or an operator"
-    if stall.kind == "network":
+    if stall.kind in ("network", "unanswered"):
         return HINTS["nccl_network"]
     if stall.kind == "mismatch" or LEFT in ways:
         return HINTS["collective_desync"]

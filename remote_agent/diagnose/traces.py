@@ -107,7 +107,8 @@ def join_traces(traces: Sequence[Trace]) -> str:
 
 def strip_tag(line: str) -> str:
     """Return a line without the rank's tag before it."""
-    return _TAG.sub("", line, count=1)
+    tag = _TAG.match(line)
+    return line if tag is None else line[tag.end() :]
 
 
 def find_traces(text: str) -> list[Trace]:

@@ -1,6 +1,7 @@
 """Loss and throughput as the script prints them, and steps a second as they come.
 
-In: new bytes of a rank's streams, its steps. Out: the newest loss, the newest rate with its unit, steps a second.
+In: new bytes of a rank's streams, its steps. Out: the newest loss, the newest rate with its unit, steps a second; the
+losses of some steps, for a comparison with other ranks.
 
 Bytes are only kept when they come; they are read when somebody asks, about once a second, so that a flood stays cheap.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Callable
 from typing import Union
 
 # Of what has come since the last look only the end is read: what is newest stands there.
@@ -16,6 +18,8 @@ LOOK_BACK = 2048
 # Steps a second are those of this many moments, at least this far apart.
 MOMENTS = 8
 APART_NS = 2_000_000_000
+# Losses of single steps, from one heartbeat to the next: what is told, and what is chosen from.
+MAX_LOSSES, MAX_KEPT = 4, 256
 
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 _NUMBER = rb"[+-]?(?:\d{1,3}(?:,\d{3})+|\d{1,15})(?:\.\d{1,15})?(?:[eE][+-]?\d{1,3})?|[+-]?(?:nan|inf)"
@@ -55,9 +59,13 @@ Number = Union[float, str]
 class Figures:
     """What one rank's lines tell beside its step."""
 
-    __slots__ = ("_fresh", "_loss", "_moments", "_rate")
+    __slots__ = ("_fresh", "_loss", "_losses", "_moments", "_rate", "_step_in", "_step_told")
 
-    def __init__(self) -> None:
+    def __init__(self, step_in: Callable[[bytes], int | None]) -> None:
+        self._step_in = step_in
+        """Finds the step in a line."""
+        self._step_told: int | None = None
+        self._losses: deque[tuple[int, str]] = deque(maxlen=MAX_KEPT)
         self._loss: Number | None = None
         self._rate: tuple[float, str] | None = None
         self._fresh: dict[str, bytes] = {}
@@ -81,11 +89,23 @@ class Figures:
     def told(self) -> dict[str, Number | None]:
         """Return loss (`nan` and `inf` are words: JSON has no such number), rate, its unit, and steps_s."""
         for stream, data in self._fresh.items():
-            self._read(_COLOUR.sub(b"", data))
+            plain = _COLOUR.sub(b"", data)
+            self._read(plain)
+            self._note_losses(plain, len(data) >= LOOK_BACK)
             # A line that has not wholly come is read again with its rest.
             self._fresh[stream] = data[max(data.rfind(b"\n"), data.rfind(b"\r")) + 1 :]
         rate, unit = self._rate or (None, None)
         return {"loss": self._loss, "rate": rate, "unit": unit, "steps_s": self._steps_s()}
+
+    def take_losses(self) -> list[tuple[int, str]]:
+        """Return step and loss, as printed, of some steps since the last call: of the roundest.
+
+        So ranks that are asked at other moments tell of the same steps.
+        """
+        self.told()
+        losses = sorted(self._losses, key=lambda told: told[0] & -told[0])[-MAX_LOSSES:]
+        self._losses.clear()
+        return losses
 
     def _read(self, data: bytes) -> None:
         for match in _LOSS.finditer(data):
@@ -95,6 +115,20 @@ class Figures:
                 unit, number = _UNITS.get(match["things"][:2].lower(), "it/s"), _number(match["number"])
                 if isinstance(number, float) and (not self._rate or _BEST.index(unit) <= _BEST.index(self._rate[1])):
                     self._rate = number, unit
+
+    def _note_losses(self, data: bytes, is_cut: bool) -> None:
+        """Take the first loss of each step that whole lines name; is_cut: what came before is not here."""
+        found = []
+        for line in data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1].splitlines(keepends=True):
+            match = _LOSS.search(line)
+            step = None if match is None else self._step_in(line)
+            if match is None or step is None or step == self._step_told:
+                continue
+            self._step_told = step
+            found.append((step, match[1].decode("ascii").replace(",", "")))
+        # A step may have another line with a loss, before the first one here.
+        whole = found[1:] if is_cut else found
+        self._losses += [(step, loss) for step, loss in whole if loss.lower().lstrip("+-") not in ("nan", "inf")]
 
     def _steps_s(self) -> float | None:
         """Steps a second of late; None before there were two."""

@@ -120,9 +120,12 @@ class StepReader:
         self.saved: int | None = None
         """The step of the last snapshot that it says to have saved, or to go on from."""
         self.last_output_ns: int | None = None
-        self.figures = Figures()
+        self.figures = Figures(self._step_in)
         self._kind = len(_KINDS)
         self._carry: dict[str, bytes] = {}
+
+    def _step_in(self, line: bytes) -> int | None:
+        return _last_number(line, *_KINDS[self._kind]) if self._kind < len(_KINDS) else None
 
     def feed(self, stream: str, data: bytes, t_ns: int | None) -> None:
         """Take new bytes of one stream; t_ns: their arrival."""

@@ -6,9 +6,9 @@ In: files, a pattern, limits of level and time. Out: batches of rows, and at the
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from remote_agent.logs.index import after_newlines
 from remote_agent.logs.levels import level_of
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from remote_agent.logs.logfile import LogFile
     from remote_agent.logs.pattern import Pattern
     from remote_agent.logs.selection import Wanted
+
+T = TypeVar("T")
 
 SLICE = 256 * 1024
 _BATCH_ROWS = 256
@@ -45,7 +47,10 @@ _INDEX_WAIT_S = 60.0
 
 
 class Query(NamedTuple):
-    """What is looked for; since_ns <= arrival < until_ns; shown: only in records that a view with it shows."""
+    """What is looked for; since_ns <= arrival < until_ns; shown: only in records that a view with it shows.
+
+    way: of each file the first hits (1) or the last ones (-1), an equal share of the limit; 0: the limit ends it all.
+    """
 
     pattern: Pattern
     wanted: Wanted
@@ -55,6 +60,15 @@ class Query(NamedTuple):
     again_ns: int | None = None
     """Only what may have come, or ended, since this moment."""
     shown: Wanted | None = None
+    way: int = 0
+
+    def share(self, files: int) -> int | None:
+        """Return how many hits one of so many files may have."""
+        return max(1, self.limit // max(1, files)) if self.way and self.limit is not None else self.limit
+
+    def up_to(self, row: Row) -> Query:
+        """Return the same without what lies behind a hit, the way it goes."""
+        return self._replace(since_ns=row.t_ns) if self.way < 0 else self._replace(until_ns=row.t_ns + 1)
 
     def shows(self, file: LogFile, row: Row) -> bool:
         """True when the view that the hits must be in shows this row."""
@@ -107,39 +121,76 @@ class _Batch:
         return answer
 
 
+class _Tally:
+    """What was read, and found but is of a stream not asked for."""
+
+    searched = apart = 0
+
+
 async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, None]:
-    """Yield hits file by file, in the order of lines; the last item says done, begun_ns, searched_bytes, hits."""
-    batch, breather, begun_ns = _Batch(), Breather(), time.time_ns()
-    hits = searched = apart = 0
+    """Yield hits file by file, in the order of lines; the last item says done, begun_ns, searched_bytes, hits.
+
+    With a way also since_ns and until_ns: no hit between them is missing. From the last hits on, the newest come first.
+    """
+    batch, breather, tally, begun_ns = _Batch(), Breather(), _Tally(), time.time_ns()
+    share = query.share(len(files))
+    hits = 0
+    told: dict[str, Any] = {}
     for file in files:
         await index_until(file, None, _INDEX_WAIT_S)
-        epoch = file.epoch
-        first = query.first_line(file)
-        for run in _runs(file, query, first):
-            if run is None:
-                await breather.breathe()
+        full = hits + share if query.way and share is not None else share
+        for row in _rows(file, query, tally):
+            await breather.breathe()
+            if batch.is_due():
+                yield batch.take()
+            if row is None:
                 continue
-            lost = run.offset < file.dropped
-            searched += 0 if lost else run.end - run.offset
-            # What cannot be searched any more is told in its place, whatever is looked for.
-            for row in file.rows_of(file.index.block(0)) if lost else _hits(file, run, query):
-                await breather.breathe()
-                if batch.is_due():
-                    yield batch.take()
-                if file.epoch != epoch:
-                    break
-                if row is None or row.line < first or not query.shows(file, row):
-                    continue
-                if not lost and query.wanted.is_apart(file, row.text):
-                    apart += 1
-                    continue
-                hits += 1
-                batch.add(file, row)
-                if query.limit is not None and hits >= query.limit:
-                    told = {"searched_bytes": searched, "hits": hits, "apart": apart, "limited": True}
-                    yield batch.take(done=True, begun_ns=begun_ns, **told)
-                    return
-    yield batch.take(done=True, begun_ns=begun_ns, searched_bytes=searched, hits=hits, apart=apart)
+            hits += 1
+            batch.add(file, row)
+            if hits == full:
+                query = query.up_to(row)
+                break
+        if hits == full and not query.way:
+            told = {"limited": True}
+            break
+    if query.way:
+        told = {"since_ns": query.since_ns, "until_ns": query.until_ns}
+    yield batch.take(done=True, begun_ns=begun_ns, searched_bytes=tally.searched, hits=hits, apart=tally.apart, **told)
+
+
+def _rows(file: LogFile, query: Query, tally: _Tally) -> Iterator[Row | None]:
+    """Yield the hits of one file, the way the query goes; None between slices of work."""
+    epoch, first = file.epoch, query.first_line(file)
+    runs = _runs(file, query, first)
+    for run in _backwards(runs) if query.way < 0 else runs:
+        if run is None:
+            yield None
+            continue
+        lost = run.offset < file.dropped
+        tally.searched += 0 if lost else run.end - run.offset
+        # What cannot be searched any more is told in its place, whatever is looked for.
+        rows: Iterable[Row | None] = file.rows_of(file.index.block(0)) if lost else _hits(file, run, query)
+        for row in _backwards(rows) if query.way < 0 else rows:
+            if file.epoch != epoch:
+                return
+            if row is None or row.line < first or not query.shows(file, row):
+                yield None
+            elif not lost and query.wanted.is_apart(file, row.text):
+                tally.apart += 1
+                yield None
+            else:
+                yield row
+
+
+def _backwards(items: Iterable[T | None]) -> Iterator[T | None]:
+    """Yield the last one first; None as often as it comes."""
+    kept: list[T] = []
+    for item in items:
+        if item is None:
+            yield None
+        else:
+            kept.append(item)
+    yield from reversed(kept)
 
 
 def _wanted(file: LogFile, block: Block, query: Query) -> bool:

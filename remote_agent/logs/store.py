@@ -96,6 +96,11 @@ class LogStore:
             if number == generation
         }
 
+    def take_losses(self, generation: int) -> dict[int, Sequence[tuple[int, str]]]:
+        """Return per rank the losses of some steps since the last call, as they are printed."""
+        steps = self._catalogue.steps.items()
+        return {rank: one.figures.take_losses() for (number, rank), one in steps if number == generation}
+
     async def list(self) -> Answer:
         """Answer log_list; lines and first_ns are null while a file is not indexed to its end."""
         await self._rescan()
@@ -223,6 +228,7 @@ class LogStore:
         around: int = 0,
         near_ns: int | None = 0,
         shown: dict[str, Any] | None = None,
+        way: int = 0,
     ) -> AsyncGenerator[Answer, None]:
         """Answer log_search: hits file by file, then {done, begun_ns, searched_bytes, hits, apart}; raises Problem.
 
@@ -230,12 +236,13 @@ class LogStore:
         apart: so many lines would be hits, but are of a stream that was not asked for. around: so many rows from the
         first hit at near_ns or later (else the first of all; None: from the last one) on, and a third as many before
         it, come ahead of the end in two answers of `merged` with {around}: who goes there next need not ask again.
-        shown: level, include and exclude of the view that the hits must be in.
+        shown: level, include and exclude of the view that the hits must be in. way: of each file the first hits from
+        since_ns on (1), or the last ones before until_ns (-1), and in the end since_ns and until_ns of what is whole.
         """
         wanted = selection.check_lines(streams, level)
         view = selection.check_lines(streams, **shown) if shown else None
         times = (since_ns, until_ns, limit, again_ns)
-        query = searching.Query(compile_pattern(pattern, ignore_case), wanted, *times, view)
+        query = searching.Query(compile_pattern(pattern, ignore_case), wanted, *times, view, way)
         await self._rescan()
         files = selection.select(self._catalogue, generation, ranks, streams)
         items = searching.search(files, query)

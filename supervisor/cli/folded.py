@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from remote_agent.logs.rows import CLIP, seen, visible
 from supervisor import plain
-from supervisor.cli.output import WholeLines
+from supervisor.cli.whole_lines import LongLine, Piece, WholeLines, matches
 from supervisor.session.folding import Fold, Folder
 from supervisor.session.logs import Row
 from supervisor.session.tasks import cancel_all
@@ -21,8 +21,8 @@ from supervisor.session.tasks import cancel_all
 if TYPE_CHECKING:
     import re
 
-    from supervisor.cli.output import Whose
     from supervisor.session.follow import Chunk
+    from supervisor.session.session import Session
     from supervisor.session.streams import Sieve
 
 # How often folds are looked at whose window ends while nothing comes, seconds.
@@ -56,23 +56,26 @@ def _lines(fold: Fold[Row]) -> bytes:
 
 
 async def rows_of(
-    chunks: AsyncGenerator[Chunk, None], pattern: re.Pattern[bytes] | None, sieve: Sieve | None = None
+    session: Session, chunks: AsyncGenerator[Chunk, None], pattern: re.Pattern[bytes] | None, sieve: Sieve
 ) -> AsyncGenerator[list[Row], None]:
     """Yield the lines that match as rows, with the time at which they arrive here."""
     whole = WholeLines(sieve)
     try:
         async for chunk in chunks:
-            yield _rows(whole.feed(chunk), pattern)
-        yield _rows(whole.rest(), pattern)
+            yield [row for piece in whole.feed(chunk) for row in await _rows(session, piece, pattern)]
+        yield [row for piece in whole.rest() for row in await _rows(session, piece, pattern)]
     finally:
         await chunks.aclose()
 
 
-def _rows(pieces: list[tuple[Whose, bytes]], pattern: re.Pattern[bytes] | None) -> list[Row]:
+async def _rows(session: Session, piece: Piece, pattern: re.Pattern[bytes] | None) -> list[Row]:
     now_ns = time.monotonic_ns()
+    if isinstance(piece, LongLine):
+        kept = pattern is None or await matches(session, piece, pattern)
+        return [piece.shown(now_ns)] if kept else []
+    whose, lines = piece
     return [
         Row(*whose, 0, 0, now_ns, None, text, max(0, len(line) - CLIP) if len(text) == CLIP else 0)
-        for whose, lines in pieces
         for line in lines[:-1].split(b"\n")
         if pattern is None or pattern.search(seen(line))
         for text in (visible(line),)

@@ -11,13 +11,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from supervisor import plain
 from supervisor.cli.console import Console
 from supervisor.cli.entry import INTERRUPTED, say
-from supervisor.cli.output import Prefixer, Writer, write_lines
+from supervisor.cli.output import Writer, write_lines
+from supervisor.cli.whole_lines import Printer
 from supervisor.errors import EXIT_STATUS, HostFailure, SupervisorError
 from supervisor.plain_incident import incident_lines
 from supervisor.session.logs import Selection
@@ -162,23 +163,29 @@ class Headless:
         return await self._end()
 
     async def _copy(self, selection: Selection, start: str, writer: Writer) -> None:
-        prefixer = Prefixer()
+        printer = Printer(self._session)
         chunks = self._session.follow(selection, start)
         try:
             async for chunk in chunks:
-                if not await self._shows(chunk):
-                    continue
-                writer.put(prefixer.feed(chunk))
+                if await self._shows(chunk) and not await self._put(writer, printer.feed(chunk)):
+                    return
+            await self._put(writer, printer.rest())
+        finally:
+            await chunks.aclose()
+
+    async def _put(self, writer: Writer, pieces: AsyncGenerator[bytes, None]) -> bool:
+        """Write as fast as stdout is read; False once nobody reads it any more."""
+        async with contextlib.aclosing(pieces):
+            async for data in pieces:
+                writer.put(data)
                 while writer.full:
                     await writer.room()
                     if self._interrupts and writer.stalled_s > PATIENCE:
                         say("nobody reads stdout; the rest of the log stays on the nodes")
-                        return
+                        return False
                 if writer.broken:
-                    return
-            writer.put(prefixer.rest())
-        finally:
-            await chunks.aclose()
+                    break
+        return not writer.broken
 
     async def _shows(self, chunk: Chunk) -> bool:
         """Tell whether a chunk belongs on the console; which local rank it is of is a fact of its generation."""

@@ -16,7 +16,7 @@ from supervisor import plain
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
-from supervisor.errors import RequestFailed, Unreachable, UsageError, why
+from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError, why
 from supervisor.session.jobs import group_jobs
 from supervisor.session.view import ENDED_STATES
 
@@ -134,6 +134,9 @@ def _clean(inventory: Inventory, job: str | None, *, as_json: bool) -> int:
     spared = {name: reason for name in chosen if (reason := _goes_on(rows[name], known, silent))}
     if job in spared:
         raise RequestFailed(f"job {job} is not over: {spared[job]}", f"end it first: supervisor stop {job}", "live")
+    for name in chosen:
+        if rows[name]["state"] in ENDED_STATES and any(_is_unaware(answer, name) for answer in known.values()):
+            asyncio.run(_end_cut_off(inventory, name))
 
     def remove(node: NodeLink) -> Awaitable[dict[str, Any]]:
         return clean(node, [name for name in here[node.host.name] if name in chosen and name not in spared])
@@ -155,6 +158,25 @@ def _clean(inventory: Inventory, job: str | None, *, as_json: bool) -> int:
         for name, reason in failures.items():
             say(f"{name}: {reason}")
     return 1 if failures or (job is not None and kept) else 0
+
+
+def _is_unaware(answer: dict[str, Any], job: str) -> bool:
+    """Whether a job's agent lives on that host without knowing of an end."""
+    return any(one["job"] == job and one["live"] and one["state"] not in ENDED_STATES for one in answer["jobs"])
+
+
+async def _end_cut_off(inventory: Inventory, job: str) -> None:
+    """Tell the agents of a job that is over so, where they were cut off as it ended."""
+    from supervisor.session.opening import end_cut_off
+    from supervisor.session.session import open_session
+
+    try:
+        async with open_session(inventory, job) as session:
+            await session.ready()
+            await end_cut_off(session)
+    except SupervisorError as error:
+        # Its agent keeps the files there, which is told.
+        say(str(error))
 
 
 def _goes_on(row: dict[str, Any], known: dict[str, dict[str, Any]], silent: dict[str, str]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import re
 import sys
 import time
 from collections import deque
@@ -18,12 +17,13 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.logs.rows import dropped_text, seen
+from remote_agent.logs.rows import dropped_text
 from supervisor.cli.entry import say
 from supervisor.cli.folded import begin_of, fold_all, fold_live, line_of, rows_of
 from supervisor.cli.log_options import parse_logs, selection_of, smart_case
 from supervisor.cli.options import load_target
-from supervisor.cli.output import Prefixer, Writer
+from supervisor.cli.output import Writer
+from supervisor.cli.whole_lines import Printer
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.session import logs
 from supervisor.session.hits import hits, now_ns
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # Rows that are handed to the writer at once.
 BATCH = 500
+# How long `-f` waits for hosts before it begins with those that have answered, seconds.
+LATE_GRACE = 2.0
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
@@ -52,8 +54,12 @@ def run(verb: str, argv: Sequence[str]) -> int:
     async def show() -> int:
         async with open_session(inventory, job, feed=options.follow) as session:
             await session.ready()
-            for view in await session.settle([options.node] if options.node else None):
-                say(f"{view.name}: {view.step}: {view.error or 'no answer yet'}; its log is not shown")
+            if _takes_late(options):
+                silent, what = await session.settle(timeout_s=LATE_GRACE), "shown once it answers"
+            else:
+                silent, what = await session.settle([options.node] if options.node else None), "not shown"
+            for view in silent:
+                say(f"{view.name}: {view.step}: {view.error or 'no answer yet'}; its log is {what}")
             # For the clocks of the nodes.
             if options.follow:
                 await session.heard()
@@ -76,6 +82,15 @@ def run(verb: str, argv: Sequence[str]) -> int:
         raise UsageError(f"{name}: {refused.message}", refused.hint) from refused
 
 
+def _takes_late(options: argparse.Namespace) -> bool:
+    """Whether all is followed from its begin, so that nothing is lost of a host that answers later.
+
+    Nothing waits for it then: the group may be restarted meanwhile, and the newest generation be another one.
+    """
+    part = options.tail is not None or options.since is not None or options.node is not None
+    return bool(options.follow) and not (part or options.fold or options.raw)
+
+
 def _outcome(options: argparse.Namespace, writer: Writer) -> int:
     """Return the exit status: as grep's, 1 where no line matches."""
     if options.grep is None or writer.used:
@@ -90,6 +105,12 @@ async def _put(writer: Writer, data: bytes) -> None:
     while writer.full and not writer.broken:
         await writer.room()
     writer.check()
+
+
+async def _put_all(writer: Writer, pieces: AsyncGenerator[bytes, None]) -> None:
+    async with aclosing(pieces):
+        async for data in pieces:
+            await _put(writer, data)
 
 
 # --- raw
@@ -215,12 +236,13 @@ async def _write(
         await fold_all(rows, partial(_put, writer), BATCH)
         return
     lines: list[bytes] = []
+    asking = partial(logs.ask, session, timeout_s=60.0)
     try:
         async for row in rows:
             lines.append(line_of(row))
             if row.cut:
                 lines[-1] = begin_of(row)
-                async for data in logs.read_rest(session, row):
+                async for data in logs.read_rest(asking, row):
                     await _put(writer, b"".join((*lines, data)))
                     lines.clear()
                 lines.append(b"\n")
@@ -292,13 +314,13 @@ async def _follow(
     whole = dataclasses.replace(selection, streams=files_of(selection.streams))
     chunks = _without_torn(session.follow(whole, start, seen, oldest), seen)
     if options.fold:
-        await fold_live(rows_of(chunks, pattern, sieve), partial(_put, writer), time.monotonic_ns)
+        await fold_live(rows_of(session, chunks, pattern, sieve), partial(_put, writer), time.monotonic_ns)
         return
-    prefixer = Prefixer(sieve)
+    printer = Printer(session, sieve, pattern)
     async with aclosing(chunks):
         async for chunk in chunks:
-            await _put(writer, matching(prefixer.feed(chunk), pattern))
-        await _put(writer, matching(prefixer.rest(), pattern))
+            await _put_all(writer, printer.feed(chunk))
+        await _put_all(writer, printer.rest())
 
 
 def _positions(files: list[dict[str, Any]]) -> Seen:
@@ -329,16 +351,6 @@ async def _without_torn(chunks: AsyncGenerator[Chunk, None], seen: Seen | None) 
                 yield chunk._replace(offset=chunk.offset + 1, data=chunk.data[1:])
             else:
                 yield chunk
-
-
-def matching(lines: bytes, pattern: re.Pattern[bytes] | None) -> bytes:
-    """Return the prefixed lines whose text matches."""
-    if pattern is None or not lines:
-        return lines
-    # Progress bars: a \r ends no line.
-    return b"".join(
-        b"%s\n" % line for line in lines[:-1].split(b"\n") if pattern.search(seen(line.partition(b"| ")[2]))
-    )
 
 
 async def _follow_level(

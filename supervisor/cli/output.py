@@ -1,6 +1,6 @@
 """Writing for people and for programs: tables, JSON, and merged logs at full speed.
 
-In: documents, chunks of log. Out: bytes on stdout, whole lines only.
+In: documents, bytes of lines. Out: bytes on stdout.
 """
 
 from __future__ import annotations
@@ -14,20 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from supervisor import plain
 from supervisor.errors import SupervisorError
 from supervisor.session.tasks import wait_event
 
-if TYPE_CHECKING:
-    from supervisor.session.follow import Chunk
-    from supervisor.session.streams import Sieve
-
 # Bytes that may wait for a slow reader of our stdout before the nodes are no longer read.
 BUFFER_LIMIT = 4 * 1024 * 1024
-# A line longer than this is torn, so that one rank cannot fill our memory.
-LINE_LIMIT = 4 * 1024 * 1024
 
 
 def write_json(document: Any) -> None:
@@ -109,70 +103,6 @@ STYLES = {
     "failed": "red",
     "killed": "red",
 }
-
-
-# Whose lines: node, generation, rank, stream.
-Whose = tuple[str, int, int, str]
-
-
-class WholeLines:
-    """Turns chunks of many ranks into whole lines, as far as the sieve holds them; a half line waits for its end."""
-
-    def __init__(self, sieve: Sieve | None = None) -> None:
-        self._sieve = sieve
-        self._held: dict[Whose, bytes] = {}
-        self._newest: dict[str, int] = {}
-
-    def feed(self, chunk: Chunk) -> list[tuple[Whose, bytes]]:
-        """Return the lines that are whole now."""
-        ready: list[tuple[Whose, bytes]] = []
-        if chunk.generation > self._newest.get(chunk.node, -1):
-            # The ranks of older generations are gone: nothing will complete their last lines.
-            ready = self._flush(chunk.node)
-            self._newest[chunk.node] = chunk.generation
-        key = (chunk.node, chunk.generation, chunk.rank, chunk.stream)
-        data = self._held.pop(key, b"") + chunk.data
-        cut = data.rfind(b"\n") + 1
-        if len(data) - cut > LINE_LIMIT:
-            data += b"\n"
-            cut = len(data)
-        if cut < len(data):
-            self._held[key] = data[cut:]
-        return self._sieved([*ready, (key, data[:cut])] if cut else ready)
-
-    def rest(self) -> list[tuple[Whose, bytes]]:
-        """Return the half lines at the end of everything."""
-        return self._sieved([piece for node in list(self._newest) for piece in self._flush(node)])
-
-    def _sieved(self, pieces: list[tuple[Whose, bytes]]) -> list[tuple[Whose, bytes]]:
-        if self._sieve is None:
-            return pieces
-        kept = [(whose, self._sieve.lines(whose[3], lines)) for whose, lines in pieces]
-        return [piece for piece in kept if piece[1]]
-
-    def _flush(self, node: str) -> list[tuple[Whose, bytes]]:
-        keys = [key for key in self._held if key[0] == node]
-        return [(key, self._held.pop(key) + b"\n") for key in keys]
-
-
-class Prefixer:
-    """Turns chunks of many ranks into whole lines `node:rank| text`."""
-
-    def __init__(self, sieve: Sieve | None = None) -> None:
-        self._lines = WholeLines(sieve)
-
-    def feed(self, chunk: Chunk) -> bytes:
-        """Return the lines that are whole now."""
-        return b"".join(_prefixed(*piece) for piece in self._lines.feed(chunk))
-
-    def rest(self) -> bytes:
-        """Return the half lines at the end of everything."""
-        return b"".join(_prefixed(*piece) for piece in self._lines.rest())
-
-
-def _prefixed(whose: Whose, lines: bytes) -> bytes:
-    prefix = f"{whose[0]}:{whose[2]}| ".encode()
-    return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
 
 class Writer:

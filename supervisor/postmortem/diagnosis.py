@@ -27,7 +27,11 @@ ERROR_BYTES = 64 << 20
 LOOSE = ("", 0)
 # Once a task has failed srun ends the others: what Slurm says of that is no cause.
 _SRUN_ENDS = re.compile(r"^srun: (?:Force )?Terminat(?:ing|ed) (?:StepId|job step)")
+# What was asked to end by others dies so too.
+_TASK_DIED = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: (?!Terminated|Exited with exit code 143)")
 _STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
+# Stands between the lines of two files: it ends a message, and a traceback whose end is missing.
+_OTHER_FILE = ("", "--")
 _LAUNCHER = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b")
 # stamps.py puts what has no year into 1970.
 YEAR_UNKNOWN_NS = 366 * 86_400 * 1_000_000_000
@@ -131,8 +135,7 @@ def _generation(runs: dict[tuple[str, int], _Generation], file: Found) -> _Gener
 def _take_lines(file: Found, lines: list[Line], run: _Generation, facts: NcclFacts) -> None:
     for line in lines:
         facts.feed(line.text)
-    if any(_SRUN_ENDS.match(line.text) for line in lines):
-        lines = [line for line in lines if not _STEP_CANCELLED.search(line.text)]
+    lines = _without_sruns_own(lines)
     name = str(file.path)
     if file.rank is not None:
         run.rank(file.rank).lines += [(name, line) for line in lines]
@@ -146,6 +149,17 @@ def _take_lines(file: Found, lines: list[Line], run: _Generation, facts: NcclFac
             rank = run.rank(blamed[0] if theirs else part.rank)
             rank.node = rank.node or part.node
             rank.lines.append((name, line))
+
+
+def _without_sruns_own(lines: list[Line]) -> list[Line]:
+    """Leave out that a step was cancelled where srun did it, since one of its tasks had died."""
+    cancelled = {line.number for line in lines if _STEP_CANCELLED.search(line.text)}
+    if not cancelled:
+        return lines
+    if not any(_SRUN_ENDS.match(line.text) for line in lines):
+        died = next((line.number for line in lines if _TASK_DIED.match(line.text)), max(cancelled))
+        cancelled = {number for number in cancelled if number > died}
+    return [line for line in lines if line.number not in cancelled]
 
 
 def _read_journal(file: Found, runs: dict[tuple[str, int], _Generation]) -> None:
@@ -226,17 +240,34 @@ def _judge(run: _Generation, number: int) -> Incident:
 
 def _evidence(rank: int | None, found: _Rank, named: Mapping[int, str], shifts_ns: Mapping[str, int]) -> RankEvidence:
     node = found.node or (named.get(rank) if rank is not None else None)
+    texts, places = _laid_out(found.lines)
     exact = {} if found.raised_ns is None else {"timestamp_ns": found.raised_ns}
     return RankEvidence(
         rank=rank,
         node=node,
         exit=found.exit,
         error=None if found.error is None else {**found.error, **exact},
-        tail="\n".join(line.text for _, line in found.lines),
+        tail="\n".join(texts),
         files={"error": found.error_file} if found.error_file else {},
-        places=[(name, line.number) for name, line in found.lines],
+        places=places,
         clock_shift_ns=shifts_ns.get(node or "", 0) if found.shift_ns is None else found.shift_ns,
     )
+
+
+def _laid_out(lines: Sequence[tuple[str, Line]]) -> tuple[list[str], list[tuple[str, int | None]]]:
+    """Return the texts of lines and their places, those of one file apart from those of the next."""
+    texts: list[str] = []
+    places: list[tuple[str, int | None]] = []
+    last = ""
+    for name, line in lines:
+        if line.text.strip():
+            if last not in ("", name):
+                texts += _OTHER_FILE
+                places += [(name, None)] * len(_OTHER_FILE)
+            last = name
+        texts.append(line.text)
+        places.append((name, line.number))
+    return texts, places
 
 
 def _says_nothing(incident: Incident) -> bool:

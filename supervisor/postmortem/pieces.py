@@ -20,13 +20,15 @@ from supervisor.postmortem.scan import Scan
 
 BLOCK = 1 << 20
 LINE_MAX = 8192
+# So many bytes are kept for each line of a limit: a few thousand long lines would take minutes to judge.
+LINE_MEAN = 200
 # What is kept around a line that sounds like trouble; a traceback may be long.
 BEFORE, AFTER = 4, 60
 Numbered = tuple[int, bytes]
 
 
 class Limit(NamedTuple):
-    """How many lines are kept of a file: of the first and of the last that may matter each, and of its end."""
+    """How many lines, of usual length, are kept of a file: the first and the last that may matter, and its end."""
 
     kept: int
     end: int
@@ -60,14 +62,24 @@ class Kept:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._first: list[Numbered] = []
-        self._last: deque[Numbered] = deque(maxlen=limit)
+        self._last: deque[Numbered] = deque()
         self._newest = -1
+        self._first_room = self._last_room = limit * LINE_MEAN
 
     def add(self, line: Numbered) -> None:
         """Take a line in; one that is not behind all others is there already."""
-        if line[0] > self._newest:
-            self._newest = line[0]
-            (self._first if len(self._first) < self._limit else self._last).append(line)
+        if line[0] <= self._newest:
+            return
+        self._newest = line[0]
+        size = len(line[1])
+        if not self._last and len(self._first) < self._limit and size <= self._first_room:
+            self._first.append(line)
+            self._first_room -= size
+            return
+        self._last.append(line)
+        self._last_room -= size
+        while len(self._last) > self._limit or self._last_room < 0:
+            self._last_room += len(self._last.popleft()[1])
 
     def lines(self) -> list[Numbered]:
         """Return what is kept."""
@@ -79,8 +91,8 @@ def pick(piece: Piece) -> Picked:
     picker = _Picker(piece.limit)
     with Path(piece.path).open("rb") as file:
         start, stop = _line_start(file, piece.begin), _line_start(file, piece.end)
-        for first, block in _blocks(file, start, stop):
-            picker.feed(first, block)
+        for block in _blocks(file, start, stop):
+            picker.feed(block)
     return picker.picked()
 
 
@@ -95,12 +107,13 @@ class _Picker:
         self._first_hot: int | None = None
         self._after = 0
 
-    def feed(self, first: int, block: bytes) -> None:
-        """Look through whole lines, the number of the first of which this is."""
+    def feed(self, block: bytes) -> None:
+        """Look through the next whole lines."""
+        first = self._lines
         hot = self._scan.hot(block)
         if hot or self._after or len(self._head) < AFTER:
-            lines = [shown(raw) for raw in block.split(b"\n")]
-            self._head += lines[: AFTER - len(self._head)]
+            lines = block.split(b"\n")
+            self._head += map(shown, lines[: AFTER - len(self._head)])
             self._look(first, lines, hot)
         self._lines = first + block.count(b"\n") + 1
         ending = block.rsplit(b"\n", self._end)[-self._end :]
@@ -125,7 +138,7 @@ class _Picker:
 
     def _keep(self, first: int, lines: list[bytes], begin: int, end: int) -> None:
         for index in range(max(0, begin), min(end, len(lines))):
-            self._kept.add((first + index, lines[index]))
+            self._kept.add((first + index, shown(lines[index])))
 
 
 def shown(raw: bytes) -> bytes:
@@ -147,9 +160,9 @@ def _line_start(file: io.BufferedReader, offset: int) -> int:
     return file.tell()
 
 
-def _blocks(file: io.BufferedReader, start: int, stop: int) -> Iterator[Numbered]:
-    """Yield whole lines and the first one's number; a line of any length takes no more memory than a block."""
-    number, rest, skipping = 0, b"", False
+def _blocks(file: io.BufferedReader, start: int, stop: int) -> Iterator[bytes]:
+    """Yield whole lines; a line of any length takes no more memory than a block."""
+    rest, skipping = b"", False
     file.seek(start)
     while block := file.read(min(BLOCK, stop - file.tell())):
         if skipping:
@@ -161,14 +174,13 @@ def _blocks(file: io.BufferedReader, start: int, stop: int) -> Iterator[Numbered
             block = rest + block
         whole, newline, rest = block.rpartition(b"\n")
         if newline:
-            yield number, whole
-            number += whole.count(b"\n") + 1
+            yield whole
         if len(rest) > LINE_MAX:
             # Of a progress bar without a line's end the last state will do.
             state = rest.rpartition(b"\r")[2]
             rest, skipping = state[:LINE_MAX], len(state) > LINE_MAX
     if rest:
-        yield number, rest
+        yield rest
 
 
 class Helper:

@@ -14,16 +14,19 @@ if TYPE_CHECKING:
     from supervisor.postmortem.ranks import Line
 
 # As training prints at each step or epoch, and at its end.
-_GETS_ON = re.compile(
+_STEPS = re.compile(
     r"\b(?:step|iter|iteration|epoch)\b\W{0,3}\d|loss\b['\"]?\s*[:=]\s*-?\d|^\s*\d+%\||\b(?:tokens|samples|images)/s"
     r"|train_runtime|\b(?:training|job|run)\b.{0,20}\b(?:complete|completed|finished|done|succeeded)\b"
     r"|\b(?:finished|completed) training\b",
     re.IGNORECASE,
 )
-_MEETS = re.compile(
+_MEETINGS = re.compile(
     r"\bCCL\b|\b[NR]CCL\b|nccl==|process[ _]group|distributed|rendezvous|c10d|world[ _]size|\bbarrier\b|waiting for",
     re.IGNORECASE,
 )
+# Whatever they match holds one of these: to look for words costs far less.
+_OF_STEPS = ("step", "iter", "epoch", "loss", "%|", "s/s", "training", "job", "run")
+_OF_MEETINGS = ("ccl", "process", "distributed", "rendezvous", "c10d", "world", "barrier", "waiting for")
 _UNCAUGHT = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|terminate called")
 # Half-precision training tries smaller scales of the loss now and then: after so many good steps it was no more.
 _SKIPPED = re.compile(r"OVERFLOW! Rank \d+ Skipping step")
@@ -36,10 +39,19 @@ def stands(lines: Iterable[str]) -> bool:
     """Whether the text ends where ranks meet each other, before any step is done."""
     meets = False
     for text in lines:
-        if _GETS_ON.search(text):
+        if _gets_on(text):
             return False
-        meets = meets or _MEETS.search(text) is not None
+        meets = meets or _says(text, _OF_MEETINGS, _MEETINGS)
     return meets
+
+
+def _gets_on(text: str) -> bool:
+    return _says(text, _OF_STEPS, _STEPS)
+
+
+def _says(text: str, words: Iterable[str], expression: re.Pattern[str]) -> bool:
+    lowered = text.lower()
+    return any(word in lowered for word in words) and expression.search(text) is not None
 
 
 def overcome(incident: Incident, files: Iterable[tuple[str, Line]]) -> bool:
@@ -52,7 +64,7 @@ def overcome(incident: Incident, files: Iterable[tuple[str, Line]]) -> bool:
     for name, line in files:
         if _UNCAUGHT.search(line.text):
             return False
-        if _GETS_ON.search(line.text):
+        if _gets_on(line.text):
             went_on[name] = line.number
     return all((each.line or 0) < went_on.get(each.file or "", 0) for each in incident.evidence)
 
@@ -63,6 +75,6 @@ def _settled(files: Iterable[tuple[str, Line]]) -> bool:
     for _, line in files:
         if _SKIPPED.search(line.text):
             good = 0
-        elif _GETS_ON.search(line.text):
+        elif _gets_on(line.text):
             good += 1
     return good >= _GOOD_STEPS

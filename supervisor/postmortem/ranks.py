@@ -45,7 +45,7 @@ _FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (?P<rank>\d+) \(pi
 _BLAMES = re.compile(
     r"failed \(exitcode: (?!-15\b)-?\d+\) local_rank: |Child process with PID \d+ terminated with code (?!-15\b)"
 )
-_SPAWN = re.compile(r"\bprocess (?P<rank>\d+) terminated with (?:signal|exit code) ")
+_SPAWN = re.compile(r"process (?<!\wprocess )(?P<rank>\d+) terminated with (?:signal|exit code) ")
 _MPI = re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal ")
 # What a launcher's banner says of a rank before it says which.
 _BANNER_HEAD = re.compile(r"^\s*(?:time\s*: |host\s*: (?P<node>\S+))")
@@ -128,7 +128,7 @@ class _Reader:
         if record is not None:
             self._record = (int(record["rank"]), None)
             return self._record
-        nccl = _NCCL.search(text)
+        nccl = _nccl(text)
         if nccl is not None:
             self._record = (None, None)
             return self._devices.get((nccl["host"], nccl["pid"])), nccl["host"]
@@ -161,6 +161,11 @@ def _first(patterns: Iterable[re.Pattern[str]], text: str) -> re.Match[str] | No
     return None
 
 
+def _nccl(text: str) -> re.Match[str] | None:
+    """Return where NCCL says whose line it is; most lines hold no word of it, and a look for a word costs little."""
+    return _NCCL.search(text) if "CCL" in text or ".cc" in text else None
+
+
 def _mostly(prefix: re.Pattern[str], lines: Sequence[Line]) -> bool:
     """Whether most lines begin so: with a task's number as with srun -l, with a host as with pdsh."""
     texts = [line.text for line in lines if line.text.strip() and not line.text.startswith(_SRUN_OWN)]
@@ -185,7 +190,7 @@ def _nccl_ranks(lines: Sequence[Line]) -> dict[tuple[str, str], int]:
     said: dict[tuple[str, str], int] = {}
     devices: dict[tuple[str, str], int] = {}
     for line in lines:
-        nccl = _NCCL.search(line.text)
+        nccl = _nccl(line.text)
         if nccl is None:
             continue
         process = (nccl["host"], nccl["pid"])

@@ -18,7 +18,7 @@ from supervisor.postmortem.ranks import Line, clean
 
 Progress = Callable[[int], None]
 # Of this much text all lines are looked at; of more only those of files that have little each.
-WHOLE_BYTES = 8 << 20
+WHOLE_BYTES = 1 << 20
 # How many lines are kept of all files together, twice, and of a single one at most and at least.
 KEPT_LINES = 40_000
 KEPT_MAX, KEPT_MIN = 20_000, 100

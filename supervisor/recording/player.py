@@ -231,6 +231,8 @@ class Player:
         return Page(rows, more, [], clocks or PlayedClocks(self), 0, *span, lines)
 
     def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
-        """Yield the rows that match, file by file; who asks to be told what nodes tell beside them hears nothing."""
-        asked = {name: value for name, value in query.items() if name in ("pattern", "ignore_case", "level", "limit")}
-        return tape.search(self.recording, selection, self.now_ns, **asked)
+        """Yield the rows that match, as nodes do; of what those tell beside them, `note_span` alone is told."""
+        known = tape.NEAREST if query.get("way") else tape.SEARCH
+        asked = {name: value for name, value in query.items() if name in known}
+        find = tape.nearest if query.get("way") else tape.search
+        return find(self.recording, selection, self.now_ns, **asked)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.logs.pattern import LINE_S, Pattern, TooLong, compile_pattern
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 # As on a node: so many rows at once, at most.
 MAX_ROWS = 4096
 LINES_PER_TURN = 4096
+# What a search in a recording may be asked, of what a session may be, and one for the nearest hits.
+SEARCH = ("pattern", "ignore_case", "level", "limit")
+NEAREST = (*SEARCH, "since_ns", "until_ns", "way", "note_span")
 
 # A file, its lines, and which of its rows: from, up to.
 Span = tuple[File, Lines, int, int]
@@ -185,3 +188,32 @@ async def search(
                 hits += 1
                 if hits == limit:
                     return
+
+
+async def nearest(
+    recording: Recording,
+    selection: Selection,
+    now_ns: int,
+    *,
+    way: int,
+    limit: int,
+    since_ns: int = 0,
+    until_ns: int | None = None,
+    note_span: Callable[[int | None, int | None], object] = lambda since_ns, until_ns: None,
+    **query: Any,
+) -> AsyncGenerator[Row, None]:
+    """Yield about so many hits, the first ones from a time on (way 1) or the last ones before one (-1).
+
+    `note_span` is told between which times none is missing.
+    """
+    end_ns = now_ns + 1 if until_ns is None else until_ns
+    found = [row async for row in search(recording, selection, now_ns, **query) if since_ns <= row.t_ns < end_ns]
+    found.sort(key=lambda row: row.t_ns)
+    if len(found) > limit and way > 0:
+        until_ns = end_ns = found[limit - 1].t_ns + 1
+    elif len(found) > limit:
+        since_ns = found[-limit].t_ns
+    for row in found:
+        if since_ns <= row.t_ns < end_ns:
+            yield row
+    note_span(since_ns or None, until_ns)

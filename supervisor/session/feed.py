@@ -123,7 +123,7 @@ class Feed:
         if not best or best[0] is link:
             return False
         # A longer journal alone is no reason: both grow all the time.
-        return best[0].rank_as_source()[:4] > link.rank_as_source()[:4]
+        return best[0].rank_as_source()[:-1] > link.rank_as_source()[:-1]
 
     async def _events(self, link: Link) -> None:
         session = self._session

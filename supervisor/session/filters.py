@@ -6,7 +6,9 @@ In: patterns as typed, a level. Out: the same in the words of the nodes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+LEVELS: Final = ("", "warn", "error")
 
 
 @dataclass(frozen=True)

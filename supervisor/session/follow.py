@@ -31,6 +31,8 @@ BACKLOG = 128
 LAST_WAIT = 10.0
 # How long a host that is reached may give nothing when the job is over: it may have gigabytes to index, seconds.
 STUCK_WAIT = 60.0
+# How long nothing comes once the job is over before a host is asked whether there is more, seconds.
+LAST_LOOK = 3.0
 RETRY = 0.5
 # How often nodes that have joined meanwhile are looked for, seconds.
 LOOK = 1.0
@@ -82,11 +84,13 @@ class Follower:
         """Pass all on until the job is over, or the host is out of reach then; then None."""
         passing = asyncio.ensure_future(self._pass_all())
         try:
-            while not passing.done() and not self._is_stuck():
+            has_all = False
+            while not (passing.done() or has_all or self._is_stuck()):
                 await asyncio.wait((passing,), timeout=RETRY)
+                has_all = await self._has_all()
             if passing.done():
                 passing.result()
-            else:
+            elif not has_all:
                 self._warn()
         finally:
             await cancel_all((passing,))
@@ -101,6 +105,16 @@ class Follower:
         if not self._is_over() or self._queue.full():
             self._moved_at = now
         return now - self._moved_at > (STUCK_WAIT if self._link.opened else LAST_WAIT)
+
+    async def _has_all(self) -> bool:
+        """Tell whether the job is over and nothing is left: an agent that was cut off does not know that it is over."""
+        if not self._link.opened or not self._is_over() or time.monotonic() - self._moved_at < LAST_LOOK:
+            return False
+        try:
+            files = (await self._link.call("log_list", timeout_s=LAST_LOOK)).data["files"]
+        except (CallFailed, WireError, asyncio.TimeoutError):
+            return False
+        return all(int(entry["size"]) <= self._position(key) for entry in files if self._wants(key := _file(entry)))
 
     async def _pass_all(self) -> None:
         session, link = self._session, self._link

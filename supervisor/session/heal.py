@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, JobSpec, SpecError, WireError
 from supervisor.errors import RequestFailed, SupervisorError, why
-from supervisor.session import bringup, resync
+from supervisor.session import bringup, opening, resync
 from supervisor.session.certificates import Authority
 from supervisor.session.specs import merge_host, read_tree_again
 from supervisor.session.view import ENDED_STATES
@@ -71,7 +71,8 @@ async def promote_if_orphaned(session: Session) -> bool:
 
     Returns whether somebody took it. The agents check the quorum themselves.
     """
-    if session.read_only or session.launching:
+    best = session.opened_links()[:1]
+    if session.read_only or session.launching or (best and best[0].view.identity.get("ended")):
         return False
     # The cheap look first: whoever coordinates, or hears the one that does, says so.
     known = [link.view.identity for link in session.opened_links(live=True)]
@@ -149,6 +150,8 @@ async def _promote_by_force(session: Session, names: Iterable[str], given_up: It
 
     `given_up`: nodes that are not waited for. Returns who took it; raises RequestFailed when none does.
     """
+    await session.settle()
+    await opening.refuse_over(session)
     wish = {"force": True, "given_up": list(given_up), "operator": session.operator}
     last = ""
     end = time.monotonic() + FORCE_DEADLINE
@@ -283,14 +286,19 @@ class Healer:
         """Nodes and the work trees that they have been brought, or not, by us."""
 
     async def run(self) -> None:
-        """Look once a second, and at every change of links, until the job is over."""
+        """Look once a second; once the job is over, only for agents that do not know it."""
         session = self._session
-        while not session.ended:
+        while True:
             await asyncio.sleep(INTERVAL)
-            if session.launching or session.failure is not None or session.state in ENDED_STATES:
+            if session.launching or session.failure is not None:
                 continue
+            controls = session.attach == "control" and not session.read_only
             try:
-                if session.attach == "control" and not session.read_only:
+                if session.ended or session.state in ENDED_STATES:
+                    if controls:
+                        await opening.end_cut_off(session)
+                    continue
+                if controls:
                     await promote_if_orphaned(session)
                     await self._restart_lost()
                     await self._bring_trees()
@@ -299,12 +307,8 @@ class Healer:
                 session.notice(f"healing: {error}", "warning")
 
     def _dead_links(self) -> list[Link]:
-        now = time.monotonic()
-        return [
-            link
-            for link in self._session.links.values()
-            if link.opened and link.view.live is False and now - link.opened_at > SETTLE
-        ]
+        now, links = time.monotonic(), self._session.links.values()
+        return [link for link in links if link.opened and link.view.live is False and now - link.opened_at > SETTLE]
 
     async def _restart_lost(self) -> None:
         session = self._session

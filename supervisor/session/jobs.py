@@ -22,7 +22,7 @@ def group_jobs(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[
                 row = rows[entry["job"]] = {**entry, "hosts": [], "live": False}
                 row.pop("node", None)
                 row.pop("agent_pid", None)
-            elif _newer(entry, row):
+            elif _age(entry) > _age(row):
                 row.update({key: entry.get(key) for key in ("state", "updated_ns", "generation", "world_size")})
             row["hosts"].append(host)
             row["live"] = row["live"] or bool(entry.get("live"))
@@ -32,11 +32,9 @@ def group_jobs(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[
     return sorted(rows.values(), key=lambda row: (row.get("created_ns") or 0, row["job"]), reverse=True)
 
 
-def _newer(entry: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    return (entry.get("generation") or 0, entry.get("updated_ns") or 0) > (
-        row.get("generation") or 0,
-        row.get("updated_ns") or 0,
-    )
+def _age(entry: Mapping[str, Any]) -> tuple[int, bool, int]:
+    """Return what grows with a job: its end is the last of its generation, whatever a node that was cut off writes."""
+    return entry.get("generation") or 0, entry.get("state") in ENDED_STATES, entry.get("updated_ns") or 0
 
 
 def choose_job(answers: Mapping[str, Sequence[Mapping[str, Any]]], *, live_only: bool) -> str:

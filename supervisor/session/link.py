@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import Answer, CallFailed, ChannelClosed, WireError
@@ -93,11 +94,30 @@ class Link:
         self, op: str, args: dict[str, Any] | None = None, body: bytes = b"", *, timeout_s: float = 30.0
     ) -> Answer:
         """Ask the job on this host; raises CallFailed, WireError, asyncio.TimeoutError."""
-        return await self.node.channel.call(op, args, body, timeout=timeout_s)
+        try:
+            return await self.node.channel.call(op, args, body, timeout=timeout_s)
+        except CallFailed as failed:
+            self._refuse_foreign(failed)
+            raise
 
-    def stream(self, op: str, args: dict[str, Any] | None = None) -> AsyncGenerator[Answer, None]:
+    async def stream(self, op: str, args: dict[str, Any] | None = None) -> AsyncGenerator[Answer, None]:
         """Ask the job on this host for a stream; raises CallFailed, WireError."""
-        return self.node.channel.stream(op, args)
+        async with aclosing(self.node.channel.stream(op, args)) as items:
+            try:
+                async for item in items:
+                    yield item
+            except CallFailed as failed:
+                self._refuse_foreign(failed)
+                raise
+
+    def _refuse_foreign(self, failed: CallFailed) -> None:
+        """Say so where a request fails because the agent is not of this very code: another supervisor started it."""
+        build = self.view.identity.get("build")
+        known = build in ("", self._session.agent.sha256)
+        if self.view.live and not known and failed.kind in ("internal", "unknown_op"):
+            version = self.view.identity.get("version") or "an earlier version"
+            message = f"job {self._session.job} was started by another supervisor ({version}): {failed.message}"
+            raise CallFailed("version", message, "use the one that started it") from failed
 
     @property
     def connected(self) -> bool:
@@ -162,14 +182,20 @@ class Link:
         if "live" in identity:
             self.view.live = bool(identity["live"])
 
-    def rank_as_source(self) -> tuple[bool, int, bool, bool, int]:
-        """Return what orders sources: live, newest term, coordinator, in touch with it, longest journal."""
+    def rank_as_source(self) -> tuple[bool, int, bool, bool, bool, int]:
+        """Return what orders sources: live or with the job's end, newest term, coordinator, in touch with it, the end,
+        longest journal.
+
+        An agent that was cut off when the job ended lives on for an hour, and knows less than files with the end.
+        """
         known = self.view.identity
+        ended = bool(known.get("ended"))
         return (
-            bool(self.view.live),
+            bool(self.view.live) or ended,
             int(known.get("term") or 0),
             known.get("role") == "coordinator",
             bool(known.get("coordinator_reachable", True)),
+            ended,
             int(known.get("last_seq") or 0),
         )
 

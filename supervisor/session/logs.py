@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -102,6 +102,10 @@ class Clocks:
     def at(self, node: str, t_ns: int | None) -> int | None:
         """Return what the node's clock shows at a time of the coordinator's."""
         return None if t_ns is None else t_ns + self.ahead_ns(node)
+
+    def back(self, node: str, t_ns: int | None) -> int | None:
+        """Return the coordinator's time at a time of the node's."""
+        return None if t_ns is None else t_ns - self.ahead_ns(node)
 
     def rows(self, node: str, answer: Answer) -> list[Row]:
         """Return the rows of a log_merged or log_search answer, with their texts."""
@@ -233,7 +237,11 @@ async def merged(
             answer = await ask(session, name, "log_merged", {**args, **times}, patience_s or 60.0)
         except Unreachable as error:
             return error
-        return part_of(clocks, name, answer)
+        try:
+            return part_of(clocks, name, answer)
+        except KeyError as missing:
+            message = f"{name}: the job was started by another supervisor: its agent does not tell {missing}"
+            raise RequestFailed(message, "use the one that started it", "version") from missing
 
     names = [link.view.name for link in sources(session, selection.nodes)]
     answers = dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
@@ -332,14 +340,18 @@ async def _next(stream: AsyncGenerator[tuple[int, Row], None]) -> tuple[int, Row
         return None
 
 
-async def read_rest(session: Session, row: Row) -> AsyncGenerator[bytes, None]:
+Asking = Callable[[str, str, dict[str, Any]], Awaitable[Answer]]
+"""A log request to a node: its name, the request, its arguments."""
+
+
+async def read_rest(asking: Asking, row: Row) -> AsyncGenerator[bytes, None]:
     """Yield what of a row's line follows its text."""
     place = {"generation": row.generation, "rank": row.rank, "stream": row.stream}
     offset = row.offset + len(row.text)
     end = offset + row.cut
     while offset < end:
         wish = {**place, "offset": offset, "length": min(READ_SIZE, end - offset)}
-        answer = await ask(session, row.node, "log_read", wish, 60.0)
+        answer = await asking(row.node, "log_read", wish)
         if not answer.body or int(answer.data["offset"]) > offset:
             # It was dropped, or written anew, meanwhile.
             return

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
 from supervisor.errors import RequestFailed, SupervisorError, why
-from supervisor.session import heal, resync
-from supervisor.session.view import ENDED_STATES
+from supervisor.session import heal, opening, resync
 
 if TYPE_CHECKING:
     from supervisor.session.link import Link
@@ -37,10 +36,9 @@ async def request(session: Session, verb: str, args: dict[str, Any]) -> dict[str
     wish = {**args, "operator": session.operator}
     if args.get("node"):
         wish["node"] = _node_on(session, str(args["node"]))
+    await opening.refuse_over(session)
     if verb == "promote":
         return await heal.promote(session, wish.get("node"))
-    if session.state in ENDED_STATES:
-        raise _over(session)
     if verb in ("sync", "rollback"):
         return await _resync(session, verb, wish)
     if verb in ("signal", "keep"):
@@ -233,8 +231,7 @@ async def _steer(session: Session, op: str, args: dict[str, Any]) -> dict[str, A
     if not last:
         # Files alone answer: what they tell of the job may be on its way.
         await session.heard()
-    if session.state in ENDED_STATES:
-        raise _over(session)
+    await opening.refuse_over(session)
     raise session.unreachable(last or "no agent is alive there")
 
 
@@ -252,7 +249,3 @@ def _generation(session: Session) -> int:
     """Return the newest generation that this session has heard of: the journal may be ahead of the status."""
     told = session.events[-1]["generation"] if session.events else -1
     return max(int(session.status.get("generation", -1)), int(told))
-
-
-def _over(session: Session) -> RequestFailed:
-    return RequestFailed(f"job {session.job} is over: {session.state}", kind="ended")

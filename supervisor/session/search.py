@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import Answer, CallFailed, WireError
@@ -21,6 +23,33 @@ if TYPE_CHECKING:
 
 # A node that searches says so every 10 s; before that it may have to index a file, for 60 s at most.
 SILENCE = 90.0
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """What answers tell beside their rows, and whom."""
+
+    clocks: Clocks
+    absent: Callable[[], list[str]]
+    note_apart: Callable[[int], object] | None
+    reached: dict[str, int] | None
+    note_page: Callable[[Page], object] | None
+    note_span: Callable[[int | None, int | None], object] | None
+
+    def take(self, name: str, answer: Answer) -> None:
+        """Tell what a node's answer says."""
+        data, clocks = answer.data, self.clocks
+        apart = int(data.get("apart") or 0)
+        if data.get("around"):
+            if self.note_page is not None:
+                self.note_page(Page(clocks.rows(name, answer), bool(data.get("more")), self.absent(), clocks, apart))
+            return
+        if self.note_apart is not None:
+            self.note_apart(apart)
+        if self.reached is not None and data.get("begun_ns"):
+            self.reached[name] = data["begun_ns"]
+        if self.note_span is not None and data.get("done"):
+            self.note_span(clocks.back(name, data.get("since_ns")), clocks.back(name, data.get("until_ns")))
 
 
 async def search(
@@ -38,6 +67,9 @@ async def search(
     around: int = 0,
     near_ns: int | None = 0,
     note_page: Callable[[Page], object] | None = None,
+    way: int = 0,
+    note_span: Callable[[int | None, int | None], object] | None = None,
+    clocks: Clocks | None = None,
 ) -> AsyncGenerator[Row, None]:
     """Yield matching rows of all nodes as they are found; raises RequestFailed, and Unreachable after all others.
 
@@ -45,20 +77,21 @@ async def search(
     date. A line may be told again. `note_apart` is told how many lines match that are of a stream not asked for.
     `note_page` is told, before the end, what lies before the first hit from `near_ns` on (None: the newest hit), and
     then `around` rows from there on, if all is on one node: of several none knows which of their hits is the first.
+    `way`: of each file the first hits from `since_ns` on (1), or the last ones before `until_ns` (-1), about `limit` in
+    all; `note_span` is told by each node between which times none is missing, by `clocks` if given.
     """
     args = {**selection.args(), "pattern": pattern, "ignore_case": ignore_case, "level": level, "limit": limit}
     if selection.filter:
         args["shown"] = selection.filter.args()
     if selection.generation is None:
         args["generation"] = newest(await files(session, selection.nodes))
-    clocks = Clocks(session)
-    streams = []
+    clocks = clocks or Clocks(session)
     links = sources(session, selection.nodes)
-
-    def note_around(name: str, answer: Answer) -> None:
-        if note_page is not None:
-            more, absent = bool(answer.data.get("more")), lost(session, selection.nodes)
-            note_page(Page(clocks.rows(name, answer), more, absent, clocks, int(answer.data.get("apart") or 0)))
+    absent = partial(lost, session, selection.nodes)
+    beside = _Beside(clocks, absent, note_apart, reached, note_page, note_span)
+    streams = []
+    if way:
+        args |= {"way": way, "limit": max(1, limit // max(1, len(links))) if limit is not None else None}
 
     for link in links:
         name = link.view.name
@@ -67,7 +100,7 @@ async def search(
             times["again_ns"] = reached.get(name)
         if around and len(links) == 1:
             times |= {"around": around, "near_ns": clocks.at(name, near_ns)}
-        streams.append(_of_node(link, {**args, **times}, clocks, note_apart, note_around, reached))
+        streams.append(_of_node(link, {**args, **times}, beside))
     async with aclosing(_at_once(streams)) as rows:
         async for row in rows:
             yield row
@@ -76,10 +109,7 @@ async def search(
 async def _of_node(
     link: Link,
     args: dict[str, Any],
-    clocks: Clocks,
-    note_apart: Callable[[int], object] | None,
-    note_around: Callable[[str, Answer], None],
-    reached: dict[str, int] | None,
+    beside: _Beside,
 ) -> AsyncGenerator[list[Row], None]:
     """Yield what one node finds; raises RequestFailed, Unreachable, the latter also when it is silent for too long."""
     name = link.view.name
@@ -90,14 +120,9 @@ async def _of_node(
                     answer = await asyncio.wait_for(answers.__anext__(), SILENCE)
                 except StopAsyncIteration:
                     return
-                if answer.data.get("around"):
-                    note_around(name, answer)
-                    continue
-                yield clocks.rows(name, answer)
-                if note_apart is not None:
-                    note_apart(int(answer.data.get("apart") or 0))
-                if reached is not None and answer.data.get("begun_ns"):
-                    reached[name] = answer.data["begun_ns"]
+                if not answer.data.get("around"):
+                    yield beside.clocks.rows(name, answer)
+                beside.take(name, answer)
     except CallFailed as refused:
         raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
     except (WireError, asyncio.TimeoutError) as broken:

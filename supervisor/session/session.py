@@ -163,11 +163,11 @@ class Session:
         if self.attach is None:
             await heal.promote_if_orphaned(self)
 
-    async def settle(self, nodes: Iterable[str] | None = None) -> list[HostView]:
-        """Wait until every host (or those) has answered or failed, at most SETTLE_DEADLINE; returns the silent ones."""
+    async def settle(self, nodes: Iterable[str] | None = None, timeout_s: float = SETTLE_DEADLINE) -> list[HostView]:
+        """Wait until every host (or those) has answered or failed, at most so long; returns the silent ones."""
         wanted = self.links if nodes is None else set(nodes)
         links = [link for name, link in self.links.items() if link.active and name in wanted]
-        await self.wait_until(lambda: all(link.tried for link in links), SETTLE_DEADLINE)
+        await self.wait_until(lambda: all(link.tried for link in links), timeout_s)
         return [link.view for link in links if not link.opened and not link.missing]
 
     async def heard(self) -> None:
@@ -239,7 +239,7 @@ class Session:
         self._status_at = time.monotonic()
 
     def opened_links(self, live: bool | None = None) -> list[Link]:
-        """Return the links on which the job answers, best first: live, newest term, coordinator, longest journal."""
+        """Return the links on which the job answers, best first (see Link.rank_as_source)."""
         found = [link for link in self.links.values() if link.opened and live in (None, link.view.live)]
         return sorted(found, key=lambda link: link.rank_as_source(), reverse=True)
 

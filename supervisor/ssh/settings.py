@@ -108,6 +108,9 @@ def _config(node: str, alias: str, user: str | None, port: int | None) -> SSHCli
         # An empty tuple is asyncssh's word for "not given".
         given: tuple[Any, ...] = (user if user is not None else (), alias, port if port is not None else ())
         config = SSHClientConfig.load(None, list(config_files()), False, False, False, local_user(), *given)
+        if config.has_match_final():
+            # As ssh does it: once more from the begin, where `Match final` holds; what is set already stays.
+            config = SSHClientConfig.load(config, list(config_files()), False, False, True, local_user(), *given)
     except (ConfigParseError, SshConfigError, asyncssh.IllegalUserName, OSError, UnicodeDecodeError) as error:
         raise HostError(node, "resolve", f"the ssh configuration cannot be read: {error}") from error
     return cast("SSHClientConfig", config)

@@ -10,9 +10,9 @@ import gc
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
-from weakref import WeakKeyDictionary
 
 from textual import events
+from textual.css.query import NoMatches
 
 from supervisor.paths import themes_dir
 from supervisor.session.filters import ALL
@@ -20,8 +20,8 @@ from supervisor.session.logs import Selection
 from supervisor.tui import clipboard, keymap, keys, terminal
 from supervisor.tui.cells import clean
 from supervisor.tui.desk import Desk
-from supervisor.tui.folded import FoldedFeed
-from supervisor.tui.merged import MergedFeed
+from supervisor.tui.logs.folded import FoldedFeed
+from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.model import Snapshot, take
 from supervisor.tui.screens.base import LiveScreen, Target
 from supervisor.tui.screens.dialogs import Dialog
@@ -35,16 +35,17 @@ from supervisor.tui.screens.nccl import NcclScreen
 from supervisor.tui.screens.run import RunScreen
 from supervisor.tui.spark import History
 from supervisor.tui.themed import Level, ThemedApp
+from supervisor.tui.typed import Keyboard
 from supervisor.tui.widgets.tables import RankTable
 from supervisor.tui.words import Glyphs
 
 if TYPE_CHECKING:
     from textual.screen import Screen
-    from textual.widget import Widget
 
     from supervisor.session.filters import Filter
     from supervisor.tui.incident_rows import Place
     from supervisor.tui.source import SessionContext, Source
+    from supervisor.tui.typed import Typed
 
 _LEVELS: Final[dict[str, Level]] = {"warning": "warning", "error": "error"}
 TICK_S: Final = 1 / 8
@@ -92,7 +93,7 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         self.set_keymap({f"{name}.{mode}": keys for name, keys in (changed_keys or {}).items() for mode in self.MODES})
         self.history = History()
         self.desk = Desk(self)
-        self._typed_on: WeakKeyDictionary[events.Event, Widget] = WeakKeyDictionary()
+        self.keyboard = Keyboard(self, self._take_typed)
         self._drawn: tuple[int, bool] = (-1, False)
         self._look = True
         self._paused_at: float | None = None
@@ -114,18 +115,24 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         """How often the time has been put back."""
         return 0
 
+    def _handle_exception(self, error: Exception) -> None:
+        # What is opened as the application ends gets no children any more to look for.
+        if self.is_running or not isinstance(error, NoMatches):
+            super()._handle_exception(error)
+
     async def on_event(self, event: events.Event) -> None:
-        """Keys that were typed ahead of the end are nobody's; those ahead of a dialog or a field are theirs."""
+        """Keys that were typed ahead of the end are nobody's; the others take their turn."""
         if not self.is_running and isinstance(event, events.InputEvent):
             return
-        if isinstance(event, events.Key):
-            here = self.focused or self.screen
-            if event.is_forwarded and self._typed_on.get(event, here) is not here:
-                # It comes back, unused, from where the key before has led away.
-                event = events.Key(event.key, event.character)
-            if not event.is_forwarded:
-                self._typed_on[event] = here
-        await super().on_event(event)
+        if isinstance(event, (events.Key, events.Paste)) and not event.is_forwarded:
+            self.keyboard.put(event)
+        else:
+            await super().on_event(event)
+
+    async def _take_typed(self, event: Typed) -> None:
+        """Hand a key, whose turn it is, to what has the focus."""
+        if self.is_running:
+            await super().on_event(event)
 
     async def run_action(self, *asked: Any, **named: Any) -> bool:
         """Nor does anything come of what they have led to."""
@@ -141,6 +148,8 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
             self._was_launching = self.source.launching
         self.watch_themes()
         self.set_interval(TICK_S, self.tick)
+        # A coroutine would be left behind where the application ends before it begins.
+        self.run_worker(self.keyboard.run, group="keys")  # type: ignore[arg-type]
         self.call_after_refresh(_settle_memory)
 
     def look_again(self) -> None:

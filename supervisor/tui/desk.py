@@ -319,7 +319,7 @@ class Desk:
     def _entries(self, screen: str) -> list[Entry]:
         app = self._app
         entries = [
-            Entry(f"key:{key.action}", _titled(key.label or key.id), key.help, keys.shown(key.keys.split(",")[0]))
+            Entry(f"key:{key.action}", _titled(key.label), key.help, keys.shown(key.keys.split(",")[0]))
             for key in keys.of(screen, app.key_table)
             if key.palette
         ]

@@ -23,7 +23,7 @@ class Key:
     """As Textual names them, separated by commas; the first one is shown."""
     action: str
     label: str
-    """One or two words, for the footer."""
+    """A few words, for the footer and the palette."""
     help: str
     """What it does, for the help page and the palette."""
     where: str = "any"
@@ -110,19 +110,43 @@ KEYS: Final[tuple[Key, ...]] = (
     Key("log.previous", "N", "hit(-1)", "", "previous hit", "logs"),
     Key("log.errors", "e", "errors(1)", "errors", "find lines that look like errors; again: the next one", "logs", 35),
     Key("log.errors.previous", "E", "errors(-1)", "", "the previous line that looks like an error", "logs"),
-    Key("log.traceback", "left_curly_bracket", "traceback(-1)", "", "the previous traceback", "logs", palette=True),
-    Key("log.traceback.next", "right_curly_bracket", "traceback(1)", "", "the next traceback", "logs", palette=True),
-    Key("log.at", "at", "at", "", "go to a time: 14:03, -5m, 2026-11-20T14:03:20Z", "logs", palette=True),
-    Key("log.line", "ctrl+g", "line", "", "go to a line, in one stream of one rank", "logs", palette=True),
+    Key(
+        "log.traceback",
+        "left_curly_bracket",
+        "traceback(-1)",
+        "traceback before",
+        "the previous traceback",
+        "logs",
+        palette=True,
+    ),
+    Key(
+        "log.traceback.next",
+        "right_curly_bracket",
+        "traceback(1)",
+        "next traceback",
+        "the next traceback",
+        "logs",
+        palette=True,
+    ),
+    Key("log.at", "at", "at", "go to a time", "go to a time: 14:03, -5m, 2026-11-20T14:03:20Z", "logs", palette=True),
+    Key("log.line", "ctrl+g", "line", "go to a line", "go to a line, in one stream of one rank", "logs", palette=True),
     Key("log.mark", "m", "bookmark", "", "bookmark the line that is read, or take its mark away", "logs"),
-    Key("log.mark.next", "apostrophe", "to_bookmark(1)", "", "the next bookmark", "logs", palette=True),
+    Key("log.mark.next", "apostrophe", "to_bookmark(1)", "next bookmark", "the next bookmark", "logs", palette=True),
     Key("log.mark.previous", "quotation_mark", "to_bookmark(-1)", "", "the previous bookmark", "logs"),
     Key("log.include", "ampersand", "include", "keep", "filter: keep only what matches", "logs", 46, palette=True),
-    Key("log.exclude", "exclamation_mark", "exclude", "", "filter: drop what matches", "logs", palette=True),
-    Key("log.level", "v", "level(1)", "", "filter: all levels, warnings and errors, errors", "logs", palette=True),
+    Key("log.exclude", "exclamation_mark", "exclude", "drop", "filter: drop what matches", "logs", palette=True),
+    Key("log.level", "v", "level(1)", "level", "filter: all levels, warnings and errors, errors", "logs", palette=True),
     Key("log.level.down", "V", "level(-1)", "", "filter: the level before", "logs"),
-    Key("log.wider", "backspace", "wider", "", "filter: take its last part away", "logs", palette=True),
-    Key("log.filter", "backslash", "filter", "", "filter: off, or on again; esc takes it off", "logs", palette=True),
+    Key("log.wider", "backspace", "wider", "wider", "filter: take its last part away", "logs", palette=True),
+    Key(
+        "log.filter",
+        "backslash",
+        "filter",
+        "filter on or off",
+        "filter: off, or on again; esc takes it off",
+        "logs",
+        palette=True,
+    ),
     Key("log.scope", "M", "scope", "scope", "scope: this rank, its node, all ranks", "logs", 40),
     Key("log.stream", "s", "stream", "stream", "stream: stdout and stderr, stdout, stderr, nccl", "logs", 42),
     Key("log.rank", "less_than_sign", "rank(-1)", "", "log of the previous rank", "logs"),
@@ -139,9 +163,11 @@ KEYS: Final[tuple[Key, ...]] = (
         palette=True,
     ),
     Key("log.time", "t", "time", "", "time of arrival on and off", "logs"),
-    Key("log.save", "S", "save", "", "write all lines of these logs into a file; esc ends it", "logs", palette=True),
-    Key("log.pager", "o", "pager", "", "all lines of these logs in $PAGER", "logs", palette=True),
-    Key("log.wrap", "w", "wrap", "", "wrap long lines, or cut them at the screen's edge", "logs", palette=True),
+    Key(
+        "log.save", "S", "save", "save", "write all lines of these logs into a file; esc ends it", "logs", palette=True
+    ),
+    Key("log.pager", "o", "pager", "pager", "all lines of these logs in $PAGER", "logs", palette=True),
+    Key("log.wrap", "w", "wrap", "wrap", "wrap long lines, or cut them at the screen's edge", "logs", palette=True),
     Key("log.source", "number_sign", "source", "", "node and rank on and off", "logs"),
     Key("incident.older", "left_square_bracket", "turn(-1)", "older", "the incident before", "incident", 30),
     Key("incident.newer", "right_square_bracket", "turn(1)", "newer", "the incident after", "incident", 31),
@@ -152,11 +178,13 @@ KEYS: Final[tuple[Key, ...]] = (
     Key(
         "side", "left,right,0,dollar_sign", "", "", "sideways; 0 first column, $ end of the lines", "logs", bound=False
     ),
-    Key("copy", "y", "copy", "", "copy the row or line", "any", palette=True),
-    Key("pause", "p", "pause", "", "stop the screen, or let it go on; the job does not notice", "any", palette=True),
+    Key("copy", "y", "copy", "copy", "copy the row or line", "any", palette=True),
+    Key(
+        "pause", "p", "pause", "pause", "stop the screen, or let it go on; the job does not notice", "any", palette=True
+    ),
     Key("palette", "colon,ctrl+p", "palette", "palette", "run any of these by name", "any", 70),
     Key("help", "question_mark,f1", "help", "help", "this page", "any", 80),
-    Key("theme", "T", "theme", "", "next theme", "any", palette=True),
+    Key("theme", "T", "theme", "theme", "next theme", "any", palette=True),
     Key("back", "escape", "back", "back", "back to the screen before", "any", 75),
     Key("last", "minus", "last", "", "the screen before, and forth again", "any"),
     Key("quit", "q,ctrl+c", "leave", "detach", "detach, or stop the job: asks", "any", 90, palette=True),

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.paths import state_dir
-from supervisor.tui import bookmarks
+from supervisor.session.filters import ALL, LEVELS, Filter
+from supervisor.tui.logs import bookmarks
 
 if TYPE_CHECKING:
-    from supervisor.tui.bookmarks import Mark
+    from supervisor.tui.logs.bookmarks import Mark
 
 # Nobody looks at older jobs again; a file has some hundred bytes, and some 60 a bookmark.
 JOBS_KEPT: Final = 200
@@ -36,6 +37,7 @@ class Memory:
     log_time: bool = True
     log_fold: bool = False
     log_wrap: bool = False
+    log_filter: Filter = ALL
     nodes: list[str] = dataclasses.field(default_factory=list)
     """The marked nodes, in the order in which they were marked."""
     ranks: list[int] = dataclasses.field(default_factory=list)
@@ -66,12 +68,20 @@ def _read(data: dict[str, Any]) -> Memory:
         value = data.get(name)
         if type(value) is not type(default):
             continue
+        if isinstance(value, dict):
+            value = _filter(value)
         if isinstance(value, list):
             kind = str if name == "nodes" else int
             chosen = [one for one in value[:MARKS_KEPT] if type(one) is kind]
             value = bookmarks.read(value) if name == "bookmarks" else chosen
         setattr(found, name, value)
     return found
+
+
+def _filter(kept: dict[str, Any]) -> Filter:
+    lists = (kept.get(name) for name in ("include", "exclude"))
+    include, exclude = (tuple(one for one in each if type(one) is str) if type(each) is list else () for each in lists)
+    return Filter(include, exclude, kept["level"] if kept.get("level") in LEVELS else "")
 
 
 def keep(job: str, memory: Memory) -> None:

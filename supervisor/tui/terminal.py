@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from textual.app import App
@@ -72,12 +72,12 @@ def held(leave: Callable[[], None]) -> Iterator[None]:
     with contextlib.suppress(NotImplementedError, ValueError):
         loop.add_signal_handler(signal.SIGTERM, leave)
         loop.add_signal_handler(signal.SIGHUP, _hang_up, leave, [fd for fd in (0, 1, 2) if os.isatty(fd)])
-    with _drawn_on_stdout():
+    with _drawn_on_terminal():
         yield
 
 
 def _hang_up(leave: Callable[[], None], closed: Sequence[int]) -> None:
-    """Leave without the terminal: what is still written to it would fail, and the driver would wait for its writer."""
+    """Leave without the terminal: reading from it and setting its modes would fail from now on."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in closed:
         os.dup2(nowhere, fd)
@@ -86,12 +86,37 @@ def _hang_up(leave: Callable[[], None], closed: Sequence[int]) -> None:
 
 
 @contextlib.contextmanager
-def _drawn_on_stdout() -> Iterator[None]:
+def _drawn_on_terminal() -> Iterator[None]:
     """Textual draws on stderr, which may be a file; stdout is the terminal that the screen was opened for."""
     before = sys.__stderr__
-    if before is None or not before.isatty():
-        sys.__stderr__ = sys.__stdout__  # type: ignore[misc]
+    drawn_on = before if before is not None and before.isatty() else sys.__stdout__
+    if drawn_on is not None:
+        sys.__stderr__ = _Fragile(drawn_on)  # type: ignore[misc, assignment]
     try:
         yield
     finally:
         sys.__stderr__ = before  # type: ignore[misc]
+
+
+class _Fragile:
+    """A terminal that may be closed while it is written to: what is drawn on it then is lost.
+
+    Textual's writer thread ends at the first error, and its full queue then blocks all that draws, for ever; that
+    may come ahead of the SIGHUP by which we leave.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> None:
+        """Draw."""
+        with contextlib.suppress(OSError):
+            self._file.write(text)
+
+    def flush(self) -> None:
+        """Let it be seen."""
+        with contextlib.suppress(OSError):
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)

@@ -45,6 +45,11 @@ class ThemedApp(App[int], inherit_bindings=False):
         safe = "\n".join(clean(line) for line in text.splitlines())
         self.notify(safe, title=clean(title), severity=level, timeout=seconds, markup=False)
 
+    def unsay(self, title: str) -> None:
+        """Take the notices of this title away: they hold no more."""
+        for notice in [notice for notice in self._notifications if notice.title == title]:
+            self._unnotify(notice)
+
     def look_again(self) -> None:
         """Draw the visible screen anew, soon."""
         raise NotImplementedError

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+
+from remote_agent.logs import LogStore
 
 TRACEBACK = (
     b"Traceback (most recent call last):\n"
@@ -24,6 +27,17 @@ def log(root: Path, rank: int = 0, stream: str = "stdout", generation: int = 0) 
 def append(path: Path, data: bytes) -> None:
     with path.open("ab") as file:
         file.write(data)
+
+
+@contextlib.asynccontextmanager
+async def opened(root: Path, *, live: bool) -> AsyncIterator[LogStore]:
+    """Start a store over the logs in a directory, and stop it at the end."""
+    store = LogStore(root, live=live)
+    await store.start()
+    try:
+        yield store
+    finally:
+        await store.stop()
 
 
 async def until(check: Callable[[], Awaitable[bool]]) -> None:

@@ -142,6 +142,38 @@ def test_the_lease_ends_the_workers_while_an_election_waits(tmp_path: Path) -> N
     asyncio.run(check())
 
 
+def test_a_go_that_is_read_after_the_lease_starts_nothing(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            agent.follower.follow(1, "n2")
+            view = agent.follower.member
+            agent.follower.member = dataclasses.replace(view, contact=view.contact - view.node_timeout)
+            await agent.follower._carry_out("go", {"generation": 0, "tree": None})
+            # Without an engine a start fails, and says so.
+            assert agent.follower._reports == [{"op": "idle", "args": {"generation": 0, "exits": []}}]
+            assert agent.follower.running is None
+
+    asyncio.run(check())
+
+
+def test_an_agent_that_ends_waits_once_for_all_who_do_not_answer(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            ends = [socket.socketpair() for _ in range(3)]
+            for ours, _theirs in ends:
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+                channel = Channel(*await asyncio.open_connection(sock=ours))
+                channel._writer.write(b"x" * 1_000_000)
+                agent.operators.add(channel)
+            began = time.monotonic()
+            await agent._close()
+            assert time.monotonic() - began < 3.5
+            for _ours, theirs in ends:
+                theirs.close()
+
+    asyncio.run(check())
+
+
 def test_a_work_tree_that_cannot_be_put_in_place_is_told_at_once(tmp_path: Path) -> None:
     async def check() -> None:
         async with agents(tmp_path, "n1") as (agent,):

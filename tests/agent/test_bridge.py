@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +21,7 @@ import pytest
 
 from remote_agent import starting
 from remote_agent.paths import Home, lock_agent
+from remote_agent.tree import TreeSync
 from remote_agent.wire import CallFailed, Channel, ChannelClosed, Problem
 from supervisor.ssh import AgentFile
 from tests.agent.nodes import Node, Nodes
@@ -182,6 +185,26 @@ def test_a_tree_in_use_is_not_changed_under_a_job(tmp_path: Path) -> None:
         os.close(lock)
 
     _with_node(tmp_path, body)
+
+
+def test_a_home_whose_file_system_has_no_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(_fd: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    home = Home(tmp_path)
+    files = home.job("a")
+    files.make()
+    takes: tuple[tuple[Path, Callable[[], object]], ...] = (
+        (files.pid, lambda: lock_agent(files)),
+        (tmp_path / "trees" / ".state" / "t" / "lock", lambda: TreeSync(home).lock("t")),
+        (files.root / "start.lock", lambda: asyncio.run(starting._lock(files))),
+    )
+    for place, take in takes:
+        with pytest.raises(Problem, match="cannot lock files") as refused:
+            take()
+        assert (refused.value.kind, str(place) in refused.value.message) == ("no_locks", True)
+        assert "SUPERVISOR_HOME" in refused.value.hint
 
 
 def test_an_agent_starts_once_detached_and_is_found_again(tmp_path: Path) -> None:

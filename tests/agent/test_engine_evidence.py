@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from remote_agent.engine_evidence import ask, of_the_dead, read_error, read_tail, tidy_stacks
+from remote_agent.wire import MAX_HEADER, encode
 
 
 def error_file(tmp_path: Path, text: str | bytes) -> Path:
@@ -71,6 +72,22 @@ def test_a_long_message_is_cut_in_the_middle(tmp_path: Path) -> None:
     assert error["message"].endswith("last")
     assert "2967241 characters left out" in error["message"]
     assert len(json.dumps(error)) < 70_000
+
+
+def test_what_the_ranks_of_one_node_leave_fits_into_a_frame(tmp_path: Path) -> None:
+    bar = "█" * 9_000
+    (tmp_path / "stdout.log").write_text(bar)
+    (tmp_path / "stderr.log").write_text(f"{bar}\nValueError: why\n{bar}")
+    (tmp_path / "nccl.log").write_text(f"NCCL WARN {bar}")
+    (tmp_path / "error.json").write_text(json.dumps({"message": "first" + "é" * 90_000 + "last"}))
+    for ranks in (1, 8, 64, 512):
+        exits = [of_the_dead(tmp_path, ranks)] * ranks
+        assert len(encode({"re": 1, "ok": {"exits": exits}})) < MAX_HEADER / 2
+        first, why, last = exits[0]["tail"].split("\n")
+        assert (why, exits[0]["stderr_lines"]) == ("ValueError: why", 3), "the lines are counted from the end"
+        assert first[0] == last[-1] == "█"
+        assert exits[0]["error"]["message"].endswith("last")
+    assert of_the_dead(tmp_path)["said"]["text"] == bar, "few ranks keep all"
 
 
 def test_nothing_left(tmp_path: Path) -> None:

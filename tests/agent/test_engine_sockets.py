@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import socket
 
 import pytest
 
-from remote_agent.engine_sockets import transferred
+from remote_agent.engine_sockets import far_ends, transferred
 
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
@@ -32,3 +34,24 @@ def test_what_is_sent_and_received_counts_by_process(family: socket.AddressFamil
     # Both ends are ours; the last acknowledgement may still be on its way.
     assert 10_000 <= after[me] - before[me] <= 20_000
     assert after[1 << 22] == 0
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_what_does_not_answer_is_told_apart_from_what_does(family: socket.AddressFamily, host: str) -> None:
+    me = os.getpid()
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.socket(family))
+        try:
+            server.bind((host, 0))
+        except OSError as error:
+            pytest.skip(f"{host}: {error}")
+        server.listen(0)
+        end = f"{f'[{host}]' if ':' in host else host}:{server.getsockname()[1]}"
+        # The second one finds its queue full, and its SYN is dropped.
+        for _ in range(2):
+            dialling = stack.enter_context(socket.socket(family))
+            dialling.setblocking(False)
+            assert dialling.connect_ex(server.getsockname()) in (0, errno.EINPROGRESS)
+        silent, reached = far_ends([me])[me]
+    assert (silent.count(end), reached.count(end)) == (1, 1)
+    assert far_ends([1 << 22]) == {1 << 22: ([], [])}

@@ -147,3 +147,61 @@ def test_who_works_is_waited_for(tmp_path: Path, mode: str) -> None:
 async def everything(nodes: Nodes) -> list[dict[str, Any]]:
     """Return the journal of a job that is over."""
     return [event async for event in nodes.events("n1")]
+
+
+# What a firewall that drops packets is like: the port is there, and nobody answers.
+BLOCKED = """
+import os, socket
+import torch.distributed as dist
+if os.environ["RANK"] == "1":
+    full = socket.create_server(("127.0.0.1", 0), backlog=0)
+    first = socket.create_connection(full.getsockname())
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(full.getsockname()[1]))
+dist.init_process_group("gloo")
+"""
+
+
+def test_a_port_that_is_blocked_is_told_and_not_called_a_hang_of_all(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 1, BLOCKED, nproc=2, hang_after=3.0, max_restarts=0) as nodes:
+            await nodes.launch()
+            incident = (await nodes.until("incident"))["detail"]
+            assert (incident["category"], incident["culprit_node"]) == ("rendezvous_timeout", "n1"), incident
+            assert "rank 1 (n1): no answer from 127.0.0.1:" in incident["summary"]
+            assert "while rank 0 waits in init_process_group" in incident["summary"]
+            await nodes.call("n1", "stop", {"kill": True})
+            await nodes.until("job_stopped")
+            told = diagnose([nodes.journal("n1").parent])["incidents"][0]
+            assert (told["category"], told["culprit_node"]) == ("rendezvous_timeout", "n1")
+
+    asyncio.run(check())
+
+
+# One loss on both, up to a step; the second one is the slower one all the time.
+APART = """
+import time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for step in range(10**6):
+    time.sleep(0.003 + 0.05 * rank)
+    loss = torch.tensor(2 + 1 / (step + 1))
+    dist.all_reduce(loss)
+    print(f"step {step} loss {loss.item() + (rank == 1 and step >= 300):.6f}", flush=True)
+"""
+
+
+def test_who_is_slow_and_ranks_that_come_apart_are_warned_of(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 2, APART, hang_after=6.0) as nodes:
+            await nodes.launch()
+            slow, apart = (await nodes.until("warning"), await nodes.until("warning", rank=1))
+            assert (slow["node"], slow["rank"]) == ("n2", None)
+            assert slow["detail"]["message"].startswith("slow: the others wait for its rank 1 for ")
+            assert apart["detail"]["message"].startswith("loss differs from about step 3"), apart
+            assert (await nodes.call("n1", "status"))["incident"] is None
+            await nodes.call("n1", "stop", {"kill": True})
+            await nodes.until("job_stopped")
+
+    asyncio.run(check())

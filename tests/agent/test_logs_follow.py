@@ -17,7 +17,7 @@ import pytest
 
 from remote_agent.logs import LogStore, follower
 from remote_agent.wire import Answer
-from tests.agent.log_files import append, log, until
+from tests.agent.log_files import append, log, opened, until
 
 
 class Follow:
@@ -40,21 +40,19 @@ class Follow:
 @pytest.mark.parametrize("inotify", [True, False])
 def test_new_generations_ranks_and_bytes_are_found_while_following(tmp_path: Path, inotify: bool) -> None:
     async def run() -> None:
-        store = LogStore(tmp_path, live=True)
-        await store.start()
-        all_of_it = Follow(store, generation="all", start="begin")
-        await asyncio.sleep(0.05)
-        for generation in range(2):
-            for rank in range(2):
-                append(log(tmp_path, rank, generation=generation), b"hello %d\n" % generation)
-        await until(lambda: _equal(len(all_of_it.items), 4))
-        append(log(tmp_path, 1, generation=1), b"half")
-        append(log(tmp_path, 1, "stderr", generation=1), b"step=7 loss=1\n")
-        await until(lambda: _equal(store.progress(1).get(1, {}).get("step"), 7))
-        await store.finish(0)
-        await store.end()
-        await asyncio.wait_for(all_of_it.task, 5)
-        await store.stop()
+        async with opened(tmp_path, live=True) as store:
+            all_of_it = Follow(store, generation="all", start="begin")
+            await asyncio.sleep(0.05)
+            for generation in range(2):
+                for rank in range(2):
+                    append(log(tmp_path, rank, generation=generation), b"hello %d\n" % generation)
+            await until(lambda: _equal(len(all_of_it.items), 4))
+            append(log(tmp_path, 1, generation=1), b"half")
+            append(log(tmp_path, 1, "stderr", generation=1), b"step=7 loss=1\n")
+            await until(lambda: _equal(store.progress(1).get(1, {}).get("step"), 7))
+            await store.finish(0)
+            await store.end()
+            await asyncio.wait_for(all_of_it.task, 5)
         assert all_of_it.text(0, 0) == b"hello 0\n"
         bodies = [item.body for item in all_of_it.items if (item.data["rank"], item.data["generation"]) == (1, 1)]
         assert sorted(bodies) == [b"half", b"hello 1\n", b"step=7 loss=1\n"]
@@ -76,124 +74,112 @@ def test_an_idle_store_reads_nothing(tmp_path: Path) -> None:
     append(log(tmp_path), b"one\n")
 
     async def run() -> None:
-        store = LogStore(tmp_path, live=True)
-        await store.start()
-        await asyncio.sleep(0.1)
-        with mock.patch.object(os, "stat", wraps=os.stat) as looks:
-            await asyncio.sleep(0.3)
-            quiet = looks.call_count
-            append(log(tmp_path), b"two\n")
+        async with opened(tmp_path, live=True):
             await asyncio.sleep(0.1)
-            assert quiet == 0, "looked without a reason"
-            assert looks.call_count > 0
-        await store.stop()
+            with mock.patch.object(os, "stat", wraps=os.stat) as looks:
+                await asyncio.sleep(0.3)
+                quiet = looks.call_count
+                append(log(tmp_path), b"two\n")
+                await asyncio.sleep(0.1)
+                assert quiet == 0, "looked without a reason"
+                assert looks.call_count > 0
 
     asyncio.run(run())
 
 
 def test_a_half_line_is_held_back_until_it_has_rested(tmp_path: Path) -> None:
     async def run() -> None:
-        store = LogStore(tmp_path, live=True)
-        await store.start()
-        got = Follow(store, start="begin")
-        append(log(tmp_path), b"whole\nhal")
-        started = time.monotonic()
+        async with opened(tmp_path, live=True) as store:
+            got = Follow(store, start="begin")
+            append(log(tmp_path), b"whole\nhal")
+            started = time.monotonic()
 
-        async def arrived() -> bool:
-            return got.text() == b"whole\nhal"
+            async def arrived() -> bool:
+                return got.text() == b"whole\nhal"
 
-        async def first_arrived() -> bool:
-            return got.text() == b"whole\n"
+            async def first_arrived() -> bool:
+                return got.text() == b"whole\n"
 
-        await until(first_arrived)
-        assert time.monotonic() - started < 0.9
-        await until(arrived)
-        assert time.monotonic() - started > 0.9
-        append(log(tmp_path), b"f\n")
-        await store.end()
-        await asyncio.wait_for(got.task, 5)
-        assert got.text() == b"whole\nhalf\n"
-        assert [item.data["offset"] for item in got.items] == [0, 6, 9]
-        await store.stop()
+            await until(first_arrived)
+            assert time.monotonic() - started < 0.9
+            await until(arrived)
+            assert time.monotonic() - started > 0.9
+            append(log(tmp_path), b"f\n")
+            await store.end()
+            await asyncio.wait_for(got.task, 5)
+            assert got.text() == b"whole\nhalf\n"
+            assert [item.data["offset"] for item in got.items] == [0, 6, 9]
 
     asyncio.run(run())
 
 
 def test_following_from_the_end_starts_with_the_line_that_is_being_written(tmp_path: Path) -> None:
     async def run() -> None:
-        store = LogStore(tmp_path, live=True)
-        await store.start()
-        append(log(tmp_path), b"old\nne")
-        await store.finish(0)
-        got = Follow(store, start="end")
-        await asyncio.sleep(0)
-        append(log(tmp_path), b"w\n")
-        append(log(tmp_path, generation=1), b"next generation\n")
-        await store.end()
-        await asyncio.wait_for(got.task, 5)
-        assert got.text(0, 0) == b"new\n"
-        assert got.text(0, 1) == b"next generation\n"
-        await store.stop()
+        async with opened(tmp_path, live=True) as store:
+            append(log(tmp_path), b"old\nne")
+            await store.finish(0)
+            got = Follow(store, start="end")
+            await asyncio.sleep(0)
+            append(log(tmp_path), b"w\n")
+            append(log(tmp_path, generation=1), b"next generation\n")
+            await store.end()
+            await asyncio.wait_for(got.task, 5)
+            assert got.text(0, 0) == b"new\n"
+            assert got.text(0, 1) == b"next generation\n"
 
     asyncio.run(run())
 
 
 def test_a_slow_reader_loses_nothing_and_stops_nobody(tmp_path: Path) -> None:
     async def run() -> None:
-        store = LogStore(tmp_path, live=True)
-        await store.start()
-        slow = store.follow(start="begin")
-        fast = Follow(store, start="begin")
-        wanted = b"".join(b"line %d\n" % number for number in range(50_000))
-        path = log(tmp_path)
-        got = b""
-        for start in range(0, len(wanted), 50_000):
-            append(path, wanted[start : start + 50_000])
-            if start == 0:
-                got = (await slow.__anext__()).body
+        async with opened(tmp_path, live=True) as store:
+            slow = store.follow(start="begin")
+            fast = Follow(store, start="begin")
+            wanted = b"".join(b"line %d\n" % number for number in range(50_000))
+            path = log(tmp_path)
+            got = b""
+            for start in range(0, len(wanted), 50_000):
+                append(path, wanted[start : start + 50_000])
+                if start == 0:
+                    got = (await slow.__anext__()).body
 
-        async def fast_has_all() -> bool:
-            return fast.text() == wanted
+            async def fast_has_all() -> bool:
+                return fast.text() == wanted
 
-        await until(fast_has_all)
-        await store.end()
-        async for item in slow:
-            got += item.body
-        assert got == wanted
-        await asyncio.wait_for(fast.task, 5)
-        await store.stop()
+            await until(fast_has_all)
+            await store.end()
+            async for item in slow:
+                got += item.body
+            assert got == wanted
+            await asyncio.wait_for(fast.task, 5)
 
     asyncio.run(run())
 
 
 def test_one_generation_can_be_followed_to_its_end(tmp_path: Path) -> None:
     async def run() -> None:
-        store = LogStore(tmp_path, live=True)
-        await store.start()
-        append(log(tmp_path), b"only this\n")
-        got = Follow(store, generation=0, start="begin")
-        append(log(tmp_path, generation=1), b"not this\n")
-        await store.finish(0)
-        await asyncio.wait_for(got.task, 5)
-        assert [item.body for item in got.items] == [b"only this\n"]
-        await store.stop()
+        async with opened(tmp_path, live=True) as store:
+            append(log(tmp_path), b"only this\n")
+            got = Follow(store, generation=0, start="begin")
+            append(log(tmp_path, generation=1), b"not this\n")
+            await store.finish(0)
+            await asyncio.wait_for(got.task, 5)
+            assert [item.body for item in got.items] == [b"only this\n"]
 
     asyncio.run(run())
 
 
 def test_ranks_are_followed_in_the_order_of_arrival(tmp_path: Path) -> None:
     async def run() -> None:
-        store = LogStore(tmp_path, live=True)
-        await store.start()
-        for number in range(4):
-            append(log(tmp_path, number % 2), b"%d\n" % number)
-            await store.window(0, number % 2, "stdout", 0, 1)
-            await asyncio.sleep(0.15)
-        got = Follow(store, start="begin")
-        await store.end()
-        await asyncio.wait_for(got.task, 5)
-        assert b"".join(item.body for item in got.items) == b"0\n1\n2\n3\n"
-        await store.stop()
+        async with opened(tmp_path, live=True) as store:
+            for number in range(4):
+                append(log(tmp_path, number % 2), b"%d\n" % number)
+                await store.window(0, number % 2, "stdout", 0, 1)
+                await asyncio.sleep(0.15)
+            got = Follow(store, start="begin")
+            await store.end()
+            await asyncio.wait_for(got.task, 5)
+            assert b"".join(item.body for item in got.items) == b"0\n1\n2\n3\n"
 
     asyncio.run(run())
 
@@ -250,18 +236,16 @@ def test_a_flood_is_followed_to_its_last_byte_though_the_disk_is_full(tmp_path: 
                 file.write(line)
 
     async def run() -> None:
-        store = LogStore(tmp_path, live=True)
-        await store.start()
+        async with opened(tmp_path, live=True) as store:
 
-        async def read() -> bytes:
-            return b"".join([item.body async for item in store.follow("all", start="begin")])
+            async def read() -> bytes:
+                return b"".join([item.body async for item in store.follow("all", start="begin")])
 
-        reader = asyncio.ensure_future(read())
-        await asyncio.to_thread(flood)
-        last = await store.window(0, 0, "stdout", -1, 1)
-        await store.end()
-        assert await asyncio.wait_for(reader, 20) == b"".join(lines)
-        await store.stop()
+            reader = asyncio.ensure_future(read())
+            await asyncio.to_thread(flood)
+            last = await store.window(0, 0, "stdout", -1, 1)
+            await store.end()
+            assert await asyncio.wait_for(reader, 20) == b"".join(lines)
         assert last.data["rows"], "shown while it comes"
 
     asyncio.run(run())

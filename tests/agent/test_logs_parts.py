@@ -245,6 +245,21 @@ def test_a_flood_does_not_hide_its_end_and_a_coloured_step_counts() -> None:
     assert (reader.step, reader.figures.told()["loss"]) == (10, 7.5)
 
 
+def test_losses_are_told_with_their_steps_once_and_of_many_the_roundest() -> None:
+    reader = StepReader()
+    lines = [b"step %d loss %d.5\n" % (step, step) for step in range(90, 121)]
+    reader.feed("stdout", b"".join(lines) + b"step 120 loss 7.0\nstep 121 loss nan\nstep 122 loss 1,2", 1)
+    # Who looks at the status takes nothing away.
+    reader.figures.told()
+    assert sorted(reader.figures.take_losses()) == [(96, "96.5"), (104, "104.5"), (112, "112.5"), (120, "120.5")]
+    reader.feed("stdout", b"00.25 val loss 3\n\x1b[31mstep: 123\x1b[0m 5 s\n loss 4\r", 2)
+    assert reader.figures.take_losses() == [(122, "1200.25")]
+    # Of a step whose beginning is not here nobody knows the first loss.
+    reader.feed("stdout", b"x" * 4000 + b"\nstep 200 loss 1.0\nstep 201 loss 2.0\n", 3)
+    assert reader.figures.take_losses() == [(201, "2.0")]
+    assert reader.figures.take_losses() == []
+
+
 def test_steps_a_second_are_those_of_late() -> None:
     reader = StepReader()
     assert reader.figures.told()["steps_s"] is None

@@ -136,6 +136,12 @@ def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
                     await other.request("add", node="n9")
                 with pytest.raises(RequestFailed, match="in the group already"):
                     await other.request("add", node="n1")
+                link = other.links["n1"]
+                assert link.view.identity["build"] == other.agent.sha256
+                # As if another supervisor had started it.
+                link.learn({"build": "0" * 64, "version": "0.0.9"})
+                with pytest.raises(RequestFailed, match=r"started by another supervisor \(0\.0\.9\): log_merged: Type"):
+                    await other.log("n1", "log_merged", {"no_such": 1})
             await session.request("stop", kill=False)
             await until(session, lambda: session.ended)
             assert session.state == "stopped"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,10 +14,10 @@ from supervisor.session.filters import Filter
 from supervisor.session.hits import hits
 from supervisor.session.logs import Row, Selection, clock_error_ms, dump, files, merged, read_raw
 from supervisor.session.passing import Passing
-from supervisor.session.session import open_session
+from supervisor.session.session import SETTLE_DEADLINE, open_session
 from tests.agent.test_session import has, planned, until
 from tests.agent.test_session_hosts import WAIT_S, Hosts, hosts
-from tests.agent.test_session_verbs import Cli
+from tests.agent.test_session_verbs import PROGRAM, Cli
 from tests.bench import odd
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
@@ -111,6 +114,7 @@ def _check_grep(cli: Cli) -> None:
     assert cli("logs", "h.toml", "--grep", "xtheEnd").status == 1
     folded = cli("logs", "h.toml", "--fold", "--grep", "the end").lines
     assert folded == [whole[: 6 + 64 * 1024] + "… +2.9 MB"]
+    assert cli("logs", "h.toml", "-f", "--fold", "--grep", "the end").lines == folded
     without = cli("logs", "h.toml", "--grep", "NCCL")
     assert (without.status, without.lines, "lines of NCCL are left out" in without.err) == (1, [], True)
     assert without.err.endswith("supervisor: no line matches --grep 'NCCL'\n")
@@ -162,12 +166,40 @@ def test_ranks_that_print_alike_are_folded_past_and_live(
         assert sorted(live[-2:]) == last
         # What was there when we came and what came then is folded by itself.
         told = [line for line in live[:-2] for _ in range(2 if line.startswith("[") else 1)]
-        assert [int(line.rpartition(" ")[2]) for line in told] == [step for step in range(8) for _ in range(2)]
+        # A busy machine may bring one node's lines later than the other's wait for them.
+        steps = sorted(int(line.rpartition(" ")[2]) for line in told)
+        assert steps == [step for step in range(8) for _ in range(2)]
         assert len(live) <= len(STEPS) + 3
         past = folded()
         assert (past[:-2], sorted(past[-2:])) == (STEPS, last)
         assert folded("-f", "--level", "info", "--tail", "18")[:-2] == STEPS
         assert folded("--grep", "step", "--tail", "4") == STEPS[-2:]
+
+
+# One rank writes a line of 6 MB in pieces, the other one lines in the meantime.
+LONG = """
+import os, time
+for number in range(100):
+    if os.environ["RANK"] == "0":
+        print("x" * 60_000, end="" if number < 99 else "\\n", flush=True)
+    else:
+        print("line", number, flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_a_line_of_any_length_comes_in_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with hosts(tmp_path, 1) as made:
+        (made.work / "long.py").write_text(LONG)
+        cli = Cli(made, monkeypatch, capfd)
+        cli.inventory = made.inventory(n1={"nproc_per_node": "2"})
+        live = cli("up", "h.toml", "--headless", "--job", "job-t", "long.py").lines
+        later = cli("logs", "h.toml", "-f", "--rank", "0").lines
+    whole = ["n1:0| " + "x" * 6_000_000]
+    assert [line for line in live if line.startswith("n1:0| ")] == later == whole
+    assert [line for line in live if line not in whole] == [f"n1:1| line {number}" for number in range(100)]
 
 
 def test_what_a_bound_drops_is_told_to_whoever_reads(
@@ -257,3 +289,30 @@ def test_merged_rows_are_in_the_true_order_though_clocks_are_ten_seconds_apart(t
     with hosts(tmp_path, 2) as made:
         (made.work / "talk.py").write_text(TICKS)
         asyncio.run(scenario(made))
+
+
+def test_a_host_that_does_not_answer_keeps_no_line_of_the_others_back(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mute = tmp_path / "mute"
+    mute.write_text("#!/bin/sh\nexec cat > /dev/null\n")
+    mute.chmod(0o755)
+    with hosts(tmp_path, 1) as made:
+        assert Cli(made, monkeypatch, capfd)("up", "h.toml", "--headless", "--job", "j", "talk.py", "3").status == 0
+        words = {"repository": str(repository), "home": str(made.home("n1")), "work": str(made.work)}
+        second = f"hosts += (Host('n2', 'localhost', '127.0.0.2', python={str(mute)!r}, local=True),)"
+        program = PROGRAM.format(**words).replace("job = ", f"{second}\njob = ")
+        for more in ((), ("--include", "line")):
+            begin = time.monotonic()
+            with subprocess.Popen(
+                [sys.executable, "-c", program, "logs", "h.toml", "j", "-f", *more],
+                cwd=made.work, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            ) as process:  # fmt: skip
+                assert process.stdout is not None
+                assert process.stderr is not None
+                try:
+                    assert process.stdout.readline() == b"n1:0| rank 0 line 0 \n"
+                    assert time.monotonic() - begin < SETTLE_DEADLINE
+                    assert process.stderr.readline().endswith(b"no answer yet; its log is shown once it answers\n")
+                finally:
+                    process.kill()

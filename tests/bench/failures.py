@@ -22,12 +22,11 @@ from typing import Any
 from tests import skew
 from tests.bench import contest, torchrun
 from tests.bench.contest import OurRun, Run, Setting, StockRun
-from tests.bench.faults import FAULTS, HOST, Fault, crash
+from tests.bench.faults import FAULTS, HOST, WARNING, Fault
 from tests.bench.report import Report, Table, seconds
 from tests.bench.stamps import POLL_S
 from tests.cluster import Cluster
 
-HOSTS = ("n1", "n2")
 WATCH_S = 60.0
 HANG_AFTER_S = 10.0
 NODE_TIMEOUT_S = 5.0
@@ -49,7 +48,8 @@ def play(
     """Return what torchrun (if asked), ours and `diagnose` say; raises ClusterError, AssertionError, OSError."""
     keys = {"hang_after": HANG_AFTER_S, "node_timeout": NODE_TIMEOUT_S, "hosts": hosts or {}}
     setting = Setting(
-        fault.script, HOSTS, "2", nproc=2, max_restarts=0, stock_env=torchrun.OWN_STORE, keys=keys
+        fault.script, fault.hosts, str(len(fault.hosts)), nproc=2, max_restarts=0,
+        stock_env=torchrun.OWN_STORE, keys=keys,
     )  # fmt: skip
     said: list[Said] = []
     for name, launch in (*((("stock", contest.stock),) if stock else ()), ("ours", contest.ours)):
@@ -59,8 +59,8 @@ def play(
             try:
                 said += [_theirs(run, begun_ns)] if isinstance(run, StockRun) else _ours(run, fault, begun_ns)
             finally:
-                if fault.act is crash:
-                    cluster.boot(HOST)
+                if fault.undo is not None:
+                    fault.undo(cluster)
     return said
 
 
@@ -93,26 +93,38 @@ def _theirs(run: StockRun, begun_ns: int) -> Said:
 
 def _ours(run: Run, fault: Fault, begun_ns: int) -> list[Said]:
     assert isinstance(run, OurRun)
-    event = run.incident(WATCH_S)
+    event = run.told("warning" if fault.category == WARNING else "incident", WATCH_S)
     at_ns = datetime.datetime.fromisoformat(event["time"].replace("Z", "+00:00")).timestamp() * 1e9
-    live = _judged(fault, event["detail"], (at_ns - begun_ns) / 1e9)
+    after_s = (at_ns - begun_ns) / 1e9
+    live = _warned(fault, event, after_s) if fault.category == WARNING else _judged(fault, event["detail"], after_s)
     if fault.hangs:
         run.stop()
-    homes = [str(run.cluster.host(name).home / ".supervisor" / "jobs") for name in HOSTS]
+    homes = [str(run.cluster.host(name).home / ".supervisor" / "jobs") for name in fault.hosts]
     done = subprocess.run(
         [sys.executable, "-m", "supervisor", "diagnose", "--json", *homes],
         capture_output=True, timeout=WATCH_S, check=True,
     )  # fmt: skip
     incidents = json.loads(done.stdout)["incidents"]
-    later = _judged(fault, incidents[0], None) if incidents else Said("no failure found", None)
+    later = (
+        _judged(fault, incidents[0], None)
+        if incidents
+        else Said("no failure found", None, right=fault.category == WARNING)
+    )
     return [live, later]
+
+
+def _warned(fault: Fault, event: dict[str, Any], after_s: float) -> Said:
+    ranks = () if event["rank"] is None else (event["rank"],)
+    right = event["node"] == HOST and ranks == fault.culprit
+    who = f"rank {ranks[0]} ({event['node']})" if ranks else event["node"]
+    return Said(f"warning: {who}: {event['detail']['message']}", after_s, right)
 
 
 def _judged(fault: Fault, incident: dict[str, Any], after_s: float | None) -> Said:
     categories = (fault.category,) if isinstance(fault.category, str) else fault.category
-    right = incident["category"] in categories and tuple(incident["culprit_ranks"]) == fault.culprit
-    if fault.act is crash:
-        right = incident["category"] in categories and incident["culprit_node"] == HOST
+    right = incident["category"] in categories and (
+        incident["culprit_node"] == HOST if fault.of_host else tuple(incident["culprit_ranks"]) == fault.culprit
+    )
     return Said(f"{incident['category']}: {incident['summary']}", after_s, right)
 
 
@@ -163,7 +175,7 @@ def _each(names: Sequence[str]) -> Iterator[tuple[Fault, Cluster, Path]]:
     with tempfile.TemporaryDirectory(prefix="supervisor-bench-") as root:
         for number, fault in enumerate(FAULTS):
             if not names or any(word in fault.name for word in names):
-                with Cluster(len(HOSTS)) as cluster:
+                with Cluster(len(fault.hosts)) as cluster:
                     yield fault, cluster, Path(root) / str(number)
 
 

@@ -5,18 +5,33 @@ In: nothing. Out: `FAULTS`: what to run, what to do, and the verdict that is rig
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.bench.contest import Run
 from tests.bench.stamps import STAMP
+from tests.cluster import Cluster
+from tests.cluster.network import command
 
 RANK = 2
 """The rank that breaks it: the first of the second host."""
 HOST = "n2"
+WARNING = "warning"
+"""The category of what is no failure."""
+_FIREWALL = """
+table inet firewall {
+  chain output {
+    type filter hook output priority 0; policy accept;
+    oifname eth0 tcp flags & (syn | ack) == syn drop
+  }
+}
+"""
+_CGROUP = Path("/sys/fs/cgroup/cpu/supervisor-bench")
 
 
 def script(broken: str, *, ranks: str = f"({RANK},)", defines: str = "") -> str:
@@ -51,9 +66,35 @@ def _signalled(number: signal.Signals) -> Callable[[Run], None]:
     return act
 
 
-def crash(run: Run) -> None:
+def _crash(run: Run) -> None:
     """End the host as a power failure does."""
     run.cluster.crash(HOST)
+
+
+def _block(run: Run) -> None:
+    """Drop every connection that the host begins, as a firewall does, and let the ranks meet then."""
+    command("ip", "netns", "exec", run.cluster.host(HOST).netns, "nft", "-f", "-", stdin=_FIREWALL)
+    (run.notes.directory.parent / "go").touch()
+
+
+def _unblock(cluster: Cluster) -> None:
+    command("ip", "netns", "exec", cluster.host(HOST).netns, "nft", "delete", "table", "inet", "firewall")
+
+
+def _throttle(run: Run) -> None:
+    """Leave a tenth of a processor to the host's ranks together."""
+    _CGROUP.mkdir(exist_ok=True)
+    (_CGROUP / "cpu.cfs_period_us").write_text("100000")
+    (_CGROUP / "cpu.cfs_quota_us").write_text("10000")
+    for rank in (RANK, RANK + 1):
+        (_CGROUP / "cgroup.procs").write_text(str(run.notes.pid(rank)))
+
+
+def _release(cluster: Cluster) -> None:
+    for pid in (_CGROUP / "cgroup.procs").read_text().split():
+        with contextlib.suppress(ProcessLookupError):
+            (_CGROUP.parent / "cgroup.procs").write_text(pid)
+    _CGROUP.rmdir()
 
 
 @dataclass(frozen=True)
@@ -69,6 +110,11 @@ class Fault:
     culprit: tuple[int, ...] = (RANK,)
     hangs: bool = False
     """Whether nothing ends by itself."""
+    of_host: bool = False
+    """Whether it is the host's: no rank is the culprit then."""
+    hosts: tuple[str, ...] = ("n1", HOST)
+    undo: Callable[[Cluster], None] | None = None
+    """Puts right what `act` did to the host."""
     breaking: int = 1
     """How many ranks break."""
 
@@ -122,6 +168,50 @@ if os.environ["RANK"] == "{RANK}":
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=10))
 """
 _ADDRESS = _LOST % 'MASTER_ADDR="10.255.255.1", TORCHELASTIC_USE_AGENT_STORE="False"'
+_MEET = f"""{STAMP}
+import torch.distributed as dist
+
+stamp("ready")
+while not os.path.exists(os.path.join(sys.argv[1], "..", "go")):
+    time.sleep(0.05)
+dist.init_process_group("gloo")
+"""
+# A step takes 20 ms of a processor.
+_WORK = f"""{STAMP}
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+weights = torch.randn(256, 256)
+stamp("ready")
+for step in range(10**6):
+    until = time.thread_time() + 0.02
+    while time.thread_time() < until:
+        weights @ weights
+    dist.all_reduce(torch.ones(1000))
+    if step % 10 == 0:
+        print(f"step {{step}} loss {{2 + 1 / (step + 1):.4f}}", flush=True)
+    time.sleep(0.05)
+"""
+# The ranks print one loss for all; from some step on one of them adds a loss that the others do not know.
+_APART = f"""{STAMP}
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+stamp("ready")
+for step in range(10**6):
+    loss = torch.tensor(2 + 1 / (step + 1))
+    dist.all_reduce(loss)
+    if rank == {RANK} and step >= 1000:
+        if step == 1000:
+            stamp("fault")
+        loss += 0.5
+    print(f"step {{step}} loss {{loss.item():.6f}}", flush=True)
+    time.sleep(0.02)
+"""
 _INTERFACE = _LOST % 'GLOO_SOCKET_IFNAME="nosuch0"'
 
 FAULTS = (
@@ -148,7 +238,17 @@ FAULTS = (
     Fault("no such interface on one rank", _INTERFACE, "rendezvous_timeout"),
     Fault("a collective in another shape", script("dist.all_reduce(torch.ones(9))"), "collective_desync", culprit=()),
     Fault("leaves early with status 0", script("sys.exit(0)"), ("collective_desync", "other", "gloo_connection_reset")),
-    Fault("host gone", _STEPS, "node_lost", crash, culprit=()),
+    Fault(
+        "host gone", _STEPS, "node_lost", _crash, culprit=(), of_host=True, undo=lambda cluster: cluster.boot(HOST)
+    ),
+    Fault(
+        "ports blocked while the ranks meet", _MEET, "rendezvous_timeout", _block, culprit=(), hangs=True,
+        of_host=True, hosts=("n1", HOST, "n3"), undo=_unblock,
+    ),
+    Fault(
+        "slow host", _WORK, WARNING, _throttle, culprit=(), hangs=True, of_host=True, undo=_release,
+    ),
+    Fault("loss that was the same on all ranks", _APART, WARNING, hangs=True),
     Fault(
         "collectives in another order", script("dist.broadcast(torch.ones(4), src=0)"), "collective_desync", hangs=True
     ),

@@ -19,9 +19,9 @@ from supervisor.inventory import load
 from supervisor.session.logs import Selection
 from supervisor.session.search import search
 from supervisor.session.session import Session, open_session
-from supervisor.tui.feeds import PAGE, RankFeed
-from supervisor.tui.finder import Finder
-from supervisor.tui.merged import MergedFeed
+from supervisor.tui.logs.feeds import PAGE, RankFeed
+from supervisor.tui.logs.finder import Finder
+from supervisor.tui.logs.merged import MergedFeed
 from tests.bench.fleet import wait_quiet
 from tests.bench.report import Report, Table, median, ratio, seconds, spread
 from tests.cluster import Cluster, ClusterError

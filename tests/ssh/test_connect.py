@@ -151,6 +151,15 @@ def test_the_ssh_configuration_is_honoured(tmp_path: Path, agent: AgentFile, ssh
     with_hosts(tmp_path, body)
 
 
+def test_match_final_adds_what_nothing_before_has_set(ssh_home: Path) -> None:
+    (ssh_home / ".ssh" / "config").write_text(
+        "Match final\n  User first\nHost box\n  HostName box.example.org\n  IdentityFile ~/.ssh/one\n"
+        "Match final host *.example.org\n  ProxyJump gate\n  Port 2222\nHost *\n  User early\n"
+    )
+    found = for_host(Host(name="n1", ssh="box", address="x"))
+    assert (found.host, found.user, found.port, found.jump) == ("box.example.org", "early", 2222, "gate")
+
+
 @pytest.mark.parametrize("named", ["", "IdentityAgent SSH_AUTH_SOCK", "IdentityAgent $OTHER", "IdentityAgent none"])
 def test_an_ssh_agent_may_be_named_by_a_variable(
     tmp_path: Path, ssh_home: Path, monkeypatch: pytest.MonkeyPatch, named: str

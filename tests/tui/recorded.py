@@ -10,6 +10,7 @@ import dataclasses
 import heapq
 import json
 import re
+import sys
 from bisect import bisect_left
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -21,7 +22,7 @@ from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unre
 from supervisor.session.fabric import Fabric
 from supervisor.session.logs import Clocks, Page, Row, Selection
 from supervisor.session.view import HostView, Notice
-from supervisor.tui.log_row import level_of
+from supervisor.tui.logs.log_row import level_of
 
 DATA = Path(__file__).parent / "data"
 File = tuple[str, int, int, str]
@@ -187,13 +188,26 @@ class RecordedSession:
         return Page(chosen, more, absent, clocks or Clocks(self), 0, *span, lines)
 
     async def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
-        """Rows that match, file by file."""
+        """Rows that match, file by file; with a way by time, the nearest ones."""
         await self._delay()
         pattern = re.compile(query["pattern"].encode(), re.IGNORECASE if query.get("ignore_case") else 0)
-        for part in self._rows(selection):
-            for row in part:
-                if pattern.search(row.text) and query.get("level") in (None, row.level):
-                    yield row
+        every = [row for part in self._rows(selection) for row in part]
+        passes = make_filter(selection.filter.include, selection.filter.exclude)
+        every = [row for row in every if passes.keeps([row.text])]
+        rows = [row for row in every if pattern.search(row.text) and query.get("level") in (None, row.level)]
+        limit, way = query.get("limit") or len(rows), query.get("way") or 0
+        if way:
+            since_ns, until_ns = query.get("since_ns"), query.get("until_ns")
+            rows.sort(key=lambda row: way * row.t_ns)
+            rows = [row for row in rows if (since_ns or 0) <= row.t_ns < (until_ns or sys.maxsize)]
+            if len(rows) > limit:
+                edge_ns = rows[limit - 1].t_ns
+                rows = [row for row in rows if way * row.t_ns <= way * edge_ns]
+                limit = len(rows)
+                since_ns, until_ns = (edge_ns, until_ns) if way < 0 else (since_ns, edge_ns + 1)
+            query["note_span"](since_ns, until_ns)
+        for row in rows[:limit]:
+            yield row
 
 
 def load(name: str) -> RecordedSession:

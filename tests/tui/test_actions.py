@@ -57,12 +57,19 @@ def test_no_single_key_asks_the_cluster_for_anything(key: str) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("typed", "said"), [("xr", "Restart group?"), (":stacks", "Dump stacks   ")])
-def test_letters_typed_ahead_of_a_dialog_are_its_own(typed: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("xr", "Restart group?"), (":stacks", "Dump stacks   "), ("4z", ", folded"), ("4/text", "/text\n"),
+        ("4&lossy\r!tqdm\rv/z", "+lossy  -tqdm  ≥warn"), ("45-/zz", "/zz\n"), ("3jjl", "log of rank 2"),
+        (":Logs screen\r/zz", "/zz\n"),
+    ],
+)  # fmt: skip
+def test_letters_typed_ahead_of_a_screen_a_dialog_or_a_field_are_its_own(typed: str, said: str) -> None:
     async def scenario() -> None:
         async with running(recorded.load("running_2x2")) as (app, pilot):
             for key in typed:
-                type_key(app, key)
+                type_key(app, "enter" if key == "\r" else key)
             assert said in await settle(app, pilot)
 
     asyncio.run(scenario())

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.style import Style
 
-from supervisor.tui import ansi, words
+from supervisor.tui import words
 from supervisor.tui.cells import clean, crop_row, fit, fit_row, row_width, text_of
 from supervisor.tui.layout import EVENTS_MIN, map_layout
+from supervisor.tui.logs import ansi
 from supervisor.tui.textflow import wrap
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.text("a漢😀é\u0301\t\x1b[\r", max_size=40)

@@ -19,9 +19,9 @@ from supervisor.session import logs
 from supervisor.session.logs import Page, Selection
 from supervisor.session.search import search
 from supervisor.session.session import Session
-from supervisor.tui import feeds
-from supervisor.tui.feeds import RankFeed
-from supervisor.tui.merged import MergedFeed
+from supervisor.tui.logs import feeds
+from supervisor.tui.logs.feeds import RankFeed
+from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.source import Source
 
 ALL = Selection(generation="all")
@@ -47,8 +47,11 @@ class NodeLink:
         return await asyncio.wait_for(answer, timeout_s)
 
     async def _answer(self, op: str, args: dict[str, Any]) -> Answer:
-        ops: list[Callable[..., Awaitable[Answer]]] = [self.store.merged, self.store.window, self.store.list]
-        return await ops[["log_merged", "log_window", "log_list"].index(op)](**args)
+        store = self.store
+        ops: dict[str, Callable[..., Awaitable[Answer]]] = {
+            "log_merged": store.merged, "log_window": store.window, "log_list": store.list, "log_read": store.read
+        }  # fmt: skip
+        return await ops[op](**args)
 
     async def stream(self, op: str, args: dict[str, Any]) -> AsyncGenerator[Answer, None]:
         if self.stuck:
@@ -96,6 +99,9 @@ class Cluster:
 
     async def merged(self, selection: Selection, count: int, **bounds: Any) -> Page:
         return await logs.merged(self.session, selection, count, patience_s=0.2, **bounds)
+
+    def search(self, selection: Selection, **query: Any) -> AsyncGenerator[logs.Row, None]:
+        return search(self.session, selection, **query)
 
     def ahead_ns(self, node: str) -> int:
         return logs.Clocks(self.session).ahead_ns(node)
@@ -231,29 +237,6 @@ def test_from_the_begin_and_from_a_hit_every_line_follows(tmp_path: Path) -> Non
     run(tmp_path, scenario)
 
 
-def test_the_first_hit_comes_with_what_lies_around_it(tmp_path: Path) -> None:
-    async def scenario(cluster: Cluster, node: NodeLink, other: NodeLink) -> None:
-        await node.written(0, (lines(1000) + b"needle\n") * 2)
-        pages: list[Page] = []
-        here = dataclasses.replace(ALL, nodes=["n1"])
-        query: dict[str, Any] = {"pattern": "needle", "around": 40, "note_page": pages.append}
-        hits = [row async for row in search(cluster.session, here, **query)]
-        first, second = (row.t_ns for row in hits)
-        assert len([row async for row in search(cluster.session, here, near_ns=first + 1, **query)]) == 2
-        node.stuck = True
-        feed = MergedFeed(cluster.source, here)
-        for t_ns, line in ((first, 1000), (second, 2001)):
-            await feed.show_around(t_ns, 40, (pages.pop(0), pages.pop(0)))
-            assert shown(feed) == [("n1", number) for number in range(line - 14, min(line + 40, 2002))]
-            assert feed.missing(0, 0) == 0
-        assert not feed.detached
-        node.stuck = False
-        assert len([row async for row in search(cluster.session, ALL, **query)]) == 2
-        assert not pages, "of several nodes none knows which hit is the first"
-
-    run(tmp_path, scenario, 2)
-
-
 def test_pages_that_an_answer_does_not_hold(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster, node: NodeLink) -> None:
         await node.written(0, b"".join(b"%03d " % number + b"x" * 65_000 + b"\n" for number in range(100)))
@@ -290,7 +273,7 @@ def test_a_file_that_was_written_anew_shows_no_old_line(tmp_path: Path) -> None:
 
 def test_memory_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "BYTES_KEPT", 200_000)
-    monkeypatch.setattr("supervisor.tui.merged.BYTES_KEPT", 200_000)
+    monkeypatch.setattr("supervisor.tui.logs.merged.BYTES_KEPT", 200_000)
 
     async def scenario(cluster: Cluster, node: NodeLink) -> None:
         await node.written(0, b"".join(b"%04d " % number + b"x" * 500 + b"\n" for number in range(3000)))
@@ -342,21 +325,6 @@ def test_a_stuck_node_holds_nobody_up_and_its_rows_come_later(tmp_path: Path) ->
             assert [line for node, line in shown(feed) if node == name] == list(range(count))
         times = [row.t_ns for index in range(feed.count) if (row := feed.row(index)) is not None]
         assert all(before <= after for before, after in itertools.pairwise(times))
-
-    run(tmp_path, scenario, 2)
-
-
-def test_a_search_goes_on_without_a_node_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("supervisor.session.search.SILENCE", 0.2)
-
-    async def scenario(cluster: Cluster, first: NodeLink, second: NodeLink) -> None:
-        first.stuck = True
-        await second.written(0, b"needle\n")
-        rows = []
-        with pytest.raises(Unreachable, match="n1: no answer in time"):
-            async for row in search(cluster.session, ALL, pattern="needle"):
-                rows.append(row.node)  # noqa: PERF401  what came before the error counts
-        assert rows == ["n2"]
 
     run(tmp_path, scenario, 2)
 

@@ -10,7 +10,8 @@ import pytest
 
 from remote_agent.logs import merged as node_merged
 from supervisor.session.filters import Filter
-from supervisor.tui.merged import MergedFeed
+from supervisor.session.search import search
+from supervisor.tui.logs.merged import MergedFeed
 from tests.agent import log_files
 from tests.tui.screens import press, running, settle, text_of, until
 from tests.tui.test_feeds import ALL, Cluster, NodeLink, run, texts, yes
@@ -160,3 +161,44 @@ def test_rare_lines_come_in_bounded_steps(tmp_path: Path, monkeypatch: pytest.Mo
         assert texts(feed) == [b"needle"]
 
     run(tmp_path, scenario)
+
+
+def test_rare_rows_are_in_order_and_none_is_left_out_between(tmp_path: Path) -> None:
+    """A rank that was silent for long is asked for its last row too: it may lie before all that is here."""
+
+    async def scenario(cluster: Cluster, one: NodeLink, two: NodeLink) -> None:
+        await one.written(0, b"loss first\n")
+        await two.written(1, b"".join(b"loss %d\n" % number for number in range(600)))
+        await one.written(0, b"noise\n")
+        around = narrowed(cluster, include=("loss",))
+        [hit] = [row async for row in search(cluster.session, ALL, pattern="loss 300$")]
+        await around.show_around(hit.t_ns, 30)
+        assert texts(around) == [b"loss %d" % number for number in range(289, 330)]
+        await around.refresh(10, no)
+        assert around.passed == around.looked_at == 41
+        while around.missing(0, 0) is not None:
+            await around.load(0)
+        assert (await all_loaded(around)) == [b"loss first", *(b"loss %d" % number for number in range(600))]
+
+    run(tmp_path, scenario, nodes=2)
+
+
+def test_another_filter_does_not_end_a_search() -> None:
+    async def scenario() -> None:
+        async with running(numbered(300), (100, 24)) as (app, pilot):
+            await press(app, pilot, "4")
+            await answer(app, pilot, "slash", "0002.0")
+            assert "hit 2 of 10" in await press(app, pilot, "g", "n", "n")
+            await answer(app, pilot, "&", "line 0002")
+            await until(app, pilot, lambda: "around here)" in text_of(app))
+            assert "hit 2 of 10" in await settle(app, pilot)
+            assert "hit 3 of 10" in await press(app, pilot, "n")
+            await answer(app, pilot, "!", "000220")
+            await until(app, pilot, lambda: "9 found" in text_of(app))
+            assert "hit 3 of 9" in await press(app, pilot, "n"), "from the line that stands for the one that is gone"
+            assert "hit 4 of 10" in await press(app, pilot, "backslash")
+            text = await press(app, pilot, "escape")
+            assert " of 10" not in text
+            assert "0002.0" in await press(app, pilot, "slash"), "the last one is there again"
+
+    asyncio.run(scenario())

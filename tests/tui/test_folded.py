@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from supervisor.session.logs import Page, Selection
-from supervisor.tui import folded, merged
-from supervisor.tui.folded import FoldedFeed
+from supervisor.tui.logs import folded, merged
+from supervisor.tui.logs.folded import FoldedFeed
 from tests.tui import recorded
 from tests.tui.screens import press, running, settle, text_of, until
 from tests.tui.test_follow import body, log_of

@@ -53,6 +53,7 @@ def test_every_action_of_a_screen_exists() -> None:
 
 def test_everything_has_a_help_text_and_every_destructive_verb_a_question() -> None:
     assert all(key.help for key in keys.KEYS)
+    assert [key.id for key in (*keys.KEYS, *keys.REPLAY) if key.palette and not key.label] == []
     assert len({key.id for key in keys.KEYS}) == len(keys.KEYS)
     letters = [action.key for action in offered()]
     assert len(set(letters)) == len(letters)

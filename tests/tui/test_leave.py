@@ -8,7 +8,7 @@ import pytest
 
 from supervisor.tui.screens import dialogs
 from tests.tui import recorded
-from tests.tui.screens import press, running, text_of, until
+from tests.tui.screens import press, running, settle, text_of, until
 
 
 @pytest.fixture(autouse=True)
@@ -17,14 +17,14 @@ def no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialogs, "GUARD_S", 0.0)
 
 
-@pytest.mark.parametrize("key", ["q", "ctrl+c"])
-def test_leaving_asks_and_enter_detaches(key: str) -> None:
+@pytest.mark.parametrize(("key", "enter"), [("q", "enter"), ("ctrl+c", "ctrl+j")])
+def test_leaving_asks_and_enter_detaches(key: str, enter: str) -> None:
     async def scenario() -> None:
         session = recorded.load("running_2x2")
         async with running(session) as (app, pilot):
             text = await press(app, pilot, key)
             assert "goes on without this screen" in text
-            await pilot.press("enter")
+            await pilot.press(enter)
             await pilot.pause()
             assert app.return_value == 0
             assert session.requests == []
@@ -139,5 +139,24 @@ def test_an_incident_does_not_tear_a_dialog_away() -> None:
             session.touch()
             await until(app, pilot, lambda: app.current_mode == "incident")
             assert "first failure" in text_of(app)
+
+    asyncio.run(scenario())
+
+
+def test_a_notice_covers_neither_the_text_nor_the_buttons_of_a_question() -> None:
+    async def scenario() -> None:
+        async with running(recorded.load("running_2x2"), (80, 24)) as (app, pilot):
+            facts = [(f"Fact {number}", "what it leads to, " * 3) for number in range(11)]
+            choices = [dialogs.Choice("no", "Cancel"), dialogs.Choice("yes", "Stop the job")]
+            app.push_screen(dialogs.ButtonDialog("Stop?", facts, choices, "no"))
+            before = (await settle(app, pilot)).splitlines()
+            app.say("a notice " * 40, title="refused", level="error", seconds=60)
+            await until(app, pilot, lambda: "a notice" in text_of(app))
+            after = (await settle(app, pilot)).splitlines()
+            top, bottom = (next(at for at, line in enumerate(before) if sign in line) for sign in "╭╰")
+            left, right = before[top].index("╭"), before[top].index("╮") + 1
+            assert "Stop the job" in before[bottom - 2]
+            for number in range(top, bottom + 1):
+                assert after[number][left:right] == before[number][left:right]
 
     asyncio.run(scenario())

@@ -11,12 +11,12 @@ import pytest
 from rich.cells import cell_len
 from textual.pilot import Pilot
 
-from supervisor.tui import moments
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.cells import text_of as plain_text
-from supervisor.tui.feeds import RankFeed
-from supervisor.tui.folded import FoldedFeed
-from supervisor.tui.merged import MergedFeed
+from supervisor.tui.logs import moments
+from supervisor.tui.logs.feeds import RankFeed
+from supervisor.tui.logs.folded import FoldedFeed
+from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.screens.base import Target
 from supervisor.tui.textflow import fold_row
 from tests.tui import recorded

@@ -10,15 +10,19 @@ from typing import Any
 import pytest
 from textual.widgets import Input
 
+from remote_agent.wire import Answer
 from supervisor.errors import Unreachable
 from supervisor.recording.player import Player
 from supervisor.recording.reading import load
 from supervisor.session.logs import Page, Selection
-from supervisor.tui import ansi, record, saving, terminal, words
-from supervisor.tui.feeds import RankFeed
+from supervisor.tui import terminal, words
+from supervisor.tui.logs import ansi, record, saving
+from supervisor.tui.logs.feeds import RankFeed
+from supervisor.tui.logs.saving import Form, Saving
 from supervisor.tui.replay import ReplayApp
 from tests.tui import recordings
 from tests.tui.screens import press, running, running_app, settle, text_of, type_key, until
+from tests.tui.test_feeds import ALL, Cluster, NodeLink, run
 from tests.tui.test_follow import FILE, log_of
 from tests.tui.test_log_keys import BEGIN, SECOND, answer, body, numbered
 
@@ -96,7 +100,7 @@ def test_all_lines_are_saved_and_no_file_is_written_over(
             assert own == wanted
             assert sum("warning" in line for line in lines) == (0 if "s" in keys else 30)
             assert body(app)[:9] == before[:9]
-            await press(app, pilot, "S")
+            assert re.search(r" save to \S", await press(app, pilot, "S"))
             field = app.screen.query_one(Input)
             assert field.value == str(path).replace(".log", "-2.log")
             field.value = str(path)
@@ -106,6 +110,31 @@ def test_all_lines_are_saved_and_no_file_is_written_over(
             assert path.read_text().splitlines() == lines
 
     asyncio.run(scenario())
+
+
+def test_lines_of_any_length_are_saved_whole_or_say_what_is_missing(tmp_path: Path) -> None:
+    long = "".join(f"\x1b[3{number % 8}m漢字 {number:06d} " for number in range(80_000))
+
+    async def scenario(cluster: Cluster, first: NodeLink, second: NodeLink) -> None:
+        await first.written(0, f"short\n{long}\nlast\n".encode())
+        await second.written(1, b"x" * 100_000 + b"\n")
+        ask = cluster.log
+
+        async def log(node: str, op: str, args: dict[str, Any]) -> Answer:
+            if node == "n2":
+                raise Unreachable("n2: no link")
+            return await ask(node, op, args)
+
+        cluster.log = log  # type: ignore[method-assign]
+        saved = Saving(cluster.source, ALL, None, Form(time=False, source=True))
+        with (tmp_path / "saved").open("wb") as file:
+            await saved.write(file)
+        lines = (tmp_path / "saved").read_text().split("\n")
+        wanted = re.sub(r"\x1b\[\d+m", "", long)
+        assert lines == ["n1:0| short", f"n1:0| {wanted}", "n1:0| last", f"n2:1| {'x' * 65536}… +34.5 kB", ""]
+        assert (saved.lines, saved.absent) == (4, {"n2"})
+
+    run(tmp_path, scenario, 2)
 
 
 def test_of_a_filtered_log_only_what_it_keeps_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -145,15 +174,43 @@ def test_what_is_being_saved_says_how_far_it_is_and_can_be_ended(
             session.merged = some  # type: ignore[method-assign]
             await press(app, pilot, "S", "enter")
             await until(app, pilot, lambda: "32% saved, 320 lines, esc ends it" in text_of(app))
-            assert "32% saved" in await press(app, pilot, "o"), "one at a time"
+            assert "one at a time" in await press(app, pilot, "o")
             type_key(app, "escape")
             await until(app, pilot, lambda: not list(tmp_path.glob("*.log")))
-            assert "% saved, 320 lines, esc" not in await settle(app, pilot)
+            text = await settle(app, pilot)
+            assert "% saved, 320 lines, esc" not in text
+            assert "one at a time" not in text
             assert app.current_mode == "logs"
             session.merged = gone  # type: ignore[method-assign]
             await press(app, pilot, "S", "enter")
             assert any("is not written: n1: no link" in note.message for note in app._notifications)
             assert not list(tmp_path.glob("*.log"))
+
+    asyncio.run(scenario())
+
+
+def test_how_much_is_saved_goes_by_lines_where_most_came_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(saving, "ROWS", 64)
+
+    async def scenario() -> None:
+        session = numbered(0)
+        session.write(FILE, *(b"at once" for _ in range(999)))
+        session.write(FILE, b"late", t_ns=session.files[FILE][-1].t_ns + 10_000 * SECOND)
+        said: list[str] = []
+        merged = session.merged
+
+        async def note(selection: Selection, count: int, **bounds: Any) -> Page:
+            said.append(save.said())
+            return await merged(selection, count, **bounds)
+
+        session.merged = note  # type: ignore[method-assign]
+        save = Saving(session, ALL, None, Form(time=False, source=False))
+        with (tmp_path / "saved").open("wb") as file:
+            await save.write(file)
+        assert said[1:5] == ["0% saved, 0 lines", "6% saved, 64 lines", "13% saved, 128 lines", "19% saved, 192 lines"]
+        assert save.said() == "100% saved, 1,000 lines"
 
     asyncio.run(scenario())
 

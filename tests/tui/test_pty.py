@@ -70,6 +70,16 @@ class Terminal:
         """Type."""
         os.write(self.master, keys)
 
+    def flood(self, keys: bytes) -> None:
+        """Type these keys, and read nothing, until what is drawn comes no further."""
+        held, since = -1, time.monotonic()
+        while time.monotonic() < since + 1.0:
+            self.send(keys)
+            time.sleep(0.02)
+            (drawn,) = struct.unpack("i", fcntl.ioctl(self.master, termios.FIONREAD, bytes(4)))
+            if drawn != held:
+                held, since = drawn, time.monotonic()
+
     def hang_up(self) -> None:
         """Close the window."""
         os.close(self.master)
@@ -156,6 +166,15 @@ def test_a_window_that_is_closed_ends_the_screen_under_a_question_too() -> None:
         tty.process.wait(DEADLINE_S)
 
 
+def test_a_window_that_is_closed_in_the_midst_of_a_flood_ends_the_screen() -> None:
+    with terminal(160, 48) as tty:
+        tty.wait_for(b"train-k3f9")
+        # Nobody reads any more: the writer waits in the kernel, its queue fills, and all that draws waits for it.
+        tty.flood(b"?\x1b")
+        tty.hang_up()
+        tty.process.wait(DEADLINE_S)
+
+
 def test_a_pager_has_the_terminal_and_gives_it_back() -> None:
     pager = "sh -c 'echo paged: $(grep -c . $0) $(wc -l <$0); read line; echo got: $line'"
     with terminal(80, 24, PAGER=pager) as tty:
@@ -188,3 +207,26 @@ def test_no_color_on_a_real_terminal() -> None:
         tty.send(b"\r")
         assert tty.wait_for_end() == 0
         assert colours(tty.seen.decode("utf-8", "replace")) == set()
+
+
+def test_keys_typed_at_once_with_the_first_opening_of_a_screen_are_its_own() -> None:
+    with terminal(100, 30) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.send(b"4&lossy\rz")
+        tty.wait_for(b"+lossy")
+        tty.wait_for(b", folded")
+        tty.send(b"q")
+        tty.wait_for(b"goes on without this screen")
+        tty.send(b"\r")
+        assert tty.wait_for_end() == 0
+
+
+def test_keys_typed_before_there_is_a_screen_are_its_own() -> None:
+    with terminal(100, 30) as tty:
+        # The line discipline, which is not off yet, makes a line feed of the enter.
+        tty.send(b"4&lossy\r")
+        tty.wait_for(b"+lossy")
+        tty.send(b"q")
+        tty.wait_for(b"goes on without this screen")
+        tty.send(b"\r")
+        assert tty.wait_for_end() == 0

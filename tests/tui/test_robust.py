@@ -18,6 +18,7 @@ from supervisor.session.view import Notice
 from supervisor.tui import theming
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.screens.dialogs import Dialog
+from supervisor.tui.screens.palette import Palette
 from supervisor.tui.source import Source
 from supervisor.tui.widgets.lines import LineView
 from supervisor.tui.widgets.picker import Picker
@@ -60,6 +61,14 @@ def test_random_keys_on_every_screen(screen: str) -> None:
             asyncio.run(until_it_is_left())
     except Exception as error:
         raise AssertionError(f"KEYS_SEED={seed}, after {len(pressed)} keys: {' '.join(pressed[-40:])}") from error
+
+
+def test_a_screen_that_is_opened_as_the_application_ends() -> None:
+    async def body() -> None:
+        async with running(recorded.load("running_2x2")) as (app, _):
+            app.push_screen(Palette([]))
+
+    asyncio.run(body())
 
 
 @pytest.mark.parametrize("name", SCREENS)

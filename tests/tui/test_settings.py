@@ -13,6 +13,7 @@ import pytest
 from supervisor.cli.options import read_theme
 from supervisor.cli.up import parse_up
 from supervisor.errors import UsageError
+from supervisor.session.filters import Filter
 from supervisor.tui import clipboard, keymap, memory, theming
 from tests.tui import recorded
 from tests.tui.screens import press, running, settle, text_of
@@ -191,16 +192,23 @@ def test_what_was_set_for_a_job_is_there_at_the_next_look() -> None:
             text = await press(app, pilot, *keys)
             return app.palette.name, text
 
-    theme, _ = asyncio.run(look("one", "T", "4", "z", "t"))
+    theme, _ = asyncio.run(look("one", "T", "4", "z", "t", *"&lossy", "enter", "v"))
     again, text = asyncio.run(look("one", "4"))
     assert again == theme != theming.DEFAULT_THEME
     assert "folded" in text
+    assert "+lossy  ≥warn" in text
+    assert "+lossy" not in asyncio.run(look("one", "4", "\\"))[1]
+    assert "+lossy" not in asyncio.run(look("one", "4"))[1]
     assert asyncio.run(look("two"))[0] == theming.DEFAULT_THEME
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"theme": 3, "nodes": [1, "n1"], "ranks": ["x", true, 2]}', "x" * 300_000]
-)
+    "text",
+    [
+        "{", "[]", '{"theme": 3, "nodes": [1, "n1"], "ranks": ["x", true, 2]}', "x" * 300_000,
+        '{"log_filter": {"include": [3, "a"], "exclude": 7, "level": []}}', '{"log_filter": [1]}',
+    ],
+)  # fmt: skip
 def test_a_broken_memory_is_as_if_never_written(text: str) -> None:
     memory.keep("job-1", memory.Memory())
     path = next(Path(os.environ["XDG_STATE_HOME"]).rglob("job-1.json"))
@@ -209,6 +217,7 @@ def test_a_broken_memory_is_as_if_never_written(text: str) -> None:
     assert (found.theme, found.log_time) == ("", True)
     assert found.nodes in ([], ["n1"])
     assert found.ranks in ([], [2])
+    assert found.log_filter in (Filter(), Filter(("a",)))
 
 
 def test_memory_is_bounded_and_stays_in_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:

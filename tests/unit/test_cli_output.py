@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import threading
@@ -11,10 +12,13 @@ from typing import Any
 
 import pytest
 
-from supervisor.cli.logs import matching
-from supervisor.cli.output import LINE_LIMIT, Prefixer, Writer
+from remote_agent.desk import FileDesk
+from remote_agent.paths import Home
+from remote_agent.wire import JobSpec, NodeSpec
+from supervisor.cli.output import Writer
 from supervisor.cli.status import contract
 from supervisor.cli.steer import find_outcome, is_success
+from supervisor.cli.whole_lines import LINE_LIMIT, LongLine, Piece, WholeLines, prefixed
 from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError
 from supervisor.inventory import Host, Inventory, JobDefaults
 from supervisor.session import opening
@@ -24,29 +28,34 @@ from supervisor.session.session import Session
 from supervisor.session.streams import Sieve
 
 
-def chunk(data: bytes, rank: int = 0, *, generation: int = 0, stream: str = "stdout", node: str = "n1") -> Chunk:
-    return Chunk(node, generation, rank, stream, 0, 0, data)
+def chunk(
+    data: bytes, rank: int = 0, *, offset: int = 0, generation: int = 0, stream: str = "stdout", node: str = "n1"
+) -> Chunk:
+    return Chunk(node, generation, rank, stream, offset, 0, data)
+
+
+def printed(pieces: list[Piece]) -> bytes:
+    return b"".join(prefixed(*piece, None) for piece in pieces if not isinstance(piece, LongLine))
 
 
 def test_lines_carry_node_and_rank() -> None:
-    prefixer = Prefixer()
-    assert prefixer.feed(chunk(b"a\n\nb\n", 3)) == b"n1:3| a\nn1:3| \nn1:3| b\n"
+    assert printed(WholeLines().feed(chunk(b"a\n\nb\n", 3))) == b"n1:3| a\nn1:3| \nn1:3| b\n"
 
 
 def test_half_lines_wait_for_their_end() -> None:
-    prefixer = Prefixer()
-    assert prefixer.feed(chunk(b"one\ntw")) == b"n1:0| one\n"
-    assert prefixer.feed(chunk(b"x\n", 1)) == b"n1:1| x\n"
-    assert prefixer.feed(chunk(b"err", 0, stream="stderr")) == b""
-    assert prefixer.feed(chunk(b"o\n")) == b"n1:0| two\n"
-    assert prefixer.rest() == b"n1:0| err\n"
-    assert prefixer.rest() == b""
+    lines = WholeLines()
+    assert printed(lines.feed(chunk(b"one\ntw"))) == b"n1:0| one\n"
+    assert printed(lines.feed(chunk(b"x\n", 1))) == b"n1:1| x\n"
+    assert lines.feed(chunk(b"err", 0, stream="stderr")) == []
+    assert printed(lines.feed(chunk(b"o\n"))) == b"n1:0| two\n"
+    assert printed(lines.rest()) == b"n1:0| err\n"
+    assert lines.rest() == []
 
 
 def test_the_last_words_of_a_generation_come_before_the_next_one() -> None:
-    prefixer = Prefixer()
-    prefixer.feed(chunk(b"dying"))
-    assert prefixer.feed(chunk(b"again\n", generation=1)) == b"n1:0| dying\nn1:0| again\n"
+    lines = WholeLines()
+    lines.feed(chunk(b"dying"))
+    assert printed(lines.feed(chunk(b"again\n", generation=1))) == b"n1:0| dying\nn1:0| again\n"
 
 
 def test_lines_of_nccl_are_left_to_their_stream_and_that_is_said_once() -> None:
@@ -54,8 +63,8 @@ def test_lines_of_nccl_are_left_to_their_stream_and_that_is_said_once() -> None:
     said: list[str] = []
 
     def shown(*streams: str) -> bytes:
-        prefixer = Prefixer(Sieve(streams, lambda: said.append("apart")))
-        return prefixer.feed(chunk(text)) + prefixer.feed(chunk(b"f\n")) + prefixer.rest()
+        lines = WholeLines(Sieve(streams, lambda: said.append("apart")))
+        return b"".join(map(printed, (lines.feed(chunk(text)), lines.feed(chunk(b"f\n")), lines.rest())))
 
     assert shown("stdout", "stderr") == b"n1:0| step 1\nn1:0| \nn1:0| step 2\nn1:0| half\n"
     assert said == ["apart"]
@@ -64,26 +73,48 @@ def test_lines_of_nccl_are_left_to_their_stream_and_that_is_said_once() -> None:
     assert said == ["apart"]
 
 
-def test_an_endless_line_is_torn_at_the_limit() -> None:
-    prefixer = Prefixer()
-    piece = b"x" * (1024 * 1024)
-    out = b"".join(prefixer.feed(chunk(piece)) for _ in range(5)) + prefixer.rest()
-    assert out.replace(b"n1:0| ", b"").replace(b"\n", b"") == piece * 5
-    assert max(len(line) for line in out.splitlines()) <= LINE_LIMIT + len(piece) + 10
+def test_of_a_line_of_any_length_only_its_place_and_its_ends_are_held() -> None:
+    lines = WholeLines(Sieve(("stdout",), lambda: None))
+    long = b"first " + b"x" * (3 * LINE_LIMIT) + b"\rlast"
+    assert printed(lines.feed(chunk(b"one\n" + long[:9]))) == b"n1:0| one\n"
+    for at in range(9, len(long), 60_000):
+        assert lines.feed(chunk(long[at : at + 60_000], offset=4 + at)) == []
+        assert printed(lines.feed(chunk(b"y\n", 1))) == b"n1:1| y\n"
+    held = next(iter(lines._held.values()))
+    assert isinstance(held, LongLine)
+    assert len(held.head) + len(held.tail) < 200_000
+    line, rest = lines.feed(chunk(b" words\ntwo\n", offset=4 + len(long)))
+    assert isinstance(line, LongLine)
+    row = line.row()
+    assert (row.offset, row.text, row.cut) == (4, long[:65536], len(long) + 6 - 65536)
+    assert line.shown(7)[6:10] == (7, None, b"last words", 0), "what a screen shows of it"
+    assert printed([rest]) == b"n1:0| two\n"
+    assert lines.rest() == []
+
+
+def test_a_long_line_ends_with_its_group_and_one_whose_file_is_written_anew_is_told() -> None:
+    lines = WholeLines()
+    for rank in (0, 1):
+        lines.feed(chunk(b"x" * (LINE_LIMIT + 1), rank))
+    anew = printed(lines.feed(chunk(b"new\n")))
+    assert anew.endswith(b"x \xe2\x80\xa6 983041 bytes of this line could not be read\nn1:0| new\n")
+    (line, _again) = lines.feed(chunk(b"again\n", generation=1))
+    assert isinstance(line, LongLine)
+    assert (line.whose, line.row(head=False).cut) == (("n1", 0, 1, "stdout"), LINE_LIMIT + 1)
 
 
 def test_no_byte_is_lost_however_the_chunks_are_cut() -> None:
     rng = random.Random(7)
     texts = {rank: bytes(rng.choice(b"ab\n\r\x00\xff") for _ in range(3000)) + b"\n" for rank in range(4)}
-    prefixer = Prefixer()
+    lines = WholeLines()
     out = b""
     left = dict(texts)
     while any(left.values()):
         rank = rng.choice([rank for rank, text in left.items() if text])
         size = rng.randrange(1, 200)
-        out += prefixer.feed(chunk(left[rank][:size], rank))
+        out += printed(lines.feed(chunk(left[rank][:size], rank)))
         left[rank] = left[rank][size:]
-    out += prefixer.rest()
+    out += printed(lines.rest())
     for rank, text in texts.items():
         mine = b"".join(
             line.partition(b"| ")[2] + b"\n" for line in out.split(b"\n") if line.startswith(b"n1:%d| " % rank)
@@ -172,13 +203,14 @@ def test_a_slow_reader_is_noticed_and_does_not_block_the_loop() -> None:
 def test_grep_looks_at_the_text_only() -> None:
     import re
 
-    lines = b"n1:0| loss 1\nn1:1| other n1\nn10:2| n1\n"
-    assert matching(lines, re.compile(b"n1")) == b"n1:1| other n1\nn10:2| n1\n"
-    assert matching(lines, None) == lines
-    bar = b"n1:0| 10%\r20% loss\n"
-    assert (matching(bar, re.compile(b"10%")), matching(bar, re.compile(b"loss"))) == (b"", bar), "what is seen of it"
-    assert matching(b"n1:0| loss=\x1b[32m0.5\n", re.compile(b"=0.5$"))
-    assert matching(bar, re.compile(b"30%")) == b""
+    def found(lines: bytes, pattern: bytes) -> bytes:
+        return prefixed(("n1", 0, 0, "stdout"), lines, re.compile(pattern))
+
+    assert found(b"loss 1\nother n1\nn1\n", b"n1") == b"n1:0| other n1\nn1:0| n1\n"
+    bar = b"10%\r20% loss\n"
+    assert (found(bar, b"10%"), found(bar, b"loss")) == (b"", b"n1:0| " + bar), "what is seen of it"
+    assert found(b"loss=\x1b[32m0.5\n", b"=0.5$")
+    assert found(bar, b"30%") == b""
 
 
 def test_status_json_is_the_contracts_document() -> None:
@@ -280,6 +312,51 @@ def test_rows_take_the_state_of_the_newest_host() -> None:
     assert [(row["job"], row["state"], row["generation"], row["hosts"]) for row in rows] == [
         ("a", "failed", 4, ["n1", "n2"])
     ]
+
+
+def test_a_cut_off_node_that_goes_on_writing_does_not_hide_the_end() -> None:
+    answers = {
+        "n1": [entry("a", 1, generation=1, updated_ns=9, live=True)],
+        "n2": [entry("a", 1, generation=1, updated_ns=5, state="succeeded")],
+    }
+    assert [(row["state"], row["live"]) for row in group_jobs(answers)] == [("succeeded", False)]
+
+
+def test_the_end_in_a_nodes_files_counts_more_than_an_agent_that_was_cut_off(tmp_path: Path) -> None:
+    files = Home(tmp_path).job("a")
+    files.make()
+    nodes = tuple(NodeSpec(name, name, "1") for name in ("n1", "n2", "n3"))
+    files.spec.write_text(json.dumps(JobSpec("a", "train.py", nodes).to_json()))
+    files.node.write_text('{"node": "n2"}')
+    # An operator may still leave after the end.
+    kinds = ("job_started", "job_succeeded", "operator_detached")
+    records: list[dict[str, Any]] = [
+        {"seq": seq, "type": kind, "generation": 0, "node": None, "rank": None, "detail": {}, "time": "", "term": 1}
+        for seq, kind in enumerate(kinds, 1)
+    ]
+
+    async def identity(count: int) -> dict[str, Any]:
+        files.events.write_text("".join(f"{json.dumps(record)}\n" for record in records[:count]))
+        return (await FileDesk(files).identity({})).data
+
+    def best(**found: dict[str, Any]) -> str:
+        hosts = tuple(Host(name, ssh=name, address=name) for name in found)
+        session = Session(Inventory(Path("hosts.toml"), hosts, JobDefaults(workdir=Path())))
+        for name, one in found.items():
+            session.links[name].learn(one)
+            session.links[name].opened = True
+        return session.opened_links()[0].host.name
+
+    async def check() -> None:
+        ended, before = await identity(3), await identity(1)
+        cut_off = {"live": True, "term": 1, "role": "waiting", "coordinator_reachable": False, "last_seq": 9}
+        assert best(n1=cut_off, n2=ended) == "n2"
+        assert best(n1=cut_off, n2=before) == "n1"
+        # The end of a coordinator that was out of office: the others went on without it.
+        assert best(n1={**cut_off, "term": 2}, n2=ended) == "n1"
+        assert best(n1={**cut_off, "role": "coordinator", "coordinator_reachable": True}, n2=ended) == "n1"
+
+    asyncio.run(check())
 
 
 def test_the_one_live_job_is_chosen_when_all_hosts_have_been_heard(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,8 @@ import gzip
 import importlib.util
 import json
 import os
-import random
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +16,9 @@ import pytest
 from remote_agent.diagnose.nccl import NcclFacts
 from supervisor.cli import main
 from supervisor.errors import UsageError
-from supervisor.postmortem import pieces, reading
 from supervisor.postmortem.diagnosis import diagnose
 from supervisor.postmortem.files import find
-from supervisor.postmortem.pieces import AFTER, BEFORE, Limit
 from supervisor.postmortem.ranks import Line, clean, split_ranks
-from supervisor.postmortem.scan import HOT, HOT_CAPITALS, letters
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
 BROKEN = """Traceback (most recent call last):
@@ -109,6 +104,38 @@ def test_torchruns_directories_know_local_ranks_of_one_node_only(tmp_path: Path)
     )
     found = only(diagnose([two]))
     assert (found["category"], found["culprit_ranks"]) == ("user_exception", [])
+
+
+def test_of_two_files_of_a_rank_neither_goes_on_in_the_other(tmp_path: Path) -> None:
+    write(tmp_path, rank_1_dot_stderr_dot_log=BROKEN, rank_1_dot_stdout_dot_log="a line\nof stdout\n")
+    found = only(diagnose([tmp_path]))
+    assert (found["culprit_ranks"], found["traceback"].splitlines()[-1]) == ([1], BROKEN.splitlines()[-1])
+    # Nor is the end of a traceback that was cut off there.
+    cut = BROKEN.rpartition("ValueError")[0]
+    write(tmp_path, rank_1_dot_stderr_dot_log=cut, rank_1_dot_stdout_dot_log="Starting\nTypeError: 7\n\n")
+    found = only(diagnose([tmp_path]))
+    proof = found["evidence"][0]
+    assert (found["traceback"], Path(proof["file"]).name, proof["line"]) == (None, "rank_1.stdout.log", 2)
+
+
+@pytest.mark.parametrize(
+    ("died", "category", "ranks"),
+    [
+        ("task 2: Segmentation fault (core dumped)", "segfault", [2]),
+        ("task 2: Terminated", "signal_preempted", []),
+        ("", "signal_preempted", []),
+    ],
+)
+def test_a_step_that_is_cancelled_after_a_tasks_death_was_ended_by_srun(
+    tmp_path: Path, died: str, category: str, ranks: list[int]
+) -> None:
+    fatal = "2: Fatal Python error: Segmentation fault\n" if ranks else ""
+    srun = [f"srun: error: node2: {died}\n"] if died else []
+    step = "slurmstepd: error: *** STEP 123.0 ON node1 CANCELLED AT 2025-01-01T10:00:05 ***\n"
+    log = tmp_path / "slurm-123.out"
+    log.write_text("".join([*(f"{rank}: step\n" for rank in range(4)), fatal, *srun, step]))
+    found = only(diagnose([log]))
+    assert (found["category"], found["culprit_ranks"]) == (category, ranks)
 
 
 def test_a_launchers_text_belongs_to_the_run_beside_it(tmp_path: Path) -> None:
@@ -235,73 +262,6 @@ def test_long_words_take_linear_time() -> None:
 def test_a_line_is_shown_as_a_terminal_would() -> None:
     assert clean("10%\r100%\x1b[31m red\x1b[0m\0\r\n") == "100% red"
     assert clean("\x1b]0;a title\x07text\x18\x7f\tend\n") == "text\tend"
-
-
-def noisy(chance: random.Random, lines: int) -> bytes:
-    """Return a log: steps, bars, text that differs, trouble here and there, a line without an end."""
-    made: list[Callable[[], bytes]] = [
-        lambda: b"step=%d loss=%f" % (chance.randrange(5000), chance.random()),
-        lambda: b"\r".join(b"%d%%|%s| 2.%dit/s" % (at, b"\xe2\x96\x88" * at, at) for at in range(8)),
-        lambda: chance.randbytes(30).replace(b"\n", b" "),
-        lambda: b"",
-        lambda: BROKEN.encode().rstrip(b"\n") + b"\r",
-        lambda: b"x" * 20_000,
-    ]
-    return b"\n".join(chance.choices(made, (900, 30, 30, 9, 1, 1))[0]() for _ in range(lines))
-
-
-def plainly_picked(text: bytes, limit: Limit) -> list[int]:
-    """Return the numbers of the lines that are kept of a long file, by a look at each line."""
-    lines = text.split(b"\n")[: -1 if text.endswith(b"\n") else None]
-    words = (*HOT, *HOT_CAPITALS)
-    hot = [at for at, line in enumerate(lines) if any(letters(word) in letters(line) for word in words)]
-    around = {near for at in hot for near in range(at - BEFORE, at + AFTER + 1) if 0 <= near < len(lines)}
-    ends = range(max(0, len(lines) - limit.end), len(lines))
-    kept = sorted(around)
-    middle = set(kept[limit.kept : -limit.kept])
-    return [number + 1 for number in sorted((around - middle) | set(ends))]
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_of_a_long_file_the_same_is_kept_as_by_a_look_at_each_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
-    text = noisy(random.Random(seed), 12_000)
-    log = tmp_path / "long.log"
-    log.write_bytes(text)
-    (whole,) = reading.read_all([log])
-    monkeypatch.setattr(reading, "WHOLE_BYTES", 1000)
-    monkeypatch.setattr(reading, "KEPT_MAX", 300)
-    monkeypatch.setattr(reading, "PIECE", (40_000, 90_001)[seed % 2])
-    monkeypatch.setattr(pieces, "BLOCK", (9_000, 30_011)[seed // 2])
-    seen: list[int] = []
-    (lines,) = reading.read_all([log], seen.append)
-    assert [line.number for line in lines] == plainly_picked(text, Limit(300, 300))
-    assert all(whole[line.number - 1] == line for line in lines)
-    assert sum(seen) == len(text)
-    # Of a bar without any end the last state is shown, and what was written behind it.
-    log.write_bytes(b"".join(b"%d%%|\r" % at for at in range(90_000)) + b"ValueError: 7\nend")
-    assert [line.text for lines in reading.read_all([log]) for line in lines] == ["ValueError: 7", "end"]
-
-
-def test_helpers_find_the_same_and_a_dead_one_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    logs = [tmp_path / name for name in ("a.log", "b.log")]
-    for number, log in enumerate(logs):
-        log.write_bytes(noisy(random.Random(number), 20_000))
-    monkeypatch.setattr(reading, "WHOLE_BYTES", 1000)
-    monkeypatch.setattr(reading, "PIECE", 200_000)
-    alone = list(reading.read_all(logs))
-    monkeypatch.setattr(reading, "HELP_BYTES", 0)
-    monkeypatch.setattr(reading, "HELPERS_MAX", 2)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    assert list(reading.read_all(logs)) == alone
-    helper = pieces.Helper()
-    process = helper._process
-    assert process is not None
-    process.communicate(timeout=20)  # the end of its stdin, as when we are killed
-    assert process.returncode == 0
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    assert list(reading.read_all(logs)) == alone
 
 
 def test_what_is_no_log_is_left_alone(tmp_path: Path) -> None:

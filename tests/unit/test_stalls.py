@@ -15,7 +15,7 @@ from tests.unit.world import World, spec
 IDLE: dict[str, Any] = {
     "t": 0.0, "state": "S", "cpu_s": 0.0, "io": 0, "net": 0, "deaf": False, "stack": "a", "where": "train.py:9 in load",
     "calls": "", "parked": False, "inside": None, "groups": {}, "ended": None, "children": [],
-    "ras": [],
+    "ras": [], "unanswered": [], "reached": [], "addresses": [],
 }  # fmt: skip
 ENDED: dict[str, Any] = {
     "part": "a thread", "type": "KeyError", "headline": "KeyError: 'x'", "place": "train.py:7 feed",
@@ -59,6 +59,72 @@ def test_what_nccls_own_service_complains_of_stands_in_the_evidence_once() -> No
     assert found is not None
     told = [line.text for line in stall_incident(found, 10.0, Context(world_size=3)).evidence]
     assert [text for text in told if "RAS" in text] == [f"NCCL RAS: {said[0]}"]
+
+
+STORE, PORT = "10.0.0.1:4000", "10.0.0.1:5000"
+
+
+def dialling(*ends: str, number: int, reached: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A rank of node `number` that waits in init_process_group and dials these in vain."""
+    own = ["127.0.0.1", f"10.0.0.{number}", "172.17.0.1"]
+    init = {**IDLE, "inside": "init_process_group", "unanswered": list(ends), "reached": list(reached)}
+    return {**init, "addresses": own}
+
+
+@pytest.mark.parametrize(
+    ("pulses", "ranks", "node", "says"),
+    [
+        # n3 has reached what n2 has not.
+        (
+            [dialling(number=1), dialling(STORE, number=2), dialling(number=3, reached=(STORE,))], (), "n2",
+            ("rank 1 (n2): no answer from 10.0.0.1:4000 (n1) for 10 s, while ranks 0,2 wait in init_process_group: a "
+            "firewall or a route of n2 drops what is sent"),
+        ),
+        # Nobody has reached n1.
+        (
+            [dialling(number=1), dialling(STORE, PORT, number=2), dialling(PORT, number=3)], (), "n1",
+            "ranks 1-2 (n2, n3): no answer from 10.0.0.1:4000 (n1), 10.0.0.1:5000 (n1) for",
+        ),
+        # Of two nodes it may be either; and nobody knows whose 172.17.0.1 is.
+        ([dialling(number=1), dialling(STORE, number=2)], (), None, "of n1 or n2, or between them, drops"),
+        ([dialling(number=1), dialling("172.17.0.1:1", number=2)], (), "n2", "no answer from 172.17.0.1:1 for"),
+        # A wrong MASTER_ADDR.
+        (
+            [dialling(number=1, reached=(STORE,)), dialling("10.255.255.1:4000", number=2)], (1,), "n2",
+            "no answer from 10.255.255.1:4000 for 10 s, while rank 0 waits in init_process_group: no node of the job",
+        ),
+        (
+            [dialling(number=1, reached=(STORE,)), dialling("[fd00::1]:4000", number=2)], (1,), "n2",
+            "no answer from [fd00::1]:4000 for",
+        ),
+    ],
+)  # fmt: skip
+def test_a_port_that_does_not_answer_names_the_node_that_drops_it(
+    pulses: list[dict[str, Any]], ranks: tuple[int, ...], node: str | None, says: str
+) -> None:
+    found = stall(*pulses)
+    assert found is not None
+    context = Context(ranks_per_node={f"n{rank + 1}": [rank] for rank in range(len(pulses))})
+    incident = stall_incident(found, 10.0, context)
+    assert (incident.category, incident.culprit_ranks, incident.culprit_node) == ("rendezvous_timeout", ranks, node)
+    assert says in incident.summary
+    assert (incident.missing or {})["missing"] == list(ranks)
+    assert "SYN" in incident.evidence[0].text
+
+
+def test_a_connection_that_is_answered_in_the_end_or_not_of_the_job_is_no_stall_of_its_own() -> None:
+    elsewhere = stall(dialling(number=1, reached=(STORE, "9.9.9.9:443")), dialling("9.9.9.8:443", number=2))
+    assert elsewhere is not None
+    assert elsewhere.kind == "network"
+    both = [dialling(number=1), dialling(STORE, number=2)]
+    found = stall(*both, r1={"unanswered": [PORT]})
+    assert found is not None
+    assert found.kind == "network"
+    # NCCL connects in the first collective.
+    inside = {**waiting(1), **{key: both[1][key] for key in ("unanswered", "addresses")}}
+    found = stall({**waiting(1), "addresses": ["10.0.0.1"]}, inside)
+    assert found is not None
+    assert stall_incident(found, 10.0, Context()).category == "nccl_network"
 
 
 @pytest.mark.parametrize(
@@ -127,6 +193,8 @@ def test_stopped_deaf_and_gone() -> None:
     gone = stall(waiting(5), waiting(5), came(4), left=frozenset({2}))
     found = [dict(one.missing) for one in (stopped, deaf, gone) if one is not None]
     assert found == [{1: "stopped"}, {1: "deaf"}, {2: "left"}]
+    # What limits its processor time stops it most of the time, and it gets on.
+    assert stall(waiting(5), came(4, state="T"), r1={"cpu_s": 1.0}) is None
 
 
 def test_who_waits_for_another_is_a_victim_itself() -> None:
@@ -243,82 +311,3 @@ def test_a_round_that_is_not_complete_is_not_judged() -> None:
         if world.state.watch.asked:
             world.feed(inputs.Pulses("n1", 0, {0: {**waiting(5), "t": world.now}}))
     assert world.told("incident") == []
-
-
-WORK, SAVE, SEND, READ, MOVE, WAIT, SLEEP, STEP = "work", "save", "send", "read", "move", "wait", "sleep", "step"
-ALL = range(4)
-# An hour of a healthy run: seconds, what the ranks named do, what the others do.
-HOUR: list[tuple[int, dict[int, str], str]] = [
-    (60, {}, READ),  # imports from a slow file system
-    (300, {}, WORK),  # first step: warm-up and compilation, everywhere
-    (240, {1: WORK}, WAIT),  # one rank compiles for longer
-    (400, {}, STEP),
-    *[(25, {2: WORK}, WAIT), (5, {}, STEP)] * 10,  # uneven ranks
-    (300, {0: WORK}, WAIT),  # evaluation on rank 0
-    (300, {}, STEP),
-    (300, {0: SAVE}, WAIT),  # checkpoint of rank 0: the kernel writes for it
-    (100, {0: SEND}, WAIT),  # and its upload
-    (100, {}, READ),  # sharded checkpoint
-    (200, {}, STEP),
-    (240, {}, SLEEP),  # nothing is done between two epochs, and nobody waits for anybody
-    (300, {}, STEP),
-    (180, {3: READ}, WAIT),  # one rank fetches data
-    (120, {0: MOVE}, WAIT),  # and one looks for something in small steps
-    (160, {}, STEP),
-]
-
-
-class Training(Watched):
-    """Four ranks on two nodes; with and without torch's flight recorder."""
-
-    def __init__(self, recorder: bool) -> None:
-        super().__init__(nproc=2)
-        self.recorder = recorder
-        self.newest = dict.fromkeys(ALL, 0)
-        self.held = 0.0
-        self.ranks = {rank: {**IDLE, "stack": "step"} for rank in ALL}
-
-    def go_on(self, seconds: int, some: dict[int, str], others: str) -> None:
-        """Do this for so long; who waited has what it waited for afterwards."""
-        doing = {rank: some.get(rank, others) for rank in ALL}
-        newest = max(self.newest.values())
-        self.newest = {rank: newest + (doing[rank] == WAIT) for rank in ALL}
-        self.held = self.now
-        for _ in range(seconds):
-            for rank, what in doing.items():
-                self._second(rank, what)
-            if STEP in doing.values():
-                for name in self.machines:
-                    self.feed(inputs.Beat(name, stepped=True, moved=True))
-            self.live(1)
-
-    def _second(self, rank: int, what: str) -> None:
-        pulse = self.ranks[rank]
-        pulse.update(stack=what, inside=None, state="D" if what == SAVE else "S", groups={})
-        pulse["cpu_s"] += {WORK: 1.0, STEP: 0.9}.get(what, 0.01)
-        pulse["io"] += 500_000 if what == READ else 500
-        pulse["net"] = None if what == WAIT else (pulse["net"] or 0) + 1_000_000 * (what == SEND)
-        if what == MOVE:
-            pulse["stack"] += str(self.now)
-        self.newest[rank] += 5 * (what == STEP)
-        if not self.recorder:
-            pulse["inside"] = "all_reduce" if what == WAIT else None
-        elif self.newest[rank]:
-            age_s = self.now - self.held
-            pulse["groups"] = {"0": group(self.newest[rank], waits=what == WAIT, age_s=age_s)}
-
-    def answer(self, name: str) -> dict[int, dict[str, Any]]:
-        return {rank: {**self.ranks[rank], "t": self.now} for rank in self.machines[name].ranks}
-
-
-@pytest.mark.parametrize("recorder", [True, False], ids=["recorder", "stacks alone"])
-def test_an_hour_of_a_healthy_run_raises_no_alarm_and_a_hang_after_it_is_told_within_a_minute(recorder: bool) -> None:
-    run = Training(recorder)
-    for phase in HOUR:
-        run.go_on(*phase)
-    assert sum(seconds for seconds, _, _ in HOUR) == 3600
-    assert run.asked > 100
-    assert run.told("incident") == []
-    run.go_on(60, {2: SLEEP}, WAIT)
-    (incident,) = run.told("incident")
-    assert (incident["culprit_ranks"], incident["culprit_node"]) == ([2], "n2")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from remote_agent import inputs, restore
 from remote_agent import state as s
-from remote_agent.coordinator import MAX_WARNINGS
 from remote_agent.status import document
+from remote_agent.turn import MAX_WARNINGS
 from supervisor import plain
 from supervisor.tui.journal import event_text
 from tests.unit.world import World, spec
@@ -16,11 +16,11 @@ NAN = "loss is nan, about step 120"
 def test_a_rank_is_warned_of_once_and_of_a_few_ranks() -> None:
     world = World(spec(2, nproc=8))
     for _ in range(3):
-        world.feed(inputs.Beat("n2", warnings={9: NAN}))
-    world.feed(inputs.Beat("n1", warnings=dict.fromkeys(range(8), NAN)))
+        world.feed(inputs.Beat("n2", warnings={(9, "nan"): NAN}))
+    world.feed(inputs.Beat("n1", warnings={(rank, "nan"): NAN for rank in range(8)}))
     told = [event for event in world.events if event.type == "warning"]
     assert [event.rank for event in told] == [9, *range(MAX_WARNINGS - 1)]
-    assert (told[0].node, told[0].detail) == ("n2", {"message": NAN})
+    assert (told[0].node, told[0].detail) == ("n2", {"kind": "nan", "message": NAN})
     assert (world.state.phase, world.state.incident) == (s.RUNNING, None)
     # Whoever takes the role over does not tell it again.
     assert restore.fold(world.state.spec, world.records()).warnings == world.state.warnings

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 from textual import on
 
 from remote_agent.logs.pattern import ignores_case
-from supervisor.session.filters import ALL, Filter
-from supervisor.tui.finder import compiled
+from supervisor.session.filters import ALL, LEVELS, Filter
+from supervisor.tui.logs.finder import compiled
+from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.screens.log_taken import TakenLog
 from supervisor.tui.widgets.ask import Ask
 from supervisor.tui.widgets.chips import Chips
@@ -22,9 +23,8 @@ from supervisor.tui.widgets.virtual_log import VirtualLog
 
 if TYPE_CHECKING:
     from supervisor.tui.incident_rows import Place
-    from supervisor.tui.log_row import Key
+    from supervisor.tui.logs.log_row import Key
 
-LEVELS: Final = ("", "warn", "error")
 HINT: Final = "text or regular expression"
 
 
@@ -36,11 +36,19 @@ class FilteredLog(TakenLog):
     _stood: tuple[int, Key] | None = None
     """The line that was read when the filter was last changed."""
 
+    def on_mount(self) -> None:
+        """Begin with what the log was narrowed to when this job was last looked at."""
+        self.filter = self.tui.memory.log_filter
+
     def open_place(self, place: Place) -> None:
         """Show one line of one stream, whatever it holds."""
-        self._shelved, self.filter = self.filter or self._shelved, ALL
+        self._shelved = self.filter or self._shelved
+        self._filter_by(ALL)
         super().open_place(place)
         self._show_chips()
+
+    def _filter_by(self, chosen: Filter) -> None:
+        self.filter = self.tui.memory.log_filter = chosen
 
     @on(VirtualLog.Changed)
     def _show_chips(self) -> None:
@@ -102,10 +110,14 @@ class FilteredLog(TakenLog):
     def _narrow(self, chosen: Filter) -> None:
         """Show what another filter keeps; the line that is read stays, or its neighbour stands for it."""
         self._stood = None if self.log_view.follow else self._line_read()
-        self.filter = chosen
+        finder, feed = self.finder, self.log_view.feed
+        clocks = feed.clocks if self._stood is not None and isinstance(feed, MergedFeed) else None
+        self._filter_by(chosen)
         self._open()
         if self._stood is not None:
-            self.log_view.jump_to_key(*self._stood)
+            self.log_view.jump_to_key(*self._stood, clocks=clocks)
+        if finder is not None:
+            self._search_again(finder, self._stood, clocks)
         self._show_chips()
 
     def _line_read(self) -> tuple[int, Key] | None:

@@ -8,17 +8,22 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Final
 
-from supervisor.tui import bookmarks, moments, words
+from textual import on
+
+from supervisor.tui import words
 from supervisor.tui.cells import clean
-from supervisor.tui.feeds import RankFeed
-from supervisor.tui.finder import Finder
-from supervisor.tui.merged import MergedFeed
+from supervisor.tui.logs import bookmarks, moments
+from supervisor.tui.logs.feeds import RankFeed
+from supervisor.tui.logs.finder import Finder
+from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.screens.log_shown import ShownLog
 from supervisor.tui.widgets.ask import Ask
+from supervisor.tui.widgets.virtual_log import VirtualLog
 
 if TYPE_CHECKING:
+    from supervisor.session.logs import Clocks
     from supervisor.tui.cells import Row
-    from supervisor.tui.widgets.virtual_log import VirtualLog
+    from supervisor.tui.logs.finder import Key, Place
 
 
 # As Python prints it, and torch behind a tag.
@@ -29,9 +34,15 @@ class FoundLog(ShownLog):
     """A log in which lines are found."""
 
     finder: Finder | None = None
+    _typed = ""
+    """What was looked for last."""
+    _steps: tuple[int, ...] = ()
+    """Steps from hit to hit that were asked for and cannot be taken yet."""
+    _went = 0
+    """How often the reader had gone to an end by then: who goes there has no use for them any more."""
 
     def _open(self, *, one_file: bool = False) -> MergedFeed | RankFeed:
-        self.finder, self.log_view.pattern = None, None
+        self._end_search()
         feed = super()._open(one_file=one_file)
         self._show_bookmarks()
         return feed
@@ -39,25 +50,29 @@ class FoundLog(ShownLog):
     def _parts(self, log: VirtualLog) -> list[tuple[int, Row]]:
         if self.finder is None:
             return super()._parts(log)
-        said: Row = ((clean(self.finder.said()), "bad" if self.finder.problem else "mark"),)
+        # Beside the number of lines that wait there is little room.
+        said: Row = ((clean(self.finder.said(short=log.unseen > 0)), "bad" if self.finder.problem else "mark"),)
         return [(3, said), *super()._parts(log)]
 
     def action_find(self) -> None:
         """Ask for a pattern."""
-        text = self.finder.text if self.finder is not None and not self.finder.level else ""
-        self.query_one(Ask).ask("/", "text or regular expression", self._find, text)
+        self.query_one(Ask).ask("/", "text or regular expression", self._find, self._typed)
 
     def _find(self, text: str) -> str:
+        self._typed = text
         return self._search(text)
 
     def action_back(self) -> None:
         """End a search first; then go back."""
         if self.finder is not None:
-            self.finder, self.log_view.pattern = None, None
-            self.workers.cancel_group(self, "find")
+            self._end_search()
             self._title()
         else:
             super().action_back()
+
+    def _end_search(self) -> None:
+        self.finder, self.log_view.pattern, self._steps = None, None, ()
+        self.workers.cancel_group(self, "find")
 
     def action_errors(self, direction: int) -> None:
         """Go to the next or previous line that the agents take for an error."""
@@ -77,43 +92,93 @@ class FoundLog(ShownLog):
 
     def _search(self, text: str, level: str | None = None, direction: int = 1, name: str = "") -> str:
         """Search, and go to the first hit in a direction; returns what is wrong with the pattern, or nothing."""
+        feed = self.log_view.feed
         try:
-            feed = self.log_view.feed
-            only = feed.stream if isinstance(feed, RankFeed) else None
-            finder = Finder(self.tui.source, self._selection(), text, level, only, name)
+            finder = self._finder(text, level, name, feed.clocks if isinstance(feed, MergedFeed) else None)
         except ValueError as error:
             return str(error)
-        self.finder = finder
-        self.log_view.pattern = finder.pattern
         around = self.log_view.body_height if type(feed) is MergedFeed and not feed.selection.filter else 0
-        work = functools.partial(finder.run, lambda: self._found(finder, direction), around, self._time_read())
+        self._begin_search(finder, direction, around, self._time_read())
+        return ""
+
+    def _search_again(self, before: Finder, place: Place | None, clocks: Clocks | None) -> None:
+        """Search for the same in what is shown now; nobody is moved."""
+        finder = self._finder(before.text, before.level, before.name, clocks)
+        self._begin_search(finder, 0, 0, None if place is None else place[0])
+
+    def _finder(self, text: str, level: str | None, name: str, clocks: Clocks | None) -> Finder:
+        feed = self.log_view.feed
+        only = feed.stream if isinstance(feed, RankFeed) else None
+        return Finder(self.tui.source, self._selection(), text, level, only, name, clocks)
+
+    def _begin_search(self, finder: Finder, direction: int, around: int, near_ns: int | None) -> None:
+        self.finder, self._steps = finder, ()
+        self.log_view.pattern = finder.pattern
+        work = functools.partial(finder.run, lambda: self._found(finder, direction), around, near_ns)
         # A coroutine would be left behind where the next search comes before it begins.
         self.run_worker(work, group="find", exclusive=True)  # type: ignore[arg-type]
         self._title()
-        return ""
 
     def _found(self, finder: Finder, direction: int) -> None:
         # The last word of a search may come while the application closes.
         if finder is not self.finder or not self.tui.is_running:
             return
         # What comes later moves nobody.
-        if finder.current < 0 and finder.hits and not finder.running and finder.looks == 1:
-            self.action_hit(direction)
+        if finder.current < 0 and not finder.running and finder.looks == 1:
+            there = bool(finder.hits) or finder.part is not None
+            if direction and there:
+                self._steps, self._went = (direction, *self._steps), self.log_view.went
+            elif there:
+                finder.stand_at(self.log_view.pointer)
+        if not finder.running:
+            self._take_steps()
         self._title()
 
     def action_hit(self, direction: int) -> None:
-        """Go to the next or previous hit."""
+        """Go to the next or previous hit, from where all that was asked for before leads to."""
+        log = self.log_view
+        if self.finder is not None and log.feed is not None:
+            before = self._steps if self._went == log.went else ()
+            self._steps, self._went = (*before, direction), log.went
+            self._take_steps()
+
+    @on(VirtualLog.Changed)
+    def _take_steps(self) -> None:
+        """Take the steps that were asked for, as far as it is known where they begin and lead to."""
         log, finder = self.log_view, self.finder
-        feed = log.feed
-        if finder is None or feed is None:
+        while self._steps and self._went == log.went and finder is not None:
+            if finder.running and finder.part is not None:
+                return
+            row = None if log.follow else self._row_read()
+            here = not log.strayed or (row is not None and row.is_at(log.pointer))
+            place, pointer = (row.t_ns, row.key) if row is not None else None, log.pointer if here else None
+            if log.is_on_its_way and not finder.is_at(pointer):
+                return
+            hit = finder.step(self._steps[0], place, pointer)
+            if hit is None and finder.running:
+                return
+            direction, self._steps = self._steps[0], self._steps[1:]
+            if hit is not None:
+                self._go_to_hit(finder, hit)
+            elif finder.part is not None:
+                finder.running = True
+                self.run_worker(functools.partial(self._go_on, finder, direction, place, pointer), group="find")  # type: ignore[arg-type]
+
+    async def _go_on(self, finder: Finder, direction: int, place: Place | None, pointer: Key | None) -> None:
+        went = self.log_view.went
+        hit = await finder.go_on(direction, place, pointer, lambda: None)
+        if finder is not self.finder or not self.tui.is_running:
             return
-        row = None if log.follow else self._row_read()
-        here = not log.strayed or (row is not None and row.is_at(log.pointer))
-        hit = finder.step(direction, (row.t_ns, row.key) if row is not None else None, log.pointer if here else None)
         if hit is None:
-            return
+            self._steps = ()
+        elif went == self.log_view.went:
+            self._go_to_hit(finder, hit)
+        self._take_steps()
+        self._title()
+
+    def _go_to_hit(self, finder: Finder, hit: Place) -> None:
         t_ns, key = hit
-        log.jump_to_key(t_ns, key, finder.pages(key))
+        self.log_view.jump_to_key(t_ns, key, finder.pages(key), finder.clocks)
         self._title()
 
     # --- a time, a number

@@ -12,9 +12,9 @@ from textual import on
 from supervisor.session.filters import ALL as ALL_RECORDS
 from supervisor.session.logs import Selection, clock_error_ms
 from supervisor.tui.cells import clean, width_of
-from supervisor.tui.feeds import RankFeed
-from supervisor.tui.folded import FoldedFeed
-from supervisor.tui.merged import MergedFeed
+from supervisor.tui.logs.feeds import RankFeed
+from supervisor.tui.logs.folded import FoldedFeed
+from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.rows import fit_parts
 from supervisor.tui.screens.base import LiveScreen, Target
 from supervisor.tui.widgets.lines import HEADING
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from supervisor.session.filters import Filter
     from supervisor.tui.cells import Row
     from supervisor.tui.incident_rows import Place
-    from supervisor.tui.log_row import LogRow
+    from supervisor.tui.logs.log_row import LogRow
     from supervisor.tui.model import Snapshot
 
 BOTH: Final[tuple[str, ...]] = ("stdout", "stderr")

@@ -15,9 +15,10 @@ from textual.app import SuspendNotSupported
 
 from remote_agent.wire import WireError
 from supervisor.errors import SupervisorError, why
-from supervisor.tui import ansi, saving, terminal, words
-from supervisor.tui.feeds import RankFeed
-from supervisor.tui.saving import Form, Saving
+from supervisor.tui import terminal, words
+from supervisor.tui.logs import ansi, saving
+from supervisor.tui.logs.feeds import RankFeed
+from supervisor.tui.logs.saving import Form, Saving
 from supervisor.tui.screens.dialogs import TextDialog
 from supervisor.tui.screens.log_found import FoundLog
 from supervisor.tui.screens.record import RecordDialog
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 # What a node, a link or a disk may raise.
 PROBLEMS: Final = (SupervisorError, WireError, OSError, ValueError, asyncio.TimeoutError)
+# The title of what is said while it lasts.
+SAVING: Final = "one at a time"
 
 
 class TakenLog(FoundLog):
@@ -76,12 +79,13 @@ class TakenLog(FoundLog):
 
     def _end_saving(self) -> None:
         self.saving = None
+        self.tui.unsay(SAVING)
         if self.tui.is_running:
             self._title()
 
     def _is_busy(self) -> bool:
         if self.saving is not None:
-            self.tui.say(f"{self.saving.said()}; esc ends that")
+            self.tui.say(f"{self.saving.said()}; esc ends that", title=SAVING)
         return self.saving is not None
 
     def action_save(self) -> None:

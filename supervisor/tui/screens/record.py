@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 from remote_agent.wire import WireError
 from supervisor.errors import SupervisorError, why
-from supervisor.tui import record
 from supervisor.tui.cells import clean
+from supervisor.tui.logs import record
 from supervisor.tui.screens.dialogs import TextDialog
 from supervisor.tui.textflow import wrap
 from supervisor.tui.widgets.picker import Picker
 
 if TYPE_CHECKING:
     from supervisor.tui.cells import Row
-    from supervisor.tui.log_row import LogRow
+    from supervisor.tui.logs.log_row import LogRow
     from supervisor.tui.source import Source
 
 # A record that takes longer does not come, seconds.

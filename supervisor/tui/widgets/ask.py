@@ -42,7 +42,10 @@ class Ask(Horizontal):
     def ask(self, name: str, hint: str, take: Callable[[str], str], text: str = "") -> None:
         """Ask for something; `take` gets each answer and returns what is wrong with it, or nothing."""
         self._take = take
-        self.query_one("#asked", Static).update(name)
+        asked = self.query_one("#asked", Static)
+        asked.update(name)
+        # A sign stands at what is typed, a word beside it.
+        asked.styles.padding = (0, int(name[-1:].isalpha()), 0, 1)
         self._say("")
         field = self.query_one(Input)
         field.placeholder = hint

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from textual.widgets import Static
 
 from supervisor.tui.cells import clean
-from supervisor.tui.merged import MergedFeed
+from supervisor.tui.logs.merged import MergedFeed
 
 if TYPE_CHECKING:
     from supervisor.session.filters import Filter
-    from supervisor.tui.feeds import Feed
+    from supervisor.tui.logs.feeds import Feed
 
 
 class Chips(Static):

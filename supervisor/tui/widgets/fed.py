@@ -14,13 +14,13 @@ from textual.message import Message
 from remote_agent.wire import WireError
 from supervisor.errors import SupervisorError
 from supervisor.tui import words
-from supervisor.tui.feeds import Feed, RankFeed
-from supervisor.tui.merged import MergedFeed
+from supervisor.tui.logs.feeds import Feed, RankFeed
+from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.widgets.wrapped import WrappedView
 
 if TYPE_CHECKING:
-    from supervisor.session.logs import Page
-    from supervisor.tui.log_row import Key, LogRow
+    from supervisor.session.logs import Clocks, Page
+    from supervisor.tui.logs.log_row import Key, LogRow
 
 # A page that takes longer counts as not coming, seconds.
 LOAD_DEADLINE: Final = 10.0
@@ -43,6 +43,8 @@ class FedView(WrappedView):
         """The line that a search or a jump has led to."""
         self.strayed = False
         """The reader has moved since."""
+        self.went = 0
+        """How often he has gone to an end."""
         self.problem = ""
         """Why lines do not come."""
         self._every_s = every_s
@@ -53,6 +55,9 @@ class FedView(WrappedView):
         self._goal: int | None = None
         self._around: int | None = None
         self._pages: tuple[Page, Page] | None = None
+        self._clocks: Clocks | None = None
+        self._is_going = False
+        """What lies around a time is being loaded."""
 
     def on_mount(self) -> None:
         """Start the one task that loads what is visible."""
@@ -107,23 +112,43 @@ class FedView(WrappedView):
         self.redraw()
         self._kick.set()
 
-    def jump_to_key(self, t_ns: int, key: Key, pages: tuple[Page, Page] | None = None) -> None:
-        """Bring a line into view; in a merged feed what lies around it, `pages`, is loaded if it is not here."""
+    @property
+    def is_on_its_way(self) -> bool:
+        """What the reader has gone to is not here yet."""
+        if self._around is not None or self._is_going:
+            return True
+        return not self.follow and self.feed is not None and self.feed.count > 0 and not self.rows_here()
+
+    def jump_to_key(
+        self, t_ns: int, key: Key, pages: tuple[Page, Page] | None = None, clocks: Clocks | None = None
+    ) -> None:
+        """Bring a line into view; in a merged feed what lies around it, `pages`, is loaded if it is not here.
+
+        clocks: what its time was made with.
+        """
         index = self.feed.index_of(key) if self.feed is not None else None
-        if index is not None:
+        is_merged = isinstance(self.feed, MergedFeed)
+        # What is on its way takes the place of what is here.
+        if is_merged and (index is None or self._around is not None or self._is_going):
+            self._go_around(t_ns, key, pages, clocks)
+        elif index is not None:
             self.jump(index, key)
-        elif isinstance(self.feed, MergedFeed):
-            self._go_around(t_ns, key, pages)
 
     def jump_to_time(self, t_ns: int) -> None:
         """Bring the first line that came then or later into view."""
         self._go_around(max(1, t_ns), None)
 
-    def _go_around(self, t_ns: int, key: Key | None, pages: tuple[Page, Page] | None = None) -> None:
+    def _go_around(
+        self,
+        t_ns: int,
+        key: Key | None,
+        pages: tuple[Page, Page] | None = None,
+        clocks: Clocks | None = None,
+    ) -> None:
         self._stop_following()
         self.pointer, self.strayed = key, False
         self._goal = None
-        self._around, self._pages = t_ns, pages
+        self._around, self._pages, self._clocks = t_ns, pages, clocks
         self._kick.set()
 
     def set_pace(self, every_s: float) -> None:
@@ -175,6 +200,7 @@ class FedView(WrappedView):
         self._stop_following()
         self._direction = -1
         self.strayed = True
+        self.went += 1
         if isinstance(self.feed, MergedFeed):
             self.pointer, self._around = None, 0
         self.scroll_to_line(0)
@@ -183,6 +209,7 @@ class FedView(WrappedView):
 
     def set_follow(self, follow: bool) -> None:
         """Follow the end, or stay where we are."""
+        self.went += 1
         if follow:
             self.follow = self.strayed = True
             self._goal = self._around = None
@@ -228,9 +255,14 @@ class FedView(WrappedView):
 
     async def _load(self, feed: Feed) -> None:
         if self._around is not None:
-            around, pages, self._around, self._pages = self._around, self._pages, None, None
-            goal = await self._load_around(feed, around, pages)
-            if feed is self.feed and not self.follow:
+            around, self._around, self._is_going = self._around, None, True
+            try:
+                goal = await self._load_around(feed, around)
+            finally:
+                self._is_going = False
+            if self._has_gone_on(feed):
+                return
+            if not self.follow:
                 self._arrived(feed)
                 self._goal = goal
                 self._arrived(feed)
@@ -254,11 +286,17 @@ class FedView(WrappedView):
                 return
             self._arrived(feed)
 
-    async def _load_around(self, feed: Feed, t_ns: int, pages: tuple[Page, Page] | None) -> int | None:
+    def _has_gone_on(self, feed: Feed) -> bool:
+        return self._around is not None or feed is not self.feed
+
+    async def _load_around(self, feed: Feed, t_ns: int) -> int | None:
         """Load what came at a time (0: at the begin); returns where the line is that is meant."""
         height = self.body_height
         if isinstance(feed, MergedFeed):
-            await (feed.show_around(t_ns, height, pages) if t_ns else feed.show_begin(height))
+            pages, clocks, self._pages, self._clocks = self._pages, self._clocks, None, None
+            await (feed.show_around(t_ns, height, pages, clocks) if t_ns else feed.show_begin(height))
+            if self._has_gone_on(feed):
+                return None
             index = feed.index_of(self.pointer) if self.pointer is not None else None
             if index is not None or not t_ns:
                 return index or 0

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Final
 from textual.binding import Binding
 
 from supervisor.plain import size
-from supervisor.tui import ansi, words
+from supervisor.tui import words
 from supervisor.tui.cells import EMPTY, Row, Span, clean, crop_row, fit, row_width, text_of
-from supervisor.tui.merged import MergedFeed
+from supervisor.tui.logs import ansi
+from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.textflow import fold_row
 from supervisor.tui.widgets.fed import FedView
 
 if TYPE_CHECKING:
-    from supervisor.tui.log_row import Key, LogRow
+    from supervisor.tui.logs.log_row import Key, LogRow
 
 SIDE_STEP: Final = 16
 TIME_WIDTH: Final = len("03:04:11.207 ")

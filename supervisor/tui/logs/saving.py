@@ -6,23 +6,27 @@ In: a selection, pages by time. Out: lines in a file; how far it is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
-from supervisor.errors import RequestFailed
+from supervisor.errors import RequestFailed, Unreachable
 from supervisor.plain import cut_text
-from supervisor.tui import ansi, words
+from supervisor.session.logs import read_rest
+from supervisor.tui import words
+from supervisor.tui.logs import ansi
+from supervisor.tui.logs.merged import LATEST_NS
 
 if TYPE_CHECKING:
     from supervisor.session.logs import Page, Row, Selection
-    from supervisor.tui.log_row import Key
+    from supervisor.tui.logs.log_row import Key
     from supervisor.tui.source import Source
 
 # Rows in one request: about 400 kB.
 ROWS: Final = 4096
-# A page that takes longer does not come, seconds.
+# A page, or the rest of a line, that takes longer does not come, seconds.
 DEADLINE: Final = 60.0
 
 
@@ -35,11 +39,14 @@ class Form:
     colour: bool = False
 
     def line(self, row: Row) -> bytes:
-        """One line of the file."""
-        text = ansi.coloured(row.text) if self.colour else ansi.plain(row.text)
+        """One line of the file; its end is not there where its text is cut."""
         when = f"{words.stamp_ns(row.t_ns)} " if self.time else ""
         who = f"{row.node}:{row.rank}| " if self.source else ""
-        return f"{when}{who}{text}{cut_text(row.cut) if row.cut else ''}\n".encode("utf-8", "replace")
+        return f"{when}{who}".encode("utf-8", "replace") + self.text(row.text) + (b"" if row.cut else b"\n")
+
+    def text(self, raw: bytes) -> bytes:
+        """What a line says, or a part of it."""
+        return (ansi.coloured(raw) if self.colour else ansi.plain(raw)).encode("utf-8", "replace")
 
 
 class Saving:
@@ -67,20 +74,21 @@ class Saving:
 
     async def write(self, file: IO[bytes]) -> None:
         """Write all lines; raises SupervisorError, WireError, TimeoutError, OSError."""
-        newest = await self._page(count=1)
+        # Most lines of a job may have come at one moment: how far it is goes by them, not by time.
+        newest = await self._page(count=1, counted=(0, LATEST_NS))
         until_ns = max(newest.rows[-1].t_ns if newest.rows else 0, newest.until_ns or 0)
-        first_ns = after_ns = 0
+        after_ns = 0
         while after_ns <= until_ns:
-            page = await self._page(ROWS, clocks=newest.clocks, after_ns=after_ns)
+            page = await self._page(ROWS, clocks=newest.clocks, after_ns=after_ns, counted=(0, after_ns))
             rows = [row for row in page.rows if after_ns <= row.t_ns <= until_ns and self._only in (None, row.stream)]
             # With a filter a page may be empty, and yet be a step further.
             asked_ns, after_ns = after_ns, max(page.rows[-1].t_ns + 1 if page.rows else 0, page.until_ns or 0)
             if page.more and after_ns <= asked_ns:
                 raise RequestFailed("a node is still reading files that were there before its agent", "try again")
-            first_ns = first_ns or (page.rows[0].t_ns if page.rows else after_ns)
-            # Neither a slow disk nor many lines at once may hold the screen up.
-            await asyncio.to_thread(self._write, file, rows)
-            self._share = min(1.0, (after_ns - first_ns) / max(1, until_ns - first_ns))
+            # Nodes may come and go meanwhile.
+            share = min(1.0, (page.counted + len(rows)) / max(1, newest.counted))
+            self._share = max(self._share, share)
+            await self._put(file, rows)
             if not page.more:
                 return
 
@@ -88,6 +96,32 @@ class Saving:
         page = await asyncio.wait_for(self._source.merged(self._selection, count, **bounds), DEADLINE)
         self.absent.update(page.absent)
         return page
+
+    async def _put(self, file: IO[bytes], rows: list[Row]) -> None:
+        """Write lines, each whole; neither a slow disk nor many lines at once may hold the screen up."""
+        begin = 0
+        for end, row in enumerate(rows, 1):
+            if row.cut:
+                await asyncio.to_thread(self._write, file, rows[begin:end])
+                await self._put_rest(file, row)
+                begin = end
+        await asyncio.to_thread(self._write, file, rows[begin:])
+
+    async def _put_rest(self, file: IO[bytes], row: Row) -> None:
+        """Write what follows the text of a line, and say how much of it does not come."""
+        missing, held = row.cut, b""
+        with contextlib.suppress(Unreachable, asyncio.TimeoutError):
+            async with contextlib.aclosing(read_rest(self._source.log, row)) as parts:
+                while part := await asyncio.wait_for(anext(parts, b""), DEADLINE):
+                    missing -= len(part)
+                    held += part
+                    end = ansi.parted(held) if missing else len(held)
+                    await asyncio.to_thread(file.write, self._form.text(held[:end].replace(b"\r", b" ")))
+                    held = held[end:]
+        if missing:
+            self.absent.add(row.node)
+        end_text = cut_text(missing + len(held)) if missing else ""
+        await asyncio.to_thread(file.write, f"{end_text}\n".encode())
 
     def _write(self, file: IO[bytes], rows: Iterable[Row]) -> None:
         for row in rows:

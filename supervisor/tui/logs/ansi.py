@@ -19,6 +19,8 @@ from supervisor.tui.cells import Row, Span, clean, crop_row, row_width, text_of
 # A row longer than this is cut here; its detail shows all that the agent sent.
 MAX_CELLS: Final = 4096
 TAB: Final = 8
+# No escape code of a log is longer, in bytes.
+_LONGEST: Final = 256
 # A pattern that takes longer on one row leaves it as it is: the screen must not stand still.
 HIGHLIGHT_S: Final = 0.02
 
@@ -65,6 +67,16 @@ def coloured(raw: bytes) -> str:
         parts.append(match.group() if match.group(2) == "m" else "")
         start = match.end()
     return "".join([*parts, clean(_expand(text[start:])), "\x1b[m" if any(parts[1::2]) else ""])
+
+
+def parted(raw: bytes) -> int:
+    """Where the beginning of a line can be parted from what follows: within no character and no escape code."""
+    at = raw.rfind(b"\x1b", -_LONGEST)
+    if at >= 0:
+        return at
+    # The bytes of a character behind its first one begin with the bits 10.
+    first = next((back for back in range(1, min(4, len(raw)) + 1) if raw[-back] & 0xC0 != 0x80), 0)
+    return len(raw) - first if first and raw[-first] >= 0xC0 else len(raw)
 
 
 # Some screens full; a row may have 64 KiB.

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from supervisor.tui.feeds import BYTES_KEPT, LEAST_KEPT, PAGE
-from supervisor.tui.log_row import Key, LogRow, taken
+from supervisor.session.logs import Clocks
+from supervisor.tui.logs.feeds import BYTES_KEPT, LEAST_KEPT, PAGE
+from supervisor.tui.logs.log_row import Key, LogRow, taken
 
 if TYPE_CHECKING:
-    from supervisor.session.logs import Clocks, Page, Row, Selection
+    from supervisor.session.logs import Page, Row, Selection
     from supervisor.tui.source import Source
 
 MERGED_KEPT: Final = 20_000
@@ -72,6 +73,11 @@ class MergedFeed:
         self._counted_ns = 0
         self._counted: dict[Key, int] = {}
         """Up to which time, and of each file which line, the rows that wait have been counted."""
+
+    @property
+    def clocks(self) -> Clocks | None:
+        """What the times of these rows were made with; None: there have been none yet."""
+        return self._clocks
 
     @property
     def count(self) -> int:
@@ -168,7 +174,8 @@ class MergedFeed:
             return
         span, here = (self._since_ns, until_ns), len(self._order)
         page = await self._fetch(count, self._clocks, after_ns=self._counted_ns, counted=span)
-        self.passed, self.looked_at = here, page.counted
+        # A record's lines may have come later than the last time; they have been looked at all the same.
+        self.passed, self.looked_at = here, max(here, page.counted)
         fresh = self._update(page.rows, all_times=True)
         if not following():
             self.unseen += len([row for row in fresh if self._is_uncounted(row)])
@@ -194,20 +201,24 @@ class MergedFeed:
 
     async def show_begin(self, rows: int) -> None:
         """Replace what is here by the oldest rows."""
-        self._replace(await self._fetch(max(rows, PAGE), None, after_ns=0), at_start=True)
+        self._replace(await self._fetch(max(rows, PAGE), self._steady(), after_ns=0), at_start=True)
 
-    async def show_around(self, t_ns: int, rows: int, pages: tuple[Page, Page] | None = None) -> None:
+    async def show_around(
+        self, t_ns: int, rows: int, pages: tuple[Page, Page] | None = None, clocks: Clocks | None = None
+    ) -> None:
         """Replace what is here by the rows around a time, a third of them before it: a screen and no more.
 
         What a link holds that has rested is some 14 kB: each doubling of that takes a round trip. pages: those rows,
-        where they are known.
+        where they are known. clocks: what the time was made with, as lines of a burst are nanoseconds apart.
         """
-        # At once, with the clocks of this moment for both.
+        clocks = clocks or self._steady() or Clocks(self._source)
         before, after = pages or await asyncio.gather(
-            self._fetch(rows // 3 + 1, None, before_ns=t_ns), self._fetch(rows, None, after_ns=t_ns)
+            self._fetch(rows // 3 + 1, clocks, before_ns=t_ns), self._fetch(rows, clocks, after_ns=t_ns)
         )
         absent = sorted({*before.absent, *after.absent})
-        both = after._replace(rows=before.rows + after.rows, absent=absent, since_ns=before.since_ns)
+        # Of each file the last row before that time may come along, from before all that is here.
+        later = [row for row in after.rows if row.t_ns >= t_ns]
+        both = after._replace(rows=before.rows + later, absent=absent, since_ns=before.since_ns)
         self._replace(both, at_start=not before.more)
         end = time.monotonic() + NEAR_S
         while not self._order and not self.is_whole and time.monotonic() < end:
@@ -216,6 +227,10 @@ class MergedFeed:
                 await self._older()
             if self.detached:
                 await self._newer()
+
+    def _steady(self) -> Clocks | None:
+        """Return the clocks of the rows that are here, unless these are wrong by now."""
+        return None if self._clocks is None or self._clocks.moved else self._clocks
 
     async def _older(self) -> None:
         page = await self._fetch(PAGE * 2, self._clocks, before_ns=self._begin_ns())
@@ -268,15 +283,17 @@ class MergedFeed:
     def _update(self, rows: Iterable[Row], *, all_times: bool = False) -> list[LogRow]:
         """Take what has changed in rows that are here, a half line that is whole now; return those that are not here.
 
-        A page that lacks a node reaches further back: what it has from before the first row here comes with its turn.
+        A page that lacks a node, or of rare rows, reaches further back: what it has from before all that is here comes
+        with its turn.
         """
         fresh: list[LogRow] = []
-        start = None if all_times or self._at_start or not self._order else self._edge(0)
+        is_any = all_times or self._at_start or not (self._order or self.selection.filter)
+        start_ns = 0 if is_any else self._begin_ns()
         for each in rows:
             row = taken(each)
             old = self._rows.get(row.key)
             if old is None:
-                if start is None or row.t_ns >= start:
+                if row.t_ns >= start_ns:
                     fresh.append(row)
             elif old.raw != row.raw:
                 self._rows[row.key] = dataclasses.replace(old, level=row.level, raw=row.raw)

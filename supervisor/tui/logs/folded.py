@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from supervisor import plain
 from supervisor.session.folding import WINDOW_NS, Fold, Folder
-from supervisor.tui.feeds import PAGE
-from supervisor.tui.merged import LATEST_NS, MERGED_KEPT, MergedFeed
+from supervisor.tui.logs.feeds import PAGE
+from supervisor.tui.logs.merged import LATEST_NS, MERGED_KEPT, MergedFeed
 
 if TYPE_CHECKING:
     from supervisor.session.logs import Clocks, Page, Selection
-    from supervisor.tui.log_row import Key, LogRow
+    from supervisor.tui.logs.log_row import Key, LogRow
     from supervisor.tui.source import Source
 
 # Rows in one request: hundreds of them may be one on the screen.
@@ -126,9 +126,11 @@ class FoldedFeed(MergedFeed):
                 return
         await super().refresh(rows, following)
 
-    async def show_around(self, t_ns: int, rows: int, pages: tuple[Page, Page] | None = None) -> None:
+    async def show_around(
+        self, t_ns: int, rows: int, pages: tuple[Page, Page] | None = None, clocks: Clocks | None = None
+    ) -> None:
         """Replace what is here by the rows around a time, as many as one answer holds: they may be a few lines."""
-        await super().show_around(t_ns, max(rows, 3 * PAGE))
+        await super().show_around(t_ns, max(rows, 3 * PAGE), clocks=clocks)
 
     async def _fetch(self, count: int, clocks: Clocks | None, **bounds: Any) -> Page:
         return await super()._fetch(count if count < PAGE else FOLD_PAGE, clocks, **bounds)

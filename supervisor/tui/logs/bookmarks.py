@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from supervisor.session.logs import Selection
-    from supervisor.tui.log_row import Key, LogRow
+    from supervisor.tui.logs.log_row import Key, LogRow
 
 KEPT: Final = 512
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from remote_agent.logs.rows import RecordReader
 from supervisor.plain import count
-from supervisor.tui import ansi, words
+from supervisor.tui import words
+from supervisor.tui.logs import ansi
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
-    from supervisor.tui.log_row import LogRow
+    from supervisor.tui.logs.log_row import LogRow
     from supervisor.tui.source import Source
 
 # Lines before and behind that are asked for: of most records, then of the longest that the nodes keep together.

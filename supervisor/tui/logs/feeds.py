@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from supervisor.tui.log_row import Key, LogRow, level_of
+from supervisor.tui.logs.log_row import Key, LogRow, level_of
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer

@@ -1,0 +1,316 @@
+"""A search in the logs behind one view: run by the agents, hits collected here, stepped through in order of time.
+
+In: a pattern, rows from the session, also of what comes later. Out: hits and where the next one is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from remote_agent.logs.pattern import compile_pattern, ignores_case
+from remote_agent.wire import Problem, WireError
+from supervisor.errors import SupervisorError, Unreachable
+from supervisor.session.logs import Clocks
+
+if TYPE_CHECKING:
+    from supervisor.session.logs import Page, Row, Selection
+    from supervisor.tui.source import Source
+
+HITS_KEPT: Final = 5000
+# Where there are more of them: so many are fetched at once.
+HITS_MORE: Final = 1000
+SEARCH_DEADLINE: Final = 300.0
+
+# What comes is asked for so often, seconds.
+LOOK_EVERY: Final = 1.0
+
+Key = tuple[int, int, str, int]
+# Time of arrival and line.
+Place = tuple[int, Key]
+BEGIN: Final[Place] = (0, (0, 0, "", 0))
+
+
+@dataclass
+class Part:
+    """Between these times all hits are known, where there are more than are kept."""
+
+    low_ns: int
+    high_ns: int
+    is_first: bool = False
+    """None lies before it."""
+    is_last: bool = False
+    """Nor behind it, when that was last asked."""
+
+
+class Finder:
+    """Hits of one search."""
+
+    def __init__(
+        self,
+        source: Source,
+        selection: Selection,
+        pattern: str,
+        level: str | None = None,
+        only: str | None = None,
+        name: str = "",
+        clocks: Clocks | None = None,
+    ) -> None:
+        self.text = pattern
+        self.name = name or pattern or level or ""
+        """What is looked for, in a word."""
+        self.selection = selection
+        self.ignore_case = ignores_case(pattern)
+        self.pattern = compiled(pattern, self.ignore_case) if pattern else None
+        self.hits: list[Place] = []
+        """In order; all of them, or those of `part`."""
+        self.part: Part | None = None
+        self.current = -1
+        self.running = True
+        """Not all that was there has been searched."""
+        self.problem = ""
+        self.looks = 0
+        """How often the nodes have been asked."""
+        self._keys: set[Key] = set()
+        self._is_refused = False
+        self._source = source
+        self.level = level
+        self._only = only
+        """The one file whose lines are shown."""
+        self._apart = 0
+        self._reached: dict[str, int] = {}
+        """By node: what it had by then has been searched."""
+        self._columns: dict[Key, int] = {}
+        """Of hits in lines whose text is cut."""
+        self._pages: list[Page] = []
+        self.clocks = clocks or Clocks(source)
+        """What all times here are made with: the parts must meet, and a line is looked for by the time of its hit."""
+
+    def pages(self, key: Key) -> tuple[Page, Page] | None:
+        """What lies before and behind the first hit, once, if that is this line and its node has sent it along."""
+        pages, self._pages = self._pages, []
+        rows = [row for page in pages for row in page.rows]
+        here = any((row.generation, row.rank, row.stream, row.line) == key for row in rows)
+        return (pages[0], pages[1]) if here and len(pages) == 2 else None
+
+    async def run(self, found: Callable[[], None], around: int, near_ns: int | None) -> None:
+        """Search, and go on in what comes, until there is more than is kept or the job is over."""
+        await self.search(found, around, near_ns)
+        over = False
+        while not over and self.part is None and not self._is_refused:
+            await asyncio.sleep(LOOK_EVERY)
+            over = self._source.ended
+            await self._look(self._collect({}, found, None), found)
+
+    async def search(self, found: Callable[[], None], around: int = 0, near_ns: int | None = 0) -> None:
+        """Collect the hits there are, or, where they are too many, the next ones; `found` is called with each batch.
+
+        around: so many rows at the first hit from `near_ns` on, None: at the newest, are wanted with them (`pages`).
+        """
+        first: dict[str, Any] = {"around": around, "near_ns": near_ns, "note_page": self._note_page} if around else {}
+        if "nccl" not in self.selection.streams:
+            first["note_apart"] = self._note_apart
+        await self._look(self._collect(first, found, near_ns), found)
+
+    async def go_on(
+        self, direction: int, place: Place | None, pointer: Key | None, found: Callable[[], None]
+    ) -> Place | None:
+        """The hit that `step` does not know, from the nodes, around the ends; None: there is a `problem`."""
+        self.running = True
+        await self._look(self._go_on(direction, place, pointer), found)
+        return None if self.problem or self.current < 0 else self.hits[self.current]
+
+    async def _go_on(self, direction: int, place: Place | None, pointer: Key | None) -> None:
+        if self._is_known(place, pointer):
+            await self._extend(direction)
+        else:
+            await self._begin(None if place is None else place[0], direction)
+        if self.step(direction, place, pointer) is None:
+            # There is none on that side: the first one of all, or the last.
+            await self._begin(0 if direction > 0 else None, direction)
+            self.step(direction, BEGIN if direction > 0 else None, None)
+
+    @property
+    def _query(self) -> dict[str, Any]:
+        query: dict[str, Any] = {"pattern": self.text, "ignore_case": self.ignore_case}
+        return {**query, "level": self.level} if self.level else query
+
+    async def _look(self, work: Awaitable[None], found: Callable[[], None]) -> None:
+        count, problem, self.problem = len(self.hits), self.problem, ""
+        self.looks += 1
+        try:
+            await asyncio.wait_for(work, SEARCH_DEADLINE)
+        except asyncio.TimeoutError:
+            self.problem = "the search takes too long"
+        except Unreachable as error:
+            self.problem = error.message
+        except SupervisorError as error:
+            self.problem, self._is_refused = error.message, True
+        except (WireError, OSError, ValueError) as error:
+            self.problem = str(error) or type(error).__name__
+        if self.running or problem != self.problem or count != len(self.hits):
+            self.running = False
+            found()
+
+    async def _collect(self, more: dict[str, Any], found: Callable[[], None], near_ns: int | None) -> None:
+        """Take what has not been searched, and where that is too much keep what lies near the current hit."""
+        query = {**self._query, **more, "reached": self._reached, "limit": HITS_KEPT, "clocks": self.clocks}
+        async with contextlib.aclosing(self._source.search(self.selection, **query)) as rows:
+            async for row in rows:
+                if self._take(row) and len(self.hits) % 64 == 1:
+                    found()
+                if len(self.hits) >= HITS_KEPT:
+                    break
+        if len(self.hits) >= HITS_KEPT:
+            here = self.hits[self.current] if self.current >= 0 else None
+            await self._begin(near_ns if here is None else here[0], 1)
+            self.current = self.hits.index(here) if here in self.hits else -1
+
+    # --- more hits than are kept
+
+    async def _begin(self, t_ns: int | None, way: int) -> None:
+        """Know the hits from a time on, or before it; None: from the end back."""
+        self.hits, self.current = [], -1
+        self._keys.clear()
+        self._columns.clear()
+        if t_ns is None:
+            self.part = Part(sys.maxsize, sys.maxsize, is_last=True)
+            await self._extend(-1)
+            self.part.high_ns = self.hits[-1][0] + 1 if self.hits else 0
+        else:
+            self.part = Part(t_ns, t_ns, is_first=t_ns == 0)
+            await self._extend(way)
+
+    async def _extend(self, way: int) -> None:
+        """Know the next hits (1), or those before (-1), if there are any."""
+        part = self.part
+        assert part is not None
+        count, done = len(self.hits), way < 0 and part.is_first
+        while not done and len(self.hits) == count:
+            edges_ns: list[int] = []
+            bounds: dict[str, Any] = {"until_ns": part.low_ns} if way < 0 else {"since_ns": part.high_ns}
+
+            def note_span(since_ns: int | None, until_ns: int | None, edges_ns: list[int] = edges_ns) -> None:
+                edge_ns = since_ns if way < 0 else until_ns
+                edges_ns += [] if edge_ns is None else [edge_ns]
+
+            query = {**self._query, **bounds, "way": way, "limit": HITS_MORE}
+            more = {"note_span": note_span, "clocks": self.clocks}
+            async with contextlib.aclosing(self._source.search(self.selection, **query, **more)) as found:
+                rows = [row async for row in found]
+            done = not edges_ns
+            if way < 0:
+                part.low_ns, part.is_first = max(edges_ns, default=0), done
+            else:
+                newest_ns = max((row.t_ns + 1 for row in rows), default=part.high_ns)
+                part.high_ns, part.is_last = min(edges_ns, default=newest_ns), done
+            for row in rows:
+                # Beyond the edge others may be missing.
+                if part.low_ns <= row.t_ns < part.high_ns:
+                    self._take(row)
+
+    def _is_known(self, place: Place | None, pointer: Key | None) -> bool:
+        """What lies beside the line that is read is known, or follows what is known."""
+        part = self.part
+        if part is None or self.is_at(pointer):
+            return True
+        if place is None:
+            return part.is_last
+        return part.low_ns <= place[0] and (place[0] <= part.high_ns or part.is_last)
+
+    # --- hits
+
+    def _note_apart(self, lines: int) -> None:
+        self._apart += lines
+
+    def _note_page(self, page: Page) -> None:
+        self._pages.append(page)
+
+    def _take(self, row: Row) -> bool:
+        """Take a row that was found, if it is of the file that is shown, and new."""
+        if self._only not in (None, row.stream):
+            return False
+        key = (row.generation, row.rank, row.stream, row.line)
+        if row.column >= 0:
+            self._columns[key] = row.column
+        return self.add(row.t_ns, key)
+
+    def add(self, t_ns: int, key: Key) -> bool:
+        """Take a hit, once; the current one stays the current one."""
+        if key in self._keys:
+            return False
+        self._keys.add(key)
+        at = bisect.bisect(self.hits, (t_ns, key))
+        self.hits.insert(at, (t_ns, key))
+        if at <= self.current:
+            self.current += 1
+        return True
+
+    def is_at(self, pointer: Key | None) -> bool:
+        """Whether this line is the current hit."""
+        return self.current >= 0 and self.hits[self.current][1] == pointer
+
+    def stand_at(self, pointer: Key | None) -> None:
+        """Take this line for the current hit, if it is one."""
+        self.current = next((at for at, (_, key) in enumerate(self.hits) if key == pointer), -1)
+
+    def step(self, direction: int, place: Place | None, pointer: Key | None) -> Place | None:
+        """The next (1) or previous (-1) hit from the line that is read: the current hit if that is the `pointer`.
+
+        place: None at the end, where the newest hit is the nearest one. None: there is none, or it is not known here.
+        """
+        if not self.hits or not self._is_known(place, pointer):
+            return None
+        if self.is_at(pointer):
+            at = self.current + direction
+        elif place is None:
+            at = len(self.hits) - 1
+        else:
+            at = bisect.bisect_left(self.hits, place) - (direction < 0)
+        if self.part is not None and not 0 <= at < len(self.hits):
+            return None
+        self.current = at % len(self.hits)
+        return self.hits[self.current]
+
+    def said(self, *, short: bool = False) -> str:
+        """How the search stands; `short`: without what is looked for, where that is marked in the line."""
+        name = self.name
+        if self.problem:
+            return f"{name}: {self.problem}"
+        if self.part is not None and self.running:
+            return f"{name}: searching"
+        if not self.hits:
+            nccl = f", but in {self._apart:,} lines of NCCL" if self._apart else ""
+            return f"{name}: searching" if self.running else f"{name}: not found{nccl}"
+        many = self._many()
+        if self.current < 0:
+            return f"{name}: {many} found"
+        column = self._columns.get(self.hits[self.current][1])
+        where = f", column {column + 1:,} of its line" if column is not None else ""
+        return f"{'' if short else name + ': '}hit {self.current + 1:,} of {many}{where}"
+
+    def _many(self) -> str:
+        """How many hits are known, and which ones."""
+        many, part = f"{len(self.hits):,}", self.part
+        if part is None:
+            return f"{many}+" if self.running else many
+        if part.is_first and part.is_last:
+            return many
+        return f"the first {many}" if part.is_first else f"the last {many}" if part.is_last else f"{many} around here"
+
+
+def compiled(pattern: str, ignore_case: bool) -> re.Pattern[str]:
+    """The pattern for highlighting; raises ValueError with what is wrong."""
+    try:
+        compile_pattern(pattern, ignore_case)
+        return re.compile(pattern, re.IGNORECASE if ignore_case else 0)
+    except Problem as refused:
+        raise ValueError(f"pattern: {refused.message}") from refused
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"pattern: {error}") from error
