@@ -19,34 +19,17 @@ from typing import Any
 from remote_agent.diagnose.dials import Dials, find_dials
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Context, Evidence, Incident, Victims, name_nodes, name_ranks
+from remote_agent.diagnose.pulse import DEAF, INERT, STOPPED, Pulse, Wait, idleness, is_stopped, lasting, works
 from remote_agent.diagnose.shapes import clip, signature
 
-# More of a processor than an idle interpreter with its threads, less than any work.
-BUSY_SHARE = 0.03
-# What timers and logs of an idle process may read and write in a second.
-BUSY_BYTES_PER_S = 16_384
 # A main thread can go on for a while with what a thread had prepared before its end; a stall that comes later than this
 # has another cause.
 LATE_S = 600.0
 MESSAGE_CHARS = 80
 # Of each kind of evidence.
 MAX_LINES = 12
-Pulse = Mapping[str, Any]
 
-STOPPED, DEAF, INERT, LEFT, BEHIND, UNANSWERED = "stopped", "deaf", "inert", "left", "behind", "unanswered"
-
-
-@dataclasses.dataclass(frozen=True)
-class Wait:
-    """What one rank waits for: the oldest collective of a group that is not done; group "": no collective yet."""
-
-    group: str
-    seq: int
-    op: str
-    sizes: str = ""
-    age_s: float = 0.0
-    timeout_s: float | None = None
-    backend: str = ""
+LEFT, BEHIND, UNANSWERED = "left", "behind", "unanswered"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +78,11 @@ def find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], left: froz
 
 def _find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], left: frozenset[int]) -> Stall | None:
     both = now.keys() & before.keys()
-    waits = {rank: wait for rank in both if (wait := _lasting(before[rank], now[rank])) is not None}
-    stopped = {rank: STOPPED for rank in both if _is_stopped(before[rank], now[rank])}
+    waits = {rank: wait for rank in both if (wait := lasting(before[rank], now[rank])) is not None}
+    stopped = {rank: STOPPED for rank in both if is_stopped(before[rank], now[rank])}
     blockers = {rank: _blockers(rank, wait, waits, now, left) for rank, wait in waits.items()}
     wanted = {rank for held in blockers.values() for rank in held}
-    idle = {rank: how for rank in both - set(waits) if (how := _idleness(before[rank], now[rank])) is not None}
+    idle = {rank: how for rank in both - set(waits) if (how := idleness(before[rank], now[rank])) is not None}
     idle.update(dict.fromkeys(left, LEFT))
     # Who waits for somebody is held up itself; who waits although nobody is missing is behind.
     idle.update({rank: BEHIND for rank in waits if not blockers[rank]})
@@ -141,9 +124,9 @@ def collectives(now: Mapping[int, Pulse]) -> int:
 def is_suspect(before: Mapping[int, Pulse], now: Mapping[int, Pulse]) -> bool:
     """Tell whether these ranks give reason to look at their stacks: one waits, or all do nothing."""
     both = now.keys() & before.keys()
-    if any(_lasting(before[rank], now[rank]) is not None for rank in both):
+    if any(lasting(before[rank], now[rank]) is not None for rank in both):
         return True
-    return bool(both) and not any(_works(before[rank], now[rank]) for rank in both)
+    return bool(both) and not any(works(before[rank], now[rank]) for rank in both)
 
 
 def _all_wait(waits: Mapping[int, Wait], wanted: set[int], now: Mapping[int, Pulse]) -> Stall:
@@ -160,21 +143,6 @@ def _all_wait(waits: Mapping[int, Wait], wanted: set[int], now: Mapping[int, Pul
     return Stall("mismatch", waits, dict.fromkeys(ranks, BEHIND), _places(dict.fromkeys(waits, ""), now))
 
 
-def _lasting(before: Pulse, now: Pulse) -> Wait | None:
-    """Return what a rank has waited for in both pulses: of several collectives the one that has lasted longest."""
-    found = []
-    for name, group in now["groups"].items():
-        earlier = before["groups"].get(name, {})
-        if "seq" in group and earlier.get("seq") == group["seq"]:
-            times = {key: group[key] for key in ("age_s", "timeout_s", "backend")}
-            found.append(Wait(name, group["seq"], group["op"], group["sizes"], **times))
-    if found:
-        return max(found, key=lambda wait: wait.age_s)
-    if now["stack"] and now["inside"] and now["inside"] == before["inside"] and now["stack"] == before["stack"]:
-        return Wait("", 0, now["inside"], age_s=now["t"] - before["t"])
-    return None
-
-
 def _blockers(
     rank: int, wait: Wait, waits: Mapping[int, Wait], now: Mapping[int, Pulse], left: frozenset[int]
 ) -> set[int]:
@@ -189,39 +157,6 @@ def _blockers(
     members = set(said) if said else everyone if wait.group == "0" else users
     came = {other for other in users if now[other]["groups"][wait.group]["last"] >= wait.seq}
     return (members & everyone) - came - {rank}
-
-
-def _idleness(before: Pulse, now: Pulse) -> str | None:
-    """Return how a rank does nothing; None when it does something, or nobody knows."""
-    if _is_stopped(before, now):
-        return STOPPED
-    if _transfers(before, now):
-        return None
-    if now["deaf"] and before["deaf"]:
-        return DEAF
-    same = bool(now["stack"]) and now["stack"] == before["stack"]
-    return INERT if same and not _works(before, now) else None
-
-
-def _is_stopped(before: Pulse, now: Pulse) -> bool:
-    """Whether it stands still; a limit on its processor time may stop it again and again, and it gets on."""
-    return bool(now["state"] == before["state"] == "T") and not _computes(before, now)
-
-
-def _transfers(before: Pulse, now: Pulse) -> bool:
-    busy = BUSY_BYTES_PER_S * (now["t"] - before["t"])
-    # A connection that was closed takes its count along.
-    sent = 0 if now["net"] is None or before["net"] is None else abs(now["net"] - before["net"])
-    # D: the kernel reads or writes for it.
-    return bool(now["state"] == "D" or now["io"] - before["io"] > busy or sent > busy)
-
-
-def _computes(before: Pulse, now: Pulse) -> bool:
-    return bool(now["cpu_s"] - before["cpu_s"] > BUSY_SHARE * (now["t"] - before["t"]))
-
-
-def _works(before: Pulse, now: Pulse) -> bool:
-    return _computes(before, now) or _transfers(before, now)
 
 
 def _places(ranks: Mapping[int, str], now: Mapping[int, Pulse]) -> dict[int, str]:

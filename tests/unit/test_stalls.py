@@ -144,6 +144,16 @@ def test_who_does_something_is_waited_for(does: dict[str, Any]) -> None:
     assert stall(waiting(5), came(4), waiting(5), r1=does) is None
 
 
+def test_a_loop_that_is_seen_at_the_same_place_each_time_gets_on() -> None:
+    slow = {"stack": "sleep", "where": "train.py:8 in <module>"}
+    held = {**waiting(5), "stack": "all_reduce", "inside": "all_reduce"}
+    assert stall(held, came(4, **slow), r0={"groups": {"0": group(25)}}, r1={"groups": {"0": group(24, False)}}) is None
+    assert not is_suspect({1: came(4, **slow)}, {1: {**came(24, **slow), "t": 10.0}})
+    found = stall({**held, "groups": {}}, {**came(4, **slow), "groups": {}})
+    assert found is not None
+    assert dict(found.missing) == {1: "inert"}
+
+
 def test_nobody_waits_and_nothing_is_wrong() -> None:
     assert stall(came(5), came(5), came(5)) is None
     assert stall(waiting(5), came(4), r0={"groups": {"0": group(6)}}) is None
