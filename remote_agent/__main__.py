@@ -1,4 +1,4 @@
-"""What the zipapp and `python -m remote_agent` run: connect, serve, engine, gpus or probe.
+"""What the zipapp and `python -m remote_agent` run: connect, serve, engine, torchrun, gpus or probe.
 
 In: argv. Out: the exit status of the chosen part; each part is imported only when it is chosen.
 """

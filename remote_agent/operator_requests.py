@@ -1,4 +1,4 @@
-"""What operators ask of the coordinator: restart, remove, add, stop.
+"""What operators ask of the coordinator: restart, remove, add, cordon, stop.
 
 In: a Turn and the request. Out: a Reply, and the stop of the group where it follows.
 """

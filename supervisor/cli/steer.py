@@ -1,4 +1,4 @@
-"""`supervisor restart`, `remove`, `add`, `cordon`, `promote`, `stop`: ask the cluster to act, wait for the outcome.
+"""`supervisor restart`, `remove`, `add`, `cordon`, `uncordon`, `promote`, `stop`: ask, and await the outcome.
 
 In: argv. Out: one line such as `generation 3 running: world size 6, 0.84 s (…)`, or one JSON document; with --dry-run
 what it would lead to.
