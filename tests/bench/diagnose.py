@@ -55,7 +55,7 @@ class Made:
 
 
 def run() -> Report:
-    """Measure on three sorts of logs; returns the tables."""
+    """Measure on four sorts of logs; returns the tables."""
     rows, data = [], []
     with tempfile.TemporaryDirectory(prefix="diagnose-") as folder:
         for make in (by_rank, of_many_ranks, interleaved, wordy):

@@ -1,6 +1,6 @@
 """What is said of the failures of the field: stock torchrun and ours, the same scripts, hosts and faults.
 
-In: a Cluster of two hosts with two ranks each. Out: a Report; seconds are from the fault to the verdict. `skewed`: ours
+In: a Cluster of two or three hosts, two ranks each. Out: a Report; seconds are from the fault to the verdict. `skewed`: ours
 alone, where one host's clock is 5 s ahead and the other's 5 s behind.
 """
 
