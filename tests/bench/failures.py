@@ -1,7 +1,7 @@
 """What is said of the failures of the field: stock torchrun and ours, the same scripts, hosts and faults.
 
-In: a Cluster of two or three hosts, two ranks each. Out: a Report; seconds are from the fault to the verdict. `skewed`: ours
-alone, where one host's clock is 5 s ahead and the other's 5 s behind.
+In: a Cluster of two or three hosts, two ranks each. Out: a Report; seconds are from the fault to the verdict. `skewed`:
+ours alone, where one host's clock is 5 s ahead and the other's 5 s behind.
 """
 
 from __future__ import annotations
