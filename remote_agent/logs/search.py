@@ -5,6 +5,7 @@ In: files, a pattern, limits of level and time. Out: batches of rows, and at the
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
 from functools import partial
@@ -121,10 +122,14 @@ class _Batch:
         return answer
 
 
+@dataclasses.dataclass
 class _Tally:
-    """What was read, and found but is of a stream not asked for."""
+    """What a search has come by beside its hits."""
 
-    searched = apart = 0
+    searched: int = 0
+    """Bytes."""
+    apart: int = 0
+    """Rows that match and are of a stream not asked for."""
 
 
 async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, None]:

@@ -71,8 +71,7 @@ async def promote_if_orphaned(session: Session) -> bool:
 
     Returns whether somebody took it. The agents check the quorum themselves.
     """
-    best = session.opened_links()[:1]
-    if session.read_only or session.launching or (best and best[0].view.identity.get("ended")):
+    if session.read_only or session.launching or opening.end_in_files(session) is not None:
         return False
     # The cheap look first: whoever coordinates, or hears the one that does, says so.
     known = [link.view.identity for link in session.opened_links(live=True)]

@@ -1,6 +1,7 @@
-"""Finding the job: which one, on which hosts, and what to say when it is not there.
+"""Finding the job: which one, on which hosts, and what to say when it is not there or over.
 
-In: a session whose links come up one after the other. Out: its job, the moment at which it can be used, or its failure.
+In: a session whose links come up one after the other. Out: its job, the moment at which it can be used, or its failure;
+its end, told to agents that were cut off.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
 from supervisor.errors import HostFailure, RequestFailed, SupervisorError, Unreachable
@@ -66,10 +67,15 @@ def find_failure(session: Session) -> SupervisorError | None:
     return error
 
 
+def end_in_files(session: Session) -> dict[str, Any] | None:
+    """Return the identity of the best source where that is files with the job's end: no agent knows more."""
+    best = next((link.view.identity for link in session.opened_links()), None)
+    return best if best is not None and best.get("ended") else None
+
+
 async def refuse_over(session: Session) -> None:
     """Raise RequestFailed where the job is over, as this session has heard or as the files of a host tell."""
-    best = session.opened_links()[:1]
-    if best and best[0].view.identity.get("ended"):
+    if end_in_files(session) is not None:
         session.set_status(await session.call("status"))
     if session.state in ENDED_STATES:
         told = await end_cut_off(session)
@@ -82,9 +88,8 @@ async def end_cut_off(session: Session) -> list[str]:
 
     The coordinator has gone with the job: nobody else tells them. They refuse where they hear of one.
     """
-    best = session.opened_links()[:1]
-    end = best[0].view.identity if best else {}
-    if not end.get("ended"):
+    end = end_in_files(session)
+    if end is None:
         return []
     wish = {"term": end["term"], "seq": end["last_seq"]}
 
