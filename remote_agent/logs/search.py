@@ -135,7 +135,7 @@ class _Tally:
 async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, None]:
     """Yield hits file by file, in the order of lines; the last item says done, begun_ns, searched_bytes, hits.
 
-    With a way also since_ns and until_ns: no hit between them is missing. From the last hits on, the newest come first.
+    With a way the last item also says since_ns and until_ns: no hit between them is missing. Way -1: the newest first.
     """
     batch, breather, tally, begun_ns = _Batch(), Breather(), _Tally(), time.time_ns()
     share = query.share(len(files))
