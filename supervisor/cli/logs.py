@@ -23,7 +23,7 @@ from supervisor.cli.folded import fold_all, fold_live, line_of, rows_of
 from supervisor.cli.log_options import parse_logs, selection_of, smart_case
 from supervisor.cli.options import load_target
 from supervisor.cli.output import Writer
-from supervisor.cli.whole_lines import Printer, patiently, whole
+from supervisor.cli.whole_lines import Printer, patiently, whole_line
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.session import logs
 from supervisor.session.hits import hits, now_ns
@@ -236,9 +236,9 @@ async def _write(
         await fold_all(rows, partial(_put, writer), BATCH)
         return
     lines: list[bytes] = []
-    asking = partial(logs.ask, session, timeout_s=logs.READ_DEADLINE)
-    if options.follow:
-        asking = patiently(session)
+    # Who follows loses no line of the others because of one that cannot be read; else that is an error.
+    at_once: logs.Asking = partial(logs.ask, session, timeout_s=logs.READ_DEADLINE)
+    asking = patiently(session) if options.follow else at_once
     try:
         async for row in rows:
             if not row.cut:
@@ -247,7 +247,7 @@ async def _write(
                 await _put(writer, b"".join(lines))
                 lines.clear()
             if row.cut:
-                await _put_all(writer, whole(asking, row))
+                await _put_all(writer, whole_line(asking, row))
     finally:
         await rows.aclose()
     await _put(writer, b"".join(lines))

@@ -152,7 +152,7 @@ class Printer:
             if not isinstance(piece, LongLine):
                 yield prefixed(*piece, self._pattern)
             elif self._pattern is None or await matches(self._session, piece, self._pattern):
-                async with aclosing(whole(patiently(self._session), piece.row())) as parts:
+                async with aclosing(whole_line(patiently(self._session), piece.row())) as parts:
                     async for data in parts:
                         yield data
 
@@ -165,7 +165,7 @@ def prefixed(whose: Whose, lines: bytes, pattern: re.Pattern[bytes] | None) -> b
     return b"".join(b"%s%s\n" % (prefix, line) for line in lines[:-1].split(b"\n") if pattern.search(seen(line)))
 
 
-async def whole(asking: logs.Asking, row: logs.Row) -> AsyncGenerator[bytes, None]:
+async def whole_line(asking: logs.Asking, row: logs.Row) -> AsyncGenerator[bytes, None]:
     """Yield a row whose text is cut as it is printed: all of its line, and in the place of what is gone how much."""
     missing = row.cut
     yield begin_of(row)
