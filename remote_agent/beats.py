@@ -46,6 +46,7 @@ class Losses:
         self._open: dict[int, dict[int, str]] = {}
         """By step: what each rank has said so far."""
         self._same, self._values = 0, set[str]()
+        """Steps with one loss on all ranks, and which losses."""
         self._apart: list[tuple[int, list[list[int]], dict[int, str]]] = []
         """Of the last steps, where their ranks differed: the step, the ranks by loss, what each said."""
 
@@ -58,20 +59,18 @@ class Losses:
                 self._tellers.add(int(rank))
                 self._open.setdefault(int(step), {})[int(rank)] = str(loss)
         found: Warnings = {(int(rank), "nan"): str(one["warning"]) for rank, one in ranks.items() if one.get("warning")}
-        for step in [step for step, said in self._open.items() if len(said) == len(self._tellers) > 1]:
+        whole = [step for step, said in self._open.items() if len(said) == len(self._tellers) > 1]
+        for step in whole:
             self._compare(step, self._open[step])
-        self._forget()
+        # Whoever lacks a step that came before one of these does not tell it any more.
+        steps = list(self._open)
+        done = steps.index(whole[-1]) + 1 if whole else 0
+        for step in steps[: max(done, len(steps) - MAX_OPEN)]:
+            del self._open[step]
         if len(self._apart) == APART_STEPS:
             step, groups, said = self._apart[0]
             found[groups[1][0], "loss"] = _text(step, groups, said)
         return found
-
-    def _forget(self) -> None:
-        """Drop the steps that all have told, and the older ones: who has not told them does not."""
-        told = [number for number, said in enumerate(self._open.values()) if len(said) == len(self._tellers) > 1]
-        done = max(told[-1] + 1 if told else 0, len(self._open) - MAX_OPEN)
-        for step in list(self._open)[: max(0, done)]:
-            del self._open[step]
 
     def _compare(self, step: int, said: dict[int, str]) -> None:
         by_loss: dict[Decimal, list[int]] = {}

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import __version__, clocks, election, member, paths, restore
@@ -107,6 +107,7 @@ class AgentDesk(Desk):
         agent, view = self._agent, self._agent.follower.member
         reachable = agent.role is not None or agent.follower.channel is not None
         role = "coordinator" if agent.role is not None else "member" if reachable else "waiting"
+        code = Path(sys.argv[0])
         return Answer(
             {
                 "job": agent.spec.job,
@@ -122,7 +123,7 @@ class AgentDesk(Desk):
                 "members": agent.members,
                 "version": __version__,
                 # Of the very code that runs here; empty where it is no zipapp.
-                "build": os.path.basename(sys.argv[0])[:-4] if sys.argv[0].endswith(".pyz") else "",
+                "build": code.stem if code.suffix == ".pyz" else "",
             }
         )
 

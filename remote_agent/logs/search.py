@@ -5,6 +5,7 @@ In: files, a pattern, limits of level and time. Out: batches of rows, and at the
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
 from functools import partial
@@ -121,16 +122,20 @@ class _Batch:
         return answer
 
 
+@dataclasses.dataclass
 class _Tally:
-    """What was read, and found but is of a stream not asked for."""
+    """What a search has come by beside its hits."""
 
-    searched = apart = 0
+    searched: int = 0
+    """Bytes."""
+    apart: int = 0
+    """Rows that match and are of a stream not asked for."""
 
 
 async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, None]:
     """Yield hits file by file, in the order of lines; the last item says done, begun_ns, searched_bytes, hits.
 
-    With a way also since_ns and until_ns: no hit between them is missing. From the last hits on, the newest come first.
+    With a way the last item also says since_ns and until_ns: no hit between them is missing. Way -1: the newest first.
     """
     batch, breather, tally, begun_ns = _Batch(), Breather(), _Tally(), time.time_ns()
     share = query.share(len(files))

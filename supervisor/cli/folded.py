@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from remote_agent.logs.rows import CLIP, seen, visible
 from supervisor import plain
-from supervisor.cli.whole_lines import LongLine, Piece, WholeLines, matches
+from supervisor.cli.whole_lines import LongLine, Piece, WholeLines, begin_of, matches
 from supervisor.session.folding import Fold, Folder
 from supervisor.session.logs import Row
 from supervisor.session.tasks import cancel_all
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 
 # How often folds are looked at whose window ends while nothing comes, seconds.
 LOOK = 0.25
-
-
-def begin_of(row: Row) -> bytes:
-    """Return a row as it is printed, without its end."""
-    return f"{row.node}:{row.rank}| ".encode() + row.text
 
 
 def line_of(row: Row) -> bytes:

@@ -167,7 +167,7 @@ def _is_unaware(answer: dict[str, Any], job: str) -> bool:
 
 async def _end_cut_off(inventory: Inventory, job: str) -> None:
     """Tell the agents of a job that is over so, where they were cut off as it ended."""
-    from supervisor.session.opening import end_cut_off
+    from supervisor.session.ending import end_cut_off
     from supervisor.session.session import open_session
 
     try:

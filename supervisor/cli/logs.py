@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.logs.rows import dropped_text
 from supervisor.cli.entry import say
-from supervisor.cli.folded import begin_of, fold_all, fold_live, line_of, rows_of
+from supervisor.cli.folded import fold_all, fold_live, line_of, rows_of
 from supervisor.cli.log_options import parse_logs, selection_of, smart_case
 from supervisor.cli.options import load_target
 from supervisor.cli.output import Writer
-from supervisor.cli.whole_lines import Printer
+from supervisor.cli.whole_lines import Printer, patiently, whole_line
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.session import logs
 from supervisor.session.hits import hits, now_ns
@@ -236,19 +236,18 @@ async def _write(
         await fold_all(rows, partial(_put, writer), BATCH)
         return
     lines: list[bytes] = []
-    asking = partial(logs.ask, session, timeout_s=60.0)
+    # Who follows loses no line of the others because of one that cannot be read; else that is an error.
+    at_once: logs.Asking = partial(logs.ask, session, timeout_s=logs.READ_DEADLINE)
+    asking = patiently(session) if options.follow else at_once
     try:
         async for row in rows:
-            lines.append(line_of(row))
-            if row.cut:
-                lines[-1] = begin_of(row)
-                async for data in logs.read_rest(asking, row):
-                    await _put(writer, b"".join((*lines, data)))
-                    lines.clear()
-                lines.append(b"\n")
-            elif len(lines) >= BATCH:
+            if not row.cut:
+                lines.append(line_of(row))
+            if row.cut or len(lines) >= BATCH:
                 await _put(writer, b"".join(lines))
                 lines.clear()
+            if row.cut:
+                await _put_all(writer, whole_line(asking, row))
     finally:
         await rows.aclose()
     await _put(writer, b"".join(lines))
@@ -365,8 +364,7 @@ async def _follow_level(
         return
     async with aclosing(looks):
         async for rows in looks:
-            for row in rows:
-                await _put(writer, line_of(row))
+            await _write(session, writer, _one_by_one(rows), options)
 
 
 async def _lasts(looks: AsyncGenerator[list[Row], None], count: int | None) -> AsyncGenerator[list[Row], None]:

@@ -14,13 +14,13 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.logs.rows import CLIP, seen, visible_ends, without_escapes
+from remote_agent.wire import Answer
 from supervisor.errors import RequestFailed, Unreachable
 from supervisor.session import logs
 
 if TYPE_CHECKING:
     import re
 
-    from remote_agent.wire import Answer
     from supervisor.session.follow import Chunk
     from supervisor.session.session import Session
     from supervisor.session.streams import Sieve
@@ -33,6 +33,11 @@ _NO_END = b"\n\n"
 
 # Whose lines: node, generation, rank, stream.
 Whose = tuple[str, int, int, str]
+
+
+def begin_of(row: logs.Row) -> bytes:
+    """Return a row as it is printed, without its end."""
+    return f"{row.node}:{row.rank}| ".encode() + row.text
 
 
 class LongLine:
@@ -147,8 +152,8 @@ class Printer:
             if not isinstance(piece, LongLine):
                 yield prefixed(*piece, self._pattern)
             elif self._pattern is None or await matches(self._session, piece, self._pattern):
-                async with aclosing(_whole(self._session, piece)) as whole:
-                    async for data in whole:
+                async with aclosing(whole_line(patiently(self._session), piece.row())) as parts:
+                    async for data in parts:
                         yield data
 
 
@@ -160,19 +165,14 @@ def prefixed(whose: Whose, lines: bytes, pattern: re.Pattern[bytes] | None) -> b
     return b"".join(b"%s%s\n" % (prefix, line) for line in lines[:-1].split(b"\n") if pattern.search(seen(line)))
 
 
-async def _whole(session: Session, line: LongLine) -> AsyncGenerator[bytes, None]:
-    """Yield a long line as it is printed: no line of another rank comes between its pieces."""
-    row = line.row()
+async def whole_line(asking: logs.Asking, row: logs.Row) -> AsyncGenerator[bytes, None]:
+    """Yield a row whose text is cut as it is printed: all of its line, and in the place of what is gone how much."""
     missing = row.cut
-    yield f"{row.node}:{row.rank}| ".encode() + row.text
-    try:
-        async with aclosing(logs.read_rest(_patiently(session), row)) as rest:
-            async for data in rest:
-                missing -= len(data)
-                yield data
-    except (Unreachable, RequestFailed):
-        # The log goes on all the same: what is missing is told in its place.
-        pass
+    yield begin_of(row)
+    async with aclosing(logs.read_rest(asking, row)) as rest:
+        async for data in rest:
+            missing -= len(data)
+            yield data
     yield _missing(missing) + b"\n"
 
 
@@ -184,27 +184,26 @@ async def matches(session: Session, line: LongLine, pattern: re.Pattern[bytes]) 
     """Tell whether what is seen of a long line matches; a match of up to 64 KiB is found wherever it lies."""
     row = line.row(head=False)
     text, found, gone, left = b"", False, False, row.cut
-    try:
-        async with aclosing(logs.read_rest(_patiently(session), row)) as rest:
-            async for data in rest:
-                left -= len(data)
-                text += data
-                begin = text.rfind(b"\r", 0, len(text.rstrip(b"\r"))) + 1
-                if begin:
-                    # A progress bar: all before is written over.
-                    text, found, gone = text[begin:], False, False
-                shown = without_escapes(text.rstrip(b"\r")) + (_NO_END if left else b"")
-                found = found or pattern.search(shown, 1 if gone else 0) is not None
-                if len(text) > CLIP:
-                    text, gone = text[-CLIP - 1 :], True
-    except (Unreachable, RequestFailed):
-        # What has been read decides; who prints it says that the rest is missing.
-        pass
+    async with aclosing(logs.read_rest(patiently(session), row)) as rest:
+        async for data in rest:
+            left -= len(data)
+            text += data
+            begin = text.rfind(b"\r", 0, len(text.rstrip(b"\r"))) + 1
+            if begin:
+                # A progress bar: all before is written over.
+                text, found, gone = text[begin:], False, False
+            shown = without_escapes(text.rstrip(b"\r")) + (_NO_END if left else b"")
+            found = found or pattern.search(shown, 1 if gone else 0) is not None
+            if len(text) > CLIP:
+                text, gone = text[-CLIP - 1 :], True
     return found
 
 
-def _patiently(session: Session) -> logs.Asking:
-    """Return what makes log requests, and waits for lost links for PATIENCE in all."""
+def patiently(session: Session) -> logs.Asking:
+    """Return what makes log requests, and waits for lost links for PATIENCE in all.
+
+    What does not come then is gone, as what the node has dropped: the log goes on without it.
+    """
     left = PATIENCE
 
     async def asking(node: str, op: str, wish: dict[str, Any]) -> Answer:
@@ -212,10 +211,12 @@ def _patiently(session: Session) -> logs.Asking:
         while True:
             asked_at = time.monotonic()
             try:
-                return await logs.ask(session, node, op, wish, 60.0)
+                return await logs.ask(session, node, op, wish, logs.READ_DEADLINE)
+            except RequestFailed:
+                return Answer({})
             except Unreachable:
                 if left <= 0.0:
-                    raise
+                    return Answer({})
                 await session.wait_change(min(0.5, left))
                 left -= time.monotonic() - asked_at
 

@@ -232,7 +232,5 @@ class Player:
 
     def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
         """Yield the rows that match, as nodes do; of what those tell beside them, `note_span` alone is told."""
-        known = tape.NEAREST if query.get("way") else tape.SEARCH
-        asked = {name: value for name, value in query.items() if name in known}
         find = tape.nearest if query.get("way") else tape.search
-        return find(self.recording, selection, self.now_ns, **asked)
+        return find(self.recording, selection, self.now_ns, **query)

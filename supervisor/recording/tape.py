@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 # As on a node: so many rows at once, at most.
 MAX_ROWS = 4096
 LINES_PER_TURN = 4096
-# What a search in a recording may be asked, of what a session may be, and one for the nearest hits.
-SEARCH = ("pattern", "ignore_case", "level", "limit")
-NEAREST = (*SEARCH, "since_ns", "until_ns", "way", "note_span")
 
 # A file, its lines, and which of its rows: from, up to.
 Span = tuple[File, Lines, int, int]
@@ -171,8 +168,12 @@ async def search(
     ignore_case: bool = False,
     level: str | None = None,
     limit: int | None = None,
+    **_beside: Any,
 ) -> AsyncGenerator[Row, None]:
-    """Yield the rows that match, file by file; raises RequestFailed for a pattern that cannot be."""
+    """Yield the rows that match, file by file; raises RequestFailed for a pattern that cannot be.
+
+    `_beside`: what of a session's search makes no difference here.
+    """
     try:
         compiled = compile_pattern(pattern, ignore_case)
     except Problem as refused:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.logs.rows import dropped_text
 from remote_agent.wire import Answer, CallFailed, WireError
-from supervisor.session.logs import READ_SIZE, Selection
+from supervisor.session.logs import READ_DEADLINE, READ_SIZE, Selection
 from supervisor.session.tasks import cancel_all
 from supervisor.session.view import ENDED_STATES
 
@@ -208,7 +208,8 @@ class Follower:
         place = {"generation": generation, "rank": rank, "stream": stream}
         while (offset := self._position(key)) < until:
             length = min(READ_SIZE, until - offset)
-            answer = await self._link.call("log_read", {**place, "offset": offset, "length": length}, timeout_s=60.0)
+            wish = {**place, "offset": offset, "length": length}
+            answer = await self._link.call("log_read", wish, timeout_s=READ_DEADLINE)
             data, begin = answer.body, int(answer.data["offset"])
             if begin > offset:
                 await self._pass_on(key, offset, 0, dropped_text(begin - offset) + b"\n", begin)

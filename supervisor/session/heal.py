@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, JobSpec, SpecError, WireError
 from supervisor.errors import RequestFailed, SupervisorError, why
-from supervisor.session import bringup, opening, resync
+from supervisor.session import bringup, ending, resync
 from supervisor.session.certificates import Authority
 from supervisor.session.specs import merge_host, read_tree_again
 from supervisor.session.view import ENDED_STATES
@@ -71,8 +71,7 @@ async def promote_if_orphaned(session: Session) -> bool:
 
     Returns whether somebody took it. The agents check the quorum themselves.
     """
-    best = session.opened_links()[:1]
-    if session.read_only or session.launching or (best and best[0].view.identity.get("ended")):
+    if session.read_only or session.launching or ending.end_in_files(session) is not None:
         return False
     # The cheap look first: whoever coordinates, or hears the one that does, says so.
     known = [link.view.identity for link in session.opened_links(live=True)]
@@ -151,7 +150,7 @@ async def _promote_by_force(session: Session, names: Iterable[str], given_up: It
     `given_up`: nodes that are not waited for. Returns who took it; raises RequestFailed when none does.
     """
     await session.settle()
-    await opening.refuse_over(session)
+    await ending.refuse_over(session)
     wish = {"force": True, "given_up": list(given_up), "operator": session.operator}
     last = ""
     end = time.monotonic() + FORCE_DEADLINE
@@ -296,7 +295,7 @@ class Healer:
             try:
                 if session.ended or session.state in ENDED_STATES:
                     if controls:
-                        await opening.end_cut_off(session)
+                        await ending.end_cut_off(session)
                     continue
                 if controls:
                     await promote_if_orphaned(session)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # Rows in one request of a dump: about 400 kB. The nodes give no more than this at once.
 WINDOW_ROWS = 4096
 READ_SIZE = 1024 * 1024
+# How long a node may take to answer where it may have to read a file to its end first, seconds.
+READ_DEADLINE = 60.0
 # Longest wait for one node's rows where those of the others are wanted without them, seconds.
 PATIENCE = 2.5
 # Times on two sets of clocks are the same within this, milliseconds.
@@ -234,7 +236,7 @@ async def merged(
         if counted is not None:
             times["counted"] = [clocks.at(name, t_ns) for t_ns in counted]
         try:
-            answer = await ask(session, name, "log_merged", {**args, **times}, patience_s or 60.0)
+            answer = await ask(session, name, "log_merged", {**args, **times}, patience_s or READ_DEADLINE)
         except Unreachable as error:
             return error
         try:
@@ -272,7 +274,7 @@ async def _pages(session: Session, file: dict[str, Any]) -> AsyncGenerator[Answe
 
     def fetch(line: int) -> asyncio.Task[Answer]:
         args = {**place, "line": line, "count": WINDOW_ROWS}
-        return asyncio.ensure_future(ask(session, file["node"], "log_window", args, 60.0))
+        return asyncio.ensure_future(ask(session, file["node"], "log_window", args, READ_DEADLINE))
 
     coming = fetch(0)
     try:
@@ -372,7 +374,7 @@ async def read_raw(
         over = session.ended
         wish = {**place, "offset": offset, "length": READ_SIZE}
         try:
-            answer = await ask(session, file["node"], "log_read", wish, 60.0)
+            answer = await ask(session, file["node"], "log_read", wish, READ_DEADLINE)
         except Unreachable:
             if not follow or over:
                 raise

@@ -5,27 +5,17 @@ In: a session whose links come up one after the other. Out: its job, the moment 
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from typing import TYPE_CHECKING
 
-from remote_agent.wire import CallFailed, WireError
-from supervisor.errors import HostFailure, RequestFailed, SupervisorError, Unreachable
+from supervisor.errors import HostFailure, SupervisorError, Unreachable
 from supervisor.session.jobs import choose_job
-from supervisor.session.view import ENDED_STATES
 
 if TYPE_CHECKING:
-    from supervisor.session.link import Link
     from supervisor.session.session import Session
-
-log = logging.getLogger(__name__)
 
 # Once one host has answered, the others are waited for this long, seconds.
 GRACE = 2.0
-# How long an agent may take to hear that its job is over, and then to end, seconds.
-OVER_DEADLINE = 5.0
-GONE_DEADLINE = 10.0
 
 
 def unreachable(session: Session, last: str = "") -> Unreachable:
@@ -64,45 +54,6 @@ def find_failure(session: Session) -> SupervisorError | None:
     error = unreachable(session, f"{', '.join(missing)}: no job named {session.job} there")
     error.hint = "`supervisor jobs` lists the jobs that these hosts know"
     return error
-
-
-async def refuse_over(session: Session) -> None:
-    """Raise RequestFailed where the job is over, as this session has heard or as the files of a host tell."""
-    best = session.opened_links()[:1]
-    if best and best[0].view.identity.get("ended"):
-        session.set_status(await session.call("status"))
-    if session.state in ENDED_STATES:
-        told = await end_cut_off(session)
-        also = f"; cut off as it ended, and told now: {' '.join(told)}" if told else ""
-        raise RequestFailed(f"job {session.job} is over: {session.state}{also}", kind="ended")
-
-
-async def end_cut_off(session: Session) -> list[str]:
-    """End the agents that were cut off as the job ended, where files tell the end; returns their hosts.
-
-    The coordinator has gone with the job: nobody else tells them. They refuse where they hear of one.
-    """
-    best = session.opened_links()[:1]
-    end = best[0].view.identity if best else {}
-    if not end.get("ended"):
-        return []
-    wish = {"term": end["term"], "seq": end["last_seq"]}
-
-    async def tell(link: Link) -> bool:
-        try:
-            await link.call("over", wish, timeout_s=OVER_DEADLINE)
-        except (CallFailed, WireError, asyncio.TimeoutError) as error:
-            log.info("%s: %s", link.view.name, error)
-            return False
-        return True
-
-    links = session.opened_links(live=True)
-    answers = await asyncio.gather(*map(tell, links))
-    told = [link for link, ends in zip(links, answers, strict=True) if ends]
-    for link in told:
-        session.notice(f"{link.view.name}: cut off as the job ended; its agent is told", "info", link.view.name)
-    await session.wait_until(lambda: not any(link.opened and link.view.live for link in told), GONE_DEADLINE)
-    return [link.view.name for link in told]
 
 
 async def seek(session: Session) -> None:

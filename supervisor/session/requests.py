@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
 from supervisor.errors import RequestFailed, SupervisorError, why
-from supervisor.session import heal, opening, resync
+from supervisor.session import ending, heal, resync
 
 if TYPE_CHECKING:
     from supervisor.session.link import Link
@@ -36,7 +36,7 @@ async def request(session: Session, verb: str, args: dict[str, Any]) -> dict[str
     wish = {**args, "operator": session.operator}
     if args.get("node"):
         wish["node"] = _node_on(session, str(args["node"]))
-    await opening.refuse_over(session)
+    await ending.refuse_over(session)
     if verb == "promote":
         return await heal.promote(session, wish.get("node"))
     if verb in ("sync", "rollback"):
@@ -231,7 +231,7 @@ async def _steer(session: Session, op: str, args: dict[str, Any]) -> dict[str, A
     if not last:
         # Files alone answer: what they tell of the job may be on its way.
         await session.heard()
-    await opening.refuse_over(session)
+    await ending.refuse_over(session)
     raise session.unreachable(last or "no agent is alive there")
 
 

@@ -89,10 +89,9 @@ async def search(
     links = sources(session, selection.nodes)
     absent = partial(lost, session, selection.nodes)
     beside = _Beside(clocks, absent, note_apart, reached, note_page, note_span)
-    streams = []
     if way:
-        args |= {"way": way, "limit": max(1, limit // max(1, len(links))) if limit is not None else None}
-
+        args |= {"way": way, "limit": None if limit is None else max(1, limit // len(links))}
+    streams = []
     for link in links:
         name = link.view.name
         times = {"since_ns": clocks.at(name, since_ns), "until_ns": clocks.at(name, until_ns)}
@@ -106,11 +105,7 @@ async def search(
             yield row
 
 
-async def _of_node(
-    link: Link,
-    args: dict[str, Any],
-    beside: _Beside,
-) -> AsyncGenerator[list[Row], None]:
+async def _of_node(link: Link, args: dict[str, Any], beside: _Beside) -> AsyncGenerator[list[Row], None]:
     """Yield what one node finds; raises RequestFailed, Unreachable, the latter also when it is silent for too long."""
     name = link.view.name
     try:

@@ -72,11 +72,14 @@ class _Client(asyncssh.SSHClient):
 
 async def dial(host: Host, settings: Settings, progress: Progress) -> tuple[asyncssh.SSHClientConnection, Lease | None]:
     """Connect and authenticate; the caller closes the connection, then gives the lease back. Raises HostError."""
-    lease = None
-    if settings.jump:
-        lease = await _jumps().lease(host, settings, progress)
+    lease = await _jumps().lease(host, settings, progress) if settings.jump else None
+    return await _over(lease, settings, progress), lease
+
+
+async def _over(lease: Lease | None, settings: Settings, progress: Progress) -> asyncssh.SSHClientConnection:
+    """Connect through what is leased; without success it is given back."""
     try:
-        return await _with_retries(settings, lease, progress), lease
+        return await _with_retries(settings, lease, progress)
     except BaseException:
         if lease is not None:
             await lease.give_back()
@@ -271,12 +274,7 @@ class _Jumps:
         def report(step: str, text: str) -> None:
             progress("connect", f"{settings.label}: {step} {text}")
 
-        try:
-            return await _with_retries(settings, lease, report), lease
-        except BaseException:
-            if lease is not None:
-                await lease.give_back()
-            raise
+        return await _over(lease, settings, report), lease
 
     async def release(self, key: object, shared: _Shared) -> None:
         """Count a user out; close what nobody uses."""

@@ -177,57 +177,51 @@ def test_a_slow_reader_slows_the_sender_down() -> None:
     _run(body)
 
 
+class _Silent:
+    """A handler that never answers."""
+
+    def __init__(self) -> None:
+        self.asked, self.cancelled = asyncio.Event(), asyncio.Event()
+
+    async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        raise AssertionError("unreachable")
+
+
 def test_a_call_that_times_out_is_cancelled_there() -> None:
     async def body() -> None:
-        cancelled = asyncio.Event()
-
-        async def handle(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                cancelled.set()
-                raise
-            raise AssertionError("unreachable")
-
-        async with _channels(right=handle) as (left, _):
+        silent = _Silent()
+        async with _channels(right=silent.handle) as (left, _):
             with pytest.raises(asyncio.TimeoutError):
                 await left.call("wait", timeout=0.05)
-            await asyncio.wait_for(cancelled.wait(), 5)
+            await asyncio.wait_for(silent.cancelled.wait(), 5)
 
     _run(body)
 
 
 def test_a_caller_that_is_cancelled_cancels_there_too() -> None:
     async def body() -> None:
-        started, cancelled = asyncio.Event(), asyncio.Event()
-
-        async def handle(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
-            started.set()
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                cancelled.set()
-                raise
-            raise AssertionError("unreachable")
-
-        async with _channels(right=handle) as (left, _):
+        silent = _Silent()
+        async with _channels(right=silent.handle) as (left, _):
             call = asyncio.ensure_future(left.call("wait"))
-            await started.wait()
+            await silent.asked.wait()
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            await asyncio.wait_for(cancelled.wait(), 5)
+            await asyncio.wait_for(silent.cancelled.wait(), 5)
 
     _run(body)
 
 
 def test_what_waits_fails_when_the_other_side_is_gone() -> None:
     async def body() -> None:
-        async def handle(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
-            await asyncio.Event().wait()
-            raise AssertionError("unreachable")
-
-        async with _channels(right=handle) as (left, right):
+        silent = _Silent()
+        async with _channels(right=silent.handle) as (left, right):
             call = asyncio.ensure_future(left.call("wait"))
 
             async def read() -> None:
@@ -235,7 +229,7 @@ def test_what_waits_fails_when_the_other_side_is_gone() -> None:
                     pass
 
             stream = asyncio.ensure_future(read())
-            await asyncio.sleep(0.05)
+            await silent.asked.wait()
             await right.close()
             for task in (call, stream):
                 with pytest.raises(ChannelClosed):

@@ -25,7 +25,7 @@ from tests.cluster.job import Job
 from tests.tui import recorded
 from tests.tui.screens import settle
 from tests.tui.test_perf import frames
-from tests.tui.test_pty import ROOT, Terminal, terminal
+from tests.tui.test_pty import ROOT, terminal
 from tests.tui.test_robust import Painted
 
 WIDTH, HEIGHT = 160, 48
@@ -137,15 +137,8 @@ def _first_paint(words: list[str], opened: Path) -> tuple[float, float]:
     with terminal(WIDTH, HEIGHT, command=words, OPENED=str(opened)) as tty:
         tty.wait_for(b"world 2")
         seen = time.monotonic()
-        _leave(tty)
+        tty.leave()
     return seen - begun, seen - float(opened.read_text())
-
-
-def _leave(tty: Terminal) -> None:
-    tty.send(b"q")
-    tty.wait_for(b"goes on without this screen")
-    tty.send(b"\r")
-    tty.wait_for_end()
 
 
 def _timed(words: list[str]) -> float:
@@ -173,7 +166,7 @@ def _busy() -> tuple[list[float], float, float]:
             tty.drain(0.1)
         share = (_cpu_s(tty.process.pid) - before) / (time.monotonic() - begun)
         rss = _rss_mib(tty.process.pid)
-        _leave(tty)
+        tty.leave()
     return keys, share, rss
 
 

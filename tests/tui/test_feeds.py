@@ -14,7 +14,7 @@ import pytest
 
 from remote_agent.logs import LogStore
 from remote_agent.wire import Answer
-from supervisor.errors import Unreachable
+from supervisor.errors import RequestFailed, Unreachable
 from supervisor.session import logs
 from supervisor.session.logs import Page, Selection
 from supervisor.session.search import search
@@ -364,5 +364,21 @@ def test_a_view_without_nccls_lines_knows_that_it_is(tmp_path: Path) -> None:
             feed = MergedFeed(cluster.source, Selection(generation="all", streams=streams))
             await feed.refresh(20, lambda: True)
             assert (texts(feed), feed.apart) == (wanted, apart)
+
+    run(tmp_path, scenario)
+
+
+def test_an_agent_of_another_version_is_named_where_it_does_not_tell_all(tmp_path: Path) -> None:
+    async def scenario(cluster: Cluster, node: NodeLink) -> None:
+        whole = node.store.merged
+
+        async def merged(*args: Any, **more: Any) -> Answer:
+            answer = await whole(*args, **more)
+            return answer._replace(data={key: value for key, value in answer.data.items() if key != "since_ns"})
+
+        node.store.merged = merged  # type: ignore[method-assign]
+        await node.written(0, b"one\n")
+        with pytest.raises(RequestFailed, match="n1: .* another supervisor: its agent does not tell 'since_ns'"):
+            await cluster.merged(ALL, 10)
 
     run(tmp_path, scenario)

@@ -16,17 +16,23 @@ from supervisor.tui.logs import finder
 from supervisor.tui.logs.finder import Finder, Place
 from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.screens.logs import LogsScreen
+from tests.tui.recorded import RecordedSession
 from tests.tui.screens import press, running, settle, text_of, type_key, until
 from tests.tui.test_feeds import ALL, Cluster, NodeLink, lines, run, shown
 from tests.tui.test_follow import FILE, body, log_of, open_stdout, talking
 
 
+def with_needles(lines: int, *places: int) -> RecordedSession:
+    """One rank has written a lot, and in these lines what is looked for."""
+    session = talking(lines)
+    for at in places:
+        session.files[FILE][at].text = b"a needle here"
+    return session
+
+
 def test_search_steps_through_hits_and_back_ends_it() -> None:
     async def scenario() -> None:
-        session = talking(2000)
-        for at in (100, 900, 1700):
-            session.files[FILE][at].text = b"a needle here"
-        async with running(session) as (app, pilot):
+        async with running(with_needles(2000, 100, 900, 1700)) as (app, pilot):
             await open_stdout(app, pilot)
             text = await press(app, pilot, "g", "slash", *"needle", "enter")
             assert "hit 1 of 3" in text
@@ -49,9 +55,7 @@ def test_search_begins_where_one_reads_and_goes_on_in_what_comes(
     monkeypatch.setattr(finder, "LOOK_EVERY", 0.05)
 
     async def scenario() -> None:
-        session = talking(2000)
-        for at in (100, 900, 1700):
-            session.files[FILE][at].text = b"a needle here"
+        session = with_needles(2000, 100, 900, 1700)
         async with running(session) as (app, pilot):
             await press(app, pilot, "3", "enter", *keys)
             text = await press(app, pilot, "slash", *"needle", "enter")
@@ -88,9 +92,7 @@ def test_a_hit_that_comes_later_moves_nobody(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_search_in_the_merged_log_brings_lines_that_were_not_here() -> None:
     async def scenario() -> None:
-        session = talking(5000)
-        session.files[FILE][40].text = b"a needle here"
-        async with running(session) as (app, pilot):
+        async with running(with_needles(5000, 40)) as (app, pilot):
             text = await press(app, pilot, "4", "slash", *"needle", "enter")
             await until(app, pilot, lambda: "a needle here" in text_of(app))
             assert "hit 1 of 1" in text_of(app)
@@ -154,10 +156,7 @@ def test_where_hits_are_too_many_those_one_gets_to_are_fetched(monkeypatch: pyte
     monkeypatch.setattr(finder, "HITS_MORE", 10)
 
     async def scenario() -> None:
-        session = talking(2000)
-        for at in range(5, 2000, 40):
-            session.files[FILE][at].text = b"a needle here"
-        async with running(session, (100, 24)) as (app, pilot):
+        async with running(with_needles(2000, *range(5, 2000, 40)), (100, 24)) as (app, pilot):
             log = await open_stdout(app, pilot)
             text = await press(app, pilot, "slash", *"needle", "enter")
             assert "hit 10 of the last 10" in text, "who follows is nearest to the newest"
@@ -218,9 +217,7 @@ def test_steps_that_are_typed_ahead_are_all_taken(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(finder, "HITS_MORE", 10)
 
     async def scenario() -> None:
-        session = talking(2000)
-        for at in range(5, 2000, 40):
-            session.files[FILE][at].text = b"a needle here"
+        session = with_needles(2000, *range(5, 2000, 40))
         async with running(session, (100, 24)) as (app, pilot):
             await press(app, pilot, "4", "slash", *"needle", "enter")
             screen, log = app.screen, log_of(app)

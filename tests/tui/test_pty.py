@@ -70,6 +70,13 @@ class Terminal:
         """Type."""
         os.write(self.master, keys)
 
+    def leave(self, key: bytes = b"q") -> None:
+        """Ask to leave, and say yes."""
+        self.send(key)
+        self.wait_for(b"goes on without this screen")
+        self.send(b"\r")
+        assert self.wait_for_end() == 0
+
     def flood(self, keys: bytes) -> None:
         """Type these keys, and read nothing, until what is drawn comes no further."""
         held, since = -1, time.monotonic()
@@ -123,10 +130,7 @@ def test_start_resize_detach() -> None:
         tty.wait_for(b"running")
         fcntl.ioctl(tty.master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         os.kill(tty.process.pid, signal.SIGWINCH)
-        tty.send(b"q")
-        tty.wait_for(b"goes on without this screen")
-        tty.send(b"\r")
-        assert tty.wait_for_end() == 0
+        tty.leave()
         # The terminal is given back: alternate screen left, cursor shown.
         assert b"\x1b[?1049l" in tty.seen
         assert b"\x1b[?25h" in tty.seen
@@ -143,10 +147,7 @@ def test_stderr_may_be_a_file() -> None:
 def test_control_c_asks_as_well() -> None:
     with terminal(80, 24) as tty:
         tty.wait_for(b"train-k3f9")
-        tty.send(b"\x03")
-        tty.wait_for(b"goes on without this screen")
-        tty.send(b"\r")
-        assert tty.wait_for_end() == 0
+        tty.leave(b"\x03")
 
 
 def test_sigterm_gives_the_terminal_back() -> None:
@@ -193,19 +194,13 @@ def test_a_pager_has_the_terminal_and_gives_it_back() -> None:
         assert b"\x1b[" not in tty.seen[at:end]
         tty.wait_for(b"\x1b[?1049h")
         tty.wait_for(b"log of all ranks")
-        tty.send(b"q")
-        tty.wait_for(b"goes on without this screen")
-        tty.send(b"\r")
-        assert tty.wait_for_end() == 0
+        tty.leave()
 
 
 def test_no_color_on_a_real_terminal() -> None:
     with terminal(80, 24, NO_COLOR="1") as tty:
         tty.wait_for(b"running")
-        tty.send(b"q")
-        tty.wait_for(b"goes on without")
-        tty.send(b"\r")
-        assert tty.wait_for_end() == 0
+        tty.leave()
         assert colours(tty.seen.decode("utf-8", "replace")) == set()
 
 
@@ -215,10 +210,7 @@ def test_keys_typed_at_once_with_the_first_opening_of_a_screen_are_its_own() -> 
         tty.send(b"4&lossy\rz")
         tty.wait_for(b"+lossy")
         tty.wait_for(b", folded")
-        tty.send(b"q")
-        tty.wait_for(b"goes on without this screen")
-        tty.send(b"\r")
-        assert tty.wait_for_end() == 0
+        tty.leave()
 
 
 def test_keys_typed_before_there_is_a_screen_are_its_own() -> None:
@@ -226,7 +218,4 @@ def test_keys_typed_before_there_is_a_screen_are_its_own() -> None:
         # The line discipline, which is not off yet, makes a line feed of the enter.
         tty.send(b"4&lossy\r")
         tty.wait_for(b"+lossy")
-        tty.send(b"q")
-        tty.wait_for(b"goes on without this screen")
-        tty.send(b"\r")
-        assert tty.wait_for_end() == 0
+        tty.leave()

@@ -1,4 +1,4 @@
-"""What reaches stdout: whole lines, every byte, also when the reader is slow or gone."""
+"""What reaches stdout, also when the reader is slow or gone; which job, and which of its hosts, it is of."""
 
 from __future__ import annotations
 
@@ -18,108 +18,11 @@ from remote_agent.wire import JobSpec, NodeSpec
 from supervisor.cli.output import Writer
 from supervisor.cli.status import contract
 from supervisor.cli.steer import find_outcome, is_success
-from supervisor.cli.whole_lines import LINE_LIMIT, LongLine, Piece, WholeLines, prefixed
 from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError
 from supervisor.inventory import Host, Inventory, JobDefaults
 from supervisor.session import opening
-from supervisor.session.follow import Chunk
 from supervisor.session.jobs import choose_job, group_jobs
 from supervisor.session.session import Session
-from supervisor.session.streams import Sieve
-
-
-def chunk(
-    data: bytes, rank: int = 0, *, offset: int = 0, generation: int = 0, stream: str = "stdout", node: str = "n1"
-) -> Chunk:
-    return Chunk(node, generation, rank, stream, offset, 0, data)
-
-
-def printed(pieces: list[Piece]) -> bytes:
-    return b"".join(prefixed(*piece, None) for piece in pieces if not isinstance(piece, LongLine))
-
-
-def test_lines_carry_node_and_rank() -> None:
-    assert printed(WholeLines().feed(chunk(b"a\n\nb\n", 3))) == b"n1:3| a\nn1:3| \nn1:3| b\n"
-
-
-def test_half_lines_wait_for_their_end() -> None:
-    lines = WholeLines()
-    assert printed(lines.feed(chunk(b"one\ntw"))) == b"n1:0| one\n"
-    assert printed(lines.feed(chunk(b"x\n", 1))) == b"n1:1| x\n"
-    assert lines.feed(chunk(b"err", 0, stream="stderr")) == []
-    assert printed(lines.feed(chunk(b"o\n"))) == b"n1:0| two\n"
-    assert printed(lines.rest()) == b"n1:0| err\n"
-    assert lines.rest() == []
-
-
-def test_the_last_words_of_a_generation_come_before_the_next_one() -> None:
-    lines = WholeLines()
-    lines.feed(chunk(b"dying"))
-    assert printed(lines.feed(chunk(b"again\n", generation=1))) == b"n1:0| dying\nn1:0| again\n"
-
-
-def test_lines_of_nccl_are_left_to_their_stream_and_that_is_said_once() -> None:
-    text = b"step 1\nn1:7:9 [0] NCCL INFO a\n\nstep 2\nNCCL version 2.26.2\nhal"
-    said: list[str] = []
-
-    def shown(*streams: str) -> bytes:
-        lines = WholeLines(Sieve(streams, lambda: said.append("apart")))
-        return b"".join(map(printed, (lines.feed(chunk(text)), lines.feed(chunk(b"f\n")), lines.rest())))
-
-    assert shown("stdout", "stderr") == b"n1:0| step 1\nn1:0| \nn1:0| step 2\nn1:0| half\n"
-    assert said == ["apart"]
-    assert shown("nccl") == b"n1:0| n1:7:9 [0] NCCL INFO a\nn1:0| NCCL version 2.26.2\n"
-    assert shown("stdout", "stderr", "nccl").count(b"\n") == 6
-    assert said == ["apart"]
-
-
-def test_of_a_line_of_any_length_only_its_place_and_its_ends_are_held() -> None:
-    lines = WholeLines(Sieve(("stdout",), lambda: None))
-    long = b"first " + b"x" * (3 * LINE_LIMIT) + b"\rlast"
-    assert printed(lines.feed(chunk(b"one\n" + long[:9]))) == b"n1:0| one\n"
-    for at in range(9, len(long), 60_000):
-        assert lines.feed(chunk(long[at : at + 60_000], offset=4 + at)) == []
-        assert printed(lines.feed(chunk(b"y\n", 1))) == b"n1:1| y\n"
-    held = next(iter(lines._held.values()))
-    assert isinstance(held, LongLine)
-    assert len(held.head) + len(held.tail) < 200_000
-    line, rest = lines.feed(chunk(b" words\ntwo\n", offset=4 + len(long)))
-    assert isinstance(line, LongLine)
-    row = line.row()
-    assert (row.offset, row.text, row.cut) == (4, long[:65536], len(long) + 6 - 65536)
-    assert line.shown(7)[6:10] == (7, None, b"last words", 0), "what a screen shows of it"
-    assert printed([rest]) == b"n1:0| two\n"
-    assert lines.rest() == []
-
-
-def test_a_long_line_ends_with_its_group_and_one_whose_file_is_written_anew_is_told() -> None:
-    lines = WholeLines()
-    for rank in (0, 1):
-        lines.feed(chunk(b"x" * (LINE_LIMIT + 1), rank))
-    anew = printed(lines.feed(chunk(b"new\n")))
-    assert anew.endswith(b"x \xe2\x80\xa6 983041 bytes of this line could not be read\nn1:0| new\n")
-    (line, _again) = lines.feed(chunk(b"again\n", generation=1))
-    assert isinstance(line, LongLine)
-    assert (line.whose, line.row(head=False).cut) == (("n1", 0, 1, "stdout"), LINE_LIMIT + 1)
-
-
-def test_no_byte_is_lost_however_the_chunks_are_cut() -> None:
-    rng = random.Random(7)
-    texts = {rank: bytes(rng.choice(b"ab\n\r\x00\xff") for _ in range(3000)) + b"\n" for rank in range(4)}
-    lines = WholeLines()
-    out = b""
-    left = dict(texts)
-    while any(left.values()):
-        rank = rng.choice([rank for rank, text in left.items() if text])
-        size = rng.randrange(1, 200)
-        out += printed(lines.feed(chunk(left[rank][:size], rank)))
-        left[rank] = left[rank][size:]
-    out += printed(lines.rest())
-    for rank, text in texts.items():
-        mine = b"".join(
-            line.partition(b"| ")[2] + b"\n" for line in out.split(b"\n") if line.startswith(b"n1:%d| " % rank)
-        )
-        assert mine == text
 
 
 def test_the_writer_writes_all_in_order() -> None:
@@ -198,19 +101,6 @@ def test_a_slow_reader_is_noticed_and_does_not_block_the_loop() -> None:
         os.close(read)
         assert writer.close(10.0)
     assert writer.broken
-
-
-def test_grep_looks_at_the_text_only() -> None:
-    import re
-
-    def found(lines: bytes, pattern: bytes) -> bytes:
-        return prefixed(("n1", 0, 0, "stdout"), lines, re.compile(pattern))
-
-    assert found(b"loss 1\nother n1\nn1\n", b"n1") == b"n1:0| other n1\nn1:0| n1\n"
-    bar = b"10%\r20% loss\n"
-    assert (found(bar, b"10%"), found(bar, b"loss")) == (b"", b"n1:0| " + bar), "what is seen of it"
-    assert found(b"loss=\x1b[32m0.5\n", b"=0.5$")
-    assert found(bar, b"30%") == b""
 
 
 def test_status_json_is_the_contracts_document() -> None:

@@ -193,17 +193,7 @@ class Finder:
         assert part is not None
         count, done = len(self.hits), way < 0 and part.is_first
         while not done and len(self.hits) == count:
-            edges_ns: list[int] = []
-            bounds: dict[str, Any] = {"until_ns": part.low_ns} if way < 0 else {"since_ns": part.high_ns}
-
-            def note_span(since_ns: int | None, until_ns: int | None, edges_ns: list[int] = edges_ns) -> None:
-                edge_ns = since_ns if way < 0 else until_ns
-                edges_ns += [] if edge_ns is None else [edge_ns]
-
-            query = {**self._query, **bounds, "way": way, "limit": HITS_MORE}
-            more = {"note_span": note_span, "clocks": self.clocks}
-            async with contextlib.aclosing(self._source.search(self.selection, **query, **more)) as found:
-                rows = [row async for row in found]
+            rows, edges_ns = await self._nearest(part, way)
             done = not edges_ns
             if way < 0:
                 part.low_ns, part.is_first = max(edges_ns, default=0), done
@@ -214,6 +204,20 @@ class Finder:
                 # Beyond the edge others may be missing.
                 if part.low_ns <= row.t_ns < part.high_ns:
                     self._take(row)
+
+    async def _nearest(self, part: Part, way: int) -> tuple[list[Row], list[int]]:
+        """The next hits on one side of a part, and the times behind which nodes have more of them."""
+        edges_ns: list[int] = []
+
+        def note_span(since_ns: int | None, until_ns: int | None) -> None:
+            edge_ns = since_ns if way < 0 else until_ns
+            if edge_ns is not None:
+                edges_ns.append(edge_ns)
+
+        bound = {"until_ns": part.low_ns} if way < 0 else {"since_ns": part.high_ns}
+        query = {**self._query, **bound, "way": way, "limit": HITS_MORE, "note_span": note_span, "clocks": self.clocks}
+        async with contextlib.aclosing(self._source.search(self.selection, **query)) as rows:
+            return [row async for row in rows], edges_ns
 
     def _is_known(self, place: Place | None, pointer: Key | None) -> bool:
         """What lies beside the line that is read is known, or follows what is known."""

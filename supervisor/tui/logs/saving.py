@@ -20,6 +20,7 @@ from supervisor.tui.logs import ansi
 from supervisor.tui.logs.merged import LATEST_NS
 
 if TYPE_CHECKING:
+    from remote_agent.wire import Answer
     from supervisor.session.logs import Page, Row, Selection
     from supervisor.tui.logs.log_row import Key
     from supervisor.tui.source import Source
@@ -97,6 +98,9 @@ class Saving:
         self.absent.update(page.absent)
         return page
 
+    async def _log(self, node: str, op: str, wish: dict[str, Any]) -> Answer:
+        return await asyncio.wait_for(self._source.log(node, op, wish), DEADLINE)
+
     async def _put(self, file: IO[bytes], rows: list[Row]) -> None:
         """Write lines, each whole; neither a slow disk nor many lines at once may hold the screen up."""
         begin = 0
@@ -111,8 +115,8 @@ class Saving:
         """Write what follows the text of a line, and say how much of it does not come."""
         missing, held = row.cut, b""
         with contextlib.suppress(Unreachable, asyncio.TimeoutError):
-            async with contextlib.aclosing(read_rest(self._source.log, row)) as parts:
-                while part := await asyncio.wait_for(anext(parts, b""), DEADLINE):
+            async with contextlib.aclosing(read_rest(self._log, row)) as parts:
+                async for part in parts:
                     missing -= len(part)
                     held += part
                     end = ansi.parted(held) if missing else len(held)
