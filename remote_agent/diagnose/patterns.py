@@ -30,6 +30,8 @@ PATTERNS: tuple[Pattern, ...] = (
         title="NCCL found no GPU memory left",
         hint="leave 1-2 GB of GPU memory free; empty_cache() before gathers at a checkpoint",
     ),
+    # Before memory of the host: what may be locked is limited.
+    _p("nccl_network", PRIMARY, r"ibv_(?:modify_qp|create_\w+|reg_\w+) failed"),
     _p(
         "host_oom_kill",
         PRIMARY,
@@ -90,6 +92,7 @@ PATTERNS: tuple[Pattern, ...] = (
         PRIMARY,
         "device-side assert triggered",
         "[Dd]evice-side assertion `",
+        r"thread: \[\d+,\d+,\d+\] Assertion `",
         title="CUDA device-side assert",
         hint="an index out of range (labels, token ids): run again with CUDA_LAUNCH_BLOCKING=1",
     ),
@@ -122,6 +125,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "CUDA error: (?:unknown error|unspecified launch failure)",
         "HW Exception by GPU",
         "GPU Hang",
+        "HSA_STATUS_ERROR",
         "GPU has fallen off the bus",
         r"NVRM: Xid ",
         r"SXid \(PCI:[^)\n]*\): \d+, Fatal",
@@ -130,7 +134,12 @@ PATTERNS: tuple[Pattern, ...] = (
         "No CUDA GPUs are available",
         "RuntimeError: Unexpected error from cudaGetDeviceCount",
     ),
-    _p("cuda_error", PRIMARY, r"\bCUDA error: ", r"\bCUDNN_STATUS_", r"\bCUBLAS_STATUS_", r"\bHIP error: "),
+    _p(
+        "cuda_error",
+        PRIMARY,
+        *(r"\bCUDA error: ", r"\bCUDNN_STATUS_", r"\bCUBLAS_STATUS_", r"\bHIP error: "),
+        r"Cuda failure (?:\d+ )?'(?!driver shutting down)",
+    ),
     _p("cuda_error", NEUTRAL, "unhandled cuda error", "ncclUnhandledCudaError"),
     _p("nccl_version_mismatch", PRIMARY, "Mismatched NCCL version detected", r"ncclMaxSharedMem \d+ exceeds"),
     _p(
@@ -184,7 +193,6 @@ PATTERNS: tuple[Pattern, ...] = (
     _p(
         "nccl_network",
         PRIMARY,
-        r"ibv_(?:modify_qp|create_qp|reg_mr\w*) failed",
         "Bootstrap : no socket interface found",
         r"NCCL WARN Call to \w+ .*failed ?: (?:Connection timed out|No route|Connection refused|Network is unreach)",
         "NCCL WARN NET/IB.*Got async event ?: (?:port error|device fatal)",
@@ -199,6 +207,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "unhandled system error",
         "ncclInternalError",
         "NCCL error",
+        r"Proxy Service \d+\] Failed to execute operation",
         "NCCL communicator was aborted",
         "DistBackendError",
     ),
@@ -258,14 +267,14 @@ PATTERNS: tuple[Pattern, ...] = (
         r"wait timeout after \d+ms",
         "Socket Timeout",
         "DistStoreError",
+        "Stop_waiting response is expected",
+        "Getting socket times out",
     ),
     _p(
         "rendezvous_timeout",
         PRIMARY,
-        "[Gg]loo connectFullMesh failed",
-        "[Uu]nable to find address for",
-        "Name or service not known",
-        "Temporary failure in name resolution",
+        *("[Gg]loo connectFullMesh failed", "[Uu]nable to find address for"),
+        *("Name or service not known", "Temporary failure in name resolution"),
     ),
     _p(
         "gloo_connection_reset",
@@ -315,15 +324,16 @@ PATTERNS: tuple[Pattern, ...] = (
         "PermissionError",
         "Permission denied",
     ),
+    _p("nan_loss", PRIMARY, r"ank (?P<rank>\d+)(?:: | at iteration .*message=')found (?:NaN|Inf) in"),
     _p(
         "nan_loss",
         PRIMARY,
-        "[Ll]oss is (?:nan|NaN|inf)",
+        "[Ll]oss (?:is|became infinite or) (?:nan|NaN|inf)",
         "returned nan values",
         "found NaN in",
         "[Ll]oss scale already at minimum",
         "Minimum loss scale reached",
-        r"\bgrad_norm['\"]?[:=] ?nan\b",
+        r"\bgrad[_ ]norm['\"]?[:=] ?nan\b",
         r"OVERFLOW! Rank \d+ Skipping step",
     ),
     _p(
@@ -361,9 +371,9 @@ PATTERNS: tuple[Pattern, ...] = (
     _p(
         "user_exception",
         NEUTRAL,
-        r"exitcode\s*:? 1\b",
-        r"terminated with exit code 1\b",
-        title="exited with code 1, as after an exception; no text of its own says which",
+        r"exitcode\s*:? [1-9]\d?\b",
+        r"terminated with (?:exit )?code [1-9]\d?\b",
+        title="exited with an error's code, as after an exception; no text of its own says which",
         hint="look at this rank's own stderr; with torchrun: --redirects or --tee, and @record around main",
     ),
     _p(
@@ -376,6 +386,7 @@ PATTERNS: tuple[Pattern, ...] = (
         r"[Ss]ee (?:root cause above|(?:the )?stack trace)",
         r"Exited with exit code [1-9]",
     ),
+    _p("nan_loss", GENERIC, r"\b[Ll]oss['\"]?[:=]? ?(?:nan|NaN)\b"),
     _p("permission_import_missing_module", GENERIC, r": command not found\b"),
     _p("user_exception", GENERIC, "can't open file '", "No such file or directory: '"),
     # The last line of a traceback whose beginning is not in the text. RuntimeError is left out: it can mean anything.

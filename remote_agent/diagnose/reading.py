@@ -70,6 +70,11 @@ class Finding:
     """True when the rank's own traceback, the kernel, or the wait status shows it."""
 
     @property
+    def ended(self) -> bool:
+        """Whether somebody saw how the process ended."""
+        return self.exit_code is not None or self.exit_signal is not None
+
+    @property
     def text(self) -> str:
         """Return headline and place."""
         return f"{self.headline} in {self.place}" if self.place else self.headline
@@ -170,7 +175,7 @@ def _from_text(evidence: RankEvidence) -> Finding | None:
     if evidence.error and evidence.error.get("message"):
         own = of_error(str(evidence.error["message"]), evidence.error.get("callstack"))
     else:
-        own = [trace for trace in traces if not trace.fault]
+        own = [trace for trace in traces if not (trace.fault or trace.quotes)]
     chosen = _cause_of(own)
     hit = _best_hit(evidence.tail)
     if chosen is not None:

@@ -38,7 +38,9 @@ _RECORD_TAGS = (
     re.compile(r"^(?:\(\w+ pid=\d+\) )*\(\w*Worker[ _](?:DP\d+_)?TP(?P<rank>\d+)\w* pid=\d+\)"),
 )
 # Not from within a word: a long one would be looked through from each of its letters.
-_NCCL = re.compile(r"(?<![\w.-])(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?=N?CCL|[a-z/_]+\.cc|RCCL)")
+_NCCL = re.compile(
+    r"(?<![\w.-])(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?=(?:\S{1,80} ){0,2}[NR]?CCL\b|[a-z/_]+\.cc)"
+)
 _NCCL_RANK = re.compile(r"\brank (?P<rank>\d+) nranks \d+|\brank (?P<rank2>\d+) nRanks \d+")
 # torchrun's last words on a rank.
 _FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (?P<rank>\d+) \(pid: \d+\)")
@@ -55,6 +57,8 @@ _CONTINUES = re.compile(
     r"^\s+\S|^Traceback |^\w[\w.]*(?:Error|Exception|Interrupt)\b|^Exception raised from|^frame #\d+"
 )
 _HOST = re.compile(r"^(?=[\w.-]*\d)(?P<node>[\w.-]{1,64}): ")
+# What a program puts before the lines of one that it runs.
+_STREAM = re.compile(r"^std(?:err|out): ")
 _PREFIXED_SHARE = 0.6
 _SRUN_OWN = ("srun: ", "slurmstepd: ")
 _SRUN_SAYS = re.compile(r"^srun: error: [\w.-]+: task (?P<rank>\d+): ")
@@ -87,6 +91,7 @@ def clean(text: str) -> str:
 def split_ranks(lines: Sequence[Line]) -> list[Part]:
     """Return the parts of a text, that of no rank last."""
     parts: dict[int | None, Part] = {}
+    lines = [Line(line.number, _STREAM.sub("", line.text)) for line in lines]
     reader = _Reader(lines)
     heads = _banner_heads(lines)
     for index, line in enumerate(lines):
@@ -104,7 +109,8 @@ class _Reader:
     def __init__(self, lines: Sequence[Line]) -> None:
         self._srun = _mostly(_SRUN, lines)
         self._hosts = not self._srun and _mostly(_HOST, lines)
-        self._devices = _nccl_ranks(lines)
+        named = {host["node"] for line in lines if self._hosts and (host := _HOST.match(line.text))}
+        self._devices = _nccl_ranks(lines, several_hosts=len(named) > 1)
         self._record: tuple[int | None, str | None] = (None, None)
         self._banner: int | None = None
 
@@ -185,7 +191,7 @@ def _banner_heads(lines: Sequence[Line]) -> dict[int, tuple[int, str | None, str
     return heads
 
 
-def _nccl_ranks(lines: Sequence[Line]) -> dict[tuple[str, str], int]:
+def _nccl_ranks(lines: Sequence[Line], several_hosts: bool) -> dict[tuple[str, str], int]:
     """Return the rank of each process that NCCL names: as it says itself, else its device where there is one host."""
     said: dict[tuple[str, str], int] = {}
     devices: dict[tuple[str, str], int] = {}
@@ -198,7 +204,7 @@ def _nccl_ranks(lines: Sequence[Line]) -> dict[tuple[str, str], int]:
         own = _NCCL_RANK.search(line.text)
         if own is not None:
             said.setdefault(process, int(own["rank"] or own["rank2"]))
-    one_host = len({host for host, _ in devices}) == 1
+    one_host = len({host for host, _ in devices}) == 1 and not several_hosts
     # A process that drives several devices shows more than one; two with one device are ranks of two hosts' worth.
     distinct = len(set(devices.values())) == len(devices)
     return {**devices, **said} if one_host and distinct and not said else said
