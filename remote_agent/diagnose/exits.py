@@ -73,6 +73,8 @@ def told_of(name: str, word: str) -> tuple[str, ...]:
         rf"terminated with signal {name}\b",
         rf"died with <Signals\.{name}\b",
         rf"exited on signal {number} ",
+        rf"Caught signal {number} \(",
+        rf"Signal: {word} \({number}\)",
         rf"[Ee]xit(?:ed)?(?: with)?(?: exit)?(?: status| code)?[ :=]+{128 + number}\b",
         rf"line \d+: +\d+ {word}\b",
         rf"Fatal Python error: {word}",

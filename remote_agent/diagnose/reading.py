@@ -36,6 +36,8 @@ _RELATED = {
     "cuda_error": re.compile("Xid"),
 }
 _MAX_NOTES = 3
+# A checkpoint is saved by all ranks: what one of them raises all raise, and say whose it is.
+_RAISED_ON = re.compile(r"CheckpointException ranks:dict_keys\(\[(\d+(?:, \d+)*)\]")
 # What a library for the web, or for remote files, raises is not about the ranks' own connections.
 _WEB = re.compile(r"/(?:urllib|urllib3|http|httpx|httpcore|requests|aiohttp|botocore|huggingface_hub|gcsfs|s3fs)/")
 # What no Python code raises: an exception that follows it is about the consequence.
@@ -83,6 +85,9 @@ class Finding:
 def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Finding:
     """Return what this rank's evidence says; notes: what its node's kernel, cgroup and file systems say."""
     found = _read(evidence, notes)
+    raised = _RAISED_ON.search(evidence.tail) if found.role == PRIMARY and not found.named else None
+    if raised is not None:
+        found = dataclasses.replace(found, named=tuple(int(rank) for rank in raised[1].split(", ")))
     about = _RELATED.get(found.category)
     if found.role != PRIMARY or not notes:
         return found

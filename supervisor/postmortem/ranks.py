@@ -20,11 +20,12 @@ _LINE_TAGS = (
     # Runners of others put the job, the stream or the time before it.
     re.compile(r"^(?:\S{1,60} ){0,3}?(?:\[default\d+\]:)?\[rank(?P<rank>\d+)\]: ?"),
     re.compile(r"^(?:\S{1,60} ){0,3}?\[default(?P<rank>\d+)\]:"),
-    re.compile(r"^\[(?:\d+,)?(?P<rank>\d+)\]<std(?:out|err)>: ?"),
+    re.compile(r"^\[(?:\d+,)?(?:mpirank:)?(?P<rank>\d+)(?:,(?P<node>[\w.-]+))?\]<std(?:out|err)>: ?"),
     re.compile(r"^\[rank: (?P<rank>\d+)\] "),
     re.compile(r"^\[(?:default|[A-Za-z_]+?)(?P<rank>\d+)\]:"),
     re.compile(r"^(?P<node>[\w.-]+):(?P<rank>\d+)\| "),
-    re.compile(r"^\[(?P<node>[A-Za-z][\w.-]*):(?P<rank>\d+)\]"),
+    # Open MPI puts the process's number there, when it tells of a signal.
+    re.compile(r"^\[(?P<node>[A-Za-z][\w.-]*):(?P<rank>\d{1,4})\](?! (?:\*\*\*|Signal|Failing|\[ ?\d+\]) ?)"),
 )
 _SRUN = re.compile(r"^ {0,3}(?P<rank>\d+): ")
 # Only the first line of a record carries its tag: a traceback behind it belongs to it.
@@ -44,11 +45,15 @@ _NCCL = re.compile(
 _NCCL_RANK = re.compile(r"\brank (?P<rank>\d+) nranks \d+|\brank (?P<rank2>\d+) nRanks \d+")
 # torchrun's last words on a rank.
 _FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (?P<rank>\d+) \(pid: \d+\)")
+# Composer's launcher shows what each of its processes wrote, one after the other.
+_SHOWN = re.compile(r"^-+(?P<edge>Begin|End) global rank (?P<rank>\d+) STD(?:OUT|ERR)-+")
+_COMPOSER = re.compile(r"Rank (?P<rank>\d+) crashed with exit code ")
 _BLAMES = re.compile(
     r"failed \(exitcode: (?!-15\b)-?\d+\) local_rank: |Child process with PID \d+ terminated with code (?!-15\b)"
 )
 _SPAWN = re.compile(r"process (?<!\wprocess )(?P<rank>\d+) terminated with (?:signal|exit code) ")
 _MPI = re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal ")
+_SAYS_OF = (_FAILED, _SPAWN, _MPI, _COMPOSER)
 # What a launcher's banner says of a rank before it says which.
 _BANNER_HEAD = re.compile(r"^\s*(?:time\s*: |host\s*: (?P<node>\S+))")
 _BANNER = re.compile(r"^\s*rank\s*: (?P<rank>\d+) \(local_rank: \d+\)")
@@ -113,6 +118,7 @@ class _Reader:
         self._devices = _nccl_ranks(lines, several_hosts=len(named) > 1)
         self._record: tuple[int | None, str | None] = (None, None)
         self._banner: int | None = None
+        self._shown: int | None = None
 
     def owner(self, text: str) -> tuple[int | None, str | None, str]:
         """Return rank and node of a line, and its text without the tag that each line carries."""
@@ -130,6 +136,11 @@ class _Reader:
         return (*self._untagged(text), text)
 
     def _untagged(self, text: str) -> tuple[int | None, str | None]:
+        shown = _SHOWN.match(text)
+        if shown is not None:
+            self._shown = int(shown["rank"]) if shown["edge"] == "Begin" else None
+        if self._shown is not None:
+            return self._shown, None
         record = _first(_RECORD_TAGS, text)
         if record is not None:
             self._record = (int(record["rank"]), None)
@@ -155,7 +166,7 @@ class _Reader:
             return self._banner, None
         self._banner = None
         own = _SRUN_SAYS.match(text) if self._srun else None
-        said = own or next((found for each in (_FAILED, _SPAWN, _MPI) if (found := each.search(text))), None)
+        said = own or next((found for each in _SAYS_OF if (found := each.search(text))), None)
         return None if said is None else (int(said["rank"]), said.groupdict().get("node"))
 
 
