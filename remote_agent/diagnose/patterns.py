@@ -19,7 +19,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "CUDA out of memory",
         r"torch\.(?:cuda\.)?OutOfMemoryError",
         "CUDA error: out of memory",
-        "HIP out of memory",
+        "out of memory. Tried to allocate",
         title="CUDA out of memory",
     ),
     _p(
@@ -49,7 +49,7 @@ PATTERNS: tuple[Pattern, ...] = (
         title="killed by the host's OOM killer",
     ),
     _death(
-        *("SIGKILL", "Killed", "host_oom_kill", r"Killed(?m:(?<=^Killed)$)"),
+        *("SIGKILL", "Killed", "host_oom_kill", r"Killed(?m:(?<=^Killed)$)", r"tasks? [\d,-]+: Killed\b"),
         title="killed by SIGKILL, mostly for lack of host memory",
     ),
     _p(
@@ -347,7 +347,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "TERM_RUNLIMIT",
         title="the scheduler ended the job",
     ),
-    _death("SIGTERM", "Terminated", "signal_preempted", role=SECONDARY),
+    *(_death(*who, "signal_preempted", role=SECONDARY) for who in (("SIGTERM", "Terminated"), ("SIGHUP", "Hangup"))),
     _p("node_lost", PRIMARY, "DUE TO NODE FAILURE", "srun: error: Node failure on", "ORTE has lost communication"),
     _p(
         "signal_preempted",

@@ -205,17 +205,20 @@ def _banner_heads(lines: Sequence[Line]) -> dict[int, tuple[int, str | None, str
 def _nccl_ranks(lines: Sequence[Line], several_hosts: bool) -> dict[tuple[str, str], int]:
     """Return the rank of each process that NCCL names: as it says itself, else its device where there is one host."""
     said: dict[tuple[str, str], int] = {}
-    devices: dict[tuple[str, str], int] = {}
+    seen: dict[tuple[str, str], set[int]] = {}
     for line in lines:
         nccl = _nccl(line.text)
         if nccl is None:
             continue
         process = (nccl["host"], nccl["pid"])
-        devices.setdefault(process, int(nccl["device"]))
+        seen.setdefault(process, set()).add(int(nccl["device"]))
         own = _NCCL_RANK.search(line.text)
         if own is not None:
             said.setdefault(process, int(own["rank"] or own["rank2"]))
-    one_host = len({host for host, _ in devices}) == 1 and not several_hosts
-    # A process that drives several devices shows more than one; two with one device are ranks of two hosts' worth.
-    distinct = len(set(devices.values())) == len(devices)
-    return {**devices, **said} if one_host and distinct and not said else said
+    one_host = len({host for host, _ in seen}) == 1 and not several_hosts
+    # A thread that chose no device shows the first; a process that drives several shows more than one.
+    shown = {process: numbers - {0} or numbers for process, numbers in seen.items()}
+    devices = {process: min(numbers) for process, numbers in shown.items()}
+    # Two with one device are ranks of two hosts' worth.
+    distinct = len(set(devices.values())) == len(devices) and all(len(numbers) == 1 for numbers in shown.values())
+    return devices if one_host and distinct and not said else said
