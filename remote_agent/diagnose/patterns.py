@@ -387,7 +387,7 @@ PATTERNS: tuple[Pattern, ...] = (
         r"[Ss]ee (?:root cause above|(?:the )?stack trace)",
         r"Exited with exit code [1-9]",
     ),
-    _p("nan_loss", GENERIC, r"\b[Ll]oss['\"]?[:=]? ?(?:nan|NaN)\b"),
+    _p("nan_loss", GENERIC, *(rf"\b{word}['\"]?[:=]? ?(?:nan|NaN)\b" for word in ("loss", "Loss"))),
     _p("permission_import_missing_module", GENERIC, r": command not found\b"),
     _p("user_exception", GENERIC, "can't open file '", "No such file or directory: '"),
     # The last line of a traceback whose beginning is not in the text. RuntimeError is left out: it can mean anything.
