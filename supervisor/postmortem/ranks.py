@@ -13,14 +13,20 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from supervisor.postmortem.prefixes import bare
+
 # Colours and titles as a terminal takes them, and what else a terminal would obey.
 _CONTROL = re.compile(r"\x1b\[[\d;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 # Each line carries its tag: what has none belongs to no rank.
 _LINE_TAGS = (
     # Runners of others put the job, the stream or the time before it.
-    re.compile(r"^(?:\S{1,60} ){0,3}?(?:\[default\d+\]:)?\[rank(?P<rank>\d+)\]: ?"),
+    re.compile(r"^(?:\S{1,60} ){0,8}?(?:\[default\d+\]:)?\[rank(?P<rank>\d+)\]: ?"),
+    re.compile(r"^(?:\S{1,60} ){0,3}?\[rank=(?P<rank>\d+)\] \|\| ?"),
     re.compile(r"^(?:\S{1,60} ){0,3}?\[default(?P<rank>\d+)\]:"),
-    re.compile(r"^\[(?:\d+,)?(?:mpirank:)?(?P<rank>\d+)(?:,(?P<node>[\w.-]+))?\]<std(?:out|err)>: ?"),
+    re.compile(
+        r"^(?:\w{3} \w{3} [ \d]\d [\d:]{8} \d{4})?\[(?:\d+,)?(?:mpirank:)?(?P<rank>\d+)(?:,(?P<node>[\w.-]+))?\]<std"
+        r"(?:out|err)>: ?"
+    ),
     re.compile(r"^\[rank: (?P<rank>\d+)\] "),
     re.compile(r"^\[(?:default|[A-Za-z_]+?)(?P<rank>\d+)\]:"),
     re.compile(r"^(?P<node>[\w.-]+):(?P<rank>\d+)\| "),
@@ -105,6 +111,8 @@ def split_ranks(lines: Sequence[Line]) -> list[Part]:
         part.node = part.node or node
         part.lines.append(Line(line.number, text))
         part.blamed = part.blamed or (rank is not None and _BLAMES.search(line.text) is not None)
+    for part in parts.values():
+        part.lines = bare(part.lines)
     return sorted(parts.values(), key=lambda part: (part.rank is None, part.rank or 0))
 
 
