@@ -373,7 +373,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "user_exception",
         NEUTRAL,
         r"exitcode\s*:? [1-9]\d?\b",
-        *(rf"{word} with (?:exit )?code [1-9]\d?\b" for word in ("terminated", "crashed")),
+        *(rf"{of} [1-9]\d?\b" for of in ("terminated with (?:exit )?code", "crashed with exit code", "return code =")),
         title="exited with an error's code, as after an exception; no text of its own says which",
         hint="look at this rank's own stderr; with torchrun: --redirects or --tee, and @record around main",
     ),

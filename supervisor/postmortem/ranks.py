@@ -37,6 +37,8 @@ _SRUN = re.compile(r"^ {0,3}(?P<rank>\d+): ")
 # Only the first line of a record carries its tag: a traceback behind it belongs to it.
 _RECORD_TAGS = (
     re.compile(r"^\[(?:PG [^\]]*)?(?:[Rr]ank|RANK) (?P<rank>\d+)\]"),
+    # In another group than that of all a rank has another number.
+    re.compile(r"^  what\(\):  \[(?:PG [^\]]*\(default_pg\) )?Rank (?P<rank>\d+)\]"),
     re.compile(r"^-- Process (?P<rank>\d+) terminated with the following error"),
     re.compile(r"^(?:\[[^\]]*\] ?)?\[[^\]]*\b[Rr]ank (?P<rank>\d+)\]"),
     re.compile(r"^\[[\d\-: ,.]+ (?:DP\d+ )?TP(?P<rank>\d+)\b[^\]]*\]"),
