@@ -46,6 +46,7 @@ _RECORD_TAGS = (
     re.compile(r"^(?:\[[\dT:.Z-]+\] )?(?:\(\w+ pid=\d+\) )*\(\w+ rank=(?P<rank>\d+)\b[^)]*\)"),
     re.compile(r"^(?:\(\w+ pid=\d+\) )*\(\w*Worker[ _](?:DP\d+_)?TP(?P<rank>\d+)\w* pid=\d+\)"),
 )
+_RECORD_BEGINS = frozenset("[(- ")
 # Not from within a word: a long one would be looked through from each of its letters.
 _NCCL = re.compile(
     r"(?<![\w.-])(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?=(?:\S{1,80} ){0,2}[NR]?CCL\b|[a-z/_]+\.cc)"
@@ -139,7 +140,9 @@ class _Reader:
         return self._tagged(text)
 
     def _tagged(self, text: str) -> tuple[int | None, str | None, str]:
-        tagged = _first(_LINE_TAGS, text) or (_SRUN.match(text) if self._srun else None)
+        # Most lines have none of their marks, and a look for a mark costs little.
+        marked = "[" in text or "|" in text
+        tagged = (_first(_LINE_TAGS, text) if marked else None) or (_SRUN.match(text) if self._srun else None)
         if tagged is not None:
             self._record = (None, None)
             return int(tagged["rank"]), tagged.groupdict().get("node"), text[tagged.end() :]
@@ -151,7 +154,7 @@ class _Reader:
             self._shown = int(shown["rank"]) if shown["edge"] == "Begin" else None
         if self._shown is not None:
             return self._shown, None
-        record = _first(_RECORD_TAGS, text)
+        record = _first(_RECORD_TAGS, text) if text[:1] in _RECORD_BEGINS else None
         if record is not None:
             self._record = (int(record["rank"]), None)
             return self._record
