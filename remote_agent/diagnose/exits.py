@@ -74,6 +74,7 @@ def told_of(name: str, word: str) -> tuple[str, ...]:
         rf"died with <Signals\.{name}\b",
         rf"exited on signal {number} ",
         rf"Caught signal {number} \(",
+        rf"{name} received at ",
         rf"Signal: {word} \({number}\)",
         rf"[Ee]xit(?:ed)?(?: with)?(?: exit)?(?: status| code)?[ :=]+{128 + number}\b",
         rf"line \d+: +\d+ {word}\b",

@@ -44,6 +44,12 @@ def received(finding: Finding) -> bool:
     return finding.headline == RECEIVED
 
 
+def alike(first: Finding, other: Finding) -> bool:
+    """Whether two failed in the same way; without times nobody knows which GPU failed first, in whatever words."""
+    unordered = first.t_ns is None and other.t_ns is None and first.category == other.category == "cuda_error"
+    return bool(other.signature) and (other.signature == first.signature or unordered)
+
+
 def only_heard(finding: Finding) -> bool:
     """Whether a rank only complains of NCCL, which gave no reason, and nobody saw it end: any other might as well."""
     return finding.category == "nccl_system_error" and finding.role == UNEXPLAINED and not finding.ended

@@ -46,6 +46,7 @@ _RECORD_TAGS = (
     re.compile(r"^(?:\[[\dT:.Z-]+\] )?(?:\(\w+ pid=\d+\) )*\(\w+ rank=(?P<rank>\d+)\b[^)]*\)"),
     re.compile(r"^(?:\(\w+ pid=\d+\) )*\(\w*Worker[ _](?:DP\d+_)?TP(?P<rank>\d+)\w* pid=\d+\)"),
 )
+_SCHEDULER = re.compile(r"\bTP(?P<rank>\d+)\b[^\]]*\] Scheduler hit an exception")
 _RECORD_BEGINS = frozenset("[(- ")
 # Not from within a word: a long one would be looked through from each of its letters.
 _NCCL = re.compile(
@@ -71,8 +72,8 @@ _CONTINUES = re.compile(
     r"^\s+\S|^Traceback |^\w[\w.]*(?:Error|Exception|Interrupt)\b|^Exception raised from|^frame #\d+"
 )
 _HOST = re.compile(r"^(?=[\w.-]*\d)(?P<node>[\w.-]{1,64}): ")
-# What a program puts before the lines of one that it runs.
-_STREAM = re.compile(r"^std(?:err|out): ")
+# What a program, or a container's runtime, puts before the lines of one that it runs.
+_STREAM = re.compile(r"^(?:std(?:err|out): |\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) std(?:err|out) [FP] )")
 _PREFIXED_SHARE = 0.6
 _SRUN_OWN = ("srun: ", "slurmstepd: ")
 _SRUN_SAYS = re.compile(r"^srun: error: [\w.-]+: task (?P<rank>\d+): ")
@@ -155,6 +156,8 @@ class _Reader:
         if self._shown is not None:
             return self._shown, None
         record = _first(_RECORD_TAGS, text) if text[:1] in _RECORD_BEGINS else None
+        # A server's processes write over one another: this begins where another's line has not ended.
+        record = record or (_SCHEDULER.search(text) if "Scheduler hit an exception" in text else None)
         if record is not None:
             self._record = (int(record["rank"]), None)
             return self._record
