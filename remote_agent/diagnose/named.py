@@ -44,7 +44,7 @@ def received(finding: Finding) -> bool:
     return finding.headline == RECEIVED
 
 
-def alike(first: Finding, other: Finding) -> bool:
+def same_way(first: Finding, other: Finding) -> bool:
     """Whether two failed in the same way; without times nobody knows which GPU failed first, in whatever words."""
     unordered = first.t_ns is None and other.t_ns is None and first.category == other.category == "cuda_error"
     return bool(other.signature) and (other.signature == first.signature or unordered)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from remote_agent.diagnose.hangs import find_astray, find_missing
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, name_nodes, name_ranks
-from remote_agent.diagnose.named import alike, gone_first, look_first, odd_one_out, only_heard, received
+from remote_agent.diagnose.named import gone_first, look_first, odd_one_out, only_heard, received, same_way
 from remote_agent.diagnose.pattern import PRIMARY, SECONDARY
 from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED, Finding, read_rank
 from remote_agent.diagnose.shapes import clip, lines_of, shape, signature
@@ -166,7 +166,7 @@ def _own_failure(findings: list[Finding], context: Context, gone: int | None) ->
 
 def _shares(first: Finding, other: Finding) -> bool:
     """True when the other rank failed in the same way at about the same time, even if we then stopped it."""
-    if other.role not in (PRIMARY, UNEXPLAINED, STOPPED) or not alike(first, other):
+    if other.role not in (PRIMARY, UNEXPLAINED, STOPPED) or not same_way(first, other):
         return False
     if other.role != first.role and other.role != STOPPED:
         return False
