@@ -2,8 +2,9 @@
 
 In: numbered lines. Out: the lines of each rank, and those that belong to none. Tags understood: `[rank3]:` of torch,
 `[rank: 3]` of Lightning, `[default3]:` of torchrun's tee, `node:3| ` of supervisor, `3: ` of srun -l, `[1,3]<stderr>:`
-of mpirun, `[Rank 3]` of NCCL's watchdog, `host:pid:tid [dev] NCCL` of NCCL, `rank=3` and `TP3` in the prefixes of
-inference servers, what launchers say of a rank at the end; before them a host, as pdsh has it.
+of mpirun and horovod, `[rank=3] ||` of Determined, `[Rank 3]` of NCCL's watchdog, `host:pid:tid [dev] NCCL` of NCCL,
+`rank=3` and `TP3` in the prefixes of inference servers, Composer's sections, what launchers say of a rank at the end;
+before them a host, as pdsh has it.
 """
 
 from __future__ import annotations
