@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from remote_agent.diagnose.model import name_ranks
 from remote_agent.diagnose.pattern import SECONDARY
 from remote_agent.diagnose.patterns import RECEIVED
-from remote_agent.diagnose.reading import FINE, STOPPED
+from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED
 
 if TYPE_CHECKING:
     from remote_agent.diagnose.model import Context, RankEvidence
@@ -42,6 +42,17 @@ def odd_one_out(first: Finding, findings: Sequence[Finding], ranks: Sequence[int
 def received(finding: Finding) -> bool:
     """Whether a rank only says that what it got has the wrong size: who sent it is to blame."""
     return finding.headline == RECEIVED
+
+
+def same_way(first: Finding, other: Finding) -> bool:
+    """Whether two failed in the same way; without times nobody knows which GPU failed first, in whatever words."""
+    unordered = first.t_ns is None and other.t_ns is None and first.category == other.category == "cuda_error"
+    return bool(other.signature) and (other.signature == first.signature or unordered)
+
+
+def only_heard(finding: Finding) -> bool:
+    """Whether a rank only complains of NCCL, which gave no reason, and nobody saw it end: any other might as well."""
+    return finding.category == "nccl_system_error" and finding.role == UNEXPLAINED and not finding.ended
 
 
 def gone_first(evidence: Sequence[RankEvidence], findings: Sequence[Finding]) -> int | None:

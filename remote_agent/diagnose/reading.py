@@ -14,7 +14,7 @@ from remote_agent.diagnose.exits import CATEGORIES, decode_exit, signal_name
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Evidence, RankEvidence
 from remote_agent.diagnose.pattern import GENERIC, NEUTRAL, PRIMARY, SECONDARY, Pattern
-from remote_agent.diagnose.patterns import PATTERNS
+from remote_agent.diagnose.patterns import PATTERNS, RECEIVED
 from remote_agent.diagnose.shapes import clip, lines_of, signature
 from remote_agent.diagnose.stamps import stamp_before
 from remote_agent.diagnose.traces import Trace, find_traces, join_traces, of_error, strip_tag
@@ -36,8 +36,12 @@ _RELATED = {
     "cuda_error": re.compile("Xid"),
 }
 _MAX_NOTES = 3
+# A checkpoint is saved by all ranks: what one of them raises all raise, and say whose it is.
+_RAISED_ON = re.compile(r"CheckpointException ranks:dict_keys\(\[(\d+(?:, \d+)*)\]")
 # What a library for the web, or for remote files, raises is not about the ranks' own connections.
 _WEB = re.compile(r"/(?:urllib|urllib3|http|httpx|httpcore|requests|aiohttp|botocore|huggingface_hub|gcsfs|s3fs)/")
+# What cannot be read here came from other ranks, not from a file.
+_FROM_OTHERS = re.compile("_tensor_to_object|all_gather|broadcast_object")
 # What no Python code raises: an exception that follows it is about the consequence.
 _CRASHES = frozenset({"cuda_error", "host_oom_kill", "segfault", "bus_error_shm", "nccl_network", "sigabrt"})
 _ROLE_ORDER = {PRIMARY: 0, GENERIC: 1, SECONDARY: 2, NEUTRAL: 3}
@@ -70,6 +74,11 @@ class Finding:
     """True when the rank's own traceback, the kernel, or the wait status shows it."""
 
     @property
+    def ended(self) -> bool:
+        """Whether somebody saw how the process ended."""
+        return self.exit_code is not None or self.exit_signal is not None
+
+    @property
     def text(self) -> str:
         """Return headline and place."""
         return f"{self.headline} in {self.place}" if self.place else self.headline
@@ -78,6 +87,9 @@ class Finding:
 def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Finding:
     """Return what this rank's evidence says; notes: what its node's kernel, cgroup and file systems say."""
     found = _read(evidence, notes)
+    raised = _RAISED_ON.search(evidence.tail) if found.role == PRIMARY and not found.named else None
+    if raised is not None:
+        found = dataclasses.replace(found, named=tuple(int(rank) for rank in raised[1].split(", ")))
     about = _RELATED.get(found.category)
     if found.role != PRIMARY or not notes:
         return found
@@ -170,7 +182,7 @@ def _from_text(evidence: RankEvidence) -> Finding | None:
     if evidence.error and evidence.error.get("message"):
         own = of_error(str(evidence.error["message"]), evidence.error.get("callstack"))
     else:
-        own = [trace for trace in traces if not trace.fault]
+        own = [trace for trace in traces if not (trace.fault or trace.quotes)]
     chosen = _cause_of(own)
     hit = _best_hit(evidence.tail)
     if chosen is not None:
@@ -211,6 +223,8 @@ def _meaning(trace: Trace) -> Pattern | None:
     hit = _best_hit(f"{trace.type}: {trace.message}", [each for each in PATTERNS if each.role != GENERIC])
     if hit is None:
         return None
+    if hit[0].category == "checkpoint_corrupt" and any(_FROM_OTHERS.search(frame.function) for frame in trace.frames):
+        return next(each for each in PATTERNS if each.title == RECEIVED)
     web = hit[0].role == SECONDARY and any(_WEB.search(frame.file) for frame in trace.frames)
     return None if web else hit[0]
 

@@ -45,6 +45,7 @@ _OTHER_TEXT = re.compile(
     r"|^Exception (?:ignored )?in |^(?:ERROR:asyncio:)?(?:Task|Future) exception was|^ERROR:|^Process \S+:$"
 )
 _MESSAGE_LINES = 8
+_SPAWN = re.compile("torch/multiprocessing/spawn.py$")
 # Frames of the libraries, of Python and of our own bootstrap: not where the user would look first.
 _LIBRARY = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*)/|^<|\.pyz/|(?:^|/)remote_agent/|^torch/|\.so\b"
@@ -87,6 +88,11 @@ class Trace:
         """Return type and the message's first line."""
         first = self.message.strip().partition("\n")[0].strip()
         return f"{self.type}: {first}" if first else self.type
+
+    @property
+    def quotes(self) -> bool:
+        """Return True where torch's parent of processes only shows below what one of them raised."""
+        return not self.message.strip() and any(_SPAWN.search(frame.file) for frame in self.frames[-1:])
 
     @property
     def user_frame(self) -> Frame | None:

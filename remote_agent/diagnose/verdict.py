@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from remote_agent.diagnose.hangs import find_astray, find_missing
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, name_nodes, name_ranks
-from remote_agent.diagnose.named import gone_first, look_first, odd_one_out, received
+from remote_agent.diagnose.named import gone_first, look_first, odd_one_out, only_heard, received, same_way
 from remote_agent.diagnose.pattern import PRIMARY, SECONDARY
 from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED, Finding, read_rank
 from remote_agent.diagnose.shapes import clip, lines_of, shape, signature
@@ -122,8 +122,10 @@ def _node_lost(findings: list[Finding], context: Context) -> _Cause | None:
 def _own_failure(findings: list[Finding], context: Context, gone: int | None) -> _Cause | None:
     """The first rank that failed by itself, with all that failed in the same way."""
     own = [each for each in findings if each.role == PRIMARY]
-    # What belongs to no rank and explains nothing is a launcher's wrapper.
-    silent = [each for each in findings if each.role == UNEXPLAINED and (each.rank is not None or len(findings) == 1)]
+    # What belongs to no rank and explains nothing is a launcher's wrapper, unless nobody else complains.
+    silent = [each for each in findings if each.role == UNEXPLAINED]
+    others = any(each.rank is not None and each.role not in (FINE, STOPPED) for each in findings)
+    silent = [each for each in silent if each.rank is not None or not others]
     # Whose end is known comes before whose text only sounds like one.
     candidates = own or sorted(silent, key=lambda each: not each.proven)
     if not candidates:
@@ -164,7 +166,7 @@ def _own_failure(findings: list[Finding], context: Context, gone: int | None) ->
 
 def _shares(first: Finding, other: Finding) -> bool:
     """True when the other rank failed in the same way at about the same time, even if we then stopped it."""
-    if other.role not in (PRIMARY, UNEXPLAINED, STOPPED) or not other.signature or other.signature != first.signature:
+    if other.role not in (PRIMARY, UNEXPLAINED, STOPPED) or not same_way(first, other):
         return False
     if other.role != first.role and other.role != STOPPED:
         return False
@@ -186,7 +188,7 @@ def _scope(first: Finding, ranks: list[int], context: Context) -> str:
         return "outside_the_ranks"
     if first.category == "signal_preempted" and (len(ranks) != 1 or (context.world_size or 0) == 1):
         return "outside_the_ranks"
-    if received(first):
+    if received(first) or (len(ranks) == 1 and only_heard(first)):
         return "not_in_text"
     if not ranks:
         return "not_in_text" if first.node is None else "outside_the_ranks"

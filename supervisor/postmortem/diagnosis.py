@@ -16,7 +16,7 @@ from typing import Any
 from remote_agent.diagnose import Context, Incident, RankEvidence, read_error_document, verdict
 from remote_agent.diagnose.nccl import NcclFacts
 from supervisor.postmortem.files import Found, LeaveOut, find
-from supervisor.postmortem.quiet import overcome, stands
+from supervisor.postmortem.quiet import overcome, stands, without_settled
 from supervisor.postmortem.ranks import Line, split_ranks
 from supervisor.postmortem.reading import Progress, read_all
 
@@ -135,7 +135,7 @@ def _generation(runs: dict[tuple[str, int], _Generation], file: Found) -> _Gener
 def _take_lines(file: Found, lines: list[Line], run: _Generation, facts: NcclFacts) -> None:
     for line in lines:
         facts.feed(line.text)
-    lines = _without_sruns_own(lines)
+    lines = without_settled(_without_sruns_own(lines))
     name = str(file.path)
     if file.rank is not None:
         run.rank(file.rank).lines += [(name, line) for line in lines]

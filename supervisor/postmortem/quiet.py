@@ -29,7 +29,8 @@ _OF_STEPS = ("step", "iter", "epoch", "loss", "%|", "s/s", "training", "job", "r
 _OF_MEETINGS = ("ccl", "process", "distributed", "rendezvous", "c10d", "world", "barrier", "waiting for")
 _UNCAUGHT = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|terminate called")
 # Half-precision training tries smaller scales of the loss now and then: after so many good steps it was no more.
-_SKIPPED = re.compile(r"OVERFLOW! Rank \d+ Skipping step")
+_SKIPPED = re.compile(r"OVERFLOW! Rank \d+ Skipping step|\b(?:[Ll]oss|grad[_ ]norm)['\"]?[:=]? ?(?:nan|NaN)\b")
+_OF_SKIPPED = ("OVERFLOW", "nan", "NaN")
 _GOOD_STEPS = 10
 # These are tried again, mostly with success.
 _TRIED_AGAIN = ("rendezvous_timeout", "gloo_connection_reset")
@@ -57,7 +58,7 @@ def _says(text: str, words: Iterable[str], expression: re.Pattern[str]) -> bool:
 def overcome(incident: Incident, files: Iterable[tuple[str, Line]]) -> bool:
     """Whether all that was found are lost connections or skipped steps, and the run got on behind them."""
     if incident.evidence and all(_SKIPPED.search(each.text) for each in incident.evidence):
-        return _settled(files)
+        return _settled(line for _, line in files)
     if incident.category not in _TRIED_AGAIN or any(each.category not in _TRIED_AGAIN for each in incident.victims):
         return False
     went_on: dict[str, int] = {}
@@ -69,11 +70,22 @@ def overcome(incident: Incident, files: Iterable[tuple[str, Line]]) -> bool:
     return all((each.line or 0) < went_on.get(each.file or "", 0) for each in incident.evidence)
 
 
-def _settled(files: Iterable[tuple[str, Line]]) -> bool:
+def without_settled(lines: list[Line]) -> list[Line]:
+    """Leave out steps that were skipped where training settled behind them: a later failure has another cause."""
+    if not any(_skipped(line.text) for line in lines) or not _settled(lines):
+        return lines
+    return [line for line in lines if not _skipped(line.text)]
+
+
+def _skipped(text: str) -> bool:
+    return any(word in text for word in _OF_SKIPPED) and _SKIPPED.search(text) is not None
+
+
+def _settled(lines: Iterable[Line]) -> bool:
     """Whether good steps stand behind the last that was skipped."""
     good = 0
-    for _, line in files:
-        if _SKIPPED.search(line.text):
+    for line in lines:
+        if _skipped(line.text):
             good = 0
         elif _gets_on(line.text):
             good += 1

@@ -2,8 +2,9 @@
 
 In: numbered lines. Out: the lines of each rank, and those that belong to none. Tags understood: `[rank3]:` of torch,
 `[rank: 3]` of Lightning, `[default3]:` of torchrun's tee, `node:3| ` of supervisor, `3: ` of srun -l, `[1,3]<stderr>:`
-of mpirun, `[Rank 3]` of NCCL's watchdog, `host:pid:tid [dev] NCCL` of NCCL, `rank=3` and `TP3` in the prefixes of
-inference servers, what launchers say of a rank at the end; before them a host, as pdsh has it.
+of mpirun and horovod, `[rank=3] ||` of Determined, `[Rank 3]` of NCCL's watchdog, `host:pid:tid [dev] NCCL` of NCCL,
+`rank=3` and `TP3` in the prefixes of inference servers, Composer's sections, what launchers say of a rank at the end;
+before them a host, as pdsh has it.
 """
 
 from __future__ import annotations
@@ -13,23 +14,32 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from supervisor.postmortem.prefixes import bare
+
 # Colours and titles as a terminal takes them, and what else a terminal would obey.
 _CONTROL = re.compile(r"\x1b\[[\d;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 # Each line carries its tag: what has none belongs to no rank.
 _LINE_TAGS = (
     # Runners of others put the job, the stream or the time before it.
-    re.compile(r"^(?:\S{1,60} ){0,3}?(?:\[default\d+\]:)?\[rank(?P<rank>\d+)\]: ?"),
+    re.compile(r"^(?:\S{1,60} ){0,8}?(?:\[default\d+\]:)?\[rank(?P<rank>\d+)\]: ?"),
+    re.compile(r"^(?:\S{1,60} ){0,3}?\[rank=(?P<rank>\d+)\] \|\| ?"),
     re.compile(r"^(?:\S{1,60} ){0,3}?\[default(?P<rank>\d+)\]:"),
-    re.compile(r"^\[(?:\d+,)?(?P<rank>\d+)\]<std(?:out|err)>: ?"),
+    re.compile(
+        r"^(?:\w{3} \w{3} [ \d]\d [\d:]{8} \d{4})?\[(?:\d+,)?(?:mpirank:)?(?P<rank>\d+)(?:,(?P<node>[\w.-]+))?\]<std"
+        r"(?:out|err)>: ?"
+    ),
     re.compile(r"^\[rank: (?P<rank>\d+)\] "),
     re.compile(r"^\[(?:default|[A-Za-z_]+?)(?P<rank>\d+)\]:"),
     re.compile(r"^(?P<node>[\w.-]+):(?P<rank>\d+)\| "),
-    re.compile(r"^\[(?P<node>[A-Za-z][\w.-]*):(?P<rank>\d+)\]"),
+    # Open MPI puts the process's number there, when it tells of a signal.
+    re.compile(r"^\[(?P<node>[A-Za-z][\w.-]*):(?P<rank>\d{1,4})\](?! (?:\*\*\*|Signal|Failing|\[ ?\d+\]) ?)"),
 )
 _SRUN = re.compile(r"^ {0,3}(?P<rank>\d+): ")
 # Only the first line of a record carries its tag: a traceback behind it belongs to it.
 _RECORD_TAGS = (
     re.compile(r"^\[(?:PG [^\]]*)?(?:[Rr]ank|RANK) (?P<rank>\d+)\]"),
+    # In another group than that of all a rank has another number.
+    re.compile(r"^  what\(\):  \[(?:PG [^\]]*\(default_pg\) )?Rank (?P<rank>\d+)\]"),
     re.compile(r"^-- Process (?P<rank>\d+) terminated with the following error"),
     re.compile(r"^(?:\[[^\]]*\] ?)?\[[^\]]*\b[Rr]ank (?P<rank>\d+)\]"),
     re.compile(r"^\[[\d\-: ,.]+ (?:DP\d+ )?TP(?P<rank>\d+)\b[^\]]*\]"),
@@ -37,16 +47,24 @@ _RECORD_TAGS = (
     re.compile(r"^(?:\[[\dT:.Z-]+\] )?(?:\(\w+ pid=\d+\) )*\(\w+ rank=(?P<rank>\d+)\b[^)]*\)"),
     re.compile(r"^(?:\(\w+ pid=\d+\) )*\(\w*Worker[ _](?:DP\d+_)?TP(?P<rank>\d+)\w* pid=\d+\)"),
 )
+_SCHEDULER = re.compile(r"\bTP(?P<rank>\d+)\b[^\]]*\] Scheduler hit an exception")
+_RECORD_BEGINS = frozenset("[(- ")
 # Not from within a word: a long one would be looked through from each of its letters.
-_NCCL = re.compile(r"(?<![\w.-])(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?=N?CCL|[a-z/_]+\.cc|RCCL)")
+_NCCL = re.compile(
+    r"(?<![\w.-])(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?=(?:\S{1,80} ){0,2}[NR]?CCL\b|[a-z/_]+\.cc)"
+)
 _NCCL_RANK = re.compile(r"\brank (?P<rank>\d+) nranks \d+|\brank (?P<rank2>\d+) nRanks \d+")
 # torchrun's last words on a rank.
 _FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (?P<rank>\d+) \(pid: \d+\)")
+# Composer's launcher shows what each of its processes wrote, one after the other.
+_SHOWN = re.compile(r"^-+(?P<edge>Begin|End) global rank (?P<rank>\d+) STD(?:OUT|ERR)-+")
+_COMPOSER = re.compile(r"Rank (?P<rank>\d+) crashed with exit code ")
 _BLAMES = re.compile(
     r"failed \(exitcode: (?!-15\b)-?\d+\) local_rank: |Child process with PID \d+ terminated with code (?!-15\b)"
 )
 _SPAWN = re.compile(r"process (?<!\wprocess )(?P<rank>\d+) terminated with (?:signal|exit code) ")
 _MPI = re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal ")
+_SAYS_OF = (_FAILED, _SPAWN, _MPI, _COMPOSER)
 # What a launcher's banner says of a rank before it says which.
 _BANNER_HEAD = re.compile(r"^\s*(?:time\s*: |host\s*: (?P<node>\S+))")
 _BANNER = re.compile(r"^\s*rank\s*: (?P<rank>\d+) \(local_rank: \d+\)")
@@ -55,6 +73,8 @@ _CONTINUES = re.compile(
     r"^\s+\S|^Traceback |^\w[\w.]*(?:Error|Exception|Interrupt)\b|^Exception raised from|^frame #\d+"
 )
 _HOST = re.compile(r"^(?=[\w.-]*\d)(?P<node>[\w.-]{1,64}): ")
+# What a program, or a container's runtime, puts before the lines of one that it runs.
+_STREAM = re.compile(r"^(?:std(?:err|out): |\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) std(?:err|out) [FP] )")
 _PREFIXED_SHARE = 0.6
 _SRUN_OWN = ("srun: ", "slurmstepd: ")
 _SRUN_SAYS = re.compile(r"^srun: error: [\w.-]+: task (?P<rank>\d+): ")
@@ -87,6 +107,7 @@ def clean(text: str) -> str:
 def split_ranks(lines: Sequence[Line]) -> list[Part]:
     """Return the parts of a text, that of no rank last."""
     parts: dict[int | None, Part] = {}
+    lines = [Line(line.number, _STREAM.sub("", line.text)) for line in lines]
     reader = _Reader(lines)
     heads = _banner_heads(lines)
     for index, line in enumerate(lines):
@@ -95,6 +116,8 @@ def split_ranks(lines: Sequence[Line]) -> list[Part]:
         part.node = part.node or node
         part.lines.append(Line(line.number, text))
         part.blamed = part.blamed or (rank is not None and _BLAMES.search(line.text) is not None)
+    for part in parts.values():
+        part.lines = bare(part.lines)
     return sorted(parts.values(), key=lambda part: (part.rank is None, part.rank or 0))
 
 
@@ -104,9 +127,11 @@ class _Reader:
     def __init__(self, lines: Sequence[Line]) -> None:
         self._srun = _mostly(_SRUN, lines)
         self._hosts = not self._srun and _mostly(_HOST, lines)
-        self._devices = _nccl_ranks(lines)
+        named = {host["node"] for line in lines if self._hosts and (host := _HOST.match(line.text))}
+        self._devices = _nccl_ranks(lines, several_hosts=len(named) > 1)
         self._record: tuple[int | None, str | None] = (None, None)
         self._banner: int | None = None
+        self._shown: int | None = None
 
     def owner(self, text: str) -> tuple[int | None, str | None, str]:
         """Return rank and node of a line, and its text without the tag that each line carries."""
@@ -117,14 +142,23 @@ class _Reader:
         return self._tagged(text)
 
     def _tagged(self, text: str) -> tuple[int | None, str | None, str]:
-        tagged = _first(_LINE_TAGS, text) or (_SRUN.match(text) if self._srun else None)
+        # Most lines have none of their marks, and a look for a mark costs little.
+        marked = "[" in text or "|" in text
+        tagged = (_first(_LINE_TAGS, text) if marked else None) or (_SRUN.match(text) if self._srun else None)
         if tagged is not None:
             self._record = (None, None)
             return int(tagged["rank"]), tagged.groupdict().get("node"), text[tagged.end() :]
         return (*self._untagged(text), text)
 
     def _untagged(self, text: str) -> tuple[int | None, str | None]:
-        record = _first(_RECORD_TAGS, text)
+        shown = _SHOWN.match(text)
+        if shown is not None:
+            self._shown = int(shown["rank"]) if shown["edge"] == "Begin" else None
+        if self._shown is not None:
+            return self._shown, None
+        record = _first(_RECORD_TAGS, text) if text[:1] in _RECORD_BEGINS else None
+        # A server's processes write over one another: this begins where another's line has not ended.
+        record = record or (_SCHEDULER.search(text) if "Scheduler hit an exception" in text else None)
         if record is not None:
             self._record = (int(record["rank"]), None)
             return self._record
@@ -149,7 +183,7 @@ class _Reader:
             return self._banner, None
         self._banner = None
         own = _SRUN_SAYS.match(text) if self._srun else None
-        said = own or next((found for each in (_FAILED, _SPAWN, _MPI) if (found := each.search(text))), None)
+        said = own or next((found for each in _SAYS_OF if (found := each.search(text))), None)
         return None if said is None else (int(said["rank"]), said.groupdict().get("node"))
 
 
@@ -185,20 +219,23 @@ def _banner_heads(lines: Sequence[Line]) -> dict[int, tuple[int, str | None, str
     return heads
 
 
-def _nccl_ranks(lines: Sequence[Line]) -> dict[tuple[str, str], int]:
+def _nccl_ranks(lines: Sequence[Line], several_hosts: bool) -> dict[tuple[str, str], int]:
     """Return the rank of each process that NCCL names: as it says itself, else its device where there is one host."""
     said: dict[tuple[str, str], int] = {}
-    devices: dict[tuple[str, str], int] = {}
+    seen: dict[tuple[str, str], set[int]] = {}
     for line in lines:
         nccl = _nccl(line.text)
         if nccl is None:
             continue
         process = (nccl["host"], nccl["pid"])
-        devices.setdefault(process, int(nccl["device"]))
+        seen.setdefault(process, set()).add(int(nccl["device"]))
         own = _NCCL_RANK.search(line.text)
         if own is not None:
             said.setdefault(process, int(own["rank"] or own["rank2"]))
-    one_host = len({host for host, _ in devices}) == 1
-    # A process that drives several devices shows more than one; two with one device are ranks of two hosts' worth.
-    distinct = len(set(devices.values())) == len(devices)
-    return {**devices, **said} if one_host and distinct and not said else said
+    one_host = len({host for host, _ in seen}) == 1 and not several_hosts
+    # A thread that chose no device shows the first; a process that drives several shows more than one.
+    shown = {process: numbers - {0} or numbers for process, numbers in seen.items()}
+    devices = {process: min(numbers) for process, numbers in shown.items()}
+    # Two with one device are ranks of two hosts' worth.
+    distinct = len(set(devices.values())) == len(devices) and all(len(numbers) == 1 for numbers in shown.values())
+    return devices if one_host and distinct and not said else said
