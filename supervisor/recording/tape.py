@@ -20,6 +20,7 @@ from supervisor.session.logs import Row, Selection
 
 if TYPE_CHECKING:
     from supervisor.recording.form import Line
+    from supervisor.session.parts import Ends
 
 # As on a node: so many rows at once, at most.
 MAX_ROWS = 4096
@@ -87,6 +88,14 @@ def counted(recording: Recording, selection: Selection, now_ns: int, since_ns: i
     """Return how many lines there are between two times, whatever the filter."""
     chosen = [recording.lines(file) for file in selected(recording, selection, now_ns)]
     return sum(bisect_left(one.times_ns, until_ns) - bisect_left(one.times_ns, since_ns) for one in chosen)
+
+
+def ends(recording: Recording, selection: Selection, now_ns: int) -> dict[str, Ends]:
+    """Return how many lines the files have at that time, by node, as far as the recording tells."""
+    found: dict[str, Ends] = {host.name: {} for host in recording.hosts}
+    for node, *file in selected(recording, selection, now_ns):
+        found.setdefault(node, {})[(file[0], file[1], file[2])] = recording.lines((node, *file)).total(now_ns)
+    return found
 
 
 async def merged(
