@@ -252,8 +252,8 @@ def test_the_name_of_the_hit_stands_beside_the_number_at_80_columns() -> None:
             log = log_of(app)
             await led(app, pilot, "g", *"nnn", "pagedown", "N", count=1270)
             assert log.unseen == 1270
-            await answer(app, pilot, "slash", "a needle here that is long")
-            await settle(app, pilot)
+            await answer(app, pilot, "slash", "a needle that is nowhere to be found")
+            await until(app, pilot, lambda: "a needle that is now…: not found   " in text_of(app))
             assert " +1,270 lines " in text_of(app)
             await press(app, pilot, "G")
             assert " following " in text_of(app)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from textual import on
 
 from supervisor.tui import words
-from supervisor.tui.cells import clean, row_width, width_of
+from supervisor.tui.cells import clean, fit, row_width, width_of
 from supervisor.tui.logs import bookmarks, moments
 from supervisor.tui.logs.feeds import RankFeed
 from supervisor.tui.logs.finder import Finder
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # As Python prints it, and torch behind a tag.
 TRACEBACK: Final = r"Traceback \(most recent call last\)"
+# So many cells of what is looked for say what it is.
+LEAST_NAME: Final = 4
 
 
 class FoundLog(ShownLog):
@@ -51,10 +53,12 @@ class FoundLog(ShownLog):
         parts, finder = super()._parts(log, room), self.finder
         if finder is None:
             return parts
-        said = clean(finder.said())
-        if width_of(said) + sum(row_width(row) + 3 for _, row in parts if row and row[0][1] == "pill") > room:
-            # Beside the number of lines that wait.
-            said = clean(finder.said(short=True))
+        name, how = clean(finder.name), clean(finder.how())
+        # Beside the number of lines that wait there may be no room for all of what is looked for.
+        left = room - width_of(f": {how}") - sum(row_width(row) + 3 for _, row in parts if row and row[0][1] == "pill")
+        if width_of(name) > left:
+            name = fit(name, left, log.glyphs.more) if left >= LEAST_NAME else ""
+        said = f"{name}: {how}" if name else how
         return [(3, ((said, "bad" if finder.problem else "mark"),)), *parts]
 
     def action_find(self) -> None:
