@@ -98,7 +98,7 @@ class News:
         ]
         if at_end:
             moved += [self._is_raised(file, end) for file, end in self._ends.items()]
-        if any(moved) and self._waiting:
+        if (at_end or any(moved)) and self._waiting:
             self._waiting = {key: None for key in self._waiting if not at_end and key[3] >= self._from(key[:3])}
 
     def _is_raised(self, file: File, reach: int) -> bool:
