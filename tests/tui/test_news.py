@@ -19,6 +19,7 @@ from supervisor.tui.logs import finder, news
 from supervisor.tui.logs.feeds import RankFeed
 from supervisor.tui.logs.folded import FoldedFeed
 from supervisor.tui.logs.merged import MergedFeed
+from supervisor.tui.source import Source
 from tests.tui.recorded import RecordedSession
 from tests.tui.screens import press, running, settle, text_of, type_key, until
 from tests.tui.test_feeds import ALL, Cluster, NodeLink, lines, load_all, no, run, yes
@@ -28,13 +29,19 @@ from tests.tui.test_log_keys import answer
 PILL = re.compile(r"\+[\d,]+ line")
 NCCL = b"n1:7:9 [0] NCCL INFO Using network IB\n"
 OTHER = ("n2", 0, 2, "stdout")
-MERGED = [MergedFeed, FoldedFeed, lambda source, selection: MergedFeed(source, narrowed(selection))]
-NAMES = ["merged", "folded", "filtered"]
-Made = Callable[..., MergedFeed]
+Made = Callable[[Source, Selection], MergedFeed]
 
 
 def narrowed(selection: Selection) -> Selection:
     return dataclasses.replace(selection, filter=Filter(include=("line|later",)))
+
+
+def filtered(source: Source, selection: Selection) -> MergedFeed:
+    return MergedFeed(source, narrowed(selection))
+
+
+MERGED: list[Made] = [MergedFeed, FoldedFeed, filtered]
+NAMES = ["merged", "folded", "filtered"]
 
 
 def seen(feed: MergedFeed, count: int, *, at_end: bool = False) -> None:
