@@ -212,7 +212,6 @@ class MergedFeed:
             self._note(page, at_end=False)
             if is_first:
                 self._replace(page)
-            return
         span, here = (self._since_ns, self._until_ns or self._since_ns), len(self._order)
         found = await self._count_rows(rows, span)
         if found is not None:
