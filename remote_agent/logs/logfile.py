@@ -68,6 +68,11 @@ class LogFile:
         return self.index.scanned < self.size
 
     @property
+    def is_counted(self) -> bool:
+        """True when all that was there before us is indexed: from then on its lines are those that came."""
+        return self.index.scanned >= self._preexisting
+
+    @property
     def version(self) -> str:
         """Another one when the file is another one, or was written anew."""
         return f"{self._inode}.{self.epoch}"

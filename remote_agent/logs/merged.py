@@ -107,6 +107,7 @@ async def merged(
     # Now, as the rows are taken from what there is now.
     since_ns, until_ns = counted or (0, 0)
     lines_between = sum(file.index.lines_before(until_ns) - file.index.lines_before(since_ns) for file in files)
+    ends = [[*file.key, file.index.total_lines if file.is_counted else None] for file in files]
     patience = _Patience(heap.top_ns(), after_ns) if wanted.is_rare else None
     taken: list[tuple[LogFile, Record]] = []
     lines = size = apart = 0
@@ -125,7 +126,11 @@ async def merged(
                 lines += len(record.rows) if record.t_ns >= (after_ns or 0) else 0
         await breather.breathe()
     data = {"complete": heap.complete, "more": next_ns is not None, "apart": apart, "counted": lines_between}
+    if counted is not None:
+        data["ends"] = ends
     if after_ns is not None:
+        # Of each file the record that went on at that time may be wanted now: it is found first, and began before.
+        taken.sort(key=lambda found: found[1].t_ns)
         return _answer(taken, {**data, "since_ns": after_ns, "until_ns": newest_ns if next_ns is None else next_ns})
     until_ns = newest_ns if before_ns is None else before_ns
     return _answer(taken[::-1], {**data, "since_ns": 0 if next_ns is None else next_ns + 1, "until_ns": until_ns})

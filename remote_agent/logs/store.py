@@ -167,7 +167,8 @@ class LogStore:
         the outermost one, or may be; apart: so many lines among them were left out, of NCCL where its stream was not
         asked for. since_ns, until_ns: all that is wanted from the one time on and before the other is there. include,
         exclude: patterns that records must match, or must not. counted: two times; the answer tells under the same
-        name how many lines of all came between them. Raises Problem.
+        name how many lines of all came between them, and as `ends` how many each file has: generation, rank, stream,
+        lines, null while what was there before the agent is not indexed. Raises Problem.
         """
         wanted = selection.check_lines(streams, level, include, exclude)
         if before_ns is not None and after_ns is not None:

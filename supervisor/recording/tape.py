@@ -17,6 +17,7 @@ from supervisor.recording.form import File
 from supervisor.recording.narrowed import LEVELS, narrowed
 from supervisor.recording.reading import Lines, Recording
 from supervisor.session.logs import Row, Selection
+from supervisor.session.parts import Ends
 
 if TYPE_CHECKING:
     from supervisor.recording.form import Line
@@ -80,10 +81,17 @@ async def _chosen(recording: Recording, selection: Selection, now_ns: int) -> li
     return found
 
 
-def counted(recording: Recording, selection: Selection, now_ns: int, since_ns: int, until_ns: int) -> int:
-    """Return how many lines there are between two times, whatever the filter."""
-    chosen = [recording.lines(file) for file in selected(recording, selection, now_ns)]
-    return sum(bisect_left(one.times_ns, until_ns) - bisect_left(one.times_ns, since_ns) for one in chosen)
+def counted(
+    recording: Recording, selection: Selection, now_ns: int, since_ns: int, until_ns: int
+) -> tuple[int, dict[str, Ends]]:
+    """Return how many lines, whatever the filter, came between two times, and how many each node's files have now."""
+    between, ends = 0, {host.name: Ends() for host in recording.hosts}
+    for file in selected(recording, selection, now_ns):
+        # Once: not all of them may be held at a time.
+        lines = recording.lines(file)
+        between += bisect_left(lines.times_ns, until_ns) - bisect_left(lines.times_ns, since_ns)
+        ends.setdefault(file[0], {})[file[1:]] = lines.total(now_ns)
+    return between, ends
 
 
 async def merged(

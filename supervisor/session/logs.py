@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from remote_agent.wire import Answer, CallFailed, WireError
 from supervisor.errors import RequestFailed, Unreachable, why
 from supervisor.session.filters import ALL, Filter
-from supervisor.session.parts import Part, back, forth, part_of
+from supervisor.session.parts import Ends, Part, back, ends_of, forth, part_of
 from supervisor.session.streams import files_of
 from supervisor.session.tasks import cancel_all
 
@@ -207,6 +207,8 @@ class Page(NamedTuple):
     """All that is wanted between these times is here; None: not known."""
     counted: int = 0
     """So many lines, wanted or not, came between the times that were asked for."""
+    ends: dict[str, Ends] = {}  # noqa: RUF012  never changed
+    """With `counted`: how many lines the files have, by node that tells it."""
 
 
 async def merged(
@@ -254,7 +256,7 @@ async def merged(
     rows, more, since_ns, until_ns = forth(parts, count, after_ns) if after_ns is not None else back(parts, count)
     absent = sorted([*failed, *lost(session, selection.nodes)])
     sums = (sum(part.apart for part in parts), since_ns, until_ns, sum(part.counted for part in parts))
-    return Page(rows, more, absent, clocks, *sums)
+    return Page(rows, more, absent, clocks, *sums, ends_of(answers))
 
 
 def lost(session: Session, nodes: list[str] | None) -> list[str]:

@@ -6,13 +6,22 @@ all. Rows of one time stay together.
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from remote_agent.wire import Answer
+    from supervisor.errors import Unreachable
     from supervisor.session.logs import Clocks, Row
+
+
+File = tuple[int, int, str]
+"""Generation, rank, stream."""
+Ends = dict[File, "int | None"]
+"""How many lines each file of a node has; None: what was there before its agent is not counted yet."""
 
 
 class Part(NamedTuple):
@@ -24,6 +33,8 @@ class Part(NamedTuple):
     since_ns: int
     until_ns: int | None
     counted: int
+    ends: Ends | None
+    """None: not asked for, or not told by an agent of an older version."""
 
 
 Joined = tuple["list[Row]", bool, int, int | None]
@@ -37,7 +48,14 @@ def part_of(clocks: Clocks, name: str, answer: Answer) -> Part:
     # What is not indexed yet, of a file that was there before its agent, has an early time.
     known = more or bool(data.get("complete", True))
     apart, counted = int(data.get("apart") or 0), int(data.get("counted") or 0)
-    return Part(clocks.rows(name, answer), more, apart, since_ns, until_ns if known else None, counted)
+    ends = data.get("ends")
+    told = None if ends is None else {(generation, rank, stream): end for generation, rank, stream, end in ends}
+    return Part(clocks.rows(name, answer), more, apart, since_ns, until_ns if known else None, counted, told)
+
+
+def ends_of(parts: Mapping[str, Part | Unreachable]) -> dict[str, Ends]:
+    """Return what the nodes that tell it have, by node."""
+    return {name: part.ends for name, part in parts.items() if isinstance(part, Part) and part.ends is not None}
 
 
 def forth(parts: list[Part], count: int, after_ns: int) -> Joined:
@@ -65,7 +83,7 @@ def back(parts: list[Part], count: int) -> Joined:
 
 
 def _by_time(parts: list[Part]) -> list[Row]:
-    return list(heapq.merge(*(part.rows for part in parts), key=lambda row: row.t_ns))
+    return sorted(chain.from_iterable(part.rows for part in parts), key=lambda row: row.t_ns)
 
 
 def _newest(parts: list[Part]) -> int | None:

@@ -174,7 +174,7 @@ def clock(time: str | None, *, millis: bool = False) -> str:
 
 def stamp_ns(t_ns: int) -> str:
     """Local date and time with milliseconds: `2026-11-20 03:04:11.207`."""
-    local = datetime.datetime.fromtimestamp(t_ns / 1e9, tz=datetime.timezone.utc).astimezone()
+    local = datetime.datetime.fromtimestamp(t_ns // 1_000_000_000, tz=datetime.timezone.utc).astimezone()
     return f"{local:%Y-%m-%d %H:%M:%S}.{t_ns // 1_000_000 % 1000:03d}"
 
 
@@ -182,5 +182,5 @@ def clock_ns(t_ns: int | None) -> str:
     """Local time of day with milliseconds of a Unix time in nanoseconds."""
     if not t_ns:
         return "--:--:--.---"
-    local = datetime.datetime.fromtimestamp(t_ns / 1e9, tz=datetime.timezone.utc).astimezone()
+    local = datetime.datetime.fromtimestamp(t_ns // 1_000_000_000, tz=datetime.timezone.utc).astimezone()
     return local.strftime("%H:%M:%S") + f".{t_ns // 1_000_000 % 1000:03d}"

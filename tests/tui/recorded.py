@@ -21,6 +21,7 @@ from remote_agent.wire import Answer
 from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable
 from supervisor.session.fabric import Fabric
 from supervisor.session.logs import Clocks, Page, Row, Selection
+from supervisor.session.parts import Ends
 from supervisor.session.view import HostView, Notice
 from supervisor.tui.logs.log_row import level_of
 
@@ -170,7 +171,8 @@ class RecordedSession:
     ) -> Page:
         """The last rows by time, or the first ones."""
         await self._delay()
-        every = list(heapq.merge(*self._rows(selection), key=lambda row: (row.t_ns, row.rank, row.stream, row.line)))
+        parts = self._rows(selection)
+        every = list(heapq.merge(*parts, key=lambda row: (row.t_ns, row.rank, row.stream, row.line)))
         passes = make_filter(selection.filter.include, selection.filter.exclude)
         levels = {"": ("", "warn", "error"), "warn": ("warn", "error"), "error": ("error",)}[selection.filter.level]
         rows = [row for row in every if passes.keeps([row.text]) and level_of(row.level) in levels]
@@ -185,7 +187,11 @@ class RecordedSession:
         if after_ns is not None:
             span = (after_ns, chosen[-1].t_ns + 1 if more else max(after_ns, newest_ns))
         lines = sum(counted[0] <= row.t_ns < counted[1] for row in every) if counted is not None else 0
-        return Page(chosen, more, absent, clocks or Clocks(self), 0, *span, lines)
+        ends: dict[str, Ends] = {name: {} for name in self.hosts if name not in absent}
+        for part in parts:
+            if part and part[0].node in ends:
+                ends[part[0].node][part[0].generation, part[0].rank, part[0].stream] = len(part)
+        return Page(chosen, more, absent, clocks or Clocks(self), 0, *span, lines, ends)
 
     async def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
         """Rows that match, file by file; with a way by time, the nearest ones."""

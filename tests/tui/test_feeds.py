@@ -228,9 +228,10 @@ def test_from_the_begin_and_from_a_hit_every_line_follows(tmp_path: Path) -> Non
         assert len(shown(feed)) < 60, "a slow link brings a screen, not pages"
         await load_all(feed)
         assert shown(feed) == [("n1", number) for number in range(5000)]
+        await feed.refresh(40, no)
         await node.written(0, lines(3))
         await feed.refresh(40, no)
-        assert (feed.unseen, feed.detached) == (3, True)
+        assert (feed.news.lines, feed.detached) == (3, True)
         await load_all(feed)
         assert len(shown(feed)) == 5003
 

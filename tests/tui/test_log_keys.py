@@ -281,22 +281,22 @@ def test_new_lines_are_counted_to_the_last_one(tmp_path: Path) -> None:
             for _ in range(2):
                 await feed.refresh(10, yes)
             await feed.refresh(10, no)
-            assert (feed.unseen, feed.more_unseen) == (0, False)
+            assert (feed.news.lines, feed.news.or_more) == (0, False)
             await first.written(0, b" line\n" + lines(70))
             await second.written(1, lines(1000))
             await feed.refresh(10, no)
-            assert (feed.unseen, feed.more_unseen, feed.detached) == (1070, False, True)
+            assert (feed.news.lines, feed.news.or_more, feed.detached) == (1070, False, True)
             await second.written(2, lines(200))
             await feed.refresh(10, no)
             await feed.show_begin(10)
             await feed.refresh(10, no)
-            assert (feed.unseen, feed.more_unseen) == (1270, False), "wherever one reads"
+            assert (feed.news.lines, feed.news.or_more) == (1270, False), "wherever one reads"
             # Of a node that is away nobody knows.
             second.stuck = True
             await feed.refresh(10, no)
-            assert (feed.unseen >= 1270, feed.more_unseen) == (True, True)
+            assert (feed.news.lines >= 1270, feed.news.or_more) == (True, True)
             second.stuck = False
             await feed.refresh(10, yes)
-            assert (feed.unseen, feed.detached) == (0, False)
+            assert (feed.news.lines, feed.detached) == (0, False)
 
     run(tmp_path, scenario, 2)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from supervisor.tui.logs.log_row import Key, LogRow, level_of
+from supervisor.tui.logs.news import News
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
@@ -30,6 +31,11 @@ class Feed(Protocol):
 
     shifted: int
     """Rows that were put above the others since the view last looked."""
+    news: News
+    """What came since the reader left the end."""
+
+    def forget_news(self) -> None:
+        """The reader returns to the end: what comes from now on is new."""
 
     @property
     def count(self) -> int:
@@ -61,6 +67,7 @@ class RankFeed:
         self.rank = rank
         self.stream = stream
         self.shifted = 0
+        self.news = News()
         self._ahead_ns = source.ahead_ns(node)
         self._first = 0
         """The first line there is: those before it are gone from the node's disk."""
@@ -108,7 +115,13 @@ class RankFeed:
     async def refresh(self, rows: int, following: Callable[[], bool]) -> None:
         """Learn how many lines there are; while the reader is `following`, also the last ones."""
         count = max(1, rows) if following() else 1
-        await self._window(-count, count)
+        answer = await self._window(-count, count)
+        end = self._total if answer.data.get("complete", True) else None
+        self.news.take({self.node: {(self.generation, self.rank, self.stream): end}}, at_end=following())
+
+    def forget_news(self) -> None:
+        """The reader returns to the end: what comes from now on is new."""
+        self.news.forget()
 
     async def find_time(self, t_ns: int, rows: int) -> int:
         """Return where the first line is that came then or later, else the last one; load as many rows around it."""

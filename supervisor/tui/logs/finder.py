@@ -282,22 +282,21 @@ class Finder:
         self.current = at % len(self.hits)
         return self.hits[self.current]
 
-    def said(self, *, short: bool = False) -> str:
-        """How the search stands; `short`: without what is looked for, where that is marked in the line."""
-        name = self.name
+    def how(self) -> str:
+        """How the search stands, in words that follow what is looked for."""
         if self.problem:
-            return f"{name}: {self.problem}"
+            return self.problem
         if self.part is not None and self.running:
-            return f"{name}: searching"
+            return "searching"
         if not self.hits:
             nccl = f", but in {self._apart:,} lines of NCCL" if self._apart else ""
-            return f"{name}: searching" if self.running else f"{name}: not found{nccl}"
+            return "searching" if self.running else f"not found{nccl}"
         many = self._many()
         if self.current < 0:
-            return f"{name}: {many} found"
+            return f"{many} found"
         column = self._columns.get(self.hits[self.current][1])
         where = f", column {column + 1:,} of its line" if column is not None else ""
-        return f"{'' if short else name + ': '}hit {self.current + 1:,} of {many}{where}"
+        return f"hit {self.current + 1:,} of {many}{where}"
 
     def _many(self) -> str:
         """How many hits are known, and which ones."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from supervisor import plain
 from supervisor.session.folding import WINDOW_NS, Fold, Folder
 from supervisor.tui.logs.feeds import PAGE
-from supervisor.tui.logs.merged import LATEST_NS, MERGED_KEPT, MergedFeed
+from supervisor.tui.logs.merged import EVER, MERGED_KEPT, MergedFeed
 
 if TYPE_CHECKING:
     from supervisor.session.logs import Clocks, Page, Selection
@@ -78,6 +78,9 @@ class FoldedFeed(MergedFeed):
             return None
         block, at = self._lines[index]
         row = self._rows[block.fold.shown[at].key]
+        if row.t_ns != block.fold.t_ns:
+            # It stands where the first line of its record does.
+            row = dataclasses.replace(row, stands_ns=block.fold.t_ns)
         return dataclasses.replace(row, who=block.who, fold=block.fold) if block.who else row
 
     def index_of(self, key: Key) -> int | None:
@@ -108,16 +111,15 @@ class FoldedFeed(MergedFeed):
         is_at_end = self._order and not self.detached and not self.selection.filter
         if is_at_end and following() and clocks is not None and not clocks.moved:
             last_ns = self._edge(-1)
-            every = (last_ns, LATEST_NS)
             page = None
             if not self._is_flooded:
-                page = await self._fetch(FOLD_PAGE, clocks, after_ns=last_ns - LATE_NS, counted=every)
+                page = await self._fetch(FOLD_PAGE, clocks, after_ns=last_ns - LATE_NS, counted=EVER)
             if page is None or page.more:
                 # Of what one page does not hold only the newest: the others are loaded when they are looked for.
-                page = await self._fetch(FOLD_PAGE, clocks, counted=every)
+                page = await self._fetch(FOLD_PAGE, clocks, counted=EVER)
                 self._is_flooded = bool(page.more and page.rows and page.rows[0].t_ns > last_ns)
             if following() and set(self.absent) <= set(page.absent):
-                self._caught_up(last_ns, page)
+                self._note(page, at_end=True)
                 if self._is_flooded:
                     self._replace(page)
                     return

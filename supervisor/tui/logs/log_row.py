@@ -34,6 +34,13 @@ class LogRow:
     """All that it stands for."""
     cut: int = 0
     """So many bytes of it are not here."""
+    stands_ns: int = 0
+    """The time at which it stands among the others, where that is not when it came."""
+
+    @property
+    def shown_ns(self) -> int:
+        """The time that is shown with it: in a view it never goes back from one line to the next."""
+        return self.stands_ns or self.t_ns
 
     @property
     def text(self) -> bytes:

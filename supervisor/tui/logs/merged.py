@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from supervisor.session.logs import Clocks
+from supervisor.session.streams import STREAMS
 from supervisor.tui.logs.feeds import BYTES_KEPT, LEAST_KEPT, PAGE
 from supervisor.tui.logs.log_row import Key, LogRow, taken
+from supervisor.tui.logs.news import News
 
 if TYPE_CHECKING:
     from supervisor.session.logs import Page, Row, Selection
@@ -27,16 +29,16 @@ MERGED_KEPT: Final = 20_000
 WINDOW: Final = 64
 # Later than every line.
 LATEST_NS: Final = 1 << 62
+EVER: Final = (0, LATEST_NS)
 # How long the rows nearest to a time are looked for at once, seconds.
 NEAR_S: Final = 5.0
 
 
-class _Seen(NamedTuple):
-    """What there was when the reader followed last: so many lines from a time on, of all nodes but the absent ones."""
+class _Look(NamedTuple):
+    """Up to which time what came since the reader left the end has been looked at, and by which clocks."""
 
-    since_ns: int
-    lines: int
-    absent: list[str]
+    until_ns: int
+    clocks: Clocks
 
 
 class MergedFeed:
@@ -48,11 +50,8 @@ class MergedFeed:
         self.shifted = 0
         self.detached = False
         """There are newer rows than the last one here."""
-        self.unseen = 0
-        """So many newer rows wait."""
-        self.more_unseen = False
-        """And more than that, of which the nodes do not tell how many."""
-        self._seen: _Seen | None = None
+        self.news = News()
+        self._look: _Look | None = None
         self._is_far = False
         """More newer rows wait than a look at the end brings."""
         self.absent: tuple[str, ...] = ()
@@ -70,9 +69,6 @@ class MergedFeed:
         self._since_ns = 0
         self._until_ns: int | None = None
         """With a filter: between these times all that passes is here; None: not known."""
-        self._counted_ns = 0
-        self._counted: dict[Key, int] = {}
-        """Up to which time, and of each file which line, the rows that wait have been counted."""
 
     @property
     def clocks(self) -> Clocks | None:
@@ -123,25 +119,21 @@ class MergedFeed:
             await self._refresh_filtered(rows, following)
             return
         renew = not self._order or (following() and self._clocks is not None and self._clocks.moved)
-        seen = None if following() else self._seen
-        since_ns = seen.since_ns if seen is not None else self._end_ns()
         # Where more waits than a window holds, the number is all that is new.
         is_far = self.detached and self._is_far and not following()
         count = 1 if is_far else max(PAGE if renew else WINDOW, rows)
-        page = await self._fetch(count, None if renew else self._clocks, counted=(since_ns, LATEST_NS))
+        page = await self._fetch(count, None if renew else self._clocks, counted=EVER)
+        self._note(page, at_end=following())
         if not self._order:
             self._replace(page)
-            self._caught_up(since_ns, page)
             return
         joined = not page.more or not page.rows or page.rows[0].t_ns <= self._edge(-1)
         fresh = self._update(page.rows)
         if not following():
-            if seen is None and self._seen is None:
-                seen = self._seen = _Seen(since_ns, page.counted - len(fresh) * joined, page.absent)
-            self._count_unseen(seen, page, len(fresh), joined)
             self.detached, self._is_far = bool(fresh), not joined
+            if self.news.by_row:
+                await self._count_rows(rows)
             return
-        self._caught_up(since_ns, page)
         if renew or self.detached or not joined or not set(self.absent) <= set(page.absent):
             # More came than one window holds, or somebody is back: what lies between is loaded when it is looked for.
             self._replace(page)
@@ -149,55 +141,82 @@ class MergedFeed:
             self.absent = tuple(page.absent)
             self._append(fresh)
 
-    def _count_unseen(self, seen: _Seen | None, page: Page, fresh: int, joined: bool) -> None:
-        same_nodes = seen is None or page.absent == seen.absent
-        if seen is not None and same_nodes and not self.apart:
-            self.unseen, self.more_unseen = max(0, page.counted - seen.lines), False
-        else:
-            self.unseen, self.more_unseen = max(fresh, self.unseen), not (joined and same_nodes)
+    def forget_news(self) -> None:
+        """The reader returns to the end: what comes from now on is new."""
+        self.news.forget()
+        self._look = None
 
-    def _caught_up(self, since_ns: int, page: Page) -> None:
-        """Note what there was when this page was made: what is more later is new."""
-        self.unseen, self.more_unseen = 0, False
-        self._seen = _Seen(since_ns, page.counted, page.absent)
+    def _note(self, page: Page, *, at_end: bool) -> None:
+        """Learn from a page of the newest rows how many lines there are; at_end: the reader follows."""
+        # NCCL's lines stand in the script's files, too.
+        streams = self.selection.streams
+        is_part = self.apart or ("nccl" in streams and len(streams) < len(STREAMS))
+        self.news.by_row = is_part or bool(self.selection.filter)
+        self.news.take(page.ends, at_end=at_end)
+        if page.until_ns is not None and (at_end or self._look is None):
+            self._look = _Look(page.until_ns, page.clocks)
+
+    async def _count_rows(self, rows: int, counted: tuple[int, int] = EVER) -> Page | None:
+        """Look at what came since the last look, and at nothing twice, by the clocks of the first one."""
+        look, news = self._look, self.news
+        if look is None or news.is_full:
+            return None
+        page = await self._fetch(max(PAGE, rows), look.clocks, after_ns=look.until_ns, counted=counted)
+        if self._look is not look:
+            # The reader has been at the end meanwhile.
+            return None
+        news.take(page.ends, at_end=False)
+        news.add(taken(row) for row in page.rows)
+        news.is_behind = page.more or news.is_full
+        self._look = _Look(page.until_ns or look.until_ns, look.clocks)
+        return page
 
     async def _refresh_filtered(self, rows: int, following: Callable[[], bool]) -> None:
         """Look at what came since the last look, and at nothing twice: what passes may be far back."""
+        if not following():
+            await self._count_filtered(rows)
+            return
         count = max(PAGE, rows)
         moved = self._clocks is not None and self._clocks.moved
         until_ns = self._until_ns
-        if self._clocks is None or (following() and (self.detached or moved or until_ns is None)):
-            self._replace(await self._fetch(count, None))
-            return
-        if until_ns is None:
-            # A node is reading files that were there before its agent.
+        if self._clocks is None or self.detached or moved or until_ns is None:
+            await self._replace_by_end(count, None, following)
             return
         span, here = (self._since_ns, until_ns), len(self._order)
-        page = await self._fetch(count, self._clocks, after_ns=self._counted_ns, counted=span)
+        page = await self._fetch(count, self._clocks, after_ns=until_ns, counted=span)
         # A record's lines may have come later than the last time; they have been looked at all the same.
         self.passed, self.looked_at = here, max(here, page.counted)
         fresh = self._update(page.rows, all_times=True)
         if not following():
-            self.unseen += len([row for row in fresh if self._is_uncounted(row)])
-            self.detached = self.detached or self.unseen > 0
-            self._counted_ns = page.until_ns or self._counted_ns
+            # What is not put here now is looked at again.
+            self.detached = self.detached or bool(fresh)
         elif (page.more and len(page.rows) >= count) or not set(self.absent) <= set(page.absent):
-            self._replace(await self._fetch(count, self._clocks))
+            await self._replace_by_end(count, self._clocks, following)
         else:
             self.absent = tuple(page.absent)
             self._append(fresh)
-            self._reach(page.until_ns)
+            self._until_ns = page.until_ns
+            self._note(page, at_end=True)
 
-    def _is_uncounted(self, row: LogRow) -> bool:
-        file = (*row.key[:3], 0)
-        is_new = row.line > self._counted.get(file, -1)
-        self._counted[file] = max(row.line, self._counted.get(file, -1))
-        return is_new
+    async def _replace_by_end(self, count: int, clocks: Clocks | None, following: Callable[[], bool]) -> None:
+        page = await self._fetch(count, clocks, counted=EVER)
+        self._note(page, at_end=following())
+        if following() or not self._order:
+            self._replace(page)
 
-    def _reach(self, until_ns: int | None) -> None:
-        """Note how far all that passes is here; what waits behind that is counted anew."""
-        self._until_ns, self._counted_ns, self._counted = until_ns, until_ns or 0, {}
-        self.unseen, self.more_unseen = 0, False
+    async def _count_filtered(self, rows: int) -> None:
+        """Learn how many rows came that pass, and of how many lines those that are here are."""
+        if self._look is None:
+            is_first = self._clocks is None
+            page = await self._fetch(max(PAGE, rows) if is_first else 1, self._clocks, counted=EVER)
+            self._note(page, at_end=False)
+            if is_first:
+                self._replace(page)
+        span, here = (self._since_ns, self._until_ns or self._since_ns), len(self._order)
+        found = await self._count_rows(rows, span)
+        if found is not None:
+            self.passed, self.looked_at = here, max(here, found.counted)
+            self.detached = bool(self._update(found.rows, all_times=True)) or self.detached
 
     async def show_begin(self, rows: int) -> None:
         """Replace what is here by the oldest rows."""
@@ -245,7 +264,7 @@ class MergedFeed:
         kept = self._within_bounds(self._order)
         if kept < len(self._order):
             if self.selection.filter:
-                self._reach(self._edge(kept))
+                self._until_ns = self._edge(kept)
             self._drop(self._order[kept:])
             del self._order[kept:]
             self.detached = True
@@ -255,7 +274,7 @@ class MergedFeed:
         page = await self._fetch(PAGE, self._clocks, after_ns=last_ns)
         fresh = self._update(page.rows)
         if self.selection.filter:
-            self._reach(page.until_ns or last_ns)
+            self._until_ns = page.until_ns or last_ns
         elif not fresh and page.more:
             page = await self._fetch(PAGE, self._clocks, after_ns=last_ns + 1)
             fresh = self._update(page.rows)
@@ -350,4 +369,4 @@ class MergedFeed:
         self.detached, self._is_far = page.more if at_start is not None else False, False
         self.absent, self._clocks = tuple(page.absent), page.clocks
         self._since_ns, self.passed, self.looked_at, self.shifted = page.since_ns, 0, 0, 0
-        self._reach(page.until_ns)
+        self._until_ns = page.until_ns

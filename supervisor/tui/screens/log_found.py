@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from textual import on
 
 from supervisor.tui import words
-from supervisor.tui.cells import clean
+from supervisor.tui.cells import clean, fit, row_width, width_of
 from supervisor.tui.logs import bookmarks, moments
 from supervisor.tui.logs.feeds import RankFeed
 from supervisor.tui.logs.finder import Finder
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # As Python prints it, and torch behind a tag.
 TRACEBACK: Final = r"Traceback \(most recent call last\)"
+# So many cells of what is looked for say what it is.
+LEAST_NAME: Final = 4
 
 
 class FoundLog(ShownLog):
@@ -47,12 +49,17 @@ class FoundLog(ShownLog):
         self._show_bookmarks()
         return feed
 
-    def _parts(self, log: VirtualLog) -> list[tuple[int, Row]]:
-        if self.finder is None:
-            return super()._parts(log)
-        # Beside the number of lines that wait there is little room.
-        said: Row = ((clean(self.finder.said(short=log.unseen > 0)), "bad" if self.finder.problem else "mark"),)
-        return [(3, said), *super()._parts(log)]
+    def _parts(self, log: VirtualLog, room: int) -> list[tuple[int, Row]]:
+        parts, finder = super()._parts(log, room), self.finder
+        if finder is None:
+            return parts
+        name, how = clean(finder.name), clean(finder.how())
+        # Beside the number of lines that wait there may be no room for all of what is looked for.
+        left = room - width_of(f": {how}") - sum(row_width(row) + 3 for _, row in parts if row and row[0][1] == "pill")
+        if width_of(name) > left:
+            name = fit(name, left, log.glyphs.more) if left >= LEAST_NAME else ""
+        said = f"{name}: {how}" if name else how
+        return [(3, ((said, "bad" if finder.problem else "mark"),)), *parts]
 
     def action_find(self) -> None:
         """Ask for a pattern."""

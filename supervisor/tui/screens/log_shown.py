@@ -126,11 +126,11 @@ class ShownLog(LiveScreen):
         log = self.log_view
         log.heading = "log of " + self.scope_text()
         room = self.size.width - min(HEADING, width_of(log.heading)) - 7
-        log.note = fit_parts([part for part in self._parts(log) if part[1]], room, log.glyphs.more)
+        log.note = fit_parts([part for part in self._parts(log, room) if part[1]], room, log.glyphs.more)
         log.redraw()
 
-    def _parts(self, log: VirtualLog) -> list[tuple[int, Row]]:
-        """How the view stands; where not all fits, the lowest number goes first: it can be seen anyway."""
+    def _parts(self, log: VirtualLog, room: int) -> list[tuple[int, Row]]:
+        """How the view stands in so many cells; where not all fits, the lowest number goes first: it is seen anyway."""
         parts: list[tuple[int, Row]] = []
         if log.problem and log.feed is not None and log.feed.count:
             parts.append((4, ((clean(log.problem), "warn"),)))

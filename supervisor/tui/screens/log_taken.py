@@ -40,10 +40,10 @@ class TakenLog(FoundLog):
 
     saving: Saving | None = None
 
-    def _parts(self, log: VirtualLog) -> list[tuple[int, Row]]:
+    def _parts(self, log: VirtualLog, room: int) -> list[tuple[int, Row]]:
         if self.saving is None:
-            return super()._parts(log)
-        return [(4, ((f"{self.saving.said()}, esc ends it", "mark"),)), *super()._parts(log)]
+            return super()._parts(log, room)
+        return [(4, ((f"{self.saving.said()}, esc ends it", "mark"),)), *super()._parts(log, room)]
 
     def action_back(self) -> None:
         """End what is being saved first."""

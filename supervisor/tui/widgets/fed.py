@@ -49,7 +49,6 @@ class FedView(WrappedView):
         """Why lines do not come."""
         self._every_s = every_s
         self._kick = asyncio.Event()
-        self._seen = 0
         self._direction = 1
         self._due = 0.0
         self._goal: int | None = None
@@ -67,17 +66,13 @@ class FedView(WrappedView):
 
     @property
     def unseen(self) -> int:
-        """Lines that came since the reader stopped following."""
-        if self.follow or self.feed is None:
-            return 0
-        if isinstance(self.feed, MergedFeed):
-            return self.feed.unseen
-        return max(0, self.feed.count - self._seen)
+        """Lines that came since the reader left the end, below what he has had in view since."""
+        return 0 if self.follow or self.feed is None else self.feed.news.lines
 
     @property
     def unseen_text(self) -> str:
         """The same in words: `+12 lines`, `+64 lines or more`."""
-        more = isinstance(self.feed, MergedFeed) and self.feed.more_unseen
+        more = self.feed is not None and self.feed.news.or_more
         return f"+{words.count(self.unseen, 'line')}{' or more' if more else ''}"
 
     @property
@@ -94,7 +89,6 @@ class FedView(WrappedView):
         self.follow = True
         self.pointer = None
         self.top = 0
-        self._seen = 0
         self._goal = self._around = None
         self.problem = ""
         self._due = 0.0
@@ -164,7 +158,6 @@ class FedView(WrappedView):
         # How many rows the lines above it take is known once they are here.
         is_sure = not self.wrap or all(feed.row(line) is not None for line in range(self.top, goal))
         self._goal = None if is_sure else goal
-        self._seen = feed.count
 
     def line_count(self) -> int:
         """How many lines there are."""
@@ -180,9 +173,15 @@ class FedView(WrappedView):
     # --- moving
 
     def _stop_following(self) -> None:
-        if self.follow:
-            self.follow = False
-            self._seen = self.feed.count if self.feed is not None else 0
+        self.follow = False
+
+    def _note_read(self) -> None:
+        """Tell the feed what is in view: it is no news any more."""
+        feed, rows = self.feed, self.rows_here()
+        if self.follow or feed is None or not rows:
+            return
+        is_whole = isinstance(feed, MergedFeed) and not feed.detached
+        feed.news.read(rows, at_end=is_whole and feed.row(feed.count - 1) == rows[-1])
 
     def scroll_lines(self, delta: int) -> None:
         """Scroll; upwards ends following."""
@@ -192,6 +191,7 @@ class FedView(WrappedView):
         self._goal = None
         self.strayed = True
         super().scroll_lines(delta)
+        self._note_read()
         self._kick.set()
         self.post_message(self.Changed())
 
@@ -211,6 +211,8 @@ class FedView(WrappedView):
         """Follow the end, or stay where we are."""
         self.went += 1
         if follow:
+            if self.feed is not None and not self.follow:
+                self.feed.forget_news()
             self.follow = self.strayed = True
             self._goal = self._around = None
             self._due = 0.0
@@ -247,6 +249,7 @@ class FedView(WrappedView):
             if feed is self.feed:
                 self.problem = problem
                 self._arrived(feed)
+                self._note_read()
 
     def _wants(self, feed: Feed) -> bool:
         if self._around is not None:

@@ -100,7 +100,7 @@ class VirtualLog(FedView):
         sign = self.glyphs.pointer if row.is_at(self.pointer) else " "
         spans: list[Span] = [(self.glyphs.mark if self.marks and row.is_any_of(self.marks) else sign, "mark")]
         if self.show_time:
-            spans.append((words.clock_ns(row.t_ns) + " ", "time"))
+            spans.append((words.clock_ns(row.shown_ns) + " ", "time"))
         if self.show_source:
             spans.append((fit(row.who or f"{row.node} r{row.rank}", self.source_width, self.glyphs.more) + " ", "tag"))
         letter, role = {"error": ("E", "log-error"), "warn": ("W", "log-warn")}.get(row.level, (" ", ""))
@@ -159,6 +159,6 @@ def position(log: VirtualLog) -> Row:
     top = min(log.top, log.last_top)
     if isinstance(feed, MergedFeed):
         first = feed.row(top) or feed.row(top + 1)
-        return ((f"from {words.clock_ns(first.t_ns)}" if first is not None else "", "dim"),)
+        return ((f"from {words.clock_ns(first.shown_ns)}" if first is not None else "", "dim"),)
     last = max((line for line, _ in log.places()), default=top) + 1
     return ((f"line {last:,} of {feed.count:,}", "dim"),)

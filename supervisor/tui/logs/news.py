@@ -1,0 +1,113 @@
+"""How much has come below what the reader of a log has had in reach.
+
+In: how many lines each file has, as the nodes tell it; rows that pass a filter; rows that have been in view. Out: a
+number of lines.
+
+By numbers of lines alone: times of several nodes, the part of the log that is loaded and where a search leads to change
+nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from supervisor.session.parts import Ends, File
+    from supervisor.tui.logs.log_row import Key, LogRow
+
+# So many rows that pass are counted one by one.
+MOST: Final = 20_000
+
+
+class News:
+    """Lines that came since the reader left the end, of each file those behind what has been in view since."""
+
+    def __init__(self) -> None:
+        self.by_row = False
+        """Not all lines are shown: those that pass are counted, as they are looked at."""
+        self.is_behind = False
+        """By row: there are more of them to look at."""
+        self._nodes: set[str] = set()
+        self._silent: set[str] = set()
+        self._reach: dict[File, int | None] = {}
+        """The first line that is out of reach; None: of a file that has yet to be read to its end."""
+        self._ends: dict[File, int] = {}
+        self._waiting: dict[Key, None] = {}
+
+    @property
+    def lines(self) -> int:
+        """How many."""
+        if self.by_row:
+            return len(self._waiting)
+        return sum(max(0, end - self._from(file)) for file, end in self._ends.items())
+
+    @property
+    def or_more(self) -> bool:
+        """There may be more: a node does not tell, or not all has been looked at."""
+        return bool(self._silent) or (self.by_row and self.is_behind)
+
+    @property
+    def is_full(self) -> bool:
+        """No more rows are counted."""
+        return len(self._waiting) >= MOST
+
+    def forget(self) -> None:
+        """The reader returns to the end: what is there when the nodes next tell of it is in his reach."""
+        self._nodes.clear()
+        self._silent.clear()
+        self._reach.clear()
+        self._ends.clear()
+        self._waiting.clear()
+        self.is_behind = False
+
+    def take(self, ends: Mapping[str, Ends], *, at_end: bool) -> None:
+        """Learn how many lines there are; at_end: the reader follows, and has them all in reach."""
+        for node, files in ends.items():
+            # Of a node that tells of its files for the first time nobody knows what of them is new.
+            is_known = node in self._nodes
+            for file, end in files.items():
+                reach = self._reach.setdefault(file, 0 if is_known else None)
+                if end is None:
+                    continue
+                if at_end or reach is None:
+                    self._reach[file] = end
+                elif end < self._ends.get(file, 0):
+                    # Written anew.
+                    self._reach[file] = 0
+                self._ends[file] = end
+        self._nodes |= ends.keys()
+        self._silent = self._nodes - ends.keys()
+        if at_end:
+            self._waiting.clear()
+            self.is_behind = False
+
+    def add(self, rows: Iterable[LogRow]) -> None:
+        """Count those of these rows that came since: what they are of has been told by `take`."""
+        for row in rows:
+            reach = self._reach.get(row.key[:3])
+            if reach is not None and row.line >= reach:
+                self._waiting[row.key] = None
+
+    def read(self, rows: Iterable[LogRow], *, at_end: bool) -> None:
+        """Note what has been in view; at_end: the last line there is here, and with it all the others."""
+        moved = [
+            self._is_raised(row.key[:3], row.line + 1)
+            for shown in rows
+            for row in (shown.fold.rows if shown.fold is not None else (shown,))
+        ]
+        if at_end:
+            moved += [self._is_raised(file, end) for file, end in self._ends.items()]
+        if (at_end or any(moved)) and self._waiting:
+            self._waiting = {key: None for key in self._waiting if not at_end and key[3] >= self._from(key[:3])}
+
+    def _is_raised(self, file: File, reach: int) -> bool:
+        """Note how far a file is in reach; False where it was before."""
+        known = self._reach.get(file)
+        if known is None or known >= reach:
+            return False
+        self._reach[file] = reach
+        return True
+
+    def _from(self, file: File) -> int:
+        return self._reach.get(file) or 0
