@@ -37,6 +37,9 @@ MAX_CAME = 128
 # Of children and deaf ranks, on this node, each time.
 MAX_SPIED = 16
 MAX_KINDS = 4
+# Here torch.distributed works for long; where it waits there, it is in distributed_c10d.py.
+_WORKSHOPS = ("checkpoint/", "fsdp/", "optim/")
+_PICKLES = ("_object_to_tensor", "_tensor_to_object")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 
 
@@ -167,12 +170,22 @@ def read_stack(text: str) -> dict[str, Any]:
 def _inside(frames: list[re.Match[str]]) -> str | None:
     """Return the outermost function of torch.distributed that the innermost frames belong to."""
     found = None
+    if not frames or not _may_wait(frames[0]):
+        return None
     for match in frames:
         if "/torch/" not in match["file"]:
             break
         if "/torch/distributed/" in match["file"] and match["name"] not in _WRAPPERS:
             found = match["name"]
     return found
+
+
+def _may_wait(frame: re.Match[str]) -> bool:
+    """Whether the innermost frame is one in which torch.distributed waits for other ranks: who saves a file works."""
+    _, _, part = frame["file"].partition("/torch/distributed/")
+    # What comes from torch.ops, which functional collectives are called by, has no frame of its own.
+    is_distributed = bool(part) or frame["file"].endswith("/torch/_ops.py")
+    return is_distributed and not part.startswith(_WORKSHOPS) and frame["name"] not in _PICKLES
 
 
 def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
@@ -183,7 +196,7 @@ def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
     """
     try:
         record = json.loads(text)
-        entries = [one for one in record.get("entries") or () if not one.get("is_p2p")]
+        entries = _newest([one for one in record.get("entries") or () if not one.get("is_p2p")])
         known = record.get("pg_config") or {}
         groups: dict[str, dict[str, Any]] = {}
         for one in entries:
@@ -203,6 +216,16 @@ def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         # Another torch, another form: what cannot be read is not known.
         return {}
+
+
+def _newest(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the entries of groups that there are: one of the same name may have been destroyed before."""
+
+    def kind(one: Mapping[str, Any]) -> tuple[str, str]:
+        return str(one["process_group"][0]), str(one["profiling_name"]).partition(":")[0]
+
+    newest = {kind(one): one.get("pg_id") for one in entries}
+    return [one for one in entries if one.get("pg_id") == newest[kind(one)]]
 
 
 def _came(stamps: Mapping[int, int]) -> dict[str, Any]:
