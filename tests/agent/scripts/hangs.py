@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 mode, rank = sys.argv[1], int(os.environ["RANK"])
+if mode == "unrecorded":
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
 
 
 class Data(Dataset[torch.Tensor]):
@@ -101,10 +103,16 @@ for step in range(600):
         act()
     if step == 6 and mode == "silent":
         time.sleep(8)
+    if mode == "unrecorded":
+        time.sleep(0.05 * rank)
     if mode != "alone":
         dist.all_reduce(value)
     if step == 40 and mode in ("compute", "save", "late", "silent"):
         break
+    if mode == "unrecorded":
+        if step == 80:
+            break
+        continue
     print(f"step={step} loss={'nan' if mode == 'alone' and rank == 0 else 1}", flush=True)
     time.sleep(0.02)
 del loader
