@@ -59,12 +59,11 @@ def idleness(before: Pulse, now: Pulse) -> str | None:
     """Return how a rank does nothing; None when it does something, or nobody knows."""
     if is_stopped(before, now):
         return STOPPED
-    if _transfers(before, now):
+    if works(before, now):
         return None
     if now["deaf"] and before["deaf"]:
         return DEAF
-    same = bool(now["stack"]) and now["stack"] == before["stack"]
-    return INERT if same and not works(before, now) else None
+    return INERT if now["stack"] and now["stack"] == before["stack"] else None
 
 
 def is_stopped(before: Pulse, now: Pulse) -> bool:
