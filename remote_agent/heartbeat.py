@@ -38,9 +38,10 @@ def beat(follower: Follower) -> dict[str, Any]:
 
 
 def with_steps(follower: Follower, pulses: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return these pulses, each with the step that its rank has printed last."""
-    told = follower.agent.logs.progress(follower.generation)
-    return {rank: {**pulse, "step": told.get(int(rank), {}).get("step")} for rank, pulse in pulses.items()}
+    """Return these pulses, each with `step`: the step and the loss that its rank has printed last."""
+    seen = follower.agent.logs.progress(follower.generation)
+    told = {str(rank): [one["step"], one["loss"]] for rank, one in seen.items()}
+    return {rank: {**pulse, "step": told.get(rank)} for rank, pulse in pulses.items()}
 
 
 def _ranks(follower: Follower, vitals: dict[int, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -82,7 +82,7 @@ def works(before: Pulse, now: Pulse) -> bool:
 
 
 def steps(before: Pulse, now: Pulse) -> bool:
-    """Whether it has printed a further step."""
+    """Whether it has printed a further step, or another loss where it prints no steps."""
     return bool(now["step"] != before["step"])
 
 

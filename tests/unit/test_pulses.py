@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from remote_agent import heartbeat
 from remote_agent.engine_pulse import read_flight, read_stack
+from remote_agent.logs.progress import StepReader
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 C10D = f"{TORCH}/distributed/distributed_c10d.py"
@@ -64,3 +67,12 @@ def test_a_group_that_is_destroyed_and_made_again_begins_to_count_anew() -> None
     # Two backends of one group count each for itself.
     both = read(entry(3), entry(9, pg_id=1, backend="nccl", retired=False), entry(4))
     assert (both["last"], both["seq"], both["came"]["first"]) == (9, 9, 3)
+
+
+def test_a_pulse_tells_what_its_rank_has_printed_last() -> None:
+    reader = StepReader()
+    reader.feed("stdout", b"[100/500] loss: 0.5\n", 1)
+    seen = {3: {"step": reader.step, **reader.figures.told()}}
+    follower = SimpleNamespace(generation=2, agent=SimpleNamespace(logs=SimpleNamespace(progress={2: seen}.get)))
+    found = heartbeat.with_steps(cast("Any", follower), {"3": {"t": 1.0}, "4": {"t": 1.0}})
+    assert found == {"3": {"t": 1.0, "step": [None, 0.5]}, "4": {"t": 1.0, "step": None}}
