@@ -77,7 +77,7 @@ def test_who_is_held_at_a_file_is_told_apart_from_who_waits_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, what: str, expected: bool
 ) -> None:
     with contextlib.ExitStack() as stack:
-        ends = os.pipe() if what == "pipe" else [os.open(what if what != "file" else tmp_path / "x", os.O_CREAT)]
+        ends = os.pipe() if what == "pipe" else [os.open(str(tmp_path / "x") if what == "file" else what, os.O_CREAT)]
         for end in ends:
             stack.callback(os.close, end)
         said = f"{CALLS[os.uname().machine][call]} 0x{ends[0]:x} 0x0\n" if call else "running\n"

@@ -166,11 +166,12 @@ INSIDE: dict[str, Any] = {**IDLE, "stack": "all_reduce", "inside": "all_reduce"}
 )
 def test_without_a_flight_record_whoever_gets_on_is_no_hang(rank: str, does: dict[str, Any]) -> None:
     slow = {**IDLE, "where": "train.py:8 in <module>"}
+    later: dict[str, Any] = {rank: does}
     assert stall(INSIDE, slow) is not None
     assert stall(INSIDE, slow, {**IDLE, "stack": ""}, r0={"sleeps": 5}) is not None
-    assert stall(INSIDE, slow, {**IDLE, "stack": ""}, **{rank: does}) is None
+    assert stall(INSIDE, slow, {**IDLE, "stack": ""}, **later) is None
     # Of what is recorded nobody needs to guess.
-    assert stall(waiting(5), came(4), came(5), **{rank: does}) is not None
+    assert stall(waiting(5), came(4), came(5), **later) is not None
 
 
 def test_groups_that_are_made_anew_are_progress_too() -> None:
@@ -184,7 +185,8 @@ def test_groups_that_are_made_anew_are_progress_too() -> None:
 def test_while_one_that_has_not_come_is_busy_another_may_wait_for_it() -> None:
     assert stall(waiting(5), came(4), came(4), r2={"cpu_s": 9.0}) is None
     assert stall(waiting(5), came(4), came(4), r2={"stack": "b"}) is None
-    for sure in ({"state": "T"}, {"deaf": True, "stack": ""}):
+    ways: list[dict[str, Any]] = [{"state": "T"}, {"deaf": True, "stack": ""}]
+    for sure in ways:
         found = stall(waiting(5), came(4, **sure), came(4), r2={"cpu_s": 9.0})
         assert found is not None
         assert list(found.missing) == [1]
@@ -205,9 +207,9 @@ def test_while_one_that_has_not_come_is_busy_another_may_wait_for_it() -> None:
     ids=["all", "the last one", "two groups"],
 )
 def test_what_comes_slowly_over_the_network_is_waited_for(ranks: tuple[dict[str, Any], ...]) -> None:
-    last = f"r{len(ranks) - 1}"
+    later: dict[str, Any] = {f"r{len(ranks) - 1}": {"net": 1_000_000}}
     assert stall(*ranks) is not None
-    assert stall(*ranks, **{last: {"net": 1_000_000}}) is None
+    assert stall(*ranks, **later) is None
     # Where nobody has looked closely yet, it may be so.
     assert stall(*ranks[:-1], {**ranks[-1], "stack": "", "net": None}) is None
 
