@@ -38,6 +38,8 @@ _STATES = {
 }
 # System calls whose first argument is a file: read, write, pread, pwrite, readv, writev, recvfrom, fsync, fdatasync.
 _ON_A_FILE = {"x86_64": (0, 1, 17, 18, 19, 20, 45, 74, 75), "aarch64": (63, 64, 65, 66, 67, 68, 82, 83, 207)}
+# It ends when a file's last bytes have been written, to a bucket for example.
+_CLOSE = {"x86_64": 3, "aarch64": 57}
 _THREAD = re.compile(r'^Thread \S+ \([^)]*\)(?:: "(?P<name>.*)")?')
 _FRAME = re.compile(r"^ +(?P<name>\S+) \((?P<file>.+):(?P<line>\d+)\)$")
 
@@ -102,14 +104,33 @@ def _doing(pid: int, state: str) -> str:
     where = _read(pid, "wchan").strip().partition(".")[0]
     if where not in ("", "0"):
         doing += f" in {where}"
+    _, target = _call(pid)
+    return f"{doing} on {target}" if target else doing
+
+
+def _call(pid: int) -> tuple[int | None, str]:
+    """Return the system call that a process's main thread is in, and the file where it reads or writes one."""
     call = _read(pid, "syscall").split()
-    if len(call) > 1 and call[0].isdigit() and int(call[0]) in _ON_A_FILE.get(os.uname().machine, ()):
-        try:
-            target = os.readlink(f"/proc/{pid}/fd/{int(call[1], 16)}")
-        except OSError:
-            return doing
-        doing += f" on {target}" if target.startswith("/") else ""
-    return doing
+    if len(call) < 2 or not call[0].isdigit():
+        return None, ""
+    number = int(call[0])
+    if number not in _ON_A_FILE.get(os.uname().machine, ()):
+        return number, ""
+    try:
+        target = os.readlink(f"/proc/{pid}/fd/{int(call[1], 16)}")
+    except OSError:
+        return number, ""
+    return number, target if target.startswith("/") else ""
+
+
+def is_at_a_file(pid: int) -> bool:
+    """Return whether the kernel reads, writes or closes a file for a process, one in a bucket for example.
+
+    File systems that are programs themselves let it sleep meanwhile, and a look at the file could hold who looks.
+    """
+    number, target = _call(pid)
+    is_closing = number is not None and number == _CLOSE.get(os.uname().machine)
+    return is_closing or (bool(target) and not target.startswith("/dev/"))
 
 
 def _read(pid: int, name: str) -> str:

@@ -37,6 +37,9 @@ MAX_CAME = 128
 # Of children and deaf ranks, on this node, each time.
 MAX_SPIED = 16
 MAX_KINDS = 4
+# Here torch.distributed works for long; where it waits there, it is in distributed_c10d.py.
+_WORKSHOPS = ("checkpoint/", "fsdp/", "optim/")
+_PICKLES = ("_object_to_tensor", "_tensor_to_object")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 
 
@@ -51,9 +54,10 @@ class Live(Protocol):
 async def pulses(boot: BootDirectory, ranks: Sequence[Live], stacks: bool) -> dict[str, dict[str, Any]]:
     """Return a pulse by rank, of these.
 
-    t: monotonic seconds; state: the kernel's letter; cpu_s, io (bytes) and net (bytes over TCP; None: not known, or the
-    rank waits for others) with all descendants; deaf: it has a worker
-    server that does not answer; stack: equal for an equal stack of the main thread; where: the user's innermost frame;
+    t: monotonic seconds; state: the kernel's letter, D also for one that sleeps at a file; cpu_s, io (bytes) and net
+    (bytes over TCP; None: not known) with all descendants; sleeps: how often the main thread has gone to sleep (None:
+    not known); deaf: it has a worker server that does not answer; stack: equal for an equal stack of the main thread;
+    where: the user's innermost frame;
     calls: the library's function that it has called; parked: the main thread waits for another one; inside: the
     function of torch.distributed that the main thread is in; groups: see `read_flight`; ended: the exception that
     ended one of its threads, see `_ended_part`; children: {count, name, doing, where} of those that do the same;
@@ -71,6 +75,10 @@ async def pulses(boot: BootDirectory, ranks: Sequence[Live], stacks: bool) -> di
         found[0]["addresses"] = sorted(own_addresses())
         # Whose children sleep while it waits in a collective is not at fault.
         held = {one.rank: pulse for one, pulse in zip(ranks, found) if not _waits(pulse)}
+        families = {one.rank: list(descendants(one.pid, tree)) for one in ranks}
+        sent = await engine_children.in_time(lambda: engine_sockets.transferred(families)) or {}
+        for one, pulse in zip(ranks, found):
+            pulse["net"] = sent.get(one.rank)
         await _look_closer([one for one in ranks if one.rank in held], held, tree)
         waiting = {one.pid: pulse for one, pulse in zip(ranks, found) if one.rank not in held}
         ends = await engine_children.in_time(lambda: engine_sockets.far_ends(waiting)) if waiting else None
@@ -102,19 +110,16 @@ def _waits(pulse: Mapping[str, Any]) -> bool:
 
 
 async def _look_closer(ranks: Sequence[Live], pulses_: Mapping[int, dict[str, Any]], tree: Tree) -> None:
-    """Add what is slower to find to the pulses of ranks that may hold others up: `net`, `ended` and `children`."""
-    families = {one.rank: list(descendants(one.pid, tree)) for one in ranks}
-    below, ended, sent = await asyncio.gather(
+    """Add what is slower to find to the pulses of ranks that may hold others up: `ended` and `children`."""
+    below, ended = await asyncio.gather(
         engine_children.children([one.pid for one in ranks], tree),
         engine_children.in_time(lambda: {one.rank: _ended_part(one.directory) for one in ranks}),
-        engine_children.in_time(lambda: engine_sockets.transferred(pid for pids in families.values() for pid in pids)),
     )
     mute = [one.pid for one in ranks if not pulses_[one.rank]["stack"]]
     spied, _ = await engine_children.spy([*mute, *(each["pid"] for own in below.values() for each in own)][:MAX_SPIED])
     for one in ranks:
         pulse = pulses_[one.rank]
         pulse["ended"] = (ended or {}).get(one.rank)
-        pulse["net"] = None if sent is None else sum(sent[pid] for pid in families[one.rank])
         if one.pid in spied:
             place = read_stack(spied[one.pid])
             pulse.update({key: place[key] for key in ("where", "calls")} if pulse["deaf"] else place)
@@ -167,12 +172,22 @@ def read_stack(text: str) -> dict[str, Any]:
 def _inside(frames: list[re.Match[str]]) -> str | None:
     """Return the outermost function of torch.distributed that the innermost frames belong to."""
     found = None
+    if not frames or not _may_wait(frames[0]):
+        return None
     for match in frames:
         if "/torch/" not in match["file"]:
             break
         if "/torch/distributed/" in match["file"] and match["name"] not in _WRAPPERS:
             found = match["name"]
     return found
+
+
+def _may_wait(frame: re.Match[str]) -> bool:
+    """Whether the innermost frame is one in which torch.distributed waits for other ranks: who saves a file works."""
+    _, _, part = frame["file"].partition("/torch/distributed/")
+    # What comes from torch.ops, which functional collectives are called by, has no frame of its own.
+    is_distributed = bool(part) or frame["file"].endswith("/torch/_ops.py")
+    return is_distributed and not part.startswith(_WORKSHOPS) and frame["name"] not in _PICKLES
 
 
 def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
@@ -183,7 +198,7 @@ def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
     """
     try:
         record = json.loads(text)
-        entries = [one for one in record.get("entries") or () if not one.get("is_p2p")]
+        entries = _newest([one for one in record.get("entries") or () if not one.get("is_p2p")])
         known = record.get("pg_config") or {}
         groups: dict[str, dict[str, Any]] = {}
         for one in entries:
@@ -203,6 +218,16 @@ def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         # Another torch, another form: what cannot be read is not known.
         return {}
+
+
+def _newest(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the entries of groups that there are: one of the same name may have been destroyed before."""
+
+    def kind(one: Mapping[str, Any]) -> tuple[str, str]:
+        return str(one["process_group"][0]), str(one["profiling_name"]).partition(":")[0]
+
+    newest = {kind(one): one.get("pg_id") for one in entries}
+    return [one for one in entries if one.get("pg_id") == newest[kind(one)]]
 
 
 def _came(stamps: Mapping[int, int]) -> dict[str, Any]:
@@ -235,7 +260,7 @@ def _members(config: Any) -> list[int] | None:
 
 
 def _process(pid: int, tree: Tree) -> dict[str, Any]:
-    """Return state, cpu_s and io of a process; the last two with its descendants."""
+    """Return state, cpu_s, io and sleeps of a process; cpu_s and io with its descendants."""
     state, ticks, count = "?", 0, 0
     for each in descendants(pid, tree):
         fields = stat_fields(each)
@@ -244,8 +269,17 @@ def _process(pid: int, tree: Tree) -> dict[str, Any]:
             ticks += sum(int(field) for field in fields[11:15])
             count += _transferred(each)
         if each == pid and fields:
-            state = fields[0]
-    return {"state": state, "cpu_s": round(ticks / _TICKS, 2), "io": count}
+            state = "D" if fields[0] == "S" and engine_children.is_at_a_file(pid) else fields[0]
+    return {"state": state, "cpu_s": round(ticks / _TICKS, 2), "io": count, "sleeps": _sleeps(pid)}
+
+
+def _sleeps(pid: int) -> int | None:
+    """Return how often a process's main thread has gone to sleep."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt_switches:")), None)
+    except (OSError, ValueError):
+        return None
 
 
 def _transferred(pid: int) -> int:

@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 NETLINK_SOCK_DIAG = 4
 SOCK_DIAG_BY_FAMILY = 20
@@ -31,8 +31,8 @@ WAIT_S = 0.5
 _INODE = re.compile(r"socket:\[(\d+)\]")
 
 
-def transferred(pids: Iterable[int]) -> dict[int, int] | None:
-    """Return by pid the bytes over the connections it has open; connections that it shares count for each."""
+def transferred(families: Mapping[int, Iterable[int]]) -> dict[int, int] | None:
+    """Return by family of pids the bytes over the connections they have open; one that they share counts once."""
     counts: dict[int, int] = {}
     try:
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -40,7 +40,8 @@ def transferred(pids: Iterable[int]) -> dict[int, int] | None:
     except OSError:
         # A kernel or a sandbox without it.
         return None
-    return {pid: sum(counts.get(inode, 0) for inode in _inodes(pid)) for pid in pids}
+    held = {name: {inode for pid in pids for inode in _inodes(pid)} for name, pids in families.items()}
+    return {name: sum(counts.get(inode, 0) for inode in inodes) for name, inodes in held.items()}
 
 
 def listen_alone(port: int, pids: Iterable[int]) -> bool:

@@ -375,8 +375,8 @@ class Follower:
         """Tell what the ranks are doing; without an answer of the engine nothing is told."""
         with contextlib.suppress(CallFailed, WireError, asyncio.TimeoutError):
             answer = await self.engine.call("pulse", {"stacks": args["stacks"]}, CALL_TIMEOUT_S)
-            generation = int(args["generation"])
-            self.report("pulse", {"generation": generation, "ranks": answer["ranks"], **self.offset.told()})
+            ranks = heartbeat.with_steps(self, answer["ranks"])
+            self.report("pulse", {"generation": int(args["generation"]), "ranks": ranks, **self.offset.told()})
 
     async def _hear_engine(self, op: str, args: dict[str, Any]) -> None:
         self.report(op, args)

@@ -1,12 +1,13 @@
 """What a node tells the coordinator once a second.
 
-In: the node's logs, vitals and clock. Out: the facts of a heartbeat.
+In: the node's logs, vitals and clock. Out: the facts of a heartbeat; the ranks' steps beside their pulses.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent import clocks
@@ -34,6 +35,13 @@ def beat(follower: Follower) -> dict[str, Any]:
     for rank, losses in follower.agent.logs.take_losses(follower.generation).items():
         found["ranks"][str(rank)]["losses"] = losses
     return found
+
+
+def with_steps(follower: Follower, pulses: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return these pulses, each with `step`: the step and the loss that its rank has printed last."""
+    seen = follower.agent.logs.progress(follower.generation)
+    told = {str(rank): [one["step"], one["loss"]] for rank, one in seen.items()}
+    return {rank: {**pulse, "step": told.get(rank)} for rank, pulse in pulses.items()}
 
 
 def _ranks(follower: Follower, vitals: dict[int, dict[str, Any]]) -> dict[str, dict[str, Any]]:

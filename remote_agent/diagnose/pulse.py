@@ -13,6 +13,10 @@ from typing import Any
 BUSY_SHARE = 0.03
 # What timers and logs of an idle process may read and write in a second.
 BUSY_BYTES_PER_S = 16_384
+# What stores and loggers send in a second to stay in touch; who asks a service again and again sends more.
+BUSY_SENT_PER_S = 4096
+# How often who waits wakes up to look at the time: in all, and in a second. Each collective wakes it at least once.
+WAKES, WAKES_PER_S = 3, 0.2
 Pulse = Mapping[str, Any]
 
 STOPPED, DEAF, INERT = "stopped", "deaf", "inert"
@@ -37,12 +41,14 @@ def lasting(before: Pulse, now: Pulse) -> Wait | None:
     for name, group in now["groups"].items():
         earlier = before["groups"].get(name, {})
         if "seq" in group and earlier.get("seq") == group["seq"]:
-            times = {key: group[key] for key in ("age_s", "timeout_s", "backend")}
-            found.append(Wait(name, group["seq"], group["op"], group["sizes"], **times))
+            # A clock that was set since then, or a machine that slept, makes it no older.
+            age_s = min(group["age_s"], earlier["age_s"] + now["t"] - before["t"])
+            calls = {key: group[key] for key in ("op", "sizes", "timeout_s", "backend")}
+            found.append(Wait(name, group["seq"], age_s=age_s, **calls))
     if found:
         return max(found, key=lambda wait: wait.age_s)
     # A loop stands at the same place each time that it is looked at.
-    if _gets_on(before, now):
+    if _gets_on(before, now) or _wakes(before, now):
         return None
     if now["stack"] and now["inside"] and now["inside"] == before["inside"] and now["stack"] == before["stack"]:
         return Wait("", 0, now["inside"], age_s=now["t"] - before["t"])
@@ -53,12 +59,11 @@ def idleness(before: Pulse, now: Pulse) -> str | None:
     """Return how a rank does nothing; None when it does something, or nobody knows."""
     if is_stopped(before, now):
         return STOPPED
-    if _transfers(before, now):
+    if works(before, now):
         return None
     if now["deaf"] and before["deaf"]:
         return DEAF
-    same = bool(now["stack"]) and now["stack"] == before["stack"]
-    return INERT if same and not works(before, now) else None
+    return INERT if now["stack"] and now["stack"] == before["stack"] else None
 
 
 def is_stopped(before: Pulse, now: Pulse) -> bool:
@@ -66,24 +71,54 @@ def is_stopped(before: Pulse, now: Pulse) -> bool:
     return bool(now["state"] == before["state"] == "T") and not _computes(before, now)
 
 
-def _transfers(before: Pulse, now: Pulse) -> bool:
-    busy = BUSY_BYTES_PER_S * (now["t"] - before["t"])
-    # A connection that was closed takes its count along.
-    sent = 0 if now["net"] is None or before["net"] is None else abs(now["net"] - before["net"])
-    # D: the kernel reads or writes for it.
-    return bool(now["state"] == "D" or now["io"] - before["io"] > busy or sent > busy)
+def is_busy(before: Pulse, now: Pulse) -> bool:
+    """Whether it is known to do something: it works, or its main thread is elsewhere."""
+    return works(before, now) or bool(before["stack"] and now["stack"] and before["stack"] != now["stack"])
+
+
+def works(before: Pulse, now: Pulse) -> bool:
+    """Whether it does anything: computes, reads, writes, or comes to further collectives or steps."""
+    return _computes(before, now) or _transfers(before, now) or _gets_on(before, now)
+
+
+def steps(before: Pulse, now: Pulse) -> bool:
+    """Whether it has printed a further step, or another loss where it prints no steps."""
+    return bool(now["step"] != before["step"])
+
+
+def may_receive(before: Pulse, now: Pulse) -> bool:
+    """Whether much comes or goes over its connections, or nobody has looked yet."""
+    is_known = before["stack"] or before["deaf"]
+    return not is_known or _sent(before, now) > BUSY_BYTES_PER_S * (now["t"] - before["t"])
 
 
 def _computes(before: Pulse, now: Pulse) -> bool:
     return bool(now["cpu_s"] - before["cpu_s"] > BUSY_SHARE * (now["t"] - before["t"]))
 
 
-def works(before: Pulse, now: Pulse) -> bool:
-    """Whether it does anything: computes, reads, writes, or comes to further collectives."""
-    return _computes(before, now) or _transfers(before, now) or _gets_on(before, now)
+def _transfers(before: Pulse, now: Pulse) -> bool:
+    seconds = now["t"] - before["t"]
+    # D: the kernel reads or writes for it.
+    if now["state"] == "D" or now["io"] - before["io"] > BUSY_BYTES_PER_S * seconds:
+        return True
+    return _sent(before, now) > BUSY_SENT_PER_S * seconds
+
+
+def _sent(before: Pulse, now: Pulse) -> int:
+    # A connection that was closed takes its count along.
+    return 0 if now["net"] is None or before["net"] is None else abs(now["net"] - before["net"])
 
 
 def _gets_on(before: Pulse, now: Pulse) -> bool:
-    """Whether it has begun further collectives."""
-    groups = before["groups"]
-    return any(name in groups and group["last"] > groups[name]["last"] for name, group in now["groups"].items())
+    """Whether it has begun further collectives, or printed a further step."""
+    earlier = {name: group["last"] for name, group in before["groups"].items()}
+    # Who makes a new group begins to count anew.
+    is_further = any(group["last"] != earlier.get(name) for name, group in now["groups"].items())
+    return steps(before, now) or (bool(earlier) and is_further)
+
+
+def _wakes(before: Pulse, now: Pulse) -> bool:
+    """Whether its main thread goes to sleep more often than one that waits all the time."""
+    if now["sleeps"] is None or before["sleeps"] is None:
+        return False
+    return bool(now["sleeps"] - before["sleeps"] > WAKES + WAKES_PER_S * (now["t"] - before["t"]))

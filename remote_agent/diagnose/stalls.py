@@ -3,9 +3,9 @@
 In: two pulses of each rank, some seconds apart (remote_agent.engine_pulse). Out: a Stall, or None when all is well.
 
 **Silence alone is no stall. Ranks must wait for others, and those must do nothing: no processor time, no bytes, the
-same stack; or they are stopped, hold Python's lock, or have left. Who computes, compiles or writes a file is waited
-for, however long it takes.** One thing needs no others: that all do nothing while main threads wait for threads, and
-one of those has ended with an exception.
+same stack; or they are stopped, sleep with Python's lock, or have left. Who computes, compiles or writes a file is
+waited for, however long it takes.** One thing needs no others: that all do nothing while main threads wait for
+threads, and one of those has ended with an exception.
 """
 
 from __future__ import annotations
@@ -19,7 +19,20 @@ from typing import Any
 from remote_agent.diagnose.dials import Dials, find_dials
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Context, Evidence, Incident, Victims, name_nodes, name_ranks
-from remote_agent.diagnose.pulse import DEAF, INERT, STOPPED, Pulse, Wait, idleness, is_stopped, lasting, works
+from remote_agent.diagnose.pulse import (
+    DEAF,
+    INERT,
+    STOPPED,
+    Pulse,
+    Wait,
+    idleness,
+    is_busy,
+    is_stopped,
+    lasting,
+    may_receive,
+    steps,
+    works,
+)
 from remote_agent.diagnose.shapes import clip, signature
 
 # A main thread can go on for a while with what a thread had prepared before its end; a stall that comes later than this
@@ -78,25 +91,41 @@ def find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], left: froz
 
 def _find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], left: frozenset[int]) -> Stall | None:
     both = now.keys() & before.keys()
-    waits = {rank: wait for rank in both if (wait := lasting(before[rank], now[rank])) is not None}
+    waits = _waits(before, now)
     stopped = {rank: STOPPED for rank in both if is_stopped(before[rank], now[rank])}
     blockers = {rank: _blockers(rank, wait, waits, now, left) for rank, wait in waits.items()}
     wanted = {rank for held in blockers.values() for rank in held}
     idle = {rank: how for rank in both - set(waits) if (how := idleness(before[rank], now[rank])) is not None}
     idle.update(dict.fromkeys(left, LEFT))
+    # On a slow network the last ones still receive what the first ones have.
+    moving = {(wait.group, wait.seq) for rank, wait in waits.items() if may_receive(before[rank], now[rank])}
     # Who waits for somebody is held up itself; who waits although nobody is missing is behind.
-    idle.update({rank: BEHIND for rank in waits if not blockers[rank]})
-    missing = {**{rank: how for rank, how in idle.items() if rank in wanted}, **stopped}
+    behind = {rank for rank, wait in waits.items() if not blockers[rank] and (wait.group, wait.seq) not in moving}
+    idle.update(dict.fromkeys(behind, BEHIND))
+    # While one that has not come is busy, another one may wait for it in a way that nobody sees, at a file's lock.
+    busy = {rank for rank in both - set(idle) - set(waits) if is_busy(before[rank], now[rank])}
+    sure = {rank for held in blockers.values() if held.isdisjoint(busy) for rank in held}
+    missing = {rank: how for rank, how in idle.items() if rank in (sure if how == INERT else wanted)}
+    missing.update(stopped)
     if missing:
         if not stopped and not set(waits) - set(missing):
             return None
         age_s = max((wait.age_s for wait in waits.values()), default=0.0)
         return _missing(waits, missing, now, LATE_S + age_s)
     if waits:
-        return _all_wait(waits, wanted, now) if set(waits) == set(now) else None
+        return _all_wait(waits, wanted, now) if set(waits) == set(now) and not moving else None
     orphaned = {rank: INERT for rank in both if now[rank]["parked"] and now[rank]["ended"]}
     all_idle = both == now.keys() and all(idle.get(rank) == INERT for rank in both)
     return _missing(waits, orphaned, now) if orphaned and all_idle else None
+
+
+def _waits(before: Mapping[int, Pulse], now: Mapping[int, Pulse]) -> dict[int, Wait]:
+    """Return what each rank has waited for in both pulses."""
+    both = now.keys() & before.keys()
+    found = {rank: wait for rank in both if (wait := lasting(before[rank], now[rank])) is not None}
+    # What the stack alone tells counts as long as no rank makes steps.
+    is_moving = any(steps(before[rank], now[rank]) for rank in both)
+    return {rank: wait for rank, wait in found.items() if wait.group or not is_moving}
 
 
 def _missing(
@@ -124,7 +153,7 @@ def collectives(now: Mapping[int, Pulse]) -> int:
 def is_suspect(before: Mapping[int, Pulse], now: Mapping[int, Pulse]) -> bool:
     """Tell whether these ranks give reason to look at their stacks: one waits, or all do nothing."""
     both = now.keys() & before.keys()
-    if any(lasting(before[rank], now[rank]) is not None for rank in both):
+    if _waits(before, now):
         return True
     return bool(both) and not any(works(before[rank], now[rank]) for rank in both)
 

@@ -32,6 +32,8 @@ _LOSS = re.compile(
     rb"(?<![A-Za-z_/.-])" + _ASIDE + rb"(?:(?:train(?:ing)?|lm|total|avg|mean)[ _/.-])?loss"
     + _IS + rb"(" + _NUMBER + rb")" + _WHOLE, re.I,
 )  # fmt: skip
+# Before a loss in its line: each rank may have data of its own to evaluate with.
+_EVALUATES = re.compile(rb"(?<![A-Za-z])(?:e?val(?:id(?:ation|ating)?|uat\w+)?|test(?:ing)?)(?![A-Za-z])", re.I)
 _THINGS = (
     rb"(?P<things>tok|tokens?|samples?|sequences?|examples?|images?|img|it|iters?|iterations?|steps?|batch(?:es)?)"
 )
@@ -117,12 +119,14 @@ class Figures:
                     self._rate = number, unit
 
     def _note_losses(self, data: bytes, is_cut: bool) -> None:
-        """Take the first loss of each step that whole lines name; is_cut: what came before is not here."""
+        """Take the first training loss of each step that whole lines name; is_cut: what came before is not here."""
         found = []
         for line in data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1].splitlines(keepends=True):
             match = _LOSS.search(line)
-            step = None if match is None else self._step_in(line)
-            if match is None or step is None or step == self._step_told:
+            if match is None or _EVALUATES.search(line, 0, match.start()):
+                continue
+            step = self._step_in(line)
+            if step is None or step == self._step_told:
                 continue
             self._step_told = step
             found.append((step, match[1].decode("ascii").replace(",", "")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from remote_agent import engine_children
-from remote_agent.engine_children import NOT_ALLOWED, NOT_INSTALLED, spy
+from remote_agent.engine_children import NOT_ALLOWED, NOT_INSTALLED, is_at_a_file, spy
 
 LIB = "/usr/lib/python3.11/multiprocessing"
 DUMP = f"""\
@@ -61,3 +62,24 @@ def test_what_py_spy_says(
     begin = time.monotonic()
     assert asyncio.run(spy([7, 9])) == (stacks, note)
     assert time.monotonic() - begin < 20
+
+
+CALLS = {"x86_64": {"read": 0, "close": 3, "futex": 202}, "aarch64": {"read": 63, "close": 57, "futex": 98}}
+
+
+@pytest.mark.skipif(os.uname().machine not in CALLS, reason="the numbers of its system calls are not known here")
+@pytest.mark.parametrize(
+    ("call", "what", "expected"),
+    [("read", "file", True), ("close", "pipe", True), ("read", "pipe", False), ("read", "/dev/null", False),
+     ("futex", "file", False), ("", "file", False)],
+)  # fmt: skip
+def test_who_is_held_at_a_file_is_told_apart_from_who_waits_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, what: str, expected: bool
+) -> None:
+    with contextlib.ExitStack() as stack:
+        ends = os.pipe() if what == "pipe" else [os.open(str(tmp_path / "x") if what == "file" else what, os.O_CREAT)]
+        for end in ends:
+            stack.callback(os.close, end)
+        said = f"{CALLS[os.uname().machine][call]} 0x{ends[0]:x} 0x0\n" if call else "running\n"
+        monkeypatch.setattr(engine_children, "_read", lambda pid, name: said)
+        assert is_at_a_file(os.getpid()) is expected

@@ -260,6 +260,16 @@ def test_losses_are_told_with_their_steps_once_and_of_many_the_roundest() -> Non
     assert reader.figures.take_losses() == []
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["[eval] step 5 loss 0.5", "Validation: step=5, loss=0.5", "evaluating step 5: loss 0.5", "step 5 val loss 1"],
+)
+def test_losses_of_an_evaluation_are_each_ranks_own_and_not_compared(line: str) -> None:
+    reader = StepReader()
+    reader.feed("stdout", f"step 4 loss 2.5 eval_s 3 val_loss 2.0\n{line}\nstep 6 loss 2.25\n".encode(), 1)
+    assert sorted(reader.figures.take_losses()) == [(4, "2.5"), (6, "2.25")]
+
+
 def test_steps_a_second_are_those_of_late() -> None:
     reader = StepReader()
     assert reader.figures.told()["steps_s"] is None

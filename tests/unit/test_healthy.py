@@ -14,6 +14,8 @@ from remote_agent.engine_pulse import MAX_CAME
 from tests.unit.test_stalls import IDLE, Watched, group
 
 WORK, SAVE, SEND, READ, MOVE, WAIT, SLEEP, STEP = "work", "save", "send", "read", "move", "wait", "sleep", "step"
+# Short steps that nothing is printed of: one sleeps in each, and the others wait for it.
+NAP, MEET = "nap", "meet"
 ALL = range(4)
 # An hour of a healthy run: seconds, what the ranks named do, what the others do.
 HOUR: list[tuple[int, dict[int, str], str]] = [
@@ -32,7 +34,8 @@ HOUR: list[tuple[int, dict[int, str], str]] = [
     (300, {}, STEP),
     (180, {3: READ}, WAIT),  # one rank fetches data
     (120, {0: MOVE}, WAIT),  # and one looks for something in small steps
-    (160, {}, STEP),
+    (100, {1: NAP}, MEET),
+    (60, {}, STEP),
 ]
 
 
@@ -72,12 +75,13 @@ class Training(Watched):
         pulse["net"] = None if what == WAIT else (pulse["net"] or 0) + 1_000_000 * (what == SEND)
         if what == MOVE:
             pulse["stack"] += str(self.now)
-        self.newest[rank] += 5 * (what == STEP)
+        pulse["sleeps"] += 20 * (what in (NAP, MEET))
+        self.newest[rank] += {STEP: 5, NAP: 20, MEET: 20}.get(what, 0)
         if not self.recorder:
-            pulse["inside"] = "all_reduce" if what == WAIT else None
+            pulse["inside"] = "all_reduce" if what in (WAIT, MEET) else None
         elif self.newest[rank]:
             age_s = self.now - self.held
-            pulse["groups"] = {"0": group(self.newest[rank], waits=what == WAIT, age_s=age_s)}
+            pulse["groups"] = {"0": group(self.newest[rank], waits=what in (WAIT, MEET), age_s=age_s)}
 
     def _losses(self, name: str) -> dict[tuple[int, str], str]:
         """Each rank has a batch of its own."""

@@ -15,7 +15,7 @@ from tests.unit.world import World, spec
 IDLE: dict[str, Any] = {
     "t": 0.0, "state": "S", "cpu_s": 0.0, "io": 0, "net": 0, "deaf": False, "stack": "a", "where": "train.py:9 in load",
     "calls": "", "parked": False, "inside": None, "groups": {}, "ended": None, "children": [],
-    "ras": [], "unanswered": [], "reached": [], "addresses": [],
+    "ras": [], "unanswered": [], "reached": [], "addresses": [], "sleeps": 0, "step": None,
 }  # fmt: skip
 ENDED: dict[str, Any] = {
     "part": "a thread", "type": "KeyError", "headline": "KeyError: 'x'", "place": "train.py:7 feed",
@@ -133,12 +133,14 @@ def test_a_connection_that_is_answered_in_the_end_or_not_of_the_job_is_no_stall_
         {"cpu_s": 2.0},
         {"io": 10_000_000},
         {"net": 10_000_000},
+        {"net": 50_000},
+        {"step": [7, None]},
         {"stack": "b"},
         {"state": "D"},
         {"deaf": True, "stack": ""},
         {"stack": ""},
     ],
-    ids=["computes", "writes", "sends", "moves", "in the kernel", "deaf once", "no stack"],
+    ids=["computes", "writes", "sends", "asks", "steps", "moves", "in the kernel", "deaf once", "no stack"],
 )
 def test_who_does_something_is_waited_for(does: dict[str, Any]) -> None:
     assert stall(waiting(5), came(4), waiting(5), r1=does) is None
@@ -152,6 +154,70 @@ def test_a_loop_that_is_seen_at_the_same_place_each_time_gets_on() -> None:
     found = stall({**held, "groups": {}}, {**came(4, **slow), "groups": {}})
     assert found is not None
     assert dict(found.missing) == {1: "inert"}
+
+
+INSIDE: dict[str, Any] = {**IDLE, "stack": "all_reduce", "inside": "all_reduce"}
+
+
+@pytest.mark.parametrize(
+    ("rank", "does"),
+    [("r0", {"sleeps": 6}), ("r2", {"step": [7, None]}), ("r0", {"stack": "b"})],
+    ids=["wakes", "any makes steps", "moves"],
+)
+def test_without_a_flight_record_whoever_gets_on_is_no_hang(rank: str, does: dict[str, Any]) -> None:
+    slow = {**IDLE, "where": "train.py:8 in <module>"}
+    later: dict[str, Any] = {rank: does}
+    assert stall(INSIDE, slow) is not None
+    assert stall(INSIDE, slow, {**IDLE, "stack": ""}, r0={"sleeps": 5}) is not None
+    assert stall(INSIDE, slow, {**IDLE, "stack": ""}, **later) is None
+    # Of what is recorded nobody needs to guess.
+    assert stall(waiting(5), came(4), came(5), **later) is not None
+
+
+def test_groups_that_are_made_anew_are_progress_too() -> None:
+    loops = {"groups": {"0": group(4, False), "8": group(1, False)}}
+    assert stall(waiting(5), came(4), r1=loops) is None
+    assert stall(waiting(5), came(4), r1={"groups": {"0": group(2, False)}}) is None
+    # A record that was not told once says nothing.
+    assert stall(waiting(5), {**came(4), "groups": {}}, r1={"groups": {"0": group(4, False)}}) is not None
+
+
+def test_while_one_that_has_not_come_is_busy_another_may_wait_for_it() -> None:
+    assert stall(waiting(5), came(4), came(4), r2={"cpu_s": 9.0}) is None
+    assert stall(waiting(5), came(4), came(4), r2={"stack": "b"}) is None
+    ways: list[dict[str, Any]] = [{"state": "T"}, {"deaf": True, "stack": ""}]
+    for sure in ways:
+        found = stall(waiting(5), came(4, **sure), came(4), r2={"cpu_s": 9.0})
+        assert found is not None
+        assert list(found.missing) == [1]
+    # A pair waits for the one alone.
+    pair = {name: group(1, False) for name in ("0", "7")}
+    found = stall({**IDLE, "groups": {**pair, "7": group(2)}}, {**IDLE, "groups": pair}, came(1), r2={"cpu_s": 9.0})
+    assert found is not None
+    assert list(found.missing) == [1]
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        (waiting(5), waiting(5)),
+        (waiting(6), waiting(6), waiting(5)),
+        (waiting(5), waiting(5), waiting(2, "7"), waiting(2, "7")),
+    ],
+    ids=["all", "the last one", "two groups"],
+)
+def test_what_comes_slowly_over_the_network_is_waited_for(ranks: tuple[dict[str, Any], ...]) -> None:
+    later: dict[str, Any] = {f"r{len(ranks) - 1}": {"net": 1_000_000}}
+    assert stall(*ranks) is not None
+    assert stall(*ranks, **later) is None
+    # Where nobody has looked closely yet, it may be so.
+    assert stall(*ranks[:-1], {**ranks[-1], "stack": "", "net": None}) is None
+
+
+def test_a_clock_that_is_set_makes_no_wait_older() -> None:
+    found = stall(waiting(5), came(4), r0={"groups": {"0": group(5, age_s=7200.0)}})
+    assert found is not None
+    assert found.first.age_s == 50.0
 
 
 def test_nobody_waits_and_nothing_is_wrong() -> None:
@@ -199,12 +265,14 @@ def test_all_wait_for_threads_that_ended() -> None:
 
 def test_stopped_deaf_and_gone() -> None:
     stopped = stall(waiting(5), came(4, state="T"))
-    deaf = stall(waiting(5), came(4, deaf=True, cpu_s=0.0), r1={"cpu_s": 10.0})
+    deaf = stall(waiting(5), came(4, deaf=True))
     gone = stall(waiting(5), waiting(5), came(4), left=frozenset({2}))
     found = [dict(one.missing) for one in (stopped, deaf, gone) if one is not None]
     assert found == [{1: "stopped"}, {1: "deaf"}, {2: "left"}]
     # What limits its processor time stops it most of the time, and it gets on.
     assert stall(waiting(5), came(4, state="T"), r1={"cpu_s": 1.0}) is None
+    # A helper in C that builds an index computes, and may keep Python's lock for minutes.
+    assert stall(waiting(5), came(4, deaf=True), r1={"cpu_s": 10.0}) is None
 
 
 def test_who_waits_for_another_is_a_victim_itself() -> None:

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 mode, rank = sys.argv[1], int(os.environ["RANK"])
+if mode == "unrecorded":
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
 
 
 class Data(Dataset[torch.Tensor]):
@@ -50,6 +52,13 @@ def compute(seconds: float) -> None:
         torch.randn(200, 200) @ torch.randn(200, 200)
 
 
+def index(seconds: float) -> None:
+    """Compute without ever giving Python's lock away, as a helper in C does."""
+    begin, count = time.monotonic(), 4_000_000
+    sum(range(count))
+    sum(range(int(count * seconds / (time.monotonic() - begin))))
+
+
 def save(seconds: float) -> None:
     until = time.monotonic() + seconds
     with open("checkpoint.pt", "wb") as file:
@@ -83,6 +92,8 @@ def act() -> None:
         os._exit(0 if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) else 3)
     elif mode == "compute":
         compute(8)
+    elif mode == "index":
+        index(8)
     elif mode == "save":
         save(4)
         upload(5)
@@ -101,10 +112,16 @@ for step in range(600):
         act()
     if step == 6 and mode == "silent":
         time.sleep(8)
+    if mode == "unrecorded":
+        time.sleep(0.05 * rank)
     if mode != "alone":
         dist.all_reduce(value)
-    if step == 40 and mode in ("compute", "save", "late", "silent"):
+    if step == 40 and mode in ("compute", "index", "save", "late", "silent"):
         break
+    if mode == "unrecorded":
+        if step == 80:
+            break
+        continue
     print(f"step={step} loss={'nan' if mode == 'alone' and rank == 0 else 1}", flush=True)
     time.sleep(0.02)
 del loader
