@@ -59,11 +59,12 @@ def idleness(before: Pulse, now: Pulse) -> str | None:
     """Return how a rank does nothing; None when it does something, or nobody knows."""
     if is_stopped(before, now):
         return STOPPED
-    if works(before, now):
+    if _transfers(before, now):
         return None
     if now["deaf"] and before["deaf"]:
         return DEAF
-    return INERT if now["stack"] and now["stack"] == before["stack"] else None
+    same = bool(now["stack"]) and now["stack"] == before["stack"]
+    return INERT if same and not works(before, now) else None
 
 
 def is_stopped(before: Pulse, now: Pulse) -> bool:

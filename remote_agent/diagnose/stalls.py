@@ -3,9 +3,9 @@
 In: two pulses of each rank, some seconds apart (remote_agent.engine_pulse). Out: a Stall, or None when all is well.
 
 **Silence alone is no stall. Ranks must wait for others, and those must do nothing: no processor time, no bytes, the
-same stack; or they are stopped, sleep with Python's lock, or have left. Who computes, compiles or writes a file is
-waited for, however long it takes.** One thing needs no others: that all do nothing while main threads wait for
-threads, and one of those has ended with an exception.
+same stack; or they are stopped, hold Python's lock, or have left. Who computes, compiles or writes a file is waited
+for, however long it takes.** One thing needs no others: that all do nothing while main threads wait for threads, and
+one of those has ended with an exception.
 """
 
 from __future__ import annotations

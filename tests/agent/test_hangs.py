@@ -133,7 +133,7 @@ def test_a_hang_is_restarted_where_the_job_says_so(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("mode", ["compute", "index", "save", "silent", "unrecorded"])
+@pytest.mark.parametrize("mode", ["compute", "save", "silent", "unrecorded"])
 def test_who_works_is_waited_for(tmp_path: Path, mode: str) -> None:
     async def check() -> None:
         async with job(tmp_path, mode, hang_after=2.0) as nodes:

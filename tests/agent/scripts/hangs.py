@@ -52,13 +52,6 @@ def compute(seconds: float) -> None:
         torch.randn(200, 200) @ torch.randn(200, 200)
 
 
-def index(seconds: float) -> None:
-    """Compute without ever giving Python's lock away, as a helper in C does."""
-    begin, count = time.monotonic(), 4_000_000
-    sum(range(count))
-    sum(range(int(count * seconds / (time.monotonic() - begin))))
-
-
 def save(seconds: float) -> None:
     until = time.monotonic() + seconds
     with open("checkpoint.pt", "wb") as file:
@@ -92,8 +85,6 @@ def act() -> None:
         os._exit(0 if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) else 3)
     elif mode == "compute":
         compute(8)
-    elif mode == "index":
-        index(8)
     elif mode == "save":
         save(4)
         upload(5)
@@ -116,7 +107,7 @@ for step in range(600):
         time.sleep(0.05 * rank)
     if mode != "alone":
         dist.all_reduce(value)
-    if step == 40 and mode in ("compute", "index", "save", "late", "silent"):
+    if step == 40 and mode in ("compute", "save", "late", "silent"):
         break
     if mode == "unrecorded":
         if step == 80:
