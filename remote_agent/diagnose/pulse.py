@@ -102,7 +102,7 @@ def _transfers(before: Pulse, now: Pulse) -> bool:
     # D: the kernel reads or writes for it.
     if now["state"] == "D" or now["io"] - before["io"] > BUSY_BYTES_PER_S * seconds:
         return True
-    return _sent(before, now) > BUSY_SENT_PER_S * seconds
+    return bool(_sent(before, now) > BUSY_SENT_PER_S * seconds)
 
 
 def _sent(before: Pulse, now: Pulse) -> int:

@@ -124,8 +124,8 @@ def _own_failure(findings: list[Finding], context: Context, gone: int | None) ->
     own = [each for each in findings if each.role == PRIMARY]
     # What belongs to no rank and explains nothing is a launcher's wrapper, unless nobody else complains.
     silent = [each for each in findings if each.role == UNEXPLAINED]
-    others = any(each.rank is not None and each.role not in (FINE, STOPPED) for each in findings)
-    silent = [each for each in silent if each.rank is not None or not others]
+    a_rank_fails = any(each.rank is not None and each.role not in (FINE, STOPPED) for each in findings)
+    silent = [each for each in silent if each.rank is not None or not a_rank_fails]
     # Whose end is known comes before whose text only sounds like one.
     candidates = own or sorted(silent, key=lambda each: not each.proven)
     if not candidates:

@@ -125,7 +125,12 @@ async def merged(
                 taken.append((file, record))
                 lines += len(record.rows) if record.t_ns >= (after_ns or 0) else 0
         await breather.breathe()
-    data = {"complete": heap.complete, "more": next_ns is not None, "apart": apart, "counted": lines_between}
+    data: dict[str, Any] = {
+        "complete": heap.complete,
+        "more": next_ns is not None,
+        "apart": apart,
+        "counted": lines_between,
+    }
     if counted is not None:
         data["ends"] = ends
     if after_ns is not None:

@@ -189,7 +189,8 @@ class MergedFeed:
         fresh = self._update(page.rows, all_times=True)
         if not following():
             # What is not put here now is looked at again.
-            self.detached = self.detached or bool(fresh)
+            if fresh:
+                self.detached = True
         elif (page.more and len(page.rows) >= count) or not set(self.absent) <= set(page.absent):
             await self._replace_by_end(count, self._clocks, following)
         else:
