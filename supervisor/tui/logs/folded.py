@@ -168,12 +168,14 @@ class FoldedFeed(MergedFeed):
     def _left(self) -> list[_Block]:
         """Return the blocks of which something is still here."""
         left: list[_Block] = []
+        # Where a fold's first ranks' rows are gone, it stands behind all that may come back without it.
+        least_ns = self._edge(0)
         for block in self._blocks:
             records = [kept for rows in block.fold.records if (kept := [row for row in rows if row.key in self._rows])]
-            if records == block.fold.records:
+            if records == block.fold.records and block.fold.t_ns >= least_ns:
                 left.append(block)
             elif records:
-                fold: Fold[LogRow] = Fold(block.fold.key, block.fold.t_ns)
+                fold: Fold[LogRow] = Fold(block.fold.key, max(block.fold.t_ns, least_ns))
                 fold.records, fold.differs = records, block.fold.differs
                 left.append(_block(fold))
         return left
