@@ -3,15 +3,17 @@
 In: rows in the order of time. Out: folds in the order of their first rows; together they hold each row once.
 
 **What folds depends on the rows and their times alone, not on how many are given at once.** Rows first become records
-(a traceback is one), then records of equal shape become folds: the k-th one of a rank goes with the k-th one of the
-others. Both wait for the window, so a fold is told at most two windows after its first row.
+(a traceback is one), then equal records become folds, and at last so do folds whose numbers alone differ: of what is
+left by itself the k-th one of a rank goes with the k-th of the others. No rank's records of one shape change places.
+Both wait for the window, so a fold is told at most two windows after its first row.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Generic, Protocol, TypeVar
 
@@ -130,7 +132,7 @@ class Fold(Generic[R]):
 class _Likes(Generic[R]):
     """The folds of one shape that wait, and where each rank stands in them."""
 
-    __slots__ = ("first", "folds", "standing")
+    __slots__ = ("equal", "first", "folds", "standing")
 
     def __init__(self) -> None:
         self.folds: deque[Fold[R]] = deque()
@@ -138,6 +140,61 @@ class _Likes(Generic[R]):
         """The number of the first fold that waits."""
         self.standing: dict[tuple[str, int], int] = {}
         """By rank: the number of the next fold that it may join."""
+        self.equal: dict[tuple[bytes, ...], list[int]] = {}
+        """By text: the numbers of the folds that say it."""
+
+    def join(self, record: _Record[R], key: Key) -> Fold[R] | None:
+        """Add a record to the next fold of its text; return the new fold if there is none."""
+        who = _who(record.rows)
+        number = max(self.standing.get(who, 0), self.first)
+        numbers = self.equal.setdefault(_text(record.rows), [])
+        at = bisect_left(numbers, number)
+        fresh: Fold[R] | None = None
+        if at == len(numbers):
+            fresh = Fold(key, record.t_ns)
+            numbers.append(self.first + len(self.folds))
+            self.folds.append(fresh)
+        self.folds[numbers[at] - self.first].add(record.rows)
+        self.standing[who] = numbers[at] + 1
+        return fresh
+
+    def take(self) -> Fold[R]:
+        """Remove the first fold, with those that differ in their numbers alone; it is empty if it went with another."""
+        fold = self.folds.popleft()
+        if fold.records:
+            self._forget(fold, self.first)
+            self._gather(fold)
+        self.first += 1
+        return fold
+
+    def _gather(self, fold: Fold[R]) -> None:
+        ranks = {_who(rows) for rows in fold.records}
+        for number, other in enumerate(self.folds, self.first + 1):
+            if len(ranks) >= len(self.standing) or other.t_ns - fold.t_ns > WINDOW_NS:
+                break
+            theirs = {_who(rows) for rows in other.records}
+            if theirs and not theirs & ranks:
+                self._forget(other, number)
+                for rows in other.records:
+                    fold.add(rows)
+                other.records = []
+            # What a rank has said later stays behind what it has said before.
+            ranks |= theirs
+        fold.records.sort(key=lambda rows: rows[0].t_ns)
+
+    def _forget(self, fold: Fold[R], number: int) -> None:
+        text = _text(fold.shown)
+        self.equal[text].remove(number)
+        if not self.equal[text]:
+            del self.equal[text]
+
+
+def _who(rows: Sequence[FoldRow]) -> tuple[str, int]:
+    return rows[0].node, rows[0].rank
+
+
+def _text(rows: Sequence[FoldRow]) -> tuple[bytes, ...]:
+    return tuple(row.text for row in rows)
 
 
 class Folder(Generic[R]):
@@ -179,7 +236,7 @@ class Folder(Generic[R]):
         while self._records:
             self._join(self._records.popleft(), done)
         while self._folds:
-            done.append(self._tell())
+            self._tell(done)
         self._files.clear()
         return done
 
@@ -217,32 +274,26 @@ class Folder(Generic[R]):
         record.is_open = False
         self._tell_before(record.t_ns - WINDOW_NS, done)
         key = record.key()
-        likes = self._likes.setdefault(key, _Likes())
-        who = (record.rows[0].node, record.rows[0].rank)
-        number = max(likes.standing.get(who, 0), likes.first)
-        if number == likes.first + len(likes.folds):
-            fold: Fold[R] = Fold(key, record.t_ns)
-            likes.folds.append(fold)
-            self._folds.append(fold)
-        likes.folds[number - likes.first].add(record.rows)
-        likes.standing[who] = number + 1
+        fresh = self._likes.setdefault(key, _Likes()).join(record, key)
+        if fresh is not None:
+            self._folds.append(fresh)
 
     def _tell_before(self, t_ns: int, done: list[Fold[R]]) -> None:
         while self._folds and self._folds[0].t_ns < t_ns:
-            done.append(self._tell())
+            self._tell(done)
 
-    def _tell(self) -> Fold[R]:
-        fold = self._folds.popleft()
-        likes = self._likes[fold.key]
-        likes.folds.popleft()
-        likes.first += 1
+    def _tell(self, done: list[Fold[R]]) -> None:
+        key = self._folds.popleft().key
+        likes = self._likes[key]
+        fold = likes.take()
         if not likes.folds:
-            del self._likes[fold.key]
-        self._held -= sum(len(row.text) + _ROW_COST for row in fold.rows)
-        return fold
+            del self._likes[key]
+        if fold.records:
+            self._held -= sum(len(row.text) + _ROW_COST for row in fold.rows)
+            done.append(fold)
 
     def _give_way(self, done: list[Fold[R]]) -> None:
         """Tell the oldest fold before its time: too much waits."""
         if not self._folds:
             self._join(self._records.popleft(), done)
-        done.append(self._tell())
+        self._tell(done)

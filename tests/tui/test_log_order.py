@@ -38,7 +38,7 @@ def goes_back(feed: MergedFeed) -> list[str]:
     return [f"{words.clock_ns(one.shown_ns)} {one} > {words.clock_ns(two.shown_ns)} {two}" for one, two in back]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", [MergedFeed, FoldedFeed], ids=["merged", "folded"])
 def test_times_of_nodes_ten_seconds_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[MergedFeed], seed: int
@@ -60,7 +60,7 @@ def test_times_of_nodes_ten_seconds_apart(
         nonlocal now_ns
         feed = kind(cluster.source, ALL)
         following = True
-        for _ in range(120):
+        for _ in range(80):
             error_ms = chance.choice((0.1, 3.0, 60.0))
             cluster.offsets_ms = {name: s * 1e3 + chance.uniform(-error_ms, error_ms) for name, s in AHEAD_S.items()}
             for _ in range(chance.randrange(4)):

@@ -68,6 +68,18 @@ def test_batches_make_no_difference_and_nothing_is_lost(rows: list[Row], sizes: 
             assert len({each.rank for each in record}) == 1
 
 
+def test_an_odd_line_moves_no_other_line_of_its_rank() -> None:
+    def said(rank: int, number: int) -> Row:
+        return row(rank, b"case 2 ODD" if (rank, number) == (1, 2) else b"case %d" % number)
+
+    cases = [f"[0-3]| case {number}" for number in range(6)]
+    cases[2] = "[0,2-3]| case 2"
+    in_turn = [said(rank, number) for number in range(6) for rank in range(4)]
+    assert printed(in_turn) == [*cases[:3], "n0:1| case 2 ODD", *cases[3:]]
+    each_at_once = [said(rank, number) for rank in range(4) for number in range(6)]
+    assert sorted(printed(each_at_once)) == sorted([*cases, "n0:1| case 2 ODD"])
+
+
 def test_one_line_of_many_ranks_and_the_odd_one_out() -> None:
     rows = [row(rank, b"step 120 loss=1.8%d lr 3e-4" % (rank % 7)) for rank in range(512)]
     rows[37] = row(37, b"step 120 loss=nan lr 3e-4")
