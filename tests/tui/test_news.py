@@ -226,9 +226,12 @@ def rich(count: int = 2000) -> RecordedSession:
     return session
 
 
-@pytest.mark.parametrize("opened", [("4",), ("3", "enter"), ("3", "enter", "s"), ("4", "z"), ("4", "v")])
-@pytest.mark.parametrize("ended", [False, True])
-def test_no_key_makes_news(monkeypatch: pytest.MonkeyPatch, opened: tuple[str, ...], ended: bool) -> None:
+@pytest.mark.parametrize(
+    ("ended", "opened"),
+    [(False, ("4",)), (False, ("3", "enter", "s")), (False, ("4", "v")), (True, ("4", "z"))],
+    ids=["merged", "one rank", "filtered", "ended and folded"],
+)
+def test_no_key_makes_news(monkeypatch: pytest.MonkeyPatch, ended: bool, opened: tuple[str, ...]) -> None:
     monkeypatch.setattr(finder, "HITS_KEPT", 20)
     monkeypatch.setattr(finder, "HITS_MORE", 10)
 
