@@ -33,6 +33,8 @@ _STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 # Stands between the lines of two files: it ends a message, and a traceback whose end is missing.
 _OTHER_FILE = ("", "--")
 _LAUNCHER = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b")
+# Why a group of ours is stopped that gets on: an operator wishes it, or a node has come back.
+_ASKED = frozenset({"restart", "removed", "added", "returned", "stop"})
 # stamps.py puts what has no year into 1970.
 YEAR_UNKNOWN_NS = 366 * 86_400 * 1_000_000_000
 
@@ -59,6 +61,13 @@ class _Generation:
     nodes: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     hang: Json | None = None
     """The incident of a hang that lasted until the end, as the journal has it: no file of a rank tells of it."""
+    told: Json | None = None
+    """The last incident that the journal has of its end."""
+    cause: str = ""
+    """Why it was stopped, as the journal has it."""
+    stop_asked: bool = False
+    failing: bool = False
+    """A rank or a node was gone before the job's end was asked for: that hides the failure from the journal."""
     notes: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     shifts_ns: dict[str, int] = dataclasses.field(default_factory=dict)
     """By node: what turns its time into the coordinator's."""
@@ -67,6 +76,10 @@ class _Generation:
 
     def rank(self, number: int | None) -> _Rank:
         return self.ranks.setdefault(number, _Rank())
+
+    def as_asked(self) -> bool:
+        """Return whether it was stopped on request, and nothing was seen to fail before."""
+        return self.cause in _ASKED and not (self.failing if self.cause == "stop" else self.lost)
 
 
 def diagnose(
@@ -92,7 +105,8 @@ def diagnose(
     judged = [(run, _judge(run, number)) for number, run in enumerate(_in_order(runs), 1) if not run.succeeded]
     incidents = [document for run, incident in judged for document in _told(run, incident)]
     ended_well = any(run.succeeded for run in runs.values())
-    if not incidents and judged and not ended_well and stands(texts := _texts(judged[-1][0])):
+    cut_short = bool(judged) and judged[-1][0].as_asked()
+    if not incidents and judged and not ended_well and not cut_short and stands(texts := _texts(judged[-1][0])):
         incidents = [_standing(judged[-1][1], texts[-1]).to_json()]
     numbered = [{**document, "id": number} for number, document in enumerate(incidents, 1)]
     return {"incidents": numbered, "nccl": facts.result()}
@@ -100,6 +114,9 @@ def diagnose(
 
 def _told(run: _Generation, incident: Incident) -> list[Json]:
     hang = [] if run.hang is None else [run.hang]
+    if run.as_asked():
+        # No rank ended by itself: a traceback in its files was caught, or came of our signal.
+        return hang if run.told is None else [*hang, run.told]
     found = incident.to_json()
     # An exception that ended a thread stands in the log, and in the incident of the hang that came of it.
     keys = ("category", "culprit_ranks")
@@ -184,16 +201,28 @@ def _read_event(event: Json, run: _Generation) -> None:
         _read_failure(event, run)
     elif kind == "generation_stopped":
         _read_stop(detail, run)
-    elif kind == "incident" and detail.get("ongoing"):
-        run.hang = {key: value for key, value in detail.items() if key not in ("ongoing", "fingerprint")}
+    elif kind == "incident":
+        _read_incident(detail, run)
+    elif kind == "stop_requested":
+        run.stop_asked = True
     elif kind in ("hang_over", "job_succeeded"):
         run.hang, run.succeeded = None, kind == "job_succeeded"
     elif kind == "node_lost" and event["node"] in run.nodes:
         run.lost[event["node"]] = (int(detail.get("alive_ns") or 0), str(detail.get("reason")))
+        run.failing = run.failing or not run.stop_asked
+
+
+def _read_incident(detail: Json, run: _Generation) -> None:
+    incident = {key: value for key, value in detail.items() if key not in ("ongoing", "fingerprint")}
+    if detail.get("ongoing"):
+        run.hang = incident
+    else:
+        run.told = incident
 
 
 def _read_stop(detail: Json, run: _Generation) -> None:
-    """Take what the end of a group says of ranks that did not fail by themselves, and of the nodes' clocks."""
+    """Take what the end of a group says: why, of ranks that did not fail by themselves, and of the nodes' clocks."""
+    run.cause = str(detail.get("cause") or "")
     for number, t_ns, over_ns in detail.get("left", ()):
         ended = {"code": 0, "signal": None, "t_ns": t_ns, "over_ns": over_ns}
         run.rank(number).exit = {**ended, "stopped_by_us": False}
@@ -209,6 +238,7 @@ def _read_stop(detail: Json, run: _Generation) -> None:
 def _read_failure(event: Json, run: _Generation) -> None:
     """Take what a journal says of a rank that failed by itself."""
     detail = event["detail"]
+    run.failing = run.failing or not run.stop_asked
     rank = run.rank(event["rank"])
     rank.node = event["node"]
     how = {"pid": detail.get("pid"), "local_rank": detail.get("local_rank"), "t_ns": detail.get("time_ns")}

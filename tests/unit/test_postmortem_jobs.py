@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from supervisor.postmortem.diagnosis import diagnose
 from tests.unit.test_postmortem import BROKEN, PEER, only, write
@@ -102,3 +105,61 @@ def test_the_files_are_judged_as_the_group_was(tmp_path: Path) -> None:
     found = only(diagnose([job]))
     assert (found["category"], found["culprit_ranks"], found["culprit_node"]) == ("user_exception", [0], "n1")
     assert found["time"] == "2001-09-09T01:46:40.000Z"
+
+
+LOST: dict[str, Any] = {"alive_ns": 10**18, "reason": "no heartbeat for 10 s"}
+FAILED: dict[str, Any] = {"exit": {"code": 1, "signal": None}, "time_ns": 10**18}
+TOLD: dict[str, Any] = {"category": "hang_missing_rank", "culprit_ranks": [0], "missing": None, "summary": "it hangs"}
+HANG = ("incident", {**TOLD, "traceback": None, "fingerprint": "f", "ongoing": True})
+PREEMPTED = ("incident", {**TOLD, "category": "signal_preempted", "fingerprint": "f"})
+ASKED = ("stop_requested", {"operator": "me"})
+
+
+def ended(cause: str) -> tuple[str, dict[str, Any]]:
+    return "generation_stopped", {"cause": cause}
+
+
+@pytest.mark.parametrize(
+    ("happened", "told"),
+    [
+        *[([ended(cause)], []) for cause in ("restart", "removed", "added", "returned")],
+        ([ASKED, ended("stop")], []),
+        # Others fail when the first are stopped.
+        ([ended("restart"), ("rank_failed", FAILED)], []),
+        ([ASKED, ("rank_failed", FAILED), ended("stop")], []),
+        # It was hanging, or not any more; its allocation was over.
+        ([HANG, ended("restart")], ["hang_missing_rank"]),
+        ([HANG, ("hang_over", {}), ended("restart")], []),
+        ([ASKED, ended("stop"), PREEMPTED], ["signal_preempted"]),
+        # A rank or a node was gone before an operator ended the job.
+        ([("rank_failed", FAILED), ASKED, ended("stop")], ["user_exception"]),
+        ([("node_lost", LOST), ASKED, ended("stop")], ["node_lost"]),
+        ([("node_lost", LOST), ended("restart")], ["node_lost"]),
+        # It was stopped for a failure, or the journal does not say: the files tell.
+        ([ended("failure")], ["user_exception"]),
+        ([ended("node_lost")], ["user_exception"]),
+        ([("restart_requested", {})], ["user_exception"]),
+    ],
+)
+def test_what_ended_on_request_failed_only_where_the_journal_says_so(
+    tmp_path: Path, happened: list[tuple[str, dict[str, Any]]], told: list[str]
+) -> None:
+    """A rank that prints a traceback and gets on has caught it."""
+    job = tmp_path / "jobs" / "train-a1"
+    write(job, generation_0__rank_0__stderr_dot_log="", generation_0__rank_1__stderr_dot_log=f"{BROKEN}step=9\n")
+    members = [{"node": f"n{1 + at}", "group_rank": at, "base_rank": at, "nproc": 1} for at in range(2)]
+    events = [
+        {"type": kind, "generation": 0, "node": "n2", "rank": 1, "detail": detail}
+        for kind, detail in (("generation_started", {"members": members}), *happened)
+    ]
+    (job / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert [incident["category"] for incident in diagnose([job])["incidents"]] == told
+
+
+def test_what_was_stopped_on_request_before_its_first_step_is_no_hang(tmp_path: Path) -> None:
+    job = write(tmp_path / "train-a1", generation_0__rank_0__stderr_dot_log="init_process_group: waiting for 1 rank\n")
+    event = {"type": "generation_stopped", "generation": 0, "node": None, "rank": None, "detail": {"cause": "failure"}}
+    for cause, found in (("failure", ["hang_no_output"]), ("stop", [])):
+        event["detail"] = {"cause": cause}
+        (job / "events.jsonl").write_text(json.dumps(event) + "\n")
+        assert [incident["category"] for incident in diagnose([job])["incidents"]] == found
