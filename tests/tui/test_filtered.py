@@ -12,11 +12,12 @@ from remote_agent.logs import merged as node_merged
 from supervisor.session.filters import Filter
 from supervisor.session.search import search
 from supervisor.tui.logs.merged import MergedFeed
+from supervisor.tui.widgets.virtual_log import NONE_PASSES
 from tests.agent import log_files
 from tests.tui.screens import press, running, settle, text_of, until
 from tests.tui.test_feeds import ALL, Cluster, NodeLink, run, texts, yes
-from tests.tui.test_follow import FILE, open_stdout
-from tests.tui.test_log_keys import answer, body, numbered
+from tests.tui.test_follow import FILE, log_of, open_stdout
+from tests.tui.test_log_keys import BEGIN, SECOND, answer, body, numbered
 
 
 def no() -> bool:
@@ -56,6 +57,63 @@ def test_a_filter_keeps_the_line_in_both_directions() -> None:
             await press(app, pilot, "backslash", "backspace", "backspace")
             await until(app, pilot, lambda: any("line 000207" in line for line in body(app)))
             assert not log.follow
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("scope", ["one rank", "all ranks", "folded"])
+def test_the_line_comes_back_from_a_view_that_nothing_passes(scope: str) -> None:
+    async def scenario() -> None:
+        async with running(numbered(300), (80, 24)) as (app, pilot):
+            if scope == "one rank":
+                log = await open_stdout(app, pilot)
+            else:
+                await press(app, pilot, "4", *("z" for _ in range(scope == "folded")))
+                log = log_of(app)
+            key, t_ns = (0, 0, "stdout", 107), BEGIN + 107 * SECOND
+            await until(app, pilot, lambda: any("line 000299" in line for line in body(app)))
+            log.jump_to_key(t_ns, key)
+            await until(app, pilot, lambda: any("line 000107" in line for line in body(app)))
+            for away, back in ("& zzznothing", ("backspace",)), ("& zzznothing", ("v", "backslash")), ("", ("v", "v")):
+                if away:
+                    await answer(app, pilot, *away.split())
+                else:
+                    await press(app, pilot, "v")
+                await until(app, pilot, lambda: NONE_PASSES in text_of(app))
+                assert not log.follow
+                await press(app, pilot, "z", "z")
+                await until(app, pilot, lambda: NONE_PASSES in text_of(app))
+                await press(app, pilot, *back)
+                await until(app, pilot, lambda: any("line 000107" in line for line in body(app)))
+                assert (log.follow, log.pointer) == (False, key)
+
+    asyncio.run(scenario())
+
+
+def test_who_follows_goes_on_following_through_a_view_that_nothing_passes() -> None:
+    async def scenario() -> None:
+        async with running(numbered(300)) as (app, pilot):
+            log = await open_stdout(app, pilot)
+            await answer(app, pilot, "&", "zzznothing")
+            await until(app, pilot, lambda: NONE_PASSES in text_of(app))
+            assert log.follow
+            await press(app, pilot, "backspace")
+            await until(app, pilot, lambda: any("line 000299" in line for line in body(app)))
+            assert log.follow
+
+    asyncio.run(scenario())
+
+
+def test_a_log_without_output_is_waited_for_also_with_a_filter() -> None:
+    async def scenario() -> None:
+        async with running(numbered(0)) as (app, pilot):
+            await press(app, pilot, "4")
+            await answer(app, pilot, "&", "zzznothing")
+            log = log_of(app)
+            await until(app, pilot, lambda: isinstance(log.feed, MergedFeed) and log.feed.clocks is not None)
+            text = await settle(app, pilot)
+            assert "waiting for output" in text
+            assert NONE_PASSES not in text
 
     asyncio.run(scenario())
 

@@ -130,5 +130,4 @@ class FilteredLog(TakenLog):
             stand_in = next((row for row in rows if row.t_ns >= self._stood[0]), rows[-1])
             if stand_in in here:
                 return self._stood
-        row = self._row_read()
-        return (row.t_ns, row.key) if row is not None else None
+        return super()._line_read()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from supervisor.session.filters import Filter
     from supervisor.tui.cells import Row
     from supervisor.tui.incident_rows import Place
-    from supervisor.tui.logs.log_row import LogRow
+    from supervisor.tui.logs.log_row import Key, LogRow
     from supervisor.tui.model import Snapshot
 
 BOTH: Final[tuple[str, ...]] = ("stdout", "stderr")
@@ -112,12 +112,10 @@ class ShownLog(LiveScreen):
     def _reread(self) -> None:
         """Read anew: the time of a recording was put back. The line that is being read stays, if it is there yet."""
         self._turns = self.tui.turns
-        row = None if self.log_view.follow else self._row_read()
-        feed = self._open()
-        if row is not None and isinstance(feed, RankFeed):
-            self.log_view.jump(row.line, row.key)
-        elif row is not None:
-            self.log_view.jump_to_key(row.t_ns, row.key)
+        line = None if self.log_view.follow else self._line_read()
+        self._open()
+        if line is not None:
+            self.log_view.jump_to_key(*line)
 
     # --- what is said of it
 
@@ -224,11 +222,11 @@ class ShownLog(LiveScreen):
         if isinstance(log.feed, RankFeed):
             self.tui.say("one stream of one rank has nothing to fold; M widens the scope")
             return
-        row = None if log.follow else self._row_read()
+        line = None if log.follow else self._line_read()
         self.folded = self.tui.memory.log_fold = not self.folded
         self._open()
-        if row is not None:
-            log.jump_to_key(row.t_ns, row.key)
+        if line is not None:
+            log.jump_to_key(*line)
 
     # --- what is read of it
 
@@ -237,6 +235,11 @@ class ShownLog(LiveScreen):
         log, here = self.log_view, self.log_view.rows_here()
         other = (here[-1] if log.follow else here[0]) if here else None
         return next((row for row in here if row.is_at(log.pointer)), other)
+
+    def _line_read(self) -> tuple[int, Key] | None:
+        """Time and key of the line that is read."""
+        row = self._row_read()
+        return (row.t_ns, row.key) if row is not None else None
 
     def _time_read(self) -> int | None:
         """When the first line on the screen came; None while it follows."""

@@ -310,7 +310,9 @@ class FedView(WrappedView):
         else:
             return None
         row = feed.row(goal)
-        self.pointer = row.key if row is not None else None
+        if row is not None:
+            # Where nothing is, the line that was gone to is still the one to come back to.
+            self.pointer = row.key
         return goal
 
     def _arrived(self, feed: Feed) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from supervisor.tui.logs.log_row import Key, LogRow
 
 SIDE_STEP: Final = 16
+NONE_PASSES: Final = "no line passes the filter; backspace takes its last part away"
 TIME_WIDTH: Final = len("03:04:11.207 ")
 
 
@@ -61,7 +62,7 @@ class VirtualLog(FedView):
         """One line; a placeholder while it is not here."""
         feed = self.feed
         if feed is None or not feed.count:
-            return ((f" {clean(self.problem) or self.waiting_text}", "warn" if self.problem else "dim"),), ""
+            return ((f" {clean(self.problem) or self._empty_text()}", "warn" if self.problem else "dim"),), ""
         row = feed.row(index)
         if row is None:
             return ((" ......", "log-gap"),), ""
@@ -70,6 +71,11 @@ class VirtualLog(FedView):
         if row_width(text) - self.left <= room:
             return (*prefix, *crop_row(text, self.left, room)), overlay
         return (*prefix, *crop_row(text, self.left, room - 1), (self.glyphs.more[:1], "dim")), overlay
+
+    def _empty_text(self) -> str:
+        feed = self.feed
+        is_known = isinstance(feed, MergedFeed) and feed.is_whole and feed.looked_at > 0
+        return NONE_PASSES if is_known else self.waiting_text
 
     def rows_of(self, index: int) -> list[tuple[Row, str]]:
         """One line, wrapped behind its time and source."""
