@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 PROGRAM = (sys.executable, "-c", "import sys; from remote_agent.engine import main; main(sys.argv[1])")
 PY_SPY = shutil.which("py-spy", path=str(Path(sys.executable).parent))
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 T = TypeVar("T")
 
 
