@@ -98,8 +98,10 @@ def gpus_of(vitals: Document) -> list[Document]:
 
 def own_gpu(node: Document, rank: Document) -> Document:
     """Return the GPU of its node's vitals that is a rank's own, empty where there is none."""
-    index = rank.get("gpu")
-    return next((gpu for gpu in gpus_of(node) if index is not None and gpu.get("index") == index), {})
+    found, index = node.get("gpus"), rank.get("gpu")
+    if index is None or not isinstance(found, list):
+        return {}
+    return next((gpu for gpu in found if isinstance(gpu, dict) and gpu.get("index") == index), {})
 
 
 def mean(values: Sequence[float | None]) -> float | None:

@@ -80,8 +80,8 @@ def _counts(snapshot: Snapshot) -> list[Fact]:
     elif awaited:
         facts.append(Fact(((f"{len(members)}/{len(awaited)}", "text"), (" nodes", "dim")), 3))
     if snapshot.ranks:
-        alive = sum(rank.state in ("running", "silent", "starting") for rank in snapshot.ranks)
-        done = snapshot.count("succeeded")
+        alive = sum(snapshot.states[state] for state in ("running", "silent", "starting"))
+        done = snapshot.states["succeeded"]
         share = f"{done} done" if done and not alive else f"{alive}/{len(snapshot.ranks)}"
         facts.append(Fact(((share, "text"), (" ranks", "dim")), 2))
     return facts

@@ -1,17 +1,18 @@
 """Rows of text spans that are exactly as wide as they say, before any colour is known.
 
-In: text from anywhere, roles or styles. Out: rows, and strips for the terminal.
+In: text from anywhere, roles or styles. Out: rows, and segments for the terminal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
-from textual.strip import Strip
 
 Span = tuple[str, "str | Style"]
 """Text and how it looks: the name of a role of the theme, or a style of its own (colours of a log line)."""
@@ -65,7 +66,7 @@ def fit(text: object, width: int, more: str = "…") -> str:
 
 def row_width(row: Iterable[Span]) -> int:
     """Width of a row in cells."""
-    return sum(width_of(text) for text, _ in row)
+    return sum([len(text) if text.isascii() else cell_len(text) for text, _ in row])
 
 
 def fit_row(row: Sequence[Span], width: int, more: str = "…") -> Row:
@@ -123,7 +124,7 @@ def spread(left: Sequence[Span], end: Sequence[Span], width: int, more: str = "�
 
 def text_of(row: Iterable[Span]) -> str:
     """The characters of a row."""
-    return "".join(text for text, _ in row)
+    return "".join([text for text, _ in row])
 
 
 class Palette:
@@ -138,13 +139,14 @@ class Palette:
         """The style of a role; no style for a role that the theme does not know."""
         return role if isinstance(role, Style) else self._roles.get(role, self._none)
 
-    def strip(self, row: Row, width: int, base: Style, overlay: str = "") -> Strip:
-        """The row as a strip of exactly `width` cells on a base style; `overlay` is a role laid over the whole row."""
-        over = self.style(overlay)
-        segments = []
-        for text, role in fit_row(row, width):
-            style = self.style(role)
-            # What has a background of its own, a hit or an alarm, is seen on a selected row as well.
-            loud = style.bgcolor is not None or style.reverse
-            segments.append(Segment(text, base + over + style if loud else base + style + over))
-        return Strip(segments, width)
+    def segments(self, row: Row, width: int, base: Style, overlay: str = "", more: str = "…") -> list[Segment]:
+        """The row in exactly `width` cells on a base style; `overlay` is a role laid over the whole row."""
+        fitted, over = fit_row(row, width, more), self.style(overlay)
+        styles = {role: self._on(base, over, role) for role in {role for _, role in fitted}}
+        return [Segment(text_of(spans), styles[role]) for role, spans in groupby(fitted, key=itemgetter(1))]
+
+    def _on(self, base: Style, over: Style, role: str | Style) -> Style:
+        style = self.style(role)
+        # What has a background of its own, a hit or an alarm, is seen on a selected row as well.
+        loud = style.bgcolor is not None or style.reverse
+        return base + over + style if loud else base + style + over

@@ -1,4 +1,4 @@
-"""The newest status document as frozen rows: what every screen draws, and nothing that it would have to look up.
+"""The newest status document as frozen rows: what every screen draws.
 
 In: the status document, the hosts' progress, incidents. Out: `Snapshot`, a value; equal inputs give equal snapshots.
 """
@@ -6,9 +6,11 @@ In: the status document, the hosts' progress, incidents. Out: `Snapshot`, a valu
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from supervisor import usage
 from supervisor.errors import EXIT_STATUS, LaunchFailed
@@ -22,39 +24,66 @@ if TYPE_CHECKING:
 STALE_S = 3.0
 # Severity of a node of which there is nothing to say.
 ORDINARY = 4
+_SEVERITY = {state: at for at, state in enumerate(words.RANK_ORDER)}
 
 
-@dataclasses.dataclass(frozen=True)
-class RankRow:
-    """One rank."""
+class RankRow(NamedTuple):
+    """One rank: what all 512 of them are asked for at every update, and the document for what a row in view adds."""
 
     rank: int
     node: str
-    local_rank: int
-    pid: int | None
     state: str
-    exit_code: int | None
-    signal: str | None
     step: int | None
-    output_age_s: float | None
-    part: str = ""
+    part: str
     """Its part in the incident of this generation: culprit, victim or none."""
-    progress: Json = dataclasses.field(default_factory=dict)
-    """loss, rate with unit, steps_s, lag; as in the document, as the next two."""
-    vitals: Json = dataclasses.field(default_factory=dict)
-    gpu: Json = dataclasses.field(default_factory=dict)
-    """The GPU that is its own."""
-    vitals_old: bool = False
-    """Vitals are too old to be shown as the present."""
-    memory: float | None = None
-    """Share of its GPU's memory that is in use; without a GPU its own share of its node's."""
+    look: words.Look
+    """How its state is shown; who failed first stands out from those who followed."""
+    document: Json
+    node_vitals: Json
+    """What its node uses."""
 
     @property
-    def look(self) -> words.Look:
-        """How its state is shown; who failed first stands out from those who followed."""
-        if self.state == "failed" and self.part == "victim":
-            return words.VICTIM
-        return words.RANKS.get(self.state, words.UNKNOWN)
+    def local_rank(self) -> int:
+        """Its number on its node."""
+        return _int(self.document.get("local_rank")) or 0
+
+    @property
+    def pid(self) -> int | None:
+        """Its process."""
+        return _int(self.document.get("pid"))
+
+    @property
+    def output_age_s(self) -> float | None:
+        """Seconds since it wrote."""
+        return usage.number(self.document.get("last_output_age_s"))
+
+    @property
+    def progress(self) -> Json:
+        """loss, rate with unit, steps_s, lag; as in the document, as the next two."""
+        return usage.part(self.document, "progress")
+
+    @property
+    def vitals(self) -> Json:
+        """What it uses."""
+        return usage.part(self.document, "vitals")
+
+    @property
+    def gpu(self) -> usage.Document:
+        """The GPU that is its own."""
+        return usage.own_gpu(self.node_vitals, self.vitals)
+
+    @property
+    def vitals_old(self) -> bool:
+        """Vitals are too old to be shown as the present."""
+        return bool(self.vitals and self.node_vitals) and usage.is_old(self.node_vitals)
+
+    @property
+    def memory(self) -> float | None:
+        """Share of its GPU's memory that is in use; without a GPU its own share of its node's."""
+        gpu = self.gpu
+        if gpu.get("mem_used") is not None:
+            return _share(gpu["mem_used"], gpu.get("mem_total"))
+        return _share(self.vitals.get("rss"), self.node_vitals.get("mem_total"))
 
     @property
     def has_problem(self) -> bool:
@@ -64,7 +93,8 @@ class RankRow:
     @property
     def outcome(self) -> str:
         """`first: exit 1`, `SIGKILL`, or nothing while it runs."""
-        how = self.signal or ("" if self.exit_code is None else f"exit {self.exit_code}")
+        exit_code, signal = _int(self.document.get("exit_code")), self.document.get("signal")
+        how = str(signal) if signal else "" if exit_code is None else f"exit {exit_code}"
         if self.part == "culprit" and self.state == "failed":
             return f"first: {how}" if how else "first failure"
         return how
@@ -130,7 +160,7 @@ class NodeRow:
     @cached_property
     def output_age_s(self) -> float | None:
         """Seconds since any of its ranks wrote."""
-        return min((rank.output_age_s for rank in self.ranks if rank.output_age_s is not None), default=None)
+        return min((age_s for rank in self.ranks if (age_s := rank.output_age_s) is not None), default=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +197,12 @@ class Snapshot:
     @cached_property
     def ranks(self) -> tuple[RankRow, ...]:
         """All ranks, in order."""
-        return tuple(sorted((rank for node in self.nodes for rank in node.ranks), key=lambda rank: rank.rank))
+        return tuple(sorted([rank for node in self.nodes for rank in node.ranks], key=attrgetter("rank")))
+
+    @cached_property
+    def states(self) -> Counter[str]:
+        """How many ranks are in each state."""
+        return Counter([rank.state for rank in self.ranks])
 
     @cached_property
     def nodes_by_name(self) -> dict[str, NodeRow]:
@@ -177,7 +212,7 @@ class Snapshot:
     @cached_property
     def train_step(self) -> int | None:
         """The furthest step of any rank."""
-        return max((rank.step for rank in self.ranks if rank.step is not None), default=None)
+        return max([rank.step for rank in self.ranks if rank.step is not None], default=None)
 
     @property
     def look(self) -> words.Look:
@@ -197,10 +232,6 @@ class Snapshot:
     def rank(self, number: int) -> RankRow | None:
         """The rank of that number."""
         return next((rank for rank in self.ranks if rank.rank == number), None)
-
-    def count(self, state: str) -> int:
-        """How many ranks are in a state."""
-        return sum(rank.state == state for rank in self.ranks)
 
     def worst_first(self) -> tuple[NodeRow, ...]:
         """The nodes, those that need a look first, else in inventory order."""
@@ -276,8 +307,7 @@ def _node(name: str, document: Json | None, host: Host | None, parts: Mapping[in
     link = host.state if host is not None else ""
     state = str(data.get("state") or "") or {"up": "ready"}.get(link, link)
     vitals = usage.part(data, "vitals")
-    uses = _Uses(vitals)
-    ranks = tuple(_rank(name, uses, rank, parts) for rank in entries(data.get("ranks")) if isinstance(rank, dict))
+    ranks = tuple([_rank(name, vitals, rank, parts) for rank in entries(data.get("ranks")) if isinstance(rank, dict)])
     return NodeRow(
         name=name,
         state=state,
@@ -296,39 +326,12 @@ def _node(name: str, document: Json | None, host: Host | None, parts: Mapping[in
     )
 
 
-class _Uses:
-    """What a node's ranks need of its vitals, looked up once."""
-
-    def __init__(self, vitals: Json) -> None:
-        self.is_old = bool(vitals) and usage.is_old(vitals)
-        self.memory = vitals.get("mem_total")
-        self.gpus = {gpu["index"]: dict(gpu) for gpu in usage.gpus_of(vitals) if isinstance(gpu.get("index"), int)}
-
-
-def _rank(node: str, uses: _Uses, data: Json, parts: Mapping[int, str]) -> RankRow:
-    number = _int(data.get("rank")) or 0
-    vitals = usage.part(data, "vitals")
-    index = vitals.get("gpu")
-    gpu = uses.gpus.get(index, {}) if isinstance(index, int) else {}
-    return RankRow(
-        rank=number,
-        node=node,
-        local_rank=_int(data.get("local_rank")) or 0,
-        pid=_int(data.get("pid")),
-        state=str(data.get("state") or ""),
-        exit_code=_int(data.get("exit_code")),
-        signal=str(data["signal"]) if data.get("signal") else None,
-        step=_int(data.get("step")),
-        output_age_s=usage.number(data.get("last_output_age_s")),
-        part=parts.get(number, ""),
-        progress=usage.part(data, "progress"),
-        vitals=vitals,
-        gpu=gpu,
-        vitals_old=bool(vitals) and uses.is_old,
-        memory=_share(gpu["mem_used"], gpu.get("mem_total"))
-        if gpu.get("mem_used") is not None
-        else _share(vitals.get("rss"), uses.memory),
-    )
+def _rank(node: str, node_vitals: Json, data: Json, parts: Mapping[int, str]) -> RankRow:
+    number, state = _int(data.get("rank")) or 0, str(data.get("state") or "")
+    part = parts.get(number, "")
+    is_victim = state == "failed" and part == "victim"
+    look = words.VICTIM if is_victim else words.RANKS.get(state, words.UNKNOWN)
+    return RankRow(number, node, state, _int(data.get("step")), part, look, data, node_vitals)
 
 
 def _share(part: Any, whole: Any) -> float | None:
@@ -337,14 +340,12 @@ def _share(part: Any, whole: Any) -> float | None:
 
 
 def _int(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    # Not isinstance: True is an int as well.
+    return value if type(value) is int else None
 
 
 def _severity(rank: RankRow) -> int:
-    order = words.RANK_ORDER
-    if rank.state == "failed" and rank.part == "victim":
-        return order.index("killed")
-    return order.index(rank.state) if rank.state in order else len(order)
+    return _SEVERITY.get("killed" if rank.look is words.VICTIM else rank.state, len(_SEVERITY))
 
 
 def _node_severity(node: NodeRow) -> int:

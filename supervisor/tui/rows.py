@@ -6,6 +6,7 @@ In: `model.Snapshot`, a width, glyphs. Out: rows.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
@@ -70,11 +71,12 @@ class Table(Generic[T]):
         for index, column in enumerate(self.columns):
             if index:
                 spans.append(("  ", ""))
-            row = tuple((clean(text), role) for text, role in cell(column))
+            row = [(clean(text), role) for text, role in cell(column)]
             width = column.width or self._rest
-            if column.at_right:
-                row = ((" " * max(0, width - row_width(row)), ""), *row)
-            spans += fit_row(row, width, self.glyphs.more)
+            if column.at_right and (missing := width - row_width(row)) > 0:
+                spans += [(" " * missing, ""), *row]
+            else:
+                spans += fit_row(row, width, self.glyphs.more)
         return tuple(spans)
 
 
@@ -172,10 +174,10 @@ LEGEND: Final = ("running", "starting", "silent", "failed", "killed", "succeeded
 def legend(glyphs: Glyphs, ranks: Iterable[RankRow]) -> Row:
     """What the glyphs mean, as far as they occur."""
     spans: list[Span] = []
-    present = {words.RANKS["killed"] if rank.look is words.VICTIM else rank.look for rank in ranks}
+    present = {rank.look for rank in ranks}
     for state in LEGEND:
         look = words.RANKS[state]
-        if look in present:
+        if look in present or (state == "killed" and words.VICTIM in present):
             word = "followed" if state == "killed" else look.word
             spans += [("  " if spans else "", ""), (glyphs.of(look), look.role), (f" {word}", "dim")]
     return tuple(spans)
@@ -233,4 +235,9 @@ def fit_parts(parts: Sequence[tuple[int, Row]], room: int, more: str) -> Row:
 
 def name_width(nodes: Sequence[NodeRow]) -> int:
     """Cells for a column of node names."""
-    return max(4, min(20, max((width_of(clean(node.name)) for node in nodes), default=4)))
+    return max(4, min(20, max([_cells_of(node.name) for node in nodes], default=4)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _cells_of(name: str) -> int:
+    return width_of(clean(name))

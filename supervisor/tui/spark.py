@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 from supervisor import usage
 
 if TYPE_CHECKING:
-    from supervisor.tui.model import RankRow, Snapshot
+    from supervisor.tui.model import Snapshot
+    from supervisor.tui.source import Json
     from supervisor.tui.words import Glyphs
 
 # Two minutes and a half at this pace.
@@ -28,7 +29,8 @@ class History:
     def __init__(self) -> None:
         self._generation: int | None = None
         self._taken = float("-inf")
-        self._ranks: dict[int, tuple[deque[float | None], ...]] = {}
+        self._ranks: dict[int, deque[Values]] = {}
+        """Of each rank the values of NAMES at a time, oldest first."""
 
     def take(self, snapshot: Snapshot, now: float) -> None:
         """Take a newer state in, unless the last one is too fresh."""
@@ -41,19 +43,18 @@ class History:
         for rank in snapshot.ranks:
             kept = self._ranks.get(rank.rank)
             if kept is None:
-                kept = self._ranks[rank.rank] = tuple(deque(maxlen=KEPT) for _ in NAMES)
-            for values, value in zip(kept, _now(rank), strict=True):
-                values.append(value)
+                kept = self._ranks[rank.rank] = deque(maxlen=KEPT)
+            kept.append(_now(rank.progress))
 
     def of(self, rank: int) -> dict[str, Values]:
         """Return a rank's values by name, oldest first; only those of which something is known."""
-        found = zip(NAMES, self._ranks.get(rank, ()), strict=False)
-        return {name: tuple(values) for name, values in found if any(value is not None for value in values)}
+        found = zip(NAMES, zip(*self._ranks.get(rank, ()), strict=True), strict=False)
+        return {name: values for name, values in found if any(value is not None for value in values)}
 
 
-def _now(rank: RankRow) -> tuple[float | None, float | None, float | None]:
-    pace = usage.number(rank.progress.get("steps_s"))
-    return usage.number(rank.progress.get("loss")), usage.number(rank.progress.get("rate")), 1 / pace if pace else None
+def _now(progress: Json) -> Values:
+    pace = usage.number(progress.get("steps_s"))
+    return usage.number(progress.get("loss")), usage.number(progress.get("rate")), 1 / pace if pace else None
 
 
 def spark(values: Values, width: int, glyphs: Glyphs) -> str:

@@ -44,9 +44,9 @@ def node_vitals(nodes: Sequence[NodeRow], glyphs: Glyphs) -> list[Column[NodeRow
         column("net in/out", 11, 2.1, usage.traffic),
     ]
     # What a removed node used last is no news.
-    members = [node for node in nodes if node.state != "removed"]
-    known = [each for each in columns if any(each.cell(node)[0][0] != "-" for node in members)]
-    if any(node.vitals and node.vitals_old for node in members):
+    measured = [node for node in nodes if node.vitals and node.state != "removed"]
+    known = [each for each in columns if any(each.cell(node)[0][0] != "-" for node in measured)]
+    if any(node.vitals_old for node in measured):
         known.append(Column("old", 4, lambda node: _age(node.vitals, node.vitals_old), 2.7, at_right=True))
     return known
 
@@ -55,7 +55,7 @@ def _age(vitals: Json, old: bool) -> Row:
     return ((words.age(usage.number(vitals.get("age_s"))) if vitals and old else "", "warn"),)
 
 
-def _memory(vitals: Json) -> str:
+def _memory(vitals: usage.Document) -> str:
     return usage.share(usage.number(vitals.get("mem_used")), usage.number(vitals.get("mem_total")))
 
 

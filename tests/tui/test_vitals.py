@@ -103,7 +103,8 @@ def test_history_keeps_the_last_minutes_of_one_generation() -> None:
     for number in range(100):
         rank = shown.ranks[1]
         progress = {"loss": "nan" if number == 99 else float(number), "rate": None, "steps_s": 2.0}
-        node = dataclasses.replace(shown.nodes[0], ranks=(dataclasses.replace(rank, progress=progress),))
+        rank = rank._replace(document={**rank.document, "progress": progress})
+        node = dataclasses.replace(shown.nodes[0], ranks=(rank,))
         now = dataclasses.replace(shown, nodes=(node,))
         history.take(now, number * sparks.EVERY_S)
         history.take(now, number * sparks.EVERY_S + 1)

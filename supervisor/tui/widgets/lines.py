@@ -99,7 +99,8 @@ class LineView(Widget, can_focus=True):
 
     def redraw(self) -> None:
         """Look at every visible line again and paint those that changed."""
-        if not self.is_attached or not self.size:
+        size = self.size
+        if not self.is_attached or not size:
             return
         fresh = self._draw_all()
         old = self._lines
@@ -111,7 +112,7 @@ class LineView(Widget, can_focus=True):
         if len(changed) * 2 > len(fresh):
             self.refresh()
         elif changed:
-            self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
+            self.refresh(*(Region(0, y, size.width, 1) for y in changed))
 
     def restyle(self) -> None:
         """Forget all strips: the theme has changed."""
@@ -174,9 +175,9 @@ class LineView(Widget, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         """One line of the widget, from the cache where it can be."""
-        if len(self._lines) != self.size.height:
+        width, height = self.size
+        if len(self._lines) != height:
             self._lines = self._draw_all()
-        width = self.size.width
         if y >= len(self._lines) or not width:
             return Strip.blank(width)
         drawn = self._lines[y]
@@ -192,12 +193,13 @@ class LineView(Widget, can_focus=True):
         return strip
 
     def _strip(self, drawn: Drawn, width: int) -> Strip:
-        palette = self.chrome.palette
+        palette, more = self.chrome.palette, self.glyphs.more
         base = self._base = self._base or self.rich_style
-        if not drawn.edge[0]:
-            return palette.strip(fit_row(drawn.row, width, self.glyphs.more), width, base)
-        body = palette.strip(fit_row(drawn.row, width - 1, self.glyphs.more), width - 1, base, drawn.overlay)
-        return Strip([*body, *palette.strip((drawn.edge,), 1, base)], width)
+        room = width - bool(drawn.edge[0])
+        segments = palette.segments(drawn.row, room, base, drawn.overlay, more)
+        if room < width:
+            segments += palette.segments((drawn.edge,), 1, base)
+        return Strip(segments, width)
 
     def on_mount(self) -> None:
         """Hear of new themes."""

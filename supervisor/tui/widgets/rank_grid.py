@@ -18,6 +18,7 @@ from supervisor.tui.widgets.picker import Picker
 
 if TYPE_CHECKING:
     from supervisor.tui.model import NodeRow, RankRow, Snapshot
+    from supervisor.tui.words import Glyphs
 
 METRICS: Final = ("state", "output", "lag", "gpu", "mem", "cpu")
 # A rank that wrote this long ago, or is this many steps behind the median, has the lowest bar.
@@ -94,26 +95,30 @@ class RankGrid(LineView):
 
     def line_at(self, index: int) -> tuple[Row, str]:
         """One line of nodes."""
-        nodes = self._cells[index * self.per_line : (index + 1) * self.per_line]
-        return (self._node_glyphs(nodes, index) if self.per_node else self._rank_glyphs(nodes)), ""
+        per_line = self.per_line
+        first = index * per_line
+        nodes = self._cells[first : first + per_line]
+        return (self._node_glyphs(nodes, first) if self.per_node else self._rank_glyphs(nodes)), ""
 
     def _rank_glyphs(self, nodes: tuple[NodeRow, ...]) -> Row:
         spans: list[Span] = [(" ", "")]
+        here, glyphs = self.selected if self.has_focus else None, self.glyphs
         for node in nodes:
             role = "warn" if node.state in ("lost", "failed") else "mark" if node.name in self._marked_nodes else "dim"
-            spans.append((fit(node.name, self._name_width, self.glyphs.more) + " ", role))
+            spans.append((fit(node.name, self._name_width, glyphs.more) + " ", role))
             for rank in node.ranks:
-                _add(spans, self._glyph(rank), self._role(rank, rank.rank == self.selected and self.has_focus))
+                glyph, look = self._shown(rank, glyphs)
+                _add(spans, glyph, "pill" if rank.rank == here else look)
             if not node.ranks:
-                _add(spans, "-" if self._stale else self.glyphs.of(node.look), "off" if self._stale else node.look.role)
+                _add(spans, "-" if self._stale else glyphs.of(node.look), "off" if self._stale else node.look.role)
             used = self._name_width + 1 + max(1, len(node.ranks))
             spans.append((" " * (self._cell - used + GAP), ""))
         # The gap is between nodes: behind the last one it would not fit.
         return tuple(spans[:-1])
 
-    def _node_glyphs(self, nodes: tuple[NodeRow, ...], index: int) -> Row:
+    def _node_glyphs(self, nodes: tuple[NodeRow, ...], first: int) -> Row:
         spans: list[Span] = [(" " + fit(nodes[0].name, self._name_width, self.glyphs.more) + " ", "dim")]
-        for number, node in enumerate(nodes, index * self.per_line):
+        for number, node in enumerate(nodes, first):
             look = node.worst.look if node.worst is not None and node.state == "running" else node.look
             here = number == self.selected and self.has_focus
             glyph = "-" if self._stale else self.glyphs.of(look)
@@ -121,11 +126,15 @@ class RankGrid(LineView):
             _add(spans, glyph, "pill" if here else "off" if self._stale else role)
         return tuple(spans)
 
-    def _glyph(self, rank: RankRow) -> str:
+    def _shown(self, rank: RankRow, glyphs: Glyphs) -> tuple[str, str]:
+        """Glyph and role of a rank."""
         if self._stale:
-            return "-"
+            return "-", "off"
         known = share(rank, self.metric) if rank.state == "running" else None
-        return self.glyphs.of(rank.look) if known is None else self.glyphs.level(known)
+        glyph = glyphs.of(rank.look) if known is None else glyphs.level(known)
+        if self.metric in OF_VITALS and rank.state == "running" and rank.vitals_old:
+            return glyph, "off"
+        return glyph, "mark" if rank.rank in self._marked_ranks else rank.look.role
 
     def next_metric(self) -> bool:
         """Show the next metric of which something is known; returns whether there is another one."""
@@ -135,11 +144,6 @@ class RankGrid(LineView):
         known = (metric for metric in order if metric == "state" or any(share(r, metric) is not None for r in ranks))
         before, self.metric = self.metric, next(known, self.metric)
         return self.metric != before
-
-    def _role(self, rank: RankRow, here: bool) -> str:
-        old = self._stale or (rank.vitals_old and self.metric in OF_VITALS and rank.state == "running")
-        look = "mark" if rank.rank in self._marked_ranks else rank.look.role
-        return "pill" if here else "off" if old else look
 
     def _order(self) -> list[int]:
         return list(range(len(self._cells))) if self.per_node else [r.rank for node in self._cells for r in node.ranks]
@@ -182,19 +186,17 @@ class RankGrid(LineView):
 
 def share(rank: RankRow, metric: str) -> float | None:
     """How high a rank's bar is, from 0 to 1; None where nothing is known."""
+    if metric == "state":
+        return None
     if metric == "output":
-        return None if rank.output_age_s is None else 1.0 - rank.output_age_s / OUTPUT_FLOOR_S
+        return None if (age_s := rank.output_age_s) is None else 1.0 - age_s / OUTPUT_FLOOR_S
     if metric == "mem":
         return rank.memory
-    source, key, floor = {
-        "lag": (rank.progress, "lag", LAG_FLOOR),
-        "gpu": (rank.gpu, "use", 100),
-        "cpu": (rank.vitals, "cpu", 100),
-    }.get(metric, ({}, "", 1))
-    value = usage.number(source.get(key))
-    if value is None:
-        return None
-    return 1.0 - value / floor if metric == "lag" else value / floor
+    if metric == "lag":
+        lag = usage.number(rank.progress.get("lag"))
+        return None if lag is None else 1.0 - lag / LAG_FLOOR
+    used = usage.number(rank.gpu.get("use") if metric == "gpu" else rank.vitals.get("cpu"))
+    return None if used is None else used / 100
 
 
 def _add(spans: list[Span], text: str, role: str) -> None:

@@ -89,7 +89,7 @@ class RankTable(LaidOut):
     def show_ranks(self, snapshot: Snapshot, marked: Collection[int] = (), problems_only: bool = False) -> None:
         """Show a newer state."""
         self._again = lambda: self.show_ranks(snapshot, marked, problems_only)
-        ranks = [rank for rank in snapshot.ranks if rank.has_problem or not problems_only]
+        ranks = [rank for rank in snapshot.ranks if not problems_only or rank.has_problem]
         self.heading = "ranks"
         self.say_which(problems_only)
         vitals = rank_vitals(ranks)
