@@ -81,6 +81,10 @@ class _Generation:
         """Return whether it was stopped on request, and nothing was seen to fail before."""
         return self.cause in _ASKED and not (self.failing if self.cause == "stop" else self.lost)
 
+    def gets_on(self) -> bool:
+        """Return whether it had begun and nothing had failed or ended when the journal was read, or cut off."""
+        return bool(self.nodes) and not (self.cause or self.failing or any(rank.error for rank in self.ranks.values()))
+
 
 def diagnose(
     paths: Sequence[Path], progress: Progress = lambda _bytes: None, leave_out: LeaveOut = lambda _why: None
@@ -105,7 +109,7 @@ def diagnose(
     judged = [(run, _judge(run, number)) for number, run in enumerate(_in_order(runs), 1) if not run.succeeded]
     incidents = [document for run, incident in judged for document in _told(run, incident)]
     ended_well = any(run.succeeded for run in runs.values())
-    cut_short = bool(judged) and judged[-1][0].as_asked()
+    cut_short = bool(judged) and (judged[-1][0].as_asked() or judged[-1][0].gets_on())
     if not incidents and judged and not ended_well and not cut_short and stands(texts := _texts(judged[-1][0])):
         incidents = [_standing(judged[-1][1], texts[-1]).to_json()]
     numbered = [{**document, "id": number} for number, document in enumerate(incidents, 1)]
@@ -204,7 +208,7 @@ def _read_event(event: Json, run: _Generation) -> None:
     elif kind == "incident":
         _read_incident(detail, run)
     elif kind == "stop_requested":
-        run.stop_asked = True
+        run.stop_asked, run.cause = True, run.cause or "stop"
     elif kind in ("hang_over", "job_succeeded"):
         run.hang, run.succeeded = None, kind == "job_succeeded"
     elif kind == "node_lost" and event["node"] in run.nodes:
@@ -250,7 +254,9 @@ def _read_failure(event: Json, run: _Generation) -> None:
 
 def _judge(run: _Generation, number: int) -> Incident:
     named = {rank: node for node, ranks in run.nodes.items() for rank in ranks}
-    evidence = [_evidence(rank, found, named, run.shifts_ns) for rank, found in run.ranks.items()]
+    # What a rank that lives has printed was caught; a scheduler, say, may know of an end that the journal does not.
+    ended = {rank: found for rank, found in run.ranks.items() if rank is None or not run.gets_on()}
+    evidence = [_evidence(rank, found, named, run.shifts_ns) for rank, found in ended.items()]
     everyone = sorted(rank for rank in run.ranks if rank is not None)
     context = Context(
         generation=run.number,
