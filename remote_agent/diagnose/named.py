@@ -71,6 +71,19 @@ def gone_first(evidence: Sequence[RankEvidence], findings: Sequence[Finding]) ->
     return named.pop() if told > 1 and len(named) == 1 and not named & victims else None
 
 
+def heard_first(broken: Sequence[Finding]) -> Finding:
+    """Return the first complaint of several, by their times or their lines in one file; else the one that says most."""
+    if all(each.t_ns is not None for each in broken):
+        return min(broken, key=lambda each: each.t_ns or 0)
+    lines = [line for each in broken for line in each.evidence[:1] if line.line is not None]
+    if len(lines) == len(broken) and len({line.file for line in lines}) == 1:
+        return min(broken, key=lambda each: each.evidence[0].line or 0)
+    # A timeout only tells that others did not come, and who gives up so closes connections; what a launcher did to the
+    # ranks it stopped says least of all.
+    weights = {"nccl_timeout_watchdog": 1, "gloo_connection_reset": 2, "signal_preempted": 3}
+    return min(broken, key=lambda each: weights.get(each.category, 0))
+
+
 def look_first(broken: Sequence[Finding], findings: Sequence[Finding], context: Context) -> list[str]:
     """Name the few ranks that might know more: nothing is known of them, or they alone did not complain."""
     awaited = sorted({each.peer for each in broken if each.peer is not None} - set(_ranks(broken)))

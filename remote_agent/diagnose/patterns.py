@@ -37,9 +37,7 @@ PATTERNS: tuple[Pattern, ...] = (
         PRIMARY,
         "oom-kill:",
         "oom[-_]kill event",
-        "Out of memory: Killed process",
-        "Memory cgroup out of memory",
-        "oom_reaper: reaped",
+        *("Out of memory: Killed process", "Memory cgroup out of memory", "oom_reaper: reaped"),
         r"task \d+: Out Of Memory",
         "Exceeded (?:job|step) memory limit",
         r"exceeded memory limit \(",
@@ -238,6 +236,7 @@ PATTERNS: tuple[Pattern, ...] = (
         PRIMARY,
         "appears not to match (?:sizes|strides) of the same param",
         "DDP expects same model across all ranks",
+        r"disagreement between rank(?P<peer>0) and rank\d",
         "Expected to have finished reduction in the prior iteration",
     ),
     _p(
@@ -246,6 +245,7 @@ PATTERNS: tuple[Pattern, ...] = (
         # NCCL's service that is asked for a status has one port for all jobs of a host, and does without.
         r"(?m:^(?!.*ras/(?<!\wras/)).*Address already in use)",
         "EADDRINUSE",
+        "Only one usage of each socket address",
         r"errno: 98\b",
         title="the port is taken",
     ),
@@ -274,15 +274,14 @@ PATTERNS: tuple[Pattern, ...] = (
     _p(
         "rendezvous_timeout",
         PRIMARY,
-        *("[Gg]loo connectFullMesh failed", "[Uu]nable to find address for"),
-        *("Name or service not known", "Temporary failure in name resolution"),
+        *("[Gg]loo connectFullMesh failed", "[Uu]nable to find address for", r"gloo/transport/\S+\] connect \["),
+        *("Name or service not known", "Temporary failure in name resolution", "Name does not resolve"),
     ),
     _p(
         "gloo_connection_reset",
         SECONDARY,
-        "Connection closed by peer",
-        "Connection reset by peer",
-        "Broken pipe",
+        *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
+        r"gloo/transport/\S+\] (?:Read error|writev) \[",
         "recvBytes",
         "sendBytes failed",
         "DistNetworkError",
@@ -295,9 +294,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _p(
         "disk_full",
         PRIMARY,
-        "No space left on device",
-        r"Errno 28\b",
-        "Disk quota exceeded",
+        *("No space left on device", r"Errno 28\b", "Disk quota exceeded"),
         r"inline_container\.cc.*unexpected pos",
         r"unexpected pos \d+ vs",
     ),
@@ -389,7 +386,8 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _p("nan_loss", GENERIC, *(rf"\b{word}['\"]?[:=]? ?(?:nan|NaN)\b" for word in ("loss", "Loss"))),
     _p("permission_import_missing_module", GENERIC, r": command not found\b"),
-    _p("user_exception", GENERIC, "can't open file '", "No such file or directory: '"),
+    # The last: a traceback that a service for logs has put into one line.
+    _p("user_exception", GENERIC, "can't open file '", "No such file or directory: '", r"Traceback \(m.{,22}: +File "),
     # The last line of a traceback whose beginning is not in the text. RuntimeError is left out: it can mean anything.
     _p(
         "user_exception",

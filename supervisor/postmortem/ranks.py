@@ -107,7 +107,9 @@ def clean(text: str) -> str:
 def split_ranks(lines: Sequence[Line]) -> list[Part]:
     """Return the parts of a text, that of no rank last."""
     parts: dict[int | None, Part] = {}
-    lines = [Line(line.number, _STREAM.sub("", line.text)) for line in lines]
+    # As a text is quoted, all of it may stand further to the right.
+    margin = min((len(line.text) - len(line.text.lstrip()) for line in lines if line.text.strip()), default=0)
+    lines = [Line(line.number, _STREAM.sub("", line.text[margin:])) for line in lines]
     reader = _Reader(lines)
     heads = _banner_heads(lines)
     for index, line in enumerate(lines):
