@@ -19,7 +19,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "CUDA out of memory",
         r"torch\.(?:cuda\.)?OutOfMemoryError",
         "CUDA error: out of memory",
-        "out of memory. Tried to allocate",
+        *("out of memory. Tried to allocate", r"cuda runtime error \(2\)"),
         title="CUDA out of memory",
     ),
     _p(
@@ -106,8 +106,8 @@ PATTERNS: tuple[Pattern, ...] = (
         PRIMARY,
         "no kernel image is available",
         "invalid device function",
-        "NVIDIA driver on your system is too old",
-        "driver version is insufficient",
+        *("NVIDIA driver on your system is too old", "driver version is insufficient"),
+        *("forward compatibility was attempted", "unsupported display driver"),
         "cuDNN version incompatibility",
         r"compiled +against .{1,60} but found runtime version",
         r"undefined symbol: \S*(?:c10|torch|nccl|cuda)",
@@ -135,7 +135,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _p(
         "cuda_error",
         PRIMARY,
-        *(r"\bCUDA error: ", r"\bCUDNN_STATUS_", r"\bCUBLAS_STATUS_", r"\bHIP error: "),
+        *(r"\bCUDA error: ", r"cuda runtime error \(", r"\bCUDNN_STATUS_", r"\bCUBLAS_STATUS_", r"\bHIP error: "),
         r"Cuda failure (?:\d+ )?'(?!driver shutting down)",
     ),
     _p("cuda_error", NEUTRAL, "unhandled cuda error", "ncclUnhandledCudaError"),

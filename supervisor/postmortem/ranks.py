@@ -56,6 +56,7 @@ _NCCL = re.compile(
 _NCCL_RANK = re.compile(r"\brank (?P<rank>\d+) nranks \d+|\brank (?P<rank2>\d+) nRanks \d+")
 # torchrun's last words on a rank.
 _FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (?P<rank>\d+) \(pid: \d+\)")
+_CHILD = re.compile(r"^Child process \d+ \(local_rank (?P<rank>\d+)\) FAILED \(exitcode ")
 # Composer's launcher shows what each of its processes wrote, one after the other.
 _SHOWN = re.compile(r"^-+(?P<edge>Begin|End) global rank (?P<rank>\d+) STD(?:OUT|ERR)-+")
 _COMPOSER = re.compile(r"Rank (?P<rank>\d+) crashed with exit code ")
@@ -64,7 +65,7 @@ _BLAMES = re.compile(
 )
 _SPAWN = re.compile(r"process (?<!\wprocess )(?P<rank>\d+) terminated with (?:signal|exit code) ")
 _MPI = re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal ")
-_SAYS_OF = (_FAILED, _SPAWN, _MPI, _COMPOSER)
+_SAYS_OF = (_FAILED, _CHILD, _SPAWN, _MPI, _COMPOSER)
 # What a launcher's banner says of a rank before it says which.
 _BANNER_HEAD = re.compile(r"^\s*(?:time\s*: |host\s*: (?P<node>\S+))")
 _BANNER = re.compile(r"^\s*rank\s*: (?P<rank>\d+) \(local_rank: \d+\)")
