@@ -65,7 +65,7 @@ class _Generation:
     told: Json | None = None
     """The last incident that the journal has of its end."""
     cause: str = ""
-    """Why it was stopped, as the journal has it."""
+    """Why it was stopped, as the journal has it; empty: nothing says that it was."""
     stop_asked: bool = False
     failing: bool = False
     """A rank or a node was gone before the job's end was asked for: that hides the failure from the journal."""
@@ -227,7 +227,7 @@ def _read_incident(detail: Json, run: _Generation) -> None:
 
 def _read_stop(detail: Json, run: _Generation) -> None:
     """Take what the end of a group says: why, of ranks that did not fail by themselves, and of the nodes' clocks."""
-    run.cause = str(detail.get("cause") or "")
+    run.cause = str(detail.get("cause") or "not told")
     for number, t_ns, over_ns in detail.get("left", ()):
         ended = {"code": 0, "signal": None, "t_ns": t_ns, "over_ns": over_ns}
         run.rank(number).exit = {**ended, "stopped_by_us": False}

@@ -138,6 +138,7 @@ def ended(cause: str) -> tuple[str, dict[str, Any]]:
         # It was stopped for a failure, or was about to be: the files tell.
         ([ended("failure")], ["user_exception"]),
         ([ended("node_lost")], ["user_exception"]),
+        ([ended("")], ["user_exception"]),
         ([("rank_failed", FAILED)], ["user_exception"]),
         # It gets on, or its journal was cut off.
         ([], []),
