@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.model import name_ranks
 from remote_agent.diagnose.pattern import SECONDARY
-from remote_agent.diagnose.patterns import RECEIVED
+from remote_agent.diagnose.patterns import DIED, RECEIVED
 from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED
 
 if TYPE_CHECKING:
@@ -56,7 +56,13 @@ def only_heard(finding: Finding) -> bool:
 
 
 def gone_first(evidence: Sequence[RankEvidence], findings: Sequence[Finding]) -> int | None:
-    """Return the rank whose connections two or more others lost before all others', unless it complains of others."""
+    """Return the only rank of which a parent says that it died, or whose connections two or more others lost first.
+
+    One that complains of others went for another reason.
+    """
+    died = {each.rank for each in findings if each.headline == DIED and each.rank is not None}
+    if len(died) == 1:
+        return died.pop()
     named = set()
     told = 0
     for each in evidence:

@@ -11,6 +11,8 @@ from remote_agent.diagnose.pattern import pattern as _p
 
 # What a rank says that is not at fault itself.
 RECEIVED = "what it received has not the size that it expected"
+# What a parent says of a rank that says nothing itself.
+DIED = "died, as its parent process says; nothing of its own tells why"
 # Of two that stand in one line the first here counts: what says more comes before what says less.
 PATTERNS: tuple[Pattern, ...] = (
     _p(
@@ -351,8 +353,7 @@ PATTERNS: tuple[Pattern, ...] = (
         SECONDARY,
         "closing signal SIGTERM",
         r"Received \S*(?:Signals\.)?SIGTERM(?:: 15|\S* death signal)",
-        "SignalException",
-        "KeyboardInterrupt",
+        *("SignalException", "KeyboardInterrupt"),
         r"got signal: (?:15|2)\b",
     ),
     _death(
@@ -374,6 +375,7 @@ PATTERNS: tuple[Pattern, ...] = (
         title="exited with an error's code, as after an exception; no text of its own says which",
         hint="look at this rank's own stderr; with torchrun: --redirects or --tee, and @record around main",
     ),
+    _p("other", NEUTRAL, "Worker ?[Pp]roc .{1,24} died unexpectedly", title=DIED),
     _p(
         "other",
         NEUTRAL,

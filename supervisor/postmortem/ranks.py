@@ -65,7 +65,8 @@ _BLAMES = re.compile(
 )
 _SPAWN = re.compile(r"process (?<!\wprocess )(?P<rank>\d+) terminated with (?:signal|exit code) ")
 _MPI = re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal ")
-_SAYS_OF = (_FAILED, _CHILD, _SPAWN, _MPI, _COMPOSER)
+_SERVER = re.compile(r"(?:Worker proc VllmWorker-|WorkerProc rank=\[)(?P<rank>\d+)\]? died unexpectedly")
+_SAYS_OF = (_FAILED, _CHILD, _SPAWN, _MPI, _COMPOSER, _SERVER)
 # What a launcher's banner says of a rank before it says which.
 _BANNER_HEAD = re.compile(r"^\s*(?:time\s*: |host\s*: (?P<node>\S+))")
 _BANNER = re.compile(r"^\s*rank\s*: (?P<rank>\d+) \(local_rank: \d+\)")
