@@ -63,14 +63,20 @@ _COMPOSER = re.compile(r"Rank (?P<rank>\d+) crashed with exit code ")
 _BLAMES = re.compile(
     r"failed \(exitcode: (?!-15\b)-?\d+\) local_rank: |Child process with PID \d+ terminated with code (?!-15\b)"
 )
-_SPAWN = re.compile(r"process (?<!\wprocess )(?P<rank>\d+) terminated with (?:signal|exit code) ")
+_SPAWN = re.compile(
+    r"[Pp]rocess (?<!\w.{8})(?P<rank>\d+) (?:terminated with (?:signal|exit code)|exit with status code) "
+)
 _MPI = re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal ")
+_ABORT = re.compile(r"(?:MPI_ABORT was invoked on rank |called MPI_Abort\(.* - process )(?P<rank>\d+)\b")
 _SERVER = re.compile(r"(?:Worker proc VllmWorker-|WorkerProc rank=\[)(?P<rank>\d+)\]? died unexpectedly")
-_SAYS_OF = (_FAILED, _CHILD, _SPAWN, _MPI, _COMPOSER, _SERVER)
+_SAYS_OF = (_FAILED, _CHILD, _SPAWN, _MPI, _ABORT, _COMPOSER, _SERVER)
 # What a launcher's banner says of a rank before it says which.
 _BANNER_HEAD = re.compile(r"^\s*(?:time\s*: |host\s*: (?P<node>\S+))")
-_BANNER = re.compile(r"^\s*rank\s*: (?P<rank>\d+) \(local_rank: \d+\)")
-_BANNER_REST = re.compile(r"^\s*(?:exitcode|error_file|traceback)\s*: ")
+# torchrun's; Open MPI's, PRRTE's and Horovod's; Hydra's.
+_BANNER = re.compile(
+    r"^(?:\s*rank\s*: (?=\d+ \(local_rank: )|\s*Process name: (?:\[\S+,)?(?=\d+\]?$)|= +RANK (?=\d+ PID ))(?P<rank>\d+)"
+)
+_BANNER_REST = re.compile(r"^\s*(?:exitcode|error_file|traceback|Exit code)\s*: |^= +(?:EXIT CODE|KILLED BY SIGNAL): ")
 _CONTINUES = re.compile(
     r"^\s+\S|^Traceback |^\w[\w.]*(?:Error|Exception|Interrupt)\b|^Exception raised from|^frame #\d+"
 )
