@@ -31,6 +31,8 @@ _SRUN_ENDS = re.compile(r"^srun: (?:Force )?Terminat(?:ing|ed) (?:StepId|job ste
 # What was asked to end by others dies so too.
 _TASK_DIED = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: (?!Terminated|Exited with exit code 143)")
 _STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
+# A server ends itself, and what a shell says of that is no cause.
+_ENDS_ITSELF, _SHELLS_WORD = "Received sigquit from a child process", re.compile(r"(?:^|: +\d+ )Killed\b")
 # Stands between the lines of two files: it ends a message, and a traceback whose end is missing.
 _OTHER_FILE = ("", "--")
 _LAUNCHER = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b")
@@ -157,7 +159,7 @@ def _generation(runs: dict[tuple[str, int], _Generation], file: Found) -> _Gener
 def _take_lines(file: Found, lines: list[Line], run: _Generation, facts: NcclFacts) -> None:
     for line in lines:
         facts.feed(line.text)
-    lines = without_settled(_without_sruns_own(lines))
+    lines = without_settled(_without_servers_own(_without_sruns_own(lines)))
     name = str(file.path)
     if file.rank is not None:
         run.rank(file.rank).lines += [(name, line) for line in lines]
@@ -182,6 +184,12 @@ def _without_sruns_own(lines: list[Line]) -> list[Line]:
         died = next((line.number for line in lines if _TASK_DIED.match(line.text)), max(cancelled))
         cancelled = {number for number in cancelled if number > died}
     return [line for line in lines if line.number not in cancelled]
+
+
+def _without_servers_own(lines: list[Line]) -> list[Line]:
+    """Leave out that a shell saw a server killed that had ended itself, as one of its processes had died."""
+    ended = next((line.number for line in lines if _ENDS_ITSELF in line.text), None)
+    return [line for line in lines if ended is None or line.number < ended or not _SHELLS_WORD.search(line.text)]
 
 
 def _read_journal(file: Found, runs: dict[tuple[str, int], _Generation]) -> None:
