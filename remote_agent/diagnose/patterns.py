@@ -120,7 +120,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _p(
         "cuda_error",
         PRIMARY,
-        "CUDA error: (?:unknown error|unspecified launch failure)",
+        *("CUDA error: (?:unknown error|unspecified launch failure)", "CUDA unknown error"),
         "HW Exception by GPU",
         "GPU Hang",
         "HSA_STATUS_ERROR",
@@ -159,7 +159,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "nccl_timeout_watchdog",
         SECONDARY,
         "Watchdog caught collective operation timeout",
-        *("Heartbeat monitor timed out", "watchdog got stuck for"),
+        *("Heartbeat monitor timed out", "watchdog got stuck for", "due to ProcessGroupNCCL watchdog hang"),
         "Received a dump signal due to a collective timeout",
         title="NCCL watchdog: a collective timed out",
     ),
@@ -312,8 +312,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "ModuleNotFoundError",
         r"\bImportError\b",
         "No module named",
-        "PermissionError",
-        "Permission denied",
+        *("PermissionError", "Permission denied", r"OSError: \S+: cannot open shared object file"),
     ),
     _p("nan_loss", PRIMARY, r"ank (?P<rank>\d+)(?:: | at iteration .*message=')found (?:NaN|Inf) in"),
     _p(
