@@ -78,15 +78,18 @@ def gone_first(evidence: Sequence[RankEvidence], findings: Sequence[Finding]) ->
 
 
 def heard_first(broken: Sequence[Finding]) -> Finding:
-    """Return the first complaint of several, by their times or their lines in one file; else the one that says most."""
+    """Return the first complaint of several, by their times or their lines in one file; else the one that says most.
+
+    What a launcher did to the ranks it stopped says least of all.
+    """
+    broken = [each for each in broken if each.category != "signal_preempted"] or broken
     if all(each.t_ns is not None for each in broken):
         return min(broken, key=lambda each: each.t_ns or 0)
     lines = [line for each in broken for line in each.evidence[:1] if line.line is not None]
     if len(lines) == len(broken) and len({line.file for line in lines}) == 1:
         return min(broken, key=lambda each: each.evidence[0].line or 0)
-    # A timeout only tells that others did not come, and who gives up so closes connections; what a launcher did to the
-    # ranks it stopped says least of all.
-    weights = {"nccl_timeout_watchdog": 1, "gloo_connection_reset": 2, "signal_preempted": 3}
+    # A timeout only tells that others did not come, and who gives up so closes connections.
+    weights = {"nccl_timeout_watchdog": 1, "gloo_connection_reset": 2}
     return min(broken, key=lambda each: weights.get(each.category, 0))
 
 

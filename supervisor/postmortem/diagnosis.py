@@ -167,12 +167,32 @@ def _take_lines(file: Found, lines: list[Line], run: _Generation, facts: NcclFac
     parts = split_ranks(lines)
     blamed = [part.rank for part in parts if part.blamed]
     for part in parts:
+        own = _launchers(part.lines) if part.rank is None and len(blamed) == 1 else set()
         for line in part.lines:
             # Where a launcher knows of one failure only, what carries no tag is mostly of the rank that failed.
-            theirs = part.rank is None and len(blamed) == 1 and not _LAUNCHER.search(line.text)
+            theirs = part.rank is None and len(blamed) == 1 and line.number not in own
             rank = run.rank(blamed[0] if theirs else part.rank)
             rank.node = rank.node or part.node
             rank.lines.append((name, line))
+
+
+def _launchers(lines: list[Line]) -> set[int]:
+    """Return the numbers of the lines that are a launcher's: those that name it, and its tracebacks as a whole."""
+    own: set[int] = set()
+    trace: list[int] = []
+    for line in lines:
+        if line.text.startswith("Traceback "):
+            trace = [line.number]
+        elif trace:
+            trace.append(line.number)
+        if _LAUNCHER.search(line.text):
+            own.add(line.number)
+        if own.intersection(trace):
+            own.update(trace)
+        # It lasts until the exception, the first line that does not stand to the right.
+        if not line.text.startswith((" ", "Traceback ")):
+            trace = []
+    return own
 
 
 def _without_sruns_own(lines: list[Line]) -> list[Line]:
