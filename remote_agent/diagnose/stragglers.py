@@ -40,9 +40,11 @@ class Straggler:
 def find_straggler(pulses: Mapping[int, Pulse], nodes: Mapping[int, str]) -> Straggler | None:
     """Return who is slow, the ranks of a node or one of them, as far as the last collectives tell."""
     first, came = _arrivals(pulses)
+    if len(came) < 2 or len(next(iter(came.values()))) < FEWEST + ASIDE:
+        return None
     errors_ns = [pulse["clock"][1] for pulse in pulses.values()]
-    # What a clock that nobody has measured yet tells is no order.
-    if None in errors_ns or len(came) < 2 or len(next(iter(came.values()))) < FEWEST + ASIDE:
+    if None in errors_ns:
+        # What a clock that nobody has measured yet tells is no order.
         return None
     homes: dict[str, dict[int, list[int]]] = {}
     for rank, times in sorted(came.items()):
