@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.model import name_ranks
 from remote_agent.diagnose.pattern import SECONDARY
-from remote_agent.diagnose.patterns import DIED, RECEIVED
+from remote_agent.diagnose.patterns import CHILD, DIED, RECEIVED
 from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED
 
 if TYPE_CHECKING:
@@ -51,8 +51,9 @@ def same_way(first: Finding, other: Finding) -> bool:
 
 
 def only_heard(finding: Finding) -> bool:
-    """Whether a rank only complains of NCCL, which gave no reason, and nobody saw it end: any other might as well."""
-    return finding.category == "nccl_system_error" and finding.role == UNEXPLAINED and not finding.ended
+    """Whether a rank only complains of NCCL or a child, with no reason, and nobody saw it end: any other might too."""
+    heard = finding.category == "nccl_system_error" or finding.headline == CHILD
+    return heard and finding.role == UNEXPLAINED and not finding.ended
 
 
 def gone_first(evidence: Sequence[RankEvidence], findings: Sequence[Finding]) -> int | None:

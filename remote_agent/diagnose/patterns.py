@@ -13,6 +13,7 @@ from remote_agent.diagnose.pattern import pattern as _p
 RECEIVED = "what it received has not the size that it expected"
 # What a parent says of a rank that says nothing itself.
 DIED = "died, as its parent process says; nothing of its own tells why"
+CHILD = "a process below it failed; its own text tells which and why"
 # Of two that stand in one line the first here counts: what says more comes before what says less.
 PATTERNS: tuple[Pattern, ...] = (
     _p(
@@ -343,8 +344,7 @@ PATTERNS: tuple[Pattern, ...] = (
         SECONDARY,
         "closing signal SIGTERM",
         r"Received \S*(?:Signals\.)?SIGTERM(?:: 15|\S* death signal)",
-        *("SignalException", "KeyboardInterrupt"),
-        r"got signal: (?:15|2)\b",
+        *("SignalException", "KeyboardInterrupt", r"got signal: (?:15|2)\b"),
     ),
     _death(
         "SIGSEGV", "Segmentation fault", "segfault", "Segmentation fault", "SIGSEGV rec", title="segmentation fault"
@@ -374,10 +374,11 @@ PATTERNS: tuple[Pattern, ...] = (
         hint="look at this rank's own stderr; with torchrun: --redirects or --tee, and @record around main",
     ),
     _p("other", NEUTRAL, "Worker ?[Pp]roc .{1,24} died unexpectedly", title=DIED),
+    _p("other", NEUTRAL, "Received sigquit from a child process", title=CHILD),
     _p(
         "other",
         NEUTRAL,
-        *("A worker died or was killed while executing a task", "Received sigquit from a child process"),
+        "A worker died or was killed while executing a task",
         "ActorDiedError",
         "EngineDeadError",
         "ChildFailedError",

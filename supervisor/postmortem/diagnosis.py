@@ -178,19 +178,16 @@ def _take_lines(file: Found, lines: list[Line], run: _Generation, facts: NcclFac
 
 def _launchers(lines: list[Line]) -> set[int]:
     """Return the numbers of the lines that are a launcher's: those that name it, and its tracebacks as a whole."""
-    own: set[int] = set()
+    own = {line.number for line in lines if _LAUNCHER.search(line.text)}
     trace: list[int] = []
     for line in lines:
         if line.text.startswith("Traceback "):
             trace = [line.number]
-        elif trace:
-            trace.append(line.number)
-        if _LAUNCHER.search(line.text):
-            own.add(line.number)
-        if own.intersection(trace):
-            own.update(trace)
+            continue
+        trace = [*trace, line.number] if trace else []
         # It lasts until the exception, the first line that does not stand to the right.
-        if not line.text.startswith((" ", "Traceback ")):
+        if not line.text.startswith(" "):
+            own.update(trace if own.intersection(trace[:-1]) and line.number not in own else ())
             trace = []
     return own
 
