@@ -23,8 +23,9 @@ def now() -> float:
 class Offset:
     """How far the coordinator's wall clock is ahead of ours, from heartbeats and their answers (as NTP does)."""
 
-    def __init__(self) -> None:
-        self._samples: list[tuple[int, int]] = []
+    def __init__(self, ours: bool = False) -> None:
+        """Begin without a sample; `ours`: the coordinator's clock is this very machine's."""
+        self._samples: list[tuple[int, int]] = [(0, 0)] if ours else []
 
     def sample(self, sent_ns: int, received_there_ns: int, answered_there_ns: int) -> None:
         """Take one heartbeat's four times in; the fourth is now."""

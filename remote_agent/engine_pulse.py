@@ -193,8 +193,9 @@ def _may_wait(frame: re.Match[str]) -> bool:
 def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
     """Return by process group what a flight record tells: ranks, last, and of the first collective not yet done more.
 
-    last: number of the newest collective; seq, op, sizes, age_s, timeout_s: of the oldest one that is not done.
-    ranks: the group's members, None where the record does not say. came: when it came to the newest ones over gloo.
+    last: number of the newest collective; seq, op, sizes, age_s, timeout_s: of the oldest one that is not done; age_s
+    is 0 where the record has no time. ranks: the group's members, None where the record does not say. came: when it
+    came to the newest ones over gloo.
     """
     try:
         record = json.loads(text)
@@ -210,7 +211,7 @@ def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
         stamps = {
             int(one["collective_seq_id"]): int(one["time_created_ns"]) // 1000
             for one in entries
-            if str(one["process_group"][0]) == "0" and str(one["profiling_name"]).startswith("gloo:")
+            if _kind(one) == ("0", "gloo") and one.get("time_created_ns")
         }
         if stamps:
             groups["0"]["came"] = _came(stamps)
@@ -222,12 +223,13 @@ def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
 
 def _newest(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the entries of groups that there are: one of the same name may have been destroyed before."""
+    newest = {_kind(one): one.get("pg_id") for one in entries}
+    return [one for one in entries if one.get("pg_id") == newest[_kind(one)]]
 
-    def kind(one: Mapping[str, Any]) -> tuple[str, str]:
-        return str(one["process_group"][0]), str(one["profiling_name"]).partition(":")[0]
 
-    newest = {kind(one): one.get("pg_id") for one in entries}
-    return [one for one in entries if one.get("pg_id") == newest[kind(one)]]
+def _kind(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """Return group and backend."""
+    return str(entry["process_group"][0]), str(entry.get("profiling_name")).partition(":")[0]
 
 
 def _came(stamps: Mapping[int, int]) -> dict[str, Any]:
@@ -241,12 +243,13 @@ def _came(stamps: Mapping[int, int]) -> dict[str, Any]:
 
 def _waiting(entry: Mapping[str, Any], now_ns: int) -> dict[str, Any]:
     timeout_ms = entry.get("timeout_ms")
+    call = str(entry.get("profiling_name") or "collective")
     return {
         "seq": int(entry["collective_seq_id"]),
-        "backend": str(entry["profiling_name"]).rpartition(":")[0],
-        "op": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
+        "backend": call.rpartition(":")[0],
+        "op": call.partition(":")[2] or call,
         "sizes": json.dumps([entry.get("input_sizes"), entry.get("input_dtypes")]),
-        "age_s": round(max(0.0, (now_ns - int(entry["time_created_ns"])) / 1e9), 1),
+        "age_s": round(max(0.0, (now_ns - int(entry.get("time_created_ns") or now_ns)) / 1e9), 1),
         "timeout_s": None if timeout_ms is None else timeout_ms / 1000,
     }
 

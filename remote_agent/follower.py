@@ -90,7 +90,7 @@ class Follower:
                 # Only a vote is a promise: a full disk must not keep this node from following.
                 log.warning("term %d is not written down: %s", term, error)
             if changed:
-                self.offset = clocks.Offset()
+                self.offset = clocks.Offset(ours=node == self.agent.node)
                 self._look_again.set()
             if node != self.agent.node and self.agent.role is not None:
                 self._tasks.spawn(self.agent.drop_role(), "drop the role")

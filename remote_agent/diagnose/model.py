@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from remote_agent.diagnose.exits import decode_exit
@@ -38,6 +38,8 @@ class RankEvidence:
     """File and number of each line of a tail that was put together from several files; else `files`, `tail_line`."""
     clock_shift_ns: int = 0
     """What turns a stamp of this node into one of the coordinator's clock."""
+    when: Callable[[Sequence[str], int], int | None] | None = None
+    """Tells when a line was written, where nobody saw how the process ended."""
 
     @classmethod
     def of_exit(

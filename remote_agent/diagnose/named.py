@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.model import name_ranks
 from remote_agent.diagnose.pattern import SECONDARY
-from remote_agent.diagnose.patterns import RECEIVED
+from remote_agent.diagnose.patterns import CHILD, DIED, RECEIVED
 from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED
 
 if TYPE_CHECKING:
@@ -51,12 +51,19 @@ def same_way(first: Finding, other: Finding) -> bool:
 
 
 def only_heard(finding: Finding) -> bool:
-    """Whether a rank only complains of NCCL, which gave no reason, and nobody saw it end: any other might as well."""
-    return finding.category == "nccl_system_error" and finding.role == UNEXPLAINED and not finding.ended
+    """Whether a rank only complains of NCCL or a child, with no reason, and nobody saw it end: any other might too."""
+    heard = finding.category == "nccl_system_error" or finding.headline == CHILD
+    return heard and finding.role == UNEXPLAINED and not finding.ended
 
 
 def gone_first(evidence: Sequence[RankEvidence], findings: Sequence[Finding]) -> int | None:
-    """Return the rank whose connections two or more others lost before all others', unless it complains of others."""
+    """Return the only rank of which a parent says that it died, or whose connections two or more others lost first.
+
+    One that complains of others went for another reason.
+    """
+    died = {each.rank for each in findings if each.headline == DIED and each.rank is not None}
+    if len(died) == 1:
+        return died.pop()
     named = set()
     told = 0
     for each in evidence:
@@ -69,6 +76,22 @@ def gone_first(evidence: Sequence[RankEvidence], findings: Sequence[Finding]) ->
     # Who lost others himself, or was stopped by us, went for another reason.
     victims = {each.rank for each in findings if each.role in (SECONDARY, STOPPED)}
     return named.pop() if told > 1 and len(named) == 1 and not named & victims else None
+
+
+def heard_first(broken: Sequence[Finding]) -> Finding:
+    """Return the first complaint of several, by their times or their lines in one file; else the one that says most.
+
+    What a launcher did to the ranks it stopped says least of all.
+    """
+    broken = [each for each in broken if each.category != "signal_preempted"] or broken
+    if all(each.t_ns is not None for each in broken):
+        return min(broken, key=lambda each: each.t_ns or 0)
+    lines = [line for each in broken for line in each.evidence[:1] if line.line is not None]
+    if len(lines) == len(broken) and len({line.file for line in lines}) == 1:
+        return min(broken, key=lambda each: each.evidence[0].line or 0)
+    # A timeout only tells that others did not come, and who gives up so closes connections.
+    weights = {"nccl_timeout_watchdog": 1, "gloo_connection_reset": 2}
+    return min(broken, key=lambda each: weights.get(each.category, 0))
 
 
 def look_first(broken: Sequence[Finding], findings: Sequence[Finding], context: Context) -> list[str]:

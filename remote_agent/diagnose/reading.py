@@ -16,7 +16,6 @@ from remote_agent.diagnose.model import Evidence, RankEvidence
 from remote_agent.diagnose.pattern import GENERIC, NEUTRAL, PRIMARY, SECONDARY, Pattern
 from remote_agent.diagnose.patterns import PATTERNS, RECEIVED
 from remote_agent.diagnose.shapes import clip, lines_of, signature
-from remote_agent.diagnose.stamps import stamp_before
 from remote_agent.diagnose.traces import Trace, find_traces, join_traces, of_error, strip_tag
 
 # Roles beside those of the patterns: failed without saying why, ended by us, ended well or still there.
@@ -130,13 +129,13 @@ def _read(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
 
 def _stamped(found: Finding, evidence: RankEvidence) -> Finding:
     """Return the finding with the time that the text tells, where nothing else does."""
-    if found.t_ns is not None or not evidence.places or not found.evidence:
+    if found.t_ns is not None or evidence.when is None or not found.evidence:
         return found
     proof = found.evidence[0]
     if (proof.file, proof.line) not in evidence.places:
         return found
     index = list(evidence.places).index((proof.file, proof.line))
-    return dataclasses.replace(found, t_ns=stamp_before(lines_of(evidence.tail), index))
+    return dataclasses.replace(found, t_ns=evidence.when(lines_of(evidence.tail), index))
 
 
 def _unexplained(evidence: RankEvidence, how: str) -> Finding:
@@ -238,7 +237,9 @@ def _best_hit(text: str, patterns: Sequence[Pattern] = ()) -> tuple[Pattern, re.
 def _role(pattern: Pattern | None) -> str:
     if pattern is None or pattern.role == GENERIC:
         return PRIMARY
-    return UNEXPLAINED if pattern.role == NEUTRAL else pattern.role
+    # What torch says before any error of NCCL's tells of no other one.
+    waited = pattern.category == "nccl_timeout_watchdog"
+    return (SECONDARY if waited else UNEXPLAINED) if pattern.role == NEUTRAL else pattern.role
 
 
 def _of_trace(

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.model import name_ranks
+
+if TYPE_CHECKING:
+    from remote_agent.diagnose.pulse import Pulse
 
 # Of the time, that the others wait for it.
 SHARE = 0.5
 # An evaluation or a checkpoint on one rank is no habit: so many waits do not count, the longest ones, and so many
 # others there must be.
 ASIDE, FEWEST = 2, 4
-Pulse = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +42,15 @@ def find_straggler(pulses: Mapping[int, Pulse], nodes: Mapping[int, str]) -> Str
     first, came = _arrivals(pulses)
     if len(came) < 2 or len(next(iter(came.values()))) < FEWEST + ASIDE:
         return None
+    errors_ns = [pulse["clock"][1] for pulse in pulses.values()]
+    if None in errors_ns:
+        # What a clock that nobody has measured yet tells is no order.
+        return None
     homes: dict[str, dict[int, list[int]]] = {}
     for rank, times in sorted(came.items()):
         homes.setdefault(nodes[rank], {})[rank] = times
     # So far two nodes' clocks may be from what is known of them.
-    error_ns = 2 * max(int(pulse["clock"][1] or 0) for pulse in pulses.values())
+    error_ns = 2 * max(errors_ns)
     waits: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     for late, begin_ns, end_ns in _waits(homes):
         if end_ns > begin_ns + error_ns:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from remote_agent.diagnose.hangs import find_astray, find_missing
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, name_nodes, name_ranks
-from remote_agent.diagnose.named import gone_first, look_first, odd_one_out, only_heard, received, same_way
+from remote_agent.diagnose.named import gone_first, heard_first, look_first, odd_one_out, only_heard, received, same_way
 from remote_agent.diagnose.pattern import PRIMARY, SECONDARY
 from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED, Finding, read_rank
 from remote_agent.diagnose.shapes import clip, lines_of, shape, signature
@@ -307,10 +307,7 @@ def _only_victims(findings: list[Finding], context: Context) -> _Cause:
     broken = [each for each in findings if each.role == SECONDARY]
     if not broken:
         return _nothing(findings)
-    # A timeout only tells that others did not come, and who gives up so closes connections; what a launcher did to the
-    # ranks it stopped says least of all.
-    weights = {"nccl_timeout_watchdog": 1, "gloo_connection_reset": 2, "signal_preempted": 3}
-    first = min(broken, key=lambda each: weights.get(each.category, 0))
+    first = heard_first(broken)
     where = (
         f"first on {name_ranks([first.rank])}{name_nodes([first.node])}" if first.rank is not None else "in the text"
     )

@@ -19,6 +19,7 @@ from supervisor.postmortem.files import Found, LeaveOut, find
 from supervisor.postmortem.quiet import overcome, stands, without_settled
 from supervisor.postmortem.ranks import Line, split_ranks
 from supervisor.postmortem.reading import Progress, read_all
+from supervisor.postmortem.stamps import stamp_before
 
 Json = dict[str, Any]
 # What is longer is no error file of torch's.
@@ -30,6 +31,8 @@ _SRUN_ENDS = re.compile(r"^srun: (?:Force )?Terminat(?:ing|ed) (?:StepId|job ste
 # What was asked to end by others dies so too.
 _TASK_DIED = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: (?!Terminated|Exited with exit code 143)")
 _STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
+# A server ends itself, and what a shell says of that is no cause.
+_ENDS_ITSELF, _SHELLS_WORD = "Received sigquit from a child process", re.compile(r"(?:^|: +\d+ )Killed\b")
 # Stands between the lines of two files: it ends a message, and a traceback whose end is missing.
 _OTHER_FILE = ("", "--")
 _LAUNCHER = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b")
@@ -64,7 +67,7 @@ class _Generation:
     told: Json | None = None
     """The last incident that the journal has of its end."""
     cause: str = ""
-    """Why it was stopped, as the journal has it."""
+    """Why it was stopped, as the journal has it; empty: nothing says that it was."""
     stop_asked: bool = False
     failing: bool = False
     """A rank or a node was gone before the job's end was asked for: that hides the failure from the journal."""
@@ -80,6 +83,10 @@ class _Generation:
     def as_asked(self) -> bool:
         """Return whether it was stopped on request, and nothing was seen to fail before."""
         return self.cause in _ASKED and not (self.failing if self.cause == "stop" else self.lost)
+
+    def gets_on(self) -> bool:
+        """Return whether it had begun and nothing had failed or ended when the journal was read, or cut off."""
+        return bool(self.nodes) and not (self.cause or self.failing or any(rank.error for rank in self.ranks.values()))
 
 
 def diagnose(
@@ -105,7 +112,7 @@ def diagnose(
     judged = [(run, _judge(run, number)) for number, run in enumerate(_in_order(runs), 1) if not run.succeeded]
     incidents = [document for run, incident in judged for document in _told(run, incident)]
     ended_well = any(run.succeeded for run in runs.values())
-    cut_short = bool(judged) and judged[-1][0].as_asked()
+    cut_short = bool(judged) and (judged[-1][0].as_asked() or judged[-1][0].gets_on())
     if not incidents and judged and not ended_well and not cut_short and stands(texts := _texts(judged[-1][0])):
         incidents = [_standing(judged[-1][1], texts[-1]).to_json()]
     numbered = [{**document, "id": number} for number, document in enumerate(incidents, 1)]
@@ -152,7 +159,7 @@ def _generation(runs: dict[tuple[str, int], _Generation], file: Found) -> _Gener
 def _take_lines(file: Found, lines: list[Line], run: _Generation, facts: NcclFacts) -> None:
     for line in lines:
         facts.feed(line.text)
-    lines = without_settled(_without_sruns_own(lines))
+    lines = without_settled(_without_servers_own(_without_sruns_own(lines)))
     name = str(file.path)
     if file.rank is not None:
         run.rank(file.rank).lines += [(name, line) for line in lines]
@@ -160,12 +167,29 @@ def _take_lines(file: Found, lines: list[Line], run: _Generation, facts: NcclFac
     parts = split_ranks(lines)
     blamed = [part.rank for part in parts if part.blamed]
     for part in parts:
+        own = _launchers(part.lines) if part.rank is None and len(blamed) == 1 else set()
         for line in part.lines:
             # Where a launcher knows of one failure only, what carries no tag is mostly of the rank that failed.
-            theirs = part.rank is None and len(blamed) == 1 and not _LAUNCHER.search(line.text)
+            theirs = part.rank is None and len(blamed) == 1 and line.number not in own
             rank = run.rank(blamed[0] if theirs else part.rank)
             rank.node = rank.node or part.node
             rank.lines.append((name, line))
+
+
+def _launchers(lines: list[Line]) -> set[int]:
+    """Return the numbers of the lines that are a launcher's: those that name it, and its tracebacks as a whole."""
+    own = {line.number for line in lines if _LAUNCHER.search(line.text)}
+    trace: list[int] = []
+    for line in lines:
+        if line.text.startswith("Traceback "):
+            trace = [line.number]
+            continue
+        trace = [*trace, line.number] if trace else []
+        # It lasts until the exception, the first line that does not stand to the right.
+        if not line.text.startswith(" "):
+            own.update(trace if own.intersection(trace[:-1]) and line.number not in own else ())
+            trace = []
+    return own
 
 
 def _without_sruns_own(lines: list[Line]) -> list[Line]:
@@ -177,6 +201,12 @@ def _without_sruns_own(lines: list[Line]) -> list[Line]:
         died = next((line.number for line in lines if _TASK_DIED.match(line.text)), max(cancelled))
         cancelled = {number for number in cancelled if number > died}
     return [line for line in lines if line.number not in cancelled]
+
+
+def _without_servers_own(lines: list[Line]) -> list[Line]:
+    """Leave out that a shell saw a server killed that had ended itself, as one of its processes had died."""
+    ended = next((line.number for line in lines if _ENDS_ITSELF in line.text), None)
+    return [line for line in lines if ended is None or line.number < ended or not _SHELLS_WORD.search(line.text)]
 
 
 def _read_journal(file: Found, runs: dict[tuple[str, int], _Generation]) -> None:
@@ -204,7 +234,7 @@ def _read_event(event: Json, run: _Generation) -> None:
     elif kind == "incident":
         _read_incident(detail, run)
     elif kind == "stop_requested":
-        run.stop_asked = True
+        run.stop_asked, run.cause = True, run.cause or "stop"
     elif kind in ("hang_over", "job_succeeded"):
         run.hang, run.succeeded = None, kind == "job_succeeded"
     elif kind == "node_lost" and event["node"] in run.nodes:
@@ -222,7 +252,7 @@ def _read_incident(detail: Json, run: _Generation) -> None:
 
 def _read_stop(detail: Json, run: _Generation) -> None:
     """Take what the end of a group says: why, of ranks that did not fail by themselves, and of the nodes' clocks."""
-    run.cause = str(detail.get("cause") or "")
+    run.cause = str(detail.get("cause") or "not told")
     for number, t_ns, over_ns in detail.get("left", ()):
         ended = {"code": 0, "signal": None, "t_ns": t_ns, "over_ns": over_ns}
         run.rank(number).exit = {**ended, "stopped_by_us": False}
@@ -250,7 +280,9 @@ def _read_failure(event: Json, run: _Generation) -> None:
 
 def _judge(run: _Generation, number: int) -> Incident:
     named = {rank: node for node, ranks in run.nodes.items() for rank in ranks}
-    evidence = [_evidence(rank, found, named, run.shifts_ns) for rank, found in run.ranks.items()]
+    # What a rank that lives has printed was caught; a scheduler, say, may know of an end that the journal does not.
+    ended = {rank: found for rank, found in run.ranks.items() if rank is None or not run.gets_on()}
+    evidence = [_evidence(rank, found, named, run.shifts_ns) for rank, found in ended.items()]
     everyone = sorted(rank for rank in run.ranks if rank is not None)
     context = Context(
         generation=run.number,
@@ -281,6 +313,7 @@ def _evidence(rank: int | None, found: _Rank, named: Mapping[int, str], shifts_n
         files={"error": found.error_file} if found.error_file else {},
         places=places,
         clock_shift_ns=shifts_ns.get(node or "", 0) if found.shift_ns is None else found.shift_ns,
+        when=stamp_before,
     )
 
 

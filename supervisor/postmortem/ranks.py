@@ -56,19 +56,27 @@ _NCCL = re.compile(
 _NCCL_RANK = re.compile(r"\brank (?P<rank>\d+) nranks \d+|\brank (?P<rank2>\d+) nRanks \d+")
 # torchrun's last words on a rank.
 _FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (?P<rank>\d+) \(pid: \d+\)")
+_CHILD = re.compile(r"^Child process \d+ \(local_rank (?P<rank>\d+)\) FAILED \(exitcode ")
 # Composer's launcher shows what each of its processes wrote, one after the other.
 _SHOWN = re.compile(r"^-+(?P<edge>Begin|End) global rank (?P<rank>\d+) STD(?:OUT|ERR)-+")
 _COMPOSER = re.compile(r"Rank (?P<rank>\d+) crashed with exit code ")
 _BLAMES = re.compile(
     r"failed \(exitcode: (?!-15\b)-?\d+\) local_rank: |Child process with PID \d+ terminated with code (?!-15\b)"
 )
-_SPAWN = re.compile(r"process (?<!\wprocess )(?P<rank>\d+) terminated with (?:signal|exit code) ")
+_SPAWN = re.compile(
+    r"[Pp]rocess (?<!\w.{8})(?P<rank>\d+) (?:terminated with (?:signal|exit code)|exit with status code) "
+)
 _MPI = re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal ")
-_SAYS_OF = (_FAILED, _SPAWN, _MPI, _COMPOSER)
+_ABORT = re.compile(r"(?:MPI_ABORT was invoked on rank |called MPI_Abort\(.* - process )(?P<rank>\d+)\b")
+_SERVER = re.compile(r"(?:Worker proc VllmWorker-|WorkerProc rank=\[)(?P<rank>\d+)\]? died unexpectedly")
+_SAYS_OF = (_FAILED, _CHILD, _SPAWN, _MPI, _ABORT, _COMPOSER, _SERVER)
 # What a launcher's banner says of a rank before it says which.
 _BANNER_HEAD = re.compile(r"^\s*(?:time\s*: |host\s*: (?P<node>\S+))")
-_BANNER = re.compile(r"^\s*rank\s*: (?P<rank>\d+) \(local_rank: \d+\)")
-_BANNER_REST = re.compile(r"^\s*(?:exitcode|error_file|traceback)\s*: ")
+# torchrun's; Open MPI's, PRRTE's and Horovod's; Hydra's.
+_BANNER = re.compile(
+    r"^(?:\s*rank\s*: (?=\d+ \(local_rank: )|\s*Process name: (?:\[\S+,)?(?=\d+\]?$)|= +RANK (?=\d+ PID ))(?P<rank>\d+)"
+)
+_BANNER_REST = re.compile(r"^\s*(?:exitcode|error_file|traceback|Exit code)\s*: |^= +(?:EXIT CODE|KILLED BY SIGNAL): ")
 _CONTINUES = re.compile(
     r"^\s+\S|^Traceback |^\w[\w.]*(?:Error|Exception|Interrupt)\b|^Exception raised from|^frame #\d+"
 )
@@ -107,7 +115,9 @@ def clean(text: str) -> str:
 def split_ranks(lines: Sequence[Line]) -> list[Part]:
     """Return the parts of a text, that of no rank last."""
     parts: dict[int | None, Part] = {}
-    lines = [Line(line.number, _STREAM.sub("", line.text)) for line in lines]
+    # As a text is quoted, all of it may stand further to the right.
+    margin = min((len(line.text) - len(line.text.lstrip()) for line in lines if line.text.strip()), default=0)
+    lines = [Line(line.number, _STREAM.sub("", line.text[margin:])) for line in lines]
     reader = _Reader(lines)
     heads = _banner_heads(lines)
     for index, line in enumerate(lines):

@@ -16,6 +16,8 @@ import remote_agent
 MAIN = b"import sys\n\nfrom remote_agent.__main__ import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
 # Data that belongs to the sources; caches and editor files do not.
 SUFFIXES = frozenset({".py", ".json", ".toml", ".txt"})
+# Run in a torchrun that somebody else starts, from the installed package (supervisor.handlers).
+ELSEWHERE = frozenset({"engine_handler.py", "engine_torch_handler.py", "joining.py"})
 # The oldest date a zip can hold: the bytes must not depend on when they were made.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -29,14 +31,15 @@ class AgentFile:
 
     @classmethod
     def build(cls, package: Path | None = None) -> AgentFile:
-        """Pack the remote_agent package; raises OSError."""
+        """Pack what a node needs of the remote_agent package; raises OSError."""
         package = package or Path(remote_agent.__file__).parent
         output = io.BytesIO()
         with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
             _add(archive, "__main__.py", MAIN)
             for path in sorted(package.rglob("*")):
                 inside = path.relative_to(package)
-                if path.suffix in SUFFIXES and path.is_file() and "__pycache__" not in inside.parts:
+                is_left_out = "__pycache__" in inside.parts or inside.as_posix() in ELSEWHERE
+                if path.suffix in SUFFIXES and path.is_file() and not is_left_out:
                     _add(archive, f"remote_agent/{inside.as_posix()}", path.read_bytes())
         data = output.getvalue()
         return cls(data, hashlib.sha256(data).hexdigest())

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from remote_agent.wire import MAGIC
 from supervisor.ssh import AgentFile, loader
+from supervisor.ssh.agent_file import ELSEWHERE
 
 # Sent to every host over links that may be slow; read and compiled at every start.
 BUDGET_BYTES = 320_000
@@ -30,6 +34,19 @@ def test_the_agent_is_small_and_always_the_same(agent: AgentFile, tmp_path: Path
     assert AgentFile.build(one) == AgentFile.build(other)
     (other / "bridge.py").write_text("")
     assert AgentFile.build(one).sha256 != AgentFile.build(other).sha256
+
+
+def test_nothing_in_the_agent_needs_what_is_left_out(agent: AgentFile, repository: Path) -> None:
+    with zipfile.ZipFile(io.BytesIO(agent.data)) as archive:
+        nodes = [node for name in archive.namelist() for node in ast.walk(ast.parse(archive.read(name)))]
+        left = {f"remote_agent.{name[:-3]}" for name in ELSEWHERE if (repository / "remote_agent" / name).exists()}
+        assert len(left) == len(ELSEWHERE)
+        assert not any(f"remote_agent/{name}" in archive.namelist() for name in ELSEWHERE)
+    named = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    named |= {f"{node.module}.{one.name}" for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names}
+    named |= {one.name for node in nodes if isinstance(node, ast.Import) for one in node.names}
+    assert "remote_agent.engine" in named
+    assert not named & left
 
 
 def test_modules_can_be_read_out_of_the_agent(agent: AgentFile, tmp_path: Path) -> None:

@@ -135,13 +135,19 @@ def ended(cause: str) -> tuple[str, dict[str, Any]]:
         ([("rank_failed", FAILED), ASKED, ended("stop")], ["user_exception"]),
         ([("node_lost", LOST), ASKED, ended("stop")], ["node_lost"]),
         ([("node_lost", LOST), ended("restart")], ["node_lost"]),
-        # It was stopped for a failure, or the journal does not say: the files tell.
+        # It was stopped for a failure, or was about to be: the files tell.
         ([ended("failure")], ["user_exception"]),
         ([ended("node_lost")], ["user_exception"]),
-        ([("restart_requested", {})], ["user_exception"]),
+        ([ended("")], ["user_exception"]),
+        ([("rank_failed", FAILED)], ["user_exception"]),
+        # It gets on, or its journal was cut off.
+        ([], []),
+        ([("restart_requested", {})], []),
+        ([HANG], ["hang_missing_rank"]),
+        ([ASKED, ("rank_failed", FAILED)], []),
     ],
 )
-def test_what_ended_on_request_failed_only_where_the_journal_says_so(
+def test_what_gets_on_or_ended_on_request_failed_only_where_the_journal_says_so(
     tmp_path: Path, happened: list[tuple[str, dict[str, Any]]], told: list[str]
 ) -> None:
     """A rank that prints a traceback and gets on has caught it."""
@@ -163,3 +169,19 @@ def test_what_was_stopped_on_request_before_its_first_step_is_no_hang(tmp_path: 
         event["detail"] = {"cause": cause}
         (job / "events.jsonl").write_text(json.dumps(event) + "\n")
         assert [incident["category"] for incident in diagnose([job])["incidents"]] == found
+
+
+def test_an_error_file_or_a_scheduler_may_know_of_an_end_that_the_journal_does_not(tmp_path: Path) -> None:
+    job = write(tmp_path / "train-a1", generation_0__rank_0__stderr_dot_log=f"{BROKEN}step=9\n")
+    members = [{"node": "n1", "group_rank": 0, "base_rank": 0, "nproc": 1}]
+    event = {"type": "generation_started", "generation": 0, "node": None, "rank": None, "detail": {"members": members}}
+    (job / "events.jsonl").write_text(json.dumps(event) + "\n")
+    assert diagnose([job])["incidents"] == []
+    (job / "generation_0" / "slurm.out").write_text(
+        "slurmstepd: error: *** JOB 7 CANCELLED AT 10:00 DUE TO TIME LIMIT ***\n"
+    )
+    assert only(diagnose([job]))["category"] == "signal_preempted"
+    (job / "generation_0" / "slurm.out").unlink()
+    said = {"message": "ValueError: 7 classes, 6 labels", "extraInfo": {"py_callstack": BROKEN}}
+    (job / "generation_0" / "rank_0" / "error.json").write_text(json.dumps({"message": said}))
+    assert only(diagnose([job]))["category"] == "user_exception"

@@ -48,6 +48,9 @@ def test_who_saves_packs_or_computes_in_torch_distributed_does_not_wait(
     assert read_stack(stack(*frames, ("/home/u/train.py", "<module>")))["inside"] == inside
 
 
+GONE = ("profiling_name", "time_created_ns")
+
+
 def entry(number: int, *, retired: bool = True, pg_id: int = 0, backend: str = "gloo") -> dict[str, Any]:
     return {
         "process_group": ["0", "default_pg"], "pg_id": pg_id, "collective_seq_id": number, "retired": retired,
@@ -67,6 +70,16 @@ def test_a_group_that_is_destroyed_and_made_again_begins_to_count_anew() -> None
     # Two backends of one group count each for itself.
     both = read(entry(3), entry(9, pg_id=1, backend="nccl", retired=False), entry(4))
     assert (both["last"], both["seq"], both["came"]["first"]) == (9, 9, 3)
+
+
+def test_an_entry_without_a_name_or_a_time_counts_for_what_it_tells() -> None:
+    bare = [{key: value for key, value in entry(7, retired=False).items() if key != gone} for gone in GONE]
+    seen = [read(entry(6), one) for one in bare]
+    assert [(one["last"], one["seq"], one["op"], one["age_s"]) for one in seen] == [
+        (7, 7, "collective", 1.0),
+        (7, 7, "all_reduce", 0.0),
+    ]
+    assert [one["came"]["first"] for one in seen] == [6, 6]
 
 
 def test_a_pulse_tells_what_its_rank_has_printed_last() -> None:

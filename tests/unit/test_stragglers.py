@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from remote_agent import inputs
-from remote_agent.clocks import Clock
+from remote_agent.clocks import Clock, Offset
 from remote_agent.diagnose.stragglers import find_straggler
 from remote_agent.engine_pulse import read_flight
 from tests.unit.test_stalls import IDLE, Watched
@@ -78,6 +78,10 @@ def test_clocks_that_are_wrong_change_nothing_and_what_is_below_their_error_is_n
     assert (found.node, found.rank) == ("n2", None)
     rough = {"n2": Clock(shift_s * SECOND_NS, SECOND_NS // 2)}
     assert find_straggler(pulses(arrivals(SLOW_NODE), clocks=rough), NODES) is None
+    # Nobody has measured it yet, or it was set meanwhile; the coordinator's own needs no measure.
+    assert find_straggler(pulses(arrivals(SLOW_NODE), clocks={"n2": Clock.of(Offset().told())}), NODES) is None
+    own = {"n1": Clock.of(Offset(ours=True).told())}
+    assert find_straggler(pulses(arrivals(SLOW_NODE), clocks=own), NODES) is not None
 
 
 @pytest.mark.parametrize("jitter", [0.05, 0.9])
@@ -95,7 +99,7 @@ def test_who_is_late_by_chance_or_now_and_then_is_not_told(jitter: float) -> Non
 
 def test_without_the_times_of_all_nothing_is_told() -> None:
     told = pulses(arrivals(SLOW_NODE))
-    assert find_straggler({**told, 1: {**IDLE, "clock": Clock()}}, NODES) is None
+    assert find_straggler({**told, 1: {**IDLE, "clock": Clock(0, 0)}}, NODES) is None
     assert find_straggler({0: told[0]}, NODES) is None
     assert find_straggler(pulses(arrivals(SLOW_NODE, 5)), NODES) is None
     apart = pulses(arrivals(SLOW_NODE), first=100)
