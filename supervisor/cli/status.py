@@ -47,7 +47,7 @@ def contract(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Show the status; returns the exit status."""
-    parser = make_parser(verb, "[HOSTS] [JOB] [--json] [--watch]")
+    parser = make_parser(verb)
     add_json(parser)
     parser.add_argument("--watch", action="store_true", help="show it again whenever it changes, until the job is over")
     parser.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")
