@@ -63,9 +63,9 @@ def make_parser(verb: str, usage: str = "[HOSTS] [JOB]", *, target: bool = True)
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if target:
-        words = {word: text for word, text in TARGET.items() if re.search(rf"\b{word}\b", usage)}
-        told = "; ".join(f"{word}: {text}" for word, text in words.items())
-        parser.add_argument("target", nargs="*", metavar=" ".join(words), help=told)
+        taken = {word: text for word, text in TARGET.items() if re.search(rf"\b{word}\b", usage)}
+        told = "; ".join(f"{word}: {text}" for word, text in taken.items())
+        parser.add_argument("target", nargs="*", metavar=" ".join(taken), help=told)
         add_sources(parser)
     words = "log to stderr, and show tracebacks"
     parser.add_argument("--debug", action=_Debug, nargs=0, default=argparse.SUPPRESS, help=words)
