@@ -63,7 +63,8 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
         ],
         "incident": state.incident,
         "warnings": [
-            {"node": node, "rank": rank, "message": message} for (node, rank, _), message in state.warnings.items()
+            {"kind": kind, "node": node, "rank": rank, "message": message}
+            for (node, rank, kind), message in state.warnings.items()
         ],
         "failure": state.failure,
         "plan": _plan(state),

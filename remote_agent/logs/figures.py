@@ -55,13 +55,16 @@ _UNITS = {
 }
 # The best one first: once it was seen, another one is no longer believed.
 _BEST = ("tok/s", "samples/s", "it/s")
+# A bar of tqdm, its newest state being that all is done.
+_BAR = b"%|"
+_FULL_BAR = re.compile(rb"\d%\|[^|\r\n]{0,400}\|\s*(\d[\w.]{0,15})/\1 \[")
 Number = Union[float, str]
 
 
 class Figures:
     """What one rank's lines tell beside its step."""
 
-    __slots__ = ("_fresh", "_loss", "_losses", "_moments", "_rate", "_step_in", "_step_told")
+    __slots__ = ("_fresh", "_is_bars", "_loss", "_losses", "_moments", "_rate", "_step_in", "_step_told")
 
     def __init__(self, step_in: Callable[[bytes], int | None]) -> None:
         self._step_in = step_in
@@ -70,6 +73,8 @@ class Figures:
         self._losses: deque[tuple[int, str]] = deque(maxlen=MAX_KEPT)
         self._loss: Number | None = None
         self._rate: tuple[float, str] | None = None
+        self._is_bars = False
+        """The rate stood in a bar."""
         self._fresh: dict[str, bytes] = {}
         self._moments: deque[tuple[int, int]] = deque(maxlen=MOMENTS)
 
@@ -82,11 +87,15 @@ class Figures:
         if t_ns is None:
             return
         if self._moments and step < self._moments[-1][1]:
-            self._moments.clear()
+            self.forget_steps()
         if len(self._moments) < 2 or t_ns - self._moments[-2][0] >= APART_NS:
             self._moments.append((t_ns, step))
         else:
             self._moments[-1] = (t_ns, step)
+
+    def forget_steps(self) -> None:
+        """What was counted so far were no steps."""
+        self._moments.clear()
 
     def told(self) -> dict[str, Number | None]:
         """Return loss (`nan` and `inf` are words: JSON has no such number), rate, its unit, and steps_s."""
@@ -112,11 +121,20 @@ class Figures:
     def _read(self, data: bytes) -> None:
         for match in _LOSS.finditer(data):
             self._loss = _number(match[1])
+        for line in data.splitlines(keepends=True) if _BAR in data else (data,):
+            is_bar = _BAR in line
+            if is_bar and _FULL_BAR.search(line):
+                # What it did is done: what comes next, perhaps in a worse unit, has a rate of its own.
+                self._rate = None if self._is_bars else self._rate
+            else:
+                self._read_rate(line, is_bar)
+
+    def _read_rate(self, line: bytes, is_bar: bool) -> None:
         for pattern in _RATES:
-            for match in pattern.finditer(data):
+            for match in pattern.finditer(line):
                 unit, number = _UNITS.get(match["things"][:2].lower(), "it/s"), _number(match["number"])
                 if isinstance(number, float) and (not self._rate or _BEST.index(unit) <= _BEST.index(self._rate[1])):
-                    self._rate = number, unit
+                    self._rate, self._is_bars = (number, unit), is_bar
 
     def _note_losses(self, data: bytes, is_cut: bool) -> None:
         """Take the first training loss of each step that whole lines name; is_cut: what came before is not here."""

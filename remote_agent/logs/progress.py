@@ -4,6 +4,9 @@ In: new bytes of a rank's streams. Out: the last step it named, the time of its 
 loss that is no number, the step of the last snapshot that it spoke of.
 
 Only the last matching text of each batch is parsed, found by a search from its end, so that a flood stays cheap.
+
+A bar that is full before the rank has printed any loss was no training (a data set's tokens, a checkpoint's shards):
+what it counted is forgotten.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ _KINDS: tuple[tuple[tuple[bytes, ...], re.Pattern[bytes]], ...] = (
         re.compile(_BEGIN + rb"(?:(?:global|current|train|training)[_ ]?)?step" + _BETWEEN + _NUMBER, re.I),
     ),
     ((b"ter", b"TER"), re.compile(rb"(?<![A-Za-z_])iter(?:ation)?" + _BETWEEN + _NUMBER, re.I)),
-    ((b"%|",), re.compile(rb"\d%\|[^|\r\n]{0,400}\|\s*" + _NUMBER + rb"/\d+ \[")),
+    ((b"%|",), re.compile(rb"\d%\|[^|\r\n]{0,400}\|\s*" + _NUMBER + rb"/(?P<total>\d+) \[")),
     ((b"poch", b"POCH"), re.compile(rb"(?<![A-Za-z_])epoch" + _BETWEEN + _NUMBER, re.I)),
 )
 # Longest text before the found letters that belongs to the match ("training_s"), and longest match after them.
@@ -50,6 +53,11 @@ _NAME_BYTES = 80
 
 
 def _last_number(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[bytes]) -> int | None:
+    found = _last_match(data, marks, pattern)
+    return None if found is None else int(found[1])
+
+
+def _last_match(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[bytes]) -> re.Match[bytes] | None:
     stop = len(data)
     # One letter is found ten times as fast as a word.
     marks = tuple(mark for mark in marks if mark[-1:] in data)
@@ -66,7 +74,7 @@ def _last_number(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[byte
             if last.end() > found:
                 break
         if last is not None:
-            return int(last.group(1))
+            return last
         stop = found
     return None
 
@@ -127,6 +135,31 @@ class StepReader:
     def _step_in(self, line: bytes) -> int | None:
         return _last_number(line, *_KINDS[self._kind]) if self._kind < len(_KINDS) else None
 
+    def _count(self, data: bytes, t_ns: int | None) -> int | None:
+        """Take the newest step in; return the one before it, None where that counted something else."""
+        before = self.step
+        for kind, (marks, pattern) in enumerate(_KINDS[: self._kind + 1]):
+            found = _last_match(data, marks, pattern)
+            if found is None:
+                continue
+            if self._is_other_work(found):
+                if kind == self._kind:
+                    self.step, self._kind = None, len(_KINDS)
+                    self.figures.forget_steps()
+                continue
+            if kind != self._kind:
+                # What was counted before is none of these.
+                self.saved = before = None
+            self.step, self._kind = int(found[1]), kind
+            self.figures.note_step(self.step, t_ns)
+            break
+        return before
+
+    def _is_other_work(self, found: re.Match[bytes]) -> bool:
+        """Whether this is a bar that is full before there is any loss."""
+        total = found.groupdict().get("total")
+        return total is not None and int(total) == int(found[1]) and self.figures.told()["loss"] is None
+
     def feed(self, stream: str, data: bytes, t_ns: int | None) -> None:
         """Take new bytes of one stream; t_ns: their arrival."""
         if not data:
@@ -139,16 +172,7 @@ class StepReader:
             data = carry + data
         last = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         self._carry[stream] = data[max(last, len(data) - _AFTER) :]
-        before = self.step
-        for kind, (marks, pattern) in enumerate(_KINDS[: self._kind + 1]):
-            number = _last_number(data, marks, pattern)
-            if number is not None:
-                if kind != self._kind:
-                    # What was counted before is none of these.
-                    self.saved = before = None
-                self.step, self._kind = number, kind
-                self.figures.note_step(number, t_ns)
-                break
+        before = self._count(data, t_ns)
         if stream != "nccl" and self._kind < len(_KINDS):
             found = _snapshot(data, *_KINDS[self._kind], before)
             self.saved = self.saved if found is None else found

@@ -23,7 +23,7 @@ from supervisor.cli.options import (
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Attach; returns the exit status."""
-    parser = make_parser(verb, "[HOSTS] [JOB] [options]")
+    parser = make_parser(verb)
     add_screen(parser)
     options = parse(parser, argv)
     hosts, job = split_target(options.target)

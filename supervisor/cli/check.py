@@ -32,7 +32,7 @@ HEAD = re.compile(r"(?:\S+(?: \S+)*)? *")
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Check the hosts; returns 0 fine (warnings too), 1 something would stop a job, 3 a host cannot be reached."""
-    parser = make_parser(verb, "[HOSTS] [--collectives] [--json]")
+    parser = make_parser(verb, "[HOSTS]")
     parser.add_argument("--collectives", action="store_true", help="all-reduce in pairs, to find a bad node (torch)")
     add_json(parser)
     options = parse(parser, argv)

@@ -12,7 +12,7 @@ from supervisor.cli.options import is_terminal, make_parser, parse
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Run the demo; returns the exit status."""
-    parser = make_parser(verb, "[--headless]", target=False)
+    parser = make_parser(verb, "", target=False)
     parser.add_argument("--headless", action="store_true", help="no TUI: print the merged log")
     options = parse(parser, argv)
     from supervisor.demo import run_demo

@@ -93,7 +93,7 @@ async def ask_hosts(
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """List or clean jobs; returns the exit status."""
-    parser = make_parser(verb, "[HOSTS] [--json]" if verb == "jobs" else "[HOSTS] [JOB] [--json]")
+    parser = make_parser(verb, "[HOSTS]" if verb == "jobs" else "[HOSTS] [JOB]")
     add_json(parser)
     options = parse(parser, argv)
     hosts, job = split_target(options.target)

@@ -24,7 +24,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
 
 def _events(verb: str, argv: Sequence[str]) -> int:
-    parser = make_parser(verb, "[HOSTS] [JOB] [--json] [-f]")
+    parser = make_parser(verb)
     add_json(parser, "one JSON object a line")
     parser.add_argument("-f", "--follow", action="store_true", help="go on as events come, until the job is over")
     options = parse(parser, argv)
@@ -67,7 +67,7 @@ def _write(events: list[dict[str, Any]], *, as_json: bool) -> None:
 
 
 def _incidents(verb: str, argv: Sequence[str]) -> int:
-    parser = make_parser(verb, "[HOSTS] [JOB] [--json]")
+    parser = make_parser(verb)
     add_json(parser)
     options = parse(parser, argv)
     inventory, job = load_target(options)

@@ -19,11 +19,6 @@ from supervisor.session.filters import ALL, Filter
 from supervisor.session.logs import Selection
 from supervisor.session.streams import STREAMS as ALL_STREAMS
 
-USAGE = (
-    "[HOSTS] [JOB] [--rank R[,R…]] [--node N] [--stream stdout|stderr|nccl|all] [--generation G]\n"
-    "                       [--grep REGEX] [--level warn|error] [--since 10m] [--tail N] [-f] [--fold | --raw]\n"
-    "                       [--include REGEX]… [--exclude REGEX]…"
-)
 STREAMS = {
     "stdout": ("stdout",),
     "stderr": ("stderr",),
@@ -49,10 +44,10 @@ def read_count(text: str) -> int:
 
 def parse_logs(argv: Sequence[str]) -> argparse.Namespace:
     """Return the options, checked against each other; raises UsageError."""
-    parser = make_parser("logs", USAGE)
-    parser.add_argument("--rank", type=read_ranks, metavar="R", help="only these ranks: 0,2-4")
+    parser = make_parser("logs")
+    parser.add_argument("--rank", type=read_ranks, metavar="R[,R…]", help="only these ranks: 0,2-4")
     parser.add_argument("--node", metavar="N", help="only the ranks on this node")
-    parser.add_argument("--stream", choices=sorted(STREAMS), help="default: stdout and stderr")
+    parser.add_argument("--stream", choices=list(STREAMS), help="default: both, stdout and stderr")
     parser.add_argument("--generation", type=read_generation, metavar="G", help="a number or all (default: the newest)")
     parser.add_argument("--grep", metavar="REGEX", help="only lines that match; capitals count where REGEX has one")
     parser.add_argument("-i", "--ignore-case", action="store_true", help="--grep never tells A from a")

@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,6 +22,15 @@ if TYPE_CHECKING:
     from supervisor.inventory import Inventory
 
 
+# The words that a verb may take, by the names that they have in its usage.
+TARGET = {
+    "HOSTS": "an inventory (*.toml; without it, this machine alone)",
+    "JOB": "an id, as `supervisor jobs` lists them",
+    "RECORDING": "what `supervisor record` wrote",
+    "FILE": "the recording to write",
+    "SIGNAL": "its name, such as USR1",
+}
+WIDTH = 100
 # nfs, and what supercomputers have.
 NETWORK_DISKS = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "afs", "cifs", "smb3"})
 
@@ -39,22 +50,22 @@ class _Debug(argparse.Action):
         logging.getLogger().setLevel(logging.DEBUG)
 
 
-def make_parser(verb: str, usage: str, *, target: bool = True) -> Parser:
-    """Return a parser for one verb, its help taken from the registry; `target`: it takes [HOSTS] [JOB]."""
+def make_parser(verb: str, usage: str = "[HOSTS] [JOB]", *, target: bool = True) -> Parser:
+    """Return a parser for one verb, its help taken from the registry; `target`: its words are those of TARGET.
+
+    `usage`: what the verb takes beside options, or options that are told in another form than their own.
+    """
     parser = Parser(
         prog=f"supervisor {verb}",
-        usage=f"supervisor {verb} {usage}",
+        usage=f"supervisor {verb} {usage}".rstrip(),
         description=BY_VERB[verb].help,
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if target:
-        parser.add_argument(
-            "target",
-            nargs="*",
-            metavar="HOSTS/JOB",
-            help="HOSTS: an inventory (*.toml; without it, this machine alone); JOB: an id, needed if several are live",
-        )
+        taken = {word: text for word, text in TARGET.items() if re.search(rf"\b{word}\b", usage)}
+        told = "; ".join(f"{word}: {text}" for word, text in taken.items())
+        parser.add_argument("target", nargs="*", metavar=" ".join(taken), help=told)
         add_sources(parser)
     words = "log to stderr, and show tracebacks"
     parser.add_argument("--debug", action=_Debug, nargs=0, default=argparse.SUPPRESS, help=words)
@@ -63,7 +74,28 @@ def make_parser(verb: str, usage: str, *, target: bool = True) -> Parser:
 
 def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
     """Parse options and positional words in any order; exits through SystemExit for --help only."""
+    parser.usage = _usage(parser)
     return parser.parse_intermixed_args(list(argv))
+
+
+def _usage(parser: Parser) -> str:
+    """Return the parser's usage with each of its options, so that none is forgotten."""
+    begin = parser.usage or ""
+    named = {"-h", "--debug", *re.findall(r"--?[a-z][a-z-]*", begin)}
+    own = (action for action in parser._optionals._group_actions if action.option_strings[0] not in named)
+    # Only between options may a line end.
+    parts = [one.replace(" ", "\xa0") for one in map(_in_usage, own)]
+    indent = " " * len(f"usage: {parser.prog} ")
+    lines = textwrap.wrap(
+        " ".join([f"usage: {begin}", *parts]), WIDTH, subsequent_indent=indent, break_on_hyphens=False
+    )
+    return "\n".join(lines).replace("\xa0", " ").removeprefix("usage: ")
+
+
+def _in_usage(action: argparse.Action) -> str:
+    value = action.metavar or "|".join(action.choices or ())
+    text = action.option_strings[0] if action.nargs == 0 else f"{action.option_strings[0]} {value}"
+    return (text if action.required else f"[{text}]") + ("…" if isinstance(action.default, list) else "")
 
 
 def split_target(words: Sequence[str]) -> tuple[str | None, str | None]:

@@ -37,9 +37,9 @@ def read_limit(text: str) -> Limit:
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Record a job; returns the exit status."""
-    parser = make_parser(verb, "[HOSTS] [JOB] FILE [--logs all|none|SIZE] [-f]")
+    parser = make_parser(verb, "[HOSTS] [JOB] FILE")
     words = "of the end of each log: all, none, or a size (default: 1M, and 64M of all logs); evidence comes anyway"
-    parser.add_argument("--logs", metavar="SIZE", type=read_limit, default=Limit(), help=words)
+    parser.add_argument("--logs", metavar="all|none|SIZE", type=read_limit, default=Limit(), help=words)
     parser.add_argument("-f", "--follow", action="store_true", help="record until the job is over, or Ctrl-C")
     options = parse(parser, argv)
     if not options.target or options.target[-1].endswith(".toml"):

@@ -42,6 +42,12 @@ def read_rendezvous(options: argparse.Namespace) -> Rendezvous | None:
     return Rendezvous(backend, run_id="", endpoint=endpoint, conf=options.rdzv_conf or "")
 
 
+def used(options: argparse.Namespace) -> frozenset[str]:
+    """Return options that say where torch's static backend meets, and have no effect otherwise."""
+    is_static = options.rdzv_backend == "static" and not options.standalone and not options.rdzv_endpoint
+    return frozenset({"--master-addr", "--master-port"}) if is_static else frozenset()
+
+
 def read_timeouts(options: argparse.Namespace) -> dict[str, float]:
     """Return the timeouts of --rdzv-conf that the coordinator takes, where it forms the group; raises UsageError."""
     if (options.rdzv_backend or OURS) != OURS:

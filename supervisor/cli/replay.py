@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from supervisor.recording.reading import Recording
     from supervisor.session.logs import Row
 
-USAGE = "FILE [--at TIME] [--speed N] [--paused] [--headless]"
-
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Play a recording; returns the exit status."""
-    parser = make_parser(verb, USAGE, target=False)
+    parser = make_parser(verb, "FILE", target=False)
     parser.add_argument("file", metavar="FILE", type=Path, help="what `supervisor record` wrote")
     words = "begin at 90s, 10m, 2h after the begin, at a local time 10:03:51, at a time of the journal, or at the end"
     parser.add_argument("--at", metavar="TIME", help=words)

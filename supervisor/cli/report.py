@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Write the post-mortem; returns the exit status."""
-    parser = make_parser(verb, "[HOSTS] [JOB] [--json] [-o FILE]   or: supervisor report RECORDING …")
+    parser = make_parser(verb, "[HOSTS] [JOB] | RECORDING")
     add_json(parser)
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write into this file, not to stdout")
     options = parse(parser, argv)

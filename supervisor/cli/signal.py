@@ -15,8 +15,8 @@ from supervisor.errors import UsageError
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Send it; returns the exit status: 1 where a rank did not get it."""
-    parser = make_parser(verb, "[HOSTS] [JOB] --rank R[,R…] SIGNAL [--json]")
-    parser.add_argument("--rank", type=read_ranks, required=True, metavar="R", help="to these ranks: 0,2-4")
+    parser = make_parser(verb, "[HOSTS] [JOB] SIGNAL")
+    parser.add_argument("--rank", type=read_ranks, required=True, metavar="R[,R…]", help="to these ranks: 0,2-4")
     add_json(parser)
     options = parse(parser, argv)
     if not options.target:

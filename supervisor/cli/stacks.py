@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Show the stacks; returns the exit status."""
-    parser = make_parser(verb, "[HOSTS] [JOB] [--rank R[,R…]] [--save] [--json]")
-    parser.add_argument("--rank", type=read_ranks, metavar="R", help="only these ranks: 0,2-4")
+    parser = make_parser(verb)
+    parser.add_argument("--rank", type=read_ranks, metavar="R[,R…]", help="only these ranks: 0,2-4")
     parser.add_argument("--save", action="store_true", help="save them, and flight records, beside the ranks' logs")
     add_json(parser)
     options = parse(parser, argv)

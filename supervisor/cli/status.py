@@ -27,11 +27,12 @@ RANK_KEYS = ("rank", "local_rank", "pid", "state", "exit_code", "step", "last_ou
 # Ours, beside the contract's.
 NODE_MORE = ("clock_error_ms", "vitals")
 RANK_MORE = ("progress", "vitals")
+WARNING_KEYS = ("kind", "node", "rank", "message")
 INTERVAL = 1.0
 
 
 def contract(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contract's document, and of what the agents add the clocks' error, progress and vitals."""
+    """Return the contract's document, and of what the agents add the clocks' error, progress, vitals and warnings."""
     document = {key: status.get(key) for key in JOB_KEYS}
     document["nodes"] = [
         {
@@ -40,12 +41,13 @@ def contract(status: Mapping[str, Any]) -> dict[str, Any]:
         }
         for node in status.get("nodes", ())
     ]
+    document["warnings"] = [{key: one.get(key) for key in WARNING_KEYS} for one in status.get("warnings", ())]
     return document
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Show the status; returns the exit status."""
-    parser = make_parser(verb, "[HOSTS] [JOB] [--json] [--watch]")
+    parser = make_parser(verb)
     add_json(parser)
     parser.add_argument("--watch", action="store_true", help="show it again whenever it changes, until the job is over")
     parser.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")

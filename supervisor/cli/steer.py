@@ -141,10 +141,7 @@ def _environment(options: argparse.Namespace) -> dict[str, Any]:
 
 def _parse(action: Action, argv: Sequence[str]) -> argparse.Namespace:
     may_choose = action.op == "promote"
-    node = "" if action.scope != "node" else " [--node N]" if may_choose else " --node N"
-    dry = " [--dry-run]" if action.op in OPS else ""
-    more = " [--sync|--rollback] [--partial] [--env K=V]… [--unset K]… [--later]" if action.op == "restart" else ""
-    parser = make_parser(action.verb, f"[HOSTS] [JOB]{node}{more}{dry} [--json]")
+    parser = make_parser(action.verb)
     if action.scope == "node":
         words = "the node, as the inventory names it" + (" (default: the first in reach)" if may_choose else "")
         words += "; a,b or n[1-4]: several, with one restart" if action.op in OPS else ""

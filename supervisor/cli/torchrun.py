@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from supervisor.cli import rendezvous
 from supervisor.cli.console import Console, read_local_ranks, read_streams
-from supervisor.cli.options import read_seconds
+from supervisor.cli.options import read_seconds, source_words
 from supervisor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ ACTING: tuple[Row, ...] = (
     (("--no-python",), None, "SCRIPT is a program, started without python"),
     (("--run-path",), None, "SCRIPT is run by runpy.run_path inside the interpreter"),
     (("--standalone",), None, "this machine alone: what `up` without HOSTS does"),
+    (("--local-addr",), "HOST", "without HOSTS: this machine's address; with it each host's `address` counts"),
     (("--log-dir",), "DIR", "on each node, also DIR/<job>_<node>/attempt_<generation>/<local rank>: links to the logs"),
     (("-r", "--redirects"), "SPEC", "streams to keep off the console: 3, 0:1,1:3 by local rank, rank5:3 by rank"),
     (("-t", "--tee"), "SPEC", "redirected streams to show on the console all the same"),
@@ -60,7 +61,6 @@ SILENT: tuple[Row, ...] = (
     (("--node-rank",), "N", "ranks follow the order of the hosts in HOSTS"),
     (("--master-addr",), "HOST", "it is the `address` of the generation's first node"),
     (("--master-port",), "PORT", "each generation gets a fresh store on a free port"),
-    (("--local-addr",), "HOST", "it is the `address` of the host in HOSTS"),
 )
 # Options whose effect a user would miss: to start without it would be another run.
 REFUSED: tuple[Row, ...] = (
@@ -89,8 +89,9 @@ def _spellings(flags: tuple[str, ...]) -> list[str]:
 def add_torchrun(parser: Parser) -> None:
     """Add every option of torchrun, in both spellings."""
     acting = parser.add_argument_group("torchrun's options")
-    other = parser.add_argument_group("torchrun's options without effect here (a notice says why)")
-    for group, table in ((acting, ACTING), (other, SILENT), (other, REFUSED)):
+    silent = parser.add_argument_group("torchrun's options without effect here (a notice says why)")
+    refused = parser.add_argument_group("torchrun's options that are refused (what does it instead)")
+    for group, table in ((acting, ACTING), (silent, SILENT), (refused, REFUSED)):
         for flags, metavar, text in table:
             if metavar is None:
                 group.add_argument(*_spellings(flags), dest=_dest(flags), action="store_true", default=None, help=text)
@@ -128,11 +129,15 @@ def notices(options: argparse.Namespace) -> list[str]:
     for flags, _, reason in REFUSED:
         if getattr(options, _dest(flags)):
             raise UsageError(f"{flags[-1]} is not supported: {reason}", "leave it out")
-    return rendezvous.notices(options) + [
-        f"{flags[-1]} has no effect here because {reason}"
+    used = rendezvous.used(options)
+    silent = [
+        (flags[-1], reason)
         for flags, _, reason in SILENT
-        if getattr(options, _dest(flags)) is not None
+        if getattr(options, _dest(flags)) is not None and flags[-1] not in used
     ]
+    if options.local_addr is not None and source_words(options.hosts, options) is not None:
+        silent.append(("--local-addr", "it is the `address` of the host in HOSTS"))
+    return rendezvous.notices(options) + [f"{option} has no effect here because {why}" for option, why in silent]
 
 
 def check(options: argparse.Namespace) -> None:

@@ -69,7 +69,7 @@ class Desk:
     def _item(self, action: Action, target: Target) -> MenuItem:
         off = self._obstacle(action)
         if not off and not self._app.snapshot.state:
-            off = "the job cannot be reached"
+            off = "the job cannot be reached" if self._app.snapshot.problem else "the job is not reached yet"
         elif not off and action.scope == "node" and not self._candidates(action):
             off = "no node for it"
         note = action.help

@@ -148,7 +148,7 @@ KEYS: Final[tuple[Key, ...]] = (
         palette=True,
     ),
     Key("log.scope", "M", "scope", "scope", "scope: this rank, its node, all ranks", "logs", 40),
-    Key("log.stream", "s", "stream", "stream", "stream: stdout and stderr, stdout, stderr, nccl", "logs", 42),
+    Key("log.stream", "s", "stream", "stream", "stream: stdout and stderr, one of these, nccl, all", "logs", 42),
     Key("log.rank", "less_than_sign", "rank(-1)", "", "log of the previous rank", "logs"),
     Key("log.rank.next", "greater_than_sign", "rank(1)", "", "log of the next rank", "logs"),
     Key("log.generation", "left_square_bracket", "generation(-1)", "", "log of the generation before", "logs"),

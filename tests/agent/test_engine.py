@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from remote_agent.engine import _import_torch
 from remote_agent.wire import CallFailed
 from tests.agent.engine_process import PY_SPY, SCRIPTS, SharedEngine, engine, speak
 
@@ -60,6 +62,21 @@ def test_a_torch_that_does_not_import_is_one_clear_message(tmp_path: Path) -> No
             assert await one.call("stop", generation=0, grace_s=1.0) == {"exits": [], "stacks": {}}
 
     asyncio.run(run())
+
+
+def test_nothing_is_collected_while_torch_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    collects: list[bool] = []
+
+    def no_torch(_name: str) -> None:
+        collects.append(gc.isenabled())
+        raise ImportError
+
+    monkeypatch.setattr("importlib.import_module", no_torch)
+    with pytest.raises(ImportError):
+        _import_torch()
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    assert (collects, gc.isenabled(), frozen > 0) == ([False], True, True)
 
 
 def test_each_generation_has_a_store_of_its_own(shared: SharedEngine) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from typing import Any
 
 from textual.pilot import Pilot
 
 from remote_agent.wire import Answer
 from supervisor.errors import Unreachable
-from supervisor.session.logs import Page
+from supervisor.session.logs import Page, Selection
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.incident_rows import Place
 from supervisor.tui.logs.feeds import RankFeed
@@ -321,5 +322,32 @@ def test_no_agent_in_reach_at_all() -> None:
         session.hosts, session.status = source.hosts, source.status
         async with running(session) as (app, pilot):
             assert "cannot reach job" in await press(app, pilot, "4")
+
+    asyncio.run(scenario())
+
+
+def test_a_log_and_nccl_that_are_opened_before_a_host_answers_wait_for_it() -> None:
+    class Connecting(recorded.RecordedSession):
+        """Nobody can be asked before the first status."""
+
+        async def merged(self, selection: Selection, count: int, **bounds: Any) -> Page:
+            if not self.status:
+                raise Unreachable("cannot reach any job")
+            return await super().merged(selection, count, **bounds)
+
+    async def scenario() -> None:
+        source = talking(50)
+        session = Connecting()
+        session.hosts, session.files, session.status_age_s = source.hosts, source.files, float("inf")
+        async with running(session) as (app, pilot):
+            text = await press(app, pilot, "4")
+            assert "reaching the hosts; the log opens once one answers" in text
+            assert "cannot reach" not in text
+            assert "asking the nodes" in await press(app, pilot, "7")
+            assert "the job is not reached yet" in await press(app, pilot, "4", "x")
+            await press(app, pilot, "escape")
+            session.status, session.status_age_s = source.status, 0.1
+            session.touch()
+            await until(app, pilot, lambda: "line 000049" in text_of(app))
 
     asyncio.run(scenario())

@@ -106,11 +106,15 @@ def test_a_slow_reader_is_noticed_and_does_not_block_the_loop() -> None:
 def test_status_json_is_the_contracts_document() -> None:
     rank = {"rank": 0, "local_rank": 0, "pid": 1, "state": "running", "exit_code": None, "signal": None, "step": 1}
     node = {"name": "n1", "address": "a", "state": "running", "group_rank": 0, "reason": None, "ranks": [rank]}
-    document = contract({"job": "j", "state": "running", "nodes": [node], "plan": "x", "term": 3})
+    warning = {"kind": "slow", "node": "n1", "rank": 0, "message": "all others wait for it"}
+    status = {"job": "j", "state": "running", "nodes": [node], "plan": "x", "term": 3, "warnings": [warning]}
+    document = contract(status)
     assert list(document) == [
         *("job", "state", "generation", "restarts", "max_restarts", "world_size", "coordinator", "started_at"),
-        *("nodes", "incident"),
+        *("nodes", "incident", "warnings"),
     ]
+    assert document["warnings"] == [warning]
+    assert contract({"job": "j", "nodes": []})["warnings"] == []
     assert list(document["nodes"][0]) == [
         *("name", "address", "state", "group_rank", "reason", "agent_pid", "clock_offset_ms", "ranks"),
         *("clock_error_ms", "vitals"),

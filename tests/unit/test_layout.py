@@ -1,11 +1,15 @@
-"""The code keeps its own rules: a docstring that says what goes in and out, small files, small functions."""
+"""The code keeps its own rules: a docstring that says what goes in and out, small files, small functions; the documents
+lead to what is there, in a source distribution too."""
 
 from __future__ import annotations
 
 import ast
+import fnmatch
+import re
 from pathlib import Path
 
 import pytest
+import tomli
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FILE_LINES = 400
@@ -54,3 +58,15 @@ def test_nothing_is_left_for_later(path: Path) -> None:
     text = (ROOT / path).read_text()
     words = [word for word in ("TODO", "FIXME", "XXX", "HACK") if word in text]
     assert not words, f"{path}: {words}"
+
+
+@pytest.mark.parametrize("path", [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
+def test_links_lead_to_what_a_source_distribution_has(path: Path) -> None:
+    project = tomli.loads((ROOT / "pyproject.toml").read_text())
+    kept = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    for link, anchor in re.findall(r"\]\(((?!https?:)[^)#]*)(#[^)]*)?\)", path.read_text()):
+        target = (path.parent / link).resolve() if link else path
+        assert target.exists(), link
+        assert any(fnmatch.fnmatch(f"/{target.relative_to(ROOT).parts[0]}", one) for one in kept), link
+        heads = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE) if anchor else ()
+        assert not anchor or anchor[1:] in [re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads]

@@ -7,6 +7,7 @@ from remote_agent import state as s
 from remote_agent.status import document
 from remote_agent.turn import MAX_WARNINGS
 from supervisor import plain
+from supervisor.cli.status import contract
 from supervisor.tui.journal import event_text
 from tests.unit.world import World, spec
 
@@ -24,6 +25,8 @@ def test_a_rank_is_warned_of_once_and_of_a_few_ranks() -> None:
     assert (world.state.phase, world.state.incident) == (s.RUNNING, None)
     # Whoever takes the role over does not tell it again.
     assert restore.fold(world.state.spec, world.records()).warnings == world.state.warnings
-    assert f"warning: rank 9: {NAN}" in plain.status_lines(document(world.state, {}, "n1"))
+    status = document(world.state, {}, "n1")
+    assert f"warning: rank 9: {NAN}" in plain.status_lines(status)
+    assert contract(status)["warnings"][0] == {"kind": "nan", "node": "n2", "rank": 9, "message": NAN}
     record = next(record for record in world.records() if record["type"] == "warning")
     assert event_text(record) == plain.event_text(record) == NAN

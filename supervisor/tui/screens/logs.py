@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from supervisor.tui.model import Snapshot
 
+WAITING: Final = "waiting for output"
+REACHING: Final = "reaching the hosts; the log opens once one answers"
 # Enough for all ranks of hundreds but one.
 FOLD_WIDTH: Final = len("[0-136,138-511]~")
 
@@ -47,11 +49,14 @@ class LogsScreen(FilteredLog):
         self._title()
 
     def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
-        """Let the log move."""
+        """Let the log move, once there is somebody to ask."""
+        log = self.log_view
+        log.held = not (snapshot.state or snapshot.problem or self.tui.played)
+        log.waiting_text = REACHING if log.held else WAITING
         super().tick(snapshot, age_s, changed)
         if self._turns != self.tui.turns:
             self._reread()
-        self.log_view.tick()
+        log.tick()
 
     def tick_paused(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
         """A log is stopped by not following it; what one scrolls to has to come."""

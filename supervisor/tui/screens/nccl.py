@@ -54,7 +54,7 @@ class NcclScreen(LiveScreen):
     def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
         """Ask again from time to time, while somebody looks."""
         super().tick(snapshot, age_s, changed)
-        if time.monotonic() - self._asked_at > EVERY_S:
+        if snapshot.state and time.monotonic() - self._asked_at > EVERY_S:
             self._asked_at = time.monotonic()
             self.run_worker(self._ask, group="nccl", exclusive=True, exit_on_error=False)  # type: ignore[arg-type]
 

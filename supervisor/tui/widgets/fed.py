@@ -47,6 +47,8 @@ class FedView(WrappedView):
         """How often he has gone to an end."""
         self.problem = ""
         """Why lines do not come."""
+        self.held = False
+        """Nobody can be asked yet: what is to be loaded waits."""
         self._every_s = every_s
         self._kick = asyncio.Event()
         self._direction = 1
@@ -233,7 +235,9 @@ class FedView(WrappedView):
             await self._kick.wait()
             self._kick.clear()
             feed = self.feed
-            if feed is None or not self.body_height or not (time.monotonic() >= self._due or self._wants(feed)):
+            if feed is None or self.held or not self.body_height:
+                continue
+            if not (time.monotonic() >= self._due or self._wants(feed)):
                 continue
             try:
                 await asyncio.wait_for(self._load(feed), LOAD_DEADLINE)
