@@ -5,8 +5,8 @@ loss that is no number, the step of the last snapshot that it spoke of.
 
 Only the last matching text of each batch is parsed, found by a search from its end, so that a flood stays cheap.
 
-A bar that is full before the rank has printed any loss was no training (a data set's tokens, a checkpoint's shards):
-what it counted is forgotten.
+A bar that is full before the rank has printed any loss may have been no training (a data set's tokens, a checkpoint's
+shards): whatever counts after it is believed.
 """
 
 from __future__ import annotations
@@ -142,23 +142,16 @@ class StepReader:
             found = _last_match(data, marks, pattern)
             if found is None:
                 continue
-            if self._is_other_work(found):
-                if kind == self._kind:
-                    self.step, self._kind = None, len(_KINDS)
-                    self.figures.forget_steps()
-                continue
             if kind != self._kind:
                 # What was counted before is none of these.
                 self.saved = before = None
             self.step, self._kind = int(found[1]), kind
             self.figures.note_step(self.step, t_ns)
-            break
+            if found.groupdict().get("total") != found[1] or self.figures.told()["loss"] is not None:
+                break
+            self._kind, data = len(_KINDS), data[found.end() :]
+            self.figures.forget_steps()
         return before
-
-    def _is_other_work(self, found: re.Match[bytes]) -> bool:
-        """Whether this is a bar that is full before there is any loss."""
-        total = found.groupdict().get("total")
-        return total is not None and int(total) == int(found[1]) and self.figures.told()["loss"] is None
 
     def feed(self, stream: str, data: bytes, t_ns: int | None) -> None:
         """Take new bytes of one stream; t_ns: their arrival."""

@@ -1,4 +1,4 @@
-"""Bars of tqdm: what a full one counted is not the training's, and its rate is over. The texts are tqdm's own."""
+"""Bars of tqdm: what a full one counted gives way to whatever counts next, its rate is over. The texts are tqdm's."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def told(reader: StepReader) -> tuple[int | None, object, object]:
     [
         (MAP[:110], (986, None, None)),
         (MAP[:116], (986, 553.73, "samples/s")),
-        (MAP, (None, None, None)),
-        (MAP + b"loading the model\n", (None, None, None)),
+        (MAP, (1000, None, None)),
+        (MAP + b"loading the model\n", (1000, None, None)),
         (MAP + SHARDS, (1, 2.7, "it/s")),
-        (MAP + SHARDS + LOADED, (None, None, None)),
+        (MAP + SHARDS + LOADED, (2, None, None)),
         (MAP + b"Epoch 1 begins\n", (1, None, None)),
         (MAP + TRAINS, (1, 18.96, "it/s")),
         (MAP + TRAINS + TRAINED, (3, None, None)),
@@ -44,7 +44,7 @@ def told(reader: StepReader) -> tuple[int | None, object, object]:
         (b"\r 50%|#####     | 1/2 [00:01<00:01,  1.02it/s, loss=2.5]" + MAP, (1000, None, None)),
     ],
 )
-def test_a_full_bar_is_no_training_before_any_loss_and_has_no_rate(
+def test_a_full_bar_has_no_rate_and_before_any_loss_gives_way_to_what_counts_next(
     size: int, text: bytes, seen: tuple[int | None, object, object]
 ) -> None:
     reader = StepReader()
