@@ -28,6 +28,7 @@ class Node:
         self.home = root / name
         self.home.mkdir()
         self._bridges: list[tuple[asyncio.subprocess.Process, Channel, asyncio.Task[None]]] = []
+        self._opened: Channel | None = None
 
     async def connect(self) -> Channel:
         """Return the channel of a fresh `connect`."""
@@ -44,10 +45,16 @@ class Node:
         return channel
 
     async def open(self, job: str) -> Channel:
-        """Return a channel to the job's agent, or to its files."""
+        """Return a fresh channel to the job's agent, or to its files."""
         channel = await self.connect()
         await channel.call("open", {"job": job})
         return channel
+
+    async def opened(self, job: str) -> Channel:
+        """Return the channel that the last one got, while it leads there: each takes a process."""
+        if self._opened is None or self._opened.closed.is_set():
+            self._opened = await self.open(job)
+        return self._opened
 
     async def close(self) -> None:
         for process, channel, task in self._bridges:
@@ -56,6 +63,7 @@ class Node:
             await asyncio.gather(task, return_exceptions=True)
             # It closes itself some turns of the loop later, which may not come; asyncio.subprocess has no public way.
             process._transport.close()  # type: ignore[attr-defined]
+        self._bridges.clear()
 
 
 class Nodes:
@@ -107,14 +115,15 @@ class Nodes:
 
     async def call(self, name: str, op: str, args: dict[str, Any] | None = None) -> dict[str, Any]:
         """Ask one node's agent one thing."""
-        channel = await self.nodes[name].open(self.spec.job)
+        channel = await self.nodes[name].opened(self.spec.job)
         return (await channel.call(op, args, timeout=WAIT_S)).data
 
     async def events(self, name: str, since: int = 0) -> AsyncIterator[dict[str, Any]]:
         """Follow one node's journal."""
-        channel = await self.nodes[name].open(self.spec.job)
-        async for item in channel.stream("events", {"since": since, "follow": True}):
-            yield item.data["event"]
+        channel = await self.nodes[name].opened(self.spec.job)
+        async with contextlib.aclosing(channel.stream("events", {"since": since, "follow": True})) as items:
+            async for item in items:
+                yield item.data["event"]
 
     async def until(self, kind: str, name: str = "n1", since: int = 0, **match: Any) -> dict[str, Any]:
         """Return the first event of that type (and with these values) after `since`."""

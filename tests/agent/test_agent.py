@@ -48,19 +48,18 @@ async def refuses_who_only_looks(nodes: Nodes) -> None:
     assert (await channel.call("status", {}, timeout=WAIT_S)).data["state"] == "running"
 
 
-def test_a_light_job_runs_to_success_on_two_nodes_and_its_agents_end(tmp_path: Path) -> None:
+def test_a_job_on_two_nodes_from_launch_to_end(tmp_path: Path) -> None:
+    """A rank fails, an engine hangs; then it succeeds, and its agents end."""
+
     async def check() -> None:
-        async with Nodes(tmp_path, 2, LIGHT, nproc=2) as nodes:
+        async with Nodes(tmp_path, 2, LIGHT, nproc=2, stop_grace=0.0) as nodes:
             await nodes.launch()
             running = await nodes.until("generation_running")
             assert running["detail"]["world_size"] == 4
             await refuses_who_only_looks(nodes)
-            # The rank has another process by now: it is left alone.
-            pid = running["detail"]["pids"]["3"]
-            answer = await nodes.call("n2", "signal", {"pids": {"3": pid + 1, "2": pid}, "signal": "SIGKILL"})
-            assert sorted(answer["refused"]) == ["2", "3"]
-            assert (await nodes.call("n2", "signal", {"pids": {"3": pid}, "signal": "SIGCONT"}))["refused"] == {}
-            assert (await nodes.until("signal_sent"))["detail"]["ranks"] == [3]
+            await signals_only_its_rank(nodes, running["detail"]["pids"])
+            await a_failing_rank_is_named_and_all_restart(nodes)
+            await an_engine_that_hangs_is_killed_before_the_next_group(nodes)
             (nodes.work / "stop").touch()
             await nodes.until("job_succeeded", "n2")
             first, second = [nodes.journal(name).read_text() for name in nodes.nodes]
@@ -76,80 +75,36 @@ def test_a_light_job_runs_to_success_on_two_nodes_and_its_agents_end(tmp_path: P
     asyncio.run(check())
 
 
-def test_a_failing_rank_is_named_and_all_restart_together(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Nodes(tmp_path, 2, LIGHT, nproc=2) as nodes:
-            await nodes.launch()
-            await nodes.until("generation_running")
-            (nodes.work / "fail_0_3").touch()
-            incident = (await nodes.until("incident"))["detail"]
-            assert incident["culprit_ranks"] == [3]
-            assert incident["culprit_node"] == "n2"
-            assert "told to fail" in incident["summary"]
-            await nodes.until("generation_running", generation=1)
-            assert sorted(path.name for path in nodes.work.glob("ran_1_*")) == [f"ran_1_{rank}" for rank in range(4)]
-            (nodes.work / "stop").touch()
-            await nodes.until("job_succeeded")
-
-    asyncio.run(check())
+async def signals_only_its_rank(nodes: Nodes, pids: dict[str, int]) -> None:
+    """The rank has another process by now: it is left alone."""
+    pid = pids["3"]
+    answer = await nodes.call("n2", "signal", {"pids": {"3": pid + 1, "2": pid}, "signal": "SIGKILL"})
+    assert sorted(answer["refused"]) == ["2", "3"]
+    assert (await nodes.call("n2", "signal", {"pids": {"3": pid}, "signal": "SIGCONT"}))["refused"] == {}
+    assert (await nodes.until("signal_sent"))["detail"]["ranks"] == [3]
 
 
-def test_a_killed_agent_takes_its_workers_along_and_the_rest_go_on(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Nodes(tmp_path, 3, LIGHT, nproc=2, min_nodes=2) as nodes:
-            await nodes.launch()
-            running = await nodes.until("generation_running")
-            pids = [running["detail"]["pids"][str(rank)] for rank in (4, 5)]
-            agent = (await nodes.call("n1", "status"))["nodes"][2]["agent_pid"]
-            os.kill(agent, signal.SIGKILL)
-            await wait_gone(pids, 2.0)
-            again = await nodes.until("generation_running", generation=1)
-            assert again["detail"]["world_size"] == 4
-            await nodes.start("n3")
-            await rejoin(nodes, "n3")
-            third = await nodes.until("generation_running", generation=2)
-            assert third["detail"]["world_size"] == 6
-            assert (await nodes.call("n1", "status"))["restarts"] == 0
-            (nodes.work / "stop").touch()
-            await nodes.until("job_succeeded")
-
-    asyncio.run(check())
+async def a_failing_rank_is_named_and_all_restart(nodes: Nodes) -> None:
+    (nodes.work / "fail_0_3").touch()
+    incident = (await nodes.until("incident"))["detail"]
+    assert incident["culprit_ranks"] == [3]
+    assert incident["culprit_node"] == "n2"
+    assert "told to fail" in incident["summary"]
+    await nodes.until("generation_running", generation=1)
+    end = time.monotonic() + WAIT_S
+    while len(ran := list(nodes.work.glob("ran_1_*"))) < 4:
+        assert time.monotonic() < end, ran
+        await asyncio.sleep(0.01)
 
 
-LEAVES = """
-import os, subprocess
-sleep = ["sleep", "600"]
-left = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep, start_new_session=True).pid]
-open(f"left_{os.environ['RANK']}", "a").write(f"{left[0]} {left[1]} ")
-"""
-
-
-def test_a_killed_engine_is_replaced_and_its_node_returns(tmp_path: Path) -> None:
-    async def check() -> None:
-        async with Nodes(tmp_path, 2, LEAVES + LIGHT, min_nodes=1) as nodes:
-            await nodes.launch()
-            running = await nodes.until("generation_running")
-            worker = running["detail"]["pids"]["1"]
-            while not (nodes.work / "ran_0_1").exists():
-                await asyncio.sleep(0.01)
-            left = [int(pid) for pid in (nodes.work / "left_1").read_text().split()]
-            agent = int(stat_fields(int(stat_fields(worker)[1]))[1])
-            os.kill(int(stat_fields(worker)[1]), signal.SIGKILL)
-            await wait_gone([worker, *left], 3.0)
-            end = time.monotonic() + 3.0
-            while any(stat_fields(pid)[:1] == ["Z"] for pid in children_of(agent)):
-                assert time.monotonic() < end, "nobody reaps what the engine left"
-                await asyncio.sleep(0.02)
-            lost = await nodes.until("node_lost")
-            assert "engine died" in lost["detail"]["reason"]
-            incident = (await nodes.until("incident"))["detail"]
-            assert (incident["category"], incident["culprit_node"]) == ("node_lost", "n2")
-            again = await nodes.until("generation_running", generation=2)
-            assert again["detail"]["world_size"] == 2
-            (nodes.work / "stop").touch()
-            await nodes.until("job_succeeded")
-
-    asyncio.run(check())
+async def an_engine_that_hangs_is_killed_before_the_next_group(nodes: Nodes) -> None:
+    worker = (await nodes.until("generation_running", generation=1))["detail"]["pids"]["2"]
+    os.kill(int(stat_fields(worker)[1]), signal.SIGSTOP)
+    await nodes.call("n1", "restart")
+    started = await nodes.until("generation_started", generation=2)
+    assert not alive(worker)
+    assert [one["node"] for one in started["detail"]["members"]] == ["n1", "n2"]
+    await nodes.until("generation_running", generation=2)
 
 
 def test_workers_of_an_agent_that_stands_still_end_before_the_others_go_on(tmp_path: Path) -> None:
@@ -172,47 +127,81 @@ def test_workers_of_an_agent_that_stands_still_end_before_the_others_go_on(tmp_p
     asyncio.run(check())
 
 
-def children_of(pid: int) -> list[int]:
-    return [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
+LEAVES = """
+import os, subprocess
+sleep = ["sleep", "600"]
+left = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep, start_new_session=True).pid]
+open(f"left_{os.environ['RANK']}", "a").write(f"{left[0]} {left[1]} ")
+"""
 
 
-def test_an_engine_that_hangs_is_killed_before_the_next_group_starts(tmp_path: Path) -> None:
+def test_what_dies_on_a_node_leaves_nothing_there_and_the_node_returns(tmp_path: Path) -> None:
     async def check() -> None:
-        async with Nodes(tmp_path, 2, LIGHT, stop_grace=0.0) as nodes:
+        async with Nodes(tmp_path, 2, LEAVES + LIGHT, min_nodes=1) as nodes:
             await nodes.launch()
-            worker = (await nodes.until("generation_running"))["detail"]["pids"]["1"]
-            os.kill(int(stat_fields(worker)[1]), signal.SIGSTOP)
-            await nodes.call("n1", "restart")
-            started = await nodes.until("generation_started", generation=1)
-            assert not alive(worker)
-            assert [one["node"] for one in started["detail"]["members"]] == ["n1", "n2"]
-            await nodes.until("generation_running", generation=1)
+            await a_killed_engine_is_replaced(nodes)
+            await a_killed_agent_takes_its_workers_along_and_the_rest_go_on(nodes)
+            assert (await nodes.call("n1", "status"))["restarts"] == 0
             (nodes.work / "stop").touch()
             await nodes.until("job_succeeded")
 
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("how", ["remove", "kill"])
-def test_the_job_survives_its_coordinator(tmp_path: Path, how: str) -> None:
+async def a_killed_engine_is_replaced(nodes: Nodes) -> None:
+    worker = (await nodes.until("generation_running"))["detail"]["pids"]["1"]
+    while not (nodes.work / "ran_0_1").exists():
+        await asyncio.sleep(0.01)
+    left = [int(pid) for pid in (nodes.work / "left_1").read_text().split()]
+    agent = int(stat_fields(int(stat_fields(worker)[1]))[1])
+    os.kill(int(stat_fields(worker)[1]), signal.SIGKILL)
+    await wait_gone([worker, *left], 3.0)
+    end = time.monotonic() + 3.0
+    while any(stat_fields(pid)[:1] == ["Z"] for pid in children_of(agent)):
+        assert time.monotonic() < end, "nobody reaps what the engine left"
+        await asyncio.sleep(0.02)
+    lost = await nodes.until("node_lost")
+    assert "engine died" in lost["detail"]["reason"]
+    incident = (await nodes.until("incident"))["detail"]
+    assert (incident["category"], incident["culprit_node"]) == ("node_lost", "n2")
+
+
+async def a_killed_agent_takes_its_workers_along_and_the_rest_go_on(nodes: Nodes) -> None:
+    running = (await nodes.until("generation_running", generation=2))["detail"]
+    assert running["world_size"] == 2
+    agent = (await nodes.call("n1", "status"))["nodes"][1]["agent_pid"]
+    os.kill(agent, signal.SIGKILL)
+    await wait_gone([running["pids"]["1"]], 2.0)
+    assert (await nodes.until("generation_running", generation=3))["detail"]["world_size"] == 1
+    await nodes.start("n2")
+    await rejoin(nodes, "n2")
+    assert (await nodes.until("generation_running", generation=4))["detail"]["world_size"] == 2
+
+
+def children_of(pid: int) -> list[int]:
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+
+
+def test_the_job_survives_its_coordinators(tmp_path: Path) -> None:
     async def check() -> None:
-        async with Nodes(tmp_path, 3, LIGHT, min_nodes=2) as nodes:
+        async with Nodes(tmp_path, 3, LIGHT, min_nodes=1) as nodes:
             await nodes.launch()
             await nodes.until("generation_running")
-            if how == "remove":
-                await nodes.call("n2", "remove", {"node": "n1"})
-            else:
-                os.kill((await nodes.call("n1", "status"))["nodes"][0]["agent_pid"], signal.SIGKILL)
-            again = await nodes.until("generation_running", "n2", generation=1)
-            assert again["detail"]["world_size"] == 2
+            os.kill((await nodes.call("n1", "status"))["nodes"][0]["agent_pid"], signal.SIGKILL)
+            assert (await nodes.until("generation_running", "n2", generation=1))["detail"]["world_size"] == 2
             status = await nodes.call("n3", "status")
-            # The next in order is handed the role; where nobody can hand it, who asks first has the others' votes.
-            assert status["coordinator"] in {"remove": ("n2",), "kill": ("n2", "n3")}[how]
+            # Where nobody can hand the role on, who asks first has the others' votes.
+            assert status["coordinator"] in ("n2", "n3")
             assert status["restarts"] == 0
+            last = {"n2": "n3", "n3": "n2"}[status["coordinator"]]
+            await nodes.call(last, "remove", {"node": status["coordinator"]})
+            assert (await nodes.until("generation_running", last, generation=2))["detail"]["world_size"] == 1
+            status = await nodes.call(last, "status")
+            assert (status["coordinator"], status["restarts"]) == (last, 0)
             (nodes.work / "stop").touch()
-            await nodes.until("job_succeeded", "n3")
+            await nodes.until("job_succeeded", last)
 
     asyncio.run(check())
 

@@ -72,7 +72,6 @@ def under_the_engine(root: Path, shared: SharedEngine, ranks: int, **changes: An
 # Ranks, environment, options of torchrun, the same in an order.
 CASES: dict[str, tuple[int, dict[str, str], list[str], dict[str, Any]]] = {
     "one rank": (1, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "PYTHONPATH": ""}, [], {}),
-    "two ranks": (2, {}, [], {}),
     "one GPU each": (
         2,
         {"CUDA_VISIBLE_DEVICES": "3, 5"},

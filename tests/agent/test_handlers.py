@@ -109,8 +109,10 @@ class Torchruns:
         pids: dict[str, int] = detail["pids"]
         return pids
 
-    def newest_running(self, number: int) -> int:
-        return max(int(one["generation"]) for one in self.events(number) if one["type"] == "generation_running")
+    def running_world(self, number: int) -> int:
+        """Return the world size of a node's newest group, if that runs."""
+        groups = [one for one in self.events(number) if one["type"] in ("generation_started", "generation_running")]
+        return int(groups[-1]["detail"]["world_size"]) if groups[-1]["type"] == "generation_running" else 0
 
     def ask(self, number: int, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a verb on a node's machine."""
@@ -205,74 +207,74 @@ def test_a_worker_fails_and_all_start_again_even_who_was_done(tmp_path: Path) ->
         assert '"succeeded"' in job.supervisor(1, "status", "job", "--json")
 
 
-def test_nodes_come_and_go_on_command_and_by_themselves(tmp_path: Path) -> None:
-    with torchruns(tmp_path, STEPS, "--nnodes", "2:3", "--nproc-per-node", "2", "--max-restarts", "0") as job:
-        for number in (1, 2):
-            job.start(number)
-        job.running_with(1, 0, 4)
-        job.start(3)
-        job.running_with(3, 1, 6)
-        job.supervisor(3, "restart", "job", "--env", "NCCL_DEBUG=INFO")
-        pids = job.running_with(3, 2, 6)
-        victim, agent = job.running[3], job.agent(3)
-        mine = [pid for pid in pids.values() if int(stat_fields(pid)[1]) == victim.pid]
-        assert len(mine) == 2
-        environ = Path(f"/proc/{mine[0]}/environ").read_bytes().split(b"\0")
-        assert b"NCCL_DEBUG=INFO" in environ
-        assert any(one.startswith(b"NCCL_DEBUG_FILE=") for one in environ)
-        victim.kill()
-        victim.wait()
-        job.running_with(1, 3, 4)
-        job.wait_for(lambda: not any(alive(pid) for pid in [agent, *mine]), "end of what the dead torchrun left")
-        job.start(3)
-        job.running_with(1, 4, 6)
-        job.supervisor(3, "remove", "job", "--node", job.node(2))
-        assert job.wait(2) == 0
-        job.running_with(3, 5, 4)
-        job.start(2)
-        added = ("add", "job", "--node", job.node(2))
-        job.wait_for(lambda: job.ask(3, *added).returncode == 0, "torchrun that was started again")
-        job.running_with(2, 6, 6)
+def test_nodes_come_and_go_and_coordinators_die(tmp_path: Path) -> None:
+    options = ("--nnodes", "2:3", "--nproc-per-node", "2", "--max-restarts", "0", "--rdzv-conf", "node_timeout=5")
+    with torchruns(tmp_path, STEPS, *options) as job:
+        nodes_come_and_go_on_command_and_by_themselves(job)
+        coordinators_die_and_come_back_with_nothing_or_with_all(job)
         job.supervisor(3, "stop", "job")
         assert [job.wait(number) for number in (1, 2, 3)] == [4, 4, 4]
 
 
-def test_coordinators_die_and_come_back_with_nothing_or_with_all(tmp_path: Path) -> None:
-    with torchruns(tmp_path, STEPS, "--nnodes", "2:3", "--rdzv-conf", "node_timeout=5,last_call_timeout=20") as job:
-        job.start(1)
-        job.until(1, "node_ready")
-        for number in (2, 3):
-            job.start(number)
-        job.running_with(2, 0, 3)
-        # What workers print is there at once, and stays when torchrun is killed.
-        job.wait_for(lambda: "[default0]:place" in job.out(1).read_text(), "line of a worker")
-        job.running[1].kill()
-        job.running[1].wait()
-        job.running_with(2, 1, 2)
-        shutil.rmtree(job.home(1))
-        job.start(1)
-        job.running_with(2, 2, 3)
-        (new,) = {job.until(number, "coordinator_changed")["node"] for number in (1, 2, 3)}
-        assert new in (job.node(2), job.node(3))
-        # A torchrun that is told to end takes its workers along, and the others go on.
-        job.running[1].terminate()
-        assert job.wait(1) == 1
-        job.running_with(2, 3, 2)
-        os.kill(job.agent(2), signal.SIGKILL)
-        assert job.wait(2) == 1
-        assert "the agent ended" in job.out(2).read_text()
-        job.running[3].kill()
-        job.running[3].wait()
-        job.start(1, "--rdzv-conf", "node_timeout=5,join_timeout=3")
-        assert job.wait(1) == 1
-        said = job.out(1).read_text()
-        assert "job: waiting for " in said
-        assert "lost: 3 s (join_timeout) of waiting for " in said
-        # All die and come back: they find each other, and the job goes on.
-        for number in (1, 2, 3):
-            job.start(number)
-        # One that comes late may have stopped the group before it ran.
-        job.wait_for(lambda: job.newest_running(3) > 3, "group of all")
+def nodes_come_and_go_on_command_and_by_themselves(job: Torchruns) -> None:
+    job.start(1)
+    job.until(1, "node_ready")
+    job.start(2)
+    job.running_with(1, 0, 4)
+    # What workers print is there at once, and stays when torchrun is killed.
+    job.wait_for(lambda: "[default0]:place" in job.out(1).read_text(), "line of a worker")
+    job.start(3)
+    job.running_with(3, 1, 6)
+    job.supervisor(3, "restart", "job", "--env", "NCCL_DEBUG=INFO")
+    pids = job.running_with(3, 2, 6)
+    victim, agent = job.running[3], job.agent(3)
+    mine = [pid for pid in pids.values() if int(stat_fields(pid)[1]) == victim.pid]
+    assert len(mine) == 2
+    environ = Path(f"/proc/{mine[0]}/environ").read_bytes().split(b"\0")
+    assert b"NCCL_DEBUG=INFO" in environ
+    assert any(one.startswith(b"NCCL_DEBUG_FILE=") for one in environ)
+    victim.kill()
+    victim.wait()
+    job.running_with(1, 3, 4)
+    job.wait_for(lambda: not any(alive(pid) for pid in [agent, *mine]), "end of what the dead torchrun left")
+    job.start(3)
+    job.running_with(1, 4, 6)
+    job.supervisor(3, "remove", "job", "--node", job.node(2))
+    assert job.wait(2) == 0
+    job.running_with(3, 5, 4)
+    job.start(2)
+    added = ("add", "job", "--node", job.node(2))
+    job.wait_for(lambda: job.ask(3, *added).returncode == 0, "torchrun that was started again")
+    job.running_with(2, 6, 6)
+
+
+def coordinators_die_and_come_back_with_nothing_or_with_all(job: Torchruns) -> None:
+    job.running[1].kill()
+    job.running[1].wait()
+    job.running_with(2, 7, 4)
+    shutil.rmtree(job.home(1))
+    job.start(1)
+    job.running_with(2, 8, 6)
+    (new,) = {job.until(number, "coordinator_changed")["node"] for number in (1, 2, 3)}
+    assert new in (job.node(2), job.node(3))
+    # A torchrun that is told to end takes its workers along, and the others go on.
+    job.running[1].terminate()
+    assert job.wait(1) == 1
+    job.running_with(2, 9, 4)
+    os.kill(job.agent(2), signal.SIGKILL)
+    assert job.wait(2) == 1
+    assert "the agent ended" in job.out(2).read_text()
+    job.running[3].kill()
+    job.running[3].wait()
+    job.start(1, "--rdzv-conf", "node_timeout=5,join_timeout=3")
+    assert job.wait(1) == 1
+    said = job.out(1).read_text()
+    assert "job: waiting for " in said
+    assert "lost: 3 s (join_timeout) of waiting for " in said
+    # All die and come back: they find each other, and the job goes on.
+    for number in (1, 2, 3):
+        job.start(number)
+    job.wait_for(lambda: job.running_world(3) == 6, "group of all")
 
 
 def test_a_start_that_is_cancelled_leaves_torchruns_other_children_alone(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_from_a_time_on_or_back_parts_of_a_search_meet(way: int, tmp_path: Path)
 
 def test_search_gives_the_event_loop_its_turns(tmp_path: Path) -> None:
     """What makes an agent miss its heartbeat is time without a turn: most turns come within some 10 ms."""
-    append(log(tmp_path), b"nothing to be found in this line of text\n" * 400_000)
+    append(log(tmp_path), b"nothing to be found in this line of text\n" * 120_000)
 
     async def run() -> None:
         async with opened(tmp_path, live=False) as store:

@@ -71,11 +71,18 @@ async def collect(session: Session, selection: Selection, start: str) -> dict[tu
     return got
 
 
-def test_a_job_from_launch_to_end(tmp_path: Path) -> None:
+def test_a_job_from_launch_to_end_over_links_that_are_lost(tmp_path: Path) -> None:
+    """No byte and no event goes with them."""
+
     async def scenario(made: Hosts) -> None:
-        async with planned(made.inventory(), made, "2000") as session:
+        async with planned(made.inventory(), made, "400", "0.005") as session:
             await session.ready()
-            got = await asyncio.wait_for(collect(session, ALL, "begin"), WAIT_S)
+            following = asyncio.ensure_future(collect(session, ALL, "begin"))
+            for _ in range(6):
+                await asyncio.sleep(0.3)
+                for link in session.links.values():
+                    link.reopen()
+            got = await asyncio.wait_for(following, WAIT_S)
             await until(session, lambda: session.ended)
             assert session.state == "succeeded"
             assert [event["seq"] for event in session.events] == list(range(1, len(session.events) + 1))
@@ -88,7 +95,8 @@ def test_a_job_from_launch_to_end(tmp_path: Path) -> None:
             await later.ready()
             assert await later.settle() == []
             assert later.job == "job-t"
-            assert [event["type"] for event in await later.journal()][-1] == "job_succeeded"
+            # A link that was lost may be told of after it.
+            assert "job_succeeded" in [event["type"] for event in await later.journal()][-3:]
             rows = [row async for row in dump(later, Selection(streams=("stdout",), ranks=[1]))]
             assert b"\n".join(row.text for row in rows) == files[0, 1, "stdout"]
             last = (await merged(later, Selection(streams=("stdout",)), 10)).rows
@@ -97,6 +105,14 @@ def test_a_job_from_launch_to_end(tmp_path: Path) -> None:
 
     with hosts(tmp_path, 2) as made:
         asyncio.run(scenario(made))
+
+
+async def a_lost_agent_is_started_again_while_somebody_controls(session: Session, made: Hosts) -> None:
+    os.kill(made.agents()["n2/job-t"], signal.SIGKILL)
+    await until(session, lambda: has(session, "node_lost"))
+    await until(session, lambda: session.status.get("world_size") == 2 and has(session, "generation_running", 2))
+    assert any("starting it again" in notice.text for notice in session.notices)
+    assert [event["seq"] for event in session.events] == list(range(1, len(session.events) + 1))
 
 
 def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
@@ -108,6 +124,7 @@ def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
         async with planned(made.inventory(), made, "100000", "0.05") as session:
             await session.ready()
             await until(session, lambda: has(session, "generation_running"))
+            await a_lost_agent_is_started_again_while_somebody_controls(session, made)
             await steer(session, "restart")
             await steer(session, "remove", node="n1")
             await until(session, lambda: session.status.get("world_size") == 1)
@@ -154,43 +171,6 @@ def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
                 await session.request("restart")
 
     with hosts(tmp_path, 2, min_nodes=1) as made:
-        asyncio.run(scenario(made))
-
-
-def test_a_lost_agent_is_started_again_while_somebody_controls(tmp_path: Path) -> None:
-    async def scenario(made: Hosts) -> None:
-        async with planned(made.inventory(), made, "100000", "0.05") as session:
-            await session.ready()
-            await until(session, lambda: has(session, "generation_running"))
-            os.kill(made.agents()["n2/job-t"], signal.SIGKILL)
-            await until(session, lambda: has(session, "node_lost"))
-            await until(
-                session, lambda: session.status.get("world_size") == 2 and has(session, "generation_running", 2)
-            )
-            assert any("starting it again" in notice.text for notice in session.notices)
-            assert [event["seq"] for event in session.events] == list(range(1, len(session.events) + 1))
-            await session.request("stop", kill=True)
-            await until(session, lambda: session.ended)
-
-    with hosts(tmp_path, 2, min_nodes=1) as made:
-        asyncio.run(scenario(made))
-
-
-def test_no_byte_and_no_event_is_lost_with_a_link(tmp_path: Path) -> None:
-    async def scenario(made: Hosts) -> None:
-        async with planned(made.inventory(), made, "400", "0.005") as session:
-            await session.ready()
-            following = asyncio.ensure_future(collect(session, ALL, "begin"))
-            for _ in range(6):
-                await asyncio.sleep(0.3)
-                for link in session.links.values():
-                    link.reopen()
-            got = await asyncio.wait_for(following, WAIT_S)
-            await until(session, lambda: session.ended)
-            assert [event["seq"] for event in session.events] == list(range(1, len(session.events) + 1))
-        assert {key: text for key, text in files_of(made).items() if text} == got
-
-    with hosts(tmp_path, 2) as made:
         asyncio.run(scenario(made))
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tests.bench import torchrun
-from tests.bench.fleet import wait_quiet
 from tests.bench.stamps import POLL_S, Stamps
 from tests.cluster import Cluster, ClusterError
 from tests.cluster.job import Job
@@ -234,17 +233,14 @@ def ours(cluster: Cluster, work: Path, setting: Setting) -> Iterator[Run]:
     keys: dict[str, Any] = {"nproc_per_node": setting.nproc, "only": [*setting.hosts, *setting.later], "hosts": spares}
     keys |= {"max_restarts": setting.max_restarts, **setting.keys}
     launch = Job(cluster, work / "tree", setting.script, str(notes.directory), **keys)
-    with launch.start("--nnodes", setting.nnodes, *setting.options) as job:
-        run = OurRun(cluster, notes, setting, job)
-        try:
+    try:
+        with launch.start("--nnodes", setting.nnodes, *setting.options) as job:
+            run = OurRun(cluster, notes, setting, job)
             await_ready(run)
             yield run
-            if run.goes_on():
-                job.run("stop")
-                job.wait(ANSWER_S)
-            wait_quiet(cluster)
-        finally:
-            end_all(cluster)
+    finally:
+        # After `up`, which would start a killed agent again.
+        end_all(cluster)
 
 
 def await_ready(run: Run) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -20,7 +22,23 @@ from typing import Any
 from tests.cluster import Cluster
 
 WAIT_S = 120.0
-POLL_S = 0.5
+# The hosts' files are this machine's: to look there takes no process.
+POLL_S = 0.05
+STEP = re.compile(rb"\bstep=(\d+)")
+
+
+def journal(cluster: Cluster, node: str, job: str) -> list[dict[str, Any]]:
+    """Return a node's own journal, from its disk."""
+    path = cluster.host(node).home / ".supervisor" / "jobs" / job / "events.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def tail(path: Path) -> bytes:
+    """Return the end of a file, some lines of it."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 4096))
+        return file.read()
 
 
 class Job:
@@ -45,8 +63,10 @@ class Job:
         if "--rdzv-backend" not in options and "--rdzv-conf" not in options:
             # The first group has all hosts, however long a loaded machine takes to import torch.
             options = (*options, "--rdzv-conf", f"last_call_timeout={WAIT_S:g}")
-        command = self.command("up", *options, "train.py", *self.arguments)
-        self.name = [options[options.index("--job") + 1]] if "--job" in options else []
+        given = next((options[options.index(word) + 1] for word in ("--job", "--rdzv-id") if word in options), "")
+        job = given or secrets.token_hex(4)
+        command = self.command("up", *options, *([] if given else ["--job", job]), "train.py", *self.arguments)
+        self.name = [job]
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.up = subprocess.Popen(
                 command, cwd=self.work, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
@@ -77,55 +97,78 @@ class Job:
         assert done.returncode == 0, (verb, done.returncode, done.stderr.decode()[-3000:])
         return json.loads(done.stdout)
 
-    def events(self) -> list[dict[str, Any]]:
-        """Return the journal."""
-        done = self.run("events", "--json")
-        assert done.returncode == 0, done.stderr.decode()
-        return [json.loads(line) for line in done.stdout.splitlines()]
+    def journal(self) -> list[dict[str, Any]]:
+        """Return the journal of the node that knows most, from its disk."""
+        return max((journal(self.cluster, host.name, self.name[0]) for host in self.cluster.hosts), key=len)
 
     def until(self, kind: str, timeout_s: float = WAIT_S, **match: Any) -> dict[str, Any]:
         """Return the first event of that type with these values; waits for it."""
 
-        def fits(event: dict[str, Any]) -> bool:
-            return bool(event["type"] == kind) and all(event[key] == value for key, value in match.items())
+        def look() -> dict[str, Any] | None:
+            wanted = {"type": kind, **match}.items()
+            return next((event for event in self.journal() if wanted <= event.items()), None)
 
-        return self._watch(["events", "-f", "--json"], fits, f"{kind} {match}", timeout_s)
+        found: dict[str, Any] = self._until(look, f"{kind} {match}", timeout_s)
+        return found
 
-    def until_step(self, step: int, timeout_s: float = WAIT_S) -> dict[str, Any]:
-        """Return the first status in which every rank has made that step."""
+    def until_step(self, step: int, timeout_s: float = WAIT_S) -> None:
+        """Wait until every rank of the newest group that runs has printed that step."""
+        self._until(lambda: self._steps(step), f"step {step}", timeout_s)
 
-        def fits(status: dict[str, Any]) -> bool:
-            ranks = self.ranks(status)
-            return bool(ranks) and all((rank["step"] or 0) >= step for rank in ranks.values())
+    def _steps(self, step: int) -> bool:
+        running = [event for event in self.journal() if event["type"] == "generation_running"]
+        if not running:
+            return False
+        place = f".supervisor/jobs/{self.name[0]}/generation_{running[-1]['generation']}/rank_*/stdout.log"
+        told = [STEP.findall(tail(path)) for host in self.cluster.hosts for path in host.home.glob(place)]
+        made = [steps for steps in told if steps and int(steps[-1]) >= step]
+        return len(made) == int(running[-1]["detail"]["world_size"])
 
-        return self._watch(["status", "--watch", "--json"], fits, f"step {step}", timeout_s)
-
-    def _watch(
-        self, verb: list[str], fits: Callable[[dict[str, Any]], bool], what: str, timeout_s: float
-    ) -> dict[str, Any]:
-        """Follow a verb's JSON lines until one fits; a job that is not there yet is asked for again."""
+    def _until(self, look: Callable[[], Any], what: str, timeout_s: float) -> Any:
         end = time.monotonic() + timeout_s
-        while time.monotonic() < end:
-            with subprocess.Popen(
-                self.command(*verb), cwd=self.work, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            ) as process:
-                alarm = threading.Timer(max(0.0, end - time.monotonic()), process.kill)
-                alarm.start()
-                try:
-                    for line in process.stdout or ():
-                        found: dict[str, Any] = json.loads(line)
-                        if fits(found):
-                            return found
-                finally:
-                    alarm.cancel()
-                    process.kill()
+        while not (found := look()):
+            assert time.monotonic() < end, f"no {what} within {timeout_s:g} s: {self.errors()[-3000:]}"
             time.sleep(POLL_S)
-        raise AssertionError(f"no {what} within {timeout_s:g} s: {self.errors()[-3000:]}")
+        return found
+
+    def watch(self, *words: str, fits: Callable[[dict[str, Any]], bool], timeout_s: float = WAIT_S) -> dict[str, Any]:
+        """Follow a verb's JSON lines until one fits; the job is there."""
+        with subprocess.Popen(
+            self.command(*words, "--json"), cwd=self.work, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
+            alarm = threading.Timer(timeout_s, process.kill)
+            alarm.start()
+            try:
+                for line in process.stdout or ():
+                    found: dict[str, Any] = json.loads(line)
+                    if fits(found):
+                        return found
+            finally:
+                alarm.cancel()
+                process.kill()
+        raise AssertionError(f"{words}: not what is waited for within {timeout_s:g} s: {self.errors()[-3000:]}")
 
     @staticmethod
     def ranks(status: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
         """Return the ranks of a status document, each with its node's name."""
         return {rank["rank"]: {**rank, "node": node["name"]} for node in status["nodes"] for rank in node["ranks"]}
+
+    def pid(self, rank: int) -> int:
+        """Return a rank's pid in the newest group; the hosts share this machine's pid space."""
+        running = [event for event in self.journal() if event["type"] == "generation_running"]
+        return int(running[-1]["detail"]["pids"][str(rank)])
+
+    def files(self, generation: int, rank: int) -> Path:
+        """Return where what a rank has written lies, on its node."""
+        place = f".supervisor/jobs/{self.name[0]}/generation_{generation}/rank_{rank}"
+        (found,) = (host.home / place for host in self.cluster.hosts if (host.home / place).exists())
+        return found
+
+    def finish(self) -> None:
+        """Let the script end: it looks for a file."""
+        for host in self.cluster.hosts:
+            for tree in (host.home / ".supervisor" / "trees").glob(f"{self.work.name}-*"):
+                (tree / "over").touch()
 
     def errors(self) -> str:
         """Return what `up` has written to stderr."""

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 # Saves after each epoch on every host, resumes from it; each rank says which generation it is in. With --by-hand it
-# does without DDP and optimizer, whose first use imports as much as all of torch: for tests of what is around it.
+# does without DDP and optimizer, whose first use imports as much as all of torch. It ends once there is a file "over".
 TRAIN = """
-import argparse, os, sys, time
+import os, sys, time
 from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=10)
-parser.add_argument("--pause", type=float, default=0.1)
-parser.add_argument("--by-hand", action="store_true")
-options = parser.parse_args()
+by_hand = "--by-hand" in sys.argv
 dist.init_process_group("gloo")
 rank, generation = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
 torch.manual_seed(1)
@@ -47,37 +43,61 @@ def step_by_ddp(inputs):
     return loss
 
 
-if not options.by_hand:
+if not by_hand:
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-for epoch in range(first, options.epochs):
+over, epoch = torch.zeros(1), first
+while not over:
     for batch in range(2):
-        loss = (step_by_hand if options.by_hand else step_by_ddp)(torch.randn(4, 8))
-        time.sleep(options.pause)
+        loss = (step_by_hand if by_hand else step_by_ddp)(torch.randn(4, 8))
+        time.sleep(0.1)
     print(f"step={epoch} loss={loss.item():.4f}", flush=True)
     if os.environ["LOCAL_RANK"] == "0":
         part = snapshot.with_suffix(".part")
         torch.save({"epochs_run": epoch, "model": model.state_dict()}, part)
         part.replace(snapshot)
+    epoch += 1
+    over += Path("over").exists()
+    dist.all_reduce(over)
 dist.barrier()
 dist.destroy_process_group()
 """
 
-# Bytes that a log pipeline likes to spoil, and the environment.
+# The same as far as its supervisor sees it, without the seconds that every start of one takes to import torch.
+STEPS = """
+import os, time
+from pathlib import Path
+
+generation, rank, world = (os.environ[name] for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
+snapshot = Path("snapshot")
+step = int(snapshot.read_text()) + 1 if snapshot.exists() else 0
+print(f"generation {generation} rank {rank} of {world} starts at step {step}", flush=True)
+while not Path("over").exists():
+    time.sleep(0.1)
+    print(f"step={step} loss={1 / (step + 1):.4f}", flush=True)
+    if os.environ["LOCAL_RANK"] == "0":
+        Path("part").write_text(str(step))
+        Path("part").rename(snapshot)
+        print(f"saved {snapshot}: step={step}", flush=True)
+    step += 1
+"""
+
+# Bytes that a log pipeline likes to spoil, and the environment: before a training.
 BYTES = """
 import json, os, sys
-import torch.distributed as dist
-dist.init_process_group("gloo")
-rank = int(os.environ["RANK"])
-for number in range(2000):
+from pathlib import Path
+
+rank, again = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+for number in range(0 if again else 2000):
     sys.stdout.buffer.write(f"rank {rank} line {number} ".encode() + bytes(range(256)) + b"\\r\\n")
     if number % 100 == 0:
         sys.stderr.buffer.write(f"rank {rank} error {number}".encode() + b"\\xff\\x00 no newline")
 sys.stdout.buffer.flush()
-with open(f"environ_{rank}.json", "w") as file:
-    json.dump({"environ": dict(os.environ), "argv": sys.argv, "path0": sys.path[0], "cwd": os.getcwd()}, file)
-dist.barrier()
-dist.destroy_process_group()
+if not again:
+    part = Path(f"part_{rank}.json")
+    seen = {"environ": dict(os.environ), "argv": sys.argv, "path0": sys.path[0], "cwd": os.getcwd()}
+    part.write_text(json.dumps(seen))
+    part.rename(f"environ_{rank}.json")
 """
 
 LIGHT = """

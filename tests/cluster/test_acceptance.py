@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import WAIT_S, Job
-from tests.cluster.scripts import BYTES, TRAIN
+from tests.cluster.scripts import BYTES, STEPS, TRAIN
 
 pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
 # What differs between two launches by its nature, or says where a file lies.
@@ -28,37 +30,53 @@ OWN = {
 hosts = hosts_of(4, scope="function")
 trio = hosts_of(3, scope="function")
 pair = hosts_of(2, scope="function", operators=1)
-# The fewest processes that show it: each imports torch, on the cores of one machine.
+# The fewest processes that show it.
 ONE_EACH = {"nproc_per_node": 1, "min_nodes": 2, "node_timeout": 5.0}
+WORDS = ("--by-hand", "--an-option", "a value")
 
 
-def worker_pid(job: Job, rank: int) -> int:
-    """Return a rank's pid; the hosts share this machine's pid space."""
-    return int(Job.ranks(job.ask("status"))[rank]["pid"])
+def first_lines(job: Job, generation: int, ranks: int) -> list[str]:
+    """Return what the ranks of a generation of TRAIN or STEPS printed first."""
+    return [(job.files(generation, rank) / "stdout.log").read_text().splitlines()[0] for rank in range(ranks)]
 
 
-def first_line(job: Job, rank: int) -> str:
-    """Return what a rank of the newest generation printed first."""
-    done = job.run("logs", "--raw", "--rank", str(rank))
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode().splitlines()[0]
+def charged(job: Job) -> set[int]:
+    """Return the numbers of restarts that were charged, as each generation's begin tells them."""
+    return {one["detail"]["restarts"] for one in job.journal() if one["type"] == "generation_started"}
 
 
-def agent_pids(cluster: Cluster, node: str) -> list[int]:
-    """Return the pids of our agents on a host."""
-    return [pid for pid, line in cluster.processes(node).items() if " serve " in f" {line} "]
+def await_end(pid: int, within_s: float, what: str) -> None:
+    """Wait until a process is gone."""
+    end = time.monotonic() + within_s
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
 
 
-def test_four_hosts_two_ranks_each(hosts: Cluster, tmp_path: Path) -> None:
-    with Job(hosts, tmp_path / "work", BYTES, "--an-option", "a value").start() as job:
-        assert job.wait() == 0, job.errors()
+def test_four_hosts_two_ranks_each_and_a_node_that_goes_and_comes(hosts: Cluster, tmp_path: Path) -> None:
+    """The node is the one with the coordinator and rank 0; others are in test_patterns.py."""
+    with Job(hosts, tmp_path / "work", BYTES + TRAIN, *WORDS).start() as job:
+        job.until_step(1)
         status = job.ask("status")
-        assert (status["state"], status["world_size"], status["generation"]) == ("succeeded", 8, 0)
+        assert (status["state"], status["world_size"], status["generation"]) == ("running", 8, 0)
         nodes = [rank["node"] for _, rank in sorted(Job.ranks(status).items())]
         assert nodes == ["n1", "n1", "n2", "n2", "n3", "n3", "n4", "n4"]
         check_environment(hosts, job, tmp_path)
-        for rank in range(8):
-            check_bytes(job, rank)
+        done = job.run("remove", "--node", "n1")
+        assert done.returncode == 0, done.stderr.decode()
+        check_bytes(job)
+        done = job.run("add", "--node", "n1")
+        assert done.returncode == 0, done.stderr.decode()
+        job.until_step(1)
+        for rank, line in enumerate(first_lines(job, 2, 8)):
+            assert line.startswith(f"generation 2 rank {rank} of 8 starts at epoch ")
+            assert not line.endswith(" 0")
+        job.finish()
+        assert job.wait() == 0, job.errors()
+        status = job.ask("status")
+        assert (status["state"], status["restarts"], status["generation"]) == ("succeeded", 0, 2)
+        running = [event["detail"] for event in job.journal() if event["type"] == "generation_running"]
+        assert [detail["world_size"] for detail in running] == [8, 6, 8]
 
 
 def check_environment(hosts: Cluster, job: Job, tmp_path: Path) -> None:
@@ -69,7 +87,7 @@ def check_environment(hosts: Cluster, job: Job, tmp_path: Path) -> None:
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     command = [torchrun, "--nnodes", "1", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     command += ["--rdzv-endpoint", "localhost:0"]
-    command += ["--redirects", "3", "--log-dir", str(other / "logs"), "train.py", "--an-option", "a value"]
+    command += ["--redirects", "3", "--log-dir", str(other / "logs"), "train.py", *WORDS]
     done = hosts.exec("n1", ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(other), *command], timeout_s=WAIT_S)
     assert done.returncode == 0, done.stderr
     reference = json.loads((other / "environ_1.json").read_text())
@@ -102,153 +120,136 @@ def check_environment(hosts: Cluster, job: Job, tmp_path: Path) -> None:
     assert found["path0"] == found["cwd"]
 
 
-def check_bytes(job: Job, rank: int) -> None:
-    """`logs --raw` gives the very bytes that the rank wrote."""
-    wanted = b"".join(f"rank {rank} line {number} ".encode() + bytes(range(256)) + b"\r\n" for number in range(2000))
-    done = job.run("logs", "--raw", "--rank", str(rank), "--stream", "stdout")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == wanted
-    errors = b"".join(f"rank {rank} error {number}".encode() + b"\xff\x00 no newline" for number in range(0, 2000, 100))
-    assert errors in job.run("logs", "--raw", "--rank", str(rank), "--stream", "stderr").stdout
+def check_bytes(job: Job) -> None:
+    """What every rank wrote is in its files, and `logs --raw` gives the very bytes: of the group that has ended."""
+    for rank in range(8):
+        out, err = ((job.files(0, rank) / f"{name}.log").read_bytes() for name in ("stdout", "stderr"))
+        lines = (f"rank {rank} line {number} ".encode() + bytes(range(256)) + b"\r\n" for number in range(2000))
+        assert out.startswith(b"".join(lines) + b"generation 0 ")
+        errors = (f"rank {rank} error {number}".encode() + b"\xff\x00 no newline" for number in range(0, 2000, 100))
+        assert err.startswith(b"".join(errors))
+        for stream, written in {0: (("stdout", out),), 5: (("stderr", err),)}.get(rank, ()):
+            done = job.run("logs", "--raw", "--generation", "0", "--rank", str(rank), "--stream", stream)
+            assert (done.returncode, done.stdout == written) == (0, True), done.stderr
 
 
 def test_a_killed_worker_is_named_and_the_job_finishes(pair: Cluster, tmp_path: Path) -> None:
-    with Job(pair, tmp_path / "work", TRAIN, "--epochs", "40").start() as job:
+    """DDP on unequal hosts."""
+    sizes = {"hosts": {"n1": {"nproc_per_node": 2}}, "nproc_per_node": 1}
+    with Job(pair, tmp_path / "work", TRAIN, **sizes).start() as job:
         job.until_step(2)
-        os.kill(worker_pid(job, 3), signal.SIGKILL)
+        os.kill(job.pid(2), signal.SIGKILL)
+        job.until("generation_running", generation=1)
+        job.until_step(3)
+        job.finish()
         assert job.wait() == 0, job.errors()
-        status = job.ask("status")
-        assert (status["generation"], status["restarts"]) == (1, 1)
-        incident = job.ask("incidents")["incidents"][0]
-        assert incident["culprit_ranks"] == [3]
+        (incident,) = job.ask("incidents")["incidents"]
+        assert incident["culprit_ranks"] == [2]
         assert incident["culprit_node"] == "n2"
         assert incident["exit"]["signal"] == "SIGKILL"
-        assert 3 not in [rank for victims in incident["victims"] for rank in victims["ranks"]]
-        starts = [first_line(job, rank) for rank in range(4)]
-        assert all(line.startswith(f"generation 1 rank {rank} of 4") for rank, line in enumerate(starts)), starts
+        assert 2 not in [rank for victims in incident["victims"] for rank in victims["ranks"]]
+        starts = first_lines(job, 1, 3)
+        assert all(line.startswith(f"generation 1 rank {rank} of 3") for rank, line in enumerate(starts)), starts
         assert not any(line.endswith("epoch 0") for line in starts)
-        assert "rank 3" in job.errors()
-        running = [event for event in job.events() if event["type"] == "generation_running"]
-        assert {"detect", "stop", "rendezvous", "spawn", "main"} <= set(running[1]["detail"])
-
-
-def test_remove_and_add_a_node_while_training(hosts: Cluster, tmp_path: Path) -> None:
-    """The one with the coordinator and rank 0; others are in test_patterns.py."""
-    with Job(hosts, tmp_path / "work", TRAIN, "--by-hand", "--epochs", "1000").start() as job:
-        job.until_step(1)
-        done = job.run("remove", "--node", "n1")
-        assert done.returncode == 0, done.stderr.decode()
-        assert job.ask("status")["world_size"] == 6
-        done = job.run("add", "--node", "n1")
-        assert done.returncode == 0, done.stderr.decode()
-        status = job.ask("status")
-        assert (status["world_size"], status["restarts"], status["generation"]) == (8, 0, 2)
-        job.until_step(1)
-        first = first_line(job, 0)
-        assert first.startswith("generation 2")
-        assert not first.endswith("epoch 0")
-        assert job.run("stop").returncode == 0
-        assert job.wait() == 4
+        assert "rank 2" in job.errors()
+        assert charged(job) == {0, 1}
+        phases = job.until("generation_running", generation=1)["detail"]
+        assert {"detect", "stop", "rendezvous", "spawn", "main"} <= set(phases)
 
 
 def test_nobody_attached_and_the_job_heals(pair: Cluster, tmp_path: Path) -> None:
-    options = ("--by-hand", "--epochs", "130", "--pause", "0.3")
-    with Job(pair, tmp_path / "work", TRAIN, *options, nproc_per_node=1).start() as job:
+    with Job(pair, tmp_path / "work", STEPS, nproc_per_node=1).start() as job:
         job.until_step(1)
         assert job.up is not None
-        victim = worker_pid(job, 1)
+        victim = job.pid(1)
         job.up.kill()
         job.up.wait()
-        pair.cut("operator")
-        os.kill(victim, signal.SIGKILL)
-        time.sleep(60)
-        pair.heal("operator")
         job.up = None
+        pair.cut("operator")
+        healing = time.monotonic() + 60
+        os.kill(victim, signal.SIGKILL)
         job.until("generation_running", generation=1)
         # From a second machine, with nothing but the inventory.
         command = [sys.executable, "-m", "supervisor", "status", str(job.inventory), "--json"]
         done = pair.exec("op1", command, timeout_s=WAIT_S, env={"PYTHONPATH": os.getcwd()})
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["restarts"] == 1
-        events = job.events()
-        assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
-        attach = subprocess.run(
-            job.command("attach", "--headless"), cwd=job.work, capture_output=True, timeout=180, check=False
-        )
-        assert attach.returncode == 0, attach.stderr[-3000:]
+        time.sleep(max(0.0, healing - time.monotonic()))
+        pair.heal("operator")
+        told: list[int] = []
+
+        def healed(event: dict[str, Any]) -> bool:
+            told.append(event["seq"])
+            return (event["type"], event["generation"]) == ("generation_running", 1)
+
+        job.watch("events", "-f", fits=healed)
+        assert told == list(range(1, len(told) + 1))
+        with subprocess.Popen(
+            job.command("attach", "--headless"), cwd=job.work, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as attached:
+            assert attached.stdout is not None
+            assert attached.stdout.readline()
+            job.finish()
+            attached.communicate(timeout=WAIT_S)
+        assert attached.returncode == 0
 
 
-def test_a_killed_agent_leaves_no_worker_and_the_group_goes_on(trio: Cluster, tmp_path: Path) -> None:
-    with Job(trio, tmp_path / "work", TRAIN, "--by-hand", "--epochs", "400", **ONE_EACH).start("--detach") as job:
+def test_nodes_are_lost_in_every_way_and_the_group_goes_on(trio: Cluster, tmp_path: Path) -> None:
+    """One job, to which nobody is attached, and one fault after the other."""
+    with Job(trio, tmp_path / "work", STEPS, **ONE_EACH).start("--detach") as job:
         assert job.wait() == 0, job.errors()
         job.up = None
-        job.until_step(1)
-        pid = worker_pid(job, 2)
-        (agent,) = agent_pids(trio, "n3")
-        os.kill(agent, signal.SIGKILL)
-        end = time.monotonic() + 2.0
-        while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
-            time.sleep(0.05)
-        assert not Path(f"/proc/{pid}").exists()
-        job.until("generation_running", generation=1)
-        status = job.ask("status")
-        assert (status["world_size"], status["restarts"]) == (2, 0)
-        assert next(node for node in status["nodes"] if node["name"] == "n3")["state"] == "lost"
-        assert job.run("stop").returncode == 0
-
-
-@pytest.mark.parametrize("fault", ["cut", "freeze"])
-def test_a_node_that_is_cut_off_stops_its_workers_and_returns(trio: Cluster, tmp_path: Path, fault: str) -> None:
-    with Job(trio, tmp_path / "work", TRAIN, "--by-hand", "--epochs", "2000", **ONE_EACH).start("--detach") as job:
-        assert job.wait() == 0, job.errors()
-        job.up = None
-        job.until_step(1)
-        pid = worker_pid(job, 2)
-        if fault == "cut":
-            trio.cut("n3")
-        else:
-            trio.freeze("n3")
-        job.until("generation_running", generation=1)
-        if fault == "cut":
-            assert not Path(f"/proc/{pid}").exists()
-            trio.heal("n3")
-        else:
-            trio.thaw("n3")
-        job.until("generation_running", generation=2)
-        assert not Path(f"/proc/{pid}").exists()
-        status = job.ask("status")
-        assert (status["world_size"], status["restarts"]) == (3, 0)
-        assert job.run("stop").returncode == 0
-
-
-def test_the_coordinators_host_loses_power_and_nobody_is_attached(trio: Cluster, tmp_path: Path) -> None:
-    with Job(trio, tmp_path / "work", TRAIN, "--by-hand", "--epochs", "200", **ONE_EACH).start("--detach") as job:
-        assert job.wait() == 0, job.errors()
-        job.up = None
-        job.until_step(1)
+        job.until("generation_running", generation=0)
+        a_killed_agent_leaves_no_worker(trio, job)
+        assert job.run("add", "--node", "n3").returncode == 0
+        cut_off = a_node_that_is_cut_off_stops_its_worker_and_returns(job, 2, trio.cut, trio.heal)
+        assert not cut_off, "two groups at once"
+        a_node_that_is_cut_off_stops_its_worker_and_returns(job, 4, trio.freeze, trio.thaw)
+        job.until("generation_running", generation=6)
         trio.crash("n1")
-        job.until("generation_running", generation=1)
-        status = job.ask("status")
+        assert job.until("generation_running", generation=7)["detail"]["world_size"] == 2
         # The first in order usually finds no rival; on a machine that is busy another may come first.
-        assert status["coordinator"] in ("n2", "n3")
-        assert (status["world_size"], status["restarts"]) == (2, 0)
-        assert job.run("stop").returncode == 0
+        assert job.until("coordinator_changed")["node"] in ("n2", "n3")
+        assert charged(job) == {0}
+
+
+def a_killed_agent_leaves_no_worker(trio: Cluster, job: Job) -> None:
+    pid = job.pid(2)
+    (agent,) = (pid for pid, line in trio.processes("n3").items() if " serve " in f" {line} ")
+    os.kill(agent, signal.SIGKILL)
+    await_end(pid, 2.0, "the agent's worker lives")
+    job.until("generation_running", generation=1)
+    status = job.ask("status")
+    assert (status["world_size"], status["restarts"]) == (2, 0)
+    assert next(node for node in status["nodes"] if node["name"] == "n3")["state"] == "lost"
+
+
+def a_node_that_is_cut_off_stops_its_worker_and_returns(
+    job: Job, generation: int, begin: Callable[[str], None], end: Callable[[str], None]
+) -> bool:
+    """Return whether its worker was there when the others went on."""
+    job.until("generation_running", generation=generation)
+    worker = Path(f"/proc/{job.pid(1)}")
+    begin("n2")
+    assert job.until("generation_running", generation=generation + 1)["detail"]["world_size"] == 2
+    was_there = worker.exists()
+    end("n2")
+    assert job.until("generation_running", generation=generation + 2)["detail"]["world_size"] == 3
+    assert not worker.exists()
+    return was_there
 
 
 def test_half_a_group_goes_on_when_the_operator_removes_the_dead_half(pair: Cluster, tmp_path: Path) -> None:
-    keys = {**ONE_EACH, "min_nodes": 1}
-    with Job(pair, tmp_path / "work", TRAIN, "--by-hand", "--epochs", "200", **keys).start("--detach") as job:
+    with Job(pair, tmp_path / "work", STEPS, **{**ONE_EACH, "min_nodes": 1}).start("--detach") as job:
         assert job.wait() == 0, job.errors()
         job.up = None
-        job.until_step(1)
-        pid = worker_pid(job, 1)
+        job.until("generation_running", generation=0)
+        pid = job.pid(1)
         pair.crash("n1")
-        end = time.monotonic() + WAIT_S
-        while Path(f"/proc/{pid}").exists():
-            assert time.monotonic() < end, "the half without a quorum trains on"
-            time.sleep(0.1)
+        await_end(pid, WAIT_S, "the half without a quorum trains on")
+        # Every verb looks for n1 for a while first.
         done = job.run("remove", "--node", "n1")
         assert done.returncode == 0, done.stderr.decode()
-        status = job.ask("status")
-        assert (status["coordinator"], status["world_size"], status["restarts"]) == ("n2", 1, 0)
-        assert job.run("stop").returncode == 0
+        assert job.until("coordinator_changed")["node"] == "n2"
+        assert job.until("generation_running", generation=1)["detail"]["world_size"] == 1
+        assert charged(job) == {0}

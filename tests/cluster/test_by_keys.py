@@ -20,24 +20,10 @@ import pytest
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import WAIT_S, Job
+from tests.cluster.scripts import STEPS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
 
-# Steps and snapshots as a training has them, without the seconds that every start of one takes to import torch.
-STEPS = """
-import os, time
-from pathlib import Path
-
-snapshot = Path("snapshot")
-step = int(snapshot.read_text()) if snapshot.exists() else 0
-while True:
-    time.sleep(0.1)
-    step += 1
-    print(f"step={step} loss={1 / step:.4f}", flush=True)
-    Path("part").write_text(str(step))
-    Path("part").rename(snapshot)
-    print(f"saved {snapshot}: step={step}", flush=True)
-"""
 POLL_S = 0.1
 # So long a key may be without an effect before it is pressed again: what has just opened takes no consent.
 AGAIN_S = 1.0

@@ -44,7 +44,7 @@ exec {python} -m supervisor up {way} --headless --nproc-per-node 1 --job alloc -
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Cluster]:
-    """Two hosts; each test has a Slurm of its own on them."""
+    """Two hosts."""
     obstacle = cluster_obstacle() or slurm_obstacle()
     if obstacle:
         pytest.skip(obstacle)
@@ -59,11 +59,19 @@ def hosts() -> Iterator[Cluster]:
         yield made
 
 
-@pytest.fixture
-def slurm(hosts: Cluster, tmp_path: Path) -> Iterator[Slurm]:
+@pytest.fixture(scope="module")
+def daemons(hosts: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """Slurm on both hosts."""
-    with Slurm(hosts, tmp_path / "slurm") as made:
+    with Slurm(hosts, tmp_path_factory.mktemp("slurm")) as made:
         yield made
+
+
+@pytest.fixture
+def slurm(hosts: Cluster, daemons: Slurm) -> Iterator[Slurm]:
+    """The same, without an allocation and without files of ours."""
+    yield daemons
+    daemons.run("scancel", "--me")
+    await_nothing_left(hosts, daemons)
     for host in hosts.hosts:
         shutil.rmtree(host.home / ".supervisor", ignore_errors=True)
 

@@ -1,15 +1,27 @@
-"""One time zone and one moment for all screens, so that they read the same on every machine."""
+"""One time zone and one moment for all screens, so that they read the same on every machine; what they look like is
+read once for all of them.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from textual.css.model import RuleSet
+from textual.css.stylesheet import Stylesheet
 
-from supervisor.tui import words
+from supervisor.paths import themes_dir
+from supervisor.tui import theming, words
+
+_load = theming.load
+_load_once = functools.cache(_load)
+_parse = Stylesheet._parse_rules
+_parsed: dict[Any, list[RuleSet]] = {}
 
 # 42 minutes after the recorded jobs have started.
 NOW = 1795169000 + 42 * 60
@@ -33,3 +45,20 @@ def own_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture(autouse=True)
+def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Themes and style sheets of the program are the same for each application: they take half a second of each."""
+
+    def load(path: Path) -> theming.Skin:
+        return _load_once(path) if path.parent == themes_dir() else _load(path)
+
+    def parse(self: Stylesheet, *source: Any, **more: Any) -> list[RuleSet]:
+        key = (frozenset(self._variables.items()), source, *more.items())
+        if key not in _parsed:
+            _parsed[key] = _parse(self, *source, **more)
+        return _parsed[key]
+
+    monkeypatch.setattr(theming, "load", load)
+    monkeypatch.setattr(Stylesheet, "_parse_rules", parse)

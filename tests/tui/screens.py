@@ -9,7 +9,7 @@ import difflib
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rich.cells import cell_len
 from textual import events
 from textual.keys import _character_to_key, key_to_character
 from textual.pilot import Pilot
+from textual.strip import Strip
 
 from supervisor.tui.app import SupervisorApp
 from tests.tui.recorded import RecordedSession
@@ -53,7 +54,11 @@ async def running_app(
 
 def text_of(app: SupervisorApp) -> str:
     """The screen as text; every line must have the width of the terminal."""
-    lines = [strip.text for strip in app.screen._compositor.render_strips()]
+    return _text_of(app, app.screen._compositor.render_strips())
+
+
+def _text_of(app: SupervisorApp, strips: Sequence[Strip]) -> str:
+    lines = [strip.text for strip in strips]
     width, height = app.size
     assert len(lines) == height, f"{len(lines)} lines instead of {height}"
     for number, line in enumerate(lines):
@@ -68,11 +73,12 @@ async def settle(app: SupervisorApp, pilot: Pilot[int], turns: int = 5) -> str:
     while time.monotonic() < end:
         app.tick()
         await pilot.pause(0.008)
-        if not app.screen._compositor.render_strips():
+        strips = app.screen._compositor.render_strips()
+        if not strips:
             # A screen that has just been pushed is laid out in its own time.
             same = 0
             continue
-        now = text_of(app)
+        now = _text_of(app, strips)
         same = same + 1 if now == text else 0
         text = now
         if same >= turns:

@@ -1,4 +1,4 @@
-"""Three ranks that train; after step 5 rank 1 does what the argument says."""
+"""Ranks that train; after step 5 rank 1 does what the argument says: one word a generation."""
 
 import asyncio
 import ctypes
@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-mode, rank = sys.argv[1], int(os.environ["RANK"])
+mode = sys.argv[1].split(",")[int(os.environ["TORCHELASTIC_RESTART_COUNT"])]
+rank = int(os.environ["RANK"])
 if mode == "unrecorded":
     os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
 
@@ -72,48 +73,63 @@ def upload(seconds: float) -> None:
         time.sleep(0.1)
 
 
+def meet_where_nobody_answers() -> None:
+    """What a firewall that drops packets is like: the port is there, and its queue is full."""
+    full = socket.create_server(("127.0.0.1", 0), backlog=0)
+    with socket.create_connection(full.getsockname()):
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(full.getsockname()[1]))
+        dist.init_process_group("gloo")
+
+
 def act() -> None:
     if mode == "gil":
         ctypes.PyDLL(None).sleep(1000)
     elif mode == "thread":
-        (work_in_a_task if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) else work_in_a_thread)()
+        work_in_a_thread()
+    elif mode == "task":
+        work_in_a_task()
     elif mode == "other":
         dist.broadcast(torch.ones(7), 0)
     elif mode == "group":
         dist.barrier(dist.new_group([0, 1]))
-    elif mode == "exit":
-        os._exit(0 if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) else 3)
-    elif mode == "compute":
-        compute(8)
-    elif mode == "save":
+    elif mode == "exit 3":
+        os._exit(3)
+    elif mode == "exit 0":
+        os._exit(0)
+
+
+def keep_busy(step: int) -> None:
+    """Let the other one wait, for longer than a hang may last, again and again; at last both do nothing together."""
+    if step == 6 and rank == 1:
+        compute(5)
+    if step == 12 and rank == 1:
         save(4)
-        upload(5)
-    elif mode == "late":
-        time.sleep(8)
+    if step == 18 and rank == 1:
+        upload(4)
+    if step == 24:
+        time.sleep(6)
 
 
 if mode == "init" and rank == 1:
     time.sleep(1000)
-if mode != "alone":
-    dist.init_process_group("gloo")
+if mode == "blocked" and rank == 1:
+    meet_where_nobody_answers()
+dist.init_process_group("gloo")
 loader = iter(DataLoader(Data(), num_workers=1, batch_size=None))
 for step in range(600):
     value = next(loader)
     if step == 6 and rank == 1:
         act()
-    if step == 6 and mode == "silent":
-        time.sleep(8)
+    if mode == "busy":
+        keep_busy(step)
     if mode == "unrecorded":
-        time.sleep(0.05 * rank)
-    if mode != "alone":
-        dist.all_reduce(value)
-    if step == 40 and mode in ("compute", "save", "late", "silent"):
+        time.sleep(0.1 * rank)
+    dist.all_reduce(value)
+    if (mode, step) in (("busy", 40), ("unrecorded", 70)):
         break
     if mode == "unrecorded":
-        if step == 80:
-            break
         continue
-    print(f"step={step} loss={'nan' if mode == 'alone' and rank == 0 else 1}", flush=True)
+    print(f"step={step} loss=1", flush=True)
     time.sleep(0.02)
 del loader
 dist.barrier()
