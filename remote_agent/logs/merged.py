@@ -106,7 +106,9 @@ async def merged(
     await heap.fill()
     # Now, as the rows are taken from what there is now.
     since_ns, until_ns = counted or (0, 0)
-    lines_between = sum(file.index.lines_before(until_ns) - file.index.lines_before(since_ns) for file in files)
+    indexes = [file.index for file in files]
+    since, until = (sum(index.lines_before(t_ns) for index in indexes) for t_ns in (since_ns, until_ns))
+    begin, end = sum(index.first_line for index in indexes), sum(index.total_lines for index in indexes)
     ends = [[*file.key, file.index.total_lines if file.is_counted else None] for file in files]
     patience = _Patience(heap.top_ns(), after_ns) if wanted.is_rare else None
     taken: list[tuple[LogFile, Record]] = []
@@ -129,10 +131,10 @@ async def merged(
         "complete": heap.complete,
         "more": next_ns is not None,
         "apart": apart,
-        "counted": lines_between,
+        "counted": until - since,
     }
     if counted is not None:
-        data["ends"] = ends
+        data.update(ends=ends, before=since - begin, behind=end - until)
     if after_ns is not None:
         # Of each file the record that went on at that time may be wanted now: it is found first, and began before.
         taken.sort(key=lambda found: found[1].t_ns)

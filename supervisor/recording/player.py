@@ -227,7 +227,7 @@ class Player:
             span = (rows[0].t_ns if more and rows else 0, end_ns)
         else:
             span = (after_ns, rows[-1].t_ns + 1 if more and rows else end_ns)
-        told = tape.counted(self.recording, selection, now_ns, *counted) if counted is not None else (0, {})
+        told = tape.counted(self.recording, selection, now_ns, *counted) if counted is not None else ()
         return Page(rows, more, [], clocks or PlayedClocks(self), 0, *span, *told)
 
     def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:

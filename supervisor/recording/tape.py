@@ -83,15 +83,18 @@ async def _chosen(recording: Recording, selection: Selection, now_ns: int) -> li
 
 def counted(
     recording: Recording, selection: Selection, now_ns: int, since_ns: int, until_ns: int
-) -> tuple[int, dict[str, Ends]]:
-    """Return how many lines, whatever the filter, came between two times, and how many each node's files have now."""
+) -> tuple[int, dict[str, Ends], int, int]:
+    """Return how many lines came between two times, the files have now, came before and behind; whatever the filter."""
     between, ends = 0, {host.name: Ends() for host in recording.hosts}
+    before = behind = 0
     for file in selected(recording, selection, now_ns):
         # Once: not all of them may be held at a time.
         lines = recording.lines(file)
-        between += bisect_left(lines.times_ns, until_ns) - bisect_left(lines.times_ns, since_ns)
+        there = lines.there(now_ns)
+        since, until = (bisect_left(lines.times_ns, t_ns, 0, there) for t_ns in (since_ns, until_ns))
+        between, before, behind = between + until - since, before + since, behind + there - until
         ends.setdefault(file[0], {})[file[1:]] = lines.total(now_ns)
-    return between, ends
+    return between, ends, before, behind
 
 
 async def merged(

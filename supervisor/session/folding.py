@@ -3,15 +3,16 @@
 In: rows in the order of time. Out: folds in the order of their first rows; together they hold each row once.
 
 **What folds depends on the rows and their times alone, not on how many are given at once.** Rows first become records
-(a traceback is one), then equal records become folds, and at last so do folds whose numbers alone differ: of what is
-left by itself the k-th one of a rank goes with the k-th of the others. No rank's records of one shape change places.
-Both wait for the window, so a fold is told at most two windows after its first row.
+(a traceback is one). Equal records become folds, the k-th of a rank with the k-th of the others, whatever else a rank
+says between them: a line that only one of them has moves no other one. At last folds whose numbers alone differ become
+one: of what is left by itself, again the k-th of a rank with the k-th of the others. Both wait for the window, so a
+fold is told at most two windows after its first row.
 """
 
 from __future__ import annotations
 
+import heapq
 import re
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -97,11 +98,13 @@ class _Record(Generic[R]):
 class Fold(Generic[R]):
     """Records of equal shape, one a rank, in the order in which they came."""
 
-    __slots__ = ("differs", "key", "records", "t_ns")
+    __slots__ = ("differs", "key", "number", "records", "t_ns")
 
     def __init__(self, key: Key, t_ns: int) -> None:
         self.key = key
         self.t_ns = t_ns
+        self.number = 0
+        """Which one of its shape it is."""
         self.records: list[list[R]] = []
         self.differs = False
         """The numbers are not the same on all ranks."""
@@ -129,10 +132,10 @@ class Fold(Generic[R]):
         return [row for rows in self.records for row in rows]
 
 
-class _Likes(Generic[R]):
-    """The folds of one shape that wait, and where each rank stands in them."""
+class _Equals(Generic[R]):
+    """The folds of one text that wait, and where each rank stands in them."""
 
-    __slots__ = ("equal", "first", "folds", "standing")
+    __slots__ = ("first", "folds", "standing")
 
     def __init__(self) -> None:
         self.folds: deque[Fold[R]] = deque()
@@ -140,61 +143,91 @@ class _Likes(Generic[R]):
         """The number of the first fold that waits."""
         self.standing: dict[tuple[str, int], int] = {}
         """By rank: the number of the next fold that it may join."""
-        self.equal: dict[tuple[bytes, ...], list[int]] = {}
-        """By text: the numbers of the folds that say it."""
+
+    def join(self, record: _Record[R], key: Key) -> Fold[R]:
+        """Add a record to the next fold, a new one if there is none."""
+        who = _who(record.rows)
+        at = max(self.standing.get(who, 0) - self.first, 0)
+        while at < len(self.folds) and not self.folds[at].records:
+            # It went with another one.
+            at += 1
+        if at == len(self.folds):
+            self.folds.append(Fold(key, record.t_ns))
+        self.folds[at].add(record.rows)
+        self.standing[who] = self.first + at + 1
+        return self.folds[at]
+
+    def take(self) -> bool:
+        """Remove the first fold; False when it was the last one."""
+        self.folds.popleft()
+        self.first += 1
+        return bool(self.folds)
+
+
+class _Likes(Generic[R]):
+    """The folds of one shape that wait."""
+
+    __slots__ = ("equals", "first", "folds", "waiting")
+
+    def __init__(self) -> None:
+        self.folds: deque[tuple[Fold[R], tuple[bytes, ...]]] = deque()
+        """In order, with their texts."""
+        self.first = 0
+        """The number of the first one."""
+        self.equals: dict[tuple[bytes, ...], _Equals[R]] = {}
+        self.waiting: dict[tuple[str, int], list[tuple[int, Fold[R]]]] = {}
+        """By rank: a heap of the folds that it is in, some of them gone."""
 
     def join(self, record: _Record[R], key: Key) -> Fold[R] | None:
         """Add a record to the next fold of its text; return the new fold if there is none."""
-        who = _who(record.rows)
-        number = max(self.standing.get(who, 0), self.first)
-        numbers = self.equal.setdefault(_text(record.rows), [])
-        at = bisect_left(numbers, number)
-        fresh: Fold[R] | None = None
-        if at == len(numbers):
-            fresh = Fold(key, record.t_ns)
-            numbers.append(self.first + len(self.folds))
-            self.folds.append(fresh)
-        self.folds[numbers[at] - self.first].add(record.rows)
-        self.standing[who] = numbers[at] + 1
-        return fresh
+        text = tuple(row.text for row in record.rows)
+        fold = self.equals.setdefault(text, _Equals()).join(record, key)
+        is_fresh = len(fold.records) == 1
+        if is_fresh:
+            fold.number = self.first + len(self.folds)
+            self.folds.append((fold, text))
+        heapq.heappush(self.waiting.setdefault(_who(record.rows), []), (fold.number, fold))
+        return fold if is_fresh else None
 
     def take(self) -> Fold[R]:
         """Remove the first fold, with those that differ in their numbers alone; it is empty if it went with another."""
-        fold = self.folds.popleft()
-        if fold.records:
-            self._forget(fold, self.first)
-            self._gather(fold)
+        fold, text = self.folds.popleft()
         self.first += 1
+        if not self.equals[text].take():
+            del self.equals[text]
+        if fold.records:
+            self._gather(fold)
         return fold
 
     def _gather(self, fold: Fold[R]) -> None:
         ranks = {_who(rows) for rows in fold.records}
-        for number, other in enumerate(self.folds, self.first + 1):
-            if len(ranks) >= len(self.standing) or other.t_ns - fold.t_ns > WINDOW_NS:
+        nexts = [self._next(who) for who in list(self.waiting)]
+        others = {other.number: other for other in nexts if other is not None}
+        for _, other in sorted(others.items()):
+            if other.t_ns - fold.t_ns > WINDOW_NS:
                 break
             theirs = {_who(rows) for rows in other.records}
-            if theirs and not theirs & ranks:
-                self._forget(other, number)
+            if not theirs & ranks:
                 for rows in other.records:
                     fold.add(rows)
                 other.records = []
-            # What a rank has said later stays behind what it has said before.
+            # Of a rank, what it has said later is not gathered before what it has said first.
             ranks |= theirs
         fold.records.sort(key=lambda rows: rows[0].t_ns)
 
-    def _forget(self, fold: Fold[R], number: int) -> None:
-        text = _text(fold.shown)
-        self.equal[text].remove(number)
-        if not self.equal[text]:
-            del self.equal[text]
+    def _next(self, who: tuple[str, int]) -> Fold[R] | None:
+        """Return the first fold that waits with this rank in it."""
+        heap = self.waiting[who]
+        while heap and (heap[0][0] < self.first or not heap[0][1].records):
+            heapq.heappop(heap)
+        if not heap:
+            del self.waiting[who]
+            return None
+        return heap[0][1]
 
 
 def _who(rows: Sequence[FoldRow]) -> tuple[str, int]:
     return rows[0].node, rows[0].rank
-
-
-def _text(rows: Sequence[FoldRow]) -> tuple[bytes, ...]:
-    return tuple(row.text for row in rows)
 
 
 class Folder(Generic[R]):

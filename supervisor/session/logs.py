@@ -209,6 +209,9 @@ class Page(NamedTuple):
     """So many lines, wanted or not, came between the times that were asked for."""
     ends: dict[str, Ends] = {}  # noqa: RUF012  never changed
     """With `counted`: how many lines the files have, by node that tells it."""
+    before: int = 0
+    behind: int = 0
+    """With `counted`: so many lines, wanted or not, came before those times, and behind them."""
 
 
 async def merged(
@@ -256,7 +259,8 @@ async def merged(
     rows, more, since_ns, until_ns = forth(parts, count, after_ns) if after_ns is not None else back(parts, count)
     absent = sorted([*failed, *lost(session, selection.nodes)])
     sums = (sum(part.apart for part in parts), since_ns, until_ns, sum(part.counted for part in parts))
-    return Page(rows, more, absent, clocks, *sums, ends_of(answers))
+    beyond = sum(part.before for part in parts), sum(part.behind for part in parts)
+    return Page(rows, more, absent, clocks, *sums, ends_of(answers), *beyond)
 
 
 def lost(session: Session, nodes: list[str] | None) -> list[str]:

@@ -35,6 +35,8 @@ class Part(NamedTuple):
     counted: int
     ends: Ends | None
     """None: not asked for, or not told by an agent of an older version."""
+    before: int = 0
+    behind: int = 0
 
 
 Joined = tuple["list[Row]", bool, int, int | None]
@@ -50,7 +52,8 @@ def part_of(clocks: Clocks, name: str, answer: Answer) -> Part:
     apart, counted = int(data.get("apart") or 0), int(data.get("counted") or 0)
     ends = data.get("ends")
     told = None if ends is None else {(generation, rank, stream): end for generation, rank, stream, end in ends}
-    return Part(clocks.rows(name, answer), more, apart, since_ns, until_ns if known else None, counted, told)
+    beyond = int(data.get("before") or 0), int(data.get("behind") or 0)
+    return Part(clocks.rows(name, answer), more, apart, since_ns, until_ns if known else None, counted, told, *beyond)
 
 
 def ends_of(parts: Mapping[str, Part | Unreachable]) -> dict[str, Ends]:

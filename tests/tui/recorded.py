@@ -185,13 +185,15 @@ class RecordedSession:
         more, newest_ns = len(chosen) < len(rows), every[-1].t_ns + 1 if every else 0
         span = (chosen[0].t_ns if more else 0, newest_ns if before_ns is None else before_ns)
         if after_ns is not None:
-            span = (after_ns, chosen[-1].t_ns + 1 if more else max(after_ns, newest_ns))
-        lines = sum(counted[0] <= row.t_ns < counted[1] for row in every) if counted is not None else 0
+            span = (after_ns, chosen[-1].t_ns + 1 if more else newest_ns)
+        since_ns, until_ns = counted or (0, 0)
+        before, behind = sum(row.t_ns < since_ns for row in every), sum(row.t_ns >= until_ns for row in every)
+        lines = len(every) - before - behind
         ends: dict[str, Ends] = {name: {} for name in self.hosts if name not in absent}
         for part in parts:
             if part and part[0].node in ends:
                 ends[part[0].node][part[0].generation, part[0].rank, part[0].stream] = len(part)
-        return Page(chosen, more, absent, clocks or Clocks(self), 0, *span, lines, ends)
+        return Page(chosen, more, absent, clocks or Clocks(self), 0, *span, lines, ends, before, behind)
 
     async def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
         """Rows that match, file by file; with a way by time, the nearest ones."""

@@ -11,6 +11,7 @@ import pytest
 from remote_agent.logs import merged as node_merged
 from supervisor.session.filters import Filter
 from supervisor.session.search import search
+from supervisor.tui.logs.folded import FoldedFeed
 from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.widgets.virtual_log import NONE_PASSES
 from tests.agent import log_files
@@ -205,16 +206,19 @@ def test_what_waits_is_counted_exactly_and_shown_when_it_is_looked_for(tmp_path:
     run(tmp_path, scenario)
 
 
-def test_rare_lines_come_in_bounded_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [MergedFeed, FoldedFeed])
+def test_rare_lines_come_in_bounded_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[MergedFeed]
+) -> None:
     """An answer that had no time to find anything says how far it has looked; the next one goes on there."""
     monkeypatch.setattr(node_merged, "_LOOK_S", 0.0)
 
     async def scenario(cluster: Cluster, node: NodeLink) -> None:
         await node.written(0, b"needle\n" + b"noise 7\n" * 5000)
-        feed = narrowed(cluster, include=("ne+dle",), level="")
+        feed = kind(cluster.source, dataclasses.replace(ALL, filter=Filter(include=("ne+dle",))))
         await feed.refresh(10, yes)
         steps = 0
-        while (want := feed.missing(0, feed.count)) is not None:
+        while (want := feed.missing(0, 9)) is not None:
             assert feed.count >= 1, "its place is shown while it is looked for"
             await feed.load(want)
             steps += 1

@@ -196,7 +196,7 @@ def test_no_hit_of_many_files_is_passed_over_or_comes_twice(monkeypatch: pytest.
         await found.search(lambda: None, near_ns=every[30][0])
 
         async def step(way: int, place: Place | None, pointer: finder.Key | None) -> Place | None:
-            return found.step(way, place, pointer) or await found.go_on(way, place, pointer, lambda: None)
+            return found.step(way, place, pointer) or await found.go_on(way, place, pointer)
 
         at = await step(1, every[30], None)
         for way, count in ((1, len(every)), (-1, len(every) + 30)):

@@ -18,7 +18,7 @@ from supervisor.tui import words
 from supervisor.tui.logs import folded, merged
 from supervisor.tui.logs.folded import FoldedFeed
 from supervisor.tui.logs.merged import MergedFeed
-from tests.tui.test_feeds import ALL, Cluster, NodeLink, no, run, yes
+from tests.tui.test_feeds import ALL, Cluster, NodeLink, load_all, no, run, yes
 from tests.tui.test_folded import stepping
 
 MS = 1_000_000
@@ -144,3 +144,28 @@ def test_a_line_stands_at_the_time_of_its_record_where_it_came_later() -> None:
 def test_the_last_moment_of_a_second_is_of_that_second(t_ns: int) -> None:
     before = words.clock_ns(BEGIN - SECOND)[:8]
     assert words.clock_ns(t_ns)[:8] == words.stamp_ns(t_ns)[11:19] == before
+
+
+@pytest.mark.parametrize("text", ["", "loss"])
+def test_how_many_lines_lie_beyond_those_that_are_here(tmp_path: Path, text: str) -> None:
+    async def scenario(cluster: Cluster, *nodes: NodeLink) -> None:
+        for rank, node in enumerate(nodes):
+            await node.written(rank, b"noise\nloss 1\n" * 1000)
+        selection = dataclasses.replace(ALL, filter=Filter(include=(text,))) if text else ALL
+        every, feed = MergedFeed(cluster.source, selection), MergedFeed(cluster.source, selection)
+        await every.show_begin(10)
+        await load_all(every)
+        row = every.row(every.count // 3)
+        assert row is not None
+        await feed.show_around(row.t_ns, 60)
+        for _ in range(2):
+            await feed.refresh(10, no)
+        first = next(each for at in range(feed.count) if (each := feed.row(at)) is not None)
+        before = every.index_of(first.key)
+        assert before is not None
+        behind = every.count - before - feed.count + 1
+        assert feed.beyond == pytest.approx((before, behind), rel=0.1)
+        if not text:
+            assert feed.beyond == (before, behind)
+
+    run(tmp_path, scenario, 2)

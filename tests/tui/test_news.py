@@ -18,6 +18,7 @@ from supervisor.tui.app import SupervisorApp
 from supervisor.tui.logs import finder, news
 from supervisor.tui.logs.feeds import RankFeed
 from supervisor.tui.logs.folded import FoldedFeed
+from supervisor.tui.logs.log_row import LogRow
 from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.source import Source
 from tests.tui.recorded import RecordedSession
@@ -129,13 +130,23 @@ def test_lines_of_another_stream_or_a_node_that_comes_later_are_no_news(tmp_path
         nccl = MergedFeed(cluster.source, Selection(generation="all", streams=("nccl",)))
         for feed in (script, nccl):
             await feed.refresh(20, yes)
-        await one.written(0, (NCCL * 4 + b"later\n") * 30)
+        await one.written(0, (NCCL * 4 + b"later\n" * 200) * 30)
         two.stuck = False
-        for feed, count in ((script, 30), (nccl, 120)):
-            assert await counted(feed) == count
+        await script.refresh(20, no)
+        assert (script.news.lines, script.news.or_more, script.news.or_fewer) == (6000, False, False), "at one look"
+        assert await counted(nccl) == 120
+        script.news.read([LogRow("n1", 0, 0, "stdout", 300 + 204 * 10, 0, "", b"")], at_end=False)
+        assert script.news.lines == 4000
         two.stuck = True
         await script.refresh(20, no)
-        assert (script.news.lines, script.news.or_more) == (30, True)
+        assert (script.news.lines, script.news.or_more) == (4000, True)
+        two.stuck = False
+        await one.written(0, NCCL * 3000)
+        await script.refresh(20, no)
+        assert script.news.lines > 4000
+        while script.news.or_fewer:
+            await script.refresh(20, no)
+        assert (script.news.lines, script.news.or_more) == (4000, False)
 
     run(tmp_path, scenario, 2)
 

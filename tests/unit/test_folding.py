@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 from hypothesis import given, settings
@@ -68,7 +69,38 @@ def test_batches_make_no_difference_and_nothing_is_lost(rows: list[Row], sizes: 
             assert len({each.rank for each in record}) == 1
 
 
-def test_an_odd_line_moves_no_other_line_of_its_rank() -> None:
+@st.composite
+def _one_odd(draw: st.DrawFn) -> tuple[list[list[bytes]], list[Row], int]:
+    """What all ranks print, line by line in any order, within a window; one of them prints something more."""
+    trace = [b"Traceback (most recent call last):", b'  File "t.py", line 3', b"ValueError: no"]
+    alike = st.sampled_from([[b"case 1"], [b"case 2"], [b"case 3"], [b"saved"], [b"loss 1.5"], [b"loss 2"], trace])
+    said: list[list[bytes]] = draw(st.lists(alike, min_size=1, max_size=8))
+    count = draw(st.integers(2, 4))
+    lines = [[text for record in said for text in record] for _ in range(count)]
+    odd: list[bytes] = draw(
+        st.sampled_from([[b"case 9"], [b"case 1 ODD"], [b"odd"], [b"loss nan"], [*trace[:2], b"E: odd"]])
+    )
+    at = draw(st.integers(0, len(said)))
+    lines[draw(st.integers(0, count - 1))] = [text for record in (*said[:at], odd, *said[at:]) for text in record]
+    turns = draw(st.permutations([rank for rank in range(count) for _ in lines[rank]]))
+    rows = [row(rank, lines[rank].pop(0), number / 1000, line=number) for number, rank in enumerate(turns)]
+    return said, rows, count
+
+
+@settings(max_examples=100, deadline=None)
+@given(_one_odd())
+def test_an_odd_line_stands_alone_and_all_others_fold_as_without_it(
+    case: tuple[list[list[bytes]], list[Row], int],
+) -> None:
+    said, rows, count = case
+    folds = [([each.text for each in fold.shown], len(fold.records)) for fold in folded(rows)]
+    assert sorted(texts for texts, ranks in folds if ranks == count) == sorted(said)
+    assert [ranks for _, ranks in folds if ranks < count] == [1]
+
+
+def test_a_line_that_one_rank_says_otherwise_moves_no_other_one() -> None:
+    """Wherever it comes among the others, and if all of a rank comes at once."""
+
     def said(rank: int, number: int) -> Row:
         return row(rank, b"case 2 ODD" if (rank, number) == (1, 2) else b"case %d" % number)
 
@@ -76,8 +108,9 @@ def test_an_odd_line_moves_no_other_line_of_its_rank() -> None:
     cases[2] = "[0,2-3]| case 2"
     in_turn = [said(rank, number) for number in range(6) for rank in range(4)]
     assert printed(in_turn) == [*cases[:3], "n0:1| case 2 ODD", *cases[3:]]
-    each_at_once = [said(rank, number) for rank in range(4) for number in range(6)]
-    assert sorted(printed(each_at_once)) == sorted([*cases, "n0:1| case 2 ODD"])
+    for ranks in itertools.permutations(range(4)):
+        each_at_once = [said(rank, number) for rank in ranks for number in range(6)]
+        assert sorted(printed(each_at_once)) == sorted([*cases, "n0:1| case 2 ODD"])
 
 
 def test_one_line_of_many_ranks_and_the_odd_one_out() -> None:
@@ -90,6 +123,9 @@ def test_one_line_of_many_ranks_and_the_odd_one_out() -> None:
     folded([row(rank, b"step %d loss=1.8" % step, step) for step in range(20) for rank in range(512)])
     # Twenty times the rows: their cost does not grow with their number.
     assert time.perf_counter() - begun < 20 * 5 * max(once_s, 0.02)
+    begun = time.perf_counter()
+    folded([row(at % 5000 == 4999, b"loss=1.%04d" % at, at / 10_000) for at in range(10_000)])
+    assert time.perf_counter() - begun < 20 * 5 * max(once_s, 0.02), "nor if one rank prints far more than another"
 
 
 def test_a_step_folds_with_the_same_step_only() -> None:

@@ -118,12 +118,10 @@ class Finder:
             first["note_apart"] = self._note_apart
         await self._look(self._collect(first, found, near_ns), found)
 
-    async def go_on(
-        self, direction: int, place: Place | None, pointer: Key | None, found: Callable[[], None]
-    ) -> Place | None:
+    async def go_on(self, direction: int, place: Place | None, pointer: Key | None) -> Place | None:
         """The hit that `step` does not know, from the nodes, around the ends; None: there is a `problem`."""
         self.running = True
-        await self._look(self._go_on(direction, place, pointer), found)
+        await self._look(self._go_on(direction, place, pointer), lambda: None)
         return None if self.problem or self.current < 0 else self.hits[self.current]
 
     async def _go_on(self, direction: int, place: Place | None, pointer: Key | None) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from supervisor import plain
 from supervisor.session.folding import WINDOW_NS, Fold, Folder
 from supervisor.tui.logs.feeds import PAGE
-from supervisor.tui.logs.merged import EVER, MERGED_KEPT, MergedFeed
+from supervisor.tui.logs.merged import MERGED_KEPT, MergedFeed
 
 if TYPE_CHECKING:
     from supervisor.session.logs import Clocks, Page, Selection
@@ -96,7 +96,8 @@ class FoldedFeed(MergedFeed):
 
     def missing(self, first: int, last: int) -> int | None:
         """Older rows while few are here, and where their place is in view; newer ones at the other end."""
-        few = len(self._order) < MERGED_KEPT // 2 and not self.selection.filter
+        # What passes a filter may be far back: it is looked for where there is room for it.
+        few = len(self._order) < MERGED_KEPT // 2 and (first <= 0 or not self.selection.filter)
         # All lines on the screen may be all rows that can be kept.
         wanted = few or (first <= 0 and last < self.count - 1)
         if self._offset and first <= PAGE // 4 and wanted:
@@ -113,13 +114,14 @@ class FoldedFeed(MergedFeed):
             last_ns = self._edge(-1)
             page = None
             if not self._is_flooded:
-                page = await self._fetch(FOLD_PAGE, clocks, after_ns=last_ns - LATE_NS, counted=EVER)
+                page = await self._fetch(FOLD_PAGE, clocks, after_ns=last_ns - LATE_NS, counted=self._span())
             if page is None or page.more:
                 # Of what one page does not hold only the newest: the others are loaded when they are looked for.
-                page = await self._fetch(FOLD_PAGE, clocks, counted=EVER)
+                page = await self._fetch(FOLD_PAGE, clocks, counted=self._span())
                 self._is_flooded = bool(page.more and page.rows and page.rows[0].t_ns > last_ns)
             if following() and set(self.absent) <= set(page.absent):
                 self._note(page, at_end=True)
+                self._measure(page.before, page.counted, page.behind)
                 if self._is_flooded:
                     self._replace(page)
                     return

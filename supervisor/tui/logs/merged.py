@@ -64,8 +64,9 @@ class MergedFeed:
         self._at_start = False
         self._clocks: Clocks | None = None
         """What the times of these rows were made with."""
+        self._beyond = (0, 0)
         self.passed = self.looked_at = 0
-        """With a filter: so many rows are here, of so many lines between the first and the last time."""
+        """So many rows are here, of so many lines between the first and the last time."""
         self._since_ns = 0
         self._until_ns: int | None = None
         """With a filter: between these times all that passes is here; None: not known."""
@@ -79,6 +80,12 @@ class MergedFeed:
     def count(self) -> int:
         """Lines there are here, and one more for those before them."""
         return len(self._order) + self._offset
+
+    @property
+    def beyond(self) -> tuple[int, int]:
+        """About how many lines of this view come before those that are here, and behind them, when last told."""
+        before, behind = self._beyond
+        return 0 if self._at_start else before, behind if self.detached else 0
 
     @property
     def _offset(self) -> int:
@@ -103,10 +110,7 @@ class MergedFeed:
 
     async def load(self, want: int) -> None:
         """Load older (0) or newer (1) rows."""
-        if want == 0:
-            await self._older()
-        else:
-            await self._newer()
+        await (self._newer() if want else self._older())
 
     @property
     def is_whole(self) -> bool:
@@ -122,16 +126,18 @@ class MergedFeed:
         # Where more waits than a window holds, the number is all that is new.
         is_far = self.detached and self._is_far and not following()
         count = 1 if is_far else max(PAGE if renew else WINDOW, rows)
-        page = await self._fetch(count, None if renew else self._clocks, counted=EVER)
+        page = await self._fetch(count, None if renew else self._clocks, counted=self._span())
         self._note(page, at_end=following())
         if not self._order:
             self._replace(page)
+            self._measure(page.counted - len(page.rows), len(page.rows), 0)
             return
+        self._measure(page.before, page.counted, page.behind)
         joined = not page.more or not page.rows or page.rows[0].t_ns <= self._edge(-1)
         fresh = self._update(page.rows)
         if not following():
             self.detached, self._is_far = bool(fresh), not joined
-            if self.news.by_row:
+            if self.news.by_row or self.apart:
                 await self._count_rows(rows)
             return
         if renew or self.detached or not joined or not set(self.absent) <= set(page.absent):
@@ -150,22 +156,35 @@ class MergedFeed:
         """Learn from a page of the newest rows how many lines there are; at_end: the reader follows."""
         # NCCL's lines stand in the script's files, too.
         streams = self.selection.streams
-        is_part = self.apart or ("nccl" in streams and len(streams) < len(STREAMS))
-        self.news.by_row = is_part or bool(self.selection.filter)
+        self.news.by_row = bool(self.selection.filter) or ("nccl" in streams and len(streams) < len(STREAMS))
         self.news.take(page.ends, at_end=at_end)
         if page.until_ns is not None and (at_end or self._look is None):
             self._look = _Look(page.until_ns, page.clocks)
 
+    def _measure(self, before: int, between: int, behind: int) -> None:
+        """Learn how many lines, shown or not, came before the first time, up to the last one, and behind it."""
+        # A record's lines may have come later than the last time; they have been looked at all the same.
+        self.passed = len(self._order)
+        self.looked_at = max(self.passed, between)
+        share = (self.count - self._offset) / max(1, self.looked_at)
+        self._beyond = round(before * share), round(behind * share)
+
     async def _count_rows(self, rows: int, counted: tuple[int, int] = EVER) -> Page | None:
-        """Look at what came since the last look, and at nothing twice, by the clocks of the first one."""
+        """Look at what came since the last look, shown or left out, at nothing twice, by the clocks of then."""
         look, news = self._look, self.news
         if look is None or news.is_full:
             return None
-        page = await self._fetch(max(PAGE, rows), look.clocks, after_ns=look.until_ns, counted=counted)
+        if news.by_row:
+            page = await self._fetch(max(PAGE, rows), look.clocks, after_ns=look.until_ns, counted=counted)
+        else:
+            # Among the script's lines there are few of NCCL.
+            left_out = dataclasses.replace(self.selection, streams=("nccl",))
+            page = await self._source.merged(left_out, PAGE * 4, clocks=look.clocks, after_ns=look.until_ns)
         if self._look is not look:
             # The reader has been at the end meanwhile.
             return None
-        news.take(page.ends, at_end=False)
+        if news.by_row:
+            news.take(page.ends, at_end=False)
         news.add(taken(row) for row in page.rows)
         news.is_behind = page.more or news.is_full
         self._look = _Look(page.until_ns or look.until_ns, look.clocks)
@@ -182,15 +201,12 @@ class MergedFeed:
         if self._clocks is None or self.detached or moved or until_ns is None:
             await self._replace_by_end(count, None, following)
             return
-        span, here = (self._since_ns, until_ns), len(self._order)
-        page = await self._fetch(count, self._clocks, after_ns=until_ns, counted=span)
-        # A record's lines may have come later than the last time; they have been looked at all the same.
-        self.passed, self.looked_at = here, max(here, page.counted)
+        page = await self._fetch(count, self._clocks, after_ns=until_ns, counted=self._span())
+        self._measure(page.before, page.counted, page.behind)
         fresh = self._update(page.rows, all_times=True)
         if not following():
             # What is not put here now is looked at again.
-            if fresh:
-                self.detached = True
+            self.detached = bool(fresh)
         elif (page.more and len(page.rows) >= count) or not set(self.absent) <= set(page.absent):
             await self._replace_by_end(count, self._clocks, following)
         else:
@@ -213,15 +229,17 @@ class MergedFeed:
             self._note(page, at_end=False)
             if is_first:
                 self._replace(page)
-        span, here = (self._since_ns, self._until_ns or self._since_ns), len(self._order)
-        found = await self._count_rows(rows, span)
+        found = await self._count_rows(rows, self._span())
         if found is not None:
-            self.passed, self.looked_at = here, max(here, found.counted)
+            self._measure(found.before, found.counted, found.behind)
             self.detached = bool(self._update(found.rows, all_times=True)) or self.detached
 
     async def show_begin(self, rows: int) -> None:
         """Replace what is here by the oldest rows."""
-        self._replace(await self._fetch(max(rows, PAGE), self._steady(), after_ns=0), at_start=True)
+        page = await self._fetch(max(rows, PAGE), self._steady(), after_ns=0, counted=EVER)
+        self._replace(page, at_start=True)
+        if not self.selection.filter:
+            self._measure(0, len(page.rows), page.counted - len(page.rows))
 
     async def show_around(
         self, t_ns: int, rows: int, pages: tuple[Page, Page] | None = None, clocks: Clocks | None = None
@@ -233,13 +251,16 @@ class MergedFeed:
         """
         clocks = clocks or self._steady() or Clocks(self._source)
         before, after = pages or await asyncio.gather(
-            self._fetch(rows // 3 + 1, clocks, before_ns=t_ns), self._fetch(rows, clocks, after_ns=t_ns)
+            self._fetch(rows // 3 + 1, clocks, before_ns=t_ns),
+            self._fetch(rows, clocks, after_ns=t_ns, counted=(t_ns, LATEST_NS)),
         )
         absent = sorted({*before.absent, *after.absent})
         # Of each file the last row before that time may come along, from before all that is here.
         later = [row for row in after.rows if row.t_ns >= t_ns]
         both = after._replace(rows=before.rows + later, absent=absent, since_ns=before.since_ns)
         self._replace(both, at_start=not before.more)
+        if not (self.selection.filter or pages):
+            self._measure(after.before - len(before.rows), len(both.rows), after.counted - len(later))
         end = time.monotonic() + NEAR_S
         while not self._order and not self.is_whole and time.monotonic() < end:
             # Nothing near it passes the filter.
@@ -296,6 +317,12 @@ class MergedFeed:
         if self.selection.filter and self._until_ns is not None:
             return self._until_ns
         return self._edge(-1) if self._order else 0
+
+    def _span(self) -> tuple[int, int]:
+        """Return the times between which all that is shown is here."""
+        if self.selection.filter:
+            return self._since_ns, self._until_ns or self._since_ns
+        return (self._edge(0), self._edge(-1) + 1) if self._order else EVER
 
     def _edge(self, number: int) -> int:
         return self._rows[self._order[number]].t_ns

@@ -1,7 +1,7 @@
 """How much has come below what the reader of a log has had in reach.
 
-In: how many lines each file has, as the nodes tell it; rows that pass a filter; rows that have been in view. Out: a
-number of lines.
+In: how many lines each file has, as the nodes tell it; rows that pass a filter, or that are left out; rows that have
+been in view. Out: a number of lines.
 
 By numbers of lines alone: times of several nodes, the part of the log that is loaded and where a search leads to change
 nothing of it.
@@ -25,9 +25,9 @@ class News:
 
     def __init__(self) -> None:
         self.by_row = False
-        """Not all lines are shown: those that pass are counted, as they are looked at."""
+        """Of all lines few are shown: these are counted, as they are looked at; else those that are left out are."""
         self.is_behind = False
-        """By row: there are more of them to look at."""
+        """There are more of them to look at."""
         self._nodes: set[str] = set()
         self._silent: set[str] = set()
         self._reach: dict[File, int | None] = {}
@@ -40,12 +40,18 @@ class News:
         """How many."""
         if self.by_row:
             return len(self._waiting)
-        return sum(max(0, end - self._from(file)) for file, end in self._ends.items())
+        every = sum(max(0, end - self._from(file)) for file, end in self._ends.items())
+        return max(0, every - len(self._waiting))
 
     @property
     def or_more(self) -> bool:
         """There may be more: a node does not tell, or not all has been looked at."""
         return bool(self._silent) or (self.by_row and self.is_behind)
+
+    @property
+    def or_fewer(self) -> bool:
+        """There may be fewer: not all that is left out has been looked at."""
+        return self.is_behind and not self.or_more
 
     @property
     def is_full(self) -> bool:

@@ -14,8 +14,10 @@ from textual import on
 
 from remote_agent.logs.pattern import ignores_case
 from supervisor.session.filters import ALL, LEVELS, Filter
+from supervisor.tui.logs.feeds import RankFeed
 from supervisor.tui.logs.finder import compiled
-from supervisor.tui.logs.merged import MergedFeed
+from supervisor.tui.logs.merged import LATEST_NS, MergedFeed
+from supervisor.tui.screens.log_shown import BOTH
 from supervisor.tui.screens.log_taken import TakenLog
 from supervisor.tui.widgets.ask import Ask
 from supervisor.tui.widgets.chips import Chips
@@ -23,7 +25,7 @@ from supervisor.tui.widgets.virtual_log import VirtualLog
 
 if TYPE_CHECKING:
     from supervisor.tui.incident_rows import Place
-    from supervisor.tui.logs.log_row import Key
+    from supervisor.tui.screens.base import Target
 
 HINT: Final = "text or regular expression"
 
@@ -33,22 +35,24 @@ class FilteredLog(TakenLog):
 
     _shelved: Filter = ALL
     """What was taken off by one key, to be put on again."""
-    _stood: tuple[int, Key] | None = None
-    """The line that was read when the filter was last changed."""
 
     def on_mount(self) -> None:
         """Begin with what the log was narrowed to when this job was last looked at."""
         self.filter = self.tui.memory.log_filter
 
-    def open_place(self, place: Place) -> None:
-        """Show one line of one stream, whatever it holds."""
-        self._shelved = self.filter or self._shelved
-        self._filter_by(ALL)
-        super().open_place(place)
+    def open_target(self, target: Target, generation: int | None = None, streams: tuple[str, ...] = BOTH) -> None:
+        """Show the log of a rank, a node, or all, narrowed as the job's log is."""
+        self.filter = self.tui.memory.log_filter
+        super().open_target(target, generation, streams)
         self._show_chips()
 
-    def _filter_by(self, chosen: Filter) -> None:
-        self.filter = self.tui.memory.log_filter = chosen
+    def open_place(self, place: Place) -> None:
+        """Show one line of one stream, whatever it holds: the filter is off there alone."""
+        if self.filter:
+            self._shelved, self.filter = self.filter, ALL
+            self.tui.say("the filter is off here; \\ puts it on again")
+        super().open_place(place)
+        self._show_chips()
 
     @on(VirtualLog.Changed)
     def _show_chips(self) -> None:
@@ -109,25 +113,17 @@ class FilteredLog(TakenLog):
 
     def _narrow(self, chosen: Filter) -> None:
         """Show what another filter keeps; the line that is read stays, or its neighbour stands for it."""
-        self._stood = None if self.log_view.follow else self._line_read()
-        finder, feed = self.finder, self.log_view.feed
-        clocks = feed.clocks if self._stood is not None and isinstance(feed, MergedFeed) else None
-        self._filter_by(chosen)
-        self._open()
-        if self._stood is not None:
-            self.log_view.jump_to_key(*self._stood, clocks=clocks)
+        t_ns, key = (LATEST_NS, None) if self.log_view.follow else self._line_read()
+        follows, finder, feed = self.log_view.follow, self.finder, self.log_view.feed
+        clocks = feed.clocks if not follows and isinstance(feed, MergedFeed) else None
+        self.filter = self.tui.memory.log_filter = chosen
+        now = self._open()
+        if key is not None and isinstance(now, RankFeed) and key[0] != now.generation:
+            # A filter lets the lines of all generations through.
+            self.generation = key[0]
+            self._open()
+        if not follows:
+            self.log_view.jump_to_key(t_ns, key, clocks=clocks)
         if finder is not None:
-            self._search_again(finder, self._stood, clocks)
+            self._search_again(finder, None if t_ns == LATEST_NS else t_ns, clocks)
         self._show_chips()
-
-    def _line_read(self) -> tuple[int, Key] | None:
-        """Time and key of the line that is read, or was when its neighbour in view took its place."""
-        here, feed = self.log_view.rows_here(), self.log_view.feed
-        if self._stood is not None and feed is not None and self.log_view.pointer == self._stood[1]:
-            if not here:
-                return self._stood
-            rows = [row for row in map(feed.row, range(feed.count)) if row is not None]
-            stand_in = next((row for row in rows if row.t_ns >= self._stood[0]), rows[-1])
-            if stand_in in here:
-                return self._stood
-        return super()._line_read()

@@ -14,8 +14,8 @@ from supervisor.tui import words
 from supervisor.tui.cells import clean, fit, row_width, width_of
 from supervisor.tui.logs import bookmarks, moments
 from supervisor.tui.logs.feeds import RankFeed
-from supervisor.tui.logs.finder import Finder
-from supervisor.tui.logs.merged import MergedFeed
+from supervisor.tui.logs.finder import BEGIN, Finder
+from supervisor.tui.logs.merged import LATEST_NS, MergedFeed
 from supervisor.tui.screens.log_shown import ShownLog
 from supervisor.tui.widgets.ask import Ask
 from supervisor.tui.widgets.virtual_log import VirtualLog
@@ -108,10 +108,9 @@ class FoundLog(ShownLog):
         self._begin_search(finder, direction, around, self._time_read())
         return ""
 
-    def _search_again(self, before: Finder, place: Place | None, clocks: Clocks | None) -> None:
+    def _search_again(self, before: Finder, near_ns: int | None, clocks: Clocks | None) -> None:
         """Search for the same in what is shown now; nobody is moved."""
-        finder = self._finder(before.text, before.level, before.name, clocks)
-        self._begin_search(finder, 0, 0, None if place is None else place[0])
+        self._begin_search(self._finder(before.text, before.level, before.name, clocks), 0, 0, near_ns)
 
     def _finder(self, text: str, level: str | None, name: str, clocks: Clocks | None) -> Finder:
         feed = self.log_view.feed
@@ -173,7 +172,7 @@ class FoundLog(ShownLog):
 
     async def _go_on(self, finder: Finder, direction: int, place: Place | None, pointer: Key | None) -> None:
         went = self.log_view.went
-        hit = await finder.go_on(direction, place, pointer, lambda: None)
+        hit = await finder.go_on(direction, place, pointer)
         if finder is not self.finder or not self.tui.is_running:
             return
         if hit is None:
@@ -195,9 +194,9 @@ class FoundLog(ShownLog):
         self.query_one(Ask).ask("go to", moments.HINT, self._go_to_time)
 
     def _go_to_time(self, text: str) -> str:
-        row = self._row_read()
+        read_ns, now_s = self._line_read()[0], words.now()
         try:
-            t_ns = moments.read(text, row.t_ns if row is not None else int(words.now() * 1e9), words.now())
+            t_ns = moments.read(text, read_ns if 0 < read_ns < LATEST_NS else int(now_s * 1e9), now_s)
         except (ValueError, OverflowError) as error:
             return str(error)
         self.log_view.jump_to_time(t_ns)
@@ -236,12 +235,12 @@ class FoundLog(ShownLog):
 
     def action_to_bookmark(self, direction: int) -> None:
         """Go to the next or previous bookmark among the lines that are shown."""
-        feed, row = self.log_view.feed, self._row_read()
-        selection = self._selection()
+        feed, selection = self.log_view.feed, self._selection()
         marks = [mark for mark in self.tui.memory.bookmarks if mark.is_in(selection)]
         if isinstance(feed, RankFeed):
             marks = [mark for mark in marks if mark.stream == feed.stream]
-        mark = bookmarks.beside(marks, (row.t_ns, row.key) if row is not None else (0, (0, 0, "", 0)), direction)
+        t_ns, key = self._line_read()
+        mark = bookmarks.beside(marks, (t_ns, key or BEGIN[1]), direction)
         if mark is None:
             self.tui.say("no bookmark among these lines; m sets one")
         else:

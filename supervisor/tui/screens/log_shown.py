@@ -14,7 +14,7 @@ from supervisor.session.logs import Selection, clock_error_ms
 from supervisor.tui.cells import clean, width_of
 from supervisor.tui.logs.feeds import RankFeed
 from supervisor.tui.logs.folded import FoldedFeed
-from supervisor.tui.logs.merged import MergedFeed
+from supervisor.tui.logs.merged import LATEST_NS, MergedFeed
 from supervisor.tui.rows import fit_parts
 from supervisor.tui.screens.base import LiveScreen, Target
 from supervisor.tui.widgets.lines import HEADING
@@ -59,6 +59,9 @@ class ShownLog(LiveScreen):
 
     def open_target(self, target: Target, generation: int | None = None, streams: tuple[str, ...] = BOTH) -> None:
         """Show the log of a rank, a node, or all."""
+        self._show_target(target, generation, streams)
+
+    def _show_target(self, target: Target, generation: int | None = None, streams: tuple[str, ...] = BOTH) -> None:
         self.target = target
         self.generation = generation
         self.streams = streams
@@ -181,13 +184,13 @@ class ShownLog(LiveScreen):
         node, rank = self.target.node, self.target.rank
         if rank is not None:
             self._last_rank = Target(node, rank)
-            self.open_target(Target(node))
+            self._show_target(Target(node))
         elif node:
-            self.open_target(Target())
+            self._show_target(Target())
         else:
             first = next(iter(self.tui.snapshot.ranks), None)
             back = getattr(self, "_last_rank", Target(first.node, first.rank) if first else Target())
-            self.open_target(back)
+            self._show_target(back)
 
     def action_stream(self) -> None:
         """The next choice of streams."""
@@ -236,10 +239,12 @@ class ShownLog(LiveScreen):
         other = (here[-1] if log.follow else here[0]) if here else None
         return next((row for row in here if row.is_at(log.pointer)), other)
 
-    def _line_read(self) -> tuple[int, Key] | None:
-        """Time and key of the line that is read."""
-        row = self._row_read()
-        return (row.t_ns, row.key) if row is not None else None
+    def _line_read(self) -> tuple[int, Key | None]:
+        """Time and key of the line that is read, or was gone to where its neighbour stands for it, or nothing."""
+        row, meant = self._row_read(), self.log_view.meant
+        if row is None:
+            return meant or (LATEST_NS, None)
+        return meant if meant is not None and row.is_at(self.log_view.pointer) else (row.t_ns, row.key)
 
     def _time_read(self) -> int | None:
         """When the first line on the screen came; None while it follows."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from textual.message import Message
 
@@ -29,6 +29,17 @@ COUNT_EVERY: Final = 0.5
 RETRY_AFTER: Final = 1.0
 
 
+class _Jump(NamedTuple):
+    """A way to what came at a time, to one line of it where a key is given; 0: to the begin."""
+
+    t_ns: int
+    key: Key | None = None
+    pages: tuple[Page, Page] | None = None
+    """What lies around it, where that is known."""
+    clocks: Clocks | None = None
+    """What the time was made with."""
+
+
 class FedView(WrappedView):
     """A window on a feed, with follow as a property of the view."""
 
@@ -41,6 +52,8 @@ class FedView(WrappedView):
         self.follow = True
         self.pointer: Key | None = None
         """The line that a search or a jump has led to."""
+        self.meant: tuple[int, Key | None] | None = None
+        """Time and line that a jump has meant and that is not shown; the pointer is at its neighbour, if any."""
         self.strayed = False
         """The reader has moved since."""
         self.went = 0
@@ -54,11 +67,8 @@ class FedView(WrappedView):
         self._direction = 1
         self._due = 0.0
         self._goal: int | None = None
-        self._around: int | None = None
-        self._pages: tuple[Page, Page] | None = None
-        self._clocks: Clocks | None = None
-        self._is_going = False
-        """What lies around a time is being loaded."""
+        self._jump: _Jump | None = None
+        """Where the reader goes to: it is not here yet."""
 
     def on_mount(self) -> None:
         """Start the one task that loads what is visible."""
@@ -74,8 +84,9 @@ class FedView(WrappedView):
     @property
     def unseen_text(self) -> str:
         """The same in words: `+12 lines`, `+64 lines or more`."""
-        more = self.feed is not None and self.feed.news.or_more
-        return f"+{words.count(self.unseen, 'line')}{' or more' if more else ''}"
+        news = self.feed.news if self.feed is not None else None
+        more = "" if news is None else " or more" if news.or_more else " or fewer" if news.or_fewer else ""
+        return f"+{words.count(self.unseen, 'line')}{more}"
 
     @property
     def absent_text(self) -> str:
@@ -89,9 +100,9 @@ class FedView(WrappedView):
         """Show another feed from its end."""
         self.feed = feed
         self.follow = True
-        self.pointer = None
+        self.pointer = self.meant = None
         self.top = 0
-        self._goal = self._around = None
+        self._goal = self._jump = None
         self.problem = ""
         self._due = 0.0
         self.redraw()
@@ -99,8 +110,8 @@ class FedView(WrappedView):
 
     def jump(self, index: int, key: Key | None = None) -> None:
         """Bring a line to the upper third of the view, and stop following."""
-        self._stop_following()
-        self.pointer, self.strayed = key, False
+        self.follow = self.strayed = False
+        self.pointer, self.meant, self._jump = key, None, None
         # Ahead of the first answer the feed does not know its length: the goal waits for it.
         self._goal = index
         if self.feed is not None and self.feed.count:
@@ -111,40 +122,33 @@ class FedView(WrappedView):
     @property
     def is_on_its_way(self) -> bool:
         """What the reader has gone to is not here yet."""
-        if self._around is not None or self._is_going:
+        if self._jump is not None:
             return True
         return not self.follow and self.feed is not None and self.feed.count > 0 and not self.rows_here()
 
     def jump_to_key(
-        self, t_ns: int, key: Key, pages: tuple[Page, Page] | None = None, clocks: Clocks | None = None
+        self, t_ns: int, key: Key | None, pages: tuple[Page, Page] | None = None, clocks: Clocks | None = None
     ) -> None:
-        """Bring a line into view; in a merged feed what lies around it, `pages`, is loaded if it is not here.
+        """Bring a line into view, or the first one of a time; what lies around it is loaded if it is not here.
 
-        clocks: what its time was made with.
+        pages: what lies around it, where that is known; clocks: what its time was made with.
         """
-        index = self.feed.index_of(key) if self.feed is not None else None
-        is_merged = isinstance(self.feed, MergedFeed)
-        # What is on its way takes the place of what is here.
-        if is_merged and (index is None or self._around is not None or self._is_going):
-            self._go_around(t_ns, key, pages, clocks)
-        elif index is not None:
+        index = self.feed.index_of(key) if self.feed is not None and key is not None else None
+        # In a merged feed, what is on its way takes the place of what is here.
+        if index is None or (self._jump is not None and isinstance(self.feed, MergedFeed)):
+            self._go(_Jump(t_ns, key, pages, clocks))
+        else:
             self.jump(index, key)
 
     def jump_to_time(self, t_ns: int) -> None:
         """Bring the first line that came then or later into view."""
-        self._go_around(max(1, t_ns), None)
+        self.jump_to_key(max(1, t_ns), None)
 
-    def _go_around(
-        self,
-        t_ns: int,
-        key: Key | None,
-        pages: tuple[Page, Page] | None = None,
-        clocks: Clocks | None = None,
-    ) -> None:
-        self._stop_following()
-        self.pointer, self.strayed = key, False
-        self._goal = None
-        self._around, self._pages, self._clocks = t_ns, pages, clocks
+    def _go(self, jump: _Jump) -> None:
+        self.follow = self.strayed = False
+        self.pointer, self.meant = jump.key, (jump.t_ns, jump.key)
+        self._goal, self._jump = None, jump
+        self.problem = ""
         self._kick.set()
 
     def set_pace(self, every_s: float) -> None:
@@ -172,10 +176,12 @@ class FedView(WrappedView):
         rows = (feed.row(line) for line in dict.fromkeys(line for line, _ in self.places())) if feed is not None else ()
         return [row for row in rows if row is not None]
 
-    # --- moving
+    def _extent(self) -> tuple[int, int, int]:
+        above, below = self.feed.beyond if isinstance(self.feed, MergedFeed) else (0, 0)
+        top, last, total = super()._extent()
+        return above + top, above + last + below, above + total + below
 
-    def _stop_following(self) -> None:
-        self.follow = False
+    # --- moving
 
     def _note_read(self) -> None:
         """Tell the feed what is in view: it is no news any more."""
@@ -188,7 +194,7 @@ class FedView(WrappedView):
     def scroll_lines(self, delta: int) -> None:
         """Scroll; upwards ends following."""
         if delta < 0:
-            self._stop_following()
+            self.follow = False
         self._direction = 1 if delta > 0 else -1
         self._goal = None
         self.strayed = True
@@ -199,12 +205,13 @@ class FedView(WrappedView):
 
     def go_to_begin(self) -> None:
         """Go to the first line."""
-        self._stop_following()
         self._direction = -1
-        self.strayed = True
         self.went += 1
         if isinstance(self.feed, MergedFeed):
-            self.pointer, self._around = None, 0
+            self._go(_Jump(0))
+        else:
+            self._goal = self._jump = None
+        self.follow, self.strayed = False, True
         self.scroll_to_line(0)
         self._kick.set()
         self.post_message(self.Changed())
@@ -216,11 +223,11 @@ class FedView(WrappedView):
             if self.feed is not None and not self.follow:
                 self.feed.forget_news()
             self.follow = self.strayed = True
-            self._goal = self._around = None
+            self._goal = self._jump = self.meant = None
             self._due = 0.0
             self.show_from(self._end())
         else:
-            self._stop_following()
+            self.follow = False
         self._kick.set()
         self.post_message(self.Changed())
 
@@ -248,78 +255,80 @@ class FedView(WrappedView):
                 problem = error.message
             except (WireError, OSError, KeyError, TypeError, ValueError) as error:
                 problem = f"{type(error).__name__}: {error}"
+            if feed is not self.feed:
+                continue
+            self.problem = problem
             if problem:
                 self._due = time.monotonic() + RETRY_AFTER
-            if feed is self.feed:
-                self.problem = problem
-                self._arrived(feed)
-                self._note_read()
+            self._arrived(feed)
+            self._note_read()
 
     def _wants(self, feed: Feed) -> bool:
-        if self._around is not None:
-            return True
-        return not self.problem and feed.missing(self.top, self.top + self.body_height - 1) is not None
+        if self.problem:
+            return False
+        return self._jump is not None or feed.missing(self.top, self.top + self.body_height - 1) is not None
 
     async def _load(self, feed: Feed) -> None:
-        if self._around is not None:
-            around, self._around, self._is_going = self._around, None, True
-            try:
-                goal = await self._load_around(feed, around)
-            finally:
-                self._is_going = False
-            if self._has_gone_on(feed):
-                return
-            if not self.follow:
-                self._arrived(feed)
-                self._goal = goal
-                self._arrived(feed)
+        """Load what is wanted; what a feed has brought is shown at once, as a line may be at another index by then."""
+        jump = self._jump
+        # Another feed may have been opened before the first step is made here: that one's jump is not for this one.
+        if feed is not self.feed or (jump is not None and not await self._land(feed, jump)):
+            return
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + (self._every_s if self.follow else COUNT_EVERY)
             await feed.refresh(self.body_height, lambda: self.follow)
-            if feed is self.feed:
-                self._arrived(feed)
-        height = self.body_height
-        for _ in range(4):
-            want = feed.missing(self.top, self.top + height - 1)
-            if want is None:
-                ahead = self.top + self._direction * height
-                want = None if self.follow else feed.missing(ahead, ahead + height - 1)
-                if want is None:
-                    return
-                await feed.load(want)
-                return
-            await feed.load(want)
-            if feed is not self.feed:
-                return
             self._arrived(feed)
+        for _ in range(4):
+            if feed is not self.feed or not await self._load_missing(feed):
+                return
 
-    def _has_gone_on(self, feed: Feed) -> bool:
-        return self._around is not None or feed is not self.feed
-
-    async def _load_around(self, feed: Feed, t_ns: int) -> int | None:
-        """Load what came at a time (0: at the begin); returns where the line is that is meant."""
-        height = self.body_height
-        if isinstance(feed, MergedFeed):
-            pages, clocks, self._pages, self._clocks = self._pages, self._clocks, None, None
-            await (feed.show_around(t_ns, height, pages, clocks) if t_ns else feed.show_begin(height))
-            if self._has_gone_on(feed):
-                return None
-            index = feed.index_of(self.pointer) if self.pointer is not None else None
-            if index is not None or not t_ns:
-                return index or 0
-            later = (at for at in range(feed.count) if (row := feed.row(at)) is not None and row.t_ns >= t_ns)
-            goal = next(later, max(0, feed.count - 1))
-        elif isinstance(feed, RankFeed):
-            goal = await feed.find_time(t_ns, height)
-        else:
-            return None
-        row = feed.row(goal)
+    async def _land(self, feed: Feed, jump: _Jump) -> bool:
+        """Load what a jump leads to, and show it; False if the reader has gone elsewhere meanwhile."""
+        goal = await self._load_around(feed, jump)
+        if feed is not self.feed or jump is not self._jump:
+            return False
+        self._jump = None
+        self._arrived(feed)
+        self._goal, row = goal, feed.row(goal)
         if row is not None:
-            # Where nothing is, the line that was gone to is still the one to come back to.
-            self.pointer = row.key
-        return goal
+            is_meant = row.is_at(jump.key)
+            if is_meant or jump.key is None:
+                self.meant = None
+            if jump.t_ns and not is_meant:
+                self.pointer = row.key
+        self._arrived(feed)
+        return True
+
+    async def _load_missing(self, feed: Feed) -> bool:
+        """Load what is missing in view, or where the reader scrolls to; False when that is all for now."""
+        top, height = self.top, self.body_height
+        want = feed.missing(top, top + height - 1)
+        is_ahead = want is None and not self.follow
+        if is_ahead:
+            top += self._direction * height
+            want = feed.missing(top, top + height - 1)
+        if want is not None:
+            await feed.load(want)
+            self._arrived(feed)
+        return want is not None and not is_ahead
+
+    async def _load_around(self, feed: Feed, jump: _Jump) -> int:
+        """Load what a jump leads to; returns where the line is that is meant."""
+        height, t_ns = self.body_height, jump.t_ns
+        if isinstance(feed, RankFeed):
+            return await feed.find_time(t_ns, height)
+        if not isinstance(feed, MergedFeed):
+            return 0
+        await (feed.show_around(t_ns, height, jump.pages, jump.clocks) if t_ns else feed.show_begin(height))
+        index = feed.index_of(jump.key) if jump.key is not None else None
+        if index is not None:
+            return index
+        later = (at for at in range(feed.count) if (row := feed.row(at)) is not None and row.t_ns >= t_ns)
+        return next(later, max(0, feed.count - 1))
 
     def _arrived(self, feed: Feed) -> None:
+        if feed is not self.feed:
+            return
         self.top = max(0, self.top + feed.shifted)
         if self._goal is not None:
             self._goal = max(0, self._goal + feed.shifted)

@@ -132,7 +132,7 @@ class LineView(Widget, can_focus=True):
         lines = [Drawn(row, "", ("", "")) for row in self._title_lines()][: self.size.height]
         body = self._body()
         body += [(EMPTY, "")] * (height - len(body))
-        edges = self._edges(self.line_count(), height)
+        edges = self._edges(height)
         lines += [Drawn(row, overlay, edge) for (row, overlay), edge in zip(body, edges, strict=True)]
         return lines
 
@@ -144,11 +144,16 @@ class LineView(Widget, can_focus=True):
         """What is in view, from the top."""
         return [self.line_at(at) for at in range(self.top, min(self.top + self.body_height, self.line_count()))]
 
-    def _edges(self, total: int, height: int) -> list[Span]:
+    def _extent(self) -> tuple[int, int, int]:
+        """For the scroll bar: how many lines lie above those in view, above the last of these views, and in all."""
+        return self.top, self.last_top, self.line_count()
+
+    def _edges(self, height: int) -> list[Span]:
+        above, last, total = self._extent()
         if total <= height or not height:
             return [(" ", "")] * height
         size = max(1, round(height * height / total))
-        start = round((height - size) * min(1.0, self.top / max(1, self.last_top)))
+        start = round((height - size) * min(1.0, above / max(1, last)))
         inside = range(start, start + size)
         return [(self.glyphs.thumb, "dim") if y in inside else (self.glyphs.bar, "rule") for y in range(height)]
 

@@ -103,14 +103,15 @@ class VirtualLog(FedView):
         return shown
 
     def _prefix(self, row: LogRow) -> Row:
-        sign = self.glyphs.pointer if row.is_at(self.pointer) else " "
-        spans: list[Span] = [(self.glyphs.mark if self.marks and row.is_any_of(self.marks) else sign, "mark")]
+        # Each has its own column: a bookmark that is gone to shows both.
+        spans: list[Span] = [(self.glyphs.pointer if row.is_at(self.pointer) else " ", "mark")]
         if self.show_time:
             spans.append((words.clock_ns(row.shown_ns) + " ", "time"))
         if self.show_source:
             spans.append((fit(row.who or f"{row.node} r{row.rank}", self.source_width, self.glyphs.more) + " ", "tag"))
         letter, role = {"error": ("E", "log-error"), "warn": ("W", "log-warn")}.get(row.level, (" ", ""))
-        return (*spans, (letter + " ", role))
+        mark = self.glyphs.mark if self.marks and row.is_any_of(self.marks) else " "
+        return (*spans, (letter, role), (mark, "mark"))
 
     # --- moving
 
@@ -128,8 +129,8 @@ class VirtualLog(FedView):
         y -= self.size.height - self.body_height
         row = self.feed.row(places[y][0]) if self.feed is not None and 0 <= y < len(places) else None
         if row is not None:
-            self._stop_following()
-            self.pointer = row.key
+            self.follow = False
+            self.pointer, self.meant = row.key, None
             self.redraw()
             self.post_message(self.Changed())
 
@@ -166,5 +167,7 @@ def position(log: VirtualLog) -> Row:
     if isinstance(feed, MergedFeed):
         first = feed.row(top) or feed.row(top + 1)
         return ((f"from {words.clock_ns(first.shown_ns)}" if first is not None else "", "dim"),)
-    last = max((line for line, _ in log.places()), default=top) + 1
-    return ((f"line {last:,} of {feed.count:,}", "dim"),)
+    lines = [line for line, _ in log.places()]
+    pointed = next((line for line in lines if (row := feed.row(line)) is not None and row.is_at(log.pointer)), None)
+    number = pointed if pointed is not None else max(lines, default=top)
+    return ((f"line {number + 1:,} of {feed.count:,}", "dim"),)
