@@ -277,7 +277,7 @@ class Agent:
             if where is None or role is None or name in role.connected:
                 return
             if await peers.is_dead(where["address"], int(where["port"])):
-                role.feed(inputs.Gone(name, "its agent died (connection refused)"))
+                role.feed(inputs.Gone(name, "its agent died (connection refused)", alone=True))
                 return
 
     def peer_handler(self, name: str, channel: Channel | None = None) -> Handler:

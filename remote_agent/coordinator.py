@@ -173,8 +173,12 @@ def on_beat(turn: Turn, event: inputs.Beat) -> None:
 
 
 def on_gone(turn: Turn, event: inputs.Gone) -> None:
-    if event.node in turn.state.nodes and turn.state.phase != s.ENDED:
-        lose_node(turn, event.node, event.reason)
+    node = turn.state.nodes.get(event.node)
+    if node is None or turn.state.phase == s.ENDED:
+        return
+    if event.alone and node.status not in ("draining", "removed", "lost", "failed"):
+        turn.emit("agent_lost", node=event.node, reason=event.reason)
+    lose_node(turn, event.node, event.reason)
 
 
 def on_given_up(turn: Turn, event: inputs.GivenUp) -> None:

@@ -73,6 +73,8 @@ class Gone:
 
     node: str
     reason: str
+    alone: bool = False
+    """Its machine answers."""
 
 
 @dataclasses.dataclass(frozen=True)

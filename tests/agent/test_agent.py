@@ -172,6 +172,7 @@ async def a_killed_agent_takes_its_workers_along_and_the_rest_go_on(nodes: Nodes
     agent = (await nodes.call("n1", "status"))["nodes"][1]["agent_pid"]
     os.kill(agent, signal.SIGKILL)
     await wait_gone([running["pids"]["1"]], 2.0)
+    assert (await nodes.until("agent_lost"))["node"] == "n2"
     assert (await nodes.until("generation_running", generation=3))["detail"]["world_size"] == 1
     await nodes.start("n2")
     await rejoin(nodes, "n2")

@@ -18,6 +18,20 @@ def test_a_lost_node_is_left_out_and_admitted_when_it_returns() -> None:
     assert (world.world_size, world.state.restarts) == (6, 0)
 
 
+def test_where_the_machine_answers_it_is_the_agent_that_is_lost() -> None:
+    world = World(spec(3, min_nodes=2))
+    for alone, kinds in ((True, ["agent_lost", "node_lost"]), (False, ["node_lost"])):
+        world.machines["n3"].connected, world.machines["n3"].running = False, None
+        before = len(world.types())
+        for _ in range(2):
+            world.feed(inputs.Gone("n3", "gone", alone=alone))
+        assert [kind for kind in world.types()[before:] if kind.endswith("_lost")] == kinds
+        world.settle()
+        world.join("n3")
+        world.settle()
+        assert world.world_size == 6
+
+
 def test_a_node_that_keeps_failing_is_quarantined() -> None:
     world = World(spec(3, min_nodes=2))
     for _ in range(3):
