@@ -387,8 +387,8 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _p("nan_loss", GENERIC, *(rf"\b{word}['\"]?[:=]? ?(?:nan|NaN)\b" for word in ("loss", "Loss"))),
     _p("permission_import_missing_module", GENERIC, r": command not found\b"),
-    # The last: a traceback that a service for logs has put into one line.
     _p("user_exception", GENERIC, "There are not enough slots available in the system"),
+    # The last: a traceback that a service for logs has put into one line.
     _p("user_exception", GENERIC, "can't open file '", "No such file or directory: '", r"Traceback \(m.{,22}: +File "),
     # The last line of a traceback whose beginning is not in the text. RuntimeError is left out: it can mean anything.
     _p(

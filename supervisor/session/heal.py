@@ -341,10 +341,12 @@ class Healer:
 
     async def _restart(self, link: Link) -> None:
         session, name = self._session, link.view.name
-        if await self._is_over(link) or not await self._is_still_dead(link) or not self._may_start(name):
+        if not await self._is_still_dead(link) or await self._is_over(link):
             return
-        if name not in self._taking_part(*OUT):
-            # It was removed while we looked.
+        if session.ended or session.state in ENDED_STATES or name not in self._taking_part(*OUT):
+            # The job ended, or the node was removed, while we looked.
+            return
+        if not self._may_start(name):
             return
         session.notice(f"{name}: its agent is gone; starting it again", "warning", name)
         try:
