@@ -33,6 +33,10 @@ def main(argv: list[str] | None = None) -> int:
     if sys.flags.no_site:
         _enter_site()
     if args.mode == "connect":
+        from remote_agent import bytecode
+
+        if bytecode.is_pushed(sys.argv[0]):
+            bytecode.become_compiled(sys.argv[0])
         from remote_agent import bridge
 
         return bridge.main()

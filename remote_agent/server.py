@@ -123,7 +123,7 @@ class AgentDesk(Desk):
                 "members": agent.members,
                 "version": __version__,
                 # Of the very code that runs here; empty where it is no zipapp.
-                "build": code.stem if code.suffix == ".pyz" else "",
+                "build": code.name.partition(".")[0] if code.suffix == ".pyz" else "",
             }
         )
 

@@ -23,7 +23,8 @@ from remote_agent.paths import Home, JobFiles, NameRefused, agent_alive, atomic_
 from remote_agent.tree import full
 from remote_agent.wire import JobSpec, Problem, SpecError
 
-START_DEADLINE_S = 20.0
+# Many agents on one machine, or a machine that swaps: one that has ended is known at once.
+START_DEADLINE_S = 45.0
 REAP_S = 2.0
 # The agent offers its socket some 100 ms after it starts; nothing announces that moment to another process.
 POLL_S = 0.02

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from supervisor.session.link import Link
     from supervisor.session.session import Session
 
-# Deadlines in seconds. The node waits 20 s for its agent; importing torch from a cold network disk takes a minute
+# Deadlines in seconds. The node waits 45 s for its agent; importing torch from a cold network disk takes a minute
 # or two, and an agent that nobody gives a coordinator ends after three.
-START_DEADLINE = 40.0
+START_DEADLINE = 100.0
 ENGINE_DEADLINE = 150.0
 ASSIGN_DEADLINE = 30.0
 # An agent that was removed stays for some seconds, so that its end can be read.

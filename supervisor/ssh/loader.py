@@ -86,7 +86,9 @@ except OSError:
     there = False
 if not there:
     fetch(os.path.dirname(path), path)
-os.execv(sys.executable, [sys.executable, path] + sys.argv[4:])
+# The same with its bytecode, which the agent makes at its first start.
+compiled = path[:-3] + str(sys.implementation.cache_tag) + ".pyz"
+os.execv(sys.executable, [sys.executable, compiled if os.path.exists(compiled) else path] + sys.argv[4:])
 """
 
 # `python -c` puts the current directory, the user's home, before the standard library.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import io
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from remote_agent.wire import MAGIC
 from supervisor.ssh import AgentFile, loader
 from supervisor.ssh.agent_file import ELSEWHERE
 
-# Sent to every host over links that may be slow; read and compiled at every start.
+# Sent to every host over links that may be slow.
 BUDGET_BYTES = 320_000
 
 
@@ -86,6 +88,38 @@ def test_every_login_shell_runs_the_command(
     assert (tmp_path / home / "agents" / f"{agent.sha256}.pyz").read_bytes() == agent.data
     second = subprocess.run(words, input=b"", capture_output=True, check=False, timeout=30)
     assert second.stdout == MAGIC, second.stderr
+
+
+def test_the_agent_is_compiled_once_for_each_python(agent: AgentFile, tmp_path: Path) -> None:
+    pushed = tmp_path / "agents" / f"{agent.sha256}.pyz"
+    compiled = pushed.with_suffix(f".{sys.implementation.cache_tag}.pyz")
+    _connect(agent, tmp_path)
+    assert {path.name for path in pushed.parent.iterdir()} == {pushed.name, compiled.name}
+    assert compiled.stat().st_mode & 0o777 == 0o600
+    with zipfile.ZipFile(compiled) as archive, zipfile.ZipFile(pushed) as source:
+        modules = {f"{name}c" for name in source.namelist() if name.endswith(".py")}
+        assert modules == set(archive.namelist()) - set(source.namelist())
+        assert all(archive.read(name) == source.read(name) for name in source.namelist())
+    made = compiled.stat()
+    code = f"import sys;sys.path.insert(0,{str(compiled)!r});import remote_agent.paths as p;print(p.__file__)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/").stdout
+    assert said == f"{compiled}/remote_agent/paths.pyc\n"
+    _connect(agent, tmp_path)
+    assert compiled.stat() == made
+
+
+def test_an_agent_that_cannot_be_compiled_runs_as_it_came(agent: AgentFile, tmp_path: Path) -> None:
+    limit = (len(agent.data) + 1023) // 1024 * 1024
+    _connect(agent, tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    assert [path.name for path in (tmp_path / "agents").iterdir()] == [f"{agent.sha256}.pyz"]
+
+
+def _connect(agent: AgentFile, home: Path, **options: Any) -> None:
+    """Reach the agent as a supervisor does, with its bytes at hand if they are needed."""
+    command = loader.command(sys.executable, None, str(home), agent.sha256, len(agent.data))
+    data = b"" if (home / "agents").exists() else len(agent.data).to_bytes(8, "big") + agent.data
+    done = subprocess.run(["sh", "-c", command], input=data, capture_output=True, check=False, timeout=30, **options)
+    assert done.stdout.endswith(MAGIC), done.stderr
 
 
 def test_a_push_that_breaks_off_leaves_nothing(agent: AgentFile, tmp_path: Path) -> None:

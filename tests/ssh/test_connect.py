@@ -45,7 +45,8 @@ def test_the_agent_is_pushed_once(tmp_path: Path, agent: AgentFile) -> None:
         assert steps[0] == ["resolve", "resolve", "connect", "auth", "python", "push", "start"]
         assert steps[1] == ["resolve", "resolve", "connect", "auth", "python", "start"]
         pushed = served.home(0) / ".supervisor" / "agents"
-        assert [path.name for path in pushed.iterdir()] == [f"{agent.sha256}.pyz"]
+        compiled = f"{agent.sha256}.{sys.implementation.cache_tag}.pyz"
+        assert {path.name for path in pushed.iterdir()} == {f"{agent.sha256}.pyz", compiled}
         assert (pushed / f"{agent.sha256}.pyz").read_bytes() == agent.data
         assert pushed.stat().st_mode & 0o777 == 0o700
         assert (pushed / f"{agent.sha256}.pyz").stat().st_mode & 0o777 == 0o600
