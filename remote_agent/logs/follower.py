@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_S = 0.05
-# Least pause between two looks: under a flood more bytes at a time instead of more looks.
+# Least pause between two looks; under a flood more bytes at a time instead of more looks, each of which has its price.
 TICK_S = 0.02
+FLOOD_TICK_S = 0.1
+FLOOD_BYTES = 64 * 1024
 # A look at the newest files without notice: some network file systems give none.
 SWEEP_S = 5.0
 # Longest delay of new index entries on their way to the disk.
@@ -44,6 +46,7 @@ class Follower:
         self._task: asyncio.Task[None] | None = None
         self._watched: set[Path] = set()
         self._persisted = 0.0
+        self._pause_s = TICK_S
 
     async def start(self) -> None:
         """Adopt the files that are there, then follow; returns when all are known, not when all are indexed."""
@@ -83,7 +86,7 @@ class Follower:
         while True:
             changed = await self._watcher.wait(SWEEP_S)
             await self._guarded(self._look(changed or None))
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(self._pause_s)
 
     async def _guarded(self, work: Coroutine[None, None, None]) -> None:
         try:
@@ -117,10 +120,12 @@ class Follower:
         for generation in sorted(generations):
             self._discover(generation)
             folders |= catalogue.folders[generation]
+        read = 0
         for folder in folders:
             for file in catalogue.by_folder.get(folder, ()):
-                await _drain(file, breather)
+                read += await _drain(file, breather)
             self._trim(folder)
+        self._pause_s = TICK_S if read < FLOOD_BYTES else FLOOD_TICK_S
         self._persist()
 
     def _trim(self, folder: Path) -> None:
@@ -184,10 +189,12 @@ async def adopt(files: list[LogFile]) -> None:
         await breather.breathe()
 
 
-async def _drain(file: LogFile, breather: Breather) -> None:
-    """Index what the file holds now; a writer that never pauses does not keep us here."""
+async def _drain(file: LogFile, breather: Breather) -> int:
+    """Index what the file holds now, return how many bytes; a writer that never pauses does not keep us here."""
+    before = file.index.scanned
     more = file.absorb(time.time_ns())
     goal = file.size
     while more and file.index.scanned < goal:
         await breather.breathe()
         more = file.absorb(time.time_ns())
+    return file.index.scanned - before

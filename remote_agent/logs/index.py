@@ -65,30 +65,33 @@ class Entry(NamedTuple):
     upper: bool
 
 
-def after_newlines(data: bytes, start: int, wanted: int, mean: int) -> int:
-    """Return the position behind the wanted-th newline from start on, or -1; mean: expected bytes per line."""
-    length = len(data)
-    while wanted > 8 and start < length:
-        end = min(length, start + wanted * mean)
+def after_newlines(data: bytes, start: int, wanted: int, mean: int) -> tuple[int, int]:
+    """Return the position behind the wanted-th newline from start on, or -1, and how many were seen until there.
+
+    mean: expected bytes per line.
+    """
+    length, left = len(data), wanted
+    while left > 8 and start < length:
+        end = min(length, start + left * mean)
         seen = data.count(_NEWLINE, start, end)
-        if seen > wanted:
+        if seen > left:
             if mean == 1:
                 break
-            mean = max(1, mean * wanted // (seen + 1))
+            mean = max(1, mean * left // (seen + 1))
             continue
-        if seen == wanted:
-            return data.rfind(_NEWLINE, start, end) + 1
+        left -= seen
+        if not left:
+            return data.rfind(_NEWLINE, start, end) + 1, wanted
         if end == length:
-            return -1
+            return -1, wanted - left
         mean = max(mean, (end - start) // (seen + 1))
-        wanted -= seen
         start = end
-    while wanted:
+    while left:
         start = data.find(_NEWLINE, start) + 1
         if not start:
-            return -1
-        wanted -= 1
-    return start
+            return -1, wanted - left
+        left -= 1
+    return start, wanted
 
 
 class LineIndex:
@@ -151,14 +154,13 @@ class LineIndex:
             else:
                 pos = 0
         while True:
-            nxt = self._next_entry(data, pos, base)
+            nxt, lines = self._next_entry(data, pos, base)
+            self.newlines += lines
             if nxt <= 0 or nxt == len(data):
                 break
-            self.newlines += data.count(_NEWLINE, pos, nxt)
             self._close_block(data[seg:nxt], nxt - seg)
             self._add(self.newlines, base + nxt, t_ns, upper)
             pos = seg = nxt
-        self.newlines += data.count(_NEWLINE, pos)
         self._bits[-1] = block_bits(self._carry + data[seg:], self._bits[-1])
         self._carry = (self._carry + data)[-OVERLAP:]
         last = data.rfind(_NEWLINE)
@@ -254,17 +256,22 @@ class LineIndex:
             or (t_ns - self._times[-1] >= MARK_GAP_NS and self.newlines > self._lines[-1])
         )
 
-    def _next_entry(self, data: bytes, pos: int, base: int) -> int:
-        """Return where the block that is open at pos must end, or 0 or -1: not in this data."""
-        wanted = LINES_PER_BLOCK - (self.newlines - self._lines[-1])
-        by_lines = after_newlines(data, pos, wanted, self._mean)
+    def _next_entry(self, data: bytes, pos: int, base: int) -> tuple[int, int]:
+        """Return where the block that is open at pos must end, 0 or -1: not in this data; and the newlines on the way.
+
+        On the way to the end of the data, where it need not end.
+        """
+        wanted = max(1, LINES_PER_BLOCK - (self.newlines - self._lines[-1]))
+        by_lines, lines = after_newlines(data, pos, wanted, self._mean)
         if by_lines > 0:
-            self._mean = max(1, (by_lines - pos) // max(wanted, 1))
+            self._mean = max(1, (by_lines - pos) // wanted)
         full = self._offsets[-1] + BYTES_PER_BLOCK - base
         if full >= len(data) or 0 < by_lines <= full:
-            return by_lines
+            return by_lines, lines
         by_bytes = data.find(_NEWLINE, max(pos, full - 1)) + 1
-        return min(by_bytes, by_lines) if by_bytes > 0 and by_lines > 0 else max(by_bytes, by_lines)
+        if by_bytes <= 0 or by_bytes == by_lines:
+            return by_lines, lines
+        return by_bytes, data.count(_NEWLINE, pos, by_bytes)
 
     def _close_block(self, data: bytes, length: int) -> None:
         if self._bits and length:

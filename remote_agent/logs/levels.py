@@ -34,7 +34,6 @@ _MARKS = (
     (b":", (b"warning: ",), WARN),
     (b"L", (NCCL_MARK,), NCCL),
 )
-_GLOG_LETTERS = (b"W", b"E", b"F")
 
 # What a terminal does not show: CSI … final byte, OSC … BEL or ST, codes of two bytes, a lone ESC at a line's end.
 ESCAPE = r"\x1b(?:\[([0-?]*)[ -/]*([@-~])|\][^\x07\x1b\r\n]*(?:\x07|\x1b\\|$)|[PX^_][^\x1b\r\n]*(?:\x1b\\|$)|[^\r\n]|$)"
@@ -79,7 +78,8 @@ def block_bits(block: bytes, known: int = 0) -> int:
 
 
 def _may_hold_glog(block: bytes) -> bool:
-    letters = any(letter in block for letter in _GLOG_LETTERS)
+    # Written out: this is asked of every block.
+    letters = b"W" in block or b"E" in block or b"F" in block
     return letters and any(mark[-1:] in block and mark in block for mark in _GLOG_MARKS)
 
 

@@ -26,6 +26,8 @@ RECORD_GAP_NS = 1_000_000_000
 # So many lines before a line tell whether it continues a record.
 _CONTEXT = 3
 _KEPT_BEHIND = 1024
+# Of the block at the end of a file few lines may be wanted: twice as many each time.
+_FIRST_LINES = 32
 
 
 class Record(NamedTuple):
@@ -135,6 +137,7 @@ class Backwards(Records):
         self._extend = before_ns is not None
         # And what that record is wanted for may lie behind that time.
         self._inside = self._extend and self._left < file.index.total_lines
+        self._at_once = _FIRST_LINES
 
     def bound_ns(self) -> int | None:
         """Return a time that no record is later than, without reading the file; None: there is none."""
@@ -155,14 +158,15 @@ class Backwards(Records):
                 return record
 
     def _load(self) -> bool:
-        """Put the block before in front of the rows at hand; False at the start of the file."""
+        """Put lines of the block before in front of the rows at hand; False at the start of the file."""
         if not self._inside and not self._holds_any(self._lines.rows) and self._skip():
             # Nor does what is at hand belong to a record that is wanted: none of the lines before it is.
             self._lines = _Lines()
-        rows = self._block(self._left - 1, stop=self._left)
+        rows = self._block(self._left - 1, self._left - self._at_once, self._left)
         if not rows:
             return False
         self._left = rows[0].line
+        self._at_once *= 2
         if not self._lines.rows and self._extend:
             rows = self._extended(rows)
         self._extend = self._inside = False

@@ -330,7 +330,7 @@ def _candidates(data: bytes, pattern: Pattern, line: int) -> Iterator[tuple[int,
         begin = seen.rfind(b"\n", 0, found) + 1
         lines = seen.count(b"\n", counted, begin)
         counted, line = begin, line + lines
-        start = begin if seen is data else after_newlines(data, start, lines, max(1, len(data) // (lines + 1)))
+        start = begin if seen is data else after_newlines(data, start, lines, max(1, len(data) // (lines + 1)))[0]
         end = data.find(b"\n", found if seen is data else start)
         yield start, len(data) if end < 0 else end, line
 
