@@ -44,7 +44,8 @@ def _ring(_number: int, _frame: FrameType | None) -> None:
 def within(seconds: float, work: Callable[[], _T]) -> _T:
     """Return work(), a search by a regular expression; raises TooLong once that has taken so many seconds.
 
-    Of processor time: on a node where ranks leave us little of it a pattern is no slower. Python's matcher looks for signals as it goes; elsewhere than in the main thread nothing can interrupt it.
+    Of processor time: on a node where ranks leave us little of it a pattern is no slower. Python's matcher looks for
+    signals as it goes; elsewhere than in the main thread nothing can interrupt it.
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
