@@ -47,8 +47,11 @@ class Feed(Protocol):
     def index_of(self, key: Key) -> int | None:
         """Where a line is, or None where that is not known."""
 
-    def missing(self, first: int, last: int) -> int | None:
-        """Something to load for these lines, first things first; None when all are here."""
+    def missing(self, first: int, last: int, *, ahead: bool = False) -> int | None:
+        """Something to load for these lines, first things first; None when all are here.
+
+        ahead: nobody looks at them yet; more than what they need may come along.
+        """
 
     async def load(self, want: int) -> None:
         """Load what `missing` named."""
@@ -98,7 +101,7 @@ class RankFeed:
     def _row(self, line: int) -> LogRow | None:
         return self._pages.get(line // PAGE, {}).get(line)
 
-    def missing(self, first: int, last: int) -> int | None:
+    def missing(self, first: int, last: int, *, ahead: bool = False) -> int | None:
         """The page to load next, so that lines `first` to `last` are here, then the page after them."""
         first, last = max(0, first), min(last, self.count - 1)
         for line in range(first + self._first, last + self._first + 1):

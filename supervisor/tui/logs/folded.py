@@ -94,7 +94,7 @@ class FoldedFeed(MergedFeed):
             line += block.height
         return None
 
-    def missing(self, first: int, last: int) -> int | None:
+    def missing(self, first: int, last: int, *, ahead: bool = False) -> int | None:
         """Older rows while few are here, and where their place is in view; newer ones at the other end."""
         # What passes a filter may be far back: it is looked for where there is room for it.
         few = len(self._order) < MERGED_KEPT // 2 and (first <= 0 or not self.selection.filter)

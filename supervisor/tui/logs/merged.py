@@ -100,9 +100,9 @@ class MergedFeed:
         """Where a line is, or None."""
         return self._order.index(key) + self._offset if key in self._rows else None
 
-    def missing(self, first: int, last: int) -> int | None:
+    def missing(self, first: int, last: int, *, ahead: bool = False) -> int | None:
         """Older rows, once their place comes into view; newer ones at the other end."""
-        if self._offset and first <= PAGE // 4:
+        if self._offset and first <= (PAGE // 4 if ahead else 0):
             return 0
         if self.detached and last >= self.count - 1:
             return 1

@@ -266,7 +266,19 @@ class FedView(WrappedView):
     def _wants(self, feed: Feed) -> bool:
         if self.problem:
             return False
-        return self._jump is not None or feed.missing(self.top, self.top + self.body_height - 1) is not None
+        return self._jump is not None or self._missing(feed)[0] is not None
+
+    def _missing(self, feed: Feed) -> tuple[int | None, bool]:
+        """What to load next: of what is in view, else (True) of what the reader scrolls to.
+
+        At the end that he follows there is none: under a flood it would be another one each time.
+        """
+        top, height = self.top, self.body_height
+        want = feed.missing(top, top + height - 1)
+        if want is not None or self.follow:
+            return want, False
+        top += self._direction * height
+        return feed.missing(top, top + height - 1, ahead=True), True
 
     async def _load(self, feed: Feed) -> None:
         """Load what is wanted; what a feed has brought is shown at once, as a line may be at another index by then."""
@@ -301,12 +313,7 @@ class FedView(WrappedView):
 
     async def _load_missing(self, feed: Feed) -> bool:
         """Load what is missing in view, or where the reader scrolls to; False when that is all for now."""
-        top, height = self.top, self.body_height
-        want = feed.missing(top, top + height - 1)
-        is_ahead = want is None and not self.follow
-        if is_ahead:
-            top += self._direction * height
-            want = feed.missing(top, top + height - 1)
+        want, is_ahead = self._missing(feed)
         if want is not None:
             await feed.load(want)
             self._arrived(feed)
