@@ -105,6 +105,9 @@ def compile_pattern(pattern: str, ignore_case: bool) -> Pattern:
     choices: list[tuple[bytes, ...]] = []
     if not tree.state.flags & re.IGNORECASE or ignore_case:
         choices = sorted(_choices(tree, ignore_case), key=_worth, reverse=True)[:_MAX_CHOICES]
+    if not raw:
+        # Each line of a level is looked for: nothing is to be matched.
+        return Pattern(regex, (), ignore_case, True, None)
     plain = all(str(op) == "LITERAL" for op, _ in tree) and len(choices) == 1 and len(tree) == len(choices[0][0])
     scanner = re.compile(raw, flags | re.MULTILINE) if repeats < 2 and _scannable(tree) else None
     return Pattern(regex, tuple(choices), ignore_case, plain, scanner)

@@ -306,12 +306,12 @@ def _long_row(file: LogFile, query: Query, line: int, start: int, end: int) -> G
 
 def _timed(file: LogFile, query: Query, line: int, start: int, end: int, text: bytes) -> Row | None:
     """Return the row if it is of the time and level asked for."""
+    level = level_of(text)
+    if level < query.wanted.level:
+        return None
     block = file.index.block(max(0, file.index.blocks_of(line)))
     t_ns = block.t_ns + line - block.line
     if query.until_ns is not None and t_ns >= query.until_ns:
-        return None
-    level = level_of(text)
-    if level < query.wanted.level:
         return None
     return Row(line, start, end, t_ns, block.upper, text, level)
 

@@ -256,7 +256,7 @@ class LogStore:
                 if item.data.get("done") and hits_ns:
                     every, first_ns = view or selection.check_lines(streams), hits_ns[0]
                     yield _aside(await merged(files, first_ns, None, around // 3 + 1, every))
-                    yield _aside(await merged(files, None, first_ns, around, every))
+                    yield _aside(await merged(files, None, first_ns, around - around // 3, every))
                 yield item
         finally:
             await items.aclose()

@@ -2,6 +2,8 @@
 
 In: an asyncio stream. Out: frames. Every wire of ours (SSH, TLS between agents, the engine's pipes) carries them.
 
+A long header is compressed: what a link that has rested takes at once is some 14 kB, and a page of rows is more.
+
     WireError
      ├ ProtocolError      the other side does not speak this protocol, or a frame is over its limit
      └ ChannelClosed      the other side is gone (channel.py)
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+import zlib
 from typing import Any, NamedTuple
 
 PROTOCOL = 1
@@ -20,6 +23,9 @@ MAGIC = b"SUPERVISOR-AGENT %d\n" % PROTOCOL
 MAX_HEADER = 8 * 1024 * 1024
 MAX_BODY = 8 * 1024 * 1024
 _LENGTHS = struct.Struct(">II")
+# Set in a header's length: it is compressed, as it is from this many bytes on.
+_PACKED = 1 << 31
+_PACKED_FROM = 1024
 
 
 class WireError(Exception):
@@ -42,7 +48,21 @@ def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     if len(text) > MAX_HEADER or len(body) > MAX_BODY:
         raise ProtocolError(f"frame too large: header {len(text)} bytes, body {len(body)} bytes")
-    return _LENGTHS.pack(len(text), len(body)) + text + body
+    if len(text) < _PACKED_FROM:
+        return _LENGTHS.pack(len(text), len(body)) + text + body
+    text = zlib.compress(text, 1)
+    return _LENGTHS.pack(len(text) | _PACKED, len(body)) + text + body
+
+
+def _unpack(text: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    try:
+        text = unpacking.decompress(text, MAX_HEADER)
+    except zlib.error as bad:
+        raise ProtocolError("a frame's header is damaged") from bad
+    if not unpacking.eof:
+        raise ProtocolError("a frame's header is damaged, or over the limit")
+    return text
 
 
 async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
@@ -54,6 +74,7 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
             raise ProtocolError("the stream ended inside a frame") from short
         return None
     header_length, body_length = _LENGTHS.unpack(lengths)
+    is_packed, header_length = bool(header_length & _PACKED), header_length & ~_PACKED
     if header_length > MAX_HEADER or body_length > MAX_BODY:
         raise ProtocolError(f"frame over the limit: header {header_length} bytes, body {body_length} bytes")
     try:
@@ -61,6 +82,8 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
         body = await reader.readexactly(body_length)
     except asyncio.IncompleteReadError as short:
         raise ProtocolError("the stream ended inside a frame") from short
+    if is_packed:
+        text = _unpack(text)
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as bad:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from typing import Any
 
 import pytest
@@ -29,6 +30,24 @@ _json = st.recursive(
 @given(st.dictionaries(st.text(), _json), st.binary(max_size=5000))
 def test_a_frame_comes_back_as_it_was(header: dict[str, Any], body: bytes) -> None:
     assert asyncio.run(_read(encode(header, body))) == Frame(header, body)
+
+
+def test_a_long_header_is_sent_compressed() -> None:
+    rows = [{"rank": 0, "stream": "stdout", "line": line, "t_ns": line * 10**9, "level": "I"} for line in range(500)]
+    data = encode({"rows": rows}, b"body")
+    assert len(data) < 8_000
+    assert asyncio.run(_read(data)) == Frame({"rows": rows}, b"body")
+    for cut in range(1, len(data), 100):
+        with pytest.raises(ProtocolError, match="ended inside a frame"):
+            asyncio.run(_read(data[:cut]))
+
+
+@pytest.mark.parametrize(
+    "text", [b"{}", zlib.compress(b"{}")[:-1], zlib.compress(b" " * (MAX_HEADER + 1) + b"{}")], ids=["", "cut", "bomb"]
+)
+def test_a_damaged_compressed_header_is_refused(text: bytes) -> None:
+    with pytest.raises(ProtocolError, match="damaged"):
+        asyncio.run(_read((1 << 31 | len(text)).to_bytes(4, "big") + bytes(4) + text))
 
 
 def test_the_end_between_frames_is_no_error_and_inside_one_is() -> None:
