@@ -4,7 +4,6 @@ read once for all of them.
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Iterator
@@ -15,11 +14,8 @@ import pytest
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 
-from supervisor.paths import themes_dir
-from supervisor.tui import theming, words
+from supervisor.tui import words
 
-_load = theming.load
-_load_once = functools.cache(_load)
 _parse = Stylesheet._parse_rules
 _parsed: dict[Any, list[RuleSet]] = {}
 
@@ -49,10 +45,7 @@ def own_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Themes and style sheets of the program are the same for each application: they take half a second of each."""
-
-    def load(path: Path) -> theming.Skin:
-        return _load_once(path) if path.parent == themes_dir() else _load(path)
+    """The program's style sheets are the same for each application, and take a quarter of a second of each."""
 
     def parse(self: Stylesheet, *source: Any, **more: Any) -> list[RuleSet]:
         key = (frozenset(self._variables.items()), source, *more.items())
@@ -60,5 +53,4 @@ def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
             _parsed[key] = _parse(self, *source, **more)
         return _parsed[key]
 
-    monkeypatch.setattr(theming, "load", load)
     monkeypatch.setattr(Stylesheet, "_parse_rules", parse)

@@ -13,6 +13,7 @@ import pytest
 from supervisor.cli.options import read_theme
 from supervisor.cli.up import parse_up
 from supervisor.errors import UsageError
+from supervisor.paths import themes_dir
 from supervisor.session.filters import Filter
 from supervisor.tui import clipboard, keymap, memory, theming
 from tests.tui import recorded
@@ -32,6 +33,12 @@ def test_a_theme_that_does_not_exist_is_refused_before_anything_begins() -> None
         parse_up(["--theme", "detuan", "train.py"])
     assert refused.value.exit_status == 2
     assert read_theme("mono") == "mono"
+
+
+def test_our_own_themes_stand_the_trial_of_the_users() -> None:
+    loaded = [theming.load(path) for path in sorted(themes_dir().glob("*.toml"))]
+    assert any(skin.theme.variables for skin in loaded)
+    assert {skin.name: skin for skin in loaded} == theming.load_all()[0]
 
 
 @pytest.mark.parametrize(
