@@ -38,8 +38,8 @@ class RankEvidence:
     """File and number of each line of a tail that was put together from several files; else `files`, `tail_line`."""
     clock_shift_ns: int = 0
     """What turns a stamp of this node into one of the coordinator's clock."""
-    when: Callable[[Sequence[str], int], int | None] | None = None
-    """Tells when a line was written, where nobody saw how the process ended."""
+    when: Callable[[Sequence[str], int], tuple[int, int] | None] | None = None
+    """Tells when a line was written, and within how many ns, where nobody saw how the process ended."""
 
     @classmethod
     def of_exit(

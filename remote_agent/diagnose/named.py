@@ -16,8 +16,8 @@ from remote_agent.diagnose.patterns import CHILD, DIED, RECEIVED
 from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED
 
 if TYPE_CHECKING:
+    from remote_agent.diagnose.finding import Finding
     from remote_agent.diagnose.model import Context, RankEvidence
-    from remote_agent.diagnose.reading import Finding
 
 _GONE = re.compile(
     r"\[(?P<own>\d+)\] NCCL INFO \[Service thread\] (?:Connection closed by|Could not receive type from) "

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remote_agent.diagnose.exits import CATEGORIES, decode_exit, signal_name
+from remote_agent.diagnose.finding import Finding
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Evidence, RankEvidence
 from remote_agent.diagnose.pattern import GENERIC, NEUTRAL, PRIMARY, SECONDARY, Pattern
@@ -44,43 +45,6 @@ _FROM_OTHERS = re.compile("_tensor_to_object|all_gather|broadcast_object")
 # What no Python code raises: an exception that follows it is about the consequence.
 _CRASHES = frozenset({"cuda_error", "host_oom_kill", "segfault", "bus_error_shm", "nccl_network", "sigabrt"})
 _ROLE_ORDER = {PRIMARY: 0, GENERIC: 1, SECONDARY: 2, NEUTRAL: 3}
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """What is known of one rank's end."""
-
-    rank: int | None
-    node: str | None
-    t_ns: int | None
-    role: str
-    category: str
-    headline: str
-    """For the summary: what happened, without who."""
-    place: str = ""
-    hint: str = ""
-    signature: str = ""
-    """The same for the same failure on another rank or in another generation."""
-    traceback: str | None = None
-    evidence: tuple[Evidence, ...] = ()
-    exit_code: int | None = None
-    exit_signal: str | None = None
-    named: tuple[int, ...] = ()
-    """The ranks that this rank's text names as the ones to look at."""
-    peer: int | None = None
-    """The rank that this rank's text tells that they differ, or that it waits for it."""
-    proven: bool = False
-    """True when the rank's own traceback, the kernel, or the wait status shows it."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether somebody saw how the process ended."""
-        return self.exit_code is not None or self.exit_signal is not None
-
-    @property
-    def text(self) -> str:
-        """Return headline and place."""
-        return f"{self.headline} in {self.place}" if self.place else self.headline
 
 
 def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Finding:
@@ -135,7 +99,8 @@ def _stamped(found: Finding, evidence: RankEvidence) -> Finding:
     if (proof.file, proof.line) not in evidence.places:
         return found
     index = list(evidence.places).index((proof.file, proof.line))
-    return dataclasses.replace(found, t_ns=evidence.when(lines_of(evidence.tail), index))
+    stamp = evidence.when(lines_of(evidence.tail), index)
+    return found if stamp is None else dataclasses.replace(found, t_ns=stamp[0], blur_ns=stamp[1])
 
 
 def _unexplained(evidence: RankEvidence, how: str) -> Finding:

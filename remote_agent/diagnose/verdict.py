@@ -11,19 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from remote_agent.diagnose.finding import Finding, is_likely_first
 from remote_agent.diagnose.hangs import find_astray, find_missing
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, name_nodes, name_ranks
 from remote_agent.diagnose.named import gone_first, heard_first, look_first, odd_one_out, only_heard, received, same_way
 from remote_agent.diagnose.pattern import PRIMARY, SECONDARY
-from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED, Finding, read_rank
+from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED, read_rank
 from remote_agent.diagnose.shapes import clip, lines_of, shape, signature
 from remote_agent.diagnose.traces import Trace, find_ended_part
 
 # The same failure this much later on another rank is the same cause.
 _WINDOW_NS = 60_000_000_000
 # A GPU error spreads: only ranks that fail at once share it.
-_WINDOWS_NS = {"cuda_error": 1_000_000_000}
+_WINDOWS_NS = {"cuda_error": 200_000_000}
 # Ends without a reason are alike only if they come together.
 _UNEXPLAINED_WINDOW_NS = 10_000_000_000
 # Nothing that a rank did: no rank is blamed.
@@ -86,7 +87,7 @@ def verdict(evidence: Sequence[RankEvidence], context: Context) -> Incident:
 def _order(finding: Finding) -> tuple[bool, int, int]:
     # Where no times are known, the ranks' own words come before a launcher's.
     rank = finding.rank if finding.rank is not None else 1 << 30
-    return finding.t_ns is None, finding.t_ns or 0, rank
+    return finding.likely_ns is None, finding.likely_ns or 0, rank
 
 
 def _error_ns(context: Context, *nodes: str | None) -> int:
@@ -170,16 +171,19 @@ def _shares(first: Finding, other: Finding) -> bool:
         return False
     if other.role != first.role and other.role != STOPPED:
         return False
-    if first.t_ns is None or other.t_ns is None:
+    if first.likely_ns is None or other.likely_ns is None:
         return True
     window_ns = _UNEXPLAINED_WINDOW_NS if first.role == UNEXPLAINED else _WINDOWS_NS.get(first.category, _WINDOW_NS)
-    return abs(other.t_ns - first.t_ns) <= window_ns
+    apart_ns = abs(other.likely_ns - first.likely_ns)
+    return apart_ns <= window_ns or not (is_likely_first(first, other) or is_likely_first(other, first))
 
 
 def _clearly_before(first: Finding, other: Finding, context: Context) -> bool:
     if first.t_ns is None or other.t_ns is None:
         return False
-    return other.t_ns - first.t_ns > _error_ns(context, first.node, other.node if other.node != first.node else None)
+    return other.t_ns - first.t_ns - first.blur_ns > _error_ns(
+        context, first.node, other.node if other.node != first.node else None
+    )
 
 
 def _scope(first: Finding, ranks: list[int], context: Context) -> str:

@@ -19,7 +19,7 @@ from supervisor.postmortem.files import Found, LeaveOut, find
 from supervisor.postmortem.quiet import overcome, stands, without_settled
 from supervisor.postmortem.ranks import Line, split_ranks
 from supervisor.postmortem.reading import Progress, read_all
-from supervisor.postmortem.stamps import stamp_before
+from supervisor.postmortem.stamps import span_before
 
 Json = dict[str, Any]
 # What is longer is no error file of torch's.
@@ -313,7 +313,7 @@ def _evidence(rank: int | None, found: _Rank, named: Mapping[int, str], shifts_n
         files={"error": found.error_file} if found.error_file else {},
         places=places,
         clock_shift_ns=shifts_ns.get(node or "", 0) if found.shift_ns is None else found.shift_ns,
-        when=stamp_before,
+        when=span_before,
     )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 # What stands this far above a line without a stamp may be much older.
 LINES_BACK = 200
+SECOND_NS = 1_000_000_000
+DAY_NS = 86_400 * SECOND_NS
 _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 # Of glog, which torch's C++ part uses: E0709 17:05:38.162555, E709 17:05:38.162555850.
 _GLOG = re.compile(r"\b[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
@@ -27,13 +29,27 @@ def stamp_of(text: str) -> int | None:
     return None
 
 
-def stamp_before(lines: Sequence[str], index: int) -> int | None:
-    """Return the stamp of a line, or the nearest one above it."""
+def span_before(lines: Sequence[str], index: int) -> tuple[int, int] | None:
+    """Return the stamp of a line, or the nearest one above it, and within how many ns of that the line was written.
+
+    A stamp of whole seconds leaves that open, but for what the lines behind it tell.
+    """
     for number in range(index, max(-1, index - LINES_BACK), -1):
         found = stamp_of(lines[number])
         if found is not None:
-            return found
+            return found, 0 if found % SECOND_NS else _blur(lines[index + 1 : index + LINES_BACK], found)
     return None
+
+
+def _blur(behind: Sequence[str], t_ns: int) -> int:
+    """Return how long after t_ns, the begin of a second, a line before these may have been written."""
+    for line in behind:
+        later = stamp_of(line)
+        # One of the two may have no year.
+        after_ns = 0 if later is None else (later - t_ns) % DAY_NS
+        if after_ns:
+            return min(after_ns, SECOND_NS)
+    return SECOND_NS
 
 
 def _ns(parts: list[int], fraction: str | None) -> int | None:

@@ -195,6 +195,29 @@ def test_the_first_of_two_alike_is_told_by_their_stamps(tmp_path: Path) -> None:
     assert only(diagnose([tmp_path]))["culprit_ranks"] == [1]
 
 
+@pytest.mark.parametrize(
+    ("behind", "culprits"),
+    [
+        ((None, None), [0, 1]),
+        # Whatever stood before this line came in the first 50 ms of that second.
+        (("E0101 10:00:05.050 1 x.cpp:1] bye", None), [0]),
+        ((None, "E0101 10:00:05.050 1 x.cpp:1] bye"), [1]),
+        (("E0101 10:00:05.400 1 x.cpp:1] bye", "[2025-01-01 10:00:05] bye"), [0, 1]),
+        (("[2025-01-01 10:00:05] bye", "E0101 10:00:06.010 1 x.cpp:1] bye"), [0, 1]),
+    ],
+)
+def test_a_stamp_of_whole_seconds_orders_as_far_as_the_next_one_tells(
+    behind: tuple[str | None, str | None], culprits: list[int], tmp_path: Path
+) -> None:
+    text = "[2025-01-01 10:00:05] RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    logs = [text + (f"{line}\n" if line else "") for line in behind]
+    write(tmp_path, rank_0_dot_stderr_dot_log=logs[0], rank_1_dot_stderr_dot_log=logs[1])
+    found = only(diagnose([tmp_path]))
+    assert found["culprit_ranks"] == culprits
+    # That far it is a guess.
+    assert len(culprits) > 1 or found["confidence"] == "supported"
+
+
 def test_a_stamp_without_a_year_orders_and_is_not_shown(tmp_path: Path) -> None:
     text = "E709 17:05:{:02d}.5 here.py:1] RuntimeError: CUDA error: an illegal memory access was encountered\n"
     write(tmp_path, rank_0_dot_stderr_dot_log=text.format(9), rank_1_dot_stderr_dot_log=text.format(5))
