@@ -71,7 +71,8 @@ def _pair(name: str, value: object, width: int) -> Row:
 
 
 def _counts(snapshot: Snapshot) -> list[Fact]:
-    members = [node for node in snapshot.nodes if node.ranks or node.state == "running"]
+    there = [node for node in snapshot.nodes if node.state not in ("lost", "failed")]
+    members = [node for node in there if node.ranks or node.state == "running"]
     awaited = [node for node in snapshot.nodes if node.state not in ("removed", "spare")]
     facts = []
     if awaited and not snapshot.state:

@@ -1,7 +1,6 @@
 """Many ranks merged by time of arrival, page by page, all of their lines or those that a filter keeps.
 
-In: pages of rows asked from the session. Out: all that is shown from a first row to a last one, and more as far as
-somebody looks.
+In: pages of rows asked from the session. Out: all that is shown from a first row to a last one, and more on demand.
 
 With a filter, pages may be empty: then the feed goes by the times between which the nodes have looked.
 """
@@ -12,13 +11,13 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from supervisor.session.logs import Clocks
 from supervisor.session.streams import STREAMS
 from supervisor.tui.logs.feeds import BYTES_KEPT, LEAST_KEPT, PAGE
 from supervisor.tui.logs.log_row import Key, LogRow, taken
-from supervisor.tui.logs.news import News
+from supervisor.tui.logs.news import Look, News
 
 if TYPE_CHECKING:
     from supervisor.session.logs import Page, Row, Selection
@@ -32,13 +31,8 @@ LATEST_NS: Final = 1 << 62
 EVER: Final = (0, LATEST_NS)
 # How long the rows nearest to a time are looked for at once, seconds.
 NEAR_S: Final = 5.0
-
-
-class _Look(NamedTuple):
-    """Up to which time what came since the reader left the end has been looked at, and by which clocks."""
-
-    until_ns: int
-    clocks: Clocks
+# A line that came so much later than the one of its number is of a file that was written anew.
+ANEW_NS: Final = 1_000_000_000
 
 
 class MergedFeed:
@@ -51,7 +45,7 @@ class MergedFeed:
         self.detached = False
         """There are newer rows than the last one here."""
         self.news = News()
-        self._look: _Look | None = None
+        self._look: Look | None = None
         self._is_far = False
         """More newer rows wait than a look at the end brings."""
         self.absent: tuple[str, ...] = ()
@@ -159,7 +153,7 @@ class MergedFeed:
         self.news.by_row = bool(self.selection.filter) or ("nccl" in streams and len(streams) < len(STREAMS))
         self.news.take(page.ends, at_end=at_end)
         if page.until_ns is not None and (at_end or self._look is None):
-            self._look = _Look(page.until_ns, page.clocks)
+            self._look = Look(page.until_ns, page.clocks)
 
     def _measure(self, before: int, between: int, behind: int) -> None:
         """Learn how many lines, shown or not, came before the first time, up to the last one, and behind it."""
@@ -187,7 +181,7 @@ class MergedFeed:
             news.take(page.ends, at_end=False)
         news.add(taken(row) for row in page.rows)
         news.is_behind = page.more or news.is_full
-        self._look = _Look(page.until_ns or look.until_ns, look.clocks)
+        self._look = Look(page.until_ns or look.until_ns, look.clocks)
         return page
 
     async def _refresh_filtered(self, rows: int, following: Callable[[], bool]) -> None:
@@ -330,8 +324,7 @@ class MergedFeed:
     def _update(self, rows: Iterable[Row], *, all_times: bool = False) -> list[LogRow]:
         """Take what has changed in rows that are here, a half line that is whole now; return those that are not here.
 
-        A page that lacks a node, or of rare rows, reaches further back: what it has from before all that is here comes
-        with its turn.
+        What a page of rare rows, or without a node, has from before all that is here comes with its turn.
         """
         fresh: list[LogRow] = []
         is_any = all_times or self._at_start or not (self._order or self.selection.filter)
@@ -342,6 +335,8 @@ class MergedFeed:
             if old is None:
                 if row.t_ns >= start_ns:
                     fresh.append(row)
+            elif row.t_ns > old.t_ns + ANEW_NS:
+                fresh.append(row)
             elif old.raw != row.raw:
                 self._rows[row.key] = dataclasses.replace(old, level=row.level, raw=row.raw)
                 self._bytes += len(row.raw) - len(old.raw)
@@ -371,6 +366,11 @@ class MergedFeed:
         return len(self._order)
 
     def _append(self, rows: list[LogRow]) -> None:
+        again = {row.key for row in rows if row.key in self._rows}
+        if again:
+            self._drop(again)
+            self._order = [key for key in self._order if key not in again]
+            self.shifted -= len(again)
         late = bool(rows and self._order and rows[0].t_ns < self._edge(-1))
         self._hold(rows)
         self._order.extend(row.key for row in rows)

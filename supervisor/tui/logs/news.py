@@ -10,14 +10,22 @@ nothing of it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from supervisor.session.logs import Clocks
     from supervisor.session.parts import Ends, File
     from supervisor.tui.logs.log_row import Key, LogRow
 
 # So many rows that pass are counted one by one.
 MOST: Final = 20_000
+
+
+class Look(NamedTuple):
+    """Up to which time what came since the reader left the end has been looked at, and by which clocks."""
+
+    until_ns: int
+    clocks: Clocks
 
 
 class News:
