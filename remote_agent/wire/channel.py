@@ -3,7 +3,10 @@
 In: frames. Out: answers to our calls, calls to our handler.
 
 Headers: call {id, op, args}, notice {op, args}, answer {re, ok}, stream item {re, item}, end {re, end},
-error {re, error: {kind, message, hint}}, cancel {cancel}.
+error {re, error: {kind, message, hint}}, cancel {cancel}, room for more items {more, items}.
+
+**A reader of a stream who takes his time never holds the wire up**: of each stream only so many items are sent as he
+has said that he has room for. He may call meanwhile, and hears all else.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from remote_agent.wire.frames import Frame, ProtocolError, WireError, encode, re
 
 log = logging.getLogger(__name__)
 
-# Items of one stream that may wait unread here before we stop reading the wire.
+# Items of one stream that may be on their way or wait unread.
 STREAM_BACKLOG = 64
 
 
@@ -68,6 +71,8 @@ class Channel:
         self._calls: dict[int, asyncio.Future[Answer]] = {}
         self._streams: dict[int, asyncio.Queue[Answer | Problem | WireError | None]] = {}
         self._serving: dict[int, asyncio.Task[None]] = {}
+        self._room: dict[int, asyncio.Semaphore] = {}
+        """Of streams that we serve: how many items more the other side has room for."""
         self._write_lock = asyncio.Lock()
         self._running: asyncio.Task[Any] | None = None
 
@@ -111,15 +116,19 @@ class Channel:
     async def stream(self, op: str, args: dict[str, Any] | None = None) -> Items:
         """Yield the items of one request; closing the generator cancels it there. Raises CallFailed, ChannelClosed."""
         number = self._number()
-        queue: asyncio.Queue[Answer | Problem | WireError | None] = asyncio.Queue(STREAM_BACKLOG)
+        queue: asyncio.Queue[Answer | Problem | WireError | None] = asyncio.Queue()
         self._streams[number] = queue
-        ended = False
+        ended, taken = False, 0
         try:
             await self._send({"id": number, "op": op, "args": args or {}})
             while True:
                 item = await queue.get()
                 if isinstance(item, Answer):
                     yield item
+                    taken += 1
+                    if taken == STREAM_BACKLOG // 2:
+                        await self._send({"more": number, "items": taken})
+                        taken = 0
                     continue
                 ended = True
                 if item is None:
@@ -127,9 +136,6 @@ class Channel:
                 raise item
         finally:
             self._streams.pop(number, None)
-            # A reader that waits for room in this queue must not wait for ever.
-            while not queue.empty():
-                queue.get_nowait()
             if not ended and not self.closed.is_set():
                 with contextlib.suppress(WireError, asyncio.TimeoutError):
                     await asyncio.wait_for(self._send({"cancel": number}), 1.0)
@@ -173,6 +179,11 @@ class Channel:
             task = self._serving.get(header["cancel"])
             if task is not None:
                 task.cancel()
+        elif "more" in header:
+            room = self._room.get(header["more"])
+            if room is not None:
+                for _ in range(min(header.get("items", 0), STREAM_BACKLOG)):
+                    room.release()
         elif isinstance(header.get("op"), str):
             number = header.get("id")
             args = header.get("args") or {}
@@ -195,14 +206,16 @@ class Channel:
         queue = self._streams.get(number)
         if queue is not None:
             if failure is not None:
-                await queue.put(failure)
+                queue.put_nowait(failure)
             elif "item" in header:
-                await queue.put(Answer(header["item"], body))
+                if queue.qsize() > STREAM_BACKLOG:
+                    raise ProtocolError("more items than there is room for")
+                queue.put_nowait(Answer(header["item"], body))
             elif "ok" in header:
-                await queue.put(Answer(header["ok"], body))
-                await queue.put(None)
+                queue.put_nowait(Answer(header["ok"], body))
+                queue.put_nowait(None)
             else:
-                await queue.put(None)
+                queue.put_nowait(None)
             return
         future = self._calls.get(number)
         if future is None or future.done():
@@ -222,8 +235,7 @@ class Channel:
                     await self._send({"re": number, "ok": result.data}, result.body)
                 return
             try:
-                async for item in result:
-                    await self._send({"re": number, "item": item.data}, item.body)
+                await self._serve_items(number, result)
             finally:
                 await result.aclose()
             await self._send({"re": number, "end": True})
@@ -238,6 +250,17 @@ class Channel:
         except Exception as error:
             log.exception("request %s failed", op)
             await self._refuse(number, Problem("internal", f"{op}: {type(error).__name__}: {error}"))
+
+    async def _serve_items(self, number: int | None, items: Items) -> None:
+        if number is None:
+            raise Problem("bad_request", "nobody waits for these items")
+        room = self._room[number] = asyncio.Semaphore(STREAM_BACKLOG)
+        try:
+            async for item in items:
+                await room.acquire()
+                await self._send({"re": number, "item": item.data}, item.body)
+        finally:
+            del self._room[number]
 
     async def _refuse(self, number: int | None, problem: Problem) -> None:
         if number is None:
@@ -256,8 +279,6 @@ class Channel:
                 # A caller that was cancelled meanwhile never looks at it.
                 future.exception()
         for queue in self._streams.values():
-            if queue.full():
-                queue.get_nowait()
             queue.put_nowait(gone)
         tasks = list(self._serving.values())
         for task in tasks:
@@ -268,7 +289,7 @@ class Channel:
 
 def _check(header: dict[str, Any]) -> None:
     """Refuse a header whose parts have the wrong types; raises ProtocolError."""
-    if any(not isinstance(header.get(key, 0), int) for key in ("id", "re", "cancel")):
+    if any(not isinstance(header.get(key, 0), int) for key in ("id", "re", "cancel", "more", "items")):
         raise ProtocolError("a frame's number is not a number")
     if any(not isinstance(header.get(key, {}), dict) for key in ("args", "ok", "item", "error")):
         raise ProtocolError("a part of a frame's header is not a JSON object")

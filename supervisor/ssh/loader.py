@@ -72,6 +72,13 @@ def fetch(agents, path):
         except OSError:
             pass
         refuse(error, agents)
+def hashed(path, skipped):
+    import hashlib
+    try:
+        with open(path, "rb") as file:
+            return file.read(skipped), hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return b"", ""
 sha = sys.argv[2]
 size = int(sys.argv[3])
 if sys.version_info[:2] < (3, 9):
@@ -80,15 +87,14 @@ if not sys.executable:
     fail("python", "python_broken", "this Python does not know its own path")
 home = os.path.abspath(os.path.expanduser(os.environ.get("SUPERVISOR_HOME") or "~/.supervisor"))
 path = os.path.join(home, "agents", sha + ".pyz")
-try:
-    there = os.path.getsize(path) == size
-except OSError:
-    there = False
-if not there:
+if hashed(path, 0)[1] != sha:
     fetch(os.path.dirname(path), path)
-# The same with its bytecode, which the agent makes at its first start.
+# The same with its bytecode, which the agent makes at its first start (remote_agent/bytecode.py).
 compiled = path[:-3] + str(sys.implementation.cache_tag) + ".pyz"
-os.execv(sys.executable, [sys.executable, compiled if os.path.exists(compiled) else path] + sys.argv[4:])
+head, found = hashed(compiled, 66)
+if head == ("#" + found + "\n").encode("ascii"):
+    path = compiled
+os.execv(sys.executable, [sys.executable, path] + sys.argv[4:])
 """
 
 # `python -c` puts the current directory, the user's home, before the standard library.

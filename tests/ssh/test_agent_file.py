@@ -108,16 +108,35 @@ def test_the_agent_is_compiled_once_for_each_python(agent: AgentFile, tmp_path: 
     assert compiled.stat() == made
 
 
+@pytest.mark.parametrize("name", ["pushed", "compiled"])
+@pytest.mark.parametrize("damage", ["empty", "short", "other bytes"])
+def test_a_damaged_agent_is_made_anew(name: str, damage: str, agent: AgentFile, tmp_path: Path) -> None:
+    pushed = tmp_path / "agents" / f"{agent.sha256}.pyz"
+    compiled = pushed.with_suffix(f".{sys.implementation.cache_tag}.pyz")
+    _connect(agent, tmp_path)
+    path = pushed if name == "pushed" else compiled
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    path.write_bytes(
+        {"empty": b"", "short": whole[:middle], "other bytes": whole[:middle] + b"?" + whole[middle + 1 :]}[damage]
+    )
+    _connect(agent, tmp_path, again=name == "pushed")
+    assert pushed.read_bytes() == agent.data
+    with zipfile.ZipFile(compiled) as archive:
+        assert archive.testzip() is None
+    assert {each.name for each in pushed.parent.iterdir()} == {pushed.name, compiled.name}
+
+
 def test_an_agent_that_cannot_be_compiled_runs_as_it_came(agent: AgentFile, tmp_path: Path) -> None:
     limit = (len(agent.data) + 1023) // 1024 * 1024
     _connect(agent, tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     assert [path.name for path in (tmp_path / "agents").iterdir()] == [f"{agent.sha256}.pyz"]
 
 
-def _connect(agent: AgentFile, home: Path, **options: Any) -> None:
-    """Reach the agent as a supervisor does, with its bytes at hand if they are needed."""
+def _connect(agent: AgentFile, home: Path, *, again: bool = False, **options: Any) -> None:
+    """Reach the agent as a supervisor does, with its bytes at hand if they are needed (again)."""
     command = loader.command(sys.executable, None, str(home), agent.sha256, len(agent.data))
-    data = b"" if (home / "agents").exists() else len(agent.data).to_bytes(8, "big") + agent.data
+    data = b"" if (home / "agents").exists() and not again else len(agent.data).to_bytes(8, "big") + agent.data
     done = subprocess.run(["sh", "-c", command], input=data, capture_output=True, check=False, timeout=30, **options)
     assert done.stdout.endswith(MAGIC), done.stderr
 

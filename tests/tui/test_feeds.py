@@ -274,29 +274,6 @@ def test_a_file_that_was_written_anew_shows_no_old_line(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_file_that_is_written_anew_does_not_change_what_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # So that nobody has to wait: the new lines come at once.
-    monkeypatch.setattr("supervisor.tui.logs.merged.ANEW_NS", 0)
-
-    async def scenario(cluster: Cluster, node: NodeLink) -> None:
-        path = await node.written(0, lines(100, "old"))
-        merged = MergedFeed(cluster.source, ALL)
-        await merged.refresh(10, yes)
-        read = texts(merged)
-        assert read[-1] == b"old 99"
-        path.write_bytes(lines(40, "new"))
-        await merged.refresh(10, no)
-        assert (texts(merged), merged.detached) == (read, True)
-        # Who follows sees what there is, each line once and in order.
-        await merged.refresh(10, yes)
-        assert texts(merged)[-40:] == [b"new %d" % number for number in range(40)]
-        assert len(set(texts(merged))) == len(texts(merged)) == merged.count
-
-    run(tmp_path, scenario)
-
-
 def test_memory_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "BYTES_KEPT", 200_000)
     monkeypatch.setattr("supervisor.tui.logs.merged.BYTES_KEPT", 200_000)

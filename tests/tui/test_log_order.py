@@ -18,7 +18,7 @@ from supervisor.tui import words
 from supervisor.tui.logs import folded, merged
 from supervisor.tui.logs.folded import FoldedFeed
 from supervisor.tui.logs.merged import MergedFeed
-from tests.tui.test_feeds import ALL, Cluster, NodeLink, load_all, no, run, yes
+from tests.tui.test_feeds import ALL, Cluster, NodeLink, lines, load_all, no, run, texts, yes
 from tests.tui.test_folded import stepping
 
 MS = 1_000_000
@@ -169,3 +169,26 @@ def test_how_many_lines_lie_beyond_those_that_are_here(tmp_path: Path, text: str
             assert feed.beyond == (before, behind)
 
     run(tmp_path, scenario, 2)
+
+
+def test_a_file_that_is_written_anew_does_not_change_what_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So that nobody has to wait: the new lines come at once.
+    monkeypatch.setattr("supervisor.tui.logs.merged.ANEW_NS", 0)
+
+    async def scenario(cluster: Cluster, node: NodeLink) -> None:
+        path = await node.written(0, lines(100, "old"))
+        merged = MergedFeed(cluster.source, ALL)
+        await merged.refresh(10, yes)
+        read = texts(merged)
+        assert read[-1] == b"old 99"
+        path.write_bytes(lines(40, "new"))
+        await merged.refresh(10, no)
+        assert (texts(merged), merged.detached) == (read, True)
+        # Who follows sees what there is, each line once and in order.
+        await merged.refresh(10, yes)
+        assert texts(merged)[-40:] == [b"new %d" % number for number in range(40)]
+        assert len(set(texts(merged))) == len(texts(merged)) == merged.count
+
+    run(tmp_path, scenario)

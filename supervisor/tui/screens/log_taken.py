@@ -98,11 +98,15 @@ class TakenLog(FoundLog):
             self.query_one(Ask).ask("save to", "a file that is not there yet", self._save_to, str(path))
 
     def _save_to(self, text: str) -> str:
+        path = Path(text)
         try:
-            path = Path(text).expanduser()
-            file = path.open("xb")
+            path = path.expanduser()
+            if path.exists():
+                return "that file is there already"
+            # Under its own name it is whole.
+            file = _part(path).open("xb")
         except FileExistsError:
-            return "that file is there already"
+            return f"{_part(path)} is there already"
         except (OSError, RuntimeError, ValueError) as error:
             return f"{getattr(error, 'strerror', None) or error}"
         work = functools.partial(self._save, self._begin_saving(colour=False), file, path)
@@ -114,13 +118,15 @@ class TakenLog(FoundLog):
         try:
             with file:
                 await save.write(file)
+            if path.exists():
+                raise FileExistsError(f"{path} is there by now")
+            _part(path).rename(path)
             done = True
         except PROBLEMS as error:
             self.tui.say(f"{path} is not written: {why(error)}", level="error")
         finally:
             self._end_saving()
-            if not done:
-                path.unlink(missing_ok=True)
+            _part(path).unlink(missing_ok=True)
         if done:
             without = f"; without what {', '.join(sorted(save.absent))} had no time to send" if save.absent else ""
             said = f"{words.count(save.lines, 'line')} in {path}{without}"
@@ -152,3 +158,8 @@ class TakenLog(FoundLog):
             self.tui.say(f"no pager: {why(error)}", level="error")
         finally:
             self._end_saving()
+
+
+def _part(path: Path) -> Path:
+    """Where a file is written until it is whole."""
+    return path.with_name(f"{path.name}.part")
