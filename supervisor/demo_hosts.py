@@ -140,9 +140,11 @@ class _Server:
         try:
             await self._until_over(process, child)
         finally:
-            await _end_group(child)
-            # It closes itself some turns of the loop later, which may not come; asyncio.subprocess has no public way.
-            child._transport.close()  # type: ignore[attr-defined]
+            try:
+                await _end_group(child)
+            finally:
+                # It closes itself some turns of the loop later, which may not come; there is no public way.
+                child._transport.close()  # type: ignore[attr-defined]
 
     async def _until_over(self, process: asyncssh.SSHServerProcess[bytes], child: asyncio.subprocess.Process) -> None:
         closed = asyncio.ensure_future(process.wait_closed())

@@ -126,7 +126,7 @@ def test_the_first_hit_comes_with_what_lies_around_it(tmp_path: Path) -> None:
         feed = MergedFeed(cluster.source, here)
         for t_ns, line in ((first, 1000), (second, 2001)):
             await feed.show_around(t_ns, 40, (pages.pop(0), pages.pop(0)))
-            assert shown(feed) == [("n1", number) for number in range(line - 14, min(line + 40, 2002))]
+            assert shown(feed) == [("n1", number) for number in range(line - 14, min(line + 27, 2002))]
             assert feed.missing(0, 0) == 0
         assert not feed.detached
         node.stuck = False
