@@ -127,7 +127,9 @@ class Channel:
                     yield item
                     taken += 1
                     if taken == STREAM_BACKLOG // 2:
-                        await self._send({"more": number, "items": taken})
+                        # Where the wire has ended, what came before still waits, and how it ended.
+                        with contextlib.suppress(ChannelClosed):
+                            await self._send({"more": number, "items": taken})
                         taken = 0
                     continue
                 ended = True

@@ -167,6 +167,27 @@ def test_a_stream_that_is_not_read_does_not_block_the_wire() -> None:
     _run(body)
 
 
+def test_what_was_sent_before_the_wire_ended_is_read_to_its_end() -> None:
+    async def handle(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        async def items() -> Items:
+            for number in range(STREAM_BACKLOG - 1):
+                yield Answer({"n": number})
+
+        return items()
+
+    async def body() -> None:
+        async with _channels(right=handle) as (left, right):
+            stream = left.stream("count")
+            assert (await stream.__anext__()).data == {"n": 0}
+            while right._serving:
+                await asyncio.sleep(0)
+            await right.close()
+            await asyncio.wait_for(left.closed.wait(), 5)
+            assert [item.data["n"] async for item in stream] == list(range(1, STREAM_BACKLOG - 1))
+
+    _run(body)
+
+
 def test_a_slow_reader_slows_the_sender_down() -> None:
     async def body() -> None:
         counter = _Counter()
