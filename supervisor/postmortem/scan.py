@@ -1,11 +1,17 @@
 """Which lines of a block of text may matter, found without a look at each line.
 
 In: blocks of whole lines. Out: indexes of the lines that hold a word of trouble.
+
+Where lines are not alike, GNU grep looks for the words, if it is there: its automaton reads a text three times as fast
+as Python's expressions do.
 """
 
 from __future__ import annotations
 
+import functools
 import re
+import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable
 
@@ -22,6 +28,10 @@ ROUTINE = 1000
 _KNOWN_MAX = 100_000
 # Where a larger share of a block's lines is of new kinds, to look each up costs more than it saves.
 _NEW_SHARE = 0.5
+
+# A shorter text is looked through before grep has started; one block takes it milliseconds.
+_GREP_BYTES = 1 << 17
+_GREP_S = 60
 
 # Lines of a log differ in numbers, marks and bars: by their letters alone most are alike.
 _BLANKS = b":='\"\t"
@@ -74,6 +84,37 @@ _FINDERS = _finders(map(letters, HOT))
 
 def _hot_in(text: bytes) -> set[bytes]:
     """Return the lines of a text of letters in which a word of trouble stands."""
+    by_grep = _by_grep(text) if len(text) >= _GREP_BYTES else None
+    return _by_python(text) if by_grep is None else by_grep
+
+
+@functools.cache
+def _gnu_grep() -> str | None:
+    """Return where GNU grep is; others may be slower than Python."""
+    path = shutil.which("grep")
+    try:
+        told = subprocess.run([path, "--version"], capture_output=True, timeout=_GREP_S, check=True) if path else None
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return path if told and b"GNU grep" in told.stdout else None
+
+
+def _by_grep(text: bytes) -> set[bytes] | None:
+    """Return the same by grep; None: it is not there, or has failed."""
+    grep = _gnu_grep()
+    if grep is None:
+        return None
+    # Plain words: none of these letters has a meaning in an expression.
+    command = [grep, "-a", "-E", "-e", b"|".join(map(letters, HOT)).decode()]
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, timeout=_GREP_S, env={"LC_ALL": "C"})
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # 1: there is none.
+    return set(done.stdout.split(b"\n")) - {b""} if done.returncode in (0, 1) else None
+
+
+def _by_python(text: bytes) -> set[bytes]:
     hot: set[bytes] = set()
     for find in _FINDERS:
         end = 0

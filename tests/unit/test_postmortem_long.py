@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.postmortem import pieces, reading
+from supervisor.postmortem import pieces, reading, scan
 from supervisor.postmortem.diagnosis import diagnose
 from supervisor.postmortem.pieces import AFTER, BEFORE, LINE_MEAN, Kept, Limit
 from supervisor.postmortem.scan import HOT, ROUTINE, Scan, letters
@@ -74,14 +75,38 @@ def unlike(chance: random.Random, lines: int) -> list[bytes]:
 
 
 def test_words_of_trouble_are_found_in_lines_that_are_not_alike_and_those_are_not_remembered() -> None:
-    scan = Scan()
+    found = Scan()
     known = []
     for seed in range(3):
         lines = unlike(random.Random(seed), 2000)
         hot = [at for at, line in enumerate(lines) if any(letters(word) in letters(line) for word in HOT)]
-        assert scan.hot(b"\n".join(lines)) == hot
-        known.append(len(scan._cold))
+        assert found.hot(b"\n".join(lines)) == hot
+        known.append(len(found._cold))
     assert known[0] == known[2]
+
+
+@pytest.mark.parametrize("kind", ["there", "failing", "not GNU's", "absent"])
+def test_words_are_found_the_same_with_grep_without_it_and_where_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    lines = unlike(random.Random(1), 6000)
+    hot = [at for at, line in enumerate(lines) if any(letters(word) in letters(line) for word in HOT)]
+    grep, real = tmp_path / "grep", shutil.which("grep")
+    if kind == "there":
+        grep.symlink_to(real or "/bin/grep")
+    elif kind != "absent":
+        grep.write_text(
+            f"#!/bin/sh\necho 'grep ({'GNU' if kind == 'failing' else 'BSD'} grep)'; [ $# = 1 ] || exit 2\n"
+        )
+        grep.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    scan._gnu_grep.cache_clear()
+    try:
+        assert (scan._gnu_grep() is None) == (kind in ("not GNU's", "absent"))
+        assert len(letters(b"\n".join(lines))) > scan._GREP_BYTES
+        assert Scan().hot(b"\n".join(lines)) == hot
+    finally:
+        scan._gnu_grep.cache_clear()
 
 
 def test_of_long_lines_fewer_are_kept() -> None:
@@ -109,12 +134,12 @@ def test_a_line_with_many_words_of_trouble_takes_linear_time() -> None:
 
 
 def test_what_comes_at_each_step_is_routine_among_lines_that_are_not_alike_too() -> None:
-    scan, chance = Scan(), random.Random(0)
+    seen, chance = Scan(), random.Random(0)
     found = []
     for _ in range(4):
         lines = [b"loss is %f" % chance.random() for _ in range(ROUTINE // 2)]
         lines += [bytes(chance.choices(b"zqjvy", k=60)) for _ in range(ROUTINE)]
-        found.append(len(scan.hot(b"\n".join(lines))))
+        found.append(len(seen.hot(b"\n".join(lines))))
     assert found == [ROUTINE // 2, ROUTINE // 2, 0, 0]
 
 
