@@ -151,6 +151,35 @@ def test_lines_of_another_stream_or_a_node_that_comes_later_are_no_news(tmp_path
     run(tmp_path, scenario, 2)
 
 
+@pytest.mark.parametrize("make", MERGED, ids=NAMES)
+def test_what_a_file_has_that_was_written_anew_is_news_while_the_old_lines_stand_there(
+    tmp_path: Path, make: Made
+) -> None:
+    async def scenario(cluster: Cluster, one: NodeLink, two: NodeLink) -> None:
+        path = await one.written(0, lines(300))
+        await two.written(1, lines(300))
+        feed = make(cluster.source, ALL)
+        for _ in range(2):
+            await feed.refresh(20, yes)
+        seen(feed, 40, at_end=True)
+        await one.written(0, b"later\n" * 80)
+        assert await counted(feed) == 80
+        path.write_bytes(b"")
+        while feed.news.lines:
+            await counted(feed)
+        for count in (30, 100):
+            await one.written(0, b"later\n" * (count - feed.news.lines))
+            for _ in range(2):
+                assert await counted(feed) == count
+                seen(feed, 40)
+        while feed.detached:
+            await feed.load(1)
+        seen(feed, 200, at_end=True)
+        assert await counted(feed) == 0
+
+    run(tmp_path, scenario, 2)
+
+
 def test_the_next_generation_is_news_from_its_first_line(tmp_path: Path) -> None:
     async def scenario(cluster: Cluster, node: NodeLink) -> None:
         await node.written(0, lines(300))

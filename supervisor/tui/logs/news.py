@@ -41,6 +41,10 @@ class News:
         self._reach: dict[File, int | None] = {}
         """The first line that is out of reach; None: of a file that has yet to be read to its end."""
         self._ends: dict[File, int] = {}
+        self._seen_ns: dict[File, int] = {}
+        """When the newest line came that has been in view."""
+        self._before_ns: dict[File, int] = {}
+        """Of a file that was written anew: up to this time lines that have been in view are of what it was before."""
         self._waiting: dict[Key, None] = {}
 
     @property
@@ -72,6 +76,8 @@ class News:
         self._silent.clear()
         self._reach.clear()
         self._ends.clear()
+        self._seen_ns.clear()
+        self._before_ns.clear()
         self._waiting.clear()
         self.is_behind = False
 
@@ -87,8 +93,10 @@ class News:
                 if at_end or reach is None:
                     self._reach[file] = end
                 elif end < self._ends.get(file, 0):
-                    # Written anew.
+                    # Written anew: what waited of it is gone, all it has now is new.
                     self._reach[file] = 0
+                    self._before_ns[file] = self._seen_ns.get(file, 0)
+                    self._waiting = {key: None for key in self._waiting if key[:3] != file}
                 self._ends[file] = end
         self._nodes |= ends.keys()
         self._silent = self._nodes - ends.keys()
@@ -105,15 +113,20 @@ class News:
 
     def read(self, rows: Iterable[LogRow], *, at_end: bool) -> None:
         """Note what has been in view; at_end: the last line there is here, and with it all the others."""
-        moved = [
-            self._is_raised(row.key[:3], row.line + 1)
-            for shown in rows
-            for row in (shown.fold.rows if shown.fold is not None else (shown,))
-        ]
+        every = (row for shown in rows for row in (shown.fold.rows if shown.fold is not None else (shown,)))
+        moved = [self._is_raised(row.key[:3], row.line + 1) for row in every if self._is_there(row)]
         if at_end:
             moved += [self._is_raised(file, end) for file, end in self._ends.items()]
         if (at_end or any(moved)) and self._waiting:
             self._waiting = {key: None for key in self._waiting if not at_end and key[3] >= self._from(key[:3])}
+
+    def _is_there(self, row: LogRow) -> bool:
+        """Note that a line is in view; False where its file was written anew since."""
+        file = row.key[:3]
+        if row.t_ns <= self._before_ns.get(file, -1):
+            return False
+        self._seen_ns[file] = max(row.t_ns, self._seen_ns.get(file, 0))
+        return True
 
     def _is_raised(self, file: File, reach: int) -> bool:
         """Note how far a file is in reach; False where it was before."""

@@ -186,7 +186,7 @@ class FedView(WrappedView):
     def _note_read(self) -> None:
         """Tell the feed what is in view: it is no news any more."""
         feed, rows = self.feed, self.rows_here()
-        if self.follow or feed is None or not rows:
+        if feed is None or not rows:
             return
         is_whole = isinstance(feed, MergedFeed) and not feed.detached
         feed.news.read(rows, at_end=is_whole and feed.row(feed.count - 1) == rows[-1])
