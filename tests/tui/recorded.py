@@ -171,7 +171,8 @@ class RecordedSession:
     ) -> Page:
         """The last rows by time, or the first ones."""
         await self._delay()
-        parts = self._rows(selection)
+        absent = sorted(name for name, host in self.hosts.items() if host.state == "lost")
+        parts = [part for part in self._rows(selection) if not part or part[0].node not in absent]
         every = list(heapq.merge(*parts, key=lambda row: (row.t_ns, row.rank, row.stream, row.line)))
         passes = make_filter(selection.filter.include, selection.filter.exclude)
         levels = {"": ("", "warn", "error"), "warn": ("warn", "error"), "error": ("error",)}[selection.filter.level]
@@ -181,7 +182,6 @@ class RecordedSession:
         elif before_ns is not None:
             rows = [row for row in rows if row.t_ns < before_ns]
         chosen = rows[:count] if after_ns is not None else rows[-count:]
-        absent = sorted(name for name, host in self.hosts.items() if host.state == "lost")
         more, newest_ns = len(chosen) < len(rows), every[-1].t_ns + 1 if every else 0
         span = (chosen[0].t_ns if more else 0, newest_ns if before_ns is None else before_ns)
         if after_ns is not None:

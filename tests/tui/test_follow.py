@@ -7,6 +7,7 @@ import dataclasses
 import json
 from typing import Any
 
+import pytest
 from textual.pilot import Pilot
 
 from remote_agent.wire import Answer
@@ -150,6 +151,30 @@ def test_a_long_line_says_how_much_of_it_is_not_shown() -> None:
             text = await press(app, pilot, "dollar_sign")
             assert "x… +95.9 kB" in text
             assert "x… +95.9 kB" in await press(app, pilot, "w", "G")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("keys", [(), ("z",), ("w",), ("v",)], ids=["plain", "folded", "wrapped", "filtered"])
+def test_lines_of_a_node_that_is_back_come_to_who_reads_and_the_others_stay(keys: tuple[str, ...]) -> None:
+    async def scenario() -> None:
+        session = talking(0)
+        for number in range(400):
+            session.write(FILE, b"here %d" % number, level="error")
+            session.write(("n2", 0, 2, "stdout"), b"there %d" % number, level="error")
+        session.hosts["n2"].state = "lost"
+        async with running(session) as (app, pilot):
+            await press(app, pilot, "4", *keys, "pageup", "pageup")
+            await until(app, pilot, lambda: "without n2" in text_of(app))
+            log, third = log_of(app), log_of(app).body_height // 3
+            before = log.rows_here()
+            assert {row.node for row in before} == {"n1"}
+            session.hosts["n2"].state = "up"
+            await until(app, pilot, lambda: "without n2" not in text_of(app))
+            after = log.rows_here()
+            assert after[third] == before[third], "what is read stays where it is"
+            assert after[third + 1].raw == b"there %d" % before[third].line
+            assert not log.follow
 
     asyncio.run(scenario())
 

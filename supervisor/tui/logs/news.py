@@ -65,6 +65,10 @@ class News:
         """There may be fewer: not all that is left out has been looked at."""
         return self.is_behind and not self.or_more
 
+    def tells(self, node: str) -> bool:
+        """Whether a node told of its files when they last were asked."""
+        return node in self._nodes and node not in self._silent
+
     @property
     def is_full(self) -> bool:
         """No more rows are counted."""

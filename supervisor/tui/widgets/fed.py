@@ -290,9 +290,22 @@ class FedView(WrappedView):
             self._due = time.monotonic() + (self._every_s if self.follow else COUNT_EVERY)
             await feed.refresh(self.body_height, lambda: self.follow)
             self._arrived(feed)
+            await self._complete(feed)
         for _ in range(4):
             if feed is not self.feed or not await self._load_missing(feed):
                 return
+
+    async def _complete(self, feed: Feed) -> None:
+        """Load what is read anew where a node is back whose lines are missing: the others stay where they are."""
+        places, top, went = self.places(), self.top, self.went
+        row = feed.row(places[min(self.body_height // 3, len(places) - 1)][0]) if places else None
+        if self.follow or row is None or not isinstance(feed, MergedFeed) or not any(map(feed.news.tells, feed.absent)):
+            return
+        goal = await self._load_around(feed, _Jump(row.t_ns, row.key, clocks=feed.clocks))
+        if feed is self.feed and went == self.went and self._jump is None:
+            # The reader may have moved meanwhile; the goal counts what has come above.
+            self._goal, feed.shifted = max(0, goal + self.top - top), 0
+            self._arrived(feed)
 
     async def _land(self, feed: Feed, jump: _Jump) -> bool:
         """Load what a jump leads to, and show it; False if the reader has gone elsewhere meanwhile."""
