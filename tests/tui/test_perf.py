@@ -70,6 +70,35 @@ def calls_of(work: Callable[[], object]) -> int:
     return calls
 
 
+@pytest.mark.parametrize("key", list("1234567"))
+def test_a_frame_leaves_nothing_for_the_garbage_collector(key: str) -> None:
+    session = recorded.measured(recorded.many(64, 8))
+
+    def change(number: int) -> None:
+        status = copy.deepcopy(session.status)
+        for node in status["nodes"]:
+            for each in node["ranks"]:
+                each["step"] += 1
+                each["last_output_age_s"] = (number % 40) / 10
+        session.touch(status=status)
+        for rank in range(20):
+            session.write(("n001", 0, rank, "stdout"), b"step %d" % number)
+
+    async def work(app: SupervisorApp, pilot: Pilot[int]) -> None:
+        await press(app, pilot, key)
+        await frames(app, pilot, change, 5)
+        gc.collect()
+        gc.disable()
+        try:
+            await frames(app, pilot, change, 20)
+            left = gc.collect()
+        finally:
+            gc.enable()
+        assert left < 20 * 20, "a screen full of strips at each frame is 500 objects: the collector stops the screen"
+
+    asyncio.run(cost(session, (160, 48), work))
+
+
 @pytest.mark.parametrize("size", [(80, 24), (160, 48)], ids=["80x24", "160x48"])
 def test_map_of_512_ranks(size: tuple[int, int]) -> None:
     session = recorded.measured(recorded.many(64, 8))

@@ -17,6 +17,8 @@ from textual.widget import Widget
 from supervisor.tui.cells import EMPTY, Palette, Row, Span, clean, fit, fit_row, row_width, width_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from rich.style import Style
     from textual import events
 
@@ -42,6 +44,20 @@ class Drawn(NamedTuple):
     row: Row
     overlay: str
     edge: Span
+
+
+class _Line(Strip):
+    """A strip that does not keep itself as its only part: in such a cycle it would stay until the collector comes.
+
+    That stops the screen for 10 ms and more once a second, where 512 ranks report.
+    """
+
+    __slots__ = ()
+
+    def divide(self, cuts: Iterable[int]) -> Sequence[Strip]:
+        """Cut at these cells."""
+        cuts = list(cuts)
+        return (self,) if cuts == [self.cell_length] else super().divide(cuts)
 
 
 class LineView(Widget, can_focus=True):
@@ -177,6 +193,13 @@ class LineView(Widget, can_focus=True):
         tail: list[Span] = [(" ", ""), *note, (" ", "")] if note else []
         fill = max(0, room - row_width(tail))
         return fit_row((*name, (rule * fill, "rule"), *tail, (rule, "rule")), width)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """Lines of a part of the widget, styled."""
+        strips = super().render_lines(crop)
+        for strip in strips:
+            strip.__class__ = _Line
+        return strips
 
     def render_line(self, y: int) -> Strip:
         """One line of the widget, from the cache where it can be."""
