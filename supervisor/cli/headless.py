@@ -57,6 +57,8 @@ class Headless:
         self._signal: int = signal.SIGINT
         self._follows = False
         self._interrupted = asyncio.Event()
+        self._enough = asyncio.Event()
+        """The job is over, and the rest of its log is not wanted."""
         self._requests: set[asyncio.Task[None]] = set()
         self._told_events = 0
         self._told_notices = 0
@@ -68,7 +70,7 @@ class Headless:
         session = self._session
         say(f"job {session.job}: bringing up {len([link for link in session.links.values() if link.active])} host(s)")
         async with self._watched():
-            if not await self._until(session.ready()):
+            if not await self._until(session.ready(), self._interrupted):
                 if session.launching:
                     say("interrupted; the launch is undone")
                     await session.cancel_launch()
@@ -82,7 +84,7 @@ class Headless:
     async def attached(self, *, hosts: str | None) -> int:
         """Watch an existing job from now on; returns the exit status."""
         async with self._watched():
-            if not await self._until(self._session.ready()) or self._interrupts:
+            if not await self._until(self._session.ready(), self._interrupted) or self._interrupts:
                 say("interrupted; the job goes on")
                 return INTERRUPTED
             self._begin_following()
@@ -105,10 +107,10 @@ class Headless:
             for number in self._stops_on:
                 loop.remove_signal_handler(number)
 
-    async def _until(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Await work; False when Ctrl-C came first. Raises what the work raises."""
+    async def _until(self, work: Coroutine[Any, Any, None], event: asyncio.Event) -> bool:
+        """Await work; False when the event came first. Raises what the work raises."""
         task = asyncio.ensure_future(work)
-        stop = asyncio.ensure_future(self._interrupted.wait())
+        stop = asyncio.ensure_future(event.wait())
         try:
             await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
@@ -126,7 +128,9 @@ class Headless:
         self._interrupted.set()
         if self._interrupts > (2 if self._follows else 1):
             raise KeyboardInterrupt
-        if self._follows:
+        if self._follows and self._session.state in ENDED_STATES:
+            self._enough.set()
+        elif self._follows:
             self._ask_to_stop()
 
     def _begin_following(self) -> None:
@@ -154,7 +158,8 @@ class Headless:
     async def _follow(self, selection: Selection, start: str, hosts: str | None) -> int:
         session = self._session
         writer = Writer(self._stdout)
-        await self._copy(selection, start, writer)
+        if not await self._until(self._copy(selection, start, writer), self._enough):
+            say("the job is over; the rest of its log stays on the nodes")
         patience = PATIENCE if self._interrupts else None
         await asyncio.to_thread(writer.close, patience)
         if writer.broken:

@@ -359,6 +359,31 @@ def test_a_reader_that_has_enough_ends_the_watch_and_not_the_job(tmp_path: Path,
         assert list(made.agents()) == ["n1/j"]
 
 
+def test_ctrl_c_once_the_job_is_over_ends_the_writing_of_its_log(tmp_path: Path, repository: Path) -> None:
+    lines = 400_000
+    with hosts(tmp_path, 1) as made:
+        (made.work / "flood.py").write_text(f"for number in range({lines}): print(number, 'x' * 90)\n")
+        err = tmp_path / "err"
+        with err.open("wb") as stderr:
+            process = _spawn(
+                made, repository, *("up", "h.toml", "--headless", "--job", "j", "flood.py"),
+                stdout=subprocess.PIPE, stderr=stderr,
+            )  # fmt: skip
+            try:
+                # Until then nobody reads, and what is written is more than all buffers hold.
+                _wait_for(err, b"job_succeeded")
+                process.send_signal(signal.SIGINT)
+                _wait_for(err, b"the job is over; the rest of its log stays on the nodes")
+                out, _ = process.communicate(timeout=WAIT_S)
+            finally:
+                process.kill()
+                process.wait()
+        assert process.returncode == 0
+        assert 0 < out.count(b"\n") < lines
+        assert out.endswith(b"x\n")
+        assert b"Traceback" not in err.read_bytes()
+
+
 def test_no_textual_and_no_torch_without_a_screen(tmp_path: Path, repository: Path) -> None:
     with hosts(tmp_path, 1) as made:
         program = PROGRAM.format(repository=str(repository), home=str(made.home("n1")), work=str(made.work)).replace(
