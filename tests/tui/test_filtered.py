@@ -13,7 +13,7 @@ from supervisor.session.filters import Filter
 from supervisor.session.search import search
 from supervisor.tui.logs.folded import FoldedFeed
 from supervisor.tui.logs.merged import MergedFeed
-from supervisor.tui.widgets.virtual_log import NONE_PASSES
+from supervisor.tui.widgets.virtual_log import LOOKING, NONE_PASSES
 from tests.agent import log_files
 from tests.tui.screens import press, running, settle, text_of, until
 from tests.tui.test_feeds import ALL, Cluster, NodeLink, run, texts, yes
@@ -93,11 +93,15 @@ def test_the_line_comes_back_from_a_view_that_nothing_passes(scope: str) -> None
 
 def test_who_follows_goes_on_following_through_a_view_that_nothing_passes() -> None:
     async def scenario() -> None:
-        async with running(numbered(300)) as (app, pilot):
+        session = numbered(300)
+        async with running(session) as (app, pilot):
             log = await open_stdout(app, pilot)
+            session.latency_s = 0.5
             await answer(app, pilot, "&", "zzznothing")
+            await until(app, pilot, lambda: LOOKING in text_of(app))
             await until(app, pilot, lambda: NONE_PASSES in text_of(app))
             assert log.follow
+            session.latency_s = 0.0
             await press(app, pilot, "backspace")
             await until(app, pilot, lambda: any("line 000299" in line for line in body(app)))
             assert log.follow

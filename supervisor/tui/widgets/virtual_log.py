@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SIDE_STEP: Final = 16
 NONE_PASSES: Final = "no line passes the filter; backspace takes its last part away"
+LOOKING: Final = "looking for lines that pass the filter"
 TIME_WIDTH: Final = len("03:04:11.207 ")
 
 
@@ -74,8 +75,11 @@ class VirtualLog(FedView):
 
     def _empty_text(self) -> str:
         feed = self.feed
-        is_known = isinstance(feed, MergedFeed) and feed.is_whole and feed.looked_at > 0
-        return NONE_PASSES if is_known else self.waiting_text
+        if self.held or not isinstance(feed, MergedFeed) or not feed.selection.filter:
+            return self.waiting_text
+        if not feed.is_whole or feed.clocks is None:
+            return LOOKING
+        return NONE_PASSES if feed.looked_at > 0 else self.waiting_text
 
     def rows_of(self, index: int) -> list[tuple[Row, str]]:
         """One line, wrapped behind its time and source."""
