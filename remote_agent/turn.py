@@ -102,6 +102,7 @@ class Turn:
                 time_ns=ended.get("t_ns"),
                 shift_ns=ended.get("shift_ns", 0),
                 raised_ns=error.get("timestamp_ns"),
+                over_ns=ended.get("over_ns"),
                 message=error.get("message"),
                 notes=ended.get("notes", []),
             )

@@ -6,6 +6,7 @@ In: what `reading` has made of a rank's evidence. Out: its order among others.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Finding:
     """The rank that this rank's text tells that they differ, or that it waits for it."""
     blur_ns: int = 0
     """So much later it may have been: its stamp is of whole seconds."""
+    outlived: Finding | None = None
+    """What its own last exception says, where that is others' doing: it may have lived on after what it tells."""
     proven: bool = False
     """True when the rank's own traceback, the kernel, or the wait status shows it."""
 
@@ -58,6 +61,22 @@ class Finding:
     def text(self) -> str:
         """Return headline and place."""
         return f"{self.headline} in {self.place}" if self.place else self.headline
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """Return them by time; those without one by their places in the one text that they are of, else by rank.
+
+    Where no times are known, the ranks' own words come before a launcher's.
+    """
+    every = list(findings)
+    texts = {line.file for each in every if each.likely_ns is None for line in each.evidence[:1]}
+
+    def order(finding: Finding) -> tuple[bool, int, bool, int, int]:
+        place = finding.evidence[0].line if finding.evidence and len(texts) == 1 else None
+        rank = -1 if finding.rank is None else finding.rank
+        return finding.likely_ns is None, finding.likely_ns or 0, finding.rank is None, place or 0, rank
+
+    return sorted(every, key=order)
 
 
 def is_likely_first(first: Finding, other: Finding) -> bool:

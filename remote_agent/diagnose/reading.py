@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from remote_agent.diagnose.exits import CATEGORIES, decode_exit, signal_name
@@ -23,6 +23,7 @@ from remote_agent.diagnose.traces import Trace, find_traces, join_traces, of_err
 UNEXPLAINED, STOPPED, FINE = "unexplained", "stopped", "fine"
 
 _BY_THE_WAY = re.compile(r"(?:\[rank\d+\]:)?\[[IW]\d{4} ")
+_OTHER_STREAM = re.compile(r"\b(?:stdout|nccl)\b[^/]*$")
 _OOM_NOTE = re.compile(
     r"oom-kill|Out of memory: Killed process|Memory cgroup out of memory|oom_kill [1-9]|oom_reaper", re.I
 )
@@ -36,6 +37,8 @@ _RELATED = {
     "cuda_error": re.compile("Xid"),
 }
 _MAX_NOTES = 3
+# A process closes its connections before it has ended, and those whom it breaks may be faster.
+_LAST_STEPS_NS = 5_000_000_000
 # A checkpoint is saved by all ranks: what one of them raises all raise, and say whose it is.
 _RAISED_ON = re.compile(r"CheckpointException ranks:dict_keys\(\[(\d+(?:, \d+)*)\]")
 # What a library for the web, or for remote files, raises is not about the ranks' own connections.
@@ -45,6 +48,21 @@ _FROM_OTHERS = re.compile("_tensor_to_object|all_gather|broadcast_object")
 # What no Python code raises: an exception that follows it is about the consequence.
 _CRASHES = frozenset({"cuda_error", "host_oom_kill", "segfault", "bus_error_shm", "nccl_network", "sigabrt"})
 _ROLE_ORDER = {PRIMARY: 0, GENERIC: 1, SECONDARY: 2, NEUTRAL: 3}
+
+
+def read_ranks(every: Iterable[RankEvidence], notes: Mapping[str, Sequence[str]]) -> list[Finding]:
+    """Return what ended each rank; notes: by node.
+
+    Who lived on after what he tells, until others had ended, did not end of that.
+    """
+    found = [read_rank(each, notes.get(each.node or "", ())) for each in every]
+    themselves = (
+        each for each in found if each.role in (PRIMARY, UNEXPLAINED) and each.outlived is None and each.ended
+    )
+    first_ns = min((each.t_ns for each in themselves if each.t_ns is not None), default=None)
+    if first_ns is None:
+        return found
+    return [each.outlived if each.outlived and (each.t_ns or 0) > first_ns - _LAST_STEPS_NS else each for each in found]
 
 
 def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Finding:
@@ -147,6 +165,15 @@ def _from_text(evidence: RankEvidence) -> Finding | None:
         own = of_error(str(evidence.error["message"]), evidence.error.get("callstack"))
     else:
         own = [trace for trace in traces if not (trace.fault or trace.quotes)]
+    found = _cause_in(evidence, own, traces)
+    end = own[-1] if own and not own[-1].link else None
+    pattern = None if end is None else _meaning(end)
+    if found is None or found.role != PRIMARY or end is None or pattern is None or pattern.role != SECONDARY:
+        return found
+    return dataclasses.replace(found, outlived=_of_trace(evidence, end, pattern, [end], traces))
+
+
+def _cause_in(evidence: RankEvidence, own: list[Trace], traces: list[Trace]) -> Finding | None:
     chosen = _cause_of(own)
     hit = _best_hit(evidence.tail)
     if chosen is not None:
@@ -232,19 +259,25 @@ def _of_trace(
 
 
 def _of_hit(evidence: RankEvidence, pattern: Pattern, match: re.Match[str]) -> Finding:
-    before = evidence.tail.count("\n", 0, match.start())
-    text = strip_tag(lines_of(evidence.tail)[before]).strip() if evidence.tail else ""
-    line = Evidence(evidence.node, evidence.rank, *evidence.place(before), clip(text))
-    base = _base(evidence, _role(pattern), pattern.category, pattern.title or clip(text))
+    line = _line(evidence, evidence.tail.count("\n", 0, match.start()))
+    text = line.text
+    base = _base(evidence, _role(pattern), pattern.category, pattern.title or text)
     return dataclasses.replace(
         base,
         hint=pattern.hint or HINTS[pattern.category],
         signature=signature(pattern.category, "", "", pattern.title or text),
         evidence=(line,),
         **_ranks_in(pattern, match.group()),
-        proven=bool(pattern.signal) or "exitcode" in match.group(),
+        # Who sends SIGKILL is not told.
+        proven=pattern.signal != "SIGKILL" and (bool(pattern.signal) or "exitcode" in match.group()),
         exit_signal=pattern.signal if pattern.signal and pattern.role == PRIMARY else base.exit_signal,
     )
+
+
+def _line(evidence: RankEvidence, number: int) -> Evidence:
+    """Return a line of the text, counted from 0, as evidence."""
+    text = strip_tag(lines_of(evidence.tail)[number]).strip() if evidence.tail else ""
+    return Evidence(evidence.node, evidence.rank, *evidence.place(number), clip(text))
 
 
 def _ranks_in(pattern: Pattern | None, text: str) -> dict[str, Any]:
@@ -282,7 +315,7 @@ def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Fin
         place=frame.place() if frame is not None else "",
         signature=signature(category, signal, place, ""),
         traceback=dump.text if dump is not None else None,
-        evidence=_where_it_was(evidence),
+        evidence=_where_it_was(evidence) if dump is None else (_line(evidence, dump.first_line),),
         proven=True,
     )
 
@@ -346,11 +379,13 @@ def _stopped(evidence: RankEvidence, code: int | None, signal: str | None) -> Fi
 
 
 def _last_lines(evidence: RankEvidence) -> tuple[Evidence, ...]:
-    """Return the last line of text as evidence."""
+    """Return the last line of stderr, or of a text that is not known to be of another stream, as evidence."""
     lines = lines_of(evidence.tail)
     for number in range(len(lines) - 1, -1, -1):
-        if lines[number].strip():
-            return (Evidence(evidence.node, evidence.rank, *evidence.place(number), clip(lines[number])),)
+        file, place = evidence.place(number)
+        is_said = lines[number].strip() and not _BY_THE_WAY.match(strip_tag(lines[number]))
+        if is_said and not _OTHER_STREAM.search(file or ""):
+            return (Evidence(evidence.node, evidence.rank, file, place, clip(lines[number])),)
     return ()
 
 

@@ -43,6 +43,8 @@ _LINKS = ("During handling of the above exception", "The above exception was the
 _OTHER_TEXT = re.compile(
     r"^\s*$|^\[[EWIF]\d{0,4} |^[EWIF]\d{4} |^\[rank\d+\]|^Fatal Python error|^\d{4}-\d\d-\d\d|^(?:Original )?Traceback"
     r"|^Exception (?:ignored )?in |^(?:ERROR:asyncio:)?(?:Task|Future) exception was|^ERROR:|^Process \S+:$"
+    # Launchers, of a rank that has ended.
+    r"|^(?:srun|slurmstepd|mpirun|prterun): |\bfailed \(exitcode: |^\s*(?:time|host|rank|exitcode|error_file)\s+: "
 )
 _MESSAGE_LINES = 8
 _SPAWN = re.compile("torch/multiprocessing/spawn.py$")

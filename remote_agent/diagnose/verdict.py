@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remote_agent.diagnose.finding import Finding, is_likely_first
+from remote_agent.diagnose.finding import Finding, in_order, is_likely_first
 from remote_agent.diagnose.hangs import find_astray, find_missing
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, name_nodes, name_ranks
 from remote_agent.diagnose.named import gone_first, heard_first, look_first, odd_one_out, only_heard, received, same_way
 from remote_agent.diagnose.pattern import PRIMARY, SECONDARY
-from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED, read_rank
+from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED, read_ranks
 from remote_agent.diagnose.shapes import clip, lines_of, shape, signature
 from remote_agent.diagnose.traces import Trace, find_ended_part
 
@@ -50,7 +50,7 @@ class _Cause(NamedTuple):
 
 def verdict(evidence: Sequence[RankEvidence], context: Context) -> Incident:
     """Return the incident that this evidence shows."""
-    findings = sorted((read_rank(each, context.host_notes.get(each.node or "", ())) for each in evidence), key=_order)
+    findings = in_order(read_ranks(evidence, context.host_notes))
     gone = gone_first(evidence, findings)
     cause = (
         _node_lost(findings, context)
@@ -70,7 +70,7 @@ def verdict(evidence: Sequence[RankEvidence], context: Context) -> Incident:
         category=cause.category,
         scope=cause.scope,
         culprit_ranks=tuple(sorted(cause.ranks)),
-        culprit_node=cause.node,
+        culprit_node=cause.node or None,
         confidence=cause.confidence,
         summary=clip(f"{_who(cause, context)}{cause.headline}"),
         evidence=_evidence(cause, findings),
@@ -82,12 +82,6 @@ def verdict(evidence: Sequence[RankEvidence], context: Context) -> Incident:
         missing=cause.missing,
         signature=_signature(cause),
     )
-
-
-def _order(finding: Finding) -> tuple[bool, int, int]:
-    # Where no times are known, the ranks' own words come before a launcher's.
-    rank = finding.rank if finding.rank is not None else 1 << 30
-    return finding.likely_ns is None, finding.likely_ns or 0, rank
 
 
 def _error_ns(context: Context, *nodes: str | None) -> int:
@@ -161,7 +155,7 @@ def _own_failure(findings: list[Finding], context: Context, gone: int | None) ->
         headline=first.text,
         hint=first.hint,
         ranks=ranks if scope in ("one_rank", "several_or_all_ranks") else [],
-        node=first.node if len(nodes) == 1 else None,
+        node=first.node if len(nodes) == 1 and scope != "not_in_text" else None,
     )
 
 

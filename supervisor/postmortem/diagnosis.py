@@ -16,8 +16,8 @@ from typing import Any
 from remote_agent.diagnose import Context, Incident, RankEvidence, read_error_document, verdict
 from remote_agent.diagnose.nccl import NcclFacts
 from supervisor.postmortem.files import Found, LeaveOut, find
-from supervisor.postmortem.quiet import overcome, stands, without_settled
-from supervisor.postmortem.ranks import Line, split_ranks
+from supervisor.postmortem.quiet import got_past, overcome, stands, without_settled
+from supervisor.postmortem.ranks import Line, of_one_rank, split_ranks
 from supervisor.postmortem.reading import Progress, read_all
 from supervisor.postmortem.stamps import span_before
 
@@ -128,8 +128,15 @@ def _told(run: _Generation, incident: Incident) -> list[Json]:
     # An exception that ended a thread stands in the log, and in the incident of the hang that came of it.
     keys = ("category", "culprit_ranks")
     is_known = any(one.get("traceback") and all(one[key] == found[key] for key in keys) for one in hang)
-    lines = (line for rank in run.ranks.values() for line in rank.lines)
-    return hang if is_known or _says_nothing(incident) or overcome(incident, lines) else [*hang, found]
+    is_past = (
+        is_known
+        or _says_nothing(incident)
+        or overcome(incident, (line for each in run.ranks.values() for line in each.lines))
+    )
+    is_past = is_past or (
+        not run.nodes and got_past(incident, {number: each.lines for number, each in run.ranks.items()})
+    )
+    return hang if is_past else [*hang, found]
 
 
 def _texts(run: _Generation) -> list[str]:
@@ -162,7 +169,7 @@ def _take_lines(file: Found, lines: list[Line], run: _Generation, facts: NcclFac
     lines = without_settled(_without_servers_own(_without_sruns_own(lines)))
     name = str(file.path)
     if file.rank is not None:
-        run.rank(file.rank).lines += [(name, line) for line in lines]
+        run.rank(file.rank).lines += [(name, line) for line in of_one_rank(lines)]
         return
     parts = split_ranks(lines)
     blamed = [part.rank for part in parts if part.blamed]
@@ -272,7 +279,8 @@ def _read_failure(event: Json, run: _Generation) -> None:
     rank = run.rank(event["rank"])
     rank.node = event["node"]
     how = {"pid": detail.get("pid"), "local_rank": detail.get("local_rank"), "t_ns": detail.get("time_ns")}
-    rank.exit = {**how, **detail["exit"], "sent": detail.get("sent"), "stopped_by_us": False}
+    own = {"sent": detail.get("sent"), "over_ns": detail.get("over_ns"), "stopped_by_us": False}
+    rank.exit = {**how, **detail["exit"], **own}
     rank.raised_ns = detail.get("raised_ns")
     rank.shift_ns = int(detail.get("shift_ns", 0))
     run.notes.setdefault(event["node"], []).extend(detail.get("notes", ()))

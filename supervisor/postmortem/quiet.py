@@ -6,11 +6,12 @@ In: lines. Out: whether the run gets on, whether it stands, whether a complaint 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from remote_agent.diagnose import Incident
+    from remote_agent.diagnose.model import Evidence
     from supervisor.postmortem.ranks import Line
 
 # As training prints at each step or epoch, and at its end.
@@ -32,6 +33,12 @@ _UNCAUGHT = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|
 _SKIPPED = re.compile(r"OVERFLOW! Rank \d+ Skipping step|\b(?:[Ll]oss|grad[_ ]norm)['\"]?[:=]? ?(?:nan|NaN)\b")
 _OF_SKIPPED = ("OVERFLOW", "nan", "NaN")
 _GOOD_STEPS = 10
+# Who has ended is no more than quoted by what comes behind.
+_ENDS = re.compile(
+    r"exit ?code|[Ee]xited with|return code|terminated with|[Kk]illed|CANCELLED|[Rr]estart|[Ss]ignal \d|core dumped"
+    r"|Connection (?:reset|closed)|^srun: |^slurmstepd: "
+)
+_END_LINES = 10
 # These are tried again, mostly with success.
 _TRIED_AGAIN = ("rendezvous_timeout", "gloo_connection_reset")
 
@@ -68,6 +75,22 @@ def overcome(incident: Incident, files: Iterable[tuple[str, Line]]) -> bool:
         if _gets_on(line.text):
             went_on[name] = line.number
     return all((each.line or 0) < went_on.get(each.file or "", 0) for each in incident.evidence)
+
+
+def got_past(incident: Incident, ranks: Mapping[int | None, Sequence[tuple[str, Line]]]) -> bool:
+    """Whether whoever complained trained on until the end of the text, in which nothing says that a process ended."""
+    if incident.exit_code is not None or incident.exit_signal is not None or not incident.evidence:
+        return False
+    fatal = _SKIPPED if incident.category == "nan_loss" else _ENDS
+    return all(_went_on(ranks.get(each.rank, ()), each, fatal) for each in incident.evidence)
+
+
+def _went_on(lines: Sequence[tuple[str, Line]], proof: Evidence, fatal: re.Pattern[str]) -> bool:
+    behind = [line.text for name, line in lines if name == proof.file and line.number > (proof.line or 0)]
+    told = [text for text in behind if text.strip()]
+    if sum(map(_gets_on, told)) < _GOOD_STEPS or any(fatal.search(text) for text in told):
+        return False
+    return any(map(_gets_on, told[-_END_LINES:]))
 
 
 def without_settled(lines: list[Line]) -> list[Line]:

@@ -57,6 +57,12 @@ _NCCL_RANK = re.compile(r"\brank (?P<rank>\d+) nranks \d+|\brank (?P<rank2>\d+) 
 # torchrun's last words on a rank.
 _FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (?P<rank>\d+) \(pid: \d+\)")
 _CHILD = re.compile(r"^Child process \d+ \(local_rank (?P<rank>\d+)\) FAILED \(exitcode ")
+_TORCH_TAG = re.compile(r"\[rank(\d+)\]")
+# torchrun numbers the ranks of its node from 0; its summary, and torch's tag behind its own, tell who that is.
+_LOCAL = re.compile(r"local_rank|\[default\d+\]:$")
+_LOCAL_TOLD = re.compile(
+    r"^\s*rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)|\[default(?P<local2>\d+)\]: ?\[rank(?P<rank2>\d+)\]"
+)
 # Composer's launcher shows what each of its processes wrote, one after the other.
 _SHOWN = re.compile(r"^-+(?P<edge>Begin|End) global rank (?P<rank>\d+) STD(?:OUT|ERR)-+")
 _COMPOSER = re.compile(r"Rank (?P<rank>\d+) crashed with exit code ")
@@ -131,6 +137,11 @@ def split_ranks(lines: Sequence[Line]) -> list[Part]:
     return sorted(parts.values(), key=lambda part: (part.rank is None, part.rank or 0))
 
 
+def of_one_rank(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines of a file that one rank has to itself, tracebacks without what a logger put before them."""
+    return bare([Line(line.number, _STREAM.sub("", line.text)) for line in lines])
+
+
 class _Reader:
     """Finds the owner of each line, in order."""
 
@@ -139,6 +150,7 @@ class _Reader:
         self._hosts = not self._srun and _mostly(_HOST, lines)
         named = {host["node"] for line in lines if self._hosts and (host := _HOST.match(line.text))}
         self._devices = _nccl_ranks(lines, several_hosts=len(named) > 1)
+        self._globals = _global_ranks(lines)
         self._record: tuple[int | None, str | None] = (None, None)
         self._banner: int | None = None
         self._shown: int | None = None
@@ -157,7 +169,7 @@ class _Reader:
         tagged = (_first(_LINE_TAGS, text) if marked else None) or (_SRUN.match(text) if self._srun else None)
         if tagged is not None:
             self._record = (None, None)
-            return int(tagged["rank"]), tagged.groupdict().get("node"), text[tagged.end() :]
+            return self._rank(tagged), tagged.groupdict().get("node"), text[tagged.end() :]
         return (*self._untagged(text), text)
 
     def _untagged(self, text: str) -> tuple[int | None, str | None]:
@@ -184,7 +196,7 @@ class _Reader:
         self._record = (None, None)
         return None, None
 
-    def _launcher(self, text: str) -> tuple[int, str | None] | None:
+    def _launcher(self, text: str) -> tuple[int | None, str | None] | None:
         banner = _BANNER.match(text)
         if banner is not None:
             self._banner = int(banner["rank"])
@@ -194,7 +206,12 @@ class _Reader:
         self._banner = None
         own = _SRUN_SAYS.match(text) if self._srun else None
         said = own or next((found for each in _SAYS_OF if (found := each.search(text))), None)
-        return None if said is None else (int(said["rank"]), said.groupdict().get("node"))
+        return None if said is None else (self._rank(said), said.groupdict().get("node"))
+
+    def _rank(self, said: re.Match[str]) -> int | None:
+        """Return whose tag or word it is; None: of the ranks with that number on several nodes nobody knows which."""
+        number = int(said["rank"])
+        return self._globals.get(number, number) if _LOCAL.search(said.group()) else number
 
 
 def _first(patterns: Iterable[re.Pattern[str]], text: str) -> re.Match[str] | None:
@@ -215,6 +232,17 @@ def _mostly(prefix: re.Pattern[str], lines: Sequence[Line]) -> bool:
     texts = [line.text for line in lines if line.text.strip() and not line.text.startswith(_SRUN_OWN)]
     tagged = sum(prefix.match(text) is not None for text in texts)
     return len(texts) > 1 and tagged >= _PREFIXED_SHARE * len(texts)
+
+
+def _global_ranks(lines: Sequence[Line]) -> dict[int, int | None]:
+    """Return the rank of each number on its node that the text tells; None where it tells several."""
+    known: dict[int, int | None] = {}
+    for line in lines:
+        told = _LOCAL_TOLD.search(line.text) if "rank" in line.text else None
+        if told is not None:
+            local, rank = int(told["local"] or told["local2"]), int(told["rank"] or told["rank2"])
+            known[local] = rank if known.get(local, rank) == rank else None
+    return known
 
 
 def _banner_heads(lines: Sequence[Line]) -> dict[int, tuple[int, str | None, str]]:
@@ -248,4 +276,7 @@ def _nccl_ranks(lines: Sequence[Line], several_hosts: bool) -> dict[tuple[str, s
     devices = {process: min(numbers) for process, numbers in shown.items()}
     # Two with one device are ranks of two hosts' worth.
     distinct = len(set(devices.values())) == len(devices) and all(len(numbers) == 1 for numbers in shown.values())
-    return devices if one_host and distinct and not said else said
+    # Whoever else has a number that no device has is on another node, or these are not all of one.
+    tagged = {int(tag[1]) for line in lines if "[rank" in line.text and (tag := _TORCH_TAG.search(line.text))}
+    all_here = tagged <= set(devices.values())
+    return devices if one_host and distinct and all_here and not said else said
