@@ -10,7 +10,15 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from remote_agent.diagnose.nccl import CHANNELS, INTERFACE, NVLS_AWAY, NVLS_USED, VERSION
+from remote_agent.diagnose.nccl import (
+    CHANNELS,
+    INTERFACE,
+    NETWORK,
+    TRANSPORT,
+    VERSION,
+    says_nvls,
+    transport_of,
+)
 from remote_agent.diagnose.shapes import clip
 
 _SAYS = re.compile(r"\b[NR]CCL (?P<level>[A-Z]+) +(?P<text>.*)")
@@ -23,14 +31,14 @@ _COMM = re.compile(
 )
 _LINK = re.compile(
     r"Channel (?P<channel>\d+)(?:/\d+)? : (?P<src>\d+)\[[\da-fx]+\] -> (?P<dst>\d+)\[[\da-fx]+\]"
-    r"(?P<receive> \[receive\])?(?: \[send\])? via (?P<kind>[A-Z][A-Za-z0-9]*)(?:/(?P<how>[A-Za-z_]+))?(?P<rest>\S*)"
+    rf"(?P<receive> \[receive\])?(?: \[send\])? {TRANSPORT}"
 )
 _RING = re.compile(r"Channel \d+/(\d+) : +\d+(?: +\d+)*\s*$")
 _TREES = re.compile(r"Trees ((?:\[\d+\] \S+ ?)+)")
 _DEVICE = re.compile(r"\[\d+\]([\w.-]+:\d+/[A-Za-z]+)")
 _ENV = re.compile(r"\b((?:NCCL|RCCL)_\w+) set (?:by environment )?to (.*)")
 _SAID: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("network", re.compile(r"Using network ([\w.-]+)")),
+    ("network", re.compile(NETWORK)),
     ("plugin", re.compile(r"Loaded net plugin (.+?)(?: \(v\d+\))?$|P2P plugin (?:v\d+ )?([\w.-]+)")),
     ("plugin", re.compile(r"NET/OFI Initializing (aws-ofi-nccl \S+)")),
     ("collnet", re.compile(r"Loaded collnet plugin (\S+)")),
@@ -104,10 +112,8 @@ class RankMap:
             self._facts["trees"] = max(trees[1].count("["), self._facts.get("trees", 0))
         if (counts := CHANNELS.search(text)) is not None:
             self._facts["channels"] = max(int(counts[1]), self._facts.get("channels", 0))
-        if NVLS_AWAY.search(text):
-            self._facts.setdefault("nvls", False)
-        elif NVLS_USED.search(text):
-            self._facts["nvls"] = True
+        if (nvls := says_nvls(text)) is not None:
+            self._facts["nvls"] = nvls or self._facts.get("nvls", False)
         if "GPU Direct RDMA Disabled" in text:
             self._facts["gdr_off"] = True
         self._addresses(text)
@@ -154,10 +160,9 @@ class RankMap:
             return
         src, dst = int(found["src"]), int(found["dst"])
         comm = None if self._named_last else self._of(tid, dst if found["receive"] else src)
-        direct = "/GDRDMA" if "/GDRDMA" in found["rest"] else ""
-        how = f"/{found['how']}" if found["how"] else ""
+        transport, direct = transport_of(found)
         table = self._early if comm is None else self._links
-        place = (comm.key if comm is not None else "", src, dst, found["kind"] + how + direct)
+        place = (comm.key if comm is not None else "", src, dst, f"{transport}/GDRDMA" if direct else transport)
         table.setdefault(place, set()).add(int(found["channel"]))
 
     def _of(self, tid: str, own: int) -> Comm | None:

@@ -28,7 +28,7 @@ def _rank(node: int, local: int, nodes: int) -> RankMap:
         START.format(rank, world, local),
         "Trees [0] 1/-1/-1->0->-1 [1] 1/-1/-1->0->-1",
         f"Channel 00/{2 if odd else 16} :    0   1   2   3",
-        f"{'2' if odd else '16'} coll channels, 16 collnet channels, 16 nvls channels, 16 p2p channels",
+        f"{2 if odd else 16} coll channels, 16 collnet channels, {0 if odd else 16} nvls channels, 16 p2p channels",
         "NVLS multicast support is not available on dev 0" if odd else "NVLS comm 0x1 headRank 0 nHeads 8",
         f"Channel 00/0 : {rank}[{local}] -> {rank // 8 * 8 + (local + 1) % 8}[0] via P2P/CUMEM/read",
     ]

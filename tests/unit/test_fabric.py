@@ -112,9 +112,18 @@ def test_what_else_a_line_tells() -> None:
         "gdr_off": True,
         "no_verbs": "libibverbs.so[.1]",
         "channels": 24,
+        "nvls": False,
         "tuner": "nccl_ofi_tuner",
         "env": {"NCCL_PROTO": "simple"},
     }
+
+
+def test_nvls_is_off_where_no_communicator_has_channels_for_it() -> None:
+    def nvls(*counts: int) -> object:
+        lines = (f"{count + 2} coll channels, {count} nvls channels, 2 p2p channels" for count in counts)
+        return told("h", 1, *lines).result()["facts"].get("nvls")
+
+    assert [nvls(), nvls(0), nvls(0, 16), nvls(16, 0)] == [None, False, True, True]
 
 
 def test_ranks_of_other_communicators_are_those_of_the_job() -> None:
@@ -137,7 +146,17 @@ def test_versions_that_name_a_communicator_last() -> None:
         {0: old(0, "Channel 00 : 0[1a000] -> 1[1c000] [send] via NET/IB/0", done.format(0))},
         {1: old(1, "Channel 01 : 1[1c000] -> 0[1a000] via direct shared memory", done.format(1), other.format(1))},
     )
-    assert fabric.read(answers, {}).pairs == {("n1", "n2"): {"NET/IB": 1}}
+    assert fabric.read(answers, {}).pairs == {("n1", "n2"): {"NET/IB": 1, "SHM/direct": 1}}
+
+
+def test_a_plug_ins_name_is_whole() -> None:
+    ways = ("NET/AWS Libfabric/0/GDRDMA", "NET/IBext_v8/1(2)/GDRDMA/Shared", "NET/GCP-FasTrak/0", "SHM/direct/direct")
+    one = {0: modern(0, *(link(0, 1, way) for way in ways), network="AWS Libfabric")}
+    found = fabric.read(documents(one, {1: modern(1, network="NCCL RDMA Plugin v8")}), {0: "n1", 1: "n2"})
+    assert set(found.pairs["n1", "n2"]) == {
+        "NET/AWS Libfabric/GDRDMA", "NET/IBext_v8/GDRDMA", "NET/GCP-FasTrak", "SHM/direct",
+    }  # fmt: skip
+    assert [facts["network"] for facts in found.nodes.values()] == ["AWS Libfabric", "NCCL RDMA Plugin v8"]
 
 
 def test_warnings_have_a_meaning_and_the_nodes_that_told_nothing_are_named() -> None:

@@ -259,7 +259,7 @@ def test_facts_of_nccl() -> None:
     found = facts.result()
     assert found is not None
     assert (found["versions"], found["networks"], found["interfaces"]) == (["2.26.2+cuda12.8"], ["Socket"], ["eth0"])
-    assert (found["nranks"], found["nodes"], found["channels"], found["nvls"]) == (2, 2, 2, None)
+    assert (found["nranks"], found["nodes"], found["channels"], found["nvls"]) == (2, 2, 2, False)
     assert (found["transports"], found["warnings"]) == (
         ["NET/Socket"],
         ["socketProgress: Connection closed by remote peer"],
