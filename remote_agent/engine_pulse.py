@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from remote_agent import engine_children, engine_ras, engine_sockets
 from remote_agent import engine_evidence as evidence
-from remote_agent.diagnose.traces import find_ended_part
+from remote_agent.diagnose.pulse import SCRIPT
+from remote_agent.diagnose.traces import find_ended_part, find_traces, of_error
 from remote_agent.engine_children import Tree, descendants, process_tree
 from remote_agent.engine_stacks import ask
 from remote_agent.netif import own_addresses
@@ -57,10 +58,10 @@ async def pulses(boot: BootDirectory, ranks: Sequence[Live], stacks: bool) -> di
     t: monotonic seconds; state: the kernel's letter, D also for one that sleeps at a file; cpu_s, io (bytes) and net
     (bytes over TCP; None: not known) with all descendants; sleeps: how often the main thread has gone to sleep (None:
     not known); deaf: it has a worker server that does not answer; stack: equal for an equal stack of the main thread;
-    where: the user's innermost frame;
-    calls: the library's function that it has called; parked: the main thread waits for another one; inside: the
-    function of torch.distributed that the main thread is in; groups: see `read_flight`; ended: the exception that
-    ended one of its threads, see `_ended_part`; children: {count, name, doing, where} of those that do the same;
+    where: the user's innermost frame; calls: the library's function that it has called; parked: the main thread waits
+    for another one; over: the script is over, and Python waits for its threads; inside: the function of
+    torch.distributed that the main thread is in; groups: see `read_flight`; ended: the exception that ended its script
+    or a thread, see `ended_part`; children: {count, name, doing, where} of those that do the same;
     unanswered, reached: of a rank that waits, the far ends that it dials in vain, and those that it is connected to;
     ras: what NCCL's service on this node complains of, addresses: this node's own, each told by one rank.
     Without `stacks` those of the stack are empty: to ask for one disturbs a rank, and could end it if another thread
@@ -90,7 +91,7 @@ async def pulses(boot: BootDirectory, ranks: Sequence[Live], stacks: bool) -> di
 async def _pulse(boot: BootDirectory, one: Live, tree: Tree, with_stack: bool) -> dict[str, Any]:
     pulse: dict[str, Any] = {"t": time.monotonic(), **_process(one.pid, tree)}
     pulse.update({"deaf": False, "stack": "", "where": "", "calls": "", "parked": False, "inside": None, "groups": {}})
-    pulse.update({"net": None, "ended": None, "children": [], "ras": []})
+    pulse.update({"over": False, "net": None, "ended": None, "children": [], "ras": []})
     pulse.update({"unanswered": [], "reached": [], "addresses": []})
     if not boot.has_socket(one.rank):
         return pulse
@@ -111,15 +112,11 @@ def _waits(pulse: Mapping[str, Any]) -> bool:
 
 async def _look_closer(ranks: Sequence[Live], pulses_: Mapping[int, dict[str, Any]], tree: Tree) -> None:
     """Add what is slower to find to the pulses of ranks that may hold others up: `ended` and `children`."""
-    below, ended = await asyncio.gather(
-        engine_children.children([one.pid for one in ranks], tree),
-        engine_children.in_time(lambda: {one.rank: _ended_part(one.directory) for one in ranks}),
-    )
+    below = await engine_children.children([one.pid for one in ranks], tree)
     mute = [one.pid for one in ranks if not pulses_[one.rank]["stack"]]
     spied, _ = await engine_children.spy([*mute, *(each["pid"] for own in below.values() for each in own)][:MAX_SPIED])
     for one in ranks:
         pulse = pulses_[one.rank]
-        pulse["ended"] = (ended or {}).get(one.rank)
         if one.pid in spied:
             place = read_stack(spied[one.pid])
             pulse.update({key: place[key] for key in ("where", "calls")} if pulse["deaf"] else place)
@@ -132,41 +129,61 @@ async def _look_closer(ranks: Sequence[Live], pulses_: Mapping[int, dict[str, An
             {"count": count, "name": name, "doing": doing, "where": where}
             for (name, doing, where), count in list(kinds.items())[:MAX_KINDS]
         ]
+    over = [(one, pulses_[one.rank]["over"]) for one in ranks]
+    ended = await engine_children.in_time(
+        lambda: {one.rank: ended_part(one.directory, is_over) for one, is_over in over}
+    )
+    for one in ranks:
+        pulses_[one.rank]["ended"] = (ended or {}).get(one.rank)
 
 
-def _ended_part(directory: Path) -> dict[str, Any] | None:
-    """Return the exception that ended a thread, a task or a child of a rank, of the last lines of its stderr.
+def ended_part(directory: Path, is_over: bool) -> dict[str, Any] | None:
+    """Return the exception that ended a rank's script, a thread, a task or a child of it, while its process lives.
 
-    part: what it ended; type, headline, place, traceback; line: its number in stderr.log, None: not known; age_s: it is
-    older than this.
+    `is_over`: its main thread has left the script; else only the others can have ended. part: what it ended; type,
+    headline, place, traceback; line: its number in stderr.log, None: not known; age_s: it is older than this.
     """
     path = directory / "stderr.log"
     tail, lines = evidence.read_tail(path)
-    trace = find_ended_part(tail)
-    if trace is None:
-        return None
+    error = evidence.read_error(directory / "error.json") if is_over else None
+    if error is not None:
+        # Other threads may have printed much since, and not every script prints its exceptions.
+        path = directory / "error.json"
+        trace = of_error(error["message"], error["callstack"])[-1]
+        printed = next((one for one in reversed(find_traces(tail)) if one.headline == trace.headline), None)
+        part, text = SCRIPT, error["callstack"] or error["message"]
+    else:
+        found = find_ended_part(tail)
+        if found is None:
+            return None
+        trace = printed = found
+        part, text = trace.part, trace.text
     frame = trace.user_frame
     first = None if lines is None else lines - tail.count("\n")
     return {
-        "part": trace.part,
+        "part": part,
         "type": trace.type,
         "headline": trace.headline,
         "place": frame.place() if frame is not None else "",
-        "traceback": evidence.shortened(trace.text),
-        "line": None if first is None else first + trace.last_line,
+        "traceback": evidence.shortened(text.rstrip("\n")),
+        "line": None if first is None or printed is None else first + printed.last_line,
         "age_s": round(max(0.0, time.time() - path.stat().st_mtime), 1),
     }
 
 
 def read_stack(text: str) -> dict[str, Any]:
-    """Return stack, where, calls, parked and inside of the main thread, which a dump of Python's lists last."""
+    """Return stack, where, calls, parked, over and inside of the main thread, which a dump of Python's lists last."""
     frames = [match for line in text.rstrip().rpartition("\n\n")[2].split("\n") if (match := _FRAME.search(line))]
     digest = hashlib.sha256("\n".join(match[0] for match in frames).encode()).hexdigest()[:16]
     at = next((n for n, one in enumerate(frames) if not any(part in one["file"] for part in _LIBRARIES)), 0)
     where = f"{os.path.basename(frames[at]['file'])}:{frames[at]['line']} in {frames[at]['name']}" if frames else ""
     calls = f"{frames[at - 1]['name']} of {os.path.basename(frames[at - 1]['file'])}" if at else ""
     parked = bool(frames) and os.path.basename(frames[0]["file"]) in _PARKED
-    return {"stack": digest, "where": where, "calls": calls, "parked": parked, "inside": _inside(frames)}
+    # Outermost: below what the script itself calls stands the script's own frame.
+    last = frames[-1] if frames else None
+    over = last is not None and (os.path.basename(last["file"]), last["name"]) == ("threading.py", "_shutdown")
+    told = {"stack": digest, "where": where, "calls": calls, "parked": parked, "over": over}
+    return {**told, "inside": _inside(frames)}
 
 
 def _inside(frames: list[re.Match[str]]) -> str | None:

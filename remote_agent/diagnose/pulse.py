@@ -20,6 +20,8 @@ WAKES, WAKES_PER_S = 3, 0.2
 Pulse = Mapping[str, Any]
 
 STOPPED, DEAF, INERT = "stopped", "deaf", "inert"
+# As a part of a rank that has ended with an exception, beside "a thread" and the like.
+SCRIPT = "the script"
 
 
 @dataclasses.dataclass(frozen=True)

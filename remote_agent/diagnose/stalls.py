@@ -5,7 +5,7 @@ In: two pulses of each rank, some seconds apart (remote_agent.engine_pulse). Out
 **Silence alone is no stall. Ranks must wait for others, and those must do nothing: no processor time, no bytes, the
 same stack; or they are stopped, hold Python's lock, or have left. Who computes, compiles or writes a file is waited
 for, however long it takes.** One thing needs no others: that all do nothing while main threads wait for threads, and
-one of those has ended with an exception.
+one of those, or the script itself, has ended with an exception.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from remote_agent.diagnose.model import Context, Evidence, Incident, Victims, na
 from remote_agent.diagnose.pulse import (
     DEAF,
     INERT,
+    SCRIPT,
     STOPPED,
     Pulse,
     Wait,
@@ -60,7 +61,7 @@ class Stall:
     calls: Mapping[int, str] = dataclasses.field(default_factory=dict)
     """The libraries' functions that they have called there."""
     ended: Mapping[int, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    """Of those that do nothing: the exceptions that ended a thread of theirs before (engine_pulse)."""
+    """Of those that do nothing: the exceptions that ended their script or a thread of theirs before (engine_pulse)."""
     children: Mapping[int, list[Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
     """What the processes below them are doing."""
     ras: Sequence[str] = ()
@@ -131,16 +132,17 @@ def _waits(before: Mapping[int, Pulse], now: Mapping[int, Pulse]) -> dict[int, W
 def _missing(
     waits: Mapping[int, Wait], missing: Mapping[int, str], now: Mapping[int, Pulse], late_s: float = math.inf
 ) -> Stall:
-    """Return the stall that these ranks make; an exception older than `late_s` has nothing to do with it."""
+    """Return the stall that these ranks make; a thread's exception older than `late_s` has nothing to do with it."""
     here = [rank for rank in missing if rank in now]
     parts = {rank: now[rank]["ended"] for rank in here if missing[rank] == INERT and now[rank]["ended"]}
+    # A script that is over comes to nothing any more, however long ago it ended.
     return Stall(
         "missing",
         waits,
         missing,
         _places(missing, now),
         calls={rank: now[rank]["calls"] for rank in here if now[rank]["calls"]},
-        ended={rank: part for rank, part in parts.items() if part["age_s"] <= late_s},
+        ended={rank: part for rank, part in parts.items() if part["part"] == SCRIPT or part["age_s"] <= late_s},
         children={rank: now[rank]["children"] for rank in here if now[rank]["children"]},
     )
 
@@ -243,7 +245,8 @@ def stall_incident(stall: Stall, age_s: float, context: Context) -> Incident:
 def _evidence(stall: Stall, context: Context) -> Iterator[Evidence]:
     """Yield the exceptions, then where each missing rank is, then what the processes below it do."""
     for rank, part in sorted(stall.ended.items())[:MAX_LINES]:
-        file = f"generation_{context.generation}/rank_{rank}/stderr.log"
+        name = "error.json" if part["part"] == SCRIPT and part["line"] is None else "stderr.log"
+        file = f"generation_{context.generation}/rank_{rank}/{name}"
         yield Evidence(context.node_of(rank), rank, file, part["line"], clip(part["headline"]))
     if stall.dials is not None:
         yield from itertools.islice(stall.dials.evidence(context), MAX_LINES)
@@ -318,7 +321,8 @@ def _ended(stall: Stall) -> str:
     if part is None:
         return ""
     place = f" in {part['place']}" if part["place"] else ""
-    return f"{part['part']} ended with {part['headline'][:MESSAGE_CHARS]}{place}; the main thread waits"
+    waits = "Python waits for its other threads" if part["part"] == SCRIPT else "the main thread waits"
+    return f"{part['part']} ended with {part['headline'][:MESSAGE_CHARS]}{place}; {waits}"
 
 
 def _time_left(stall: Stall, age_s: float) -> str:
@@ -352,6 +356,10 @@ def _hint(stall: Stall) -> str:
         return HINTS["nccl_network"]
     if stall.kind == "mismatch" or LEFT in ways:
         return HINTS["collective_desync"]
+    if any(part["part"] == SCRIPT for part in stall.ended.values()):
+        return (
+            "a thread that is no daemon keeps its process alive: daemon=True lets it end, or end the thread (finally)"
+        )
     if stall.ended:
         return (
             "an exception ends its thread alone: hand it to the main thread (Future.result, a sentinel in the queue), "

@@ -144,6 +144,26 @@ def test_ranks_in_different_collectives_are_told(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
+def test_an_exception_that_ends_the_script_while_a_thread_keeps_its_process_is_shown(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with job(tmp_path, "over") as nodes:
+            await nodes.launch()
+            incident = (await nodes.until("incident"))["detail"]
+            assert (incident["category"], incident["culprit_ranks"]) == ("user_exception", [1]), incident
+            assert "the script ended with ValueError: no more shards in " in incident["summary"]
+            assert "Python waits for its other threads at threading.py" in incident["summary"]
+            line = incident["evidence"][0]
+            said = (nodes.journal("n1").parent / line["file"]).read_text().splitlines()
+            assert line["text"] == "ValueError: no more shards"
+            # In a group torch puts the rank before each line of it.
+            assert said[line["line"] - 1] == f"[rank1]: {line['text']}"
+            assert incident["traceback"].startswith("Traceback (most recent call last):")
+            assert incident["traceback"].endswith(line["text"])
+            assert incident["missing"]["waiting"] == [0]
+
+    asyncio.run(check())
+
+
 def test_a_hang_is_restarted_where_the_job_says_so(tmp_path: Path) -> None:
     async def check() -> None:
         async with job(tmp_path, "thread", "task", hang_restart=1.0, max_restarts=1) as nodes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from remote_agent import heartbeat
-from remote_agent.engine_pulse import read_flight, read_stack
+from remote_agent.engine_pulse import ended_part, read_flight, read_stack
 from remote_agent.logs.progress import StepReader
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
@@ -46,6 +47,60 @@ def test_who_saves_packs_or_computes_in_torch_distributed_does_not_wait(
     frames: list[tuple[str, str]], inside: str | None
 ) -> None:
     assert read_stack(stack(*frames, ("/home/u/train.py", "<module>")))["inside"] == inside
+
+
+THREADING = "/usr/lib/python3.12/threading.py"
+
+
+@pytest.mark.parametrize(
+    ("frames", "over"),
+    [
+        ([(THREADING, "_shutdown")], True),
+        ([(THREADING, "join"), ("/usr/lib/python3.12/concurrent/futures/thread.py", "_python_exit"),
+          (THREADING, "_shutdown")], True),
+        ([(THREADING, "join"), ("/home/u/train.py", "<module>")], False),
+        ([("/home/u/server.py", "_shutdown")], False),
+        ([(THREADING, "_shutdown"), ("/home/u/train.py", "<module>")], False),
+        ([], False),
+    ],
+)  # fmt: skip
+def test_a_script_is_over_once_nothing_but_pythons_own_end_is_on_its_stack(
+    frames: list[tuple[str, str]], over: bool
+) -> None:
+    assert read_stack(stack(*frames))["over"] is over
+
+
+def trace_of(name: str, *, message: str, line: int = 3) -> str:
+    return (
+        f'Traceback (most recent call last):\n  File "/home/u/{name}", line {line}, in <module>\n    x()\n{message}\n'
+    )
+
+
+def test_the_exception_of_a_script_that_is_over_is_told_before_that_of_a_thread(tmp_path: Path) -> None:
+    thread = "Exception in thread Thread-1 (feed):\n" + trace_of("feed.py", message="KeyError: 7")
+    script = trace_of("train.py", message="ValueError: no lr")
+    (tmp_path / "stderr.log").write_text(f"start\n{script}{thread}")
+    told = ended_part(tmp_path, is_over=True)
+    # A script may print such a text and end well: only the error file tells that it has ended so.
+    assert told is not None
+    assert (told["part"], told["headline"]) == ("a thread", "KeyError: 7")
+    error = {"message": {"message": "ValueError: no lr", "extraInfo": {"py_callstack": script, "timestamp": "1"}}}
+    (tmp_path / "error.json").write_text(json.dumps(error))
+    told = ended_part(tmp_path, is_over=True)
+    assert told is not None
+    assert {**told, "age_s": 0} == {
+        "part": "the script", "type": "ValueError", "headline": "ValueError: no lr", "place": "train.py:3",
+        "traceback": script.rstrip(), "line": 5, "age_s": 0,
+    }  # fmt: skip
+    # While the script runs, an error file of torch's `record` may tell of an exception that it has caught.
+    told = ended_part(tmp_path, is_over=False)
+    assert told is not None
+    assert (told["part"], told["line"]) == ("a thread", 10)
+    (tmp_path / "stderr.log").write_text("nothing\n")
+    told = ended_part(tmp_path, is_over=True)
+    assert told is not None
+    assert (told["headline"], told["line"]) == ("ValueError: no lr", None)
+    assert ended_part(tmp_path, is_over=False) is None
 
 
 GONE = ("profiling_name", "time_created_ns")

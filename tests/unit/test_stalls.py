@@ -244,6 +244,17 @@ def test_whose_thread_ended_before_is_the_cause() -> None:
     assert (dict(late.missing), dict(late.ended)) == ({1: "inert"}, {})
 
 
+@pytest.mark.parametrize(("line", "file"), [(12, "stderr.log"), (None, "error.json")])
+def test_a_script_that_is_over_while_a_thread_keeps_its_process(line: int | None, file: str) -> None:
+    over = {**ENDED, "part": "the script", "line": line, "age_s": 86400.0}
+    found = stall(waiting(5), came(4, ended=over, where="threading.py:9 in _shutdown"), waiting(5))
+    assert found is not None
+    told = stall_incident(found, 40.0, Context(world_size=3))
+    assert (told.category, told.traceback, told.evidence[0].line) == ("user_exception", "Traceback …", line)
+    assert "rank 1: the script ended with KeyError: 'x' in train.py:7 feed; Python waits for its" in told.summary
+    assert ("daemon" in told.hint, told.evidence[0].file) == (True, f"generation_0/rank_1/{file}")
+
+
 def test_the_evidence_of_many_ranks_is_bounded() -> None:
     children = [{"count": 1, "name": "x", "doing": "sleeps", "where": ""}]
     found = stall(waiting(5), *(came(4, ended=ENDED, children=children) for _ in range(500)))

@@ -88,6 +88,9 @@ def act() -> None:
         work_in_a_thread()
     elif mode == "task":
         work_in_a_task()
+    elif mode == "over":
+        threading.Thread(target=time.sleep, args=(1000,)).start()
+        raise ValueError("no more shards")
     elif mode == "other":
         dist.broadcast(torch.ones(7), 0)
     elif mode == "group":
