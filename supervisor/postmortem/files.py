@@ -37,6 +37,8 @@ _FORMATS = (
     (b"\xfe\xff", "UTF-16: convert it first (iconv -f UTF-16 -t UTF-8)"),
 )
 BINARY = "not a text file"
+# A crash of the machine leaves such in a text, and so does a log that is copied and truncated.
+_HOLE = re.compile(rb"\0{16,}")
 _FEW = 3
 LeaveOut = Callable[[str], None]
 
@@ -195,7 +197,8 @@ def _unfit(found: Found) -> str:
     if found.rank is not None or found.stream == "journal":
         return ""
     told = next((why for magic, why in _FORMATS if head.startswith(magic)), "")
-    return told or (BINARY if head.count(b"\0") > len(head) // 20 else "")
+    text = _HOLE.sub(b"", head) or head
+    return told or (BINARY if text.count(b"\0") > len(text) // 20 else "")
 
 
 def total_size(found: Iterable[Found]) -> int:

@@ -291,9 +291,10 @@ def test_what_is_no_log_is_left_alone(tmp_path: Path) -> None:
     write(tmp_path, notes_dot_txt=BROKEN, _dot_hidden=BROKEN, model_dot_pt="x", __pycache____x_dot_txt="y")
     (tmp_path / "binary.out").write_bytes(bytes(range(256)) * 64)
     (tmp_path / "nul.out").write_bytes(b"\0" * 1000)
+    (tmp_path / "copied.log").write_bytes(b"step 1\n" + b"\0" * 400 + b"step 2\n")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "broken").symlink_to("nowhere")
-    assert [found.path.name for found in find([tmp_path])] == ["binary.out", "notes.txt"]
+    assert [found.path.name for found in find([tmp_path])] == ["binary.out", "copied.log", "notes.txt"]
 
 
 def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
