@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from remote_agent.diagnose.exits import told_of
 
@@ -42,6 +43,17 @@ def death(signal: str, word: str, category: str, *also: str, role: str = PRIMARY
 def pattern(category: str, role: str, *texts: str, title: str = "", hint: str = "") -> Pattern:
     """Return the signature of texts that all mean the same."""
     return Pattern(category, role, _compile(texts), title, hint)
+
+
+def ranks_in(pattern: Pattern | None, text: str) -> dict[str, Any]:
+    """Return the ranks that a text names, as `named` and `peer` of its finding."""
+    match = None if pattern is None else pattern.regex.search(text)
+    told = {} if match is None else match.groupdict()
+    ranks, peer = told.get("rank"), told.get("peer")
+    return {
+        "named": tuple(int(rank) for rank in ranks.split(", ")) if ranks else (),
+        "peer": int(peer) if peer else None,
+    }
 
 
 def _compile(texts: Iterable[str]) -> re.Pattern[str]:

@@ -14,10 +14,10 @@ from remote_agent.diagnose.exits import CATEGORIES, decode_exit, signal_name
 from remote_agent.diagnose.finding import Finding
 from remote_agent.diagnose.hints import HINTS
 from remote_agent.diagnose.model import Evidence, RankEvidence
-from remote_agent.diagnose.pattern import GENERIC, NEUTRAL, PRIMARY, SECONDARY, Pattern
+from remote_agent.diagnose.pattern import GENERIC, NEUTRAL, PRIMARY, SECONDARY, Pattern, ranks_in
 from remote_agent.diagnose.patterns import PATTERNS, RECEIVED
 from remote_agent.diagnose.shapes import clip, lines_of, signature
-from remote_agent.diagnose.traces import Trace, find_traces, join_traces, of_error, strip_tag
+from remote_agent.diagnose.traces import CUT, Trace, find_traces, join_traces, of_error, strip_tag
 
 # Roles beside those of the patterns: failed without saying why, ended by us, ended well or still there.
 UNEXPLAINED, STOPPED, FINE = "unexplained", "stopped", "fine"
@@ -165,7 +165,10 @@ def _from_text(evidence: RankEvidence) -> Finding | None:
         own = of_error(str(evidence.error["message"]), evidence.error.get("callstack"))
     else:
         own = [trace for trace in traces if not (trace.fault or trace.quotes)]
+    cut = own.pop() if own and own[-1].type == CUT else None
     found = _cause_in(evidence, own, traces)
+    if found is None and cut is not None:
+        return dataclasses.replace(_of_trace(evidence, cut, None, [cut], traces), role=UNEXPLAINED)
     end = own[-1] if own and not own[-1].link else None
     pattern = None if end is None else _meaning(end)
     if found is None or found.role != PRIMARY or end is None or pattern is None or pattern.role != SECONDARY:
@@ -253,8 +256,8 @@ def _of_trace(
         signature=signature(category, trace.type, place, trace.message),
         traceback=join_traces(own),
         evidence=(line,),
-        **_ranks_in(pattern, f"{trace.type}: {trace.message}"),
-        proven=True,
+        **ranks_in(pattern, f"{trace.type}: {trace.message}"),
+        proven=trace.type != CUT,
     )
 
 
@@ -267,7 +270,7 @@ def _of_hit(evidence: RankEvidence, pattern: Pattern, match: re.Match[str]) -> F
         hint=pattern.hint or HINTS[pattern.category],
         signature=signature(pattern.category, "", "", pattern.title or text),
         evidence=(line,),
-        **_ranks_in(pattern, match.group()),
+        **ranks_in(pattern, match.group()),
         # Who sends SIGKILL is not told.
         proven=pattern.signal != "SIGKILL" and (bool(pattern.signal) or "exitcode" in match.group()),
         exit_signal=pattern.signal if pattern.signal and pattern.role == PRIMARY else base.exit_signal,
@@ -278,17 +281,6 @@ def _line(evidence: RankEvidence, number: int) -> Evidence:
     """Return a line of the text, counted from 0, as evidence."""
     text = strip_tag(lines_of(evidence.tail)[number]).strip() if evidence.tail else ""
     return Evidence(evidence.node, evidence.rank, *evidence.place(number), clip(text))
-
-
-def _ranks_in(pattern: Pattern | None, text: str) -> dict[str, Any]:
-    """Return the ranks that a text names, as `named` and `peer` of its finding."""
-    match = None if pattern is None else pattern.regex.search(text)
-    told = {} if match is None else match.groupdict()
-    ranks, peer = told.get("rank"), told.get("peer")
-    return {
-        "named": tuple(int(rank) for rank in ranks.split(", ")) if ranks else (),
-        "peer": int(peer) if peer else None,
-    }
 
 
 def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Finding:

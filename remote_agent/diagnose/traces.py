@@ -38,6 +38,8 @@ _PARTS = (
 )
 # asyncio names the task below its sentence.
 _SUBJECT = re.compile(r"^(?:future|task|handle): <")
+# In the place of the exception, where the text ends before it.
+CUT = "a traceback, of which the end is missing"
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 # Where a message of several lines is over.
 _OTHER_TEXT = re.compile(
@@ -164,7 +166,8 @@ def _read_traceback(lines: list[str], start: int) -> Trace | None:
             break
         number += 1
     if number >= len(lines):
-        return None
+        body = "\n".join(lines[start:])
+        return None if headless or not frames else Trace(CUT, "", tuple(frames), start, number - 1, body)
     exception = _EXCEPTION.match(lines[number].strip())
     if exception is None or (headless and not _NAMED_AS_ERROR.search(exception["type"])):
         return None

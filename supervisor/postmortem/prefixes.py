@@ -1,12 +1,14 @@
-"""What runners and loggers put before each line of a traceback.
+"""What runners and loggers put around lines: prefixes before those of a traceback, records in JSON.
 
-In: the lines of one owner. Out: the same lines, tracebacks bare and in one piece where others' lines ran into them.
+In: lines. Out: the same lines as they were said; tracebacks bare, in one piece where others' lines ran into them.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from supervisor.postmortem.ranks import Line
@@ -16,6 +18,36 @@ _HEAD = "Traceback (most recent call last):"
 _NEAR = 200
 _LEAST = 3
 _DIGIT = re.compile(r"\d")
+# Under these names loggers keep what was said, with the traceback behind it, when, and by whom.
+_TEXTS = ("message", "msg", "event", "log", "exception", "exc_info", "exc_text", "stack_trace", "traceback")
+_TIMES = ("timestamp", "@timestamp", "time", "ts", "asctime")
+_RANKS = ("rank", "global_rank")
+
+
+def told(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines with those of records in JSON as a terminal would show them, each with its rank's tag."""
+    found: list[Line] = []
+    for line in lines:
+        record = _record(line.text) if line.text.startswith("{") and line.text.endswith("}") else None
+        texts = _texts(record) if record is not None else []
+        found += [line._replace(text=text) for text in texts] or [line]
+    return found
+
+
+def _record(text: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _texts(record: dict[str, Any]) -> list[str]:
+    rank = next((record[name] for name in _RANKS if isinstance(record.get(name), int)), None)
+    time = next((f"{record[name]} " for name in _TIMES if isinstance(record.get(name), str)), "")
+    said = "\n".join(record[name] for name in _TEXTS if isinstance(record.get(name), str))
+    tag = "" if rank is None else f"[rank{rank}]: "
+    return [f"{tag}{'' if number else time}{text}" for number, text in enumerate(said.splitlines())]
 
 
 def bare(lines: list[Line]) -> list[Line]:

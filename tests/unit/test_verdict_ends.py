@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.postmortem.diagnosis import diagnose
-from tests.unit.test_postmortem import only, write
+from tests.unit.test_postmortem import BROKEN, only, write
 from tests.unit.test_verdict import OOM, RESET, judge, rank, stopped, trace
 
 WARNED = "WARNING: No module named 'flash_attn', falling back to sdpa\n"
@@ -86,3 +86,22 @@ def test_a_node_is_not_named_for_a_rank_that_only_got_a_wrong_size() -> None:
     incident = judge(rank(1, 1, text), rank(0, 1.1, RESET), stopped(2, 2), stopped(3, 2))
     assert (incident.category, incident.scope) == ("collective_desync", "not_in_text")
     assert (incident.culprit_ranks, incident.culprit_node) == ((), None)
+
+
+def test_a_traceback_whose_end_is_missing_tells_which_rank_it_was(tmp_path: Path) -> None:
+    cut = BROKEN.rpartition("ValueError")[0]
+    write(tmp_path, rank_3_dot_stderr_dot_log=cut, rank_0_dot_stderr_dot_log=RESET)
+    incident = only(diagnose([tmp_path]))
+    assert (incident["category"], incident["culprit_ranks"]) == ("user_exception", [3])
+    assert "a traceback, of which the end is missing in " in incident["summary"]
+    assert incident["confidence"] != "established"
+
+
+@pytest.mark.parametrize("key", ["message", "exc_info"])
+def test_a_traceback_in_a_record_of_json_is_read_as_it_was_said(tmp_path: Path, key: str) -> None:
+    records: list[dict[str, object]] = [{"ts": "2026-01-01T00:00:01Z", "rank": at, "msg": "step 1"} for at in range(4)]
+    records.append({"ts": "2026-01-01T00:00:02Z", "rank": 2, "level": "ERROR", "msg": "failed", key: BROKEN})
+    write(tmp_path, job_dot_log="".join(json.dumps(record) + "\n" for record in records))
+    incident = only(diagnose([tmp_path]))
+    assert (incident["category"], incident["culprit_ranks"]) == ("user_exception", [2])
+    assert incident["evidence"][0]["line"] == 5
