@@ -128,15 +128,10 @@ def _told(run: _Generation, incident: Incident) -> list[Json]:
     # An exception that ended a thread stands in the log, and in the incident of the hang that came of it.
     keys = ("category", "culprit_ranks")
     is_known = any(one.get("traceback") and all(one[key] == found[key] for key in keys) for one in hang)
-    is_past = (
-        is_known
-        or _says_nothing(incident)
-        or overcome(incident, (line for each in run.ranks.values() for line in each.lines))
-    )
-    is_past = is_past or (
-        not run.nodes and got_past(incident, {number: each.lines for number, each in run.ranks.items()})
-    )
-    return hang if is_past else [*hang, found]
+    ranks = {number: each.lines for number, each in run.ranks.items()}
+    if is_known or _says_nothing(incident) or overcome(incident, (line for own in ranks.values() for line in own)):
+        return hang
+    return hang if not run.nodes and got_past(incident, ranks) else [*hang, found]
 
 
 def _texts(run: _Generation) -> list[str]:

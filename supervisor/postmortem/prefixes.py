@@ -24,7 +24,7 @@ _TIMES = ("timestamp", "@timestamp", "time", "ts", "asctime")
 _RANKS = ("rank", "global_rank")
 
 
-def told(lines: Sequence[Line]) -> list[Line]:
+def unpacked(lines: Sequence[Line]) -> list[Line]:
     """Return the lines with those of records in JSON as a terminal would show them, each with its rank's tag."""
     found: list[Line] = []
     for line in lines:

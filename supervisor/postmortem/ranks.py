@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from supervisor.postmortem.prefixes import bare, told
+from supervisor.postmortem.prefixes import bare, unpacked
 
 # Colours and titles as a terminal takes them, and what else a terminal would obey.
 _CONTROL = re.compile(r"\x1b\[[\d;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -121,7 +121,7 @@ def clean(text: str) -> str:
 def split_ranks(lines: Sequence[Line]) -> list[Part]:
     """Return the parts of a text, that of no rank last."""
     parts: dict[int | None, Part] = {}
-    lines = told(lines)
+    lines = unpacked(lines)
     # As a text is quoted, all of it may stand further to the right.
     margin = min((len(line.text) - len(line.text.lstrip()) for line in lines if line.text.strip()), default=0)
     lines = [Line(line.number, _STREAM.sub("", line.text[margin:])) for line in lines]
@@ -140,7 +140,7 @@ def split_ranks(lines: Sequence[Line]) -> list[Part]:
 
 def of_one_rank(lines: Sequence[Line]) -> list[Line]:
     """Return the lines of a file that one rank has to itself, tracebacks without what a logger put before them."""
-    return bare([Line(line.number, _STREAM.sub("", line.text)) for line in told(lines)])
+    return bare([Line(line.number, _STREAM.sub("", line.text)) for line in unpacked(lines)])
 
 
 class _Reader:
