@@ -61,6 +61,8 @@ class RecordedSession:
         self.python_stacks: dict[str, str] = {}
         self.log_calls = 0
         self.latency_s = 0.0
+        self.unread: set[str] = set()
+        """Nodes whose lines never came, as they were lost before."""
         self.cancelled = False
         self.fabric = Fabric()
         change = {"digest": "b" * 64, "files": 3, "bytes": 12_000, "paths": ["train.py", "model.py", "lib/data.py"]}
@@ -172,7 +174,7 @@ class RecordedSession:
         """The last rows by time, or the first ones."""
         await self._delay()
         absent = sorted(name for name, host in self.hosts.items() if host.state == "lost")
-        parts = [part for part in self._rows(selection) if not part or part[0].node not in absent]
+        parts = [part for part in self._rows(selection) if not part or part[0].node not in self.unread]
         every = list(heapq.merge(*parts, key=lambda row: (row.t_ns, row.rank, row.stream, row.line)))
         passes = make_filter(selection.filter.include, selection.filter.exclude)
         levels = {"": ("", "warn", "error"), "warn": ("warn", "error"), "error": ("error",)}[selection.filter.level]

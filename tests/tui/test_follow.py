@@ -163,6 +163,7 @@ def test_lines_of_a_node_that_is_back_come_to_who_reads_and_the_others_stay(keys
             session.write(FILE, b"here %d" % number, level="error")
             session.write(("n2", 0, 2, "stdout"), b"there %d" % number, level="error")
         session.hosts["n2"].state = "lost"
+        session.unread = {"n2"}
         async with running(session) as (app, pilot):
             await press(app, pilot, "4", *keys, "pageup", "pageup")
             await until(app, pilot, lambda: "without n2" in text_of(app))
@@ -170,6 +171,7 @@ def test_lines_of_a_node_that_is_back_come_to_who_reads_and_the_others_stay(keys
             before = log.rows_here()
             assert {row.node for row in before} == {"n1"}
             session.hosts["n2"].state = "up"
+            session.unread = set()
             await until(app, pilot, lambda: "without n2" not in text_of(app))
             after = log.rows_here()
             assert after[third] == before[third], "what is read stays where it is"

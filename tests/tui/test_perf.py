@@ -70,7 +70,7 @@ def calls_of(work: Callable[[], object]) -> int:
     return calls
 
 
-@pytest.mark.parametrize("key", list("1234567"))
+@pytest.mark.parametrize("key", list("1234"))
 def test_a_frame_leaves_nothing_for_the_garbage_collector(key: str) -> None:
     session = recorded.measured(recorded.many(64, 8))
 
