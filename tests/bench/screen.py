@@ -6,7 +6,6 @@ In: two hosts for `attach`; a made job of 512 ranks for the rest, on a real term
 from __future__ import annotations
 
 import asyncio
-import copy
 import gc
 import os
 import statistics
@@ -24,7 +23,7 @@ from tests.cluster import Cluster
 from tests.cluster.job import Job
 from tests.tui import recorded
 from tests.tui.screens import settle
-from tests.tui.test_perf import frames
+from tests.tui.test_perf import frames, moved
 from tests.tui.test_pty import ROOT, terminal
 from tests.tui.test_robust import Painted
 
@@ -178,12 +177,7 @@ async def _frames() -> tuple[list[float], float, float]:
 
     def change(number: int) -> None:
         painted.text = ""
-        status = copy.deepcopy(session.status)
-        for node in status["nodes"]:
-            for rank in node["ranks"]:
-                rank["step"] += 1
-                rank["last_output_age_s"] = (number % 40) / 10
-        session.touch(status=status)
+        session.touch(status=moved(session, number))
 
     def hour(number: int) -> None:
         event: dict[str, Any] = {"time": "2026-11-20T10:00:00.000Z", "type": "operator_attached", "generation": 0}

@@ -53,6 +53,16 @@ async def frames(app: SupervisorApp, pilot: Pilot[int], change: Callable[[int], 
     return times
 
 
+def moved(session: recorded.RecordedSession, number: int) -> dict[str, Any]:
+    """The session's status with every rank one step further."""
+    status = copy.deepcopy(session.status)
+    for node in status["nodes"]:
+        for rank in node["ranks"]:
+            rank["step"] += 1
+            rank["last_output_age_s"] = (number % 40) / 10
+    return status
+
+
 def calls_of(work: Callable[[], object]) -> int:
     """How many calls some work makes, of Python's and of C's: the same on every machine, as a time is not."""
     calls = 0
@@ -75,12 +85,7 @@ def test_a_frame_leaves_nothing_for_the_garbage_collector(key: str) -> None:
     session = recorded.measured(recorded.many(64, 8))
 
     def change(number: int) -> None:
-        status = copy.deepcopy(session.status)
-        for node in status["nodes"]:
-            for each in node["ranks"]:
-                each["step"] += 1
-                each["last_output_age_s"] = (number % 40) / 10
-        session.touch(status=status)
+        session.touch(status=moved(session, number))
         for rank in range(20):
             session.write(("n001", 0, rank, "stdout"), b"step %d" % number)
 
@@ -104,11 +109,9 @@ def test_map_of_512_ranks(size: tuple[int, int]) -> None:
     session = recorded.measured(recorded.many(64, 8))
 
     def change(number: int) -> None:
-        status = copy.deepcopy(session.status)
+        status = moved(session, number)
         for node in status["nodes"]:
             for rank in node["ranks"]:
-                rank["step"] += 1
-                rank["last_output_age_s"] = (number % 40) / 10
                 rank["state"] = "silent" if (rank["rank"] + number) % 97 == 0 else "running"
         session.touch(status=status)
 
