@@ -1,9 +1,12 @@
-# make demo    two SSH hosts in one process and a real DDP run on them
-# make test    all checks: ruff, mypy, every test
-# make lint    ruff and mypy alone
-# make bench   timings against clush and torchrun, printed as tables
-# make screenshots   the pictures of the README, from a real job
-# make clean   remove what these made
+# make demo         two SSH hosts in one process and a real DDP run on them
+# make fast         the fast tests: under a minute
+# make test         all checks: ruff, mypy, every test
+# make lint         ruff, mypy and codespell alone
+# make coverage     every test, with the coverage of lines and branches
+# make nightly      the long ones: the fast tests on every Python here, 20 times the random examples, benchmarks
+# make bench        timings against clush and torchrun, printed as tables
+# make screenshots  the pictures of the README, from a real job
+# make clean        remove what these made
 #
 # A fresh Debian machine needs Python 3.10 or newer, and nothing else. As root, `make test` installs the Debian
 # packages that the cluster of network namespaces needs; without root it says which tests are skipped.
@@ -13,7 +16,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Hundreds of short processes: none compiles what another has.
 export PYTHONDONTWRITEBYTECODE :=
-.PHONY: help demo test lint bench screenshots clean system
+.PHONY: help demo fast test coverage nightly lint bench screenshots clean system
 
 # 3.11 first: a torch wheel that lies ready on the machine is made for it.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
@@ -22,6 +25,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TESTS := tests/contract tests/agents tests/screens tests/fast
+WORKERS := $(shell echo $$((2 * $$(nproc))))
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH := 2.13.0
 
@@ -57,19 +62,30 @@ system:
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 	@for example in examples/*/*.py; do echo $(BIN)/mypy $$example; $(BIN)/mypy $$example; done
 
-# A file's tests stay on one worker, and the files come in their order: those of real hosts, the longest, at the start.
-# What fails there is told, and has one more try with the machine to itself: real hosts share its cores with the rest.
+fast: $(STAMP)
+	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+# Most of a test's time is waiting, so there are more workers than cores. The groups with the longest tests come first.
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 test: system lint
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TESTS) || { \
-		status=$$?; [ $$status -eq 1 ] || exit $$status; \
-		echo "failed beside other tests, so once more alone:"; \
-		$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(TESTS); }
+	$(PYTEST) $(TESTS)
+
+coverage: system $(STAMP)
+	$(PYTEST) --cov=supervisor --cov=remote_agent --cov-branch --cov-report=json:coverage.json $(TESTS)
+	@$(BIN)/python -c 'import json; found = json.load(open("coverage.json"))["totals"]; \
+		print("lines {percent_statements_covered:.2f} %, branches {percent_branches_covered:.2f} %".format(**found))'
+
+nightly: system lint
+	$(BIN)/python -m tests.pythons
+	SUPERVISOR_EXAMPLES=20 $(PYTEST) $(TESTS)
+	$(BIN)/python -m tests.bench
 
 screenshots: $(STAMP)
-	$(BIN)/python -m tests.tui.screenshots docs
+	$(BIN)/python -m tests.screens.screenshots docs
 
 bench: system $(STAMP)
 	$(BIN)/python -m tests.bench

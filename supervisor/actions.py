@@ -1,124 +1,43 @@
-"""The registry of verbs: the command line's sub-commands, the TUI's keys, help, palette and confirmations come from it.
+"""The registry of verbs: sub-commands, shell completion, keys, menu, palette, help and confirmations come from it.
 
-In: nothing. Out: `ACTIONS` in the order in which help shows them; the effect of each on a job, in words.
+In: nothing. Out: `ACTIONS` in the order of `supervisor --help`; the effect of each on a job as text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from supervisor.plain import count
+from remote_agent.text.names import count
+from remote_agent.wire.events import EventType
 
 Scope = Literal["job", "node", "rank"]
 Status = Mapping[str, Any]
 Targets = Sequence[str]
-Effect = Callable[[Status, Targets], str]
 
 
-def _nothing(status: Status, targets: Targets) -> str:
-    return "nothing is changed"
-
-
-def _live_nodes(status: Status) -> list[Mapping[str, Any]]:
-    return [node for node in status.get("nodes", ()) if node.get("group_rank") is not None]
-
-
-def _ranks_on(status: Status, names: Targets) -> int:
-    return sum(len(node.get("ranks", ())) for node in status.get("nodes", ()) if node.get("name") in names)
-
-
-def _group(status: Status) -> str:
-    nodes = count(len(_live_nodes(status)), "node")
-    return f"{count(int(status.get('world_size') or 0), 'rank')} on {nodes}"
-
-
-def _next(status: Status) -> int:
+def _terms(status: Status, targets: Targets) -> dict[str, object]:
+    """Return what the effect of an action is described with."""
+    nodes = status.get("nodes", ())
+    world = int(status.get("world_size") or 0)
     generation = status.get("generation")
-    return (-1 if generation is None else int(generation)) + 1
-
-
-def _restart(status: Status, targets: Targets) -> str:
-    return (
-        f"stops all {_group(status)} and starts them again as generation {_next(status)}, "
-        f"from their last snapshot; not charged to max_restarts"
-    )
-
-
-def _sync(status: Status, targets: Targets) -> str:
-    return (
-        f"brings the files to all nodes while the group goes on; then restarts all {_group(status)} from them, as "
-        f"generation {_next(status)} and from the last snapshot; not charged to max_restarts"
-    )
-
-
-def _set(status: Status, targets: Targets) -> str:
-    return f"the workers of all groups to come have {', '.join(targets)}; each rank's lines of NCCL go to its nccl.log"
-
-
-def _remove(status: Status, targets: Targets) -> str:
-    left = int(status.get("world_size") or 0) - _ranks_on(status, targets)
-    moved = "; another node takes the coordinator over" if status.get("coordinator") in targets else ""
-    return (
-        f"drains {', '.join(targets)} ({count(_ranks_on(status, targets), 'rank')}); the group goes on as generation "
-        f"{_next(status)} with world size {left}{moved}; not charged to max_restarts"
-    )
-
-
-def _add(status: Status, targets: Targets) -> str:
-    who = ", ".join(targets)
-    return (
-        f"brings {who} up first, while the group goes on; then stops all {_group(status)} and starts them with "
-        f"{who} as generation {_next(status)}; not charged to max_restarts"
-    )
-
-
-def _stop(status: Status, targets: Targets) -> str:
-    return f"ends the job: SIGTERM to all {_group(status)}, SIGKILL after the grace period; logs stay on the nodes"
-
-
-def _kill(status: Status, targets: Targets) -> str:
-    return f"ends the job at once: SIGKILL to all {_group(status)}; nothing is saved; logs stay on the nodes"
-
-
-def _promote(status: Status, targets: Targets) -> str:
-    return (
-        f"{', '.join(targets) or 'the first node in reach'} takes the coordinator over, votes or not, and generation "
-        f"{_next(status)} is formed of the nodes in reach; you say that all others are dead: if they still train, "
-        "two groups run; refused where a coordinator is in reach"
-    )
-
-
-def _cordon(status: Status, targets: Targets) -> str:
-    return (
-        f"{', '.join(targets)} stays in the group, and once it is lost or fails no new group takes it in, as a spare "
-        "neither; nothing restarts"
-    )
-
-
-def _uncordon(status: Status, targets: Targets) -> str:
-    return f"{', '.join(targets)} may be taken in again; where it waits and there is room, with a restart of the group"
-
-
-def _signal(status: Status, targets: Targets) -> str:
-    return (
-        f"sends it to the process of rank {', '.join(targets)} and to nothing else; a script that does not handle it "
-        "ends by it, and the group restarts"
-    )
-
-
-def _stacks(status: Status, targets: Targets) -> str:
-    return "asks every rank for its Python stack; the ranks go on"
-
-
-def _clean(status: Status, targets: Targets) -> str:
-    return "deletes the logs and journals of finished jobs on the nodes; live jobs are left alone"
+    ranks = sum(len(node.get("ranks", ())) for node in nodes if node.get("name") in targets)
+    live = count(sum(node.get("group_rank") is not None for node in nodes), "node")
+    return {
+        "who": ", ".join(targets),
+        "heir": ", ".join(targets) or "the first reachable node",
+        "group": f"{count(world, 'rank')} on {live}",
+        "next": (-1 if generation is None else int(generation)) + 1,
+        "ranks": count(ranks, "rank"),
+        "left": world - ranks,
+        "moved": "; another node takes over as coordinator" if status.get("coordinator") in targets else "",
+    }
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Variables that an action sets together; None: the launch's value holds again."""
+    """Variables that an action sets together; None restores the value of the launch."""
 
     id: str
     key: str
@@ -127,7 +46,9 @@ class Choice:
     env: tuple[tuple[str, str | None], ...]
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.env if value is not None) or "what the launch says"
+        return (
+            " ".join(f"{name}={value}" for name, value in self.env if value is not None) or "the values of the launch"
+        )
 
 
 def _level(key: str, label: str, text: str, level: str | None, parts: str | None = None) -> Choice:
@@ -136,115 +57,189 @@ def _level(key: str, label: str, text: str, level: str | None, parts: str | None
 
 
 NCCL_LEVELS: tuple[Choice, ...] = (
-    _level("i", "INFO", "how it connects: what the NCCL screen needs", "INFO"),
-    _level("w", "WARN", "its warnings alone", "WARN"),
-    _level("v", "off", "its version alone", "VERSION"),
+    _level("i", "INFO", "how NCCL connects: what the NCCL screen needs", "INFO"),
+    _level("w", "WARN", "warnings only", "WARN"),
+    _level("v", "off", "the version only", "VERSION"),
     _level("n", "INFO network", "INFO with network, graph and tuning", "INFO", "INIT,BOOTSTRAP,ENV,NET,GRAPH,TUNING"),
-    _level("c", "INFO calls", "INFO with every collective: much, and slower", "INFO", "INIT,ENV,COLL,P2P"),
-    _level("a", "INFO all", "all of its parts: very much", "INFO", "ALL"),
-    _level("l", "as launched", "what the launch and the hosts say", None),
+    _level("c", "INFO calls", "INFO with every collective: much output, slower", "INFO", "INIT,ENV,COLL,P2P"),
+    _level("a", "INFO all", "all subsystems: very much output", "INFO", "ALL"),
+    _level("l", "as launched", "the values of the launch and the hosts", None),
 )
 
 
 @dataclass(frozen=True)
 class Action:
-    """One verb. `key` is its letter in the TUI ("" where it has none there)."""
+    """One verb. `key` is its letter on the screen, "" for a verb without one."""
 
     id: str
     verb: str
-    """The command line's sub-command, "" where it has none."""
+    """The sub-command, "" for an action of the screen only."""
     key: str
     label: str
-    """What a button or a palette says."""
+    """The text of a button and of the palette."""
     help: str
     """One line, for --help, the help screen and the palette."""
     scope: Scope = "job"
     confirm: Literal[0, 1, 2] = 0
-    """0 none, 1 a dialog with targets and effect, 2 the job's name must be typed."""
-    effect: Effect = _nothing
-    """(status, nodes or ranks) -> what will happen, in one line."""
+    """0: no confirmation; 1: a dialog with targets and effect; 2: the operator types the job's name."""
+    impact: str = "changes nothing"
+    """What will happen, in one line, with the names of `_terms`."""
     destructive: bool = False
-    """Refused by --read-only."""
+    """It changes the job; --read-only refuses it."""
     op: str | None = None
-    """The agents' request, for `Session.request` (destructive ones) or `Session.call`."""
+    """The agents' request, for `Session.request` (destructive actions) or `Session.call`."""
     args: tuple[tuple[str, Any], ...] = ()
     """Fixed arguments of the request."""
     choices: tuple[Choice, ...] = ()
-    """What it may set the workers' environment to: one is chosen, for the next group or with a restart now."""
+    """Environments of which the operator chooses one, for the next group or with a restart now."""
+    runner: str = "steer"
+    """The module of supervisor.cli that runs the sub-command, and its function: `run(verb, argv)` unless named."""
+    plan: bool = False
+    """It changes the group's members: it has --dry-run and accepts several nodes."""
+    immediate: bool = False
+    """The answer is the outcome: no event follows that the sub-command would wait for."""
+    outcomes: tuple[EventType, ...] = ()
+    """Events that end the request, in addition to generation_running and the end of the job."""
+
+    def effect(self, status: Status, targets: Targets) -> str:
+        """Return what will happen to these nodes or ranks, in one line."""
+        return self.impact.format(**_terms(status, targets))
 
 
 ACTIONS: tuple[Action, ...] = (
-    Action("job.up", "up", "", "Launch", "launch a job and watch it (TUI on a terminal)"),
-    Action("job.attach", "attach", "", "Attach", "open the TUI on a running or finished job"),
-    Action("job.status", "status", "", "Status", "show nodes, ranks and the job's state", op="status"),
-    Action("job.logs", "logs", "l", "Logs", "show, search or follow what the ranks print", scope="rank"),
-    Action("job.events", "events", "v", "Events", "show the job's journal: every fact, in order", op="events"),
-    Action("job.incidents", "incidents", "i", "Incident", "show failures with their verdicts", op="incidents"),
+    Action("job.up", "up", "", "Launch", "launch a job and watch it (a TUI on a terminal)", runner="up"),
     Action(
-        "job.restart", "restart", "r", "Restart group", "restart the whole worker group, coordinated",
-        confirm=1, effect=_restart, destructive=True, op="restart",
+        "job.attach", "attach", "", "Attach", "open the TUI on a running or finished job",
+        runner="up.run_attach",
     ),
     Action(
-        "job.sync", "", "R", "Sync files", "bring edited files to the nodes and restart from them, or roll back",
-        confirm=1, effect=_sync, destructive=True, op="sync",
+        "job.status", "status", "", "Status", "show the job's state, its nodes and ranks",
+        op="status", runner="status",
     ),
     Action(
-        "nccl.debug", "", "n", "NCCL debug", "NCCL's log level for the next group, now or later",
-        confirm=1, effect=_set, destructive=True, op="restart", choices=NCCL_LEVELS,
+        "job.logs", "logs", "l", "Logs", "show, search or follow the output of ranks",
+        scope="rank", runner="logs",
     ),
     Action(
-        "node.remove", "remove", "m", "Remove node", "scale down by one node",
-        scope="node", confirm=1, effect=_remove, destructive=True, op="remove",
+        "job.events", "events", "v", "Events", "show the job's journal of events",
+        op="events", runner="status.run_events",
     ),
     Action(
-        "node.add", "add", "a", "Add node", "scale up by one node of the inventory",
-        scope="node", confirm=1, effect=_add, destructive=True, op="add",
+        "job.incidents", "incidents", "i", "Incident", "show failures and their causes",
+        op="incidents", runner="status.run_incidents",
+    ),
+    Action(
+        "job.restart", "restart", "r", "Restart group", "restart the whole worker group",
+        confirm=1, destructive=True, op="restart", plan=True,
+        impact="stops all {group} and starts them again as generation {next}, from their last snapshot; not charged to"
+        " max_restarts",
+    ),
+    Action(
+        "job.sync", "", "R", "Sync files", "copy edited files to the nodes and restart from them, or roll back",
+        confirm=1, destructive=True, op="sync",
+        impact="copies the files to all nodes while the group keeps running; then restarts all {group} from them as "
+        "generation {next}, from the last snapshot; not charged to max_restarts",
+    ),
+    Action(
+        "nccl.debug", "", "n", "NCCL debug", "set NCCL's log level for the next group",
+        confirm=1, destructive=True, op="restart", choices=NCCL_LEVELS,
+        impact="sets {who} for the workers of future groups; NCCL writes to each rank's nccl.log",
+    ),
+    Action(
+        "node.remove", "remove", "m", "Remove node", "remove nodes from the job",
+        scope="node", confirm=1, destructive=True, op="remove", plan=True, outcomes=(EventType.NODE_REMOVED,),
+        impact="drains {who} ({ranks}); the group restarts as generation {next} with world size {left}{moved}; not "
+        "charged to max_restarts",
+    ),
+    Action(
+        "node.add", "add", "a", "Add node", "add nodes of the inventory to the job",
+        scope="node", confirm=1, destructive=True, op="add", plan=True,
+        impact="brings {who} up while the group keeps running; then stops all {group} and starts them with {who} as "
+        "generation {next}; not charged to max_restarts",
     ),
     Action(
         "job.stop", "stop", "S", "Stop job", "end the job",
-        confirm=2, effect=_stop, destructive=True, op="stop", args=(("kill", False),),
+        confirm=2, destructive=True, op="stop", args=(("kill", False),),
+        impact="ends the job: SIGTERM to all {group}, SIGKILL after the grace period; logs stay on the nodes",
     ),
     Action(
         "job.kill", "", "K", "Kill job", "end the job at once, without grace",
-        confirm=2, effect=_kill, destructive=True, op="stop", args=(("kill", True),),
+        confirm=2, destructive=True, op="stop", args=(("kill", True),),
+        impact="ends the job at once: SIGKILL to all {group}; nothing is saved; logs stay on the nodes",
     ),
     Action(
-        "node.promote", "promote", "P", "Promote node", "say that the coordinator's half is dead: a node takes over",
-        scope="node", confirm=1, effect=_promote, destructive=True, op="promote",
+        "node.promote", "promote", "P", "Promote node", "force a new coordinator",
+        scope="node", confirm=1, destructive=True, op="promote", outcomes=(EventType.JOB_DEGRADED,),
+        impact="{heir} takes over as coordinator, even without a majority, and the reachable nodes form generation "
+        "{next}. All other nodes must be dead: if they still train, two groups run. Refused while a coordinator"
+        " is reachable",
     ),
     Action(
-        "node.cordon", "cordon", "c", "Cordon node", "take a node into no new group; it stays in the one it is in",
-        scope="node", confirm=1, effect=_cordon, destructive=True, op="cordon",
+        "node.cordon", "cordon", "c", "Cordon node", "exclude a node from future groups",
+        scope="node", confirm=1, destructive=True, op="cordon", immediate=True,
+        impact="{who} stays in the current group; after it is lost or fails, no new group includes it, not even as a "
+        "spare; nothing restarts",
     ),
     Action(
-        "node.uncordon", "uncordon", "u", "Uncordon node", "let new groups take a node in again",
-        scope="node", confirm=1, effect=_uncordon, destructive=True, op="uncordon",
+        "node.uncordon", "uncordon", "u", "Uncordon node", "let future groups include a node again",
+        scope="node", confirm=1, destructive=True, op="uncordon", immediate=True,
+        impact="new groups may include {who} again; if it is waiting and there is room, the group restarts",
     ),
     Action(
-        "rank.signal", "signal", "s", "Signal rank", "send a signal to the process of a rank",
-        scope="rank", confirm=1, effect=_signal, destructive=True, op="signal",
+        "rank.signal", "signal", "s", "Signal rank", "send a signal to the processes of ranks",
+        scope="rank", confirm=1, destructive=True, op="signal", runner="stacks.run_signal",
+        impact="sends the signal to the process of rank {who} only; an unhandled signal ends the process (CONT does "
+        "not), and the group restarts",
     ),
     Action(
-        "rank.keep", "", "f", "Save flight", "save stacks and flight records of ranks beside their logs",
+        "rank.keep", "", "f", "Save flight", "save stacks and flight records next to the logs of ranks",
         scope="rank", op="keep",
     ),
     Action(
-        "rank.stacks", "stacks", "d", "Dump stacks", "show Python stacks of live ranks, grouped by equality",
-        scope="rank", effect=_stacks, op="stacks",
+        "rank.stacks", "stacks", "d", "Dump stacks", "show Python stacks of live ranks, equal ones grouped",
+        scope="rank", op="stacks", runner="stacks",
+        impact="reads the Python stack of every rank; the ranks keep running",
     ),
-    Action("hosts.check", "check", "", "Check", "what a launch would find on the hosts, and the odd one out"),
-    Action("hosts.write", "hosts", "", "Hosts", "write a hosts.toml from a list, a hostfile or a Slurm allocation"),
-    Action("jobs.list", "jobs", "", "Jobs", "list the jobs that the agents on these hosts know"),
+    Action(
+        "hosts.check", "check", "", "Check", "check the hosts without launching, and show where they differ",
+        runner="hosts.run_check",
+    ),
+    Action(
+        "hosts.write", "hosts", "", "Hosts", "write a hosts.toml from a list, a hostfile or a Slurm allocation",
+        runner="hosts",
+    ),
+    Action("jobs.list", "jobs", "", "Jobs", "list the jobs on these hosts", runner="jobs"),
     Action(
         "jobs.clean", "clean", "", "Clean", "remove files of finished jobs from the nodes",
-        confirm=1, effect=_clean, destructive=True,
+        confirm=1, destructive=True, runner="jobs",
+        impact="deletes the logs and journals of finished jobs on the nodes; live jobs are kept",
     ),
-    Action("job.record", "record", "", "Record", "write a job into one file: its events, states and logs"),
-    Action("job.replay", "replay", "", "Replay", "open a recording on the screen, at any time of the job"),
-    Action("job.report", "report", "", "Report", "write a job's post-mortem, or a recording's, as Markdown or JSON"),
-    Action("logs.diagnose", "diagnose", "", "Diagnose", "the root cause of existing log files; needs no cluster"),
-    Action("demo.run", "demo", "", "Demo", "run a real DDP job on two embedded SSH hosts; nothing to configure"),
+    Action(
+        "job.record", "record", "", "Record", "record a job in one file: events, states and logs",
+        runner="record",
+    ),
+    Action(
+        "job.replay", "replay", "", "Replay", "open a recording in the TUI, at any time of the job",
+        runner="record.run_replay",
+    ),
+    Action(
+        "job.report", "report", "", "Report", "write the post-mortem of a job or a recording as Markdown or JSON",
+        runner="record.run_report",
+    ),
+    Action(
+        "logs.diagnose", "diagnose", "", "Diagnose", "find the root cause in existing log files; needs no cluster",
+        runner="diagnose",
+    ),
+    Action(
+        "shell.completion", "completion", "", "Completion", "print the completion script of a shell: bash, zsh or fish",
+        runner="completion",
+    ),
+    Action(
+        "demo.run", "demo", "", "Demo", "run a real DDP job on two embedded SSH hosts; nothing to configure",
+        runner="demo",
+    ),
 )  # fmt: skip
 
 BY_ID: Mapping[str, Action] = {action.id: action for action in ACTIONS}
+BY_OP: Mapping[str, Action] = {action.op: action for action in reversed(ACTIONS) if action.op and action.verb}
 BY_VERB: Mapping[str, Action] = {action.verb: action for action in ACTIONS if action.verb}

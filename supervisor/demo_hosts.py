@@ -1,6 +1,6 @@
-"""SSH hosts inside this process: servers on loopback addresses, each with a home of its own.
+"""SSH hosts inside this process: servers on loopback addresses, each with its own home directory.
 
-In: how many, and a directory for their homes.
+In: the number of hosts, a directory for their homes.
 Out: `DemoHosts`: names, addresses, homes, keys, a hosts.toml; commands run as real processes.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import getpass
-import json
 import logging
 import os
 import secrets
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import asyncssh
+
+from supervisor.inventory.sources import to_toml
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -58,9 +59,9 @@ class DemoHosts:
 
     def inventory(self, path: Path, python: str, job: Mapping[str, object]) -> Path:
         """Write a hosts.toml for these hosts, with `job` as keys of [job], and return its path."""
-        tables = [_table("[job]", job), _table("[defaults]", self.defaults(python))]
-        tables += [_table("[[hosts]]", {"name": h.name, "ssh": h.address, "port": h.port}) for h in self.hosts]
-        path.write_text("\n".join(tables))
+        hosts = [{"name": host.name, "ssh": host.address, "port": host.port} for host in self.hosts]
+        document = {"job": dict(job), "defaults": self.defaults(python), "hosts": hosts}
+        path.write_text(to_toml(document, "embedded hosts on loopback addresses"))
         return path
 
     def defaults(self, python: str) -> dict[str, object]:
@@ -73,11 +74,11 @@ class DemoHosts:
         }
 
     def processes(self) -> dict[int, str]:
-        """The command lines by pid of everything alive that was started through these hosts."""
+        """Return the live processes that were started through these hosts: command lines by pid."""
         return marked_processes(self.mark)
 
     def end_processes(self, grace_s: float) -> list[str]:
-        """SIGTERM, wait at most this long, SIGKILL; returns the command lines of those that had to be killed."""
+        """Send SIGTERM, wait at most `grace_s`, send SIGKILL; returns the command lines of killed processes."""
         for pid in self.processes():
             _signal(pid, signal.SIGTERM)
         self.await_end(grace_s)
@@ -86,22 +87,22 @@ class DemoHosts:
             killed += [line for line in left.values() if line not in killed]
             for pid in left:
                 _signal(pid, signal.SIGKILL)
-            time.sleep(0.01)  # not our children: nothing tells us when they are gone
+            time.sleep(0.01)  # they are no children, so there is nothing to wait for
         return killed
 
     def await_end(self, deadline_s: float) -> bool:
-        """Wait until nothing that was started through these hosts is alive; false after the deadline."""
+        """Wait until no process that was started through these hosts is alive; False after the deadline."""
         end = time.monotonic() + deadline_s
         while self.processes():
             if time.monotonic() > end:
                 return False
-            time.sleep(0.05)  # not our children: nothing tells us when they are gone
+            time.sleep(0.05)  # they are no children, so there is nothing to wait for
         return True
 
 
 @dataclass
 class _Server:
-    """What one host's sessions share."""
+    """The state that the sessions of one host share."""
 
     home: Path
     address: str
@@ -109,7 +110,7 @@ class _Server:
     sessions: set[asyncio.Task[None]] = field(default_factory=set)
 
     def environment(self) -> dict[str, str]:
-        """The environment of a login, and no more: nothing of the operator's leaks into a host."""
+        """Return the environment of a login, without the operator's variables."""
         user = getpass.getuser()
         return {
             "HOME": str(self.home),
@@ -123,7 +124,7 @@ class _Server:
         }
 
     async def serve(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
-        """Run one command of a client to its end, or to the end of the channel."""
+        """Run one command of a client until it ends or the channel closes."""
         task = asyncio.current_task()
         if task is not None:
             self.sessions.add(task)
@@ -143,7 +144,7 @@ class _Server:
             try:
                 await _end_group(child)
             finally:
-                # It closes itself some turns of the loop later, which may not come; there is no public way.
+                # It closes itself only in a later turn of the loop, which may not happen; there is no public way.
                 child._transport.close()  # type: ignore[attr-defined]
 
     async def _until_over(self, process: asyncssh.SSHServerProcess[bytes], child: asyncio.subprocess.Process) -> None:
@@ -158,28 +159,28 @@ class _Server:
 
 
 async def _answer(process: asyncssh.SSHServerProcess[bytes], child: asyncio.subprocess.Process) -> None:
-    """Pass bytes both ways until the command has closed its outputs, then its exit status."""
+    """Copy bytes in both directions until the command closes its outputs, then send its exit status."""
     if child.stdin is None or child.stdout is None or child.stderr is None:
         raise RuntimeError("the command was started without pipes")
-    feeder = asyncio.ensure_future(_feed(process.stdin, child.stdin))
+    copying = asyncio.ensure_future(_copy_in(process.stdin, child.stdin))
     outputs = [
-        asyncio.ensure_future(_pass_on(child.stdout, process.stdout)),
-        asyncio.ensure_future(_pass_on(child.stderr, process.stderr)),
+        asyncio.ensure_future(_copy_out(child.stdout, process.stdout)),
+        asyncio.ensure_future(_copy_out(child.stderr, process.stderr)),
     ]
     try:
         await asyncio.gather(*outputs)
         status = await child.wait()
     finally:
-        for task in (feeder, *outputs):
+        for task in (copying, *outputs):
             task.cancel()
-        await asyncio.gather(feeder, *outputs, return_exceptions=True)
+        await asyncio.gather(copying, *outputs, return_exceptions=True)
     if status >= 0:
         process.exit(status)
     else:
         process.exit_with_signal(signal.Signals(-status).name.removeprefix("SIG"))
 
 
-async def _feed(source: asyncssh.SSHReader[bytes], target: asyncio.StreamWriter) -> None:
+async def _copy_in(source: asyncssh.SSHReader[bytes], target: asyncio.StreamWriter) -> None:
     try:
         while chunk := await source.read(_CHUNK):
             target.write(chunk)
@@ -190,7 +191,7 @@ async def _feed(source: asyncssh.SSHReader[bytes], target: asyncio.StreamWriter)
         target.close()
 
 
-async def _pass_on(source: asyncio.StreamReader, target: asyncssh.SSHWriter[bytes]) -> None:
+async def _copy_out(source: asyncio.StreamReader, target: asyncssh.SSHWriter[bytes]) -> None:
     try:
         while chunk := await source.read(_CHUNK):
             target.write(chunk)
@@ -200,7 +201,7 @@ async def _pass_on(source: asyncio.StreamReader, target: asyncssh.SSHWriter[byte
 
 
 async def _end_group(child: asyncio.subprocess.Process) -> None:
-    """End a command whose channel is gone, with its process group; what left the group (a daemon) stays."""
+    """End a command whose channel has closed, with its process group; a daemon outside the group stays."""
     if child.returncode is not None:
         return
     os.killpg(child.pid, signal.SIGHUP)
@@ -213,7 +214,7 @@ async def _end_group(child: asyncio.subprocess.Process) -> None:
 
 @asynccontextmanager
 async def demo_hosts(count: int, root: Path) -> AsyncIterator[DemoHosts]:
-    """Serve `count` hosts until the block ends; raises OSError where 127.0.0.2 and up are not loopback addresses."""
+    """Serve `count` hosts until the block ends; raises OSError if 127.0.0.2 and up are not loopback addresses."""
     identity = asyncssh.generate_private_key("ssh-ed25519")
     identity_file = root / "identity"
     identity_file.touch(mode=0o600)
@@ -263,7 +264,7 @@ async def _close(acceptors: Sequence[asyncssh.SSHAcceptor], servers: Sequence[_S
 
 @contextmanager
 def hosts_in_thread(count: int, root: Path) -> Iterator[DemoHosts]:
-    """Serve as `demo_hosts` does, from a thread with an event loop of its own; raises OSError."""
+    """Serve as `demo_hosts` does, from a thread with its own event loop; raises OSError."""
     ready: concurrent.futures.Future[tuple[DemoHosts, asyncio.AbstractEventLoop, asyncio.Event]]
     ready = concurrent.futures.Future()
     thread = threading.Thread(target=_serve, args=(count, root, ready), name="demo-hosts", daemon=True)
@@ -297,9 +298,9 @@ def _serve(
 
 
 def marked_processes(mark: str) -> dict[int, str]:
-    """The command lines by pid of the living processes whose environment carries the mark."""
+    """Return the live processes whose environment has the mark: command lines by pid."""
     wanted = f"{MARK}={mark}".encode()
-    found: dict[int, str] = {}
+    processes: dict[int, str] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
@@ -308,10 +309,10 @@ def marked_processes(mark: str) -> dict[int, str]:
             line = Path(f"/proc/{entry}/cmdline").read_bytes()
         except OSError:
             continue
-        # A zombie has an empty environment, so it does not count.
+        # The environment of a zombie is empty.
         if wanted in environment:
-            found[int(entry)] = line.replace(b"\0", b" ").decode("utf-8", "replace").strip()
-    return found
+            processes[int(entry)] = line.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    return processes
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -319,13 +320,3 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         log.debug("process %d has ended by itself", pid)
-
-
-def _table(head: str, table: Mapping[str, object]) -> str:
-    return "".join([f"{head}\n", *(f"{key} = {_toml(value)}\n" for key, value in table.items())])
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(str(key))} = {_toml(item)}" for key, item in value.items()) + " }"
-    return json.dumps(value)  # strings, numbers, booleans and lists of them are written alike in JSON and TOML

@@ -1,24 +1,26 @@
-"""What the supervisor tells the operator when something cannot be done.
+"""The errors that an operator sees.
 
-In: a reason and what to do next. Out: exceptions that carry both, and the exit status of the contract.
+In: a message and a hint. Out: exceptions with both and an exit status.
 
     SupervisorError          1  a request failed
      ├ UsageError            2  the command line or the inventory is wrong; nothing was started
      ├ Unreachable           3  the job, or every host that could know it, cannot be reached
-     ├ LaunchFailed          3  too few nodes came up; what had been started is stopped again
-     └ RequestFailed         1  the cluster refused a request
+     ├ LaunchFailed          3  too few nodes came up; what had been started was stopped again
+     ├ RequestFailed         1  the cluster refused a request
+     ├ HostError             3  one host, one step (resolve connect auth prelude python push sync start engine)
+     └ SyncError             2  the work tree on this machine cannot be sent
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Of `up`, and of a screen that is left, by the state in which the job ended.
+# The exit status of `up`, and of the screen, by the state in which the job ended.
 EXIT_STATUS = {"succeeded": 0, "failed": 1, "stopped": 4}
 
 
 class SupervisorError(Exception):
-    """Base: one clear message, a hint with the next step, and the exit status."""
+    """Base class: a message, a hint on what to do next, and the exit status."""
 
     exit_status = 1
 
@@ -44,7 +46,7 @@ class Unreachable(SupervisorError):
 
 
 def why(error: BaseException) -> str:
-    """Return what went wrong on a wire; a deadline has no text of its own."""
+    """Return the text of an error on a connection; a timeout has none of its own."""
     return str(error) or "no answer in time"
 
 
@@ -63,7 +65,7 @@ class HostFailure:
 
 
 class LaunchFailed(SupervisorError):
-    """Too few nodes came up; what had been started is stopped again."""
+    """Too few nodes came up; what had been started was stopped again."""
 
     exit_status = 3
 
@@ -76,8 +78,26 @@ class LaunchFailed(SupervisorError):
 
 
 class RequestFailed(SupervisorError):
-    """The cluster refused a request, or did not carry it out in time; `kind` is for programs."""
+    """The job refused a request, or did not carry it out in time; `kind` is for programs."""
 
     def __init__(self, message: str, hint: str = "", kind: str = "") -> None:
         super().__init__(message, hint)
         self.kind = kind
+
+
+class HostError(SupervisorError):
+    """One host failed at one step."""
+
+    exit_status = 3
+
+    def __init__(self, host: str, step: str, reason: str, hint: str = "") -> None:
+        super().__init__(f"{host}: {step}: {reason}", hint)
+        self.host = host
+        self.step = step
+        self.reason = reason
+
+
+class SyncError(SupervisorError):
+    """The work tree on this machine cannot be sent."""
+
+    exit_status = 2

@@ -1,7 +1,7 @@
-"""The `torchrun.handlers` plugin: `torchrun --rdzv-backend supervisor` on nodes where we may not start anything.
+"""The `torchrun.handlers` plugin: `torchrun --rdzv-backend supervisor`, for nodes that are started by others.
 
-In: torchrun's RendezvousParameters, a secret that all nodes share. Out: torchrun's rendezvous handler, with this node's
-certificate. torch loads this module wherever it is imported: what it needs is imported when it is used.
+In: torchrun's RendezvousParameters, a secret that all nodes share. Out: torchrun's rendezvous handler, with a
+certificate for this node. torch imports this module everywhere, so it imports what it needs only when it is used.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from remote_agent.joining import Place
+    from remote_agent.bridge.joining import Place
 
 KEY_VARIABLE = "SUPERVISOR_RDZV_KEY"
 SHORTEST_KEY = 16
 LOCAL_KEY = "rdzv.key"
-# What torchrun calls a job without --rdzv-id.
+# torchrun's name for a job without --rdzv-id.
 NO_ID = "none"
 
 
 def handler() -> Callable[[Any], Any]:
-    """Return what makes the handler, as torch asks for it."""
+    """Return the function that makes the handler; torch calls this entry point."""
     return create
 
 
 def create(params: Any) -> Any:
-    """Return torchrun's rendezvous handler; ends torchrun with a message when it cannot take part."""
-    from remote_agent import engine_torch_handler
-    from remote_agent.engine_handler import say
-    from remote_agent.joining import Place, check_conf
+    """Return torchrun's rendezvous handler; ends torchrun with a message if this node cannot take part."""
+    from remote_agent.bridge.joining import Place, check_conf
+    from remote_agent.engine.launchers import torchrun_handler
+    from remote_agent.engine.launchers.inside_torchrun import say
     from remote_agent.wire import Problem
 
     try:
@@ -43,9 +43,9 @@ def create(params: Any) -> Any:
         _refuse(problem)
 
     if params.run_id == NO_ID:
-        say(NO_ID, f"without --rdzv-id this is the job called {NO_ID!r}, with everybody else's that has none")
+        say(NO_ID, f"without --rdzv-id the job is called {NO_ID!r}, as all jobs without one")
     if ":" not in params.endpoint:
-        say(params.run_id, f"--rdzv-endpoint {params.endpoint} names no port: it is {place.port}")
+        say(params.run_id, f"--rdzv-endpoint {params.endpoint} has no port: using {place.port}")
 
     def begin(spec: Any, grace_s: float) -> Any:
         try:
@@ -53,7 +53,7 @@ def create(params: Any) -> Any:
         except Problem as problem:
             _refuse(problem)
 
-    return engine_torch_handler.make_handler(params.run_id, begin)
+    return torchrun_handler.make_handler(params.run_id, begin)
 
 
 def _refuse(problem: Any) -> NoReturn:
@@ -62,7 +62,7 @@ def _refuse(problem: Any) -> NoReturn:
 
 
 def _certificate(place: Place, secret: bytes) -> dict[str, str]:
-    from supervisor.session.certificates import make_authority, sign_with
+    from supervisor.launch.certificates import make_authority, sign_with
 
     authority = make_authority(place.params.run_id, secret)
     leaf = sign_with(authority.ca, authority.ca_key, place.node)
@@ -70,11 +70,11 @@ def _certificate(place: Place, secret: bytes) -> dict[str, str]:
 
 
 def _secret(place: Place) -> bytes:
-    """Return what all nodes of the job know; raises Problem."""
-    from remote_agent.joining import is_loopback
+    """Return the secret that all nodes of the job share; raises Problem."""
+    from remote_agent.bridge.joining import is_loopback
     from remote_agent.wire import Problem
 
-    # Not for the workers: whoever knows it may join the job and read its logs.
+    # The workers must not have it: anyone who knows it may join the job and read its logs.
     text = os.environ.pop(KEY_VARIABLE, "").encode()
     path = place.params.get("key_file")
     if path:
@@ -87,20 +87,20 @@ def _secret(place: Place) -> bytes:
     text = text.strip()
     if not text:
         hint = f"--rdzv-conf key_file=PATH, or {KEY_VARIABLE} in the environment; the same on every node"
-        raise Problem("key", "the nodes need a secret in common", hint)
+        raise Problem("key", "the nodes need a shared secret", hint)
     if len(text) < SHORTEST_KEY:
         raise Problem("key", f"the key has {len(text)} bytes, fewer than {SHORTEST_KEY}", "openssl rand -hex 32 > PATH")
     return text
 
 
 def _local_key(path: Path) -> bytes:
-    """Return this user's own key for jobs that stay on this machine; made at its first use."""
+    """Return this user's key for jobs on this machine alone; it is made at its first use."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(32))
-    # Of several that come at once, the first one's is everybody's.
+    # Of several processes at once, all use the key of the first.
     with contextlib.suppress(FileExistsError):
         os.link(draft, path)
     draft.unlink()

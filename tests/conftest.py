@@ -12,12 +12,16 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.leftovers import MARK, describe, end, marked
 from tests.scratch import outer, scratch
+
+if TYPE_CHECKING:
+    from supervisor.ssh import AgentFile
 
 # Every process that a test starts inherits the mark, unless it goes through SSH to a host with an environment of its
 # own; those are ended with their host.
@@ -34,6 +38,19 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(number, signal.default_int_handler)
     # A shell that runs the suite in the background has these ignored, and every process of a test would inherit it.
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share something, and all of a file in `fast`, stay on one worker; any worker takes each other test."""
+    for item in items:
+        if item.path.parent.name == "fast" or _shares(item):
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
+
+
+def _shares(item: pytest.Item) -> bool:
+    assert isinstance(item, pytest.Function)
+    return any(fixture.scope == "module" for found in item._fixtureinfo.name2fixturedefs.values() for fixture in found)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,3 +70,22 @@ cluster = hosts_of(4, scope="function")
 def repository() -> Path:
     """The root of the checkout."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def ssh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The operator's home, with an empty ~/.ssh."""
+    home = tmp_path / "operator"
+    (home / ".ssh").mkdir(parents=True, mode=0o700)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    monkeypatch.delenv("SUPERVISOR_HOME", raising=False)
+    return home
+
+
+@pytest.fixture(scope="session")
+def agent() -> AgentFile:
+    """The agent that is pushed."""
+    from supervisor.ssh import AgentFile  # asyncssh is slow to import, and most tests do not need it
+
+    return AgentFile.build()

@@ -1,66 +1,89 @@
 """The verdict across ranks and nodes: one cause, its victims, the evidence. A pure function.
 
-In: what each rank left behind, what is known of the nodes. Out: an Incident.
+In: what each rank left behind, what is known about the nodes. Out: an Incident.
 
-**What we stopped is never a cause. A closed connection, a watchdog, a timeout of the store mark victims unless there is
-nothing else. When the texts do not say, the verdict says so and what to look at next.**
+**A rank that supervisor stopped is never the cause. A closed connection, a watchdog or a timeout of the store marks a
+victim unless there is nothing else. If the texts do not show the cause, the verdict says so and what to check next.**
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remote_agent.diagnose.finding import Finding, in_order, is_likely_first
-from remote_agent.diagnose.hangs import find_astray, find_missing
-from remote_agent.diagnose.hints import HINTS
-from remote_agent.diagnose.model import Context, Evidence, Incident, RankEvidence, Victims, name_nodes, name_ranks
-from remote_agent.diagnose.named import gone_first, heard_first, look_first, odd_one_out, only_heard, received, same_way
-from remote_agent.diagnose.pattern import PRIMARY, SECONDARY
-from remote_agent.diagnose.reading import FINE, STOPPED, UNEXPLAINED, read_ranks
-from remote_agent.diagnose.shapes import clip, lines_of, shape, signature
-from remote_agent.diagnose.traces import Trace, find_ended_part
+from remote_agent.diagnose.evidence import JobContext, RankEvidence, name_nodes
+from remote_agent.diagnose.findings import (
+    FINE,
+    STOPPED,
+    UNEXPLAINED,
+    Finding,
+    in_order,
+    is_likely_first,
+    read_ranks,
+)
+from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
+from remote_agent.diagnose.signatures import HINTS
+from remote_agent.diagnose.signatures.signature import CHILD_FAILED, DIED, PRIMARY, SECONDARY, WRONG_SIZE
+from remote_agent.diagnose.tracebacks import Trace, last_background_failure
+from remote_agent.text.names import name_ranks
+from remote_agent.text.shapes import clip, fingerprint, lines_of, shape
 
-# The same failure this much later on another rank is the same cause.
+# The same failure on another rank within this time has the same cause.
 _WINDOW_NS = 60_000_000_000
-# A GPU error spreads: only ranks that fail at once share it.
+# A GPU error spreads to other ranks: only ranks that fail at the same moment share the cause.
 _WINDOWS_NS = {"cuda_error": 200_000_000}
-# Ends without a reason are alike only if they come together.
+# Exits without a reason have the same cause only within this time.
 _UNEXPLAINED_WINDOW_NS = 10_000_000_000
-# Nothing that a rank did: no rank is blamed.
+# No rank is blamed for these.
 _OUTSIDE = ("rendezvous_timeout", "port_in_use", "nccl_network", "node_lost")
-# Whoever was lost first was so by chance.
+# These happen to all ranks: which one was first is chance.
 _TO_ALL = ("rendezvous_timeout", "port_in_use", "node_lost", "signal_preempted")
 _MAX_EVIDENCE = 12
+_WORK = re.compile(r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
+# The GUID of a group is the same in all processes.
+_STATUS = re.compile(
+    r"\[(?:PG (?:[^\]\n]*GUID )?(?P<group>[^\]\n]*?) ?)?Rank \d+\][^\n]*last enqueued (?:NCCL )?work: (?P<number>\d+)",
+    re.IGNORECASE,
+)
+# Waiting ranks of one group are within a few collectives of each other: numbers far apart are of different groups.
+_NEAR = 16
+_UNREACHABLE = re.compile(r"client socket has failed to connect to any network address of \(([^()]{1,200})\)")
+_STORE_TIMEOUT = re.compile(r"wait timeout after \d+ms")
+_PEER_CLOSED = re.compile(
+    r"\[(?P<own>\d+)\] NCCL INFO \[Service thread\] (?:Connection closed by|Could not receive type from) "
+    r"localRank (?P<other>\d+)"
+)
 
 
 class _Cause(NamedTuple):
-    """The findings that together are the cause, and how sure that is."""
+    """The findings that together are the cause, and how certain that is."""
 
-    findings: list[Finding]
-    scope: str
-    confidence: str
     category: str
     headline: str
     hint: str
-    ranks: list[int]
-    node: str | None
+    scope: str
+    confidence: str = "supported"
+    findings: Sequence[Finding] = ()
+    ranks: Sequence[int] = ()
+    node: str | None = None
     missing: dict[str, Any] | None = None
 
 
-def verdict(evidence: Sequence[RankEvidence], context: Context) -> Incident:
+def verdict(evidence: Sequence[RankEvidence], context: JobContext) -> Incident:
     """Return the incident that this evidence shows."""
     findings = in_order(read_ranks(evidence, context.host_notes))
-    gone = gone_first(evidence, findings)
+    lost = _lost_first(evidence, findings)
     cause = (
         _node_lost(findings, context)
-        or _own_failure(findings, context, gone)
+        or _own_failure(findings, context, lost)
         or _missing_rank(evidence, findings, context)
-        or _left_early(findings, context)
-        or _astray(evidence, findings)
+        or _exited_early(findings, context)
+        or _wrong_address(evidence, findings)
         or _node_trouble(evidence, findings)
-        or _went_first(findings, context, gone)
-        or _only_victims(findings, context)
+        or _failed_first(findings, context, lost)
+        or _victims_only(findings, context)
     )
     first = cause.findings[0] if cause.findings else None
     return Incident(
@@ -72,7 +95,7 @@ def verdict(evidence: Sequence[RankEvidence], context: Context) -> Incident:
         culprit_ranks=tuple(sorted(cause.ranks)),
         culprit_node=cause.node or None,
         confidence=cause.confidence,
-        summary=clip(f"{_who(cause, context)}{cause.headline}"),
+        summary=clip(f"{_subject(cause, context)}{cause.headline}"),
         evidence=_evidence(cause, findings),
         traceback=first.traceback if first is not None else None,
         exit_code=first.exit_code if first is not None else None,
@@ -80,17 +103,17 @@ def verdict(evidence: Sequence[RankEvidence], context: Context) -> Incident:
         hint=cause.hint,
         victims=_victims(cause, findings, context),
         missing=cause.missing,
-        signature=_signature(cause),
+        fingerprint=_fingerprint(cause),
     )
 
 
-def _error_ns(context: Context, *nodes: str | None) -> int:
-    """Return how far the order of stamps of these nodes may be wrong."""
+def _error_ns(context: JobContext, *nodes: str | None) -> int:
+    """Return the possible error when timestamps of these nodes are compared."""
     return int(sum(context.clock_error_ms.get(node or "", 0.0) for node in nodes) * 1e6)
 
 
-def _node_lost(findings: list[Finding], context: Context) -> _Cause | None:
-    """A lost node is the cause unless a rank elsewhere failed by itself before its last sign of life."""
+def _node_lost(findings: list[Finding], context: JobContext) -> _Cause | None:
+    """A lost node is the cause unless a rank of another node failed before the last sign of life."""
     if not context.lost_nodes:
         return None
     node, (t_ns, reason) = min(context.lost_nodes.items(), key=lambda item: item[1][0])
@@ -99,34 +122,32 @@ def _node_lost(findings: list[Finding], context: Context) -> _Cause | None:
     if earlier:
         return None
     ranks = context.ranks_of(node)
-    on_it = f" ({name_ranks(ranks)})" if ranks else ""
+    with_ranks = f" ({name_ranks(ranks)})" if ranks else ""
     others = [name for name in context.lost_nodes if name != node]
     also = f"; also lost: {', '.join(sorted(others))}" if others else ""
     return _Cause(
-        findings=[],
         scope="outside_the_ranks",
         confidence="supported" if own else "established",
         category="node_lost",
-        headline=f"node {node} lost: {reason}{on_it}{also}",
+        headline=f"node {node} lost: {reason}{with_ranks}{also}",
         hint=HINTS["node_lost"],
-        ranks=[],
         node=node,
     )
 
 
-def _own_failure(findings: list[Finding], context: Context, gone: int | None) -> _Cause | None:
-    """The first rank that failed by itself, with all that failed in the same way."""
+def _own_failure(findings: list[Finding], context: JobContext, lost: int | None) -> _Cause | None:
+    """The first rank that failed by itself, and all ranks that failed alike."""
     own = [each for each in findings if each.role == PRIMARY]
-    # What belongs to no rank and explains nothing is a launcher's wrapper, unless nobody else complains.
-    silent = [each for each in findings if each.role == UNEXPLAINED]
+    # Text of no rank that explains nothing is a launcher's wrapper, unless no rank reports a failure.
+    unexplained = [each for each in findings if each.role == UNEXPLAINED]
     a_rank_fails = any(each.rank is not None and each.role not in (FINE, STOPPED) for each in findings)
-    silent = [each for each in silent if each.rank is not None or not a_rank_fails]
-    # Whose end is known comes before whose text only sounds like one.
-    candidates = own or sorted(silent, key=lambda each: not each.proven)
+    unexplained = [each for each in unexplained if each.rank is not None or not a_rank_fails]
+    # Ranks whose exit is known come before ranks whose text only suggests it.
+    candidates = own or sorted(unexplained, key=lambda each: not each.proven)
     if not candidates:
         return None
     first = candidates[0]
-    same = [each for each in findings if each is first or _shares(first, each)]
+    same = [each for each in findings if each is first or _same_cause(first, each)]
     others = [each for each in own if each not in same]
     clear = all(_clearly_before(first, each, context) for each in others)
     confidence = "established" if first.proven and clear and own else "supported"
@@ -134,16 +155,16 @@ def _own_failure(findings: list[Finding], context: Context, gone: int | None) ->
         confidence = "unknown"
     ranks = [each.rank for each in same if each.rank is not None]
     nodes = {each.node for each in same}
-    odd = odd_one_out(first, findings, ranks, context)
+    odd = _odd_one_out(first, findings, ranks, context)
     if odd is None and first.rank is None and first.category not in _TO_ALL:
-        odd = gone
+        odd = lost
     named = first.named or (() if odd is None else (odd,))
     if not named and first.peer is not None and first.rank is not None:
-        # Two that differ: nothing tells which of them is right.
+        # The two differ, and nothing shows which of them is right.
         named = (first.rank, first.peer)
     if named:
         return _named(first, named, same, context)
-    # The only one of several that cannot meet the others is at fault itself.
+    # A rank that is the only one to miss the rendezvous is at fault itself.
     waiting = [each for each in findings if each.rank is not None and each.role in (SECONDARY, STOPPED, FINE)]
     alone = first.category == "rendezvous_timeout" and len(ranks) == 1 and len(waiting) > 1
     scope = "one_rank" if alone else _scope(first, ranks, context)
@@ -159,9 +180,9 @@ def _own_failure(findings: list[Finding], context: Context, gone: int | None) ->
     )
 
 
-def _shares(first: Finding, other: Finding) -> bool:
-    """True when the other rank failed in the same way at about the same time, even if we then stopped it."""
-    if other.role not in (PRIMARY, UNEXPLAINED, STOPPED) or not same_way(first, other):
+def _same_cause(first: Finding, other: Finding) -> bool:
+    """Whether the other rank failed alike at about the same time, even if we then stopped it."""
+    if other.role not in (PRIMARY, UNEXPLAINED, STOPPED) or not _fails_alike(first, other):
         return False
     if other.role != first.role and other.role != STOPPED:
         return False
@@ -172,64 +193,64 @@ def _shares(first: Finding, other: Finding) -> bool:
     return apart_ns <= window_ns or not (is_likely_first(first, other) or is_likely_first(other, first))
 
 
-def _clearly_before(first: Finding, other: Finding, context: Context) -> bool:
+def _clearly_before(first: Finding, other: Finding, context: JobContext) -> bool:
     if first.t_ns is None or other.t_ns is None:
         return False
-    return other.t_ns - first.t_ns - first.blur_ns > _error_ns(
+    return other.t_ns - first.t_ns - first.uncertainty_ns > _error_ns(
         context, first.node, other.node if other.node != first.node else None
     )
 
 
-def _scope(first: Finding, ranks: list[int], context: Context) -> str:
-    # A full /dev/shm is the node's; a rank that died of it is another matter.
+def _scope(first: Finding, ranks: list[int], context: JobContext) -> str:
+    # A full /dev/shm is a problem of the node, unless the rank was killed for it.
     if first.category in _OUTSIDE or (first.category == "bus_error_shm" and first.exit_signal is None):
         return "outside_the_ranks"
     if first.category == "signal_preempted" and (len(ranks) != 1 or (context.world_size or 0) == 1):
         return "outside_the_ranks"
-    if received(first) or (len(ranks) == 1 and only_heard(first)):
+    if _is_wrong_size(first) or (len(ranks) == 1 and _is_hearsay(first)):
         return "not_in_text"
     if not ranks:
         return "not_in_text" if first.node is None else "outside_the_ranks"
     return "one_rank" if len(ranks) == 1 else "several_or_all_ranks"
 
 
-def _named(first: Finding, named: Sequence[int], same: list[Finding], context: Context) -> _Cause:
-    """A rank says which others are the ones to look at."""
-    says = f"says {name_ranks([first.rank])}" if first.rank is not None else "as the text or its peers say"
+def _named(first: Finding, named: Sequence[int], same: list[Finding], context: JobContext) -> _Cause:
+    """The text of a rank or of its peers names the culprits."""
+    source = f"rank {first.rank}" if first.rank is not None else "the log or its peers"
     nodes = {context.node_of(rank) for rank in named}
     node = nodes.pop() if len(nodes) == 1 else None
-    scope = "one_rank" if len(named) == 1 else "several_or_all_ranks"
-    return _Cause(same, scope, "supported", first.category, f"{first.headline} ({says})", first.hint, list(named), node)
+    scope = _scope_of(named)
+    headline = f"{first.headline} (reported by {source})"
+    return _Cause(first.category, headline, first.hint, scope, findings=same, ranks=named, node=node)
 
 
-def _went_first(findings: list[Finding], context: Context, gone: int | None) -> _Cause | None:
-    """The others say which rank's connections were lost first; of itself nothing is known."""
+def _failed_first(findings: list[Finding], context: JobContext, lost: int | None) -> _Cause | None:
+    """Its peers report which rank failed first; nothing is known from that rank itself."""
     broken = [each for each in findings if each.role == SECONDARY and each.category not in _TO_ALL]
-    if gone is None or not broken:
+    if lost is None or not broken:
         return None
-    text = "went first, say its peers; nothing of its own tells why"
-    hint = f"look at what {name_ranks([gone])} left, and at its node's kernel log"
-    return _Cause([], "one_rank", "supported", broken[0].category, text, hint, [gone], context.node_of(gone))
+    text = "failed first according to its peers; its own output does not say why"
+    hint = f"check the output of rank {lost}, and the kernel log of its node"
+    return _Cause(broken[0].category, text, hint, "one_rank", ranks=[lost], node=context.node_of(lost))
 
 
-def _missing_rank(evidence: Sequence[RankEvidence], findings: list[Finding], context: Context) -> _Cause | None:
-    """Watchdogs gave up on some ranks: those that did not come are the ones to look at."""
-    missing = dict(context.hang) if context.hang and context.hang["missing"] else find_missing(evidence, context)
+def _missing_rank(evidence: Sequence[RankEvidence], findings: list[Finding], context: JobContext) -> _Cause | None:
+    """Ranks timed out in a collective that some ranks never reached: those are the culprits."""
+    missing = dict(context.hang) if context.hang and context.hang["missing"] else _find_missing(evidence, context)
     if missing is None:
         return None
-    # What we stopped is no failure, but its text may say why it did not come.
-    parts = {each.rank: part for each in evidence if each.rank is not None and (part := find_ended_part(each.tail))}
-    parts = {rank: part for rank, part in parts.items() if rank in missing["missing"]}
-    ranks = sorted(parts) or list(missing["missing"])
-    nodes = {name for name in context.ranks_per_node for rank in ranks if rank in context.ranks_of(name)}
+    # A missing rank that we stopped has not failed, but its text may say why it was missing.
+    absent = [each for each in evidence if each.rank is not None and each.rank in missing["missing"]]
+    failures = {each.rank: trace for each in absent if (trace := last_background_failure(each.tail)) is not None}
+    ranks = sorted(rank for rank in failures if rank is not None) or list(missing["missing"])
+    nodes = context.nodes_of(ranks)
     gave_up = not context.hang or any(each.category == "nccl_timeout_watchdog" for each in findings)
-    category = "user_exception" if parts else "nccl_timeout_watchdog" if gave_up else "hang_no_output"
+    category = "user_exception" if failures else "nccl_timeout_watchdog" if gave_up else "hang_no_output"
     return _Cause(
         findings=[each for each in findings if each.rank in ranks],
-        scope="one_rank" if len(ranks) == 1 else "several_or_all_ranks",
-        confidence="supported",
+        scope=_scope_of(ranks),
         category=category,
-        headline="; ".join([*_said(parts), _absence(missing)]),
+        headline="; ".join([*_background_text(failures, ranks), _absence(missing)]),
         hint=HINTS[category],
         ranks=ranks,
         node=nodes.pop() if len(nodes) == 1 else None,
@@ -237,25 +258,31 @@ def _missing_rank(evidence: Sequence[RankEvidence], findings: list[Finding], con
     )
 
 
-def _said(parts: Mapping[int, Trace]) -> list[str]:
-    """Say which exception ended a part of the first of these ranks."""
-    if not parts:
+def _background_text(failures: Mapping[int | None, Trace], ranks: Sequence[int]) -> list[str]:
+    """Return which exception ended a thread, a task or a child of the first of these ranks, if any."""
+    if not failures:
         return []
-    trace = parts[min(parts)]
+    trace = failures[ranks[0]]
     place = f" in {trace.user_frame.place()}" if trace.user_frame is not None else ""
-    return [f"{trace.part} ended with {trace.headline}{place}"]
+    return [f"{trace.background} failed with {trace.headline}{place}"]
 
 
 def _absence(missing: Mapping[str, Any]) -> str:
-    """Say where ranks did not come."""
-    if not missing["waiting"]:
-        return "the group stood still"
+    """Return which collective the missing ranks never reached."""
+    waiting = missing["waiting"]
+    if not waiting:
+        return "the group made no progress"
     number = f" number {missing['seq']}" if missing["seq"] is not None else ""
-    return f"did not come to {missing['collective']}{number}, where {name_ranks(missing['waiting'])} waited"
+    verb = "was" if len(waiting) == 1 else "were"
+    return f"never reached {missing['collective']}{number}; {name_ranks(waiting)} {verb} waiting"
 
 
-def _left_early(findings: list[Finding], context: Context) -> _Cause | None:
-    """Some ranks ended well before the others lost their connections: they left too early."""
+def _scope_of(ranks: Sequence[int]) -> str:
+    return "one_rank" if len(ranks) == 1 else "several_or_all_ranks"
+
+
+def _exited_early(findings: list[Finding], context: JobContext) -> _Cause | None:
+    """Some ranks exited with success before the others lost their connections: they exited too early."""
     broken = [each for each in findings if each.role == SECONDARY]
     if not broken:
         return None
@@ -263,99 +290,88 @@ def _left_early(findings: list[Finding], context: Context) -> _Cause | None:
     left = [each for each in left if _clearly_before(each, broken[0], context)]
     if not left or len(left) > len(broken):
         return None
-    ranks = [each.rank for each in left if each.rank is not None]
+    ranks = _ranks_of(left)
     nodes = {each.node for each in left}
     return _Cause(
         findings=left,
-        scope="one_rank" if len(ranks) == 1 else "several_or_all_ranks",
-        confidence="supported",
+        scope=_scope_of(ranks),
         category="collective_desync",
-        headline=f"left early: {left[0].headline} while {name_ranks(_ranks(broken))} still communicated",
-        hint="each rank must run the same number of steps and collectives: compare the lengths of the data per rank",
+        headline=f"left early: {left[0].headline} while {name_ranks(_ranks_of(broken))} still communicated",
+        hint="every rank must run the same number of steps and collectives: compare the amount of data per rank",
         ranks=ranks,
         node=left[0].node if len(nodes) == 1 else None,
     )
 
 
-def _astray(evidence: Sequence[RankEvidence], findings: list[Finding]) -> _Cause | None:
-    """One rank looked for the store where none is."""
-    found = find_astray(evidence)
+def _wrong_address(evidence: Sequence[RankEvidence], findings: list[Finding]) -> _Cause | None:
+    """One rank tried to reach the store at an address where there is none."""
+    found = _find_wrong_address(evidence)
     if found is None:
         return None
-    mine = [each for each in findings if each.rank == found[0]]
-    headline = f"found no store at ({found[1]}), while others waited in theirs"
-    hint = "compare its MASTER_ADDR and MASTER_PORT, and its way there, with the others'"
-    return _Cause(mine, "one_rank", "supported", "rendezvous_timeout", headline, hint, [found[0]], mine[0].node)
+    rank, address = found
+    own = [each for each in findings if each.rank == rank]
+    headline = f"could not reach a store at ({address}); the other ranks waited in another one"
+    hint = "compare its MASTER_ADDR, MASTER_PORT and route with those of the other ranks"
+    return _Cause("rendezvous_timeout", headline, hint, "one_rank", findings=own, ranks=[rank], node=own[0].node)
 
 
 def _node_trouble(evidence: Sequence[RankEvidence], findings: list[Finding]) -> _Cause | None:
-    """A node, not one of its ranks, says what went wrong."""
-    words = (each for each in evidence if each.rank is None and each.node and each.tail.strip() and not each.places)
-    said = next(words, None)
-    if said is None:
+    """A node, not one of its ranks, reports what went wrong."""
+    reports = (each for each in evidence if each.rank is None and each.node and each.tail.strip() and not each.places)
+    report = next(reports, None)
+    if report is None:
         return None
-    meant = [each.category for each in findings if each.rank is None and each.role == SECONDARY]
-    headline = clip(lines_of(said.tail.strip())[0])
-    hint = f"look at the agent's log on {said.node}"
-    return _Cause([], "outside_the_ranks", "supported", (meant or ["other"])[0], headline, hint, [], said.node)
+    categories = [each.category for each in findings if each.rank is None and each.role == SECONDARY]
+    headline = clip(lines_of(report.tail.strip())[0])
+    hint = f"check the agent's log on {report.node}"
+    return _Cause((categories or ["other"])[0], headline, hint, "outside_the_ranks", node=report.node)
 
 
-def _only_victims(findings: list[Finding], context: Context) -> _Cause:
-    """Nothing tells the cause: say what was seen, and what to look at next."""
+def _victims_only(findings: list[Finding], context: JobContext) -> _Cause:
+    """Nothing shows the cause: say what was seen, and what to check next."""
     broken = [each for each in findings if each.role == SECONDARY]
     if not broken:
         return _nothing(findings)
-    first = heard_first(broken)
-    where = (
-        f"first on {name_ranks([first.rank])}{name_nodes([first.node])}" if first.rank is not None else "in the text"
-    )
-    hint = "; ".join([*look_first(broken, findings, context), first.hint])
+    first = _earliest_failure(broken)
+    where = f"first on {name_ranks([first.rank])}{name_nodes([first.node])}" if first.rank is not None else "in the log"
+    hint = "; ".join([*_ranks_to_check(broken, findings, context), first.hint])
     outside = first.category in (*_OUTSIDE, "signal_preempted")
     return _Cause(
-        findings=[],
         scope="outside_the_ranks" if outside else "not_in_text",
         confidence="supported" if outside else "unknown",
         category=first.category,
         headline=f"{first.headline}, {where}; the logs do not say why",
         hint=hint,
-        ranks=[],
-        node=None,
     )
 
 
 def _nothing(findings: list[Finding]) -> _Cause:
-    stopped = [each for each in findings if each.role == STOPPED]
-    text = "the supervisor stopped the ranks; none failed by itself" if stopped else "no failure in what the ranks left"
-    hint = "look at the events before it, and at stdout of the ranks"
-    return _Cause([], "not_in_text", "unknown", "other", text, hint, [], None)
+    stopped = any(each.role == STOPPED for each in findings)
+    text = "supervisor stopped the ranks; none failed by itself" if stopped else "no failure in the ranks' output"
+    hint = "check the earlier events, and the ranks' stdout"
+    return _Cause("other", text, hint, "not_in_text", "unknown")
 
 
-def _ranks(findings: Sequence[Finding]) -> list[int]:
-    return [each.rank for each in findings if each.rank is not None]
-
-
-def _who(cause: _Cause, context: Context) -> str:
-    """Return the summary's subject."""
-    ranks = cause.ranks or _ranks(cause.findings)
+def _subject(cause: _Cause, context: JobContext) -> str:
+    """Return the ranks and nodes that the summary begins with."""
+    ranks = cause.ranks or _ranks_of(cause.findings)
     if not ranks:
         return ""
-    nodes = [each.node for each in cause.findings] if cause.findings else []
-    if cause.node is not None:
-        nodes = [cause.node]
+    nodes = [cause.node] if cause.node is not None else [each.node for each in cause.findings]
     if len(ranks) > 1 and len(ranks) == context.world_size:
         return f"all {len(ranks)} ranks{name_nodes(nodes)}: "
     return f"{name_ranks(ranks)}{name_nodes(nodes)}: "
 
 
-def _time(cause: _Cause, findings: list[Finding], context: Context) -> int | None:
+def _time(cause: _Cause, findings: list[Finding], context: JobContext) -> int | None:
     if cause.category == "node_lost" and cause.node is not None:
         return context.lost_nodes[cause.node][0]
     times = [each.t_ns for each in (cause.findings or findings) if each.t_ns is not None]
     return min(times, default=context.now_ns)
 
 
-def _evidence(cause: _Cause, findings: list[Finding]) -> tuple[Evidence, ...]:
-    """Return the lines of the cause, then one line for each other failure of a kind."""
+def _evidence(cause: _Cause, findings: list[Finding]) -> tuple[EvidenceLine, ...]:
+    """Return the lines of the cause, then one line for each other category of failure."""
     own = dict.fromkeys(line for each in cause.findings for line in each.evidence)
     lines = list(own)[: _MAX_EVIDENCE // 2]
     seen = {each.category for each in cause.findings}
@@ -366,8 +382,8 @@ def _evidence(cause: _Cause, findings: list[Finding]) -> tuple[Evidence, ...]:
     return tuple(lines[:_MAX_EVIDENCE])
 
 
-def _victims(cause: _Cause, findings: list[Finding], context: Context) -> tuple[Victims, ...]:
-    """Return all other ranks that ended badly, those alike together, in the order in which they did."""
+def _victims(cause: _Cause, findings: list[Finding], context: JobContext) -> tuple[Victims, ...]:
+    """Return all other ranks that failed, in order, in groups that failed alike."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     guilty = set(cause.ranks)
     for each in findings:
@@ -376,19 +392,172 @@ def _victims(cause: _Cause, findings: list[Finding], context: Context) -> tuple[
         groups.setdefault((each.category, shape(each.text)), []).append(each)
     victims = []
     for (category, _), alike in groups.items():
-        ranks = tuple(sorted(_ranks(alike)))
+        ranks = tuple(sorted(_ranks_of(alike)))
         times = f"{len(ranks)} x " if len(ranks) > 1 else ""
         later = "later: " if alike[0].role == PRIMARY else ""
         victims.append(Victims(ranks, category, f"{times}{later}{alike[0].text}"))
-    gone = [name for name in context.lost_nodes if name != cause.node or cause.category != "node_lost"]
+    lost = [name for name in context.lost_nodes if name != cause.node or cause.category != "node_lost"]
     victims.extend(
         Victims(tuple(context.ranks_of(name)), "node_lost", f"node {name} lost: {context.lost_nodes[name][1]}")
-        for name in gone
+        for name in lost
     )
     return tuple(victims)
 
 
-def _signature(cause: _Cause) -> str:
+def _fingerprint(cause: _Cause) -> str:
     if cause.findings and cause.missing is None and cause.category != "collective_desync":
-        return cause.findings[0].signature
-    return signature(cause.category, "", cause.node or "" if cause.category == "node_lost" else "", cause.headline)
+        return cause.findings[0].fingerprint
+    return fingerprint(cause.category, "", cause.node or "" if cause.category == "node_lost" else "", cause.headline)
+
+
+def _odd_one_out(first: Finding, findings: Sequence[Finding], ranks: Sequence[int], context: JobContext) -> int | None:
+    """Return the only rank whose collective differs from those of all others."""
+    if first.category != "collective_desync":
+        return None
+    reports = [each for each in findings if each.category == first.category and each.peer not in (None, each.rank)]
+    votes = Counter(each.peer for each in reports)
+    most = max(votes, key=lambda rank: votes[rank], default=None)
+    if most is not None and votes[most] > 1 and all(each.peer == most or each.rank == most for each in reports):
+        return most
+    # All of them received the tensor from the one rank that reports nothing.
+    others = {rank for own in context.ranks_per_node.values() for rank in own} - set(ranks)
+    return others.pop() if _is_wrong_size(first) and len(ranks) > 1 and len(others) == 1 else None
+
+
+def _is_wrong_size(finding: Finding) -> bool:
+    """Whether a rank only received a tensor of the wrong size: the sender is to blame."""
+    return finding.headline == WRONG_SIZE
+
+
+def _fails_alike(first: Finding, other: Finding) -> bool:
+    """Whether two ranks failed alike; for GPU errors without times any two count: the first GPU is unknown."""
+    unordered = first.t_ns is None and other.t_ns is None and first.category == other.category == "cuda_error"
+    return bool(other.fingerprint) and (other.fingerprint == first.fingerprint or unordered)
+
+
+def _is_hearsay(finding: Finding) -> bool:
+    """Whether a rank reports a failure of NCCL or a child without a reason, and its exit was not observed."""
+    without_reason = finding.category == "nccl_system_error" or finding.headline == CHILD_FAILED
+    return without_reason and finding.role == UNEXPLAINED and not finding.ended
+
+
+def _lost_first(evidence: Sequence[RankEvidence], findings: Sequence[Finding]) -> int | None:
+    """Return the only rank that died according to its parent, or that two or more ranks lost the connection to first.
+
+    A rank that lost connections itself is not returned: it failed for another reason.
+    """
+    died = {each.rank for each in findings if each.headline == DIED and each.rank is not None}
+    if len(died) == 1:
+        return died.pop()
+    named = set()
+    reports = 0
+    for each in evidence:
+        closed = (match for match in _PEER_CLOSED.finditer(each.tail) if match["own"] != match["other"])
+        match = next(closed, None)
+        if match is not None and each.rank is not None:
+            # Both the ranks and the devices of a node are numbered consecutively.
+            named.add(each.rank - int(match["own"]) + int(match["other"]))
+            reports += 1
+    victims = {each.rank for each in findings if each.role in (SECONDARY, STOPPED)}
+    return named.pop() if reports > 1 and len(named) == 1 and not named & victims else None
+
+
+def _earliest_failure(broken: Sequence[Finding]) -> Finding:
+    """Return the first of several failures by time or, in one file, by line; otherwise the most informative one.
+
+    What a launcher did to the ranks that it stopped is the least informative.
+    """
+    broken = [each for each in broken if each.category != "signal_preempted"] or broken
+    if all(each.t_ns is not None for each in broken):
+        return min(broken, key=lambda each: each.t_ns or 0)
+    lines = [line for each in broken for line in each.evidence[:1] if line.line is not None]
+    if len(lines) == len(broken) and len({line.file for line in lines}) == 1:
+        return min(broken, key=lambda each: each.evidence[0].line or 0)
+    # A timeout only says that other ranks are missing, and a rank that gives up closes its connections.
+    weights = {"nccl_timeout_watchdog": 1, "gloo_connection_reset": 2}
+    return min(broken, key=lambda each: weights.get(each.category, 0))
+
+
+def _ranks_to_check(broken: Sequence[Finding], findings: Sequence[Finding], context: JobContext) -> list[str]:
+    """Return a hint with the few ranks that may show more: nothing is known about them, or they report no failure."""
+    awaited = sorted({each.peer for each in broken if each.peer is not None} - set(_ranks_of(broken)))
+    if awaited:
+        return [f"check {name_ranks(awaited)} first: other ranks waited for {_pronoun(awaited)}"]
+    silent = sorted({rank for ranks in context.ranks_per_node.values() for rank in ranks} - set(_ranks_of(findings)))
+    if silent:
+        return [f"check {name_ranks(silent)} first: nothing is known about {_pronoun(silent)}"]
+    quiet = _ranks_of(each for each in findings if each.role in (FINE, STOPPED))
+    if not quiet or len(quiet) >= len(broken):
+        return []
+    return [f"check {name_ranks(quiet)} first: all other ranks report failures"]
+
+
+def _pronoun(ranks: Sequence[int]) -> str:
+    return "it" if len(ranks) == 1 else "them"
+
+
+def _ranks_of(findings: Iterable[Finding]) -> list[int]:
+    """Return the ranks of these findings."""
+    return [each.rank for each in findings if each.rank is not None]
+
+
+class _TimedOut(NamedTuple):
+    """A rank whose watchdog timed out."""
+
+    rank: int
+    seq: int
+    collective: str
+
+
+def _find_missing(evidence: Sequence[RankEvidence], context: JobContext) -> dict[str, Any] | None:
+    """Return the missing ranks: {collective, seq, waiting, missing, stacks}; None if the texts do not show them."""
+    matches = ((each.rank, _WORK.search(each.tail)) for each in evidence)
+    waits = [_TimedOut(rank, int(work[1]), work[2]) for rank, work in matches if rank is not None and work is not None]
+    if not waits:
+        return None
+    queued = _queued(evidence, waits)
+    seq, collective = Counter((wait.seq, wait.collective) for wait in waits).most_common(1)[0][0]
+    behind = {rank for rank, number in queued.items() if seq - _NEAR <= number < seq}
+    waiting = {wait.rank for wait in waits} | {rank for rank, number in queued.items() if number >= seq}
+    world = {rank for ranks in context.ranks_per_node.values() for rank in ranks}
+    world |= set(range(context.world_size or 0))
+    away = {rank for node in context.lost_nodes for rank in context.ranks_of(node)}
+    missing = behind or world - waiting - away or _furthest_behind(waits, queued)
+    # If only the texts show which ranks there were, a single one is not a group.
+    if context.world_size is None and len(waiting) < 2:
+        return None
+    # One late watchdog in a large group proves nothing: most ranks must be waiting.
+    if not missing or len(missing) > max(1, len(waiting) // 2) or len(missing) >= len(world or waiting):
+        return None
+    return {
+        "collective": collective,
+        "seq": seq,
+        "waiting": sorted(waiting - missing),
+        "missing": sorted(missing),
+        "stacks": {},
+    }
+
+
+def _queued(evidence: Sequence[RankEvidence], waits: list[_TimedOut]) -> dict[int, int]:
+    """Return the last collective that each rank queued in the waiting group; at least the one that it waits for."""
+    states = {each.rank: match for each in evidence if each.rank is not None and (match := _STATUS.search(each.tail))}
+    groups = Counter(states[wait.rank]["group"] for wait in waits if wait.rank in states)
+    group = groups.most_common(1)[0][0] if groups else None
+    queued = {rank: int(state["number"]) for rank, state in states.items() if groups and state["group"] == group}
+    return {**{wait.rank: wait.seq for wait in waits if wait.rank not in states}, **queued}
+
+
+def _furthest_behind(waits: list[_TimedOut], queued: dict[int, int]) -> set[int]:
+    """Return the rank that queued fewer collectives than all other waiting ranks."""
+    numbers = [queued.get(wait.rank, wait.seq) for wait in waits]
+    behind = {wait.rank for wait, number in zip(waits, numbers) if number == min(numbers)}
+    return behind if len(behind) == 1 and len(waits) > 1 else set()
+
+
+def _find_wrong_address(evidence: Sequence[RankEvidence]) -> tuple[int, str] | None:
+    """Return the only rank that reached no store, and the address it tried, if two or more others waited in one."""
+    failed = {
+        each.rank: match[1] for each in evidence if each.rank is not None and (match := _UNREACHABLE.search(each.tail))
+    }
+    waited = [each.rank for each in evidence if each.rank not in failed and _STORE_TIMEOUT.search(each.tail)]
+    return failed.popitem() if len(failed) == 1 and len(waited) > 1 else None

@@ -1,6 +1,7 @@
-"""Index, windows, search, follow over the files that workers write.
+"""The log files of one job on one node: indexed, searched, merged and followed.
 
-In: the job's generation_<g>/rank_<R>/*.log. Out: answers to the log requests, each rank's progress.
+In: generation_<g>/rank_<R>/{stdout,stderr,nccl}.log, which the ranks write. Out: answers to the log requests, and the
+progress of each rank. Imports `text` and `wire`, and `diagnose` for NCCL's lines.
 """
 
 from remote_agent.logs.logfile import STREAMS, Key

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from remote_agent.logs.descriptors import Descriptors
-from remote_agent.logs.logfile import STREAMS, Key, LogFile
+from remote_agent.logs.logfile import STREAMS, Descriptors, Key, LogFile
 from remote_agent.logs.progress import StepReader
 
 _GENERATION = re.compile(r"generation_(\d{1,9})\Z")
@@ -19,7 +18,7 @@ _RANK = re.compile(r"rank_(\d{1,9})\Z")
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
-    """Return the matching directories in this one by number."""
+    """Return the directories whose names match, by number."""
     found = []
     try:
         with os.scandir(folder) as entries:
@@ -43,7 +42,7 @@ class Catalogue:
         self.by_folder: dict[Path, list[LogFile]] = {}
         self.steps: dict[tuple[int, int], StepReader] = {}
         self.folders: dict[int, set[Path]] = {}
-        """Directories of each generation: itself and its ranks'."""
+        """The directory of each generation and those of its ranks."""
 
     @property
     def newest(self) -> int | None:
@@ -51,12 +50,12 @@ class Catalogue:
         return max(self.folders) if self.folders else None
 
     def scan_root(self) -> None:
-        """Look for new generations."""
+        """Find new generations."""
         for generation, path in _numbered(self.root, _GENERATION):
             self.folders.setdefault(generation, {path})
 
     def scan(self, generation: int) -> list[LogFile]:
-        """Look for new ranks and files of one generation; return the new files."""
+        """Find new ranks and files of one generation; returns the new files."""
         new: list[LogFile] = []
         folder = self.root / f"generation_{generation}"
         if not folder.is_dir():
@@ -68,7 +67,7 @@ class Catalogue:
         return new
 
     def scan_rank(self, generation: int, rank: int, path: Path) -> list[LogFile]:
-        """Look for new files of one rank; return them."""
+        """Find new files of one rank; returns them."""
         new: list[LogFile] = []
         for stream in STREAMS:
             key = Key(generation, rank, stream)
@@ -84,7 +83,7 @@ class Catalogue:
         return new
 
     def generation_of(self, path: Path) -> int | None:
-        """Return the generation that a directory of ours belongs to."""
+        """Return the generation to which a directory belongs, or None."""
         for name in (path.name, path.parent.name):
             match = _GENERATION.match(name)
             if match is not None:
@@ -94,7 +93,7 @@ class Catalogue:
     def select(
         self, generations: Iterable[int] | None, ranks: Iterable[int] | None, streams: Iterable[str] | None
     ) -> list[LogFile]:
-        """Return files by generation, rank and stream, in this order; None: all."""
+        """Return files ordered by generation, rank and stream; None selects all."""
         wanted_generations = None if generations is None else set(generations)
         wanted_ranks = None if ranks is None else set(ranks)
         wanted_streams = None if streams is None else set(streams)

@@ -1,30 +1,48 @@
-"""Following: every byte of the chosen files from a start on, once, in order, while they grow.
+"""Followers of log files while they grow: all bytes, or the rows that a filter keeps.
 
-In: files of the follower, rings of its bell. Out: pieces of whole lines, each with its offset and time.
+In: files, where to begin in each, the bell that rings after new bytes.
+Out: pieces of whole lines, each with its offset and time; or rows by time, a record as a whole.
 
-**A piece begins where the one before it ended. A slow reader slows nobody: bytes wait in the file.**
+**A piece begins where the one before it ended, and no row is given twice. A slow reader slows nobody: the files keep
+what it has not read.**
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Union
 
-from remote_agent.logs.rows import dropped_text
+from remote_agent.logs.merge import in_order
+from remote_agent.logs.records import Forwards
+from remote_agent.logs.search import Batch, Hits
 from remote_agent.logs.slices import Bell, Breather
+from remote_agent.logs.window import index_until
+from remote_agent.text.rows import RECORD_GAP_NS, dropped_text
 from remote_agent.wire import Answer
 
 if TYPE_CHECKING:
     from remote_agent.logs.logfile import Key, LogFile
+    from remote_agent.logs.records import Record
 
 PIECE = 64 * 1024
-# A piece goes at most this much beyond the oldest bytes that other files have to send, so that ranks stay in order.
+# A piece ends at most this long after the oldest unsent bytes of other files, so that ranks stay in order.
 PIECE_SPAN_NS = 100_000_000
-# A half line that has rested this long is sent.
+# An unfinished line is sent after this long without new bytes.
 REST_S = 1.0
 # Longest wait without a ring.
 _WAIT_S = 5.0
+# Least pause between two looks for new rows: each look reads the block at the end of a file again.
+LOOK_S = 0.1
+# A record may go on this long after its last line: the gap, and what the times of lines are inexact by.
+_HOLD_NS = RECORD_GAP_NS + 100_000_000
+# Longest wait for the index of a file that existed before this agent.
+_INDEX_WAIT_S = 60.0
+
+Positions = dict["Key", int]
+"""Up to which byte, or line, each file has been given."""
+Source = Union[Forwards, Hits]
 
 
 class _Cursor:
@@ -32,12 +50,12 @@ class _Cursor:
 
     __slots__ = ("epoch", "file", "offset", "replaced")
 
-    def __init__(self, file: LogFile, at_end: bool) -> None:
+    def __init__(self, file: LogFile, offset: int) -> None:
         self.file = file
         self.epoch = file.epoch
-        # At the end means: the line that is being written now is given whole.
-        self.offset = file.index.line_start if at_end else 0
-        self.replaced = False
+        # The file may have been truncated since the reader was here.
+        self.replaced = offset > file.size
+        self.offset = 0 if self.replaced else offset
 
     def check_epoch(self) -> None:
         """Start again in a file that was truncated or replaced."""
@@ -56,13 +74,13 @@ class _Piece(NamedTuple):
 
 
 class View(NamedTuple):
-    """What `follow` sees of the store."""
+    """What a follower sees of the store."""
 
     files: Callable[[], list[LogFile]]
     is_final: Callable[[Key], bool]
-    """True when a file's rank is over and all of its bytes are indexed."""
+    """True when the rank of a file has ended and all its bytes are indexed."""
     is_over: Callable[[], bool]
-    """True when no file will come or grow any more."""
+    """True when no file will be added or grow any more."""
     bell: Bell
 
 
@@ -93,7 +111,7 @@ def _take(cursor: _Cursor, piece: _Piece) -> Answer | None:
         return None
     newline = body.rfind(b"\n")
     if newline >= 0:
-        # A line over 64 KiB is sent in pieces, all others whole.
+        # Only a line over 64 KiB is sent in several pieces.
         body = body[: newline + 1]
     cursor.offset += len(body)
     if cursor.replaced:
@@ -102,18 +120,20 @@ def _take(cursor: _Cursor, piece: _Piece) -> Answer | None:
     return Answer(data, body)
 
 
-async def follow(view: View, at_end: bool) -> AsyncGenerator[Answer, None]:
-    """Yield pieces until all is over and sent; at_end: of the files that are there now, only what comes."""
-    cursors = {file.key: _Cursor(file, at_end) for file in view.files()}
+def ends_of(files: Sequence[LogFile]) -> Positions:
+    """Return where the unfinished last line of each file begins: it is given whole to whoever begins at the end."""
+    return {file.key: file.index.line_start for file in files}
+
+
+async def follow(view: View, begin: Positions) -> AsyncGenerator[Answer, None]:
+    """Yield pieces until all is over and sent; `begin`: at which byte, 0 for files that are not named."""
+    cursors: dict[Key, _Cursor] = {}
     breather = Breather()
     while True:
         seen = view.bell.count
-        # Asked before the files are read: what comes between the two would be missed the other way round.
+        # Read before the files: in the other order, bytes written in between would be missed.
         over = view.is_over()
-        for file in view.files():
-            cursors.setdefault(file.key, _Cursor(file, at_end=False))
-            if over and file.behind:
-                file.absorb(time.time_ns())
+        _update(cursors, view, begin, over=over)
         sent = False
         while True:
             ready = _first_ready(cursors, view, over)
@@ -127,13 +147,22 @@ async def follow(view: View, at_end: bool) -> AsyncGenerator[Answer, None]:
             yield answer
             await breather.breathe()
             if view.bell.count != seen:
-                # Files may have come: they take part in the order.
+                # New files take part in the order.
                 break
         if over and not sent and not any(_has_more(cursor) for cursor in cursors.values()):
             return
         if not over and not sent:
             await view.bell.wait(seen, _wait_s(cursors))
         await breather.breathe()
+
+
+def _update(cursors: dict[Key, _Cursor], view: View, begin: Positions, *, over: bool) -> None:
+    """Add cursors for new files; where nothing will be written any more, index what is left."""
+    for file in view.files():
+        if file.key not in cursors:
+            cursors[file.key] = _Cursor(file, begin.get(file.key, 0))
+        if over and file.behind:
+            file.absorb(time.time_ns())
 
 
 def _first_ready(cursors: dict[Key, _Cursor], view: View, over: bool) -> tuple[_Cursor, _Piece] | None:
@@ -159,7 +188,7 @@ def _first_ready(cursors: dict[Key, _Cursor], view: View, over: bool) -> tuple[_
 
 
 def _give_up(cursor: _Cursor) -> None:
-    """Pass over bytes that were there and are gone: the file was truncated or removed under us."""
+    """Skip bytes that are gone: the file was truncated or removed meanwhile."""
     cursor.file.absorb(time.time_ns())
     if cursor.epoch == cursor.file.epoch:
         cursor.offset = cursor.file.index.scanned
@@ -168,8 +197,7 @@ def _give_up(cursor: _Cursor) -> None:
 def _has_more(cursor: _Cursor) -> bool:
     if not cursor.file.behind:
         return cursor.offset < cursor.file.index.scanned
-    # A file that is gone has nothing more to give.
-    return cursor.file.path.exists()
+    return _is_behind(cursor.file)
 
 
 def _wait_s(cursors: dict[Key, _Cursor]) -> float:
@@ -180,3 +208,94 @@ def _wait_s(cursors: dict[Key, _Cursor]) -> float:
         if cursor.offset < cursor.file.index.scanned
     ]
     return min(waits, default=_WAIT_S)
+
+
+class _Place:
+    """Up to which line one file has been given, and up to which line the present look goes."""
+
+    __slots__ = ("_epoch", "file", "is_final", "line", "stop")
+
+    def __init__(self, file: LogFile, line: int) -> None:
+        self.file = file
+        self.line = self.stop = line if line <= file.index.total_lines else 0
+        self.is_final = False
+        """Nothing will be written behind `stop`."""
+        self._epoch = file.epoch
+
+    def look(self, is_final: bool) -> bool:
+        """Set how far to look now; True when there are new lines."""
+        if self._epoch != self.file.epoch:
+            # The file was truncated or replaced.
+            self._epoch, self.line = self.file.epoch, 0
+        index = self.file.index
+        self.line = max(self.line, index.first_line)
+        self.is_final = is_final and not self.file.behind
+        self.stop = index.total_lines if self.is_final else max(self.line, index.newlines)
+        return self.line < self.stop
+
+    def holds_back(self, record: Record) -> bool:
+        """True for a record that the next line may continue: the next look begins with it, so that it stays whole."""
+        if not record.is_last or self.is_final:
+            return False
+        if time.time_ns() - self.file.index.time_of(self.stop - 1) >= _HOLD_NS:
+            return False
+        self.stop = record.line
+        return True
+
+
+async def follow_rows(
+    view: View,
+    begin: Callable[[LogFile], int],
+    open_source: Callable[[LogFile, int, int], Source],
+    *,
+    is_past: bool,
+    is_whole: bool,
+) -> AsyncGenerator[Answer, None]:
+    """Yield rows by time until all is over and given. The last answer of each look names the positions reached.
+
+    `begin` returns the first line to look at; `open_source` reads a file from one line on and before another.
+    `is_past`: end after the first look; then `is_whole` decides whether unfinished lines and records are left out.
+    """
+    places: dict[Key, _Place] = {}
+    while True:
+        seen = view.bell.count
+        over = view.is_over() or (is_past and not is_whole)
+        opened = []
+        for file in view.files():
+            await index_until(file, None, _INDEX_WAIT_S if over or not file.is_counted else 0.0)
+            place = places.get(file.key) or places.setdefault(file.key, _Place(file, begin(file)))
+            if place.look(over or view.is_final(file.key)):
+                opened.append(open_source(file, place.line, place.stop))
+        if opened or is_past:
+            async for answer in _look(opened, places):
+                yield answer
+        if is_past or (over and not opened and not any(_is_behind(place.file) for place in places.values())):
+            return
+        if not over:
+            is_held = any(place.line < place.file.index.newlines for place in places.values())
+            await view.bell.wait(seen, _HOLD_NS / 1e9 if is_held else _WAIT_S)
+        await asyncio.sleep(LOOK_S)
+
+
+async def _look(opened: list[Source], places: dict[Key, _Place]) -> AsyncGenerator[Answer, None]:
+    """Yield the rows of these files, then the positions reached."""
+    batch, apart = Batch(), 0
+    async for file, record in in_order(opened):
+        place = places[file.key]
+        if place.holds_back(record):
+            continue
+        apart += record.apart
+        for row in record.rows:
+            if row.line >= place.line:
+                batch.add(file, row, record.t_ns)
+        if batch.is_due():
+            yield batch.take(apart=apart)
+            apart = 0
+    for place in places.values():
+        place.line = place.stop
+    yield batch.take(apart=apart, after=[[*key, place.line] for key, place in places.items()])
+
+
+def _is_behind(file: LogFile) -> bool:
+    """True when bytes of a file have yet to be read; a file that is gone has nothing more to give."""
+    return file.behind and file.path.exists()

@@ -3,7 +3,7 @@
 In: the file's bytes in order, in pieces of any size, each with its time of arrival.
 Out: blocks of at most 256 lines with offset, arrival and level bits; line <-> time <-> offset.
 
-Bytes at the front may be gone from the disk (`drop`): one line then stands for all in them, in a block of its own.
+Bytes at the front may have been dropped from the disk (`drop`): one line, in its own block, then stands for them.
 
 **An entry stands at the start of a line. Lines, offsets and times grow strictly from entry to entry, and a block
 holds at most 256 lines and, but for its last line, at most 1 MiB.** Within a block line k came k ns after the first
@@ -17,21 +17,21 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-from remote_agent.logs.levels import DEBUG, ERROR, INFO, NCCL, OVERLAP, WARN, block_bits
+from remote_agent.text.levels import DEBUG, ERROR, INFO, NCCL, OVERLAP, WARN, block_bits
 
 LINES_PER_BLOCK = 256
 BYTES_PER_BLOCK = 1024 * 1024
-# A line that comes this long after the last entry gets its own one, so that slow output is merged in the right order.
+# A line that arrives this long after the last entry gets its own entry, so that slow output is merged in order.
 MARK_GAP_NS = 10_000_000
-# More entries than this are thinned: marks of time go from the older half, lines and bytes per block stay bounded.
+# Above this number, entries of the older half are joined; lines and bytes per block stay bounded.
 ENTRIES_LIMIT = 32_768
 UPPER_BOUND = 0x80
 _NEWLINE = b"\n"
-# Whoever asks for lines of a level or of NCCL must hear that there may have been some.
+# Dropped bytes may have held lines of any level and of NCCL: a reader who asks for those sees the line for them.
 DROPPED = DEBUG | INFO | WARN | ERROR | NCCL
 
 
-# By the bit of a level: the bits of blocks that may hold a line of it or of a worse one.
+# By level: matches the bits of a block that may hold a line of this level or a worse one.
 _OF_LEVEL = {
     level: re.compile(b"[" + b"".join(b"\\x%02x" % bits for bits in range(256) if bits & (NCCL - 1) >= level) + b"]")
     for level in (0, DEBUG, INFO, WARN, ERROR)
@@ -41,7 +41,7 @@ _OF_LEVEL = {
 class Block(NamedTuple):
     """Lines [line, line + lines) in bytes [offset, end); `closed`: the last line ends with a newline at end - 1.
 
-    nccl: there may be lines of NCCL among them.
+    nccl: lines of NCCL may be among them.
     """
 
     line: int
@@ -66,7 +66,7 @@ class Entry(NamedTuple):
 
 
 def after_newlines(data: bytes, start: int, wanted: int, mean: int) -> tuple[int, int]:
-    """Return the position behind the wanted-th newline from start on, or -1, and how many were seen until there.
+    """Return the position behind the wanted-th newline from `start` on, or -1, and the number of newlines seen.
 
     mean: expected bytes per line.
     """
@@ -113,9 +113,9 @@ class LineIndex:
         self.scanned = 0
         self.newlines = 0
         self.line_start = 0
-        """Offset of the line that is not finished yet."""
+        """Offset of the unfinished last line."""
         self.fresh: list[Entry] = []
-        """Entries made since somebody last took them (the sidecar's writer)."""
+        """New entries that have not been written to the sidecar."""
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -136,7 +136,7 @@ class LineIndex:
         return self._times[-1] if self._times else None
 
     def feed(self, data: bytes, t_ns: int, upper: bool = False) -> None:
-        """Take the next bytes of the file; upper: t_ns is only an upper bound of their arrival."""
+        """Index the next bytes of the file; upper: t_ns is only an upper bound of their arrival."""
         if not data:
             return
         base, seg, pos = self.scanned, 0, 0
@@ -170,13 +170,13 @@ class LineIndex:
 
     @property
     def first_line(self) -> int:
-        """Number of the first line there is; those before it are gone."""
+        """Number of the first line; the ones before it have been dropped."""
         return self._lines[0] if self._lines else 0
 
     def drop(self, end: int, t_ns: int) -> None:
-        """Let one line, the last before this block's start or these unseen bytes' end, stand for all before it.
+        """Let one line stand for all bytes before `end`, the start of a block or the end of bytes not indexed.
 
-        t_ns: its time, if nobody has seen it come.
+        t_ns: the time of that line where none of these bytes was indexed.
         """
         if end > self.scanned:
             line = self.total_lines
@@ -195,7 +195,7 @@ class LineIndex:
             setattr(self, name, array(old.typecode, [value]) + old[kept:])
 
     def restore(self, entry: Entry) -> bool:
-        """Take the next entry of a sidecar; False when it does not continue the ones before it."""
+        """Add the next entry of a sidecar; returns False when it does not continue the entries before it."""
         if self._lines:
             lines = entry.line - self._lines[-1]
             grows = lines > 0 and entry.offset > self._offsets[-1] and entry.t_ns > self._times[-1]
@@ -232,8 +232,13 @@ class LineIndex:
         found = _OF_LEVEL[level].search(self._bits, number)
         return found.start() if found is not None else len(self._bits)
 
+    def time_of(self, line: int) -> int:
+        """Return when a line arrived."""
+        block = self.block(max(0, self.blocks_of(line)))
+        return block.t_ns + max(0, line - block.line)
+
     def lines_before(self, t_ns: int) -> int:
-        """Return how many lines came before this time."""
+        """Return how many lines arrived before this time."""
         number = bisect_left(self._times, t_ns) - 1
         if number < 0:
             return self.first_line
@@ -241,7 +246,7 @@ class LineIndex:
         return block.line + min(block.lines, t_ns - block.t_ns)
 
     def offset_after(self, t_ns: int, floor: int) -> int | None:
-        """Return the offset of the first entry that came after t_ns, if it is behind floor."""
+        """Return the offset of the first entry that arrived after t_ns, if it lies behind `floor`."""
         number = bisect_right(self._times, t_ns)
         if number < len(self._offsets) and self._offsets[number] > floor:
             return self._offsets[number]
@@ -257,9 +262,9 @@ class LineIndex:
         )
 
     def _next_entry(self, data: bytes, pos: int, base: int) -> tuple[int, int]:
-        """Return where the block that is open at pos must end, 0 or -1: not in this data; and the newlines on the way.
+        """Return where the block that is open at `pos` must end, and the number of newlines up to there.
 
-        On the way to the end of the data, where it need not end.
+        0 or -1: the block need not end in this data, and the newlines are those up to its end.
         """
         wanted = max(1, LINES_PER_BLOCK - (self.newlines - self._lines[-1]))
         by_lines, lines = after_newlines(data, pos, wanted, self._mean)
@@ -295,7 +300,7 @@ class LineIndex:
         self._bits.append(UPPER_BOUND if upper else 0)
 
     def _thin(self) -> None:
-        """Join neighbours in the older half where a joined block keeps its bounds."""
+        """Join neighbouring blocks in the older half where the joined block stays within its bounds."""
         half = len(self._lines) // 2
         kept = [0]
         for number in range(1, half):

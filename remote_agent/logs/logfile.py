@@ -1,33 +1,105 @@
 """One log file: its bytes, its index, its rows.
 
-In: a file that a worker appends to. Out: bytes by offset, rows by line; the index grows by `absorb`, a slice at a time.
+In: a file that a rank appends to. Out: bytes by offset, rows by line; `absorb` extends the index, a slice at a time.
 
-**Never mmap: a truncated file would kill us. A file that shrank, was replaced, or holds other bytes than before at the
-place where we stopped reading is indexed again from the start, and `epoch` tells readers so.**
+**Never mmap: a truncated file would kill the agent. A file that shrank, was replaced, or has other bytes than before
+where reading stopped is indexed again from the start, and its `epoch` changes.**
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from remote_agent.logs import holes
 from remote_agent.logs.index import BYTES_PER_BLOCK, Block, LineIndex
-from remote_agent.logs.levels import WARN
-from remote_agent.logs.rows import CLIP, Row, dropped_text, visible, visible_ends
 from remote_agent.logs.sidecar import Covered, Sidecar
+from remote_agent.text.levels import WARN
+from remote_agent.text.rows import CLIP, Row, dropped_text, visible, visible_ends
 
 if TYPE_CHECKING:
-    from remote_agent.logs.descriptors import Descriptors
     from remote_agent.logs.progress import StepReader
 
 SLICE = 256 * 1024
 STREAMS = ("stdout", "stderr", "nccl")
-# So many bytes before the place where we stopped must still be the same ones.
+# This many bytes before the place where reading stopped must be unchanged.
 _STAMP = 16
 _TAIL_OF_OLD_FILE = 64 * 1024
+
+
+# Two generations of 32 ranks with three streams each; far below the usual limit of 1,024 open files.
+OPEN_LIMIT = 192
+
+
+class Descriptors:
+    """Read-only descriptors by path; the least recently used is closed when there are too many."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[Path, int] = OrderedDict()
+
+    def get(self, path: Path) -> int:
+        """Return a descriptor that is valid until the next call; raises OSError."""
+        fd = self._open.get(path)
+        if fd is None:
+            # O_NONBLOCK: a fifo in place of a log must not block the agent.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._open[path] = fd
+            if len(self._open) > OPEN_LIMIT:
+                _, oldest = self._open.popitem(last=False)
+                os.close(oldest)
+        self._open.move_to_end(path)
+        return fd
+
+    def drop(self, path: Path) -> None:
+        """Close the descriptor of a path that has been replaced."""
+        fd = self._open.pop(path, None)
+        if fd is not None:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        while self._open:
+            _, fd = self._open.popitem()
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_HOLE_STEP = 64 * 1024
+
+
+def punch(fd: int, end: int) -> None:
+    """Free the disk space of the bytes before `end`; raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        fallocate = libc.fallocate64 if hasattr(libc, "fallocate64") else libc.fallocate
+    except AttributeError:
+        raise OSError("this system has no fallocate") from None
+    if fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_longlong(0), ctypes.c_longlong(end)):
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
+
+
+def hole_end(fd: int) -> int:
+    """Return the offset of the first byte behind the hole, 0 for a file without one."""
+    try:
+        start = os.lseek(fd, 0, os.SEEK_DATA)
+    except (OSError, AttributeError):
+        return 0
+    if not start:
+        return 0
+    # Part of the next file system block may have been zeroed, too.
+    while data := os.pread(fd, _HOLE_STEP, start):
+        text = data.lstrip(b"\0")
+        if text:
+            end = start + len(data) - len(text)
+            return end if end >= BYTES_PER_BLOCK else 0
+        start += len(data)
+    return 0
 
 
 class Key(NamedTuple):
@@ -51,35 +123,35 @@ class LogFile:
         self._inode: int | None = None
         self._stamp = b""
         self._preexisting = 0
-        """Bytes whose arrival nobody saw: the file's mtime is their upper bound."""
+        """Bytes that existed before this agent: the file's mtime is an upper bound of their arrival."""
         self._mtime_ns = 0
         self._covered = 0
         self.index = LineIndex()
         self.size = 0
         self.epoch = 0
         self.dropped = 0
-        """So many bytes at the front are gone from the disk."""
+        """How many bytes at the front have been dropped from the disk."""
         self.last_ns: int | None = None
         """Arrival of the last bytes, or the file's mtime."""
 
     @property
     def behind(self) -> bool:
-        """True while bytes are known that are not indexed yet."""
+        """True while known bytes are not indexed."""
         return self.index.scanned < self.size
 
     @property
     def is_counted(self) -> bool:
-        """True when all that was there before us is indexed: from then on its lines are those that came."""
+        """True when everything that existed before this agent is indexed."""
         return self.index.scanned >= self._preexisting
 
     @property
     def version(self) -> str:
-        """Another one when the file is another one, or was written anew."""
+        """A text that changes when the file is replaced or truncated."""
         return f"{self._inode}.{self.epoch}"
 
     @property
-    def is_the_users(self) -> bool:
-        """True for the file that he lets NCCL write to, which we only read."""
+    def is_external(self) -> bool:
+        """True for a file outside the job's directory, to which the user's NCCL_DEBUG_FILE points: it is only read."""
         return self.key.stream == "nccl" and self.path.is_symlink()
 
     @property
@@ -88,7 +160,7 @@ class LogFile:
         return self.last_ns if self.size else None
 
     def adopt(self) -> Iterator[None]:
-        """Take over a file that was there before us, with its sidecar; yields between slices of work."""
+        """Adopt a file that existed before this agent, with its sidecar; yields between slices of work."""
         try:
             stat = os.stat(self.path)
         except OSError:
@@ -112,7 +184,7 @@ class LogFile:
             self.index = LineIndex()
             self._covered = 0
         if self.dropped and self.dropped <= self.index.scanned:
-            # What is left may begin with NULs of its own.
+            # The remaining bytes may begin with NULs that the rank wrote.
             self.dropped = self.index.block(self.index.block_at(self.dropped)).offset
         if self.dropped:
             self.index.drop(self.dropped, self._mtime_ns)
@@ -121,7 +193,7 @@ class LogFile:
         self._steps.feed(self.key.stream, tail, self.last_ns)
 
     def absorb(self, now_ns: int) -> bool:
-        """Index the next slice; True when there is more."""
+        """Index the next slice; returns True when there is more."""
         try:
             stat = os.stat(self.path)
         except OSError:
@@ -144,36 +216,36 @@ class LogFile:
         return self.index.scanned < self.size
 
     def drop(self, count: int) -> None:
-        """Give at least about so many of the oldest bytes back to the disk, in whole blocks; raises OSError."""
+        """Free about `count` of the oldest bytes on the disk, in whole blocks; raises OSError."""
         end = self.index.block(self.index.block_at(self.dropped + count)).offset
         if end - self.dropped < BYTES_PER_BLOCK:
             return
         fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            holes.punch(fd, end)
+            punch(fd, end)
         finally:
             os.close(fd)
         self.dropped = end
         self.index.drop(end, 0)
 
-    def persist(self, last_word: bool = False) -> None:
-        """Write new index entries to the sidecar; last_word: nothing more is expected for now."""
+    def persist(self, is_complete: bool = False) -> None:
+        """Write new index entries to the sidecar; is_complete: no more bytes are expected for now."""
         fresh, self.index.fresh = self.index.fresh, []
         covered = None
-        if last_word and self.index.scanned > self._covered and self.last_ns is not None:
+        if is_complete and self.index.scanned > self._covered and self.last_ns is not None:
             covered = Covered(self.index.scanned, self.last_ns)
             self._covered = self.index.scanned
         self._sidecar.append(fresh, covered)
 
     def pread(self, offset: int, length: int) -> bytes:
-        """Return up to length bytes; fewer, also none, when the file is shorter or gone."""
+        """Return up to `length` bytes; fewer, or none, when the file is shorter or gone."""
         try:
             return os.pread(self._descriptors.get(self.path), length, offset)
         except OSError:
             return b""
 
     def bytes_of(self, block: Block) -> bytes:
-        """Return the bytes of one block; where its last line is much longer than a block, only the first ones."""
+        """Return the bytes of one block; if its last line is much longer than a block, only the first ones."""
         return self.pread(block.offset, min(block.end - block.offset, BYTES_PER_BLOCK + SLICE))
 
     def rows_of(self, block: Block, first: int = 0, stop: int | None = None) -> list[Row]:
@@ -190,7 +262,7 @@ class LogFile:
             last = line == block.line + block.lines - 1
             newline = data.find(b"\n", start)
             if newline < 0 and not last:
-                # The file shrank under us: what is gone has no rows; `absorb` will notice.
+                # The file shrank meanwhile: missing bytes have no rows; `absorb` will notice.
                 break
             end = block.end - block.offset - block.closed if last else newline
             if line >= first:
@@ -228,7 +300,7 @@ class LogFile:
             text = visible(raw)
             rows.append(Row(number, offset, offset + len(raw), self._mtime_ns, True, text))
             offset += len(raw) + 1
-        # The first one may lack its beginning.
+        # The first row may lack its beginning.
         return rows[-count:] if len(rows) > count or end == len(data) else rows[1:] or rows
 
     def _take(self, data: bytes, now_ns: int) -> None:
@@ -249,9 +321,9 @@ class LogFile:
             self.index.fresh.clear()
 
     def _fits(self) -> bool:
-        """Look whether lines really begin where the index says so."""
+        """Check that lines begin where the index says so."""
         count = len(self.index)
-        # What a hole has swallowed cannot be looked at.
+        # Bytes in a hole cannot be checked.
         first = self.index.block_at(self.dropped) + 1 if self.dropped else 1
         for number in range(first, count, max(1, count // 16)):
             if self.pread(self.index.block(number).offset - 1, 1) != b"\n":
@@ -260,7 +332,7 @@ class LogFile:
 
     def _find_hole(self) -> int:
         try:
-            return holes.hole_end(self._descriptors.get(self.path))
+            return hole_end(self._descriptors.get(self.path))
         except OSError:
             return 0
 

@@ -1,7 +1,7 @@
-"""What the ranks of this node let NCCL say.
+"""NCCL's output on this node.
 
-In: a job's directory. Out: of its newest generation, the contract's `nccl` object, None where NCCL said
-nothing; and what each rank told of its network and connections.
+In: a job's directory. Out: for its newest generation, the contract's `nccl` object, None where NCCL printed nothing;
+and the network and connections of each rank.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from remote_agent.diagnose.nccl import NcclFacts
-from remote_agent.diagnose.nccl_map import RankMap, node_map
+from remote_agent.diagnose.nccl import NcclProcess, node_map, summary
 
-# NCCL tells of itself when it starts: later lines of a long log change nothing.
+# NCCL prints its facts when it starts: later lines of a long log change nothing.
 HEAD_BYTES = 512 * 1024
-# Every rank says the same but for its own connections.
+# All ranks print the same except for their own connections.
 RANKS = 16
 _FILES = ("nccl.log", "stdout.log", "stderr.log")
 _GENERATION = re.compile(r"generation_(\d+)\Z")
@@ -24,17 +23,14 @@ _RANK = re.compile(r"rank_(\d+)\Z")
 
 
 def read_facts(root: Path) -> dict[str, Any] | None:
-    """Return what the logs below `root` tell; it may take some 10 ms."""
-    facts = NcclFacts()
+    """Return the contract's `nccl` object from the logs below `root`; it may take some 10 ms."""
     generations = _numbered(root, _GENERATION)
-    for folder in _numbered(generations[-1], _RANK)[:RANKS] if generations else ():
-        for line in _lines(folder):
-            facts.feed(line)
-    return facts.result()
+    folders = _numbered(generations[-1], _RANK)[:RANKS] if generations else []
+    return summary(map(_read, folders))
 
 
 def read_map(root: Path, known: str = "") -> dict[str, Any]:
-    """Return `generation`, `stamp` and what its ranks told (`diagnose.nccl_map`); nothing more where `known` is the
+    """Return `generation`, `stamp` and the ranks' NCCL output (`diagnose.nccl`), without the output if `known` is the
     stamp. It may take some 100 ms.
     """
     generations = _numbered(root, _GENERATION)
@@ -44,17 +40,17 @@ def read_map(root: Path, known: str = "") -> dict[str, Any]:
     sizes = [min(HEAD_BYTES, _size(folder / name)) for folder in folders for name in _FILES]
     generation = generations[-1].name.partition("_")[2]
     stamp = f"{generation}:{sum(sizes)}"
-    told = {"generation": int(generation), "stamp": stamp}
+    answer = {"generation": int(generation), "stamp": stamp}
     if stamp == known:
-        return told
-    return {**told, **node_map((_number(folder), _told(folder)) for folder in folders)}
+        return answer
+    return {**answer, **node_map((_number(folder), _read(folder)) for folder in folders)}
 
 
-def _told(folder: Path) -> RankMap:
-    told = RankMap()
+def _read(folder: Path) -> NcclProcess:
+    process = NcclProcess()
     for line in _lines(folder):
-        told.feed(line)
-    return told
+        process.feed(line)
+    return process
 
 
 def _lines(folder: Path) -> Iterator[str]:

@@ -1,25 +1,178 @@
-"""Training progress read from the lines, without any change of the script.
+"""Training progress, read from a rank's output without any change to the script.
 
-In: new bytes of a rank's streams. Out: the last step it named, the time of its last output, its figures, the first
-loss that is no number, the step of the last snapshot that it spoke of.
+In: new bytes of a rank's streams. Out: the last step it printed, the time of its last output, its figures, the first
+loss that is not finite, and the step of the last snapshot it mentioned.
 
-Only the last matching text of each batch is parsed, found by a search from its end, so that a flood stays cheap.
+Only the last match in each batch is parsed; it is searched for from the end, so that a flood stays cheap.
 
-A bar that is full before the rank has printed any loss may have been no training (a data set's tokens, a checkpoint's
-shards): whatever counts after it is believed.
+A progress bar that fills up before the rank has printed any loss may not have been training (tokenizing a data set,
+loading the shards of a checkpoint): any counter that follows replaces it.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Callable
+from typing import Union
 
-from remote_agent.logs.figures import Figures
+# Only the end of the new bytes is parsed: the newest figures stand there.
+LOOK_BACK = 2048
+# Steps per second are computed from this many moments, at least this far apart.
+MOMENTS = 8
+APART_NS = 2_000_000_000
+# Losses of single steps between two heartbeats: how many are sent, and how many are kept to choose from.
+MAX_LOSSES, MAX_KEPT = 4, 256
 
-# (what to find from the end, what must stand there), the best source first: once a better one was seen,
-# a worse one is no longer believed (an epoch is not a step).
-# A number at the very end of what has arrived may not be whole yet: something must follow it.
+_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
+_FIGURE = rb"[+-]?(?:\d{1,3}(?:,\d{3})+|\d{1,15})(?:\.\d{1,15})?(?:[eE][+-]?\d{1,3})?|[+-]?(?:nan|inf)"
+# A number at the very end of the data may be incomplete: another character must follow it.
+_WHOLE = rb"(?![\w.+-])(?=[\s\S])"
+_IS = rb"[\"']?\s{0,4}[=:]?\s{0,8}"
+# Not a validation loss, nor one term of the loss.
+_ASIDE = b"".join(rb"(?<!%s )" % word for word in (b"val", b"valid", b"validation", b"eval", b"test", b"aux"))
+_LOSS = re.compile(
+    rb"(?<![A-Za-z_/.-])" + _ASIDE + rb"(?:(?:train(?:ing)?|lm|total|avg|mean)[ _/.-])?loss"
+    + _IS + rb"(" + _FIGURE + rb")" + _WHOLE, re.I,
+)  # fmt: skip
+# In front of a loss on its line: each rank may evaluate on other data.
+_EVALUATES = re.compile(rb"(?<![A-Za-z])(?:e?val(?:id(?:ation|ating)?|uat\w+)?|test(?:ing)?)(?![A-Za-z])", re.I)
+_THINGS = (
+    rb"(?P<things>tok|tokens?|samples?|sequences?|examples?|images?|img|it|iters?|iterations?|steps?|batch(?:es)?)"
+)
+_PER_S = rb"(?:/s(?:ec(?:onds?)?)?|[_ ]per[_ ]sec(?:ond)?)(?![A-Za-z])"
+_AMOUNT = rb"(?P<number>" + _FIGURE + rb")"
+_KEY = rb"[\"']?\s{0,4}[=:]\s{0,8}"
+_RATES = (
+    re.compile(rb"(?<![\w.+-])" + _AMOUNT + rb"\s?" + _THINGS + _PER_S + rb"(?!" + _KEY + rb")", re.I),
+    re.compile(rb"(?<![A-Za-z])" + _THINGS + _PER_S + _KEY + _AMOUNT + _WHOLE, re.I),
+    re.compile(rb"(?<![A-Za-z])(?P<things>tps)" + _KEY + _AMOUNT + _WHOLE, re.I),
+)
+_UNITS = {
+    b"to": "tok/s",
+    b"tp": "tok/s",
+    b"sa": "samples/s",
+    b"se": "samples/s",
+    b"ex": "samples/s",
+    b"im": "samples/s",
+}
+# The best unit first: once it was seen, worse units are ignored.
+_BEST = ("tok/s", "samples/s", "it/s")
+# A progress bar of tqdm that has reached its end.
+_BAR = b"%|"
+_FULL_BAR = re.compile(rb"\d%\|[^|\r\n]{0,400}\|\s*(\d[\w.]{0,15})/\1 \[")
+Number = Union[float, str]
+
+
+class Figures:
+    """Loss, rate and steps per second of one rank."""
+
+    __slots__ = ("_fresh", "_is_bars", "_last_loss_step", "_loss", "_losses", "_moments", "_rate", "_step_in")
+
+    def __init__(self, step_in: Callable[[bytes], int | None]) -> None:
+        self._step_in = step_in
+        """Returns the step that a line names."""
+        self._last_loss_step: int | None = None
+        self._losses: deque[tuple[int, str]] = deque(maxlen=MAX_KEPT)
+        self._loss: Number | None = None
+        self._rate: tuple[float, str] | None = None
+        self._is_bars = False
+        """The rate was read from a progress bar."""
+        self._fresh: dict[str, bytes] = {}
+        self._moments: deque[tuple[int, int]] = deque(maxlen=MOMENTS)
+
+    def feed(self, stream: str, data: bytes) -> None:
+        """Add new bytes of one stream."""
+        self._fresh[stream] = (self._fresh.get(stream, b"") + data[-LOOK_BACK:])[-LOOK_BACK:]
+
+    def note_step(self, step: int, t_ns: int | None) -> None:
+        """Add the newest step and its time of arrival."""
+        if t_ns is None:
+            return
+        if self._moments and step < self._moments[-1][1]:
+            self.forget_steps()
+        if len(self._moments) < 2 or t_ns - self._moments[-2][0] >= APART_NS:
+            self._moments.append((t_ns, step))
+        else:
+            self._moments[-1] = (t_ns, step)
+
+    def forget_steps(self) -> None:
+        """Drop the steps so far: they counted something else."""
+        self._moments.clear()
+
+    def values(self) -> dict[str, Number | None]:
+        """Return loss (`nan` and `inf` as words, which JSON lacks as numbers), rate, unit, and steps_s."""
+        for stream, data in self._fresh.items():
+            plain = _COLOUR.sub(b"", data)
+            self._read(plain)
+            self._note_losses(plain, len(data) >= LOOK_BACK)
+            # An incomplete line is parsed again when it is complete.
+            self._fresh[stream] = data[max(data.rfind(b"\n"), data.rfind(b"\r")) + 1 :]
+        rate, unit = self._rate or (None, None)
+        return {"loss": self._loss, "rate": rate, "unit": unit, "steps_s": self._steps_s()}
+
+    def take_losses(self) -> list[tuple[int, str]]:
+        """Return (step, printed loss) of the roundest steps since the last call.
+
+        Round steps are chosen so that ranks that are asked at different moments return the same steps.
+        """
+        self.values()
+        losses = sorted(self._losses, key=lambda pair: pair[0] & -pair[0])[-MAX_LOSSES:]
+        self._losses.clear()
+        return losses
+
+    def _read(self, data: bytes) -> None:
+        for match in _LOSS.finditer(data):
+            self._loss = _number(match[1])
+        for line in data.splitlines(keepends=True) if _BAR in data else (data,):
+            is_bar = _BAR in line
+            if is_bar and _FULL_BAR.search(line):
+                # Its work is done: what follows, perhaps in a worse unit, has its own rate.
+                self._rate = None if self._is_bars else self._rate
+            else:
+                self._read_rate(line, is_bar)
+
+    def _read_rate(self, line: bytes, is_bar: bool) -> None:
+        for pattern in _RATES:
+            for match in pattern.finditer(line):
+                unit, number = _UNITS.get(match["things"][:2].lower(), "it/s"), _number(match["number"])
+                if isinstance(number, float) and (not self._rate or _BEST.index(unit) <= _BEST.index(self._rate[1])):
+                    self._rate, self._is_bars = (number, unit), is_bar
+
+    def _note_losses(self, data: bytes, is_cut: bool) -> None:
+        """Add the first training loss of each step named on a complete line; is_cut: earlier bytes are missing."""
+        found = []
+        for line in data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1].splitlines(keepends=True):
+            match = _LOSS.search(line)
+            if match is None or _EVALUATES.search(line, 0, match.start()):
+                continue
+            step = self._step_in(line)
+            if step is None or step == self._last_loss_step:
+                continue
+            self._last_loss_step = step
+            found.append((step, match[1].decode("ascii").replace(",", "")))
+        # The first step here may have had a loss on an earlier line.
+        whole = found[1:] if is_cut else found
+        self._losses += [(step, loss) for step, loss in whole if loss.lower().lstrip("+-") not in ("nan", "inf")]
+
+    def _steps_s(self) -> float | None:
+        """Return recent steps per second; None before the second step."""
+        if len(self._moments) < 2:
+            return None
+        (begin_ns, first), (end_ns, last) = self._moments[0], self._moments[-1]
+        return round((last - first) / (end_ns - begin_ns) * 1e9, 4) if end_ns > begin_ns and last > first else None
+
+
+def _number(text: bytes) -> Number:
+    word = text.decode("ascii").lower().lstrip("+").replace(",", "")
+    return word if word.lstrip("-") in ("nan", "inf") else float(word)
+
+
+# (letters to search for from the end, pattern that must match there), the best source first: once a better source was
+# seen, worse ones are ignored (an epoch is not a step).
+# A number at the very end of the data may be incomplete: another character must follow it.
 _NUMBER = rb"(\d{1,15})(?=[^\d.]|\.(?!\d)[\s\S])"
-# A colour's code ends with a letter.
+# An escape code for a colour ends with a letter.
 _BEGIN = rb"(?:(?<![A-Za-z_])|(?<=\x1b\[\d\dm))"
 _BETWEEN = rb"[\"']?\s{0,4}[=:#]?\s{0,8}[\[(]?\s{0,4}"
 _KINDS: tuple[tuple[tuple[bytes, ...], re.Pattern[bytes]], ...] = (
@@ -31,11 +184,11 @@ _KINDS: tuple[tuple[tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ((b"%|",), re.compile(rb"\d%\|[^|\r\n]{0,400}\|\s*" + _NUMBER + rb"/(?P<total>\d+) \[")),
     ((b"poch", b"POCH"), re.compile(rb"(?<![A-Za-z_])epoch" + _BETWEEN + _NUMBER, re.I)),
 )
-# Longest text before the found letters that belongs to the match ("training_s"), and longest match after them.
+# Longest part of a match before the letters searched for ("training_s"), and longest part after them.
 _BEFORE = 16
 _AFTER = 512
 _TRIES = 24
-# Not the best loss so far, which begins as inf, and not a loss scale.
+# Neither the best loss so far, which starts as inf, nor a loss scale.
 _NOT_FINITE = re.compile(
     rb"(?<![\w/.-])(?!\S*(?:best|min|prev|last|lowest|init))(?P<name>[\w/.-]{0,40}loss(?:_(?!scale)\w{1,16})?)[\"']?"
     rb"(?:[ \t]{0,4}[=:]|[ \t]{1,4}is|[ \t])[ \t]{0,4}(?:tensor\()?(?P<value>[-+]?(?:nan|inf(?:inity)?))(?![\w.%-])",
@@ -80,7 +233,7 @@ def _last_match(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[bytes
 
 
 def _not_finite(data: bytes) -> str:
-    """Return `loss is nan` where the text says so; of very many suspicious places only the last are looked at."""
+    """Return `loss is nan` if the text says so; only the last suspicious places are checked."""
     for mark in _NAN_MARKS:
         if mark[-1:] not in data:
             continue
@@ -97,7 +250,7 @@ def _not_finite(data: bytes) -> str:
 
 
 def _snapshot(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[bytes], step: int | None) -> int | None:
-    """Return the step of the last snapshot that whole lines speak of; `step`: the one before this text."""
+    """Return the step of the last snapshot that a complete line mentions; `step`: the step before this text."""
     stop = len(data)
     spoken = [mark for mark in _SNAPSHOT_MARKS if mark[-1:] in data]
     for _ in range(_TRIES):
@@ -117,16 +270,16 @@ def _snapshot(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[bytes],
 
 
 class StepReader:
-    """Progress of one rank over its streams."""
+    """Reads the progress of one rank from its streams."""
 
     __slots__ = ("_carry", "_kind", "figures", "last_output_ns", "saved", "step", "warning")
 
     def __init__(self) -> None:
         self.step: int | None = None
         self.warning: str | None = None
-        """The first loss that was no number, and when: `loss is nan, about step 120`."""
+        """The first loss that was not finite, and when: `loss is nan, about step 120`."""
         self.saved: int | None = None
-        """The step of the last snapshot that it says to have saved, or to go on from."""
+        """The step of the last snapshot that it saved or resumed from."""
         self.last_output_ns: int | None = None
         self.figures = Figures(self._step_in)
         self._kind = len(_KINDS)
@@ -136,25 +289,25 @@ class StepReader:
         return _last_number(line, *_KINDS[self._kind]) if self._kind < len(_KINDS) else None
 
     def _count(self, data: bytes, t_ns: int | None) -> int | None:
-        """Take the newest step in; return the one before it, None where that counted something else."""
+        """Read the newest step; returns the one before it, or None if that counted something else."""
         before = self.step
         for kind, (marks, pattern) in enumerate(_KINDS[: self._kind + 1]):
             found = _last_match(data, marks, pattern)
             if found is None:
                 continue
             if kind != self._kind:
-                # What was counted before is none of these.
+                # Earlier counts came from another source.
                 self.saved = before = None
             self.step, self._kind = int(found[1]), kind
             self.figures.note_step(self.step, t_ns)
-            if found.groupdict().get("total") != found[1] or self.figures.told()["loss"] is not None:
+            if found.groupdict().get("total") != found[1] or self.figures.values()["loss"] is not None:
                 break
             self._kind, data = len(_KINDS), data[found.end() :]
             self.figures.forget_steps()
         return before
 
     def feed(self, stream: str, data: bytes, t_ns: int | None) -> None:
-        """Take new bytes of one stream; t_ns: their arrival."""
+        """Read new bytes of one stream; t_ns: their time of arrival."""
         if not data:
             return
         if t_ns is not None and (self.last_output_ns is None or t_ns > self.last_output_ns):

@@ -1,6 +1,6 @@
-"""Search over whole files, on the node: the text stays here, only hits leave.
+"""Search in whole files on the node: only hits are sent.
 
-In: files, a pattern, limits of level and time. Out: batches of rows, and at the end how much was read.
+In: files, a pattern, limits of level and time. Out: batches of rows, and finally how many bytes were read.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from remote_agent.logs.index import after_newlines
-from remote_agent.logs.levels import level_of
-from remote_agent.logs.longline import column_of
-from remote_agent.logs.pattern import LINE_S, TooLong, within
-from remote_agent.logs.records import is_kept
-from remote_agent.logs.rows import CLIP, Row, visible, without_escapes
+from remote_agent.logs.records import Record, is_kept
 from remote_agent.logs.slices import Breather
 from remote_agent.logs.window import index_until, row_json
+from remote_agent.text.levels import level_of
+from remote_agent.text.patterns import LINE_S, TooLong, within
+from remote_agent.text.rows import CLIP, Row, visible, without_escapes
 from remote_agent.wire import Answer, Problem
 
 if TYPE_CHECKING:
+    import re
+
     from remote_agent.logs.index import Block
     from remote_agent.logs.logfile import LogFile
-    from remote_agent.logs.pattern import Pattern
     from remote_agent.logs.selection import Wanted
+    from remote_agent.text.patterns import Pattern
 
 T = TypeVar("T")
 
@@ -33,24 +34,102 @@ SLICE = 256 * 1024
 _BATCH_ROWS = 256
 _BATCH_BYTES = 512 * 1024
 _BATCH_S = 0.2
-# An empty batch this often: who waits knows that the search goes on.
+# An empty batch is sent this often to show that the search goes on.
 _ALIVE_S = 10.0
-# The event loop is asked for its turn this often while nothing is found.
+# How often the event loop gets a turn while nothing is found.
 _LINES_PER_TURN = 64
-# And after so long, where a pattern is slow.
+# And after this time, if a pattern is slow.
 _TURN_S = 0.005
-# As often while blocks that can hold no hit are passed over: some 2 ms.
+# And after this many lines in blocks that are skipped, about 2 ms.
 _LINES_PASSED = 256 * 1024
-# Within a block lines get times that are earlier than that of their arrival.
+# The times of lines within a block are earlier than their arrival.
 _AGAIN_NS = 1_000_000_000
-# Longest wait for the index of a file that was there before us.
+# Longest wait for the index of a file that existed before this agent.
 _INDEX_WAIT_S = 60.0
 
 
-class Query(NamedTuple):
-    """What is looked for; since_ns <= arrival < until_ns; shown: only in records that a view with it shows.
+PIECE = 256 * 1024
+# Longest escape code that may lie across two pieces.
+_ESCAPE = 256
+# `$` matches before a newline at the end of the text: two newlines prevent a match at the end of a piece.
+_NO_END = b"\n\n"
+# The bytes of a UTF-8 character behind its first.
+_REST_OF_CHARACTER = bytes(range(0x80, 0xC0))
 
-    way: of each file the first hits (1) or the last ones (-1), an equal share of the limit; 0: the limit ends it all.
+
+class _Window:
+    """The part of the text in which a match may still begin."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        self.column: int | None = None
+        """The number of characters before the first match."""
+        self._pattern = pattern
+        self._text = b""
+        self._gone = 0
+        """Bytes, and characters, before this text. Its first byte is kept only as context for lookbehinds."""
+        self._gone_characters = 0
+        self._doubtful = -1
+        """Where a match begins that may exist only because its piece ended there."""
+
+    def take(self, more: bytes, is_last: bool) -> None:
+        """Search the next piece; raises TooLong."""
+        if self.column is not None:
+            return
+        self._text += more
+        match = self._search(is_last)
+        keep = max(0, len(self._text) - CLIP)
+        if match is not None:
+            at = self._gone + match.start()
+            if is_last or match.end() < len(self._text) or at == self._doubtful:
+                self.column = self._gone_characters + _characters(self._text[: match.start()])
+                return
+            self._doubtful = at
+            keep = min(keep, max(0, match.start() - 1))
+        self._gone_characters += _characters(self._text[:keep])
+        self._gone += keep
+        self._text = self._text[keep:]
+
+    def _search(self, is_last: bool) -> re.Match[bytes] | None:
+        if self._pattern.where(self._text) is None:
+            return None
+        text = self._text if is_last else self._text + _NO_END
+        return within(LINE_S, partial(self._pattern.regex.search, text, 1 if self._gone else 0))
+
+
+def column_of(file: LogFile, start: int, end: int, pattern: Pattern) -> Generator[None, None, int | None]:
+    """Return the column of the first match in the line in these bytes; yields between slices of work.
+
+    Raises TooLong.
+    """
+    tail = file.pread(max(start, end - CLIP), min(end - start, CLIP))
+    end -= len(tail) - len(tail.rstrip(b"\r"))
+    window, rest = _Window(pattern), b""
+    while start < end:
+        data = file.pread(start, min(PIECE, end - start))
+        if not data:
+            break
+        start += len(data)
+        data = rest + data
+        begin = data.rfind(b"\r") + 1
+        if begin:
+            # A progress bar: a terminal shows only what follows the last carriage return.
+            window = _Window(pattern)
+        cut = data.rfind(b"\x1b", max(begin, len(data) - _ESCAPE)) if start < end else -1
+        cut = len(data) if cut < 0 else cut
+        window.take(without_escapes(data[begin:cut]), start >= end)
+        rest = data[cut:]
+        yield
+    return window.column
+
+
+def _characters(text: bytes) -> int:
+    return len(text.translate(None, _REST_OF_CHARACTER))
+
+
+class Query(NamedTuple):
+    """What to search for: lines with since_ns <= arrival < until_ns, only in records that pass `shown`.
+
+    way: the first hits of each file (1) or the last (-1), an equal share of the limit; 0: the limit ends the search.
     """
 
     pattern: Pattern
@@ -59,43 +138,43 @@ class Query(NamedTuple):
     until_ns: int | None = None
     limit: int | None = None
     again_ns: int | None = None
-    """Only what may have come, or ended, since this moment."""
+    """Search only lines that may have arrived, or been completed, since this moment."""
     shown: Wanted | None = None
     way: int = 0
 
     def share(self, files: int) -> int | None:
-        """Return how many hits one of so many files may have."""
+        """Return how many hits each of this many files may have."""
         return max(1, self.limit // max(1, files)) if self.way and self.limit is not None else self.limit
 
     def up_to(self, row: Row) -> Query:
-        """Return the same without what lies behind a hit, the way it goes."""
+        """Return the query limited to what comes before this hit in its direction."""
         return self._replace(since_ns=row.t_ns) if self.way < 0 else self._replace(until_ns=row.t_ns + 1)
 
     def shows(self, file: LogFile, row: Row) -> bool:
-        """True when the view that the hits must be in shows this row."""
+        """True when the record of this row passes `shown`."""
         return self.shown is None or is_kept(file, row, self.shown)
 
     def first_line(self, file: LogFile) -> int:
-        """Return the first line to look at."""
+        """Return the first line to search."""
         first = file.index.first_line
         if self.since_ns is not None:
             first = max(first, file.index.lines_before(self.since_ns))
         if self.again_ns is not None:
-            # The last line of then may not have been whole.
+            # The last line at that moment may have been unfinished.
             first = max(first, file.index.lines_before(self.again_ns - _AGAIN_NS) - 1)
         return first
 
 
 class _Run(NamedTuple):
-    """Neighbouring blocks to be searched: bytes [offset, end), the first of which begins `line`."""
+    """Consecutive blocks to search: bytes [offset, end), which begin with line `line`."""
 
     line: int
     offset: int
     end: int
 
 
-class _Batch:
-    """Rows on their way out."""
+class Batch:
+    """Rows to be sent."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -103,19 +182,25 @@ class _Batch:
         self.size = 0
         self._since = time.monotonic()
         self._waited_for = True
-        """Nothing has been found yet: who waits for the first hit gets it at once."""
+        """No row has been sent: the first hit is sent at once."""
 
-    def add(self, file: LogFile, row: Row) -> None:
+    def add(self, file: LogFile, row: Row, t_ns: int) -> None:
+        """Add a row with the time that orders it."""
         generation, rank, stream = file.key
-        self.rows.append({"generation": generation, "rank": rank, "stream": stream, **row_json(row)})
+        entry = row_json(row)
+        entry["generation"], entry["rank"], entry["stream"] = generation, rank, stream
+        entry["t_ns"] = t_ns
+        self.rows.append(entry)
         self.texts.append(row.text)
         self.size += len(row.text)
 
     def is_due(self) -> bool:
+        """True when the batch is to be sent."""
         full = len(self.rows) >= _BATCH_ROWS or self.size >= _BATCH_BYTES or (self._waited_for and self.rows)
         return bool(full) or time.monotonic() - self._since >= (_BATCH_S if self.rows else _ALIVE_S)
 
     def take(self, **more: Any) -> Answer:
+        """Return the batch as an answer, and begin the next one."""
         answer = Answer({"rows": self.rows, **more}, b"\n".join(self.texts))
         self._waited_for = self._waited_for and not self.rows
         self.rows, self.texts, self.size, self._since = [], [], 0, time.monotonic()
@@ -124,48 +209,48 @@ class _Batch:
 
 @dataclasses.dataclass
 class _Tally:
-    """What a search has come by beside its hits."""
+    """Counts of a search."""
 
     searched: int = 0
     """Bytes."""
     apart: int = 0
-    """Rows that match and are of a stream not asked for."""
+    """Rows that match but belong to a stream that was not asked for."""
 
 
 async def search(files: list[LogFile], query: Query) -> AsyncGenerator[Answer, None]:
-    """Yield hits file by file, in the order of lines; the last item says done, begun_ns, searched_bytes, hits.
+    """Yield hits file by file, in order; the last item has done, begun_ns, searched_bytes and hits.
 
-    With a way the last item also says since_ns and until_ns: no hit between them is missing. Way -1: the newest first.
+    With a way the last item also has since_ns and until_ns, between which no hit is missing; way -1: newest first.
     """
-    batch, breather, tally, begun_ns = _Batch(), Breather(), _Tally(), time.time_ns()
+    batch, breather, tally, begun_ns = Batch(), Breather(), _Tally(), time.time_ns()
     share = query.share(len(files))
     hits = 0
-    told: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     for file in files:
         await index_until(file, None, _INDEX_WAIT_S)
         full = hits + share if query.way and share is not None else share
-        for row in _rows(file, query, tally):
+        for row in _rows(file, query, tally, query.first_line(file)):
             await breather.breathe()
             if batch.is_due():
                 yield batch.take()
             if row is None:
                 continue
             hits += 1
-            batch.add(file, row)
+            batch.add(file, row, row.t_ns)
             if hits == full:
                 query = query.up_to(row)
                 break
         if hits == full and not query.way:
-            told = {"limited": True}
+            more = {"limited": True}
             break
     if query.way:
-        told = {"since_ns": query.since_ns, "until_ns": query.until_ns}
-    yield batch.take(done=True, begun_ns=begun_ns, searched_bytes=tally.searched, hits=hits, apart=tally.apart, **told)
+        more = {"since_ns": query.since_ns, "until_ns": query.until_ns}
+    yield batch.take(done=True, begun_ns=begun_ns, searched_bytes=tally.searched, hits=hits, apart=tally.apart, **more)
 
 
-def _rows(file: LogFile, query: Query, tally: _Tally) -> Iterator[Row | None]:
-    """Yield the hits of one file, the way the query goes; None between slices of work."""
-    epoch, first = file.epoch, query.first_line(file)
+def _rows(file: LogFile, query: Query, tally: _Tally, first: int) -> Iterator[Row | None]:
+    """Yield the hits of one file from line `first` on, in the query's direction; None between slices of work."""
+    epoch = file.epoch
     runs = _runs(file, query, first)
     for run in _backwards(runs) if query.way < 0 else runs:
         if run is None:
@@ -173,7 +258,7 @@ def _rows(file: LogFile, query: Query, tally: _Tally) -> Iterator[Row | None]:
             continue
         lost = run.offset < file.dropped
         tally.searched += 0 if lost else run.end - run.offset
-        # What cannot be searched any more is told in its place, whatever is looked for.
+        # The line for dropped bytes is always a hit: what they held is unknown.
         rows: Iterable[Row | None] = file.rows_of(file.index.block(0)) if lost else _hits(file, run, query)
         for row in _backwards(rows) if query.way < 0 else rows:
             if file.epoch != epoch:
@@ -187,8 +272,36 @@ def _rows(file: LogFile, query: Query, tally: _Tally) -> Iterator[Row | None]:
                 yield row
 
 
+class Hits:
+    """The hits of one file from a line on and before `stop`, each as a record of one line."""
+
+    def __init__(self, file: LogFile, query: Query, first: int, stop: int) -> None:
+        self.file = file
+        self._stop = stop
+        self._tally = _Tally()
+        self._apart = 0
+        self._rows = _rows(file, query, self._tally, first)
+        self._t_ns = file.index.time_of(first)
+
+    def bound_ns(self) -> int | None:
+        """Return a time that no hit is earlier than."""
+        return self._t_ns
+
+    def next(self) -> Record | None:
+        """Return the next hit, or a record without rows after a slice of work."""
+        try:
+            row = next(self._rows)
+        except StopIteration:
+            return None
+        if row is not None and row.line >= self._stop:
+            return None
+        self._t_ns = self._t_ns if row is None else row.t_ns
+        apart, self._apart = self._tally.apart - self._apart, self._tally.apart
+        return Record(self._t_ns, [] if row is None else [row], apart)
+
+
 def _backwards(items: Iterable[T | None]) -> Iterator[T | None]:
-    """Yield the last one first; None as often as it comes."""
+    """Yield the items last to first, after each None among them."""
     kept: list[T] = []
     for item in items:
         if item is None:
@@ -205,13 +318,13 @@ def _wanted(file: LogFile, block: Block, query: Query) -> bool:
 
 
 def _runs(file: LogFile, query: Query, line: int) -> Iterator[_Run | None]:
-    """Yield what may hold hits from a line on, as the index is now; None between slices of work."""
+    """Yield the runs from a line on that may hold hits, as the index is now; None between slices of work."""
     index = file.index
     stop = index.total_lines
     run: _Run | None = None
     rest = line + _LINES_PASSED
     while line < stop:
-        # By line: blocks are joined or go while we wait for our turn.
+        # By line: blocks may be joined or dropped between two turns.
         number = index.next_of_level(max(0, index.blocks_of(line)), query.wanted.level)
         if number == len(index):
             break
@@ -271,7 +384,7 @@ class _Further(NamedTuple):
 
 
 def _line_end(file: LogFile, offset: int, limit: int) -> int | _Further:
-    """Return where the line ends that goes on at offset, or from where to look on."""
+    """Return where the line at this offset ends, or where to continue the search for its end."""
     data = file.pread(offset, min(SLICE * 4, limit - offset))
     newline = data.find(b"\n")
     if newline >= 0:
@@ -282,7 +395,7 @@ def _line_end(file: LogFile, offset: int, limit: int) -> int | _Further:
 def _row(file: LogFile, query: Query, line: int, start: int, raw: bytes) -> Row | None:
     """Return the row if it is a hit."""
     text = visible(raw)
-    # A plain literal has matched already, unless it stands where the row does not show it.
+    # A plain literal has matched already, unless it stands in a part of the line that is not visible.
     is_sure = query.pattern.plain and len(text) == len(raw) and b"\x1b" not in raw
     try:
         if not is_sure and not query.pattern.matches(text):
@@ -293,7 +406,7 @@ def _row(file: LogFile, query: Query, line: int, start: int, raw: bytes) -> Row 
 
 
 def _long_row(file: LogFile, query: Query, line: int, start: int, end: int) -> Generator[None, None, Row | None]:
-    """Return the row of a line whose text is clipped, if all of the line is a hit; yields between slices of work."""
+    """Return the row of a long line if it is a hit; yields between slices of work."""
     try:
         column = yield from column_of(file, start, end, query.pattern)
     except TooLong:
@@ -305,7 +418,7 @@ def _long_row(file: LogFile, query: Query, line: int, start: int, end: int) -> G
 
 
 def _timed(file: LogFile, query: Query, line: int, start: int, end: int, text: bytes) -> Row | None:
-    """Return the row if it is of the time and level asked for."""
+    """Return the row if it has the time and level asked for."""
     level = level_of(text)
     if level < query.wanted.level:
         return None
@@ -343,7 +456,7 @@ def _places(data: bytes, pattern: Pattern) -> Iterator[int]:
     position = 0
     if pattern.choices:
         choices = pattern.choices
-        # The rarest set has the fewest lines to try.
+        # The rarest set gives the fewest lines to try.
         best = choices[0] if len(choices) == 1 else min(choices, key=lambda c: sum(map(where.count, c)))
         nexts = [(where.find(literal), literal) for literal in best]
         while nexts := [(at, literal) for at, literal in nexts if at >= 0]:
@@ -352,14 +465,14 @@ def _places(data: bytes, pattern: Pattern) -> Iterator[int]:
             position = data.find(b"\n", found) + 1 or len(data)
             nexts = [(at if at >= position else where.find(literal, position), literal) for at, literal in nexts]
         return
-    # A row shows what follows the last \r: there a line begins that the scanner does not know of.
+    # A row shows what follows the last \r; the scanner does not know that a visible line begins there.
     scanner = None if b"\r" in data else pattern.scanner
     while position < len(data):
         if scanner is not None:
             try:
                 match = within(LINE_S, partial(scanner.search, data, position))
             except TooLong:
-                # Line by line it can be told which one it is.
+                # Trying line by line finds the one that takes too long.
                 scanner = None
                 continue
             if match is None or match.start() >= len(data):

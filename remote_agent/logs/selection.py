@@ -1,6 +1,6 @@
-"""What a log request asks for, checked.
+"""The arguments of log requests, validated.
 
-In: arguments from the wire. Out: files, and which of their lines; Problem (kind "usage") for nonsense.
+In: arguments from the wire. Out: files, and which of their lines; Problem (kind "usage") for invalid ones.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Union
 
-from remote_agent.logs.filters import Filter, make_filter
-from remote_agent.logs.levels import minimum_level
 from remote_agent.logs.logfile import STREAMS, Key, LogFile
-from remote_agent.logs.rows import stream_of
+from remote_agent.text.filters import Filter, make_filter
+from remote_agent.text.levels import NCCL_MARK, minimum_level
+from remote_agent.text.rows import stream_of
 from remote_agent.wire import Problem
 
 if TYPE_CHECKING:
     from remote_agent.logs.catalogue import Catalogue
     from remote_agent.logs.index import Block
-    from remote_agent.logs.rows import Row
+    from remote_agent.text.rows import Row
 
 # A generation by number, "all", or None: the newest.
 Generations = Union[int, str, None]
@@ -26,9 +26,9 @@ BODY_LIMIT = 4 * 1024 * 1024
 
 
 class Wanted(NamedTuple):
-    """Which lines of the chosen files: of these streams (None: all), of the level with this bit or worse (0: all).
+    """Which lines of the files are wanted: streams (None: all), lowest level by its bit (0: all), filter.
 
-    Of a record, one line of the level and what the filter says decide about all of its lines.
+    A record is wanted as a whole: if one of its lines has the level, and if the filter keeps it.
     """
 
     level: int = 0
@@ -37,12 +37,12 @@ class Wanted(NamedTuple):
 
     @property
     def is_rare(self) -> bool:
-        """True when it may take long to find the next such line."""
+        """True when wanted lines may be far apart."""
         return bool(self.level or self.filter.include or self.filter.exclude)
 
     def may_be_in(self, file: LogFile, block: Block) -> bool:
-        """False when the block holds no such line."""
-        # Never by both: a record may have the level in one block, and what is included in another.
+        """False when the block has no wanted line."""
+        # Not both: a record may have the level in one block and the included pattern in another.
         if self.filter.include:
             data = file.bytes_of(block) if block.offset >= file.dropped else b""
             if len(data) == block.end - block.offset and not self.filter.may_keep(data):
@@ -52,17 +52,26 @@ class Wanted(NamedTuple):
         return block.nccl or self.streams is None or file.key.stream in self.streams
 
     def is_apart(self, file: LogFile, text: bytes) -> bool:
-        """True for a line of another stream: of NCCL where that is not wanted, of the script where only NCCL is."""
+        """True for a line of a stream that is not wanted, such as a line of NCCL in stdout."""
         return self.streams is not None and stream_of(file.key.stream, text) not in self.streams
 
+    def of_streams(self, file: LogFile, rows: list[Row]) -> list[Row]:
+        """Return the rows of the wanted streams."""
+        if self.streams is None:
+            return rows
+        is_own = file.key.stream in self.streams
+        return [row for row in rows if (not self.is_apart(file, row.text) if NCCL_MARK in row.text else is_own)]
+
     def may_be(self, file: LogFile, row: Row) -> bool:
-        """False when the row is none that its record is shown for."""
+        """False when this row cannot be the reason why its record is wanted."""
         rare = self.filter.may_keep(row.text) if self.filter.include else row.level >= self.level
         return rare and not self.is_apart(file, row.text)
 
     def keeps(self, file: LogFile, rows: list[Row]) -> bool:
         """True when the filter keeps the record of these rows; raises Problem (pattern)."""
-        # What is gone from the disk cannot be looked at any more: its place is told, whatever is wanted.
+        if not (self.filter.include or self.filter.exclude):
+            return True
+        # The line for dropped bytes is always kept: what they held is unknown.
         return not rows or rows[0].offset < file.dropped or self.filter.keeps(row.text for row in rows)
 
 
@@ -70,7 +79,7 @@ def find(catalogue: Catalogue, generation: int, rank: int, stream: str) -> LogFi
     """Return one file; raises Problem (no_log)."""
     file = catalogue.files.get(Key(generation, rank, stream))
     if file is None and isinstance(generation, int):
-        # The follower may not have seen it yet.
+        # The indexing task may not have found it yet.
         catalogue.scan(generation)
         file = catalogue.files.get(Key(generation, rank, stream))
     if file is None:
@@ -81,12 +90,19 @@ def find(catalogue: Catalogue, generation: int, rank: int, stream: str) -> LogFi
 
 
 def check_streams(streams: Sequence[str] | None) -> list[str]:
-    """Return the streams to read, stdout and stderr for None; raises Problem (usage)."""
+    """Return the streams, stdout and stderr for None; raises Problem (usage)."""
     chosen = list(streams) if streams is not None else ["stdout", "stderr"]
     for stream in chosen:
         if stream not in STREAMS:
             raise Problem("usage", f"no such stream: {stream}", f"use one of {', '.join(STREAMS)}")
     return chosen
+
+
+def streams_to_read(streams: Sequence[str] | None) -> list[str]:
+    """Return the files that may hold lines of these streams; raises Problem (usage)."""
+    chosen = check_streams(streams)
+    # Without a file of its own, NCCL writes into the script's.
+    return list(STREAMS) if "nccl" in chosen else chosen
 
 
 def check_lines(
@@ -95,7 +111,7 @@ def check_lines(
     include: Sequence[str] | None = None,
     exclude: Sequence[str] | None = None,
 ) -> Wanted:
-    """Return which lines of the files to give; raises Problem (usage, pattern)."""
+    """Return which lines of the files are wanted; raises Problem (usage, pattern)."""
     chosen = frozenset(check_streams(streams))
     which = None if len(chosen) == len(STREAMS) else chosen
     return Wanted(check_level(level), which, make_filter(include, exclude))
@@ -116,10 +132,7 @@ def select(
 
     Raises Problem (usage).
     """
-    chosen = check_streams(streams)
-    if "nccl" in chosen:
-        # Where it was told no file, NCCL writes into the script's.
-        chosen = list(STREAMS)
+    chosen = streams_to_read(streams)
     if generation == "all":
         return catalogue.select(None, ranks, chosen)
     if generation is None:

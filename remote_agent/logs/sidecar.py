@@ -1,9 +1,9 @@
-"""The index on disk beside its log file, so that arrival times outlive the agent.
+"""The index on disk next to its log file, so that times of arrival survive the agent.
 
-In: new index entries. Out: the longest believable run of entries of an earlier agent.
+In: new index entries. Out: the valid entries that an earlier agent wrote.
 
-A file of 32-byte records behind a header of the same size, only ever appended to. Each record has its own checksum;
-what is cut off, damaged or does not fit the log is not believed, and the index is built again from there.
+An append-only file of 32-byte records behind a header of the same size. Each record has a checksum; records from the
+first one on that is cut off, damaged or does not fit the log are ignored, and the index is rebuilt from there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from remote_agent.logs.index import Entry
-from remote_agent.logs.levels import NCCL
+from remote_agent.text.levels import NCCL
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +27,15 @@ _RECORD = struct.Struct("<QQqBBH")
 _CHECK = struct.Struct("<I")
 SIZE = _RECORD.size + _CHECK.size
 _FLAG_UPPER = 1
-# Not an entry: the bytes before `offset` are all covered by the entries before this record.
+# Not an entry: all bytes before `offset` are covered by the entries before this record.
 _FLAG_COVERED = 2
-# The bits tell of NCCL, too; those of older agents do not.
+# The bits include NCCL's; those of older agents do not.
 _FLAG_NCCL = 4
 _READ_RECORDS = 8192
 
 
 class Covered(NamedTuple):
-    """The follower's last word: how far the index went, when the last bytes came."""
+    """How far the index reached when the agent stopped, and when the last bytes arrived."""
 
     offset: int
     t_ns: int
@@ -56,7 +56,7 @@ class Sidecar:
         """Bytes of the file that hold whole, valid records; None before load or reset."""
 
     def load(self) -> Iterator[Entry | Covered]:
-        """Yield the valid records in order; what follows the first bad one is dropped."""
+        """Yield the valid records in order, up to the first invalid one."""
         self._good_size = 0
         try:
             file = self.path.open("rb")
@@ -83,12 +83,12 @@ class Sidecar:
                     return
 
     def reject_last(self) -> None:
-        """Drop the record that `load` yielded last, and what follows it."""
+        """Drop the record that `load` yielded last, and all that follow it."""
         if self._good_size:
             self._good_size -= SIZE
 
     def append(self, entries: list[Entry], covered: Covered | None = None) -> None:
-        """Write entries; a full disk costs arrival times after a restart of the agent, nothing else."""
+        """Write entries. A full disk only loses times of arrival, and only when the agent restarts."""
         if not self._writable or not (entries or covered):
             return
         flags = (_FLAG_NCCL, _FLAG_NCCL | _FLAG_UPPER)
@@ -98,12 +98,12 @@ class Sidecar:
         try:
             self._write(data)
         except OSError as error:
-            # A hole in the records would be worse than none: from here on the file is left as it is.
+            # A gap in the records would be worse than no records: the file is left as it is from here on.
             self._writable = False
             log.warning("%s is not kept: %s", self.path, error)
 
     def reset(self) -> None:
-        """Forget all records: the log was truncated or replaced."""
+        """Remove all records: the log was truncated or replaced."""
         self._good_size = 0
         if self._writable:
             with contextlib.suppress(FileNotFoundError):

@@ -1,6 +1,6 @@
-"""Turns on the event loop: long work in slices, and waiting for news.
+"""Long work in slices on the event loop, and waiting for new bytes.
 
-In: a budget of time; rings of the follower. Out: pauses at the right moments.
+In: a time budget; rings of the bell. Out: pauses.
 """
 
 from __future__ import annotations
@@ -13,29 +13,33 @@ BUDGET_S = 0.01
 
 
 class Breather:
-    """Gives the event loop a turn whenever the budget of time is used up."""
+    """Gives the event loop a turn whenever the time budget is used up."""
 
     __slots__ = ("_until",)
 
     def __init__(self) -> None:
         self._until = time.monotonic() + BUDGET_S
 
+    def is_due(self) -> bool:
+        """True when the budget is used up."""
+        return time.monotonic() >= self._until
+
     async def breathe(self) -> None:
-        """Pause if it is time to."""
-        if time.monotonic() >= self._until:
+        """Pause if the budget is used up."""
+        if self.is_due():
             await asyncio.sleep(0)
             self._until = time.monotonic() + BUDGET_S
 
 
 class Bell:
-    """Wakes all who wait; a ring between reading `count` and waiting for it is not lost."""
+    """Wakes all waiting tasks; a ring between reading `count` and waiting for it is not lost."""
 
     def __init__(self) -> None:
         self.count = 0
         self._waiting: set[asyncio.Future[None]] = set()
 
     def ring(self) -> None:
-        """Wake all who wait now."""
+        """Wake all waiting tasks."""
         self.count += 1
         for future in self._waiting:
             if not future.done():

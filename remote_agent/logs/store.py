@@ -1,8 +1,9 @@
 """The logs of one job on this node: the answers to all log requests.
 
-In: the job's directory, requests. Out: lists, bytes, windows, merged rows, streams; progress of ranks.
+In: the job's directory, requests. Out: lists, bytes, windows, pages, streams; progress of ranks.
 
-Workers write straight into the files; we only read. **No request holds the event loop for more than some 20 ms.**
+Ranks write directly into the files; this module only reads. **No request blocks the event loop for more than about
+20 ms.**
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from remote_agent.logs import follow as following
 from remote_agent.logs import search as searching
 from remote_agent.logs import selection
 from remote_agent.logs.catalogue import Catalogue
-from remote_agent.logs.follower import Follower, adopt
 from remote_agent.logs.logfile import Key, LogFile
-from remote_agent.logs.merged import merged
-from remote_agent.logs.pattern import compile_pattern
+from remote_agent.logs.merge import merged
+from remote_agent.logs.records import Forwards
 from remote_agent.logs.slices import Bell, Breather
+from remote_agent.logs.watch import Watch, adopt
 from remote_agent.logs.window import index_until, window
+from remote_agent.text.patterns import compile_pattern
 from remote_agent.wire import Answer, Problem
 
 if TYPE_CHECKING:
@@ -32,16 +34,16 @@ RESCAN_S = 1.0
 
 
 class LogStore:
-    """All logs of a job on this node. live: follow what workers write; else read what an ended job left.
+    """All logs of a job on this node. live: index what the ranks write; else read the files of an ended job.
 
-    bound: bytes that each rank's logs of a generation may take on the disk; 0: any number.
+    bound: how many bytes on the disk the logs of each rank of a generation may take; 0: unlimited.
     """
 
     def __init__(self, root: Path, live: bool, bound: int = 0) -> None:
         self.live = live
         self._catalogue = Catalogue(root, writable=live)
         self._bell = Bell()
-        self._follower = Follower(self._catalogue, self._bell, bound)
+        self._watch = Watch(self._catalogue, self._bell, bound)
         self._finished: set[int] = set()
         self._ended = not live
         self._rescan_at = 0.0
@@ -52,30 +54,30 @@ class LogStore:
         return self._catalogue.root
 
     async def start(self) -> None:
-        """Find the files that are there; if live, start to follow. Generations that exist already count as finished."""
+        """Find existing files; if live, begin to index. Generations that exist already count as finished."""
         if self.live:
-            await self._follower.start()
+            await self._watch.start()
             self._finished.update(self._catalogue.folders)
         else:
             await self._rescan()
 
     async def stop(self) -> None:
-        """End the follower, keep its index on disk, close all files; streams end."""
+        """Stop indexing, write the index to the disk, close all files; streams end."""
         self._ended = True
         if self.live:
-            await self._follower.stop()
+            await self._watch.stop()
         self._bell.ring()
         self._catalogue.descriptors.close()
 
     async def finish(self, generation: int) -> None:
-        """Say that all ranks of a generation are over: all they wrote is indexed, half lines are sent."""
+        """Note that all ranks of a generation have ended: index all they wrote; unfinished lines are sent."""
         if self.live:
-            await self._follower.catch_up(generation)
+            await self._watch.catch_up(generation)
         self._finished.add(generation)
         self._bell.ring()
 
     async def end(self) -> None:
-        """Say that the job is over: streams end when all is sent."""
+        """Note that the job is over: streams end when everything is sent."""
         self._catalogue.scan_root()
         for generation in sorted(self._catalogue.folders):
             await self.finish(generation)
@@ -90,7 +92,7 @@ class LogStore:
                 "last_output_ns": steps.last_output_ns,
                 "warning": steps.warning,
                 "saved": steps.saved,
-                **steps.figures.told(),
+                **steps.figures.values(),
             }
             for (number, rank), steps in self._catalogue.steps.items()
             if number == generation
@@ -123,9 +125,9 @@ class LogStore:
         return Answer({"files": files})
 
     async def read(self, generation: int, rank: int, stream: str, offset: int, length: int) -> Answer:
-        """Answer log_read: raw bytes, at most 1 MiB; eof: nothing is behind them now. Raises Problem.
+        """Answer log_read: raw bytes, at most 1 MiB; eof: no bytes follow now. Raises Problem.
 
-        Where bytes are gone from the disk, the answer begins behind them, and says so by its offset.
+        If bytes were dropped from the disk, the answer begins behind them, as its offset shows.
         """
         file = await self._find(generation, rank, stream)
         if offset < 0 or length < 0:
@@ -141,10 +143,10 @@ class LogStore:
     ) -> Answer:
         """Answer log_window: rows from a line on (negative: from the end); complete: the file is indexed to its end.
 
-        at_ns: `line` counts from the first one that came then or later, else the last one, whose number is `at`.
+        at_ns: `line` counts from the first line that arrived then or later, else from the last; `at` is its number.
 
-        While it is not, rows asked for from the end carry negative numbers. version: another one when the file was
-        replaced or written anew. Raises Problem.
+        While the file is not complete, rows from the end have negative numbers. version: changes when the file is
+        replaced or truncated. Raises Problem.
         """
         return await window(await self._find(generation, rank, stream), line, count, at_ns)
 
@@ -161,14 +163,14 @@ class LogStore:
         exclude: Sequence[str] | None = None,
         counted: Sequence[int] | None = None,
     ) -> Answer:
-        """Answer log_merged: the last rows before a time, or the first ones from a time on, over all files chosen.
+        """Answer log_merged: the last rows before a time, or the first from a time on, over all chosen files.
 
-        complete: the files it has read are indexed to their end, else rows may be missing; more: there are rows beyond
-        the outermost one, or may be; apart: so many lines among them were left out, of NCCL where its stream was not
-        asked for. since_ns, until_ns: all that is wanted from the one time on and before the other is there. include,
-        exclude: patterns that records must match, or must not. counted: two times; the answer tells under the same
-        name how many lines of all came between them, and as `ends` how many each file has: generation, rank, stream,
-        lines, null while what was there before the agent is not indexed. Raises Problem.
+        complete: the files read are indexed to their end, else rows may be missing. more: rows exist beyond the
+        outermost one, or may exist. apart: how many lines were left out because their stream was not asked for, such
+        as NCCL's. since_ns, until_ns: all wanted rows between these times are included. include, exclude: patterns
+        that records must match, or must not. counted: two times; the answer has under the same name how many lines
+        arrived between them, and as `ends` how many lines each file has: generation, rank, stream, lines, null while
+        what existed before the agent is not indexed. Raises Problem.
         """
         wanted = selection.check_lines(streams, level, include, exclude)
         if before_ns is not None and after_ns is not None:
@@ -183,22 +185,95 @@ class LogStore:
         ranks: Sequence[int] | None = None,
         streams: Sequence[str] | None = None,
         start: str = "end",
+        first: int | None = None,
+        after: Sequence[Sequence[Any]] | None = None,
+        past: bool = False,
     ) -> AsyncGenerator[Answer, None]:
         """Answer log_follow: pieces of whole lines until the job, or the one generation asked for, is over.
 
-        Raises Problem.
+        first: the first generation wanted where none is named; None: the newest. after: [generation, rank, stream,
+        offset] of files that were read so far; the first answer then has `first`, and as `after` where each file
+        begins. past: end with what is there. Raises Problem.
         """
         chosen = selection.check_streams(streams)
         if start not in ("begin", "end"):
             raise Problem("usage", f"no such start: {start}", "begin or end")
         await self._rescan()
-        first = (self._catalogue.newest or 0) if generation is None else 0
+        view, first = self._view(generation, ranks, chosen, first)
+        begin = following.ends_of(view.files()) if start == "end" else {}
+        begin.update(_positions(after))
+        if after is not None:
+            yield Answer({"first": first, "after": [[*key, offset] for key, offset in begin.items()]})
+        if past:
+            view = view._replace(is_over=lambda: True)
+        items = following.follow(view, begin)
+        try:
+            async for item in items:
+                yield item
+        finally:
+            await items.aclose()
+
+    async def rows(
+        self,
+        generation: Generations = None,
+        ranks: Sequence[int] | None = None,
+        streams: Sequence[str] | None = None,
+        first: int | None = None,
+        after: Sequence[Sequence[Any]] = (),
+        since_ns: int | None = None,
+        pattern: str | None = None,
+        ignore_case: bool = False,
+        level: str | None = None,
+        shown: dict[str, Any] | None = None,
+        past: bool = False,
+        whole: bool = False,
+    ) -> AsyncGenerator[Answer, None]:
+        """Answer log_rows: rows by time until the job, or the one generation asked for, is over; raises Problem.
+
+        A row is given if its line matches `pattern` and has the `level` or a worse one, and if its record passes
+        `shown` (level, include, exclude). first: as for `follow`. after: [generation, rank, stream, line], the line to
+        go on with; an answer names with `after` how far a reader has come when all that was there has been given.
+        since_ns: only what came then or later. apart: how many lines were left out because they are of a stream that
+        was not asked for. past: end with what is there; whole: without unfinished lines and records.
+        """
+        lines = selection.check_lines(streams, level)
+        records = selection.check_lines(streams, **(shown or {}))
+        is_by_line = pattern is not None or bool(level) or not (shown or past)
+        view_of_hits = records if shown else None
+        query = searching.Query(compile_pattern(pattern or "", ignore_case), lines, shown=view_of_hits)
+        await self._rescan()
+        known = _positions(after)
+
+        def begin(file: LogFile) -> int:
+            if file.key in known:
+                return known[file.key]
+            return 0 if since_ns is None else file.index.lines_before(since_ns)
+
+        def open_source(file: LogFile, line: int, stop: int) -> following.Source:
+            if is_by_line:
+                return searching.Hits(file, query, line, stop)
+            return Forwards(file, file.index.time_of(line), records, stop)
+
+        view, _ = self._view(generation, ranks, selection.streams_to_read(streams), first)
+        items = following.follow_rows(view, begin, open_source, is_past=past, is_whole=whole)
+        try:
+            async for item in items:
+                yield item
+        finally:
+            await items.aclose()
+
+    def _view(
+        self, generation: Generations, ranks: Sequence[int] | None, streams: Sequence[str], first: int | None
+    ) -> tuple[following.View, int]:
+        """Return what a follower sees of these files, and the first generation of them."""
+        if first is None:
+            first = (self._catalogue.newest or 0) if generation is None else 0
+        begin = first
 
         def files() -> list[LogFile]:
             if isinstance(generation, int):
-                return self._catalogue.select([generation], ranks, chosen)
-            generations = [number for number in self._catalogue.folders if number >= first]
-            return self._catalogue.select(generations, ranks, chosen)
+                return self._catalogue.select([generation], ranks, streams)
+            return self._catalogue.select([each for each in self._catalogue.folders if each >= begin], ranks, streams)
 
         def is_over() -> bool:
             return self._ended or (isinstance(generation, int) and generation in self._finished)
@@ -206,13 +281,7 @@ class LogStore:
         def is_final(key: Key) -> bool:
             return self._ended or key.generation in self._finished
 
-        view = following.View(files, is_final, is_over, self._bell)
-        items = following.follow(view, start == "end")
-        try:
-            async for item in items:
-                yield item
-        finally:
-            await items.aclose()
+        return following.View(files, is_final, is_over, self._bell), first
 
     async def search(
         self,
@@ -233,12 +302,12 @@ class LogStore:
     ) -> AsyncGenerator[Answer, None]:
         """Answer log_search: hits file by file, then {done, begun_ns, searched_bytes, hits, apart}; raises Problem.
 
-        again_ns: the begun_ns of an earlier answer, whose rest is meant: what it had not seen, or not whole.
-        apart: so many lines would be hits, but are of a stream that was not asked for. around: so many rows from the
-        first hit at near_ns or later (else the first of all; None: from the last one) on, and a third as many before
-        it, come ahead of the end in two answers of `merged` with {around}: who goes there next need not ask again.
-        shown: level, include and exclude of the view that the hits must be in. way: of each file the first hits from
-        since_ns on (1), or the last ones before until_ns (-1), and in the end since_ns and until_ns of what is whole.
+        again_ns: the begun_ns of an earlier answer: search only what it did not see, or saw unfinished. apart: how
+        many lines would be hits but belong to a stream that was not asked for. around: this many rows from the first
+        hit at near_ns or later on (else the first of all; None: from the last one), and a third as many before it,
+        come ahead of the end in two answers of `merged` with {around}, so that no further request is needed to show
+        them. shown: level, include and exclude of the view that must show the hits. way: the first hits of each file
+        from since_ns on (1), or the last before until_ns (-1); the end has since_ns and until_ns of the part searched.
         """
         wanted = selection.check_lines(streams, level)
         view = selection.check_lines(streams, **shown) if shown else None
@@ -267,7 +336,7 @@ class LogStore:
         return selection.find(self._catalogue, generation, rank, stream)
 
     async def _rescan(self) -> None:
-        """A reader looks for new files at a request, at most once a second; a live store has its follower."""
+        """Find new files of an ended job, at most once a second; a live store has its indexing task."""
         if self.live or time.monotonic() < self._rescan_at:
             return
         self._rescan_at = time.monotonic() + RESCAN_S
@@ -280,10 +349,14 @@ class LogStore:
         await adopt([file for key, file in self._catalogue.files.items() if key not in known])
 
 
+def _positions(after: Sequence[Sequence[Any]] | None) -> following.Positions:
+    return {Key(int(generation), int(rank), str(stream)): int(at) for generation, rank, stream, at in after or ()}
+
+
 def _nearest(times_ns: list[int], near_ns: int | None) -> int:
     return max(times_ns) if near_ns is None else min(times_ns, key=lambda t_ns: (t_ns < near_ns, t_ns))
 
 
 def _aside(page: Answer) -> Answer:
-    """Return an answer of `merged` marked as not of the search."""
+    """Return an answer of `merged`, marked as not belonging to the search."""
     return Answer({**page.data, "around": True}, page.body)

@@ -1,6 +1,6 @@
-"""Windows: the rows that a screen shows of one file.
+"""Windows: the rows of one file that a screen shows.
 
-In: a file, a line, a count. Out: rows with their text; no more is read than the blocks they lie in.
+In: a file, a line, a count. Out: rows with their text; only the blocks that hold them are read.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.logs.levels import LETTERS
 from remote_agent.logs.selection import BODY_LIMIT
 from remote_agent.logs.slices import Breather
+from remote_agent.text.levels import LETTERS
 from remote_agent.wire import Answer
 
 if TYPE_CHECKING:
     from remote_agent.logs.logfile import LogFile
-    from remote_agent.logs.rows import Row
+    from remote_agent.text.rows import Row
 
 MAX_ROWS = 4096
-# How long a request waits for the index of a file that was there before us.
+# How long a request waits for the index of a file that existed before this agent.
 INDEX_WAIT_S = 1.0
 # The end of a file can be shown without an index.
 TAIL_WAIT_S = 0.02
@@ -27,7 +27,7 @@ TAIL_WAIT_S = 0.02
 def row_json(row: Row) -> dict[str, Any]:
     """Return the wire form of a row, without its text; t_upper: the time is only an upper bound.
 
-    cut: so many bytes of its line follow the text; column: of a hit there, so many characters stand before it.
+    cut: how many bytes of its line follow the text; column: how many characters precede a hit in such a line.
     """
     answer = {"line": row.line, "offset": row.offset, "t_ns": row.t_ns, "level": LETTERS[row.level]}
     if row.upper:
@@ -43,7 +43,7 @@ async def index_until(file: LogFile, line: int | None, wait_s: float) -> bool:
     """Index up to a line (None: to the end), at most wait_s seconds; True when all of the file is indexed."""
     until = time.monotonic() + wait_s
     breather = Breather()
-    # A live file may be ahead of its follower; a slice is enough to be exact for all but a flood.
+    # A live file may be ahead of its index; one slice catches up unless it is flooded.
     more = file.absorb(time.time_ns())
     while more and (line is None or file.index.newlines <= line) and time.monotonic() < until:
         await breather.breathe()
@@ -63,7 +63,7 @@ async def window(file: LogFile, line: int, count: int, at_ns: int | None = None)
         complete = await index_until(file, None, TAIL_WAIT_S)
     else:
         complete = await index_until(file, line + count, INDEX_WAIT_S)
-    # Taken before the rows: what is replaced under us is noticed with the next answer.
+    # Read before the rows, so that a file replaced meanwhile is noticed with the next answer.
     version = file.version
     if line < 0 and not complete:
         rows = _clip(file.last_lines(min(-line, MAX_ROWS), BODY_LIMIT)[:count])
@@ -91,7 +91,7 @@ async def rows_from(file: LogFile, line: int, count: int) -> list[Row]:
     breather = Breather()
     index, at = file.index, line
     while at < index.total_lines and len(rows) < count and size < BODY_LIMIT:
-        # By line: blocks are joined or go while others have their turn.
+        # By line: blocks may be joined or dropped between two turns.
         block = index.block(max(0, index.blocks_of(at)))
         for row in file.rows_of(block, line, line + count):
             if rows and size + len(row.text) >= BODY_LIMIT:

@@ -1,4 +1,4 @@
-"""All that both sides share: frames, calls, the documents they carry.
+"""Everything that both sides share: frames, calls and the documents in them.
 
 In: bytes of a stream. Out: frames, answers, typed documents. Nothing here is pickled or evaluated.
 """
@@ -23,10 +23,22 @@ from remote_agent.wire.frames import (
     encode,
     read_frame,
 )
-from remote_agent.wire.rendezvous import PORTS, Rendezvous, read_conf, split_endpoint
-from remote_agent.wire.spec import Hook, JobSpec, NodeSpec, SpecError
+from remote_agent.wire.job_spec import (
+    FIRST_TERM,
+    JOB_NAME,
+    PORTS,
+    Hook,
+    JobSpec,
+    NodeSpec,
+    Rendezvous,
+    SpecError,
+    read_conf,
+    split_endpoint,
+)
 
 __all__ = [
+    "FIRST_TERM",
+    "JOB_NAME",
     "MAGIC",
     "MAX_BODY",
     "MAX_HEADER",

@@ -5,8 +5,8 @@ In: frames. Out: answers to our calls, calls to our handler.
 Headers: call {id, op, args}, notice {op, args}, answer {re, ok}, stream item {re, item}, end {re, end},
 error {re, error: {kind, message, hint}}, cancel {cancel}, room for more items {more, items}.
 
-**A reader of a stream who takes his time never holds the wire up**: of each stream only so many items are sent as he
-has said that he has room for. He may call meanwhile, and hears all else.
+**A slow reader of a stream never blocks the connection**: the sender sends only as many items of a stream as the
+reader has room for. Calls and other streams continue in the meantime.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from remote_agent.wire.frames import Frame, ProtocolError, WireError, encode, re
 
 log = logging.getLogger(__name__)
 
-# Items of one stream that may be on their way or wait unread.
+# Unread items of one stream, in transit or queued.
 STREAM_BACKLOG = 64
 
 
 class ChannelClosed(WireError):
-    """The other side is gone."""
+    """The other side has closed the connection."""
 
 
 class Problem(Exception):
@@ -44,7 +44,7 @@ class CallFailed(Problem):
 
 
 class Answer(NamedTuple):
-    """What a handler returns, and what a call gets."""
+    """The answer to a call: JSON data and raw bytes."""
 
     data: dict[str, Any]
     body: bytes = b""
@@ -60,7 +60,7 @@ async def refuse(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
 
 
 class Channel:
-    """One wire with calls in both directions. `run` must be awaited by an owner for as long as it lives."""
+    """A connection with calls in both directions. Its owner must await `run` for as long as it is open."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handler: Handler = refuse) -> None:
         self._reader = reader
@@ -72,12 +72,12 @@ class Channel:
         self._streams: dict[int, asyncio.Queue[Answer | Problem | WireError | None]] = {}
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._room: dict[int, asyncio.Semaphore] = {}
-        """Of streams that we serve: how many items more the other side has room for."""
+        """For each stream that we serve: the number of further items that the other side has room for."""
         self._write_lock = asyncio.Lock()
         self._running: asyncio.Task[Any] | None = None
 
     async def run(self) -> None:
-        """Read and dispatch until the other side closes; then fail what waits and end what we serve."""
+        """Read and dispatch frames until the other side closes; then fail open calls and end our streams."""
         self._running = asyncio.current_task()
         try:
             while True:
@@ -100,7 +100,7 @@ class Channel:
         try:
             return await asyncio.wait_for(self._call(number, op, args, body, future), timeout)
         except (asyncio.TimeoutError, asyncio.CancelledError):
-            # Nobody waits for the answer any more: the other side need not work for it.
+            # Nobody waits for the answer any more: the other side can stop working on it.
             with contextlib.suppress(WireError, asyncio.TimeoutError):
                 await asyncio.wait_for(self._send({"cancel": number}), 1.0)
             raise
@@ -127,7 +127,7 @@ class Channel:
                     yield item
                     taken += 1
                     if taken == STREAM_BACKLOG // 2:
-                        # Where the wire has ended, what came before still waits, and how it ended.
+                        # The connection has ended; items that arrived before are still queued, and so is the reason.
                         with contextlib.suppress(ChannelClosed):
                             await self._send({"more": number, "items": taken})
                         taken = 0
@@ -143,11 +143,11 @@ class Channel:
                     await asyncio.wait_for(self._send({"cancel": number}), 1.0)
 
     async def notify(self, op: str, args: dict[str, Any] | None = None) -> None:
-        """Send a request that wants no answer; raises ChannelClosed."""
+        """Send a request without an answer; raises ChannelClosed."""
         await self._send({"op": op, "args": args or {}})
 
     async def close(self) -> None:
-        """End the wire and wait until `run` is over, if somebody runs it."""
+        """Close the connection and wait until `run` returns, if it is running."""
         self._writer.close()
         with contextlib.suppress(asyncio.TimeoutError, OSError):
             await asyncio.wait_for(self._writer.wait_closed(), 2.0)
@@ -190,7 +190,7 @@ class Channel:
             number = header.get("id")
             args = header.get("args") or {}
             if number is None:
-                # Notices are handled in the order they came: a state change must not overtake another.
+                # Notices are handled in the order of arrival: a state change must not overtake another.
                 await self._serve(None, header["op"], args, frame.body)
             else:
                 task = asyncio.ensure_future(self._serve(number, header["op"], args, frame.body))
@@ -255,7 +255,7 @@ class Channel:
 
     async def _serve_items(self, number: int | None, items: Items) -> None:
         if number is None:
-            raise Problem("bad_request", "nobody waits for these items")
+            raise Problem("bad_request", "no stream expects these items")
         room = self._room[number] = asyncio.Semaphore(STREAM_BACKLOG)
         try:
             async for item in items:
@@ -278,7 +278,7 @@ class Channel:
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(gone)
-                # A caller that was cancelled meanwhile never looks at it.
+                # A caller that was cancelled in the meantime never retrieves the exception.
                 future.exception()
         for queue in self._streams.values():
             queue.put_nowait(gone)
@@ -290,7 +290,7 @@ class Channel:
 
 
 def _check(header: dict[str, Any]) -> None:
-    """Refuse a header whose parts have the wrong types; raises ProtocolError."""
+    """Raise ProtocolError for a header with fields of wrong types."""
     if any(not isinstance(header.get(key, 0), int) for key in ("id", "re", "cancel", "more", "items")):
         raise ProtocolError("a frame's number is not a number")
     if any(not isinstance(header.get(key, {}), dict) for key in ("args", "ok", "item", "error")):

@@ -18,22 +18,22 @@ import zlib
 from typing import Any, NamedTuple
 
 PROTOCOL = 1
-# Printed by the node before the first frame, so that a banner or a motd is never taken for data.
+# The node prints this before the first frame, so that a login banner is never taken for data.
 MAGIC = b"SUPERVISOR-AGENT %d\n" % PROTOCOL
 MAX_HEADER = 8 * 1024 * 1024
 MAX_BODY = 8 * 1024 * 1024
 _LENGTHS = struct.Struct(">II")
-# Set in a header's length: it is compressed, as it is from this many bytes on.
+# This bit of a header's length marks a compressed header; headers from this many bytes on are compressed.
 _PACKED = 1 << 31
 _PACKED_FROM = 1024
 
 
 class WireError(Exception):
-    """Base of all that can go wrong on a wire."""
+    """Base class of the errors of a connection."""
 
 
 class ProtocolError(WireError):
-    """The other side does not speak this protocol, or a frame is over its limit."""
+    """The other side does not speak this protocol, or a frame exceeds its limit."""
 
 
 class Frame(NamedTuple):
@@ -61,12 +61,12 @@ def _unpack(text: bytes) -> bytes:
     except zlib.error as bad:
         raise ProtocolError("a frame's header is damaged") from bad
     if not unpacking.eof:
-        raise ProtocolError("a frame's header is damaged, or over the limit")
+        raise ProtocolError("a frame's header is damaged or too large")
     return text
 
 
 async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
-    """Return the next frame, or None when the stream ends between two frames; raises ProtocolError."""
+    """Return the next frame, None if the stream ends between two frames; raises ProtocolError."""
     try:
         lengths = await reader.readexactly(_LENGTHS.size)
     except asyncio.IncompleteReadError as short:
@@ -76,7 +76,7 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
     header_length, body_length = _LENGTHS.unpack(lengths)
     is_packed, header_length = bool(header_length & _PACKED), header_length & ~_PACKED
     if header_length > MAX_HEADER or body_length > MAX_BODY:
-        raise ProtocolError(f"frame over the limit: header {header_length} bytes, body {body_length} bytes")
+        raise ProtocolError(f"frame too large: header {header_length} bytes, body {body_length} bytes")
     try:
         text = await reader.readexactly(header_length)
         body = await reader.readexactly(body_length)

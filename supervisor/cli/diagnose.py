@@ -1,4 +1,4 @@
-"""`supervisor diagnose`: the root cause of a run that is over, from the files that it left.
+"""`supervisor diagnose`: the root cause of a finished run, from the files that it left.
 
 In: paths. Out: the verdicts as text or JSON, a progress bar on a terminal.
 """
@@ -15,59 +15,59 @@ from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, make_parser
 from supervisor.cli.output import write_json, write_lines
 from supervisor.errors import UsageError
-from supervisor.plain_incident import incident_lines
+from supervisor.wording.incidents import incident_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 USAGE = "PATH… [--json]"
-# Reading less than this is over before a bar could be read.
+# Less than this is read before a progress bar is of use.
 BAR_BYTES = 64 << 20
 NO_FAILURE = (
-    "no failure found in these logs; if the job stands still, ask its ranks where they are: `supervisor stacks`, "
-    "or py-spy dump --pid"
+    "no failure found in these logs; if the job hangs, `supervisor stacks` or py-spy dump --pid show where its "
+    "ranks are"
 )
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
-    """Judge the files; returns the exit status."""
+    """Diagnose the files; returns the exit status."""
     from supervisor.postmortem.diagnosis import diagnose
     from supervisor.postmortem.files import few
 
     parser = make_parser(verb, USAGE, target=False)
     add_json(parser)
-    parser.add_argument("paths", nargs="*", metavar="PATH", type=Path, help="log files, or directories that hold them")
+    parser.add_argument("paths", nargs="*", metavar="PATH", type=Path, help="log files, or directories of log files")
     options = parser.parse_args(list(argv))
     if not options.paths:
         raise UsageError("PATH is missing", f"supervisor {verb} {USAGE}")
-    left: list[str] = []
+    skipped: list[str] = []
     try:
         with _bar(options.paths) as progress:
-            found = diagnose(options.paths, progress, left.append)
+            document = diagnose(options.paths, progress, skipped.append)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise UsageError(f"{where}{error.strerror or error}") from error
-    if left:
-        say(f"left out: {few(left)}")
+    if skipped:
+        say(f"skipped: {few(skipped)}")
     if options.json:
-        write_json(found)
+        write_json(document)
     else:
-        write_lines(_text(found))
+        write_lines(_text(document))
     return 0
 
 
-def _text(found: dict[str, Any]) -> list[str]:
+def _text(document: dict[str, Any]) -> list[str]:
     lines: list[str] = []
-    for incident in found["incidents"]:
+    for incident in document["incidents"]:
         lines += [*([""] if lines else []), *incident_lines(incident)]
-    return [*(lines or [NO_FAILURE]), *_nccl(found["nccl"])]
+    return [*(lines or [NO_FAILURE]), *_nccl(document["nccl"])]
 
 
 def _nccl(facts: dict[str, Any] | None) -> list[str]:
-    """Return what the text says of NCCL, one line."""
+    """Return the facts about NCCL in one line, and its warnings."""
     if facts is None:
         return []
-    told = [
+    words = [
         " ".join(facts["versions"]),
         f"{facts['nranks']} ranks" if facts["nranks"] else "",
         f"{facts['nodes']} nodes" if facts["nodes"] else "",
@@ -77,14 +77,14 @@ def _nccl(facts: dict[str, Any] | None) -> list[str]:
     ]
     return [
         "",
-        "NCCL: " + ", ".join(word for word in told if word),
+        "NCCL: " + ", ".join(word for word in words if word),
         *(f"  warning: {one}" for one in facts["warnings"]),
     ]
 
 
 @contextmanager
 def _bar(paths: Sequence[Path]) -> Iterator[Callable[[int], None]]:
-    """Show how much has been read, where somebody may be waiting."""
+    """Show how much has been read, on a terminal."""
     from supervisor.postmortem.files import find, total_size
 
     if not sys.stderr.isatty() or (size := total_size(find(paths))) < BAR_BYTES:

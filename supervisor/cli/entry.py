@@ -1,4 +1,4 @@
-"""Find the verb, run it, turn what went wrong into one clear message and an exit status.
+"""Find the verb, run it, and turn an error into one clear message and an exit status.
 
 In: argv. Out: an exit status of the contract.
 """
@@ -18,33 +18,6 @@ from supervisor import __version__
 from supervisor.actions import ACTIONS, BY_VERB
 from supervisor.errors import SupervisorError, UsageError
 
-# Verb -> module with `run(argv) -> int`; imported only when used, so that `--help` stays quick.
-MODULES = {
-    "up": "up",
-    "attach": "attach",
-    "status": "status",
-    "logs": "logs",
-    "events": "journal",
-    "incidents": "journal",
-    "restart": "steer",
-    "remove": "steer",
-    "add": "steer",
-    "promote": "steer",
-    "stop": "steer",
-    "cordon": "steer",
-    "uncordon": "steer",
-    "signal": "signal",
-    "stacks": "stacks",
-    "check": "check",
-    "hosts": "hosts",
-    "jobs": "jobs",
-    "clean": "jobs",
-    "record": "record",
-    "replay": "replay",
-    "report": "report",
-    "diagnose": "diagnose",
-    "demo": "demo",
-}
 INTERRUPTED = 130
 # What a shell reports for a program that wrote into a closed pipe.
 CLOSED_PIPE = 141
@@ -55,15 +28,16 @@ def overview() -> str:
     width = max(len(action.verb) for action in ACTIONS)
     verbs = "\n".join(f"  {action.verb:<{width}}  {action.help}" for action in ACTIONS if action.verb)
     return (
-        "usage: supervisor VERB [HOSTS] [JOB] [options]\n\n"
+        "usage: supervisor COMMAND [HOSTS] [JOB] [options]\n\n"
         "torchrun over SSH: launch, watch, restart and scale PyTorch jobs on several hosts.\n\n"
-        f"verbs:\n{verbs}\n\n"
-        "HOSTS is an inventory, a file that ends in .toml; without it, this machine alone. JOB may be left out\n"
-        "where there is exactly one live job. `supervisor VERB --help` tells a verb's options.\n\n"
+        f"commands:\n{verbs}\n\n"
+        "HOSTS is an inventory, a file that ends in .toml; without it, the command applies to this machine only.\n"
+        "Without JOB the only live job is meant; of several, commands that only read take the newest.\n"
+        "`supervisor COMMAND --help` shows the options of a command.\n\n"
         "options:\n"
-        "  --help     show this\n"
+        "  --help     show this help\n"
         "  --version  show the version\n"
-        "  --debug    (any verb) log and show tracebacks\n"
+        "  --debug    (after any command) log to stderr and show tracebacks\n"
     )
 
 
@@ -72,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     _open_standard_files()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # What the terminal's encoding lacks is escaped, as on stderr.
+        # Characters that the terminal's encoding lacks are escaped, as on stderr.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = _dispatch(words)
@@ -87,17 +61,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         say("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has enough; nothing may be written at exit either.
+        # The reader has closed the pipe; nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return CLOSED_PIPE
-    except Exception as error:  # noqa: BLE001  the border to the user: no traceback unless asked for
+    except Exception as error:  # noqa: BLE001  the last resort: users see a traceback only with --debug
         _show_traceback()
-        say(f"internal error: {type(error).__name__}: {error}\n  hint: --debug shows where")
+        say(f"internal error: {type(error).__name__}: {error}\n  hint: run it with --debug for the traceback")
         return 1
 
 
 def _open_standard_files() -> None:
-    """Open what the caller has closed of stdin, stdout and stderr: no other file may get its number."""
+    """Open stdin, stdout and stderr if the caller closed them: no other file may get their numbers."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -110,7 +84,7 @@ def _open_standard_files() -> None:
 
 
 def say(text: str) -> None:
-    """Write one message on stderr; a closed stderr is no error."""
+    """Write one message to stderr; a closed stderr is not an error."""
     try:
         sys.stderr.write(f"supervisor: {text}\n")
         sys.stderr.flush()
@@ -138,10 +112,15 @@ def _dispatch(words: list[str]) -> int:
     try:
         os.getcwd()
     except FileNotFoundError as error:
-        raise UsageError("the directory that you are in has been removed", "cd to another one") from error
+        raise UsageError("the current directory has been removed", "cd to another one") from error
     # --debug lowers the level.
     logging.basicConfig(
         stream=sys.stderr, level=logging.CRITICAL, format="%(asctime)s %(name)s %(levelname)s %(message)s"
     )
-    module = importlib.import_module(f"supervisor.cli.{MODULES[verb]}")
-    return int(module.run(verb, words[1:]))
+    return run_verb(verb, words[1:])
+
+
+def run_verb(verb: str, argv: Sequence[str]) -> int:
+    """Run one verb; returns its exit status. Its module is imported only now, so that `--help` stays quick."""
+    module, _, function = BY_VERB[verb].runner.partition(".")
+    return int(getattr(importlib.import_module(f"supervisor.cli.{module}"), function or "run")(verb, argv))

@@ -1,4 +1,4 @@
-"""A job watched without a TUI: its merged log on stdout, what happens to it on stderr, its exit status.
+"""A job without a TUI: its merged log on stdout, its events on stderr, and its exit status.
 
 In: a session, Ctrl-C. Out: whole lines `node:rank| text`, event lines, the incident last; an exit status.
 """
@@ -14,24 +14,26 @@ import sys
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from supervisor import plain
-from supervisor.cli.console import Console
+from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES, EventType
 from supervisor.cli.entry import INTERRUPTED, say
 from supervisor.cli.output import Writer, write_lines
+from supervisor.cli.torchrun import Console
 from supervisor.cli.whole_lines import Printer
 from supervisor.errors import EXIT_STATUS, HostFailure, SupervisorError
-from supervisor.plain_incident import incident_lines
-from supervisor.session.logs import Selection
-from supervisor.session.tasks import cancel_all
-from supervisor.session.view import ENDED_STATES, local_rank_of
+from supervisor.link.tasks import cancel_all
+from supervisor.link.view import local_rank_of
+from supervisor.logs.selection import Selection
+from supervisor.wording.events import event_line
+from supervisor.wording.incidents import incident_lines
+from supervisor.wording.values import one_line
 
 if TYPE_CHECKING:
-    from supervisor.session.follow import Chunk
-    from supervisor.session.session import Session
+    from supervisor.logs.live import Chunk
+    from supervisor.session import Session
 
-# After Ctrl-C: how long a reader of our stdout that takes nothing is waited for, seconds.
+# After Ctrl-C: seconds to wait for a reader of stdout that reads nothing.
 PATIENCE = 2.0
-# How long the outcome of an ended job is waited for, seconds.
+# Seconds to wait for the last events of a job that has ended.
 LAST_NEWS = 15.0
 EVERYTHING = Console()
 
@@ -58,12 +60,12 @@ class Headless:
         self._follows = False
         self._interrupted = asyncio.Event()
         self._enough = asyncio.Event()
-        """The job is over, and the rest of its log is not wanted."""
+        """The job has ended, and the user does not want the rest of its log."""
         self._requests: set[asyncio.Task[None]] = set()
-        self._told_events = 0
-        self._told_notices = 0
-        self._told_wait = False
-        self._told_hosts: dict[str, str] = {}
+        self._printed_events = 0
+        self._printed_notices = 0
+        self._printed_wait = False
+        self._printed_hosts: dict[str, str] = {}
 
     async def launched(self, *, detach: bool, hosts: str | None) -> int:
         """Watch a launch and its job to the end (or, `detach`, until all ranks run); returns the exit status."""
@@ -72,7 +74,7 @@ class Headless:
         async with self._watched():
             if not await self._until(session.ready(), self._interrupted):
                 if session.launching:
-                    say("interrupted; the launch is undone")
+                    say("interrupted: undoing the launch")
                     await session.cancel_launch()
                     return INTERRUPTED
                 await session.ready()
@@ -85,7 +87,7 @@ class Headless:
         """Watch an existing job from now on; returns the exit status."""
         async with self._watched():
             if not await self._until(self._session.ready(), self._interrupted) or self._interrupts:
-                say("interrupted; the job goes on")
+                say("interrupted; the job keeps running")
                 return INTERRUPTED
             self._begin_following()
             return await self._follow(Selection(), "end", hosts)
@@ -97,18 +99,18 @@ class Headless:
             loop.add_signal_handler(number, self._interrupt, number)
         try:
             async with self._session:
-                telling = asyncio.ensure_future(self._tell())
+                printing = asyncio.ensure_future(self._print())
                 try:
                     yield
                 finally:
-                    await cancel_all((telling, *self._requests))
-                    self._tell_new()
+                    await cancel_all((printing, *self._requests))
+                    self._print_news()
         finally:
             for number in self._stops_on:
                 loop.remove_signal_handler(number)
 
     async def _until(self, work: Coroutine[Any, Any, None], event: asyncio.Event) -> bool:
-        """Await work; False when the event came first. Raises what the work raises."""
+        """Await the work; returns False if the event was set first. Raises the errors of the work."""
         task = asyncio.ensure_future(work)
         stop = asyncio.ensure_future(event.wait())
         try:
@@ -128,13 +130,18 @@ class Headless:
         self._interrupted.set()
         if self._interrupts > (2 if self._follows else 1):
             raise KeyboardInterrupt
-        if self._follows and self._session.state in ENDED_STATES:
+        if self._follows and self._is_over():
             self._enough.set()
         elif self._follows:
             self._ask_to_stop()
 
+    def _is_over(self) -> bool:
+        """Return whether the job has ended: its last event arrives before the status that follows from it."""
+        session = self._session
+        return session.state in ENDED_STATES or any(event.get("type") in ENDED_EVENTS for event in session.events)
+
     def _begin_following(self) -> None:
-        """From here on there is a job that Ctrl-C stops; one that came as the launch ended does so too."""
+        """From now on Ctrl-C stops the job, also one that was pressed as the launch ended."""
         self._follows = True
         if self._interrupts:
             self._ask_to_stop()
@@ -159,11 +166,11 @@ class Headless:
         session = self._session
         writer = Writer(self._stdout)
         if not await self._until(self._copy(selection, start, writer), self._enough):
-            say("the job is over; the rest of its log stays on the nodes")
+            say("the job has ended; the rest of its log stays on the nodes")
         patience = PATIENCE if self._interrupts else None
         await asyncio.to_thread(writer.close, patience)
         if writer.broken:
-            say(f"{writer.failure or 'stdout is closed'}; the job goes on: {attach_command(hosts, session.job)}")
+            say(f"{writer.failure or 'stdout is closed'}; the job keeps running: {attach_command(hosts, session.job)}")
             return 1 if writer.failure else 0
         return await self._end()
 
@@ -179,21 +186,22 @@ class Headless:
             await chunks.aclose()
 
     async def _put(self, writer: Writer, pieces: AsyncGenerator[bytes, None]) -> bool:
-        """Write as fast as stdout is read; False once nobody reads it any more."""
+        """Write as fast as stdout is read; returns False once nobody reads it."""
         async with contextlib.aclosing(pieces):
             async for data in pieces:
                 writer.put(data)
                 while writer.full:
                     await writer.room()
-                    if self._interrupts and writer.stalled_s > PATIENCE:
-                        say("nobody reads stdout; the rest of the log stays on the nodes")
+                    # After the end of the job, Ctrl-C ends the copy from outside, with its own message.
+                    if self._interrupts and not self._enough.is_set() and writer.stalled_s > PATIENCE:
+                        say("stdout is not read; the rest of the log stays on the nodes")
                         return False
                 if writer.broken:
                     break
         return not writer.broken
 
     async def _shows(self, chunk: Chunk) -> bool:
-        """Tell whether a chunk belongs on the console; which local rank it is of is a fact of its generation."""
+        """Return whether the console shows a chunk; the local rank depends on the generation."""
         if self._console.shows_all:
             return True
         end = asyncio.get_running_loop().time() + LAST_NEWS
@@ -205,12 +213,12 @@ class Headless:
         return True
 
     async def _end(self) -> int:
-        """Tell the last news of a job that is over, a failure's verdict at the end; returns the exit status."""
+        """Print the last events of an ended job and the cause of a failure; returns the exit status."""
         session = self._session
         await session.wait_until(lambda: session.ended, LAST_NEWS)
-        self._tell_new()
+        self._print_news()
         if session.state == "failed":
-            self._tell_incident()
+            self._print_incident()
         if self._interrupts and session.state == "stopped":
             return INTERRUPTED
         return EXIT_STATUS.get(session.state, 1)
@@ -225,51 +233,51 @@ class Headless:
                 status = await self._end()
                 if session.state != "succeeded":
                     return status
-                kinds.add("generation_running")
-            if "generation_running" in kinds and not session.late:
-                self._tell_new()
+                kinds.add(EventType.GENERATION_RUNNING)
+            if EventType.GENERATION_RUNNING in kinds and not session.late:
+                self._print_news()
                 write_lines([session.job])
-                say(f"job {session.job} runs; watch it with: {attach_command(hosts, session.job)}")
+                say(f"job {session.job} is running; watch it with: {attach_command(hosts, session.job)}")
                 return 0
             await session.wait_change(0.5)
 
-    # --- news on stderr
+    # --- events on stderr
 
-    async def _tell(self) -> None:
+    async def _print(self) -> None:
         version = -1
         while True:
-            self._tell_new()
+            self._print_news()
             version = await self._session.wait_change(1.0, version)
 
-    def _tell_new(self) -> None:
+    def _print_news(self) -> None:
         session = self._session
         lines = []
         for view in session.hosts.values():
             ready = session.launching and view.step == "ready"
             news = f"{view.state} {view.error}" if view.error else f"ready {view.text}" if ready else "up"
-            if self._told_hosts.get(view.name, "up") != news:
-                self._told_hosts[view.name] = news
-                # What goes wrong in a launch is told by its outcome, all hosts together.
+            if self._printed_hosts.get(view.name, "up") != news:
+                self._printed_hosts[view.name] = news
+                # The outcome of a launch reports the errors of all hosts together.
                 if view.error and not session.launching and session.failure is None:
                     lines.append(str(HostFailure(view.name, view.step, view.error, view.hint)))
                 elif ready:
-                    lines.append(f"{view.name}: {plain.one_line(view.text)}")
-        if session.status and not session.status.get("nodes") and not self._told_wait:
-            # A torchrun that has not found its job yet: nothing is in the journal.
-            self._told_wait = True
-            lines.append(f"job {session.job}: waiting for nodes: {plain.one_line(session.status.get('plan') or '')}")
-        lines += [plain.one_line(notice.text) for notice in session.notices[self._told_notices :]]
-        self._told_notices = len(session.notices)
-        line = json.dumps if self._json_events else plain.event_line
-        lines += [line(event) for event in session.events[self._told_events :]]
-        self._told_events = len(session.events)
+                    lines.append(f"{view.name}: {one_line(view.text)}")
+        if session.status and not session.status.get("nodes") and not self._printed_wait:
+            # torchrun has not found its job yet: the journal is empty.
+            self._printed_wait = True
+            lines.append(f"job {session.job}: waiting for nodes: {one_line(session.status.get('plan') or '')}")
+        lines += [one_line(notice.text) for notice in session.notices[self._printed_notices :]]
+        self._printed_notices = len(session.notices)
+        line = json.dumps if self._json_events else event_line
+        lines += [line(event) for event in session.events[self._printed_events :]]
+        self._printed_events = len(session.events)
         if lines:
             _write_err(lines)
 
-    def _tell_incident(self) -> None:
+    def _print_incident(self) -> None:
         incidents = self._session.incidents or [one for one in [self._session.status.get("incident")] if one]
         failure = self._session.status.get("failure")
-        lines = [f"job {self._session.job} failed: {plain.one_line(failure)}"] if failure else []
+        lines = [f"job {self._session.job} failed: {one_line(failure)}"] if failure else []
         if incidents:
             lines += incident_lines(incidents[-1])
             earlier = len(incidents) - 1
@@ -278,7 +286,7 @@ class Headless:
 
 
 def end_of_allocation() -> str:
-    """Say what SIGTERM means inside an allocation: scancel, a time limit, a job of higher priority."""
+    """Return the message for SIGTERM in an allocation: scancel, a time limit, or preemption."""
     return f"Slurm ends allocation {os.environ.get('SLURM_JOB_ID', '')} (SIGTERM)".replace("  ", " ")
 
 

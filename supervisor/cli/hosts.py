@@ -1,39 +1,143 @@
-"""`supervisor hosts`: write a hosts.toml from what the user has already.
+"""`supervisor hosts` and `supervisor check`: write a hosts.toml; check the hosts without launching.
 
-In: argv. Out: the text of an inventory on stdout.
+In: argv. Out: the text of an inventory; a matrix of facts and findings, or one JSON document.
 """
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import re
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from supervisor import inventory
-from supervisor.cli.options import make_parser, parse, read_source
-from supervisor.errors import UsageError
+from supervisor.cli.entry import say
+from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
+from supervisor.cli.output import write_json, write_lines
+from supervisor.errors import Unreachable, UsageError
 from supervisor.inventory import sources
+from supervisor.inventory.pattern import fold
+
+if TYPE_CHECKING:
+    from supervisor.preflight.oddities import Finding, Row
+    from supervisor.preflight.probe import Preflight
 
 USAGE = "--from hosts A,B | --from hostfile FILE | --from slurm  > hosts.toml"
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Write the inventory; returns the exit status."""
+    kinds = {source.name: source for source in sources.SOURCES}
     parser = make_parser(verb, USAGE, target=False)
-    parser.add_argument(
-        "--from", dest="kind", required=True, choices=["hosts", "hostfile", "slurm"], help="what to read"
-    )
-    parser.add_argument("text", nargs="?", metavar="A,B | FILE", help="the list, or the file")
+    parser.add_argument("--from", dest="kind", required=True, choices=list(kinds), help="the source of the hosts")
+    parser.add_argument("text", nargs="?", metavar="A,B | FILE", help="the list or the file")
     options = parse(parser, argv)
-    if (options.text is None) is not (options.kind == "slurm"):
-        raise UsageError(
-            f"--from {options.kind} {'takes nothing more' if options.text else 'needs one word more'}", USAGE
-        )
-    options.host_list = options.text if options.kind == "hosts" else None
-    options.hostfile = options.text if options.kind == "hostfile" else None
-    options.slurm = "auto"
-    document = read_source(options)
-    # What cannot be an inventory is said now, not at its first use.
+    source = kinds[options.kind]
+    if bool(options.text) is not bool(source.metavar):
+        raise UsageError(f"--from {options.kind} {'takes no argument' if options.text else 'needs an argument'}", USAGE)
+    document = source.read(options.text or "")
+    # An invalid inventory is reported now, not at its first use.
     inventory.build(Path(f"--from {options.kind}"), document, Path.cwd())
     sys.stdout.write(sources.to_toml(document, f"supervisor hosts {' '.join(argv)}"))
     return 0
+
+
+# A label with single spaces, and the gap before the value.
+HEAD = re.compile(r"(?:\S+(?: \S+)*)? *")
+
+
+# --- check
+
+
+def run_check(verb: str, argv: Sequence[str]) -> int:
+    """Check the hosts; returns 0 without errors, 1 if a job would fail, 3 if a host is unreachable."""
+    parser = make_parser(verb, "[HOSTS]")
+    parser.add_argument(
+        "--collectives",
+        action="store_true",
+        help="run all-reduce between pairs of nodes to find a bad one (needs torch)",
+    )
+    add_json(parser)
+    options = parse(parser, argv)
+    hosts, job = split_target(options.target)
+    if job is not None:
+        raise UsageError(f"check takes no JOB: {job}", f"supervisor status {job}")
+    inventory = load_inventory(hosts, options)
+    from supervisor.preflight.oddities import findings, matrix
+    from supervisor.preflight.probe import preflight
+
+    report = (lambda text: None) if options.json else say
+    result = asyncio.run(preflight(inventory, collectives=options.collectives, say=report))
+    problems = findings(result)
+    fails = any(finding.severity == "error" for finding in problems)
+    if options.json:
+        write_json(document(result, problems, ok=not fails and not result.unreachable))
+    else:
+        out = lines(result, matrix(result), problems)
+        columns = shutil.get_terminal_size().columns
+        write_lines([piece for line in out for piece in wrapped(line, columns)] if sys.stdout.isatty() else out)
+    if not result.facts:
+        raise Unreachable("no host answers")
+    return 3 if result.unreachable else 1 if fails else 0
+
+
+def document(result: Preflight, problems: Sequence[Finding], *, ok: bool) -> dict[str, object]:
+    """Return the JSON document."""
+    return {
+        "ok": ok,
+        "nodes": result.facts,
+        "unreachable": {name: dataclasses.asdict(failure) for name, failure in result.unreachable.items()},
+        "reach": result.reach,
+        "collectives": result.collectives,
+        "findings": [dataclasses.asdict(finding) for finding in problems],
+    }
+
+
+def wrapped(line: str, columns: int) -> list[str]:
+    """Return a line wrapped to so many columns; continuation lines are indented below the value."""
+    head = HEAD.match(line)
+    indent = head.end() if head is not None and head.end() < columns // 2 else 4
+    pieces = textwrap.wrap(line, columns, subsequent_indent=" " * indent, break_on_hyphens=False)
+    return pieces or [""]
+
+
+def _outcome(group: Mapping[str, Any]) -> str:
+    if "error" in group:
+        return str(group["error"])
+    speed = f"{group['bus_gb_per_s']:g} GB/s, latency {group['latency_ms']:g} ms"
+    return f"{group['ms']:g} ms for 16 MiB ({group['backend']}, {speed})"
+
+
+def lines(result: Preflight, rows: Sequence[Row], problems: Sequence[Finding]) -> list[str]:
+    """Return the facts, each value with its nodes on a line of its own, then the findings."""
+    width = max((len(row.fact) for row in rows), default=0)
+    out = []
+    for row in rows:
+        for place, (value, nodes) in enumerate(row.values):
+            mark = "!" if row.odd and place else " "
+            out.append(f"{(row.fact if not place else ''):<{width}} {mark} {value}  {fold(nodes)}")
+    open_links = [
+        (hop["ms"], one, other) for one, hops in result.reach.items() for other, hop in hops.items() if "ms" in hop
+    ]
+    if open_links:
+        ms, one, other = max(open_links)
+        text = f"{len(open_links)} connections between nodes work; the slowest is {one} to {other}: {ms:g} ms"
+        out.append(f"{'reach':<{width}}   {text}")
+    out += [
+        f"{'all-reduce':<{width}}   round {group['round']}  {fold(group['nodes'])}  {_outcome(group)}"
+        for group in result.collectives or ()
+    ]
+    out.append("")
+    out += [f"error    {failure}" for failure in result.unreachable.values()]
+    for finding in problems:
+        out.append(f"{finding.severity:<8} {fold(finding.nodes)}: {finding.text}")
+        if finding.hint:
+            out.append(f"         {finding.hint}")
+    if not problems and not result.unreachable:
+        out.append(f"{len(result.facts)} host(s), no problems found")
+    return out

@@ -1,6 +1,6 @@
-"""`supervisor jobs` and `supervisor clean`: what the hosts know, and how to make them forget it.
+"""`supervisor jobs` and `supervisor clean`: list the jobs on the hosts, and remove the files of finished ones.
 
-In: argv. Out: tables or JSON; hosts that do not answer are named on stderr.
+In: argv. Out: tables or JSON; names of hosts that do not answer on stderr.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
-from supervisor import plain
+from remote_agent.wire.events import ENDED_STATES
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
 from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError, why
-from supervisor.session.jobs import group_jobs
-from supervisor.session.view import ENDED_STATES
+from supervisor.link.jobs import group_jobs
+from supervisor.wording.status import job_rows
+from supervisor.wording.values import size
 
 if TYPE_CHECKING:
     from supervisor.inventory import Host, Inventory
@@ -38,7 +39,7 @@ async def list_jobs(node: NodeLink) -> dict[str, Any]:
 
 
 async def clean(node: NodeLink, jobs: Sequence[str]) -> dict[str, Any]:
-    """Remove these jobs from the host; agents of jobs that are just over are waited for."""
+    """Remove these jobs from the host; waits for agents of jobs that have just ended."""
     removed: list[str] = []
     size = 0
     end = time.monotonic() + LINGER
@@ -50,7 +51,7 @@ async def clean(node: NodeLink, jobs: Sequence[str]) -> dict[str, Any]:
             except CallFailed as refused:
                 if refused.kind != "no_such_job":
                     raise
-                # Somebody else has removed it meanwhile.
+                # Another operator has removed it in the meantime.
                 continue
             removed += answer["removed"]
             kept += answer["kept"]
@@ -64,7 +65,7 @@ async def clean(node: NodeLink, jobs: Sequence[str]) -> dict[str, Any]:
 async def ask_hosts(
     inventory: Inventory, work: Callable[[NodeLink], Awaitable[dict[str, Any]]]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Return (answers, reasons of hosts without one) to work that needs no job."""
+    """Do the work on each host; returns (answers, reasons of hosts without an answer)."""
     from supervisor.ssh import AgentFile, HostError, connect
 
     agent = await asyncio.to_thread(AgentFile.build)
@@ -113,7 +114,7 @@ def _list(inventory: Inventory, *, as_json: bool) -> int:
         write_json({"jobs": rows, "unreachable": failures})
         return 0
     if rows:
-        write_table(plain.job_rows(rows), rich=is_rich())
+        write_table(job_rows(rows), rich=is_rich())
     else:
         write_lines(["no jobs"])
     for name, reason in failures.items():
@@ -131,9 +132,9 @@ def _clean(inventory: Inventory, job: str | None, *, as_json: bool) -> int:
         unknown = f"no job named {job} on these hosts"
         lines = [f"{host}: {reason}" for host, reason in silent.items()]
         raise Unreachable("\n".join([*lines, unknown]), "`supervisor jobs` lists them")
-    spared = {name: reason for name in chosen if (reason := _goes_on(rows[name], known, silent))}
+    spared = {name: reason for name in chosen if (reason := _may_be_running(rows[name], known, silent))}
     if job in spared:
-        raise RequestFailed(f"job {job} is not over: {spared[job]}", f"end it first: supervisor stop {job}", "live")
+        raise RequestFailed(f"job {job} has not ended: {spared[job]}", f"stop it first: supervisor stop {job}", "live")
     for name in chosen:
         if rows[name]["state"] in ENDED_STATES and any(_is_unaware(answer, name) for answer in known.values()):
             asyncio.run(_end_cut_off(inventory, name))
@@ -152,46 +153,46 @@ def _clean(inventory: Inventory, job: str | None, *, as_json: bool) -> int:
         write_json({"removed": sorted(removed), "kept": all_kept, "bytes": freed, "unreachable": failures})
     else:
         lines = [f"removed {name} on {' '.join(on)}" for name, on in sorted(removed.items())]
-        lines += [f"kept {name} on {' '.join(on)}: its agent lives there" for name, on in sorted(kept.items())]
+        lines += [f"kept {name} on {' '.join(on)}: its agent is still running" for name, on in sorted(kept.items())]
         lines += [f"kept {name}: {reason}" for name, reason in sorted(spared.items())]
-        write_lines([*(lines or ["nothing to remove"]), *([f"freed {plain.size(freed)}"] if removed else [])])
+        write_lines([*(lines or ["nothing to remove"]), *([f"freed {size(freed)}"] if removed else [])])
         for name, reason in failures.items():
             say(f"{name}: {reason}")
     return 1 if failures or (job is not None and kept) else 0
 
 
 def _is_unaware(answer: dict[str, Any], job: str) -> bool:
-    """Whether a job's agent lives on that host without knowing of an end."""
+    """Return whether an agent of the job runs on that host and does not know that the job has ended."""
     return any(one["job"] == job and one["live"] and one["state"] not in ENDED_STATES for one in answer["jobs"])
 
 
 async def _end_cut_off(inventory: Inventory, job: str) -> None:
-    """Tell the agents of a job that is over so, where they were cut off as it ended."""
-    from supervisor.session.ending import end_cut_off
-    from supervisor.session.session import open_session
+    """Tell the agents that were cut off when the job ended that it has ended."""
+    from supervisor.control.promotion import end_cut_off
+    from supervisor.session import Session
 
     try:
-        async with open_session(inventory, job) as session:
+        async with Session(inventory, job) as session:
             await session.ready()
             await end_cut_off(session)
     except SupervisorError as error:
-        # Its agent keeps the files there, which is told.
+        # Its agent keeps the files there, and the output says so.
         say(str(error))
 
 
-def _goes_on(row: dict[str, Any], known: dict[str, dict[str, Any]], silent: dict[str, str]) -> str:
-    """Return why a job may not be over yet, "" where it is: its files are then nobody's on any host."""
+def _may_be_running(row: dict[str, Any], known: dict[str, dict[str, Any]], silent: dict[str, str]) -> str:
+    """Return why a job may not have ended yet, "" if it has: then no host needs its files."""
     if row["live"]:
         name = row["job"]
         on = [host for host in known if any(one["job"] == name and one["live"] for one in known[host]["jobs"])]
-        return f"its agent lives on {' '.join(on)}"
+        return f"its agent is still running on {' '.join(on)}"
     if silent and row.get("state") not in ENDED_STATES:
-        return f"it may go on on {' '.join(silent)}, where nothing answers"
+        return f"it may still run on {' '.join(silent)}, which does not answer"
     return ""
 
 
 def _by_job(answers: dict[str, dict[str, Any]], key: str) -> dict[str, list[str]]:
-    """Return the hosts that removed, or kept, each job."""
+    """Return the hosts by job: those that removed it, or kept it."""
     jobs: dict[str, list[str]] = {}
     for host, answer in answers.items():
         for job in answer[key]:

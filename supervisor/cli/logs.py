@@ -1,6 +1,6 @@
 """`supervisor logs`: what the ranks printed, merged by time of arrival, filtered, followed, or raw.
 
-In: argv. Out: lines `node:rank| text`, with --fold those alike as one; with --raw the very bytes of one stream of one
+In: argv. Out: lines `node:rank| text`, with --fold one line for many ranks; with --raw the bytes of one stream of one
 rank.
 """
 
@@ -10,35 +10,37 @@ import argparse
 import asyncio
 import dataclasses
 import sys
-import time
+import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.logs.rows import dropped_text
+from remote_agent.text.filters import make_filter
+from remote_agent.text.patterns import compile_pattern, ignores_case
+from remote_agent.text.rows import dropped_text
+from remote_agent.wire import Problem
 from supervisor.cli.entry import say
-from supervisor.cli.folded import fold_all, fold_live, line_of, rows_of
-from supervisor.cli.log_options import parse_logs, selection_of, smart_case
-from supervisor.cli.options import load_target
+from supervisor.cli.options import load_target, make_parser, parse, read_duration, read_ranks
 from supervisor.cli.output import Writer
-from supervisor.cli.whole_lines import Printer, patiently, whole_line
+from supervisor.cli.whole_lines import Printer, line_of, patiently, whole_line, write_folded
 from supervisor.errors import RequestFailed, UsageError
-from supervisor.session import logs
-from supervisor.session.hits import hits, now_ns
-from supervisor.session.passing import Passing
-from supervisor.session.search import search
-from supervisor.session.streams import Sieve, files_of
+from supervisor.logs import files as log_files
+from supervisor.logs import merge
+from supervisor.logs.files import READ_DEADLINE, Asking
+from supervisor.logs.live import RowReader
+from supervisor.logs.rows import Clocks, now_ns
+from supervisor.logs.selection import ALL, Filter, Selection, Sieve, files_of
+from supervisor.logs.selection import STREAMS as ALL_STREAMS
 
 if TYPE_CHECKING:
-    from supervisor.session.follow import Chunk, Seen
-    from supervisor.session.logs import Row, Selection
-    from supervisor.session.session import Session
+    from supervisor.logs.rows import Row
+    from supervisor.session import Session
 
-# Rows that are handed to the writer at once.
+# Rows that are written at once.
 BATCH = 500
-# How long `-f` waits for hosts before it begins with those that have answered, seconds.
+# How long `-f` waits for hosts before it starts with those that have answered, seconds.
 LATE_GRACE = 2.0
 
 
@@ -49,10 +51,10 @@ def run(verb: str, argv: Sequence[str]) -> int:
     if options.node is not None and options.node not in {host.name for host in inventory.hosts}:
         names = " ".join(host.name for host in inventory.hosts)
         raise RequestFailed(f"no host {options.node!r} in the inventory", f"its hosts: {names}")
-    from supervisor.session.session import open_session
+    from supervisor.session import Session
 
     async def show() -> int:
-        async with open_session(inventory, job, feed=options.follow) as session:
+        async with Session(inventory, job, follow=options.follow) as session:
             await session.ready()
             if _takes_late(options):
                 silent, what = await session.settle(timeout_s=LATE_GRACE), "shown once it answers"
@@ -60,7 +62,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
                 silent, what = await session.settle([options.node] if options.node else None), "not shown"
             for view in silent:
                 say(f"{view.name}: {view.step}: {view.error or 'no answer yet'}; its log is {what}")
-            # For the clocks of the nodes.
+            # The status has the clock offsets of the nodes.
             if options.follow:
                 await session.heard()
             else:
@@ -83,16 +85,16 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
 
 def _takes_late(options: argparse.Namespace) -> bool:
-    """Whether all is followed from its begin, so that nothing is lost of a host that answers later.
+    """Return True if the log is followed from its beginning, so that hosts that answer late can be added later.
 
-    Nothing waits for it then: the group may be restarted meanwhile, and the newest generation be another one.
+    Then there is no need to wait for them; while waiting, the group may be restarted and the newest generation change.
     """
     part = options.tail is not None or options.since is not None or options.node is not None
     return bool(options.follow) and not (part or options.fold or options.raw)
 
 
 def _outcome(options: argparse.Namespace, writer: Writer) -> int:
-    """Return the exit status: as grep's, 1 where no line matches."""
+    """Return the exit status: 1 if no line matches, as grep does."""
     if options.grep is None or writer.used:
         return 0
     say(f"no line matches --grep {options.grep!r}")
@@ -119,21 +121,21 @@ async def _put_all(writer: Writer, pieces: AsyncGenerator[bytes, None]) -> None:
 async def _raw(session: Session, options: argparse.Namespace, writer: Writer) -> None:
     stream, rank = options.stream or "stdout", options.rank[0]
     nodes = [options.node] if options.node else None
-    found = [
+    matching = [
         file
-        for file in await logs.files(session, nodes)
+        for file in await log_files.files(session, nodes)
         if file["rank"] == rank and file["stream"] == stream and options.generation in (None, file["generation"])
     ]
-    if not found:
+    if not matching:
         where = f" in generation {options.generation}" if options.generation is not None else ""
-        hint = "NCCL may have written into stdout or stderr: leave --raw out" if stream == "nccl" else ""
+        hint = "NCCL may have written to stdout or stderr: try without --raw" if stream == "nccl" else ""
         raise RequestFailed(f"no {stream} of rank {rank}{where} on the hosts that answer", hint)
-    newest = max(found, key=lambda file: int(file["generation"]))
+    newest = max(matching, key=lambda file: int(file["generation"]))
 
     def note_dropped(size: int) -> None:
         say(f"{dropped_text(size).decode()}; --raw goes on behind them")
 
-    async for data in logs.read_raw(session, newest, note_dropped, follow=options.follow):
+    async for data in log_files.read_raw(session, newest, note_dropped, follow=options.follow):
         await _put(writer, data)
 
 
@@ -145,7 +147,7 @@ def _check_there(files: list[dict[str, Any]], generation: Any, ranks: Sequence[i
     there = {int(file["rank"]) for file in files if generation in (None, "all", file["generation"])}
     if files and not there:
         raise RequestFailed(
-            f"no generation {generation} on the hosts that answer", f"the newest is {logs.newest(files)}"
+            f"no generation {generation} on the hosts that answer", f"the newest is {log_files.newest(files)}"
         )
     missing = sorted(set(ranks or ()) - there)
     if files and missing:
@@ -160,216 +162,214 @@ def _say_apart() -> None:
 async def _lines(session: Session, options: argparse.Namespace, writer: Writer) -> None:
     selection = selection_of(options)
     sieve = Sieve(selection.streams, _say_apart)
+    files = await log_files.files(session, None if options.follow else selection.nodes)
+    newest = log_files.newest(files)
     if not options.follow:
-        files = await logs.files(session, selection.nodes)
         # Fixed once: the group may be restarted while we read.
-        generation = logs.newest(files) if options.generation is None else options.generation
+        generation = newest if options.generation is None else options.generation
         _check_there(files, generation, options.rank)
         selection = dataclasses.replace(selection, generation=generation)
-    if selection.filter:
-        await _passing(session, selection, options, writer)
-    elif not options.follow:
-        await _write(session, writer, _there(session, selection, options, sieve), options)
-    elif options.level is not None:
-        await _follow_level(session, selection, options, sieve, writer)
-    else:
-        await _follow(session, selection, options, sieve, writer)
-
-
-async def _passing(session: Session, selection: Selection, options: argparse.Namespace, writer: Writer) -> None:
-    """Write what a filter keeps: of what is there the last lines if so many were asked for, then what comes."""
-    since_ns = 0 if options.since is None else now_ns(session) - int(options.since * 1e9)
-    passing = Passing(session, selection, since_ns)
-    files = await logs.files(session, selection.nodes) if selection.generation is None else []
-    generation = logs.newest(files) if selection.generation is None else selection.generation
-
-    async def batches() -> AsyncGenerator[list[Row], None]:
-        kept: deque[Row] = deque(maxlen=options.tail)
-        async with aclosing(passing.there(generation, last=not options.follow)) as there:
-            async for rows in there:
-                kept.extend(rows)
-                if options.tail is None:
-                    yield list(kept)
-                    kept.clear()
-        yield list(kept)
-        if options.follow:
-            async with aclosing(passing.coming(generation if isinstance(generation, int) else 0)) as coming:
-                async for rows in coming:
-                    yield rows
-
-    if options.follow and options.fold:
-        # A record may be a second old before it is known to be whole.
-        await fold_live(batches(), partial(_put, writer), lambda: now_ns(session) - 2_000_000_000)
+    if options.follow and not _is_narrowed(options):
+        await _follow(session, selection, newest, sieve, writer)
         return
-
-    async with aclosing(batches()) as every:
-        async for rows in every:
-            await _write(session, writer, _one_by_one(rows), options)
-
-
-async def _one_by_one(rows: list[Row]) -> AsyncGenerator[Row, None]:
-    for row in rows:
-        yield row
-
-
-async def _there(
-    session: Session, selection: Selection, options: argparse.Namespace, sieve: Sieve, seen: Seen | None = None
-) -> AsyncGenerator[Row, None]:
-    """Yield what is there: all of it, or what passes the filters, or the last lines; note in `seen` how far it goes."""
-    whole = options.tail is None and not _is_filtered(options)
-    rows = logs.dump(session, selection) if whole else _recent(session, selection, options, sieve)
-    async with aclosing(rows):
-        async for row in rows:
-            if seen is not None:
-                place = seen.setdefault(row.node, {})
-                key = (row.generation, row.rank, row.stream)
-                place[key] = max(place.get(key, 0), row.offset + len(row.text) + row.cut)
-            if not whole or sieve.holds(row.stream, row.text):
-                yield row
-
-
-async def _write(
-    session: Session, writer: Writer, rows: AsyncGenerator[Row, None], options: argparse.Namespace
-) -> None:
-    """Write rows, many at once; of a line of any length all of it."""
+    since_ns, clocks = await _since(session, selection, options)
+    reader = RowReader(
+        session,
+        selection,
+        pattern=options.grep,
+        ignore_case=smart_case(options),
+        level=None if selection.filter else options.level,
+        since_ns=since_ns,
+        note_apart=sieve.note,
+        clocks=clocks,
+    )
+    batches = _batches(reader, options, newest)
     if options.fold:
-        await fold_all(rows, partial(_put, writer), BATCH)
+        # A record may be a second old before it is known to be whole.
+        wait_ns = (lambda: now_ns(session) - 2_000_000_000) if options.follow else (lambda: 0)
+        await write_folded(batches, partial(_put, writer), wait_ns)
         return
+    async with aclosing(batches):
+        async for rows in batches:
+            await _write(session, writer, rows, options)
+
+
+def _is_narrowed(options: argparse.Namespace) -> bool:
+    some = any(getattr(options, name) is not None for name in ("grep", "level", "since", "tail"))
+    return some or bool(options.fold or options.include or options.exclude)
+
+
+async def _since(
+    session: Session, selection: Selection, options: argparse.Namespace
+) -> tuple[int | None, Clocks | None]:
+    """Return the time of the first row wanted, None for all, and the clocks that it is measured by.
+
+    The last lines of a pattern or a level of lines must be searched for in all lines; all others are counted from the
+    end.
+    """
+    since_ns = None if options.since is None else now_ns(session) - int(options.since * 1e9)
+    is_by_line = options.grep is not None or (options.level is not None and not selection.filter)
+    if options.tail is None or is_by_line:
+        return since_ns, None
+    if not options.tail:
+        return now_ns(session), None
+    left, before_ns, clocks = options.tail, None, None
+    while True:
+        count = min(merge.MAX_ROWS, left)
+        page = await merge.merged(session, selection, count, before_ns=before_ns, clocks=clocks)
+        clocks, left = page.clocks, left - len(page.rows)
+        before_ns = page.since_ns
+        if left <= 0 or not page.more:
+            return max(since_ns or 0, before_ns), clocks
+
+
+async def _batches(reader: RowReader, options: argparse.Namespace, newest: int) -> AsyncGenerator[list[Row], None]:
+    """Yield what is there, of it the last rows if a number of them was asked for, then what comes."""
+    kept: deque[Row] = deque(maxlen=options.tail)
+    async with aclosing(reader.there(newest, whole=options.follow)) as there:
+        async for row in there:
+            kept.append(row)
+            if options.tail is None and len(kept) == BATCH:
+                yield list(kept)
+                kept.clear()
+    yield list(kept)
+    if options.follow:
+        async with aclosing(reader.coming(newest)) as coming:
+            async for rows in coming:
+                yield rows
+
+
+async def _write(session: Session, writer: Writer, rows: list[Row], options: argparse.Namespace) -> None:
+    """Write rows; of a line of any length all of it."""
     lines: list[bytes] = []
-    # Who follows loses no line of the others because of one that cannot be read; else that is an error.
-    at_once: logs.Asking = partial(logs.ask, session, timeout_s=logs.READ_DEADLINE)
-    asking = patiently(session) if options.follow else at_once
-    try:
-        async for row in rows:
-            if not row.cut:
-                lines.append(line_of(row))
-            if row.cut or len(lines) >= BATCH:
-                await _put(writer, b"".join(lines))
-                lines.clear()
-            if row.cut:
-                await _put_all(writer, whole_line(asking, row))
-    finally:
-        await rows.aclose()
+    # A reader who follows loses no line of the others because of one that cannot be read; else that is an error.
+    at_once: Asking = partial(log_files.ask, session, timeout_s=READ_DEADLINE)
+    for row in rows:
+        if not row.cut:
+            lines.append(line_of(row))
+            continue
+        await _put(writer, b"".join(lines))
+        lines.clear()
+        await _put_all(writer, whole_line(patiently(session) if options.follow else at_once, row))
     await _put(writer, b"".join(lines))
 
 
-def _is_filtered(options: argparse.Namespace) -> bool:
-    return any(getattr(options, name) is not None for name in ("grep", "level", "since"))
-
-
-async def _search(session: Session, selection: Selection, options: argparse.Namespace, sieve: Sieve) -> list[Row]:
-    rows = [row async for row in search(session, selection, **_query(session, options, sieve))]
-    return sorted(rows, key=lambda row: (row.t_ns, row.rank, row.stream, row.line))
-
-
-def _query(session: Session, options: argparse.Namespace, sieve: Sieve) -> dict[str, Any]:
-    return {
-        "pattern": options.grep or "",
-        "ignore_case": smart_case(options),
-        "level": options.level,
-        "since_ns": None if options.since is None else now_ns(session) - int(options.since * 1e9),
-        "note_apart": sieve.note,
-    }
-
-
-async def _tail(session: Session, selection: Selection, count: int, sieve: Sieve) -> list[Row]:
-    """Return the last `count` rows, however many pages that takes."""
-    page = await logs.merged(session, selection, min(4096, max(1, count)))
-    rows = page.rows
-    sieve.note(page.apart)
-    while len(rows) < count and page.more:
-        wanted = min(4096, count - len(rows))
-        page = await logs.merged(session, selection, wanted, before_ns=rows[0].t_ns, clocks=page.clocks)
-        sieve.note(page.apart)
-        rows = page.rows + rows
-    return last(rows, count)
-
-
-def last(rows: list[Row], count: int | None) -> list[Row]:
-    """Return the last `count` rows; None: all."""
-    return rows if count is None else rows[len(rows) - min(count, len(rows)) :]
-
-
-# --- follow
-
-
-async def _follow(
-    session: Session, selection: Selection, options: argparse.Namespace, sieve: Sieve, writer: Writer
-) -> None:
-    """Write what is there (all, or the last lines, or what matches), then what comes."""
-    start, seen = "begin", None
-    files = await logs.files(session)
-    oldest = logs.newest(files)
-    if options.fold or options.tail is not None or options.since is not None:
-        start = "resume"
-        seen = _positions(files)
-        past = selection
-        if selection.generation is None:
-            # Fixed once: a generation that begins now is followed from its begin.
-            mine = [file for file in files if selection.nodes is None or file["node"] in selection.nodes]
-            past = dataclasses.replace(selection, generation=logs.newest(mine))
-        await _write(session, writer, _there(session, past, options, sieve, seen), options)
-    pattern = options.pattern
+async def _follow(session: Session, selection: Selection, newest: int, sieve: Sieve, writer: Writer) -> None:
+    """Write all bytes of the chosen files as lines."""
     whole = dataclasses.replace(selection, streams=files_of(selection.streams))
-    chunks = _without_torn(session.follow(whole, start, seen, oldest), seen)
-    if options.fold:
-        await fold_live(rows_of(session, chunks, pattern, sieve), partial(_put, writer), time.monotonic_ns)
-        return
-    printer = Printer(session, sieve, pattern)
-    async with aclosing(chunks):
+    printer = Printer(session, sieve)
+    async with aclosing(session.follow(whole, "begin", newest)) as chunks:
         async for chunk in chunks:
             await _put_all(writer, printer.feed(chunk))
         await _put_all(writer, printer.rest())
 
 
-def _positions(files: list[dict[str, Any]]) -> Seen:
-    seen: Seen = {}
-    for file in files:
-        seen.setdefault(file["node"], {})[(file["generation"], file["rank"], file["stream"])] = int(file["size"])
-    return seen
+# --- options
+
+STREAMS = {
+    "stdout": ("stdout",),
+    "stderr": ("stderr",),
+    "nccl": ("nccl",),
+    "both": ("stdout", "stderr"),
+    "all": ALL_STREAMS,
+}
 
 
-async def _recent(
-    session: Session, selection: Selection, options: argparse.Namespace, sieve: Sieve
-) -> AsyncGenerator[Row, None]:
-    if _is_filtered(options):
-        rows = last(await _search(session, selection, options, sieve), options.tail)
-    else:
-        rows = await _tail(session, selection, options.tail, sieve)
-    for row in rows:
-        yield row
+def read_generation(text: str) -> int | str:
+    """Return a generation's number, or "all"; raises argparse.ArgumentTypeError."""
+    if text == "all" or text.isdecimal():
+        return text if text == "all" else int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}: a number, or all")
 
 
-async def _without_torn(chunks: AsyncGenerator[Chunk, None], seen: Seen | None) -> AsyncGenerator[Chunk, None]:
-    """Drop the newline of a row that has been written already: a row's text comes without it."""
-    begun = {(node, *key): offset for node, places in (seen or {}).items() for key, offset in places.items()}
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            start = begun.pop((chunk.node, chunk.generation, chunk.rank, chunk.stream), None)
-            if start is not None and chunk.offset == start and chunk.data[:1] == b"\n":
-                yield chunk._replace(offset=chunk.offset + 1, data=chunk.data[1:])
-            else:
-                yield chunk
+def read_count(text: str) -> int:
+    """Return a whole number of 0 or more; raises argparse.ArgumentTypeError."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number of 0 or more")
+    return int(text)
 
 
-async def _follow_level(
-    session: Session, selection: Selection, options: argparse.Namespace, sieve: Sieve, writer: Writer
-) -> None:
-    """Write lines of a level as they come; of those that are there, the last ones if so many were asked for."""
-    oldest = logs.newest(await logs.files(session)) if selection.generation is None else 0
-    looks = _lasts(hits(session, selection, oldest, _query(session, options, sieve)), options.tail)
+def parse_logs(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options, checked against each other; raises UsageError."""
+    parser = make_parser("logs")
+    parser.add_argument("--rank", type=read_ranks, metavar="R[,R…]", help="only these ranks: 0,2-4")
+    parser.add_argument("--node", metavar="N", help="only the ranks on this node")
+    parser.add_argument("--stream", choices=list(STREAMS), help="default: both, stdout and stderr")
+    parser.add_argument("--generation", type=read_generation, metavar="G", help="a number or all (default: the newest)")
+    parser.add_argument("--grep", metavar="REGEX", help="only matching lines; case-sensitive if REGEX has a capital")
+    parser.add_argument("-i", "--ignore-case", action="store_true", help="case-insensitive --grep")
+    whole = "by record; repeatable"
+    parser.add_argument("--include", action="append", default=[], metavar="REGEX", help=f"only what matches, {whole}")
+    parser.add_argument("--exclude", action="append", default=[], metavar="REGEX", help=f"not what matches, {whole}")
+    parser.add_argument("--level", choices=["debug", "info", "warn", "error"], help="only lines of this level or worse")
+    parser.add_argument("--since", type=read_duration, metavar="T", help="only lines of the last T: 90s, 10m, 2h")
+    parser.add_argument("--tail", type=read_count, metavar="N", help="only the last N lines")
+    parser.add_argument("-f", "--follow", action="store_true", help="print new lines until the job is over")
+    parser.add_argument("--fold", action="store_true", help="collapse identical lines across ranks: [0-3,5]| text")
+    parser.add_argument("--raw", action="store_true", help="the bytes of one stream of one rank, unchanged")
+    options = parse(parser, argv)
+    if options.grep is not None:
+        try:
+            # The nodes compile it the same way.
+            _compile(options)
+        except Problem as refused:
+            raise UsageError(f"--grep {options.grep!r}: {refused.message}", refused.hint) from refused
+    if options.include or options.exclude:
+        _check_filter(options)
+    if options.raw:
+        _check_raw(options)
+    return options
+
+
+def _check_filter(options: argparse.Namespace) -> None:
+    if options.raw or options.grep is not None:
+        other = "--raw" if options.raw else "--grep"
+        raise UsageError(f"{other} excludes --include and --exclude", "leave one of them out")
+    try:
+        make_filter(options.include, options.exclude)
+    except Problem as refused:
+        raise UsageError(f"--include, --exclude: {refused.message}", refused.hint) from refused
+
+
+def _check_raw(options: argparse.Namespace) -> None:
+    filters = [name for name in ("grep", "level", "since", "tail") if getattr(options, name) is not None]
+    if filters:
+        raise UsageError(f"--raw and --{filters[0]} exclude each other: --raw writes every byte")
     if options.fold:
-        # What a look finds may be a second old.
-        await fold_live(looks, partial(_put, writer), lambda: now_ns(session) - 1_000_000_000)
-        return
-    async with aclosing(looks):
-        async for rows in looks:
-            await _write(session, writer, _one_by_one(rows), options)
+        raise UsageError("--raw and --fold exclude each other: --raw writes every byte")
+    if options.rank is None or len(options.rank) != 1:
+        raise UsageError("--raw writes one stream of one rank", "add --rank R")
+    if options.stream in ("both", "all"):
+        raise UsageError(f"--raw writes one stream, not {options.stream}", "choose stdout, stderr or nccl")
+    if options.generation == "all":
+        raise UsageError("--raw writes one generation, not all")
 
 
-async def _lasts(looks: AsyncGenerator[list[Row], None], count: int | None) -> AsyncGenerator[list[Row], None]:
-    """Yield what looks bring; of the first one the last `count` rows."""
-    async with aclosing(looks):
-        async for rows in looks:
-            yield last(rows, count)
-            count = None
+def smart_case(options: argparse.Namespace) -> bool:
+    """True if --grep ignores case."""
+    return options.ignore_case or (options.grep is not None and ignores_case(options.grep))
+
+
+def _compile(options: argparse.Namespace) -> None:
+    with warnings.catch_warnings():
+        # A warning about a future meaning of [[ does not help an operator.
+        warnings.simplefilter("ignore", FutureWarning)
+        compile_pattern(options.grep, smart_case(options))
+
+
+def selection_of(options: argparse.Namespace) -> Selection:
+    """Return the selection of files and records."""
+    return Selection(
+        generation=options.generation,
+        ranks=options.rank,
+        streams=STREAMS[options.stream or "both"],
+        nodes=[options.node] if options.node else None,
+        filter=filter_of(options),
+    )
+
+
+def filter_of(options: argparse.Namespace) -> Filter:
+    """Return the filter for records; without patterns, --level selects lines instead."""
+    if not options.include and not options.exclude:
+        return ALL
+    return Filter(tuple(options.include), tuple(options.exclude), options.level or "")

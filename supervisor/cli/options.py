@@ -1,4 +1,4 @@
-"""What the verbs' command lines have in common.
+"""Options and arguments that several verbs share.
 
 In: argv of one verb. Out: parsed options, the inventory, the job's name.
 """
@@ -6,12 +6,13 @@ In: argv of one verb. Out: parsed options, the inventory, the job's name.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import os
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,19 +21,20 @@ from supervisor.errors import UsageError
 
 if TYPE_CHECKING:
     from supervisor.inventory import Inventory
+    from supervisor.session import Session
 
 
-# The words that a verb may take, by the names that they have in its usage.
+# The positional arguments of verbs, by their names in the usage.
 TARGET = {
-    "HOSTS": "an inventory (*.toml; without it, this machine alone)",
-    "JOB": "an id, as `supervisor jobs` lists them",
-    "RECORDING": "what `supervisor record` wrote",
+    "HOSTS": "an inventory (*.toml; default: this machine only)",
+    "JOB": "an id, as listed by `supervisor jobs`",
+    "RECORDING": "a file written by `supervisor record`",
     "FILE": "the recording to write",
-    "SIGNAL": "its name, such as USR1",
+    "SIGNAL": "the name of a signal, such as USR1",
 }
+# A hidden option of every verb: shell completion reads the options from the parser.
+DESCRIBE = "--describe-options"
 WIDTH = 100
-# nfs, and what supercomputers have.
-NETWORK_DISKS = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "afs", "cifs", "smb3"})
 
 
 class Parser(argparse.ArgumentParser):
@@ -44,16 +46,29 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Debug(argparse.Action):
-    """Takes effect at once, so that mistakes further on show their tracebacks; a script's own --debug is not ours."""
+    """Takes effect at once, so that later errors show their tracebacks; --debug after SCRIPT is the script's own."""
 
     def __call__(self, *_parsing: object) -> None:
         logging.getLogger().setLevel(logging.DEBUG)
 
 
-def make_parser(verb: str, usage: str = "[HOSTS] [JOB]", *, target: bool = True) -> Parser:
-    """Return a parser for one verb, its help taken from the registry; `target`: its words are those of TARGET.
+class Described(Exception):
+    """Carries the complete parser of a verb to the caller that asked for it by DESCRIBE."""
 
-    `usage`: what the verb takes beside options, or options that are told in another form than their own.
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        super().__init__(parser.prog)
+        self.parser = parser
+
+
+class _Describe(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_parsing: object) -> NoReturn:
+        raise Described(parser)
+
+
+def make_parser(verb: str, usage: str = "[HOSTS] [JOB]", *, target: bool = True) -> Parser:
+    """Return a parser for one verb, with its help from the registry; `target`: its arguments are those of TARGET.
+
+    `usage`: the verb's positional arguments, and options that the usage shows in a form of its own.
     """
     parser = Parser(
         prog=f"supervisor {verb}",
@@ -64,26 +79,31 @@ def make_parser(verb: str, usage: str = "[HOSTS] [JOB]", *, target: bool = True)
     )
     if target:
         taken = {word: text for word, text in TARGET.items() if re.search(rf"\b{word}\b", usage)}
-        told = "; ".join(f"{word}: {text}" for word, text in taken.items())
-        parser.add_argument("target", nargs="*", metavar=" ".join(taken), help=told)
+        words = "; ".join(f"{word}: {text}" for word, text in taken.items())
+        parser.add_argument("target", nargs="*", metavar=" ".join(taken), help=words)
         add_sources(parser)
-    words = "log to stderr, and show tracebacks"
+    words = "log to stderr and show tracebacks"
     parser.add_argument("--debug", action=_Debug, nargs=0, default=argparse.SUPPRESS, help=words)
+    parser.add_argument(DESCRIBE, action=_Describe, nargs=0, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
 
 def parse(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse options and positional words in any order; exits through SystemExit for --help only."""
+    """Parse options and positional arguments in any order; raises SystemExit for --help only."""
     parser.usage = _usage(parser)
     return parser.parse_intermixed_args(list(argv))
 
 
 def _usage(parser: Parser) -> str:
-    """Return the parser's usage with each of its options, so that none is forgotten."""
+    """Return the parser's usage with all of its options."""
     begin = parser.usage or ""
     named = {"-h", "--debug", *re.findall(r"--?[a-z][a-z-]*", begin)}
-    own = (action for action in parser._optionals._group_actions if action.option_strings[0] not in named)
-    # Only between options may a line end.
+    own = (
+        action
+        for action in parser._optionals._group_actions
+        if action.option_strings[0] not in named and action.help != argparse.SUPPRESS
+    )
+    # Lines break between options only.
     parts = [one.replace(" ", "\xa0") for one in map(_in_usage, own)]
     indent = " " * len(f"usage: {parser.prog} ")
     lines = textwrap.wrap(
@@ -99,7 +119,7 @@ def _in_usage(action: argparse.Action) -> str:
 
 
 def split_target(words: Sequence[str]) -> tuple[str | None, str | None]:
-    """Return (HOSTS, JOB) of the positional words; raises UsageError."""
+    """Return (HOSTS, JOB) of the positional arguments; raises UsageError."""
     hosts: str | None = None
     job: str | None = None
     for word in words:
@@ -112,89 +132,75 @@ def split_target(words: Sequence[str]) -> tuple[str | None, str | None]:
         else:
             job = word
     if job is not None:
-        from supervisor.session.specs import check_job
+        from supervisor.launch.specs import check_job
 
         check_job(job)
     return hosts, job
 
 
+class _Given(argparse.Action):
+    """Collects (Source, its argument) in `options.sources`."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: object, option: object = None) -> None:
+        namespace.sources = [*(namespace.sources or ()), (self.const, values or "")]
+
+
 def add_sources(parser: Parser) -> None:
-    """Add what may stand in the place of HOSTS."""
-    group = parser.add_argument_group("in the place of HOSTS")
-    group.add_argument(
-        "--hosts", dest="host_list", metavar="A,B", help="hosts by name: a,b or gpu[01-04] or user@host:port"
-    )
-    group.add_argument("--hostfile", metavar="FILE", help="a hostfile of MPI or DeepSpeed: host slots=8")
-    group.add_argument(
-        "--slurm",
-        action="store_const",
-        const="auto",
-        help="the nodes of the Slurm allocation that this runs in, by SSH or, where that is refused, by srun",
-    )
-    group.add_argument(
-        "--srun", dest="slurm", action="store_const", const="srun", help="as --slurm, by srun without trying SSH"
-    )
+    """Add the options that replace HOSTS."""
+    from supervisor.inventory.sources import SOURCES
+
+    group = parser.add_argument_group("instead of HOSTS")
+    for source in SOURCES:
+        group.add_argument(
+            f"--{source.name}", dest="sources", action=_Given, const=source, nargs=None if source.metavar else 0,
+            metavar=source.metavar or None, help=source.help,
+        )  # fmt: skip
 
 
 def load_inventory(hosts: str | None, options: argparse.Namespace) -> Inventory:
-    """Return the inventory that the command line names, or this machine alone; raises InventoryError (a UsageError)."""
+    """Return the inventory that the command line names, or this machine only; raises InventoryError (a UsageError)."""
     from supervisor import inventory
 
-    given = [hosts, options.host_list and "--hosts", options.hostfile and "--hostfile", options.slurm and "--slurm"]
-    named = [one for one in given if one]
+    sources = options.sources or ()
+    named = [*([hosts] if hosts is not None else ()), *(f"--{source.name}" for source, _ in sources)]
     if len(named) > 1:
         raise UsageError(f"{' and '.join(named)} both name the hosts", "give one of them")
     if hosts is not None:
         return inventory.load(Path(hosts))
-    if not named:
-        return inventory.local()
-    return inventory.build(Path(named[0]), read_source(options), Path.cwd())
+    for source, text in sources:
+        return inventory.build(Path(f"--{source.name}"), source.read(text), Path.cwd())
+    return inventory.local()
 
 
 def load_target(options: argparse.Namespace) -> tuple[Inventory, str | None]:
-    """Return the inventory and the job that the positional words name; raises UsageError."""
+    """Return the inventory and the job that the positional arguments name; raises UsageError."""
     hosts, job = split_target(options.target)
     return load_inventory(hosts, options), job
 
 
-def read_source(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the document of --hosts, --hostfile or --slurm; raises InventoryError."""
-    from supervisor.inventory import InventoryError, sources
+def in_session(
+    options: argparse.Namespace,
+    work: Callable[[Session], Awaitable[int | None]],
+    *,
+    follow: bool = False,
+    live_only: bool = False,
+) -> int:
+    """Do the work on the job that the positional arguments name; returns its exit status, 0 for None."""
+    inventory, job = load_target(options)
+    from supervisor.session import Session
 
-    if options.host_list:
-        return sources.from_hosts(options.host_list)
-    if options.hostfile:
-        try:
-            text = Path(options.hostfile).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-            raise InventoryError(f"--hostfile {options.hostfile}: cannot be read: {reason}") from error
-        return sources.from_hostfile(text, options.hostfile)
-    document = sources.from_slurm(os.environ, options.slurm)
-    # On a cluster the home is on a network disk, as a rule: what is there already is not sent to itself.
-    if is_shared(Path.home()):
-        document = sources.with_own_roots(document, f"{Path.home()}/.supervisor/nodes")
-    return {**document, "job": {"sync": False}} if is_shared(Path.cwd()) else document
+    async def connected() -> int:
+        async with Session(inventory, job, follow=follow, live_only=live_only) as session:
+            await session.ready()
+            return await work(session) or 0
 
-
-def is_shared(directory: Path) -> bool:
-    """Whether a directory is on a file system that other hosts see, by its type in /proc/self/mounts."""
-    best = ("", "")
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        _device, mount, kind = line.split()[:3]
-        if directory.is_relative_to(mount) and len(mount) >= len(best[0]):
-            best = (mount, kind)
-    return best[1] in NETWORK_DISKS
+    return asyncio.run(connected())
 
 
 def source_words(hosts: str | None, options: argparse.Namespace) -> str | None:
-    """Return the words that name the hosts again, for a command that the user may copy."""
-    if options.host_list:
-        return f"--hosts {options.host_list}"
-    if options.hostfile:
-        return f"--hostfile {options.hostfile}"
-    if options.slurm:
-        return "--srun" if options.slurm == "srun" else "--slurm"
+    """Return the arguments that name the hosts, for a command that the user can copy."""
+    for source, text in options.sources or ():
+        return f"--{source.name} {text}".rstrip()
     return hosts
 
 
@@ -226,7 +232,7 @@ def read_duration(text: str) -> float:
 
 
 def is_terminal() -> bool:
-    """True when both stdin and stdout are a terminal that can show a screen."""
+    """Return whether both stdin and stdout are a terminal that can show a screen."""
     try:
         return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     except (AttributeError, ValueError):
@@ -240,24 +246,26 @@ def add_json(parser: Parser, what: str = "print one JSON document") -> None:
 
 def add_screen(parser: Parser) -> None:
     """Add the options of the TUI and of headless runs."""
-    parser.add_argument("--headless", action="store_true", help="no TUI: print the merged log")
-    parser.add_argument("--theme", metavar="NAME", type=read_theme, help="palette of the TUI")
-    parser.add_argument("--read-only", "--read_only", action="store_true", help="refuse all that changes the job")
-    parser.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")
+    parser.add_argument("--headless", action="store_true", help="print the merged log instead of the TUI")
+    parser.add_argument("--theme", metavar="NAME", type=read_theme, help="colours of the TUI")
+    parser.add_argument(
+        "--read-only", "--read_only", action="store_true", help="refuse every action that changes the job"
+    )
+    parser.add_argument("--ascii", action="store_true", help="use ASCII characters only")
 
 
 def read_theme(text: str) -> str:
     """Return the name of a theme that exists; raises argparse.ArgumentTypeError."""
-    from supervisor.tui import theming  # here and not above: only a screen needs it
+    from supervisor.tui import themes  # imported here: only a screen needs it
 
     try:
-        return theming.find(text)
-    except theming.ThemeError as error:
+        return themes.find(text)
+    except themes.ThemeError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def given(options: argparse.Namespace, name: str) -> Any:
-    """Return an option's value, None when it was not given."""
+    """Return the value of an option, None where the verb does not have it."""
     return getattr(options, name, None)
 
 

@@ -1,4 +1,4 @@
-"""Writing for people and for programs: tables, JSON, and merged logs at full speed.
+"""Output on stdout: tables, JSON, and merged logs at full speed.
 
 In: documents, bytes of lines. Out: bytes on stdout.
 """
@@ -16,16 +16,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from supervisor import plain
 from supervisor.errors import SupervisorError
-from supervisor.session.tasks import wait_event
+from supervisor.link.tasks import wait_event
+from supervisor.wording.values import table
 
-# Bytes that may wait for a slow reader of our stdout before the nodes are no longer read.
+# Bytes to buffer for a slow reader of stdout before reading from the nodes stops.
 BUFFER_LIMIT = 4 * 1024 * 1024
 
 
 def write_json(document: Any) -> None:
-    """Print one JSON document on one line; where stdout's encoding lacks a character, all but ASCII is escaped."""
+    """Print one JSON document on one line; escapes non-ASCII characters if stdout's encoding lacks one."""
     text = json.dumps(document, ensure_ascii=False)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
@@ -50,17 +50,17 @@ def _print(text: str) -> None:
 
 
 def write_ranks(document: Mapping[str, Any], *, as_json: bool) -> int:
-    """Print what came of a request to ranks; returns the exit status: 1 where one of them did not get it."""
-    told = document["ranks"]
+    """Print the outcome of a request by rank; returns the exit status: 1 if a rank refused it."""
+    answers = document["ranks"]
     if as_json:
         write_json(document)
     else:
-        write_lines([f"rank {rank}: {one['message']}" for rank, one in told.items()])
-    return 0 if all(one["accepted"] for one in told.values()) else 1
+        write_lines([f"rank {rank}: {one['message']}" for rank, one in answers.items()])
+    return 0 if all(one["accepted"] for one in answers.values()) else 1
 
 
 def is_rich(*, ascii_only: bool = False) -> bool:
-    """True where stdout is a terminal that can show more than plain text."""
+    """Return whether stdout is a terminal that can show more than plain text."""
     if ascii_only or os.environ.get("TERM") == "dumb":
         return False
     try:
@@ -72,18 +72,18 @@ def is_rich(*, ascii_only: bool = False) -> bool:
 def write_table(rows: list[list[str]], *, rich: bool) -> None:
     """Print a table whose first row is its head."""
     if not rich:
-        write_lines(plain.table(rows))
+        write_lines(table(rows))
         return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    shown = Table(box=None, pad_edge=False, header_style="bold")
     for name in rows[0]:
-        table.add_column(name, overflow="fold")
+        shown.add_column(name, overflow="fold")
     for row in rows[1:]:
-        table.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
-    Console().print(table)
+        shown.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
+    Console().print(shown)
 
 
 STYLES = {
@@ -106,7 +106,7 @@ STYLES = {
 
 
 class Writer:
-    """Writes bytes to a file in a thread of its own: a slow reader stops neither the event loop nor Ctrl-C."""
+    """Writes bytes to a file in its own thread: a slow reader blocks neither the event loop nor Ctrl-C."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -118,11 +118,11 @@ class Writer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._taken = asyncio.Event()
         self.used = False
-        """Something was to be written."""
+        """Something has been written."""
         self.broken = False
-        """Nothing more can be written."""
+        """The file takes no more bytes."""
         self.failure = ""
-        """Why, where it is not that whoever read the other end is gone."""
+        """The reason, empty if the reader has closed the other end."""
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
@@ -136,7 +136,7 @@ class Writer:
                 self._change.notify()
 
     def check(self) -> None:
-        """Raise BrokenPipeError once the reader is gone, SupervisorError when the rest cannot be written."""
+        """Raise BrokenPipeError if the reader has closed, SupervisorError if writing failed."""
         if self.failure:
             raise SupervisorError(self.failure)
         if self.broken:
@@ -144,24 +144,24 @@ class Writer:
 
     @property
     def full(self) -> bool:
-        """True when no more should be put for a while."""
+        """Whether the buffer is full."""
         return self._waiting > BUFFER_LIMIT
 
     @property
     def stalled_s(self) -> float:
-        """How long the reader has taken nothing, seconds."""
+        """Seconds since the reader last read."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
     async def room(self) -> None:
-        """Wait until the reader has taken something, at most 0.1 s."""
+        """Wait until the reader has read something, at most 0.1 s."""
         self._loop = asyncio.get_running_loop()
         self._taken = asyncio.Event()
         if self.full and not self.broken:
             await wait_event(self._taken, 0.1)
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Write what is queued, then end; False when the reader did not take it in time."""
+        """Write the queued bytes, then end; returns False if the reader did not read them in time."""
         with self._change:
             self._ending = True
             self._change.notify()
@@ -214,5 +214,5 @@ class Writer:
                 self._await_room()
 
     def _await_room(self) -> None:
-        """Wait for the reader of a pipe or terminal that somebody has set not to block."""
+        """Wait for the reader of a pipe or terminal that is in non-blocking mode."""
         select.select([], [self._file], [])

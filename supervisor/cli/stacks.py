@@ -1,51 +1,65 @@
-"""`supervisor stacks`: where every rank and its child processes are, equal stacks together.
+"""`supervisor stacks` and `supervisor signal`: the Python stacks of ranks and their child processes; send a signal.
 
-In: argv. Out: text or JSON.
+In: argv. Out: text, equal stacks grouped; one line per signalled rank; or one JSON document.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from supervisor.cli.options import add_json, load_target, make_parser, parse, read_ranks
+from supervisor.cli.options import add_json, in_session, make_parser, parse, read_ranks
 from supervisor.cli.output import write_json, write_lines, write_ranks
-from supervisor.plain_stacks import stacks_lines
+from supervisor.errors import UsageError
+from supervisor.wording.stacks import stacks_lines
 
 if TYPE_CHECKING:
-    from supervisor.session.session import Session
+    from supervisor.session import Session
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Show the stacks; returns the exit status."""
     parser = make_parser(verb)
     parser.add_argument("--rank", type=read_ranks, metavar="R[,R…]", help="only these ranks: 0,2-4")
-    parser.add_argument("--save", action="store_true", help="save them, and flight records, beside the ranks' logs")
+    parser.add_argument("--save", action="store_true", help="save stacks and flight records next to the ranks' logs")
     add_json(parser)
     options = parse(parser, argv)
-    inventory, job = load_target(options)
-    from supervisor.session.session import open_session
 
-    async def once() -> int:
-        async with open_session(inventory, job, live_only=True) as session:
-            await session.ready()
-            await session.settle()
-            if options.save:
-                return await _save(session, options.rank, options.json)
-            found = await session.stacks(options.rank)
+    async def show(session: Session) -> int:
+        await session.settle()
+        if options.save:
+            return await _save(session, options.rank, options.json)
+        stacks = await session.stacks(options.rank)
         if options.json:
-            write_json(found)
+            write_json(stacks)
         else:
-            write_lines(stacks_lines(**found))
+            write_lines(stacks_lines(**stacks))
         return 0
 
-    return asyncio.run(once())
+    return in_session(options, show, live_only=True)
 
 
 async def _save(session: Session, ranks: list[int] | None, as_json: bool) -> int:
-    """Let the nodes save; returns the exit status: 1 where there is nothing of a rank."""
+    """Save the stacks on the nodes; returns the exit status: 1 if a rank gave none."""
     status = await session.call("status")
     known = [rank["rank"] for node in status.get("nodes", ()) for rank in node.get("ranks", ())]
     answer = await session.request("keep", ranks=known if ranks is None else ranks)
     return write_ranks({"job": session.job, "request": "stacks", **answer}, as_json=as_json)
+
+
+def run_signal(verb: str, argv: Sequence[str]) -> int:
+    """Send the signal; returns the exit status: 1 if a rank did not get it."""
+    parser = make_parser(verb, "[HOSTS] [JOB] SIGNAL")
+    parser.add_argument("--rank", type=read_ranks, required=True, metavar="R[,R…]", help="the ranks to signal: 0,2-4")
+    add_json(parser)
+    options = parse(parser, argv)
+    if not options.target:
+        raise UsageError("SIGNAL is missing", "supervisor signal --rank 3 USR1")
+    *options.target, name = options.target
+
+    async def send(session: Session) -> int:
+        await session.settle()
+        answer = await session.request("signal", ranks=options.rank, signal=name)
+        return write_ranks({"job": session.job, "request": verb, **answer}, as_json=options.json)
+
+    return in_session(options, send, follow=True, live_only=True)

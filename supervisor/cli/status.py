@@ -1,6 +1,7 @@
-"""`supervisor status`: nodes, ranks, state.
+"""`supervisor status`, `events` and `incidents`: nodes, ranks and state; the journal; failures with their causes.
 
-In: argv. Out: text or the contract's status document; with --watch again and again.
+In: argv. Out: text or the contract's documents; with --watch the status at each change, with -f new events as they
+arrive.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from supervisor import plain
-from supervisor.cli.options import add_json, load_target, make_parser, parse
+from supervisor.cli.options import add_json, in_session, make_parser, parse
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
-from supervisor.plain_nccl import fabric_lines
+from supervisor.wording.events import event_line
+from supervisor.wording.incidents import incident_lines
+from supervisor.wording.status import fabric_lines, header, node_rows, rank_rows, status_lines, status_tail
 
 if TYPE_CHECKING:
-    from supervisor.session.session import Session
+    from remote_agent.wire.events import JournalEvent
+    from supervisor.session import Session
 
 JOB_KEYS = (
     "job", "state", "generation", "restarts", "max_restarts", "world_size", "coordinator", "started_at", "nodes",
@@ -24,7 +27,7 @@ JOB_KEYS = (
 )  # fmt: skip
 NODE_KEYS = ("name", "address", "state", "group_rank", "reason", "agent_pid", "clock_offset_ms", "ranks")
 RANK_KEYS = ("rank", "local_rank", "pid", "state", "exit_code", "step", "last_output_age_s")
-# Ours, beside the contract's.
+# Optional fields: null where they are unknown.
 NODE_MORE = ("clock_error_ms", "vitals")
 RANK_MORE = ("progress", "vitals")
 WARNING_KEYS = ("kind", "node", "rank", "message")
@@ -32,7 +35,7 @@ INTERVAL = 1.0
 
 
 def contract(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contract's document, and of what the agents add the clocks' error, progress, vitals and warnings."""
+    """Return the documented part of a status: the other fields are between agents and this program."""
     document = {key: status.get(key) for key in JOB_KEYS}
     document["nodes"] = [
         {
@@ -49,45 +52,38 @@ def run(verb: str, argv: Sequence[str]) -> int:
     """Show the status; returns the exit status."""
     parser = make_parser(verb)
     add_json(parser)
-    parser.add_argument("--watch", action="store_true", help="show it again whenever it changes, until the job is over")
-    parser.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")
+    parser.add_argument(
+        "--watch", action="store_true", help="show the status again whenever it changes, until the job ends"
+    )
+    parser.add_argument("--ascii", action="store_true", help="use ASCII characters only")
     options = parse(parser, argv)
-    inventory, job = load_target(options)
     rich = not options.json and is_rich(ascii_only=options.ascii)
-    from supervisor.session.session import open_session
 
-    async def once() -> int:
-        async with open_session(inventory, job) as session:
-            await session.ready()
-            status = await session.call("status")
-            fabric = None if options.json else await session.nccl(status)
-            _show(status, as_json=options.json, rich=rich)
-            lines = fabric_lines(fabric) if fabric is not None else []
-            write_lines(["", *lines] if lines else [])
-        return 0
+    async def show(session: Session) -> None:
+        if options.watch:
+            return await _watch(session, as_json=options.json, rich=rich)
+        status = await session.call("status")
+        fabric = None if options.json else await session.nccl(status)
+        _show(status, as_json=options.json, rich=rich)
+        lines = fabric_lines(fabric) if fabric is not None else []
+        return write_lines(["", *lines] if lines else [])
 
-    async def watch() -> int:
-        async with open_session(inventory, job, feed=True) as session:
-            await session.ready()
-            await _watch(session, as_json=options.json, rich=rich)
-        return 0
-
-    return asyncio.run(watch() if options.watch else once())
+    return in_session(options, show, follow=options.watch)
 
 
 def _show(status: Mapping[str, Any], *, as_json: bool, rich: bool) -> None:
     if as_json:
         write_json(contract(status))
     elif not rich:
-        write_lines(plain.status_lines(status))
+        write_lines(status_lines(status))
     else:
-        write_lines([plain.header(status), ""])
-        write_table(plain.node_rows(status), rich=True)
-        ranks = plain.rank_rows(status)
+        write_lines([header(status), ""])
+        write_table(node_rows(status), rich=True)
+        ranks = rank_rows(status)
         if len(ranks) > 1:
             write_lines([""])
             write_table(ranks, rich=True)
-        tail = plain.status_tail(status)
+        tail = status_tail(status)
         write_lines(["", *tail] if tail else [])
 
 
@@ -106,3 +102,54 @@ async def _watch(session: Session, *, as_json: bool, rich: bool) -> None:
             return
         await session.wait_change(INTERVAL)
         await asyncio.sleep(INTERVAL / 4)  # at most four a second, however fast it changes
+
+
+# --- the journal
+
+
+def run_events(verb: str, argv: Sequence[str]) -> int:
+    """Show the journal; returns the exit status."""
+    parser = make_parser(verb)
+    add_json(parser, "one JSON object a line")
+    parser.add_argument("-f", "--follow", action="store_true", help="print new events until the job ends")
+    options = parse(parser, argv)
+
+    async def show(session: Session) -> None:
+        if not options.follow:
+            return _write(await session.journal(), as_json=options.json)
+        printed = 0
+        while True:
+            over, version = session.ended, session.version
+            _write(session.events[printed:], as_json=options.json)
+            printed = len(session.events)
+            if over:
+                return None
+            await session.wait_change(1.0, version)
+
+    return in_session(options, show, follow=options.follow)
+
+
+def _write(events: Sequence[JournalEvent], *, as_json: bool) -> None:
+    if as_json:
+        for event in events:
+            write_json(event)
+    elif events:
+        write_lines([event_line(event) for event in events])
+
+
+def run_incidents(verb: str, argv: Sequence[str]) -> int:
+    """Show failures and their causes; returns the exit status."""
+    parser = make_parser(verb)
+    add_json(parser)
+    options = parse(parser, argv)
+
+    async def show(session: Session) -> None:
+        answer = await session.call("incidents")
+        if options.json:
+            write_json({"incidents": answer["incidents"], "nccl": answer.get("nccl")})
+        elif not answer["incidents"]:
+            write_lines(["no incidents"])
+        for number, incident in enumerate(() if options.json else answer["incidents"]):
+            write_lines([*([""] if number else []), *incident_lines(incident)])
+
+    return in_session(options, show)

@@ -1,4 +1,4 @@
-"""`supervisor up`: launch a job and watch it.
+"""`supervisor up` and `supervisor attach`: launch a job and watch it; watch a running or finished job.
 
 In: argv, PET_* variables, the inventory. Out: a job on the nodes; the TUI, a merged log, or the job's id.
 """
@@ -16,21 +16,31 @@ from typing import TYPE_CHECKING
 
 from supervisor.cli import torchrun
 from supervisor.cli.entry import say
-from supervisor.cli.options import add_screen, add_sources, is_terminal, load_inventory, make_parser, source_words
-from supervisor.cli.rendezvous import read_rendezvous, read_timeouts
+from supervisor.cli.options import (
+    add_screen,
+    add_sources,
+    is_terminal,
+    load_inventory,
+    make_parser,
+    parse,
+    source_words,
+    split_target,
+)
+from supervisor.cli.torchrun import read_rendezvous, read_timeouts
 from supervisor.errors import UsageError
 
 if TYPE_CHECKING:
-    from supervisor.cli.console import Console
+    from supervisor.cli.torchrun import Console
     from supervisor.inventory import Inventory
-    from supervisor.session.session import Session
-    from supervisor.session.specs import Plan, UpOptions
+    from supervisor.launch.specs import UpOptions
+    from supervisor.link.view import Plan
+    from supervisor.session import Session
 
 USAGE = "[HOSTS] [options] SCRIPT [ARGS…]"
 EPILOG = """\
-HOSTS ends in .toml; without it the job runs on this machine alone. What follows SCRIPT goes to the script untouched.
+HOSTS ends in .toml; without it the job runs on this machine only. Arguments after SCRIPT go to the script unchanged.
 
-exit status: 0 succeeded (or detached), 1 failed, 2 wrong usage, 3 too few nodes, 4 stopped by an operator, 130 Ctrl-C
+exit status: 0 succeeded (or detached), 1 failed, 2 usage error, 3 too few nodes, 4 stopped by an operator, 130 Ctrl-C
 """
 
 
@@ -38,10 +48,14 @@ def parse_up(argv: Sequence[str]) -> argparse.Namespace:
     """Return the options, with `hosts`, `script` and `args`; raises UsageError."""
     parser = make_parser("up", USAGE, target=False)
     parser.epilog = EPILOG
-    parser.add_argument("--detach", action="store_true", help="return once all ranks run; print the job's id")
-    parser.add_argument("--job", metavar="ID", help="the job's id (default: SCRIPT's name and four letters)")
+    parser.add_argument(
+        "--detach", action="store_true", help="return once all ranks are running, and print the job's id"
+    )
+    parser.add_argument("--job", metavar="ID", help="the job's id (default: the name of SCRIPT and four letters)")
     parser.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable for all workers")
-    parser.add_argument("--no-sync", "--no_sync", action="store_true", help="the work tree is on the nodes already")
+    parser.add_argument(
+        "--no-sync", "--no_sync", action="store_true", help="do not copy the work tree: it is on the nodes already"
+    )
     add_screen(parser)
     add_sources(parser)
     torchrun.add_torchrun(parser)
@@ -53,7 +67,7 @@ def parse_up(argv: Sequence[str]) -> argparse.Namespace:
         options.hosts = words[0]
         words = words[1:]
         if not ended:
-            # What stands between HOSTS and SCRIPT is still ours.
+            # Options between HOSTS and SCRIPT are still ours.
             options = parser.parse_args(words, options)
             words, _ = _strip_dashes(options.words)
     if not words:
@@ -70,13 +84,13 @@ def parse_up(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _strip_dashes(words: list[str]) -> tuple[list[str], bool]:
-    """Take a leading `--` away; returns whether there was one: all that follows it is positional."""
+    """Remove a leading `--`; also returns whether there was one: everything after it is positional."""
     return (words[1:], True) if words[:1] == ["--"] else (words, False)
 
 
 def job_options(options: argparse.Namespace) -> UpOptions:
-    """Return what the command line says of the job; raises UsageError."""
-    from supervisor.session.specs import UpOptions, check_env
+    """Return the options of the job; raises UsageError."""
+    from supervisor.launch.specs import UpOptions, check_env
 
     kinds = [name for name in ("module", "no_python", "run_path") if getattr(options, name)]
     if len(kinds) > 1:
@@ -85,7 +99,7 @@ def job_options(options: argparse.Namespace) -> UpOptions:
     grace = torchrun.duration(options, "shutdown_timeout")
     rdzv_id = options.rdzv_id if options.rdzv_id not in (None, "none") else None
     if options.job and rdzv_id and options.job != rdzv_id:
-        raise UsageError(f"--job {options.job} and --rdzv-id {rdzv_id} both name the job", "give one of them")
+        raise UsageError(f"--job {options.job} and --rdzv-id {rdzv_id} both name the job", "use one of them")
     return UpOptions(
         script=options.script,
         args=options.args,
@@ -112,7 +126,7 @@ def job_options(options: argparse.Namespace) -> UpOptions:
 
 def run(verb: str, argv: Sequence[str]) -> int:
     """Launch; returns the exit status."""
-    from supervisor.session.specs import make_plan
+    from supervisor.launch.specs import make_plan
 
     options = parse_up(argv)
     torchrun.check(options)
@@ -129,12 +143,13 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
 def _headless(inventory: Inventory, plan: Plan, options: argparse.Namespace, console: Console) -> int:
     from supervisor.cli.headless import Headless
-    from supervisor.session.launch import launch_session
+    from supervisor.session import Session
 
     async def launch() -> int:
-        session = launch_session(inventory, plan, read_only=options.read_only)
-        # The end of an allocation must end its job; otherwise only Ctrl-C is meant for it.
-        stops_on = (signal.SIGINT, signal.SIGTERM) if options.slurm else (signal.SIGINT,)
+        session = Session(inventory, attach="control", plan=plan, read_only=options.read_only)
+        # SIGTERM at the end of an allocation must stop the job; outside one, only Ctrl-C does.
+        in_allocation = any(source.name in ("slurm", "srun") for source, _ in options.sources or ())
+        stops_on = (signal.SIGINT, signal.SIGTERM) if in_allocation else (signal.SIGINT,)
         json_events = options.event_log_handler == "console"
         watch = Headless(session, sys.stdout.buffer, console, json_events=json_events, stops_on=stops_on)
         return await watch.launched(detach=options.detach, hosts=source_words(options.hosts, options))
@@ -143,10 +158,42 @@ def _headless(inventory: Inventory, plan: Plan, options: argparse.Namespace, con
 
 
 def _tui(inventory: Inventory, plan: Plan, options: argparse.Namespace) -> int:
-    from supervisor.session.launch import launch_session
+    from supervisor.session import Session
     from supervisor.tui.app import run_tui
 
     def session() -> Session:
-        return launch_session(inventory, plan, read_only=options.read_only)
+        return Session(inventory, attach="control", plan=plan, read_only=options.read_only)
 
     return run_tui(session, theme=options.theme, read_only=options.read_only, ascii_only=options.ascii)
+
+
+# --- attach
+
+
+def run_attach(verb: str, argv: Sequence[str]) -> int:
+    """Attach; returns the exit status."""
+    parser = make_parser(verb)
+    add_screen(parser)
+    options = parse(parser, argv)
+    hosts, job = split_target(options.target)
+    inventory = load_inventory(hosts, options)
+    mode = "watch" if options.read_only else "control"
+    from supervisor.session import Session
+
+    if options.headless or not is_terminal():
+        from supervisor.cli.headless import Headless
+
+        if not options.headless and sys.stdout.isatty() and not options.read_only:
+            say("this terminal cannot show the TUI (TERM=dumb, or stdin is not a terminal); Ctrl-C stops the job")
+
+        async def watch() -> int:
+            session = Session(inventory, job, attach=mode, read_only=options.read_only)
+            return await Headless(session, sys.stdout.buffer).attached(hosts=source_words(hosts, options))
+
+        return asyncio.run(watch())
+    from supervisor.tui.app import run_tui
+
+    def make() -> Session:
+        return Session(inventory, job, attach=mode, read_only=options.read_only)
+
+    return run_tui(make, theme=options.theme, read_only=options.read_only, ascii_only=options.ascii)

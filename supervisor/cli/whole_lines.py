@@ -1,79 +1,72 @@
-"""A followed log as it is printed: whole lines of many ranks, each in one piece, whatever its length.
+"""Lines as `supervisor logs` prints them: whole, whatever their length and however the chunks are cut; or folded.
 
-In: chunks in the order in which they arrive; where a line is longer than LINE_LIMIT, its text from its node once more.
-Out: bytes, lines `node:rank| text`.
+In: chunks in the order in which they arrive (a line longer than LINE_LIMIT is read from its node again); rows.
+Out: bytes, lines `node:rank| text`; folded `[0-3,5]| text` for ranks that printed the same, `[0-3,5]~| text` where the
+ranks' numbers differ and the first rank's are shown.
 
-**No more of a line than LINE_LIMIT is held here**: of a longer one its ends and where it lies; the node's file has it.
+**No more than LINE_LIMIT of a line is held in memory**: of a longer line only its beginning and its place are kept.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.logs.rows import CLIP, seen, visible_ends, without_escapes
+from remote_agent.text.names import ranges
+from remote_agent.text.rows import CLIP
 from remote_agent.wire import Answer
 from supervisor.errors import RequestFailed, Unreachable
-from supervisor.session import logs
+from supervisor.link.tasks import cancel_all
+from supervisor.logs import files as log_files
+from supervisor.logs.files import READ_DEADLINE, Asking
+from supervisor.logs.fold import Fold, Folder
+from supervisor.logs.rows import Row
+from supervisor.wording.values import cut_text
 
 if TYPE_CHECKING:
-    import re
-
-    from supervisor.session.follow import Chunk
-    from supervisor.session.session import Session
-    from supervisor.session.streams import Sieve
+    from supervisor.logs.live import Chunk
+    from supervisor.logs.selection import Sieve
+    from supervisor.session import Session
 
 LINE_LIMIT = 1024 * 1024
-# How long the others' lines wait for a node whose link is lost in the midst of a long line, seconds.
+# How long the output waits for a node whose link is lost while a long line is read, seconds.
 PATIENCE = 10.0
-# Nothing but a text's last byte may stand before its last newline: so no `$` matches in front of these.
-_NO_END = b"\n\n"
 
 # Whose lines: node, generation, rank, stream.
 Whose = tuple[str, int, int, str]
 
 
-def begin_of(row: logs.Row) -> bytes:
+def begin_of(row: Row) -> bytes:
     """Return a row as it is printed, without its end."""
     return f"{row.node}:{row.rank}| ".encode() + row.text
 
 
 class LongLine:
-    """A line over the limit: where it lies on its node, and its two ends."""
+    """A line over the limit: where it lies on its node, and how it begins."""
 
     def __init__(self, whose: Whose, begin: int, data: bytes) -> None:
         self.whose = whose
         self.end = begin + len(data)
-        self.head, self.tail = data[:CLIP], data[-CLIP:]
+        self.head = data[:CLIP]
         self._begin = begin
 
-    def grow(self, data: bytes) -> None:
-        """Take what follows."""
-        self.end += len(data)
-        self.tail = (self.tail + data)[-CLIP:]
-
     def lost(self) -> bytes:
-        """Return what can be told of it once its file has been written anew."""
+        """Return what is known of the line after its file was truncated."""
         return self.head + _missing(self.end - self._begin - len(self.head)) + b"\n"
 
-    def row(self, head: bool = True) -> logs.Row:
+    def row(self) -> Row:
         """Return it as a row whose text is cut."""
-        text = self.head if head else b""
-        return logs.Row(*self.whose, 0, self._begin, 0, None, text, self.end - self._begin - len(text))
-
-    def shown(self, now_ns: int) -> logs.Row:
-        """Return it as a row whose text is what a screen shows of it."""
-        text, row = visible_ends(self.head, self.tail), self.row()
-        return row._replace(t_ns=now_ns, text=text, cut=row.cut if text is self.head else 0)
+        return Row(*self.whose, 0, self._begin, 0, None, self.head, self.end - self._begin - len(self.head))
 
 
 Piece = LongLine | tuple[Whose, bytes]
 
 
 class WholeLines:
-    """Turns chunks of many ranks into whole lines, as far as the sieve holds them; a half line waits for its end."""
+    """Turns chunks of many ranks into whole lines; an unfinished line is held until its end arrives."""
 
     def __init__(self, sieve: Sieve | None = None) -> None:
         self._sieve = sieve
@@ -81,10 +74,10 @@ class WholeLines:
         self._newest: dict[str, int] = {}
 
     def feed(self, chunk: Chunk) -> list[Piece]:
-        """Return the lines that are whole now."""
+        """Return the lines that are complete now."""
         ready: list[Piece] = []
         if chunk.generation > self._newest.get(chunk.node, -1):
-            # The ranks of older generations are gone: nothing will complete their last lines.
+            # The ranks of older generations have ended: their unfinished lines stay as they are.
             ready = self._flush(chunk.node)
             self._newest[chunk.node] = chunk.generation
         key = (chunk.node, chunk.generation, chunk.rank, chunk.stream)
@@ -94,7 +87,7 @@ class WholeLines:
             held = b""
         elif isinstance(held, LongLine):
             more, newline, data = data.partition(b"\n")
-            held.grow(more)
+            held.end += len(more)
             if not newline:
                 self._held[key] = held
                 return self._sieved(ready)
@@ -111,7 +104,7 @@ class WholeLines:
         return self._sieved(ready)
 
     def rest(self) -> list[Piece]:
-        """Return the half lines at the end of everything."""
+        """Return the unfinished lines at the end of the log."""
         return self._sieved([piece for node in list(self._newest) for piece in self._flush(node)])
 
     def _sieved(self, pieces: list[Piece]) -> list[Piece]:
@@ -132,44 +125,41 @@ class WholeLines:
 
 
 class Printer:
-    """Turns chunks of many ranks into lines `node:rank| text`, of a pattern only those that match."""
+    """Turns chunks of many ranks into lines `node:rank| text`."""
 
-    def __init__(self, session: Session, sieve: Sieve | None = None, pattern: re.Pattern[bytes] | None = None) -> None:
+    def __init__(self, session: Session, sieve: Sieve | None = None) -> None:
         self._session = session
         self._lines = WholeLines(sieve)
-        self._pattern = pattern
 
     def feed(self, chunk: Chunk) -> AsyncGenerator[bytes, None]:
-        """Yield the lines that are whole now."""
+        """Yield the lines that are complete now."""
         return self._printed(self._lines.feed(chunk))
 
     def rest(self) -> AsyncGenerator[bytes, None]:
-        """Yield the half lines at the end of everything."""
+        """Yield the unfinished lines at the end of the log."""
         return self._printed(self._lines.rest())
 
     async def _printed(self, pieces: list[Piece]) -> AsyncGenerator[bytes, None]:
         for piece in pieces:
             if not isinstance(piece, LongLine):
-                yield prefixed(*piece, self._pattern)
-            elif self._pattern is None or await matches(self._session, piece, self._pattern):
-                async with aclosing(whole_line(patiently(self._session), piece.row())) as parts:
-                    async for data in parts:
-                        yield data
+                yield prefixed(*piece)
+                continue
+            async with aclosing(whole_line(patiently(self._session), piece.row())) as parts:
+                async for data in parts:
+                    yield data
 
 
-def prefixed(whose: Whose, lines: bytes, pattern: re.Pattern[bytes] | None) -> bytes:
-    """Return whole lines as they are printed, of a pattern those in which what is seen matches."""
+def prefixed(whose: Whose, lines: bytes) -> bytes:
+    """Return whole lines as they are printed."""
     prefix = f"{whose[0]}:{whose[2]}| ".encode()
-    if pattern is None:
-        return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
-    return b"".join(b"%s%s\n" % (prefix, line) for line in lines[:-1].split(b"\n") if pattern.search(seen(line)))
+    return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
 
-async def whole_line(asking: logs.Asking, row: logs.Row) -> AsyncGenerator[bytes, None]:
-    """Yield a row whose text is cut as it is printed: all of its line, and in the place of what is gone how much."""
+async def whole_line(asking: Asking, row: Row) -> AsyncGenerator[bytes, None]:
+    """Yield the whole line of a row whose text is cut; at its end the number of bytes that cannot be read."""
     missing = row.cut
     yield begin_of(row)
-    async with aclosing(logs.read_rest(asking, row)) as rest:
+    async with aclosing(log_files.read_rest(asking, row)) as rest:
         async for data in rest:
             missing -= len(data)
             yield data
@@ -180,38 +170,19 @@ def _missing(size: int) -> bytes:
     return f" … {size} bytes of this line could not be read".encode() if size else b""
 
 
-async def matches(session: Session, line: LongLine, pattern: re.Pattern[bytes]) -> bool:
-    """Tell whether what is seen of a long line matches; a match of up to 64 KiB is found wherever it lies."""
-    row = line.row(head=False)
-    text, found, gone, left = b"", False, False, row.cut
-    async with aclosing(logs.read_rest(patiently(session), row)) as rest:
-        async for data in rest:
-            left -= len(data)
-            text += data
-            begin = text.rfind(b"\r", 0, len(text.rstrip(b"\r"))) + 1
-            if begin:
-                # A progress bar: all before is written over.
-                text, found, gone = text[begin:], False, False
-            shown = without_escapes(text.rstrip(b"\r")) + (_NO_END if left else b"")
-            found = found or pattern.search(shown, 1 if gone else 0) is not None
-            if len(text) > CLIP:
-                text, gone = text[-CLIP - 1 :], True
-    return found
+def patiently(session: Session) -> Asking:
+    """Return a function that makes log requests, and waits for lost links, up to PATIENCE in all.
 
-
-def patiently(session: Session) -> logs.Asking:
-    """Return what makes log requests, and waits for lost links for PATIENCE in all.
-
-    What does not come then is gone, as what the node has dropped: the log goes on without it.
+    After that it returns empty answers, as for dropped bytes, and the log goes on without them.
     """
     left = PATIENCE
 
-    async def asking(node: str, op: str, wish: dict[str, Any]) -> Answer:
+    async def asking(node: str, op: str, args: dict[str, Any]) -> Answer:
         nonlocal left
         while True:
             asked_at = time.monotonic()
             try:
-                return await logs.ask(session, node, op, wish, logs.READ_DEADLINE)
+                return await log_files.ask(session, node, op, args, READ_DEADLINE)
             except RequestFailed:
                 return Answer({})
             except Unreachable:
@@ -221,3 +192,57 @@ def patiently(session: Session) -> logs.Asking:
                 left -= time.monotonic() - asked_at
 
     return asking
+
+
+# --- --fold
+
+# How often to check for folds whose window has ended while no rows arrive, seconds.
+LOOK = 0.25
+
+
+def line_of(row: Row) -> bytes:
+    """Return a row as it is printed."""
+    return begin_of(row) + _end_of(row)
+
+
+def _end_of(row: Row) -> bytes:
+    return f"{cut_text(row.cut)}\n".encode() if row.cut else b"\n"
+
+
+def lines_of(folds: Iterable[Fold[Row]]) -> bytes:
+    """Return folds as they are printed."""
+    return b"".join(_lines(fold) for fold in folds)
+
+
+def _lines(fold: Fold[Row]) -> bytes:
+    if len(fold.records) == 1:
+        return b"".join(map(line_of, fold.shown))
+    prefix = f"[{ranges(fold.ranks)}]{'~' if fold.differs else ''}| ".encode()
+    return b"".join(prefix + row.text + _end_of(row) for row in fold.shown)
+
+
+async def write_folded(
+    batches: AsyncGenerator[list[Row], None], put: Callable[[bytes], Awaitable[None]], now_ns: Callable[[], int]
+) -> None:
+    """Write folds of rows; each once its window has ended by `now_ns`, or when no more rows come."""
+    folder: Folder[Row] = Folder()
+    coming = asyncio.ensure_future(_next(batches))
+    try:
+        while True:
+            await asyncio.wait((coming,), timeout=LOOK)
+            folds: list[Fold[Row]] = []
+            if coming.done():
+                batch = coming.result()
+                if batch is None:
+                    break
+                coming = asyncio.ensure_future(_next(batches))
+                folds = folder.feed(batch)
+            await put(lines_of([*folds, *folder.until(now_ns())]))
+    finally:
+        await cancel_all((coming,))
+        await batches.aclose()
+    await put(lines_of(folder.rest()))
+
+
+async def _next(batches: AsyncGenerator[list[Row], None]) -> list[Row] | None:
+    return await anext(batches, None)

@@ -1,11 +1,10 @@
-"""hosts.toml, or what stands for it, as frozen objects.
+"""hosts.toml, or its replacement, as frozen objects.
 
-In: a path, or a document made by `sources`. Out: `Inventory`, or one InventoryError that names file, key and what to
+In: a path, or a document made by `sources`. Out: an `Inventory`, or an InventoryError that names file, key and what to
 write instead.
 """
 
-from supervisor.inventory.load import build, load
-from supervisor.inventory.local import local
+from supervisor.inventory.load import build, load, local
 from supervisor.inventory.model import Host, Inventory, InventoryError, JobDefaults
 from supervisor.inventory.pattern import PatternError, expand
 

@@ -1,6 +1,6 @@
-"""Read hosts.toml.
+"""Read hosts.toml, or make an inventory of this machine alone.
 
-In: a path. Out: a checked, frozen Inventory, or the first thing that is wrong, with what to write instead.
+In: a path, a document, or nothing. Out: a checked, frozen Inventory, or an error for the first thing that is wrong.
 """
 
 from __future__ import annotations
@@ -8,14 +8,23 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from remote_agent.wire import Hook
-from supervisor.inventory.keys import TABLES, Place, check_table, suggest_table
-from supervisor.inventory.model import Host, Inventory, InventoryError, JobDefaults
+from remote_agent.wire import JOB_NAME, Hook
+from supervisor.inventory.model import (
+    TABLES,
+    Host,
+    Inventory,
+    InventoryError,
+    JobDefaults,
+    Place,
+    check_table,
+    suggest_table,
+)
 from supervisor.inventory.pattern import PatternError, expand
 from supervisor.inventory.sshconfig import SshConfigError, resolve
 
@@ -24,9 +33,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# A node's name is a certificate's common name (64 at most) and part of our command lines.
-_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# Read beside the host keys, one value for all the names of a pattern.
+# These keys have one value for all names of a pattern.
 _SAME_FOR_ALL = ("user", "port", "python", "prelude", "proxy_jump", "via", "nproc_per_node", "spare")
 _FILES = ("identity_file", "known_hosts")
 
@@ -40,7 +47,7 @@ def load(path: Path | str) -> Inventory:
 def build(path: Path, document: dict[str, Any], directory: Path) -> Inventory:
     """Check a document and return its inventory; raises InventoryError.
 
-    `path`: what errors call it; `directory`: what relative paths in it start from.
+    `path`: its name in errors; `directory`: relative paths in it start here.
     """
     for table in document:
         if table not in TABLES:
@@ -65,12 +72,12 @@ def _parse(path: Path) -> dict[str, Any]:
         data = path.read_bytes()
     except FileNotFoundError:
         raise InventoryError(
-            f"{path}: there is no such file", "copy hosts.example.toml, or leave HOSTS out to run on this machine alone"
+            f"{path}: there is no such file", "copy hosts.example.toml, or leave HOSTS out to run on this machine only"
         ) from None
     except OSError as error:
         raise InventoryError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        # Some editors begin a file with a byte order mark.
+        # Some editors write a byte order mark.
         return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
@@ -103,12 +110,12 @@ def _host_tables(path: Path, document: dict[str, Any]) -> list[tuple[Place, dict
         raise Place(path, "[[hosts]]").wrong("", "the inventory has no hosts", example)
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise Place(path, "hosts").wrong("", "must be a list of tables", example)
-    found = []
+    pairs = []
     for number, table in enumerate(tables, 1):
         name = table.get("name")
         place = Place(path, f"[[hosts]] {name}" if isinstance(name, str) and name else f"[[hosts]] number {number}")
-        found.append((place, table))
-    return found
+        pairs.append((place, table))
+    return pairs
 
 
 def _hooks(path: Path, document: dict[str, Any]) -> Iterator[Hook]:
@@ -138,7 +145,7 @@ def _resolve_files(place: Place, values: dict[str, Any], directory: Path) -> Non
     if "identity_file" in values:
         _check_identity(place, values["identity_file"])
     known_hosts = values.get("known_hosts")
-    # A file that is not there yet is reported per host, with the command that makes it.
+    # A missing file is reported later, for each host, with the command that creates it.
     if known_hosts is not None and known_hosts.exists():
         _check_readable(place, "known_hosts", known_hosts)
 
@@ -169,7 +176,8 @@ def _expand_hosts(
         raise place.wrong("name", "is missing", 'every host needs one: name = "gpu1"')
     names = _names(place, "name", values["name"])
     for name in names:
-        if not _NODE_NAME.fullmatch(name):
+        # A node's name is part of command lines and the common name of a certificate.
+        if not JOB_NAME.fullmatch(name):
             hint = f'write ssh = "{name}" and give it a short name' if len(name) < 200 else ""
             raise place.wrong("name", f"{name!r} is not 1 to 64 letters, digits, dots, dashes or underscores", hint)
     targets = _paired(place, values, "ssh", names) or names
@@ -178,7 +186,7 @@ def _expand_hosts(
     common = {key: merged[key] for key in (*_SAME_FOR_ALL, *_FILES) if key in merged}
     common.setdefault("nproc_per_node", job.get("nproc_per_node", "auto"))
     env = dict(values.get("env", {}))
-    # The one variable that our own agent reads: it may stand where the workers' variables stand.
+    # The agent itself reads this variable, which may be set among the workers' variables.
     if "SUPERVISOR_HOME" in job.get("env", {}):
         env.setdefault("SUPERVISOR_HOME", job["env"]["SUPERVISOR_HOME"])
     hosts = []
@@ -196,17 +204,17 @@ def _names(place: Place, key: str, pattern: str) -> list[str]:
 
 
 def _paired(place: Place, values: dict[str, Any], key: str, names: list[str]) -> list[str]:
-    """Expand a pattern that goes one by one with the names."""
+    """Expand a pattern that is paired with the names one by one."""
     if key not in values:
         return []
-    found = _names(place, key, values[key])
-    if len(found) != len(names):
+    expanded = _names(place, key, values[key])
+    if len(expanded) != len(names):
         raise place.wrong(
             key,
-            f"{values[key]!r} means {len(found)} hosts, but name = {values['name']!r} means {len(names)}",
+            f"{values[key]!r} means {len(expanded)} hosts, but name = {values['name']!r} means {len(names)}",
             "both patterns must have the same length",
         )
-    return found
+    return expanded
 
 
 def _resolve(place: Place, target: str, common: dict[str, Any]) -> tuple[str, int]:
@@ -223,16 +231,16 @@ def _refuse_duplicates(path: Path, hosts: list[tuple[Host, Place]]) -> None:
     peers: dict[str, str] = {}
     for host, place in hosts:
         if host.name in names:
-            raise place.wrong("name", f"two hosts are called {host.name}", "every host needs a name of its own")
+            raise place.wrong("name", f"two hosts are called {host.name}", "every host needs its own name")
         names[host.name] = place
         address, port = _resolve(place, host.ssh, {"user": host.user, "port": host.port})
-        # Behind different jump hosts the same private address is a different machine.
+        # Behind different jump hosts the same private address is another machine.
         door = (_canonical(address), port, host.proxy_jump)
         if door in doors:
             raise place.wrong(
                 "ssh",
                 f"{doors[door]} and {host.name} are both at {address} port {port}",
-                "one host can be only one node; for several workers on it set nproc_per_node",
+                "a host can be only one node; for several workers on it set nproc_per_node",
             )
         doors[door] = host.name
         peer = _canonical(host.address)
@@ -240,7 +248,7 @@ def _refuse_duplicates(path: Path, hosts: list[tuple[Host, Place]]) -> None:
             raise place.wrong(
                 "address",
                 f"{peers[peer]} and {host.name} have the same address {host.address}",
-                "give each the address at which the other nodes reach it",
+                "set for each the address at which the other nodes reach it",
             )
         peers[peer] = host.name
 
@@ -253,7 +261,7 @@ def _canonical(address: str) -> str:
 
 
 def _is_loopback(address: str) -> bool:
-    """Several sshd on the ports of one loopback address are several homes on this machine, as in the demo."""
+    """Tell whether an address is loopback: several sshd may share it on different ports, as in the demo."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -277,6 +285,14 @@ def _job(place: Place, job: dict[str, Any], directory: Path, hosts: list[tuple[H
         raise place.wrong("workdir", str(error)) from error
     apart = ("workdir", "min_nodes", "max_nodes", "nproc_per_node")
     rest = {key: value for key, value in job.items() if key not in apart}
-    # normpath, not resolve: the tree's name on the nodes follows the path as the operator writes it.
+    # normpath, not resolve: the tree's name on the nodes depends on the path as the operator writes it.
     absolute = Path(os.path.normpath(directory / workdir))
     return JobDefaults(workdir=absolute, min_nodes=minimum, max_nodes=maximum, **rest)
+
+
+def local() -> Inventory:
+    """Return an inventory of this machine only: no SSH, no sync, the current directory, torchrun's defaults."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname().partition(".")[0])[:64].lstrip("-._") or "localhost"
+    host = Host(name, "localhost", "127.0.0.1", python=sys.executable, nproc_per_node="1", local=True)
+    job = JobDefaults(workdir=Path.cwd(), sync=False, max_restarts=0)
+    return Inventory(path=None, hosts=(host,), job=job)

@@ -1,55 +1,66 @@
-"""What an inventory is.
+"""What an inventory is: its types, the keys of each table of hosts.toml, and the checks of their values.
 
-In: checked values. Out: frozen objects that the rest of the supervisor passes on.
+In: a table as read by tomllib. Out: frozen objects, or an InventoryError with a suggestion. To add a key, add a line to
+its table below and a field to its type; a `[job]` key with the name of a field of JobSpec goes to the agents as it is.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+import difflib
+import re
+import urllib.parse
+from typing import TYPE_CHECKING, Any
 
 from supervisor.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from remote_agent.wire import Hook
 
+NPROC_WORDS = ("auto", "gpu", "cpu", "xpu")
+OCCASIONS = ("failure", "hang", "recovery", "end")
+LOG_BOUND_LEAST = 16 * 1024 * 1024
+ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HOP = re.compile(r"(?:[^@\s,]+@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[^@\s,:\[\]]+)(?::\d{1,5})?")
+
 
 class InventoryError(UsageError):
-    """The inventory cannot be used: one clear message with file, key and what to write instead."""
+    """The inventory cannot be used; the message names file, key and what to write instead."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """One host and how to reach it. None means: as ~/.ssh/config says, else ssh's own default."""
+    """One host and how to reach it. None: the value of ~/.ssh/config, else ssh's own default."""
 
     name: str
     ssh: str
     """Where to connect: a host name, an address or an alias of ~/.ssh/config."""
     address: str
-    """Where the other nodes reach it."""
+    """The address at which the other nodes reach it."""
     user: str | None = None
     port: int | None = None
     identity_file: Path | None = None
     known_hosts: Path | None = None
     python: str = "python3"
     prelude: str | None = None
-    """Shell text that is run before python."""
+    """Shell text that runs before python."""
     proxy_jump: str | None = None
     """[user@]host[:port], several separated by commas; "none" overrides ~/.ssh/config."""
     nproc_per_node: str = "auto"
     spare: bool = False
     env: dict[str, str] = dataclasses.field(default_factory=dict)
     via: str = "ssh"
-    """ssh, srun (a step of the Slurm allocation that this process runs in), or auto: srun where SSH is refused."""
+    """ssh, srun (a step of the Slurm allocation of this process), or auto: srun if SSH fails."""
     local: bool = False
     """This machine: no SSH."""
 
 
 @dataclasses.dataclass(frozen=True)
 class JobDefaults:
-    """The [job] table, but for nproc_per_node, which each Host has; the command line wins over it."""
+    """The [job] table, without nproc_per_node, which each Host has. The command line overrides it."""
 
     workdir: Path
     min_nodes: int = 1
@@ -68,17 +79,17 @@ class JobDefaults:
     hang_after: float = 30.0
     hang_restart: float = 0.0
     metrics_port: int = 0
-    """Where the coordinator serves Prometheus on its own machine; 0: nowhere."""
+    """The port on which the coordinator serves Prometheus metrics on its machine; 0: none."""
     log_bound: int = 0
-    """Bytes that the logs of a rank may take on its disk, in each generation; 0: any number."""
+    """How many bytes the logs of a rank may use in each generation; 0: no limit."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Inventory:
-    """The hosts in the order in which ranks are given out, and the defaults of `up`."""
+    """The hosts in the order of their ranks, and the defaults of `up`."""
 
     path: Path | None
-    """None: this machine alone."""
+    """None: this machine only."""
     hosts: tuple[Host, ...]
     job: JobDefaults
     hooks: tuple[Hook, ...] = ()
@@ -86,3 +97,261 @@ class Inventory:
     def host(self, name: str) -> Host | None:
         """Return the host of that name, or None."""
         return next((host for host in self.hosts if host.name == name), None)
+
+
+class Place:
+    """The file and table of a value, for error messages."""
+
+    def __init__(self, file: Path | str, table: str) -> None:
+        self.file = file
+        self.table = table
+
+    def wrong(self, key: str, message: str, hint: str = "") -> InventoryError:
+        """Return the error for one key of this table."""
+        dot = "." if key else ""
+        return InventoryError(f"{self.file}: {self.table}{dot}{key}: {message}", hint)
+
+
+def _type_name(value: object) -> str:
+    names = {bool: "true/false", int: "a whole number", float: "a number", str: "text", list: "a list", dict: "a table"}
+    return names.get(type(value), type(value).__name__)
+
+
+def text(place: Place, key: str, value: Any) -> str:
+    """Check for text that is not empty and has no NUL character."""
+    if not isinstance(value, str):
+        hint = f'write {key} = "{value}"' if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
+        raise place.wrong(key, f"must be text in quotes, not {_type_name(value)}", hint)
+    if not value.strip():
+        raise place.wrong(key, "is empty", "give a value or leave the key out")
+    if "\0" in value:
+        raise place.wrong(key, "has a NUL character")
+    return value
+
+
+def line(place: Place, key: str, value: Any) -> str:
+    """Check for one line of text without spaces around it."""
+    content = text(place, key, value)
+    if content != content.strip() or not content.isprintable():
+        raise place.wrong(key, f"has spaces or control characters around or inside it: {content!r}")
+    return content
+
+
+def target(place: Place, key: str, value: Any) -> str:
+    """Check for a host name, address or alias; refuse a user or an option in it."""
+    name = line(place, key, value)
+    if "@" in name:
+        user, _, host = name.rpartition("@")
+        raise place.wrong(key, f"{name!r} has a user in it", f'write {key} = "{host}" and user = "{user}"')
+    if name.startswith("-") or " " in name:
+        raise place.wrong(key, f"{name!r} is not a host name, an address or an alias of ~/.ssh/config")
+    return name
+
+
+def truth(place: Place, key: str, value: Any) -> bool:
+    """Check for true or false."""
+    if not isinstance(value, bool):
+        raise place.wrong(key, f"must be true or false, not {value!r}", f"write {key} = true or {key} = false")
+    return value
+
+
+def size(place: Place, key: str, value: Any) -> int:
+    """Check for a size with a unit (K, M, G or T, powers of 1024); return bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", value) if isinstance(value, str) else None
+    if match is None:
+        raise place.wrong(key, f"must be a size, not {value!r}", f'write {key} = "2G"')
+    count = int(float(match[1]) * 1024 ** ("KMGT".index(match[2]) + 1))
+    if count < LOG_BOUND_LEAST:
+        raise place.wrong(key, f"must be 16M or more, not {value}")
+    return count
+
+
+def way(place: Place, key: str, value: Any) -> str:
+    """Check for ssh, srun or auto."""
+    if value not in ("ssh", "srun", "auto"):
+        raise place.wrong(key, f"must be ssh, srun or auto, not {value!r}", "leave it out for ssh")
+    return str(value)
+
+
+def whole(low: int, high: int | None = None) -> Callable[[Place, str, Any], int]:
+    """Make a check for a whole number from `low` to `high`."""
+
+    def check(place: Place, key: str, value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            hint = f"write {key} = {value}" if isinstance(value, str) and value.isdigit() else ""
+            raise place.wrong(key, f"must be a whole number, not {value!r}", hint)
+        if value < low or (high is not None and value > high):
+            span = f"from {low} to {high}" if high is not None else f"{low} or more"
+            raise place.wrong(key, f"must be {span}, not {value}")
+        return value
+
+    return check
+
+
+def seconds(zero: bool) -> Callable[[Place, str, Any], float]:
+    """Make a check for a number of seconds; `zero`: 0 is allowed."""
+
+    def check(place: Place, key: str, value: Any) -> float:
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise place.wrong(key, f"must be a number of seconds, not {value!r}", f"write {key} = 15.0")
+        if not (0 <= value < float("inf")) or (value == 0 and not zero):
+            raise place.wrong(key, f"must be {'0 or more' if zero else 'more than 0'} seconds, not {value}")
+        return float(value)
+
+    return check
+
+
+def nproc(place: Place, key: str, value: Any) -> str:
+    """Check for auto, gpu, cpu, xpu or a number of 1 or more; return it as text."""
+    if isinstance(value, str) and (value in NPROC_WORDS or (value.isdecimal() and int(value) > 0)):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return str(value)
+    words = ", ".join(NPROC_WORDS)
+    raise place.wrong(key, f"must be {words} or a number of 1 or more, not {value!r}", f'write {key} = "auto"')
+
+
+def environment(place: Place, key: str, value: Any) -> dict[str, str]:
+    """Check for a table of texts."""
+    if not isinstance(value, dict):
+        raise place.wrong(key, f"must be a table, not {_type_name(value)}", f'write {key} = {{ NAME = "value" }}')
+    for name, content in value.items():
+        if not ENV_NAME.fullmatch(name):
+            raise place.wrong(f"{key}.{name}", "is not a valid name for an environment variable")
+        if not isinstance(content, str):
+            shown = str(content).lower() if isinstance(content, bool) else content
+            raise place.wrong(f"{key}.{name}", f"must be text, not {_type_name(content)}", f'write {name} = "{shown}"')
+        if "\0" in content:
+            raise place.wrong(f"{key}.{name}", "has a NUL character")
+    return dict(value)
+
+
+def texts(place: Place, key: str, value: Any) -> tuple[str, ...]:
+    """Check for a list of texts."""
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise place.wrong(key, f"must be a list of texts, not {value!r}", f'write {key} = ["*.pt", "data/"]')
+    return tuple(value)
+
+
+def hops(place: Place, key: str, value: Any) -> str:
+    """Check for [user@]host[:port], several separated by commas, or none."""
+    value = line(place, key, value)
+    for hop in value.split(","):
+        if not _HOP.fullmatch(hop.strip()) or hop.strip().startswith("-"):
+            raise place.wrong(
+                key, f"{hop.strip()!r} is not [user@]host[:port]", f'write {key} = "me@login.example.org:22"'
+            )
+    return ",".join(hop.strip() for hop in value.split(","))
+
+
+def occasions(place: Place, key: str, value: Any) -> tuple[str, ...]:
+    """Check for the list of events of a hook."""
+    if not isinstance(value, list) or not value:
+        raise place.wrong(key, "must be a list of events", f'write {key} = ["failure", "end"]')
+    for word in value:
+        if word not in OCCASIONS:
+            near = difflib.get_close_matches(str(word), OCCASIONS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known events: {', '.join(OCCASIONS)}"
+            raise place.wrong(key, f"{word!r} is not an event", hint)
+    return tuple(value)
+
+
+def web(place: Place, key: str, value: Any) -> str:
+    """Check for an http or https address; no message shows it, since it may contain a token."""
+    address = text(place, key, value)
+    # urlsplit accepts more than urlopen.
+    valid = address.isascii() and address.isprintable() and " " not in address
+    user = False
+    try:
+        parts = urllib.parse.urlsplit(address)
+        valid = valid and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        user = "@" in parts.netloc
+    except ValueError:
+        valid = False
+    if not valid:
+        raise place.wrong(key, "is not an http:// or https:// address", f'write {key} = "https://example.org/hook"')
+    if user:
+        raise place.wrong(key, "has a user in it, which would not be sent", "put a token in the path, or use command")
+    return address
+
+
+JOB: dict[str, Any] = {
+    "nproc_per_node": nproc,
+    "min_nodes": whole(1),
+    "max_nodes": whole(1),
+    "max_restarts": whole(0),
+    "workdir": line,
+    "sync": truth,
+    "sync_limit_mb": whole(1),
+    "exclude": texts,
+    "env": environment,
+    "coordinator_port": whole(0, 65535),
+    "node_timeout": seconds(zero=False),
+    "stop_grace": seconds(zero=True),
+    "hang_after": seconds(zero=True),
+    "hang_restart": seconds(zero=True),
+    "metrics_port": whole(0, 65535),
+    "log_bound": size,
+}
+DEFAULTS: dict[str, Any] = {
+    "user": line,
+    "port": whole(1, 65535),
+    "identity_file": line,
+    "known_hosts": line,
+    "python": line,
+    "prelude": text,
+    "proxy_jump": hops,
+    "via": way,
+}
+HOSTS: dict[str, Any] = {
+    "name": line,
+    "ssh": target,
+    "address": target,
+    "nproc_per_node": nproc,
+    "spare": truth,
+    "env": environment,
+    **DEFAULTS,
+}
+HOOKS: dict[str, Any] = {
+    "on": occasions,
+    "command": text,
+    "url": web,
+    "timeout": seconds(zero=False),
+    "retries": whole(0, 20),
+}
+TABLES = {"job": JOB, "defaults": DEFAULTS, "hosts": HOSTS, "hooks": HOOKS}
+
+
+def check_table(place: Place, table: dict[str, Any], which: str) -> dict[str, Any]:
+    """Return the checked values of one table; raises InventoryError for the first wrong key."""
+    known = TABLES[which]
+    values = {}
+    for key, value in table.items():
+        if key not in known:
+            raise place.wrong(key, "unknown key", _suggestion(key, which))
+        values[key] = known[key](place, key, value)
+    return values
+
+
+def _suggestion(key: str, which: str) -> str:
+    elsewhere = [name for name, table in TABLES.items() if key in table and name != which]
+    if elsewhere:
+        return f"{key} belongs in {' or '.join(_header(name) for name in elsewhere)}"
+    near = difflib.get_close_matches(key.replace("-", "_").lower(), TABLES[which], n=1)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"known keys: {', '.join(sorted(TABLES[which]))}"
+
+
+def suggest_table(name: str) -> str:
+    """Return a suggestion for an unknown table or key at the top level."""
+    elsewhere = [table for table, keys in TABLES.items() if name in keys]
+    if elsewhere:
+        return f"{name} belongs in {' or '.join(_header(table) for table in elsewhere)}"
+    near = difflib.get_close_matches(name.lower(), [*TABLES, "host", "default", "hook"], n=1)
+    meant = {"host": "hosts", "default": "defaults", "hook": "hooks"}.get(near[0], near[0]) if near else ""
+    return f"did you mean {_header(meant)}?" if meant else "known tables: [job], [defaults], [[hosts]], [[hooks]]"
+
+
+def _header(table: str) -> str:
+    return f"[[{table}]]" if table in ("hosts", "hooks") else f"[{table}]"

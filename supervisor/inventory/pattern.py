@@ -1,8 +1,7 @@
 """Node-set patterns: `gpu[01-16]`, `rack[1-2]n[1-4]`, `n[1,3,5-7]`, `n[0-12/4]`, `a,b`.
 
-In: a pattern. Out: the names, in the order in which they are written, so that patterns can be paired one by one.
-(ClusterShell's NodeSet reads the same language, but is a set: it sorts, and `address = "10.0.0.[2,1]"` would be
-paired with the wrong names.)
+In: a pattern. Out: the names in written order, so that two patterns can be paired one by one. (ClusterShell's NodeSet
+reads the same language but is a sorted set: `address = "10.0.0.[2,1]"` would be paired with the wrong names.)
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import itertools
 import re
 from collections.abc import Iterable
 
-# A typing slip such as n[1-10000000] must not eat the memory.
+# A typing error such as n[1-10000000] must not use up the memory.
 MAX_NAMES = 4096
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
 _LAST_NUMBER = re.compile(r"(.*?)(\d+)(\D*)")
@@ -28,12 +27,12 @@ def expand(pattern: str) -> list[str]:
     for text in split(pattern):
         names.extend(_expand_one(text.strip(), pattern))
         if len(names) > MAX_NAMES:
-            raise PatternError(f"{pattern!r} means more than {MAX_NAMES} names")
+            raise PatternError(f"{pattern!r} has more than {MAX_NAMES} names")
     return names
 
 
 def split(pattern: str) -> list[str]:
-    """Return the parts between the commas outside of brackets; raises PatternError."""
+    """Return the parts between commas outside brackets; raises PatternError."""
     pieces = [""]
     depth = 0
     for char in pattern:
@@ -53,13 +52,13 @@ def _expand_one(text: str, pattern: str) -> list[str]:
     if not text:
         raise PatternError(f"{pattern!r}: an empty name")
     pieces = _PART.split(text)
-    # Odd entries are what stood inside brackets.
+    # Every second piece was inside brackets.
     choices = [[piece] if index % 2 == 0 else _numbers(piece, pattern) for index, piece in enumerate(pieces)]
     count = 1
     for choice in choices:
         count *= len(choice)
     if count > MAX_NAMES:
-        raise PatternError(f"{pattern!r} means more than {MAX_NAMES} names")
+        raise PatternError(f"{pattern!r} has more than {MAX_NAMES} names")
     return ["".join(combination) for combination in itertools.product(*choices)]
 
 
@@ -79,7 +78,7 @@ def _numbers(text: str, pattern: str) -> list[str]:
         if step < 1:
             raise PatternError(f"{pattern!r}: {piece} has step 0")
         if (high - low) // step >= MAX_NAMES:
-            raise PatternError(f"{pattern!r} means more than {MAX_NAMES} names")
+            raise PatternError(f"{pattern!r} has more than {MAX_NAMES} names")
         width = len(first) if padded else 0
         numbers.extend(str(number).zfill(width) for number in range(low, high + 1, step))
     return numbers
@@ -88,15 +87,15 @@ def _numbers(text: str, pattern: str) -> list[str]:
 def fold(names: Iterable[str]) -> str:
     """Return names as a short pattern, `gpu[01-03,07],login`; `expand` returns the same names."""
     parsed = {name: _LAST_NUMBER.fullmatch(name) for name in names}
-    # gpu10 belongs to gpu01 to gpu09, but n10 to n9: where one of that length has a leading zero, all have that width.
+    # gpu10 continues gpu01 to gpu09, but n10 continues n9: a width with a leading zero holds for all of that length.
     padded = {(one[1], one[3], len(one[2])) for one in parsed.values() if one is not None and one[2].startswith("0")}
     groups: dict[tuple[str, int, str], list[int]] = {}
     for one in parsed.values():
         if one is not None:
             width = len(one[2]) if (one[1], one[3], len(one[2])) in padded else 0
             groups.setdefault((one[1], width, one[3]), []).append(int(one[2]))
-    found = [_fold_group(*key, sorted(set(numbers))) for key, numbers in groups.items()]
-    return ",".join([*found, *(name for name, one in parsed.items() if one is None)])
+    groups_as_text = [_fold_group(*key, sorted(set(numbers))) for key, numbers in groups.items()]
+    return ",".join([*groups_as_text, *(name for name, one in parsed.items() if one is None)])
 
 
 def _fold_group(before: str, width: int, after: str, numbers: list[int]) -> str:

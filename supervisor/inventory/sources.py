@@ -1,19 +1,26 @@
-"""Inventories that are not hosts.toml: a list of hosts, an MPI or DeepSpeed hostfile, a Slurm allocation. Pure.
+"""Inventories other than hosts.toml: a list of hosts, an MPI or DeepSpeed hostfile, a Slurm allocation.
 
-In: the text of a command line or a file, an allocation's environment. Out: the document that hosts.toml would hold.
+In: the text of a command line or a file, an allocation's environment. Out: the document that hosts.toml would have. To
+add a source, add a function and a line to SOURCES: its option, `hosts --from` and the hints follow.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from supervisor.inventory.model import InventoryError
 from supervisor.inventory.pattern import PatternError, expand, fold, split
 
 Document = dict[str, Any]
+# NFS and the parallel file systems of supercomputers.
+NETWORK_DISKS = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "afs", "cifs", "smb3"})
 _TARGET = re.compile(r"(?:(?P<user>[^@:\s]+)@)?(?P<name>[^@:\s]+)(?::(?P<port>\d+))?")
 # OpenMPI and DeepSpeed: `host slots=8 max_slots=8`; MPICH and Intel MPI: `host:8`.
 _HOSTFILE_LINE = re.compile(r"(?P<name>[^\s:]+)(?::(?P<count>\d+))?(?P<rest>(?:\s+[\w-]+\s*=\s*\S+)*)")
@@ -29,39 +36,48 @@ def from_hosts(text: str) -> Document:
         raise InventoryError(f"--hosts: {error}", "write --hosts gpu[01-04], or --hosts a,b") from error
     hosts = []
     for word in words:
-        found = _TARGET.fullmatch(word)
-        if found is None:
+        match = _TARGET.fullmatch(word)
+        if match is None:
             raise InventoryError(f"--hosts {text}: {word!r} is not a host", "write [user@]host[:port], as for ssh")
-        entry: Document = {"name": found["name"]}
-        if found["user"]:
-            entry["user"] = found["user"]
-        if found["port"]:
-            entry["port"] = int(found["port"])
+        entry: Document = {"name": match["name"]}
+        if match["user"]:
+            entry["user"] = match["user"]
+        if match["port"]:
+            entry["port"] = int(match["port"])
         hosts.append(entry)
     return {"hosts": hosts}
 
 
 def from_hostfile(text: str, name: str) -> Document:
-    """Read a hostfile called `name`; a host that stands there twice has the slots of both. Raises InventoryError."""
+    """Read a hostfile called `name`; the slots of a host that is listed twice are added. Raises InventoryError."""
     slots: dict[str, int | None] = {}
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.partition("#")[0].strip()
         if not line:
             continue
-        found = _HOSTFILE_LINE.fullmatch(line)
-        if found is None:
-            raise InventoryError(f"{name}:{number}: {line!r} is not understood", "write: host slots=8")
-        count = _slots(found, f"{name}:{number}")
-        known = slots.get(found["name"])
-        slots[found["name"]] = count if known is None else known + (count or 1)
+        match = _HOSTFILE_LINE.fullmatch(line)
+        if match is None:
+            raise InventoryError(f"{name}:{number}: cannot read {line!r}", "write: host slots=8")
+        count = _slots(match, f"{name}:{number}")
+        known = slots.get(match["name"])
+        slots[match["name"]] = count if known is None else known + (count or 1)
     if not slots:
-        raise InventoryError(f"{name}: no host in it", "write one a line: host slots=8")
+        raise InventoryError(f"{name}: it has no host", "write one per line: host slots=8")
     return {"hosts": [_entry(host, count) for host, count in slots.items()]}
 
 
-def _slots(found: re.Match[str], where: str) -> int | None:
-    given = _SLOTS.search(found["rest"])
-    text = given[1] if given is not None else found["count"]
+def read_hostfile(path: str) -> Document:
+    """Read a hostfile; raises InventoryError."""
+    try:
+        return from_hostfile(Path(path).read_text(), path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise InventoryError(f"--hostfile {path}: cannot be read: {reason}") from error
+
+
+def _slots(match: re.Match[str], where: str) -> int | None:
+    given = _SLOTS.search(match["rest"])
+    text = given[1] if given is not None else match["count"]
     if text is None:
         return None
     if not text.isdecimal() or int(text) < 1:
@@ -76,8 +92,8 @@ def _entry(name: str, nproc: int | None) -> Document:
 def from_slurm(environ: Mapping[str, str], via: str = "auto") -> Document:
     """Read the environment of an allocation (sbatch, salloc): nodes, python3, and GPUs or tasks on each as ranks.
 
-    `via`: how the nodes are reached. Raises InventoryError outside of an allocation. Names of variables: sbatch(1),
-    OUTPUT ENVIRONMENT VARIABLES.
+    `via`: how the nodes are reached. Raises InventoryError outside an allocation. The variables are described in
+    sbatch(1), OUTPUT ENVIRONMENT VARIABLES.
     """
     nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
     if not nodes:
@@ -95,15 +111,34 @@ def from_slurm(environ: Mapping[str, str], via: str = "auto") -> Document:
             groups[-1][1].append(name)
         else:
             groups.append((count, [name]))
-    # A login on a node knows nothing of the environment that is active here, which srun takes along.
+    # A login on a node does not have the environment that is active here.
     python = shutil.which("python3", path=environ.get("PATH", ""))
     defaults = {"via": via} if python is None else {"python": python, "via": via}
     entries = [_entry(name, count) for count, group in groups for name in _patterns(group)]
     return {"defaults": defaults, "hosts": entries}
 
 
+def from_allocation(via: str) -> Document:
+    """Read the allocation of this process; in a home directory that all nodes share, each node gets its own root."""
+    document = from_slurm(os.environ, via)
+    if is_shared(Path.home()):
+        document = with_own_roots(document, f"{Path.home()}/.supervisor/nodes")
+    # Files that all nodes see are not copied.
+    return {**document, "job": {"sync": False}} if is_shared(Path.cwd()) else document
+
+
+def is_shared(directory: Path) -> bool:
+    """Return whether other hosts see the directory: /proc/self/mounts names the type of its file system."""
+    best = ("", "")
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _device, mount, kind = line.split()[:3]
+        if directory.is_relative_to(mount) and len(mount) >= len(best[0]):
+            best = (mount, kind)
+    return best[1] in NETWORK_DISKS
+
+
 def with_own_roots(document: Document, shared: str) -> Document:
-    """Give each host a root of its own in a directory that all of them see: a job's files there are one node's."""
+    """Set a SUPERVISOR_HOME for each host in a shared directory: nodes must not share one."""
     hosts = [
         {**entry, "name": name, "env": {"SUPERVISOR_HOME": f"{shared}/{name}"}}
         for entry in document["hosts"]
@@ -113,15 +148,15 @@ def with_own_roots(document: Document, shared: str) -> Document:
 
 
 def _patterns(names: list[str]) -> list[str]:
-    """Return one pattern for all, where it keeps their order: ranks follow it."""
+    """Return one pattern for all names if it keeps their order, which is the order of ranks."""
     pattern = fold(names)
     return [pattern] if expand(pattern) == names else names
 
 
 def gpus_per_node(environ: Mapping[str, str]) -> int | None:
-    """Return the GPUs that an allocation has on each node, None where its environment tells of none."""
+    """Return the number of GPUs that an allocation has on each node, None if its environment has none."""
     for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"):
-        # Also h100:8.
+        # A type may precede it: h100:8.
         text = environ.get(name, "").rpartition(":")[2]
         if text.isdecimal() and int(text) > 0:
             return int(text)
@@ -129,13 +164,13 @@ def gpus_per_node(environ: Mapping[str, str]) -> int | None:
 
 
 def _tasks(environ: Mapping[str, str], nodes: int) -> list[int | None]:
-    """Return the tasks of each node of `2(x3),1`; one task a node is how a launcher is started, and says nothing."""
+    """Return the tasks of each node from `2(x3),1`; None for one task per node, with which launchers are started."""
     counts: list[int | None] = []
     for part in environ.get("SLURM_TASKS_PER_NODE", "").split(","):
-        found = _TASKS.fullmatch(part.strip())
-        if found is None:
+        match = _TASKS.fullmatch(part.strip())
+        if match is None:
             return [None] * nodes
-        counts += [int(found[1])] * int(found[2] or 1)
+        counts += [int(match[1])] * int(match[2] or 1)
     return counts if len(counts) == nodes and any(count != 1 for count in counts) else [None] * nodes
 
 
@@ -151,6 +186,31 @@ def to_toml(document: Document, comment: str) -> str:
 def _value(value: object) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_value(one)}" for key, one in value.items()) + " }"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, int) else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+    # Text, numbers, true and false, and lists of them are written alike in JSON and TOML.
+    return json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One option in the place of HOSTS."""
+
+    name: str
+    """Of the option, and after `supervisor hosts --from`."""
+    metavar: str
+    """Of its argument; empty: it takes none."""
+    help: str
+    read: Callable[[str], Document]
+    """The function that reads its argument; raises InventoryError."""
+
+
+SOURCES = (
+    Source("hosts", "A,B", "hosts by name: a,b or gpu[01-04] or user@host:port", from_hosts),
+    Source("hostfile", "FILE", "an MPI or DeepSpeed hostfile: host slots=8", read_hostfile),
+    Source(
+        "slurm",
+        "",
+        "the nodes of the current Slurm allocation, over SSH, or over srun where SSH is refused",
+        lambda _: from_allocation("auto"),
+    ),
+    Source("srun", "", "like --slurm, over srun without trying SSH", lambda _: from_allocation("srun")),
+)

@@ -1,6 +1,6 @@
-"""What ~/.ssh/config says about a host, as ssh itself would read it.
+"""Read ~/.ssh/config for one host, with asyncssh's own reader.
 
-In: an alias, and what hosts.toml already decided. Out: host name, port and user.
+In: an alias, and user and port of hosts.toml. Out: the configuration; host name, port and user.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import getpass
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+if TYPE_CHECKING:
+    from asyncssh.config import SSHClientConfig
 
 
 class SshConfigError(ValueError):
@@ -16,7 +19,7 @@ class SshConfigError(ValueError):
 
 
 class Resolved(NamedTuple):
-    """Where an alias leads."""
+    """Host name, port and user of an alias."""
 
     host: str
     port: int
@@ -30,27 +33,36 @@ def config_files() -> list[Path]:
 
 
 def local_user() -> str:
-    """Return the name ssh would log in with by default."""
+    """Return the user name with which ssh logs in by default."""
     try:
         return getpass.getuser()
     except (KeyError, OSError) as error:
         raise SshConfigError("this machine does not know your user name; set USER") from error
 
 
-def resolve(alias: str, user: str | None, port: int | None) -> Resolved:
-    """Return where an alias leads; user and port win over the file. Raises SshConfigError."""
-    files = config_files()
-    if not files:
-        return Resolved(alias, port or 22, user or local_user())
+def read_config(alias: str, user: str | None, port: int | None) -> SSHClientConfig:
+    """Return the configuration of an alias; `user` and `port` override the files. Raises SshConfigError."""
     # asyncssh takes a tenth of a second to import, and only those with a configuration file need it here.
+    import asyncssh
     from asyncssh.config import ConfigParseError, SSHClientConfig
 
+    # asyncssh reads an empty tuple as "not given".
+    given: tuple[Any, ...] = (user if user is not None else (), alias, port if port is not None else ())
     try:
-        # An empty tuple is asyncssh's word for "not given".
-        given = (user if user is not None else (), alias, port if port is not None else ())
-        config = SSHClientConfig.load(None, files, False, False, False, local_user(), *given)
-    except (ConfigParseError, OSError, UnicodeDecodeError) as error:
+        config = SSHClientConfig.load(None, config_files(), False, False, False, local_user(), *given)
+        if config.has_match_final():
+            # As ssh does: read again with `Match final`; values that are already set stay.
+            config = SSHClientConfig.load(config, config_files(), False, False, True, local_user(), *given)
+    except (ConfigParseError, asyncssh.IllegalUserName, OSError, UnicodeDecodeError) as error:
         raise SshConfigError(f"cannot read the ssh configuration: {error}") from error
+    return cast("SSHClientConfig", config)
+
+
+def resolve(alias: str, user: str | None, port: int | None) -> Resolved:
+    """Return host name, port and user of an alias; `user` and `port` override the files. Raises SshConfigError."""
+    if not config_files():
+        return Resolved(alias, port or 22, user or local_user())
+    config = read_config(alias, user, port)
     return Resolved(
         str(config.get("Hostname", alias)), int(str(config.get("Port", 22))), str(config.get("User") or local_user())
     )

@@ -1,7 +1,7 @@
 """Which files under a path are logs of ranks, and of which rank, generation and node.
 
-In: paths. Out: Found objects, in order; of logs that cannot be read, why. Read: supervisor's job directories,
-torchrun's, `rank_<R>.<stream>.log`, and any other text file.
+In: paths. Out: RunFile objects, in order; the reasons why logs cannot be read. Known: the job directories of supervisor
+and torchrun, `rank_<R>.<stream>.log`, and any other text file.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _RANK = re.compile(r"rank_(\d+)(?:\.old\d+)?\Z")
 _ATTEMPT = re.compile(r"attempt_(\d+)\Z")
 _RANK_FILE = re.compile(r"rank_?(\d+)[._-](stdout|stderr)\.(?:log|txt)\Z")
 _STREAM = re.compile(r"(stdout|stderr|nccl)\.log\Z")
-# Written by us or by torch beside the logs; nobody's words.
+# Written by us or by torch next to the logs, but no logs.
 _NOT_LOGS = (".idx", ".json", ".jsonl", ".pt", ".pyc", ".pid", ".sock", ".so", ".bin", ".npz")
 _PACKED = (".gz", ".xz", ".bz2", ".zst", ".zip")
 _LOGS = (".log", ".txt", ".out", ".err")
 _SNIFF = 8192
-# How files begin that are logs all the same, for another program.
+# The first bytes of logs that need another program to be read.
 _FORMATS = (
     (b"\x1f\x8b", "compressed: unpack it first (gunzip)"),
     (b"\xfd7zXZ\0", "compressed: unpack it first (unxz)"),
@@ -37,31 +37,31 @@ _FORMATS = (
     (b"\xfe\xff", "UTF-16: convert it first (iconv -f UTF-16 -t UTF-8)"),
 )
 BINARY = "not a text file"
-# A crash of the machine leaves such in a text, and so does a log that is copied and truncated.
+# Left in a text by a crash of the machine, or by a log that is copied and truncated.
 _HOLE = re.compile(rb"\0{16,}")
 _FEW = 3
 LeaveOut = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Found:
-    """One file. rank None: its lines tell, or it is a launcher's."""
+class RunFile:
+    """One file of a run. rank None: its lines name the ranks, or it is a launcher's."""
 
     path: Path
     group: str = ""
-    """Files of the same run: a job directory, a torchrun log directory; empty for loose files."""
+    """Equal for files of the same run: its job directory or torchrun log directory; empty for loose files."""
     generation: int = 0
     rank: int | None = None
     stream: str = "stderr"
     """stdout, stderr, nccl, error (error.json) or journal (events.jsonl)."""
 
 
-def find(paths: Sequence[Path], leave_out: LeaveOut = lambda _why: None) -> list[Found]:
-    """Return the files under these paths; raises UsageError for a path that is not there, or holds no log.
+def find(paths: Sequence[Path], leave_out: LeaveOut = lambda _why: None) -> list[RunFile]:
+    """Return the files under these paths; raises UsageError for a path that does not exist or has no log.
 
-    `leave_out` is told which logs in a directory cannot be read, and why.
+    `leave_out` is called for each log in a directory that cannot be read, with the reason.
     """
-    found: list[Found] = []
+    files: list[RunFile] = []
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path}: no such file or directory")
@@ -71,14 +71,14 @@ def find(paths: Sequence[Path], leave_out: LeaveOut = lambda _why: None) -> list
         here = list(_under(path, left.append)) if path.is_dir() else [_named(path)]
         if not here:
             hint = few(left) or "name a directory with logs, or the files themselves"
-            raise UsageError(f"{path}: no log file in there", hint)
+            raise UsageError(f"{path}: no log file found", hint)
         for why in left:
             leave_out(why)
-        found += here
-    return _with_torchruns_ranks(_with_nodes_together(list(dict.fromkeys(found))))
+        files += here
+    return _without_local_ranks(_with_nodes_joined(list(dict.fromkeys(files))))
 
 
-def _under(folder: Path, leave_out: LeaveOut) -> Iterator[Found]:
+def _under(folder: Path, leave_out: LeaveOut) -> Iterator[RunFile]:
     def unlisted(error: OSError) -> None:
         leave_out(f"{error.filename}: {error.strerror}")
 
@@ -86,7 +86,7 @@ def _under(folder: Path, leave_out: LeaveOut) -> Iterator[Found]:
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
         for name in sorted(names):
             path = Path(base, name)
-            # A pipe would be waited for; a broken link leads nowhere.
+            # Reading a pipe would block; a broken link has no target.
             found = _classify(path) if path.is_file() else None
             if found is None:
                 continue
@@ -97,9 +97,9 @@ def _under(folder: Path, leave_out: LeaveOut) -> Iterator[Found]:
                 leave_out(f"{path}: {why}")
 
 
-def _named(path: Path) -> Found:
-    """Return a file that the user named: it is read whatever it is called; raises UsageError."""
-    found = _classify(path) or Found(path, stream="stdout")
+def _named(path: Path) -> RunFile:
+    """Return a file that the user named, whatever its name is; raises UsageError."""
+    found = _classify(path) or RunFile(path, stream="stdout")
     why = _unfit(found)
     if why:
         raise UsageError(f"{path}: {why}")
@@ -107,33 +107,33 @@ def _named(path: Path) -> Found:
 
 
 def few(texts: Sequence[str]) -> str:
-    """Return a few of many texts in one line."""
+    """Return the first texts in one line, and how many more there are."""
     more = len(texts) - _FEW
     return "; ".join([*texts[:_FEW], *([f"and {more} more"] if more > 0 else [])])
 
 
-def _classify(path: Path) -> Found | None:
-    """Return what a file is by its name."""
+def _classify(path: Path) -> RunFile | None:
+    """Return what a file is, by its name."""
     if path.name == "events.jsonl":
-        return Found(path, group=str(path.parent), stream="journal")
+        return RunFile(path, group=str(path.parent), stream="journal")
     place = _place(path)
     if place is not None:
         return place
     named = _RANK_FILE.fullmatch(path.name)
     if named is not None:
-        return Found(path, rank=int(named[1]), stream=named[2])
+        return RunFile(path, rank=int(named[1]), stream=named[2])
     is_packed = path.suffix in _PACKED and Path(path.stem).suffix not in _LOGS
     if path.name.startswith(".") or path.suffix in _NOT_LOGS or is_packed:
         return None
     generation = _GENERATION.fullmatch(path.parent.name)
     if generation is not None:
-        return Found(path, str(path.parent.parent), int(generation[1]), stream="stdout")
-    # What our agent says of itself is no rank's, and no launcher's.
+        return RunFile(path, str(path.parent.parent), int(generation[1]), stream="stdout")
+    # Our agent's own log is neither a rank's nor a launcher's.
     is_ours = path.name == "agent.log" and (path.parent / "events.jsonl").exists()
-    return None if is_ours else Found(path, stream="stdout")
+    return None if is_ours else RunFile(path, stream="stdout")
 
 
-def _place(path: Path) -> Found | None:
+def _place(path: Path) -> RunFile | None:
     """Return a file of a rank's directory, ours or torchrun's."""
     stream = "error" if path.name == "error.json" else None
     matched = _STREAM.fullmatch(path.name)
@@ -145,22 +145,22 @@ def _place(path: Path) -> Found | None:
     if rank is not None:
         number = int(generation[1]) if generation is not None else 0
         group = above.parent if generation is not None else above
-        return Found(path, str(group), number, int(rank[1]), stream)
+        return RunFile(path, str(group), number, int(rank[1]), stream)
     attempt = _ATTEMPT.fullmatch(above.name)
     if attempt is not None and folder.name.isdecimal():
-        return Found(path, str(above.parent), int(attempt[1]), int(folder.name), stream)
+        return RunFile(path, str(above.parent), int(attempt[1]), int(folder.name), stream)
     return None
 
 
-def _with_nodes_together(found: list[Found]) -> list[Found]:
-    """Take the directories of one job from several nodes as one run: their journals begin with the same record."""
-    jobs: dict[bytes, list[Found]] = {}
+def _with_nodes_joined(found: list[RunFile]) -> list[RunFile]:
+    """Return the files with the directories of one job on several nodes as one run: their journals start alike."""
+    jobs: dict[bytes, list[RunFile]] = {}
     for each in found:
         if each.stream == "journal" and (first := _first_line(each.path)):
             jobs.setdefault(first, []).append(each)
     shared = [journals for journals in jobs.values() if len(journals) > 1]
     home = {journal.group: journals[0].group for journals in shared for journal in journals}
-    # All tell the same; one may have been cut off from the rest.
+    # All journals are equal, but one node may have been cut off from the others.
     longest = {id(max(journals, key=lambda each: each.path.stat().st_size)) for journals in shared}
     return [
         dataclasses.replace(each, group=home[each.group]) if each.group in home else each
@@ -174,33 +174,33 @@ def _first_line(path: Path) -> bytes:
         return file.readline(_SNIFF)
 
 
-def _with_torchruns_ranks(found: list[Found]) -> list[Found]:
-    """Take the ranks away where several nodes' directories are read: torchrun's know local ranks only."""
+def _without_local_ranks(found: list[RunFile]) -> list[RunFile]:
+    """Return the files without torchrun's ranks if there are several nodes: its directories show local ranks only."""
     runs = {each.group for each in found if each.rank is not None and _ATTEMPT.fullmatch(each.path.parent.parent.name)}
     if len(runs) < 2:
         return found
     return [dataclasses.replace(each, group="torchrun", rank=None) if each.group in runs else each for each in found]
 
 
-def _unfit(found: Found) -> str:
+def _unfit(found: RunFile) -> str:
     """Return why a file cannot be read as a log; empty: it can."""
     try:
         with found.path.open("rb") as file:
             start = 0
             with contextlib.suppress(OSError, AttributeError):
-                # Ours may have given their oldest bytes back to the disk.
+                # The oldest bytes of our own logs may have been freed.
                 start = os.lseek(file.fileno(), 0, os.SEEK_DATA)
             head = file.read(_SNIFF).lstrip(b"\0" if start else b"")
     except OSError as error:
         return error.strerror or str(error)
-    # A rank may print what it likes into its own file.
+    # A rank may print anything to its own file.
     if found.rank is not None or found.stream == "journal":
         return ""
-    told = next((why for magic, why in _FORMATS if head.startswith(magic)), "")
+    packed = next((why for magic, why in _FORMATS if head.startswith(magic)), "")
     text = _HOLE.sub(b"", head) or head
-    return told or (BINARY if text.count(b"\0") > len(text) // 20 else "")
+    return packed or (BINARY if text.count(b"\0") > len(text) // 20 else "")
 
 
-def total_size(found: Iterable[Found]) -> int:
+def total_size(found: Iterable[RunFile]) -> int:
     """Return the bytes of these files."""
     return sum(each.path.stat().st_size for each in found)

@@ -1,10 +1,10 @@
-"""Which rank wrote which line, where several write into one text.
+"""Which rank wrote which line of a text that several ranks write to.
 
-In: numbered lines. Out: the lines of each rank, and those that belong to none. Tags understood: `[rank3]:` of torch,
+In: lines. Out: the lines of each rank, and those of no rank. Tags understood: `[rank3]:` of torch,
 `[rank: 3]` of Lightning, `[default3]:` of torchrun's tee, `node:3| ` of supervisor, `3: ` of srun -l, `[1,3]<stderr>:`
 of mpirun and horovod, `[rank=3] ||` of Determined, `[Rank 3]` of NCCL's watchdog, `host:pid:tid [dev] NCCL` of NCCL,
-`rank=3` and `TP3` in the prefixes of inference servers, Composer's sections, what launchers say of a rank at the end;
-before them a host, as pdsh has it.
+`rank=3` and `TP3` in the prefixes of inference servers, Composer's sections, the last messages of launchers about a
+rank; all of them also after a host, as pdsh prints it.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-from supervisor.postmortem.prefixes import bare, unpacked
+from supervisor.postmortem.lines import FileLine, without_json, without_prefixes
 
-# Colours and titles as a terminal takes them, and what else a terminal would obey.
-_CONTROL = re.compile(r"\x1b\[[\d;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-# Each line carries its tag: what has none belongs to no rank.
+# Tags of every line: a line without one belongs to no rank.
 _LINE_TAGS = (
-    # Runners of others put the job, the stream or the time before it.
+    # Runners may put the job, the stream or the time before it.
     re.compile(r"^(?:\S{1,60} ){0,8}?(?:\[default\d+\]:)?\[rank(?P<rank>\d+)\]: ?"),
     re.compile(r"^(?:\S{1,60} ){0,3}?\[rank=(?P<rank>\d+)\] \|\| ?"),
     re.compile(r"^(?:\S{1,60} ){0,3}?\[default(?P<rank>\d+)\]:"),
@@ -31,40 +28,40 @@ _LINE_TAGS = (
     re.compile(r"^\[rank: (?P<rank>\d+)\] "),
     re.compile(r"^\[(?:default|[A-Za-z_]+?)(?P<rank>\d+)\]:"),
     re.compile(r"^(?P<node>[\w.-]+):(?P<rank>\d+)\| "),
-    # Open MPI puts the process's number there, when it tells of a signal.
+    # Open MPI puts the process id there when it reports a signal.
     re.compile(r"^\[(?P<node>[A-Za-z][\w.-]*):(?P<rank>\d{1,4})\](?! (?:\*\*\*|Signal|Failing|\[ ?\d+\]) ?)"),
 )
 _SRUN = re.compile(r"^ {0,3}(?P<rank>\d+): ")
-# Only the first line of a record carries its tag: a traceback behind it belongs to it.
+# Tags of the first line of a record only: a traceback after it belongs to it.
 _RECORD_TAGS = (
     re.compile(r"^\[(?:PG [^\]]*)?(?:[Rr]ank|RANK) (?P<rank>\d+)\]"),
-    # In another group than that of all a rank has another number.
+    # In another group than the default one, a rank has another number.
     re.compile(r"^  what\(\):  \[(?:PG [^\]]*\(default_pg\) )?Rank (?P<rank>\d+)\]"),
     re.compile(r"^-- Process (?P<rank>\d+) terminated with the following error"),
     re.compile(r"^(?:\[[^\]]*\] ?)?\[[^\]]*\b[Rr]ank (?P<rank>\d+)\]"),
     re.compile(r"^\[[\d\-: ,.]+ (?:DP\d+ )?TP(?P<rank>\d+)\b[^\]]*\]"),
-    # Servers put the processes above a worker before it.
+    # Servers put the parent processes of a worker before it.
     re.compile(r"^(?:\[[\dT:.Z-]+\] )?(?:\(\w+ pid=\d+\) )*\(\w+ rank=(?P<rank>\d+)\b[^)]*\)"),
     re.compile(r"^(?:\(\w+ pid=\d+\) )*\(\w*Worker[ _](?:DP\d+_)?TP(?P<rank>\d+)\w* pid=\d+\)"),
 )
 _SCHEDULER = re.compile(r"\bTP(?P<rank>\d+)\b[^\]]*\] Scheduler hit an exception")
 _RECORD_BEGINS = frozenset("[(- ")
-# Not from within a word: a long one would be looked through from each of its letters.
+# Not from within a word: the search would start again at each letter of a long word.
 _NCCL = re.compile(
     r"(?<![\w.-])(?P<host>[\w.-]+):(?P<pid>\d+):\d+ \[(?P<device>\d+)\] (?=(?:\S{1,80} ){0,2}[NR]?CCL\b|[a-z/_]+\.cc)"
 )
 _NCCL_RANK = re.compile(r"\brank (?P<rank>\d+) nranks \d+|\brank (?P<rank2>\d+) nRanks \d+")
-# torchrun's last words on a rank.
+# torchrun's last message about a rank.
 _FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (?P<rank>\d+) \(pid: \d+\)")
 _CHILD = re.compile(r"^Child process \d+ \(local_rank (?P<rank>\d+)\) FAILED \(exitcode ")
 _TORCH_TAG = re.compile(r"\[rank(\d+)\]")
-# torchrun numbers the ranks of its node from 0; its summary, and torch's tag behind its own, tell who that is.
+# torchrun numbers the ranks of its node from 0; its summary, and torch's tag after its own, give the global rank.
 _LOCAL = re.compile(r"local_rank|\[default\d+\]:$")
-_LOCAL_TOLD = re.compile(
+_LOCAL_TO_GLOBAL = re.compile(
     r"^\s*rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)|\[default(?P<local2>\d+)\]: ?\[rank(?P<rank2>\d+)\]"
 )
-# Composer's launcher shows what each of its processes wrote, one after the other.
-_SHOWN = re.compile(r"^-+(?P<edge>Begin|End) global rank (?P<rank>\d+) STD(?:OUT|ERR)-+")
+# Composer's launcher prints the output of its processes one after the other.
+_SECTION = re.compile(r"^-+(?P<edge>Begin|End) global rank (?P<rank>\d+) STD(?:OUT|ERR)-+")
 _COMPOSER = re.compile(r"Rank (?P<rank>\d+) crashed with exit code ")
 _BLAMES = re.compile(
     r"failed \(exitcode: (?!-15\b)-?\d+\) local_rank: |Child process with PID \d+ terminated with code (?!-15\b)"
@@ -75,8 +72,8 @@ _SPAWN = re.compile(
 _MPI = re.compile(r"process rank (?P<rank>\d+) with PID \d+ on node (?P<node>\S+) exited on signal ")
 _ABORT = re.compile(r"(?:MPI_ABORT was invoked on rank |called MPI_Abort\(.* - process )(?P<rank>\d+)\b")
 _SERVER = re.compile(r"(?:Worker proc VllmWorker-|WorkerProc rank=\[)(?P<rank>\d+)\]? died unexpectedly")
-_SAYS_OF = (_FAILED, _CHILD, _SPAWN, _MPI, _ABORT, _COMPOSER, _SERVER)
-# What a launcher's banner says of a rank before it says which.
+_REPORTS = (_FAILED, _CHILD, _SPAWN, _MPI, _ABORT, _COMPOSER, _SERVER)
+# The lines of a launcher's banner before the one that names the rank.
 _BANNER_HEAD = re.compile(r"^\s*(?:time\s*: |host\s*: (?P<node>\S+))")
 # torchrun's; Open MPI's, PRRTE's and Horovod's; Hydra's.
 _BANNER = re.compile(
@@ -87,66 +84,53 @@ _CONTINUES = re.compile(
     r"^\s+\S|^Traceback |^\w[\w.]*(?:Error|Exception|Interrupt)\b|^Exception raised from|^frame #\d+"
 )
 _HOST = re.compile(r"^(?=[\w.-]*\d)(?P<node>[\w.-]{1,64}): ")
-# What a program, or a container's runtime, puts before the lines of one that it runs.
+# Prefixes that programs and container runtimes put before the lines of a process that they run.
 _STREAM = re.compile(r"^(?:std(?:err|out): |\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) std(?:err|out) [FP] )")
 _PREFIXED_SHARE = 0.6
-_SRUN_OWN = ("srun: ", "slurmstepd: ")
+_SRUN_LINES = ("srun: ", "slurmstepd: ")
 _SRUN_SAYS = re.compile(r"^srun: error: [\w.-]+: task (?P<rank>\d+): ")
 
 
-class Line(NamedTuple):
-    """One line of a file; numbers count from 1."""
-
-    number: int
-    text: str
-
-
 @dataclasses.dataclass
-class Part:
+class RankLines:
     """What one rank wrote into a text; rank None: lines of no rank."""
 
     rank: int | None
     node: str | None = None
-    lines: list[Line] = dataclasses.field(default_factory=list)
+    lines: list[FileLine] = dataclasses.field(default_factory=list)
     blamed: bool = False
-    """The launcher says that it failed by itself."""
+    """Whether the launcher reports that it failed by itself."""
 
 
-def clean(text: str) -> str:
-    """Return a line without colours and control characters, as a terminal would show it in the end."""
-    text = text.rstrip("\r\n")
-    return text if text.isprintable() else _CONTROL.sub("", text).rpartition("\r")[2]
-
-
-def split_ranks(lines: Sequence[Line]) -> list[Part]:
-    """Return the parts of a text, that of no rank last."""
-    parts: dict[int | None, Part] = {}
-    lines = unpacked(lines)
-    # As a text is quoted, all of it may stand further to the right.
+def split_ranks(lines: Sequence[FileLine]) -> list[RankLines]:
+    """Return the lines of each rank, those of no rank last."""
+    parts: dict[int | None, RankLines] = {}
+    lines = without_json(lines)
+    # A quoted text may be indented as a whole.
     margin = min((len(line.text) - len(line.text.lstrip()) for line in lines if line.text.strip()), default=0)
-    lines = [Line(line.number, _STREAM.sub("", line.text[margin:])) for line in lines]
+    lines = [FileLine(line.number, _STREAM.sub("", line.text[margin:])) for line in lines]
     reader = _Reader(lines)
     heads = _banner_heads(lines)
     for index, line in enumerate(lines):
         rank, node, text = heads[index] if index in heads else reader.owner(line.text)
-        part = parts.setdefault(rank, Part(rank))
+        part = parts.setdefault(rank, RankLines(rank))
         part.node = part.node or node
-        part.lines.append(Line(line.number, text))
+        part.lines.append(FileLine(line.number, text))
         part.blamed = part.blamed or (rank is not None and _BLAMES.search(line.text) is not None)
     for part in parts.values():
-        part.lines = bare(part.lines)
+        part.lines = without_prefixes(part.lines)
     return sorted(parts.values(), key=lambda part: (part.rank is None, part.rank or 0))
 
 
-def of_one_rank(lines: Sequence[Line]) -> list[Line]:
-    """Return the lines of a file that one rank has to itself, tracebacks without what a logger put before them."""
-    return bare([Line(line.number, _STREAM.sub("", line.text)) for line in unpacked(lines)])
+def of_one_rank(lines: Sequence[FileLine]) -> list[FileLine]:
+    """Return the lines of a file of a single rank, with the prefixes of tracebacks removed."""
+    return without_prefixes([FileLine(line.number, _STREAM.sub("", line.text)) for line in without_json(lines)])
 
 
 class _Reader:
     """Finds the owner of each line, in order."""
 
-    def __init__(self, lines: Sequence[Line]) -> None:
+    def __init__(self, lines: Sequence[FileLine]) -> None:
         self._srun = _mostly(_SRUN, lines)
         self._hosts = not self._srun and _mostly(_HOST, lines)
         named = {host["node"] for line in lines if self._hosts and (host := _HOST.match(line.text))}
@@ -154,10 +138,10 @@ class _Reader:
         self._globals = _global_ranks(lines)
         self._record: tuple[int | None, str | None] = (None, None)
         self._banner: int | None = None
-        self._shown: int | None = None
+        self._section: int | None = None
 
     def owner(self, text: str) -> tuple[int | None, str | None, str]:
-        """Return rank and node of a line, and its text without the tag that each line carries."""
+        """Return rank and node of a line, and its text without the tag of every line."""
         host = _HOST.match(text) if self._hosts else None
         if host is not None:
             rank, node, text = self._tagged(text[host.end() :])
@@ -165,7 +149,7 @@ class _Reader:
         return self._tagged(text)
 
     def _tagged(self, text: str) -> tuple[int | None, str | None, str]:
-        # Most lines have none of their marks, and a look for a mark costs little.
+        # Most lines have no tag, and looking for a bracket is fast.
         marked = "[" in text or "|" in text
         tagged = (_first(_LINE_TAGS, text) if marked else None) or (_SRUN.match(text) if self._srun else None)
         if tagged is not None:
@@ -174,13 +158,13 @@ class _Reader:
         return (*self._untagged(text), text)
 
     def _untagged(self, text: str) -> tuple[int | None, str | None]:
-        shown = _SHOWN.match(text)
-        if shown is not None:
-            self._shown = int(shown["rank"]) if shown["edge"] == "Begin" else None
-        if self._shown is not None:
-            return self._shown, None
+        section = _SECTION.match(text)
+        if section is not None:
+            self._section = int(section["rank"]) if section["edge"] == "Begin" else None
+        if self._section is not None:
+            return self._section, None
         record = _first(_RECORD_TAGS, text) if text[:1] in _RECORD_BEGINS else None
-        # A server's processes write over one another: this begins where another's line has not ended.
+        # The processes of a server print at once: this may begin before another line has ended.
         record = record or (_SCHEDULER.search(text) if "Scheduler hit an exception" in text else None)
         if record is not None:
             self._record = (int(record["rank"]), None)
@@ -189,9 +173,9 @@ class _Reader:
         if nccl is not None:
             self._record = (None, None)
             return self._devices.get((nccl["host"], nccl["pid"])), nccl["host"]
-        said = self._launcher(text)
-        if said is not None:
-            return said
+        reported = self._launcher(text)
+        if reported is not None:
+            return reported
         if self._record[0] is not None and _CONTINUES.match(text):
             return self._record
         self._record = (None, None)
@@ -206,13 +190,13 @@ class _Reader:
             return self._banner, None
         self._banner = None
         own = _SRUN_SAYS.match(text) if self._srun else None
-        said = own or next((found for each in _SAYS_OF if (found := each.search(text))), None)
-        return None if said is None else (self._rank(said), said.groupdict().get("node"))
+        report = own or next((match for each in _REPORTS if (match := each.search(text))), None)
+        return None if report is None else (self._rank(report), report.groupdict().get("node"))
 
-    def _rank(self, said: re.Match[str]) -> int | None:
-        """Return whose tag or word it is; None: of the ranks with that number on several nodes nobody knows which."""
-        number = int(said["rank"])
-        return self._globals.get(number, number) if _LOCAL.search(said.group()) else number
+    def _rank(self, match: re.Match[str]) -> int | None:
+        """Return the rank that a match names; None if ranks of several nodes have that number."""
+        number = int(match["rank"])
+        return self._globals.get(number, number) if _LOCAL.search(match.group()) else number
 
 
 def _first(patterns: Iterable[re.Pattern[str]], text: str) -> re.Match[str] | None:
@@ -224,30 +208,30 @@ def _first(patterns: Iterable[re.Pattern[str]], text: str) -> re.Match[str] | No
 
 
 def _nccl(text: str) -> re.Match[str] | None:
-    """Return where NCCL says whose line it is; most lines hold no word of it, and a look for a word costs little."""
+    """Return the match of NCCL's head of a line; most lines have none, and looking for a word is fast."""
     return _NCCL.search(text) if "CCL" in text or ".cc" in text else None
 
 
-def _mostly(prefix: re.Pattern[str], lines: Sequence[Line]) -> bool:
-    """Whether most lines begin so: with a task's number as with srun -l, with a host as with pdsh."""
-    texts = [line.text for line in lines if line.text.strip() and not line.text.startswith(_SRUN_OWN)]
+def _mostly(prefix: re.Pattern[str], lines: Sequence[FileLine]) -> bool:
+    """Whether most lines have this prefix: a task's number as with srun -l, or a host as with pdsh."""
+    texts = [line.text for line in lines if line.text.strip() and not line.text.startswith(_SRUN_LINES)]
     tagged = sum(prefix.match(text) is not None for text in texts)
     return len(texts) > 1 and tagged >= _PREFIXED_SHARE * len(texts)
 
 
-def _global_ranks(lines: Sequence[Line]) -> dict[int, int | None]:
-    """Return the rank of each number on its node that the text tells; None where it tells several."""
+def _global_ranks(lines: Sequence[FileLine]) -> dict[int, int | None]:
+    """Return the global rank of each local rank in the text; None if there are several."""
     known: dict[int, int | None] = {}
     for line in lines:
-        told = _LOCAL_TOLD.search(line.text) if "rank" in line.text else None
-        if told is not None:
-            local, rank = int(told["local"] or told["local2"]), int(told["rank"] or told["rank2"])
+        match = _LOCAL_TO_GLOBAL.search(line.text) if "rank" in line.text else None
+        if match is not None:
+            local, rank = int(match["local"] or match["local2"]), int(match["rank"] or match["rank2"])
             known[local] = rank if known.get(local, rank) == rank else None
     return known
 
 
-def _banner_heads(lines: Sequence[Line]) -> dict[int, tuple[int, str | None, str]]:
-    """Return rank, node and text of the lines in a launcher's banner that stand before the rank, by their index."""
+def _banner_heads(lines: Sequence[FileLine]) -> dict[int, tuple[int, str | None, str]]:
+    """Return by index rank, node and text of the lines in a launcher's banner above the one that names the rank."""
     heads: dict[int, tuple[int, str | None, str]] = {}
     for index, line in enumerate(lines):
         banner = _BANNER.match(line.text)
@@ -258,9 +242,9 @@ def _banner_heads(lines: Sequence[Line]) -> dict[int, tuple[int, str | None, str
     return heads
 
 
-def _nccl_ranks(lines: Sequence[Line], several_hosts: bool) -> dict[tuple[str, str], int]:
-    """Return the rank of each process that NCCL names: as it says itself, else its device where there is one host."""
-    said: dict[tuple[str, str], int] = {}
+def _nccl_ranks(lines: Sequence[FileLine], several_hosts: bool) -> dict[tuple[str, str], int]:
+    """Return the rank of each process in NCCL's lines: as NCCL prints it, or its device if there is only one host."""
+    printed: dict[tuple[str, str], int] = {}
     seen: dict[tuple[str, str], set[int]] = {}
     for line in lines:
         nccl = _nccl(line.text)
@@ -270,14 +254,14 @@ def _nccl_ranks(lines: Sequence[Line], several_hosts: bool) -> dict[tuple[str, s
         seen.setdefault(process, set()).add(int(nccl["device"]))
         own = _NCCL_RANK.search(line.text)
         if own is not None:
-            said.setdefault(process, int(own["rank"] or own["rank2"]))
+            printed.setdefault(process, int(own["rank"] or own["rank2"]))
     one_host = len({host for host, _ in seen}) == 1 and not several_hosts
-    # A thread that chose no device shows the first; a process that drives several shows more than one.
+    # A thread that has set no device prints the first; a process with several devices prints more than one.
     shown = {process: numbers - {0} or numbers for process, numbers in seen.items()}
     devices = {process: min(numbers) for process, numbers in shown.items()}
-    # Two with one device are ranks of two hosts' worth.
+    # Two processes with the same device are on different hosts.
     distinct = len(set(devices.values())) == len(devices) and all(len(numbers) == 1 for numbers in shown.values())
-    # Whoever else has a number that no device has is on another node, or these are not all of one.
+    # A rank without such a device is on another node.
     tagged = {int(tag[1]) for line in lines if "[rank" in line.text and (tag := _TORCH_TAG.search(line.text))}
     all_here = tagged <= set(devices.values())
-    return devices if one_host and distinct and all_here and not said else said
+    return devices if one_host and distinct and all_here and not printed else printed

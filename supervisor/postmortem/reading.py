@@ -1,6 +1,6 @@
-"""The lines of logs that may matter, with their numbers, in bounded time and memory.
+"""The relevant lines of logs with their numbers, in bounded time and memory.
 
-In: paths. Out: all lines of a short file; of a long one those around anything that sounds like trouble, and its end.
+In: paths. Out: all lines of a short file; of a long one the relevant lines (long_files.py) and its end.
 """
 
 from __future__ import annotations
@@ -13,57 +13,57 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
-from supervisor.postmortem.pieces import BEFORE, Helper, Kept, Limit, Picked, Piece, pick, shown
-from supervisor.postmortem.ranks import Line, clean
+from supervisor.postmortem.lines import FileLine, clean
+from supervisor.postmortem.long_files import BEFORE, KeepLimit, Kept, Picked, PickProcess, Piece, pick, shown
 
 Progress = Callable[[int], None]
-# Of this much text all lines are looked at; of more only those of files that have little each.
+# Up to so many bytes in all, every line is read; beyond that only the relevant lines of long files.
 WHOLE_BYTES = 1 << 20
-# How many lines are kept of all files together, twice, and of a single one at most and at least.
+# How many lines are kept of all files together, twice, and of a single file at most and at least.
 KEPT_LINES = 40_000
 KEPT_MAX, KEPT_MIN = 20_000, 100
 END_LINES = 400
 PIECE = 16 << 20
-# Less is read before another process has started.
+# Less than this is read faster than other processes start.
 HELP_BYTES = 96 << 20
 HELPERS_MAX = 8
 
 
-def read_all(paths: Sequence[Path], progress: Progress = lambda _bytes: None) -> Generator[list[Line], None, None]:
-    """Yield the lines of each file that may matter, in order; raises OSError. `progress` gets the bytes just read."""
+def read_all(paths: Sequence[Path], progress: Progress = lambda _bytes: None) -> Generator[list[FileLine], None, None]:
+    """Yield the relevant lines of each file, in order; raises OSError. `progress` gets the bytes just read."""
     sizes = [path.stat().st_size for path in paths]
     whole = WHOLE_BYTES // max(1, len(paths))
     kept = max(KEPT_MIN, min(KEPT_MAX, KEPT_LINES // max(1, len(paths))))
-    limit = Limit(kept, min(END_LINES, kept))
+    limit = KeepLimit(kept, min(END_LINES, kept))
     cut = [_cut(path, size, limit) if size > whole else [] for path, size in zip(paths, sizes, strict=True)]
     with _picking(sum(sizes)) as pick_all:
         picked = pick_all([piece for pieces in cut for piece in pieces])
         for path, size, pieces in zip(paths, sizes, cut, strict=True):
             if pieces:
-                yield _join(_told(pieces, picked, progress), limit)
+                yield _join(_with_progress(pieces, picked, progress), limit)
             else:
                 yield _whole(path)
                 progress(size)
 
 
-def _whole(path: Path) -> list[Line]:
+def _whole(path: Path) -> list[FileLine]:
     with path.open("rb") as file:
-        return [Line(number, _text(shown(raw.rstrip(b"\n")))) for number, raw in enumerate(file, 1)]
+        return [FileLine(number, _text(shown(raw.rstrip(b"\n")))) for number, raw in enumerate(file, 1)]
 
 
-def _cut(path: Path, size: int, limit: Limit) -> list[Piece]:
+def _cut(path: Path, size: int, limit: KeepLimit) -> list[Piece]:
     """Return the pieces of a long file."""
     return [Piece(str(path), begin, min(begin + PIECE, size), limit) for begin in range(0, size, PIECE)]
 
 
-def _told(pieces: Sequence[Piece], picked: Iterator[Picked], progress: Progress) -> Iterator[Picked]:
+def _with_progress(pieces: Sequence[Piece], picked: Iterator[Picked], progress: Progress) -> Iterator[Picked]:
     for piece in pieces:
         yield next(picked)
         progress(piece.end - piece.begin)
 
 
-def _join(pieces: Iterable[Picked], limit: Limit) -> list[Line]:
-    """Return the lines of a file from those of its pieces; trouble at a piece's edge concerns the one beside it."""
+def _join(pieces: Iterable[Picked], limit: KeepLimit) -> list[FileLine]:
+    """Return the lines of a file from those of its pieces; a relevant line at an edge keeps lines of the next piece."""
     kept = Kept(limit.kept)
     last: list[tuple[int, bytes]] = []
     before, after = 0, 0
@@ -78,7 +78,7 @@ def _join(pieces: Iterable[Picked], limit: Limit) -> list[Line]:
         last = [*last, *((before + number, raw) for number, raw in piece.last)][-limit.end :]
         before += piece.lines
     chosen = {**dict(kept.lines()), **dict(last)}
-    return [Line(number + 1, _text(chosen[number])) for number in sorted(chosen)]
+    return [FileLine(number + 1, _text(chosen[number])) for number in sorted(chosen)]
 
 
 def _text(raw: bytes) -> str:
@@ -87,13 +87,13 @@ def _text(raw: bytes) -> str:
 
 @contextmanager
 def _picking(size: int) -> Iterator[Callable[[Sequence[Piece]], Iterator[Picked]]]:
-    """Yield what picks from pieces, in order: with other processes where there is much to do and there are cores."""
+    """Yield a function that picks from pieces, in order; with other processes if there are many bytes and cores."""
     helpers = min(os.cpu_count() or 1, HELPERS_MAX) if size > HELP_BYTES else 1
     if helpers == 1:
         yield lambda pieces: map(pick, pieces)
         return
-    idle: SimpleQueue[Helper] = SimpleQueue()
-    started = [Helper() for _ in range(helpers)]
+    idle: SimpleQueue[PickProcess] = SimpleQueue()
+    started = [PickProcess() for _ in range(helpers)]
     for helper in started:
         idle.put(helper)
 
@@ -116,7 +116,7 @@ def _picking(size: int) -> Iterator[Callable[[Sequence[Piece]], Iterator[Picked]
 def _ahead(
     pool: ThreadPoolExecutor, work: Callable[[Piece], Picked], pieces: Sequence[Piece], most: int
 ) -> Iterator[Picked]:
-    """Yield the results in order; only so many are under way or wait, for they take memory."""
+    """Yield the results in order; only `most` of them are in progress or waiting, which bounds the memory."""
     waiting: deque[Future[Picked]] = deque()
     for piece in pieces:
         waiting.append(pool.submit(work, piece))

@@ -1,6 +1,6 @@
-"""A recording as the session that the screens know, at a time that runs, stands, or jumps.
+"""Replays a recording in place of a session, at a time that runs, pauses or jumps.
 
-In: a recording, a clock, keys. Out: what the session told at that time. Nothing runs here: each look asks the clock.
+In: a recording, a clock, keys. Out: the state of the session at that time. No task runs: each access reads the clock.
 """
 
 from __future__ import annotations
@@ -10,17 +10,21 @@ from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.diagnose.told import told_incidents
+from remote_agent.diagnose.incidents import incidents_in
+from remote_agent.wire.events import ENDED_STATES
 from supervisor.errors import RequestFailed, SupervisorError
-from supervisor.recording import tape
-from supervisor.session.logs import Clocks, Page, Row, Selection
-from supervisor.session.nccl import joined
-from supervisor.session.view import ENDED_STATES, Notice
+from supervisor.logs.merge import Page
+from supervisor.logs.rows import Clocks, Row
+from supervisor.nccl import to_fabric
+from supervisor.recording import reading
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
+    from remote_agent.wire.events import JournalEvent
+    from supervisor.link.view import Notice
+    from supervisor.logs.selection import Selection
+    from supervisor.nccl import Fabric
     from supervisor.recording.reading import Recording
-    from supervisor.session.fabric import Fabric
 
 SPEEDS = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
@@ -28,7 +32,7 @@ Json = dict[str, Any]
 
 
 class PlayedClocks(Clocks):
-    """The clocks of a recording, all right; what was read before a jump back must be read anew."""
+    """The clocks of a recording, without offsets; after a jump back, rows must be read again."""
 
     def __init__(self, player: Player) -> None:
         super().__init__(player)
@@ -37,12 +41,12 @@ class PlayedClocks(Clocks):
 
     @property
     def moved(self) -> bool:
-        """The time has been put back since."""
+        """True after a jump back in time."""
         return self._player.turns != self._turns
 
 
 class Player:
-    """One recording, played."""
+    """Replays one recording."""
 
     def __init__(
         self,
@@ -61,14 +65,14 @@ class Player:
         self.failure: SupervisorError | None = None
         self.speed = speed
         self.turns = 0
-        """How often the time has been put back."""
+        """The number of jumps back in time."""
         self._clock = clock
         self._paused = paused
         self._at_ns = recording.begin_ns if at_ns is None else min(max(at_ns, recording.begin_ns), recording.end_ns)
         self._since = clock()
         self._version = 0
         self._seen: tuple[int, int, int] = (-1, -1, -1)
-        self._events: list[Json] = []
+        self._events: list[JournalEvent] = []
         self._incidents: list[Json] = []
 
     async def __aenter__(self) -> Player:
@@ -93,12 +97,12 @@ class Player:
 
     @property
     def standing(self) -> str:
-        """`paused`, `end` or nothing while the time runs."""
+        """`paused`, `end`, or "" while the time runs."""
         at_end = self.now_ns >= self.recording.end_ns
         return "end" if at_end else "paused" if self._paused else ""
 
     def seek(self, t_ns: int) -> None:
-        """Go to a time."""
+        """Jump to a time."""
         self.turns += t_ns < self.now_ns
         self._start_at(min(max(t_ns, self.recording.begin_ns), self.recording.end_ns))
 
@@ -107,7 +111,7 @@ class Player:
         self._version += 1
 
     def pause(self) -> None:
-        """Let the time stand, or run again; at the end, run from the begin."""
+        """Pause or resume; at the end, restart from the beginning."""
         if self.standing == "end":
             self._paused = False
             self.seek(self.recording.begin_ns)
@@ -116,7 +120,7 @@ class Player:
             self._paused = not self._paused
 
     def step(self, direction: int) -> None:
-        """Stand at the time of the next event, or of the one before."""
+        """Pause at the time of the next event, or of the previous one."""
         times, now_ns = self.recording.event_times_ns, self.now_ns
         self._start_at(now_ns)
         self._paused = True
@@ -128,16 +132,16 @@ class Player:
             self.seek(times[at] if at >= 0 else self.recording.begin_ns)
 
     def faster(self, direction: int) -> None:
-        """Take the next of the speeds, or the one before."""
+        """Select the next higher speed, or the next lower one."""
         self._start_at(self.now_ns)
         at = bisect_right(SPEEDS, self.speed) if direction > 0 else bisect_left(SPEEDS, self.speed) - 1
         self.speed = SPEEDS[min(max(at, 0), len(SPEEDS) - 1)]
 
-    # --- what a session tells
+    # --- the state of the session
 
     @property
     def version(self) -> int:
-        """Grows with every change, and with every second, as ages are told."""
+        """Grows with every change, and every second because ages are shown."""
         now_ns = self.now_ns
         seen = (
             bisect_right(self.recording.event_times_ns, now_ns),
@@ -150,12 +154,12 @@ class Player:
         return self._version
 
     @property
-    def events(self) -> list[Json]:
+    def events(self) -> list[JournalEvent]:
         """The journal up to now."""
         count = bisect_right(self.recording.event_times_ns, self.now_ns)
         if count != len(self._events):
             self._events = self.recording.events[:count]
-            self._incidents = told_incidents(self._events)
+            self._incidents = incidents_in(self._events)
         return self._events
 
     @property
@@ -165,37 +169,37 @@ class Player:
 
     @property
     def status(self) -> Json:
-        """The status as it was."""
+        """The status at that time."""
         return self.recording.status(bisect_right(self.recording.status_times_ns, self.now_ns))
 
     @property
     def status_age_s(self) -> float:
-        """A recorded status is never old, but there is none before the first."""
+        """0 once there is a status: a recorded status is never stale."""
         return 0.0 if self.status else float("inf")
 
     @property
     def ended(self) -> bool:
-        """The job is over by now."""
+        """True when the job is over at that time."""
         return self.status.get("state") in ENDED_STATES
 
     async def request(self, verb: str, **_args: Any) -> Json:
-        """Refuse: what was is not changed."""
+        """Raise RequestFailed: a recording cannot be changed."""
         raise RequestFailed(f"{verb}: this is a recording", "attach to the job itself")
 
     async def edited(self) -> Json:
-        """Refuse: nothing can start from it."""
+        """Raise RequestFailed: nothing can be started from a recording."""
         return await self.request("sync")
 
     async def stacks(self, _ranks: list[int] | None) -> Json:
-        """Refuse: no rank of it lives."""
+        """Raise RequestFailed: no rank of a recording is alive."""
         return await self.request("stacks")
 
     async def nccl(self) -> Fabric:
-        """Return how the nodes reach each other, as NCCL told it when the recording was made."""
-        return joined(self.recording.meta.get("nccl_nodes", {}), self.status)
+        """Return how the nodes reach each other, as NCCL reported when the recording was made."""
+        return to_fabric(self.recording.meta.get("nccl_nodes", {}), self.status)
 
     async def cancel_launch(self) -> None:
-        """Nothing is being launched."""
+        """Do nothing: a recording has no launch."""
 
     # --- logs
 
@@ -203,10 +207,12 @@ class Player:
         """Answer log_window as an agent does."""
         if op != "log_window":
             raise RequestFailed(f"a recording cannot answer {op!r}")
-        return tape.window(self.recording, (node, args["generation"], args["rank"], args["stream"]), self.now_ns, args)
+        return reading.window(
+            self.recording, (node, args["generation"], args["rank"], args["stream"]), self.now_ns, args
+        )
 
     def ahead_ns(self, node: str) -> int:
-        """Return 0: recorded times are all by the coordinator's clock."""
+        """Return 0: recorded times use the coordinator's clock."""
         return 0
 
     async def merged(
@@ -221,16 +227,16 @@ class Player:
     ) -> Page:
         """Return rows of all nodes by time, as a session does."""
         now_ns = self.now_ns
-        rows, more = await tape.merged(self.recording, selection, count, now_ns, before_ns, after_ns)
+        rows, more = await reading.merged(self.recording, selection, count, now_ns, before_ns, after_ns)
         end_ns = now_ns + 1 if before_ns is None else before_ns
         if after_ns is None:
             span = (rows[0].t_ns if more and rows else 0, end_ns)
         else:
             span = (after_ns, rows[-1].t_ns + 1 if more and rows else end_ns)
-        told = tape.counted(self.recording, selection, now_ns, *counted) if counted is not None else ()
-        return Page(rows, more, [], clocks or PlayedClocks(self), 0, *span, *told)
+        counts = reading.counted(self.recording, selection, now_ns, *counted) if counted is not None else ()
+        return Page(rows, more, [], clocks or PlayedClocks(self), 0, *span, *counts)
 
     def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
-        """Yield the rows that match, as nodes do; of what those tell beside them, `note_span` alone is told."""
-        find = tape.nearest if query.get("way") else tape.search
+        """Yield the rows that match, as a session does; of the callbacks only `note_span` is called."""
+        find = reading.nearest if query.get("way") else reading.search
         return find(self.recording, selection, self.now_ns, **query)

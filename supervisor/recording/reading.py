@@ -1,31 +1,44 @@
-"""A recording is opened: checked as a whole, its logs read when they are looked at.
+"""Reads a recording: checks it as a whole when it is opened, and loads a log when it is shown.
 
-In: a file. Out: events, statuses and log lines by time; one clear error for a file that is none of ours.
+In: a file; a time and a selection of logs, asked as the nodes are asked. Out: events, statuses and log lines by time,
+windows, pages, hits; one clear error for a file that is not a recording.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import zipfile
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from remote_agent.diagnose.told import told_incidents
-from remote_agent.wire.changes import merge
-from supervisor.recording import form
-from supervisor.recording.form import File, Line, RecordingError
-from supervisor.session.view import HostView
+from remote_agent.diagnose.incidents import incidents_in
+from remote_agent.text.filters import make_filter
+from remote_agent.text.patterns import LINE_S, Pattern, TooLong, compile_pattern
+from remote_agent.text.rows import RECORD_GAP_NS, RECORD_LIMIT, RecordReader
+from remote_agent.wire import Answer, Problem
+from remote_agent.wire.status_diff import merge
+from supervisor.errors import RequestFailed
+from supervisor.link.view import HostView
+from supervisor.logs.merge import Ends
+from supervisor.logs.rows import Row
+from supervisor.recording import file_format
+from supervisor.recording.file_format import File, Line, RecordingError
 
-# Logs that stay in memory, and what a row takes beside its text; what was not looked at for longest goes first.
+if TYPE_CHECKING:
+    from remote_agent.wire.events import JournalEvent
+    from supervisor.logs.selection import Filter, Selection
+
+# Memory for logs, and of a row besides its text; the least recently used log is dropped first.
 HELD_BYTES = 512 * 1024 * 1024
 ROW_COST = 250
-# What is recorded of how far we had come with a host.
+# What is recorded of the connection to a host.
 HOST = ("name", "state", "step", "text", "error", "hint")
 _BROKEN_FILE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
 _BROKEN = (*_BROKEN_FILE, AttributeError, KeyError, TypeError, ValueError)
@@ -34,44 +47,44 @@ Json = dict[str, Any]
 
 
 class Lines:
-    """The recorded lines of one file, in order; each gap between them is one line that tells how much is missing."""
+    """The recorded lines of one file, in order; one line stands for each gap, and says how many lines are missing."""
 
     def __init__(self, lines: Iterable[Line] = ()) -> None:
-        self.rows: list[Line] = []
+        rows: list[Line] = []
         expected = last_ns = 0
         for line in lines:
             last_ns = max(line.t_ns, last_ns)
             if line.line > expected:
                 text = f"({line.line - expected:,} lines up to here are not in the recording)"
-                self.rows.append(Line(line.line - 1, line.offset, last_ns, None, text.encode()))
-            self.rows.append(line if line.t_ns == last_ns else line._replace(t_ns=last_ns))
+                rows.append(Line(line.line - 1, line.offset, last_ns, None, text.encode()))
+            rows.append(line if line.t_ns == last_ns else line._replace(t_ns=last_ns))
             expected = line.line + 1
-        self._look_up()
+        self._set(rows)
 
-    def _look_up(self) -> None:
+    def _set(self, rows: list[Line]) -> None:
+        self.rows = rows
         self.numbers = array("q", [row.line for row in self.rows])
         self.times_ns = array("q", [row.t_ns for row in self.rows])
-        """Of each row; never before that of the row above, as the order of lines is certain."""
+        """The time of each row; times never decrease, because the order of lines is certain."""
         self.size = sum(len(row.text) + ROW_COST for row in self.rows)
 
     def only(self, rows: list[Line]) -> Lines:
         """Return some of these rows."""
-        found = Lines()
-        found.rows = rows
-        found._look_up()
-        return found
+        some = Lines()
+        some._set(rows)
+        return some
 
     def there(self, now_ns: int) -> int:
-        """Return how many of the rows there are at a time."""
+        """Return how many of the rows exist at a time."""
         return bisect_right(self.times_ns, now_ns)
 
     def total(self, now_ns: int) -> int:
-        """Return how many lines the file has at a time, as far as the recording tells."""
+        """Return how many lines the file has at a time, as far as they are recorded."""
         there = self.there(now_ns)
         return self.numbers[there - 1] + 1 if there else 0
 
     def window(self, first: int, last: int) -> Iterator[Line]:
-        """Yield the lines from `first` up to `last`; one that was not recorded says so."""
+        """Yield the lines from `first` up to `last`, with a placeholder for each that was not recorded."""
         at = bisect_left(self.numbers, first)
         for number in range(first, last):
             row = self.rows[at]
@@ -83,22 +96,22 @@ class Lines:
 
 
 class Recording:
-    """What a file holds."""
+    """The contents of a recording."""
 
     def __init__(self, path: Path, file: zipfile.ZipFile) -> None:
         self.path = path
         self._file = file
         self.meta: Json = _meta(path, file)
-        self.events: list[Json] = _documents(file, form.EVENTS)
+        self.events = cast("list[JournalEvent]", _documents(file, file_format.EVENTS))
         # The clock of a coordinator that took over may be behind; the order of the journal is certain.
-        self.event_times_ns = list(accumulate((form.read_time(event["time"]) for event in self.events), max))
-        self._statuses = file.read(form.STATUSES).splitlines()
+        self.event_times_ns = list(accumulate((file_format.read_time(event["time"]) for event in self.events), max))
+        self._statuses = file.read(file_format.STATUSES).splitlines()
         rows = list(map(json.loads, self._statuses))
         self.status_times_ns = list(accumulate((int(row["t_ns"]) for row in rows), max))
         self._wholes = [number for number, row in enumerate(rows) if row["whole"]]
         self._folded: tuple[int, Json] = (0, {})
         self.hosts = [HostView(**{key: host[key] for key in HOST}) for host in self.meta["hosts"]]
-        index = _documents(file, form.LOGS)
+        index = _documents(file, file_format.LOGS)
         self.files: dict[File, Json] = {
             (str(one["node"]), int(one["generation"]), int(one["rank"]), str(one["stream"])): one
             for one in index
@@ -106,16 +119,16 @@ class Recording:
         }
         if [event["seq"] for event in self.events] != list(range(1, len(self.events) + 1)):
             raise ValueError("the journal has gaps")
-        # What cannot be played is told now, not in the middle of it.
-        told_incidents(self.events)
+        # Errors in it are reported now, not in the middle of a replay.
+        incidents_in(self.events)
         for number in (*self._wholes, len(rows)):
             self.status(number)
         self.job = str(self.meta["job"])
         self.begin_ns = min([*self.event_times_ns[:1], *self.status_times_ns[:1]], default=0)
         self.end_ns = max(int(self.meta["end_ns"]), self.begin_ns)
-        self.narrowed_by: object = None
-        self.narrowed: dict[File, Lines] = {}
-        """What the newest filter keeps of each file."""
+        self._filter: object = None
+        self._filtered: dict[File, Lines] = {}
+        """The lines of each file that pass the newest filter."""
         self._held: OrderedDict[File, Lines] = OrderedDict()
         self._held_bytes = 0
 
@@ -124,7 +137,7 @@ class Recording:
         self._file.close()
 
     def status(self, count: int) -> Json:
-        """Return the status after so many changes."""
+        """Return the status after this many changes."""
         at, status = self._folded
         whole = bisect_left(self._wholes, count)
         start = self._wholes[whole - 1] if whole else 0
@@ -136,24 +149,35 @@ class Recording:
         self._folded = (count, status)
         return status
 
+    def cached_lines(self, file: File, chosen: Filter) -> Lines | None:
+        """Return the lines of one file that pass a filter, if they are known; a new filter empties the cache."""
+        if self._filter != chosen:
+            self._filter, self._filtered = chosen, {}
+        return self._filtered.get(file)
+
+    def cache_lines(self, file: File, chosen: Filter, lines: Lines) -> None:
+        """Keep the lines of one file that pass a filter, unless there is a newer filter."""
+        if self._filter == chosen:
+            self._filtered[file] = lines
+
     def is_held(self, file: File) -> bool:
-        """Whether the lines of a file are in memory."""
+        """True when the lines of a file are in memory."""
         return file in self._held
 
     def lines(self, file: File) -> Lines:
         """Return the recorded lines of one file; raises RecordingError where they cannot be read."""
-        found = self._held.get(file)
-        if found is None:
+        lines = self._held.get(file)
+        if lines is None:
             try:
-                found = Lines(form.read_lines(self._file.read(self.files[file]["member"])))
+                lines = Lines(file_format.read_lines(self._file.read(self.files[file]["member"])))
             except (*_BROKEN, OSError) as error:
                 raise _damaged(self.path, error) from error
-            self._held[file] = found
-            self._held_bytes += found.size
+            self._held[file] = lines
+            self._held_bytes += lines.size
             while len(self._held) > 1 and self._held_bytes > HELD_BYTES:
                 self._held_bytes -= self._held.popitem(last=False)[1].size
         self._held.move_to_end(file)
-        return found
+        return lines
 
 
 def load(path: Path) -> Recording:
@@ -182,15 +206,15 @@ def _damaged(path: Path, error: Exception) -> RecordingError:
 
 
 def _meta(path: Path, file: zipfile.ZipFile) -> Json:
-    if form.META not in file.namelist():
+    if file_format.META not in file.namelist():
         raise RecordingError(f"{path}: not a recording", "`supervisor record` makes one")
-    meta = json.loads(file.read(form.META))
-    if meta["format"] != form.FORMAT:
+    meta = json.loads(file.read(file_format.META))
+    if meta["format"] != file_format.FORMAT:
         raise RecordingError(f"{path}: not a recording", "`supervisor record` makes one")
-    if int(meta["version"]) > form.VERSION:
+    if int(meta["version"]) > file_format.VERSION:
         raise RecordingError(
-            f"{path}: written by supervisor {meta.get('supervisor')}, in form {meta['version']}; "
-            f"this one reads up to form {form.VERSION}",
+            f"{path}: written by supervisor {meta.get('supervisor')}, in format {meta['version']}; "
+            f"this version reads up to format {file_format.VERSION}",
             "install a newer supervisor",
         )
     return dict(meta)
@@ -201,3 +225,259 @@ def _documents(file: zipfile.ZipFile, member: str) -> list[Json]:
     if not all(isinstance(document, dict) for document in documents):
         raise ValueError(f"{member}: not a list of objects")
     return documents
+
+
+# --- the logs at one time
+
+# The most rows in one answer, as on a node.
+MAX_ROWS = 4096
+LINES_PER_TURN = 4096
+
+LEVELS = ("D", "I", "W", "E")
+RECORDS_PER_TURN = 1024
+
+# A file, its lines, and which of its rows: from, up to.
+Span = tuple[File, Lines, int, int]
+
+
+def window(recording: Recording, file: File, now_ns: int, args: Mapping[str, Any]) -> Answer:
+    """Return `count` rows from `line` on, as log_window does; a negative line counts from the end."""
+    lines = recording.lines(file) if file in recording.files else Lines()
+    total, line = lines.total(now_ns), int(args["line"])
+    at: int | None = None
+    if args.get("at_ns") is not None:
+        # The next line may come later in the recording.
+        later = bisect_left(lines.times_ns, args["at_ns"])
+        at = lines.numbers[later] if later < lines.there(now_ns) else max(0, total - 1)
+        first = max(0, at + line)
+    else:
+        first = max(0, total + line) if line < 0 else line
+    found = list(lines.window(first, min(total, first + min(int(args["count"]), MAX_ROWS))))
+    there = lines.there(now_ns)
+    data = {
+        "line": first,
+        "at": at,
+        "total_lines": total,
+        "size": lines.rows[there - 1].offset + len(lines.rows[there - 1].text) if there else 0,
+        "complete": True,
+        "rows": [{"line": row.line, "offset": row.offset, "t_ns": row.t_ns, "level": row.level} for row in found],
+    }
+    return Answer(data, b"\n".join(row.text for row in found))
+
+
+def selected(recording: Recording, selection: Selection, now_ns: int) -> list[File]:
+    """Return the selected files with lines at that time; without a generation, those of the newest one."""
+    begun = [file for file, one in recording.files.items() if one["begin_ns"] <= now_ns]
+    newest = max((generation for _, generation, _, _ in begun), default=0)
+    wanted = newest if selection.generation is None else selection.generation
+    return [
+        (node, generation, rank, stream)
+        for node, generation, rank, stream in begun
+        if wanted in ("all", generation)
+        and stream in selection.streams
+        and (selection.ranks is None or rank in selection.ranks)
+        and (selection.nodes is None or node in selection.nodes)
+    ]
+
+
+async def _chosen(recording: Recording, selection: Selection, now_ns: int) -> list[tuple[File, Lines]]:
+    """Return the selected files with their lines; the screen gets a turn while they are read."""
+    chosen = []
+    for file in selected(recording, selection, now_ns):
+        if not recording.is_held(file):
+            await asyncio.sleep(0)
+        lines = recording.lines(file)
+        chosen.append((file, await filtered(recording, file, selection.filter) if selection.filter else lines))
+    return chosen
+
+
+def counted(
+    recording: Recording, selection: Selection, now_ns: int, since_ns: int, until_ns: int
+) -> tuple[int, dict[str, Ends], int, int]:
+    """Return how many lines arrived between two times, the files have now, arrived before, and after; unfiltered."""
+    between, ends = 0, {host.name: Ends() for host in recording.hosts}
+    before = behind = 0
+    for file in selected(recording, selection, now_ns):
+        # Read once: not all of them may be held in memory at a time.
+        lines = recording.lines(file)
+        there = lines.there(now_ns)
+        since, until = (bisect_left(lines.times_ns, t_ns, 0, there) for t_ns in (since_ns, until_ns))
+        between, before, behind = between + until - since, before + since, behind + there - until
+        ends.setdefault(file[0], {})[file[1:]] = lines.total(now_ns)
+    return between, ends, before, behind
+
+
+async def merged(
+    recording: Recording, selection: Selection, count: int, now_ns: int, before_ns: int | None, after_ns: int | None
+) -> tuple[list[Row], bool]:
+    """Return the last rows before a time, or the first from a time on, and whether there are more beyond them.
+
+    Rows of one time are never separated.
+    """
+    found: list[Row] = []
+    files = await _chosen(recording, selection, now_ns)
+    spans = list(_spans(files, now_ns, before_ns, after_ns))
+    for file, lines, begin, end in _nearest(spans, count, forwards=after_ns is not None):
+        found += [row_of(file, line) for line in lines.rows[begin:end]]
+    found.sort(key=lambda row: row.t_ns)
+    there = sum(end - begin for _, _, begin, end in spans)
+    if after_ns is not None:
+        end = min(count, len(found))
+        while 0 < end < len(found) and found[end - 1].t_ns == found[end].t_ns:
+            end += 1
+        return found[:end], end < there
+    begin = max(0, len(found) - count)
+    while begin > 0 and found[begin - 1].t_ns == found[begin].t_ns:
+        begin -= 1
+    return found[begin:], len(found) - begin < there
+
+
+def _spans(files: list[tuple[File, Lines]], now_ns: int, before_ns: int | None, after_ns: int | None) -> Iterator[Span]:
+    """Yield the rows of each file that lie between the times."""
+    for file, lines in files:
+        begin = 0 if after_ns is None else bisect_left(lines.times_ns, after_ns)
+        end = lines.there(now_ns)
+        if before_ns is not None:
+            end = min(end, bisect_left(lines.times_ns, before_ns))
+        if begin < end:
+            yield file, lines, begin, end
+
+
+def _nearest(spans: list[Span], count: int, *, forwards: bool) -> Iterator[Span]:
+    """Yield the spans that may contain the first, or the last, `count` rows of all files.
+
+    If the outermost rows of `count` files lie within a time, at least `count` rows do: the spans end there.
+    """
+    edges = [lines.times_ns[begin if forwards else end - 1] for _, lines, begin, end in spans]
+    limit_ns = sorted(edges, reverse=not forwards)[count - 1] if 0 < count <= len(edges) else None
+    for file, lines, first, last in spans:
+        begin, end, times = first, last, lines.times_ns
+        if forwards:
+            end = min(end, bisect_right(times, times[min(begin + count, end) - 1]))
+            end = end if limit_ns is None else min(end, bisect_right(times, limit_ns))
+        else:
+            begin = max(begin, bisect_left(times, times[max(end - count, begin)]))
+            begin = begin if limit_ns is None else max(begin, bisect_left(times, limit_ns))
+        if begin < end:
+            yield file, lines, begin, end
+
+
+def row_of(file: File, line: Line) -> Row:
+    """Return a line as a row of a session."""
+    return Row(*file, line.line, line.offset, line.t_ns, line.level, line.text)
+
+
+def rows(file: File, lines: Lines) -> Iterator[Row]:
+    """Yield all recorded lines of one file as rows."""
+    return (row_of(file, line) for line in lines.rows)
+
+
+def _matches(pattern: Pattern, text: bytes) -> bool:
+    try:
+        return pattern.matches(text)
+    except TooLong:
+        what = f"the pattern takes more than {LINE_S:g} s on one line"
+        raise RequestFailed(what, "fewer * and + in it, or words between them", "pattern") from None
+
+
+async def search(
+    recording: Recording,
+    selection: Selection,
+    now_ns: int,
+    *,
+    pattern: str,
+    ignore_case: bool = False,
+    level: str | None = None,
+    limit: int | None = None,
+    **_ignored: Any,
+) -> AsyncGenerator[Row, None]:
+    """Yield the rows that match, file by file; raises RequestFailed for an invalid pattern.
+
+    `_ignored`: arguments of a session's search that make no difference here.
+    """
+    try:
+        compiled = compile_pattern(pattern, ignore_case)
+    except Problem as refused:
+        raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
+    lowest = LEVELS.index(level[:1].upper()) if level else 0
+    hits = 0
+    for file, lines in await _chosen(recording, selection, now_ns):
+        for number, line in enumerate(lines.rows[: lines.there(now_ns)]):
+            if number % LINES_PER_TURN == 0:
+                await asyncio.sleep(0)
+            if LEVELS.index(line.level or "I") >= lowest and _matches(compiled, line.text):
+                yield row_of(file, line)
+                hits += 1
+                if hits == limit:
+                    return
+
+
+async def nearest(
+    recording: Recording,
+    selection: Selection,
+    now_ns: int,
+    *,
+    way: int,
+    limit: int,
+    since_ns: int = 0,
+    until_ns: int | None = None,
+    note_span: Callable[[int | None, int | None], object] = lambda since_ns, until_ns: None,
+    **query: Any,
+) -> AsyncGenerator[Row, None]:
+    """Yield about `limit` hits, the first from a time on (way 1) or the last before a time (-1).
+
+    `note_span` is called with the times between which no hit is missing.
+    """
+    end_ns = now_ns + 1 if until_ns is None else until_ns
+    found = [row async for row in search(recording, selection, now_ns, **query) if since_ns <= row.t_ns < end_ns]
+    found.sort(key=lambda row: row.t_ns)
+    if len(found) > limit and way > 0:
+        until_ns = end_ns = found[limit - 1].t_ns + 1
+    elif len(found) > limit:
+        since_ns = found[-limit].t_ns
+    for row in found:
+        if since_ns <= row.t_ns < end_ns:
+            yield row
+    note_span(since_ns or None, until_ns)
+
+
+async def filtered(recording: Recording, file: File, chosen: Filter) -> Lines:
+    """Return the lines of one file that pass; the results of the newest filter are cached."""
+    kept = recording.cached_lines(file, chosen)
+    if kept is None:
+        lines = recording.lines(file)
+        try:
+            kept = lines.only(await _kept(lines, chosen))
+        except Problem as refused:
+            raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
+        recording.cache_lines(file, chosen, kept)
+    return kept
+
+
+async def _kept(lines: Lines, chosen: Filter) -> list[Line]:
+    patterns = make_filter(chosen.include, chosen.exclude)
+    lowest = LEVELS.index(chosen.level[:1].upper()) if chosen.level else 0
+    kept: list[Line] = []
+    for number, record in enumerate(_records(lines)):
+        if number % RECORDS_PER_TURN == 0:
+            await asyncio.sleep(0)
+        if record[0].level is None:
+            kept += record
+        elif max(LEVELS.index(line.level or "I") for line in record) >= lowest:
+            kept += record if patterns.keeps(line.text for line in record) else []
+    return kept
+
+
+def _records(lines: Lines) -> Iterator[list[Line]]:
+    """Yield records; a line that stands for missing lines is its own record."""
+    reader = RecordReader()
+    record: list[Line] = []
+    for line in lines.rows:
+        continues = line.level is not None and reader.continues(line.text)
+        after_gap = not record or record[-1].level is None or line.t_ns - record[-1].t_ns > RECORD_GAP_NS
+        if record and (after_gap or not continues or len(record) >= RECORD_LIMIT):
+            yield record
+            record = []
+        record.append(line)
+    if record:
+        yield record

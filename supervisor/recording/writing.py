@@ -1,35 +1,44 @@
-"""A job becomes a file: its journal, its status at every change, and excerpts of its logs.
+"""Writes a recording: the journal, the status at every change, and excerpts of the logs.
 
-In: a session. Out: a recording, readable by its owner alone; nothing where it could not be finished.
+In: a session, and its status by time if it was followed; incidents, a limit of the logs.
+Out: a recording that only its owner may read; no file if it could not be finished.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import json
 import os
+import re
 import tempfile
+import time
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+import zlib
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from remote_agent.diagnose.told import told_incidents
-from remote_agent.wire import CallFailed, WireError
+from remote_agent.diagnose.incidents import incidents_in
+from remote_agent.wire.events import ENDED_STATES
+from remote_agent.wire.status_diff import changes, merge
 from supervisor import __version__
 from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError
-from supervisor.recording import form, redact, statuses
-from supervisor.recording.excerpts import Excerpt, Limit, excerpts
+from supervisor.link.tasks import cancel_all
+from supervisor.logs import files as log_files
+from supervisor.logs.rows import Clocks, now_ns
+from supervisor.recording import file_format, redact
+from supervisor.recording.file_format import File, Line
 from supervisor.recording.reading import HOST
-from supervisor.session.hits import now_ns
-from supervisor.session.tasks import cancel_all
-from supervisor.session.view import ENDED_STATES
 
 if TYPE_CHECKING:
-    from supervisor.session.link import Link
-    from supervisor.session.session import Session
+    from remote_agent.wire import Answer
+    from supervisor.link.host_link import Link
+    from supervisor.session import Session
 
-# So many files are asked for at once; an excerpt beyond this waits on the disk.
+# How many files are requested at once, and the size from which an excerpt is buffered on the disk.
 AT_ONCE = 8
 HELD_BYTES = 4 * 1024 * 1024
 CHUNK = 1024 * 1024
@@ -39,52 +48,50 @@ Json = dict[str, Any]
 
 
 def check_free(path: Path) -> None:
-    """Refuse a file that is there already: it may be the only recording of another job."""
+    """Raise UsageError for an existing file: it may be the only recording of another job."""
     if path.exists():
         raise UsageError(f"{path} exists", "name another file, or remove this one")
 
 
-async def write(
-    session: Session, path: Path, *, limit: Limit, seen: Iterable[statuses.Seen] = ()
-) -> tuple[int, list[str]]:
-    """Write what the session can tell; return how many events, and why logs are missing.
+async def write(session: Session, path: Path, *, limit: Limit, seen: Iterable[Seen] = ()) -> tuple[int, list[str]]:
+    """Write a recording; returns the number of events, and the reasons why logs are missing.
 
-    `limit`: how much of the logs; `seen`: the status by time, as `statuses.watch` saw it. Raises
-    Unreachable, RequestFailed, UsageError where the file exists.
+    `limit`: how much of the logs; `seen`: the status by time from `statuses.watch`. Raises Unreachable, RequestFailed,
+    UsageError if the file exists.
     """
     check_free(path)
     history = await session.stream("history")
     status = session.status if session.ended else await session.call("status")
     session.set_status(status)  # for the clocks of the nodes
     events = await session.journal()
-    times = {event["seq"]: form.read_time(event["time"]) for event in events}
+    times = {event["seq"]: file_format.read_time(event["time"]) for event in events}
     last_ns = max(times.values(), default=0)
     end_ns = last_ns if status.get("state") in ENDED_STATES else max(last_ns, now_ns(session))
-    told = list(statuses.rows(history, times, seen, (end_ns, status)))
+    states = list(status_rows(history, times, seen, (end_ns, status)))
     meta = {
-        "format": form.FORMAT,
-        "version": form.VERSION,
+        "format": file_format.FORMAT,
+        "version": file_format.VERSION,
         "job": session.job,
         "recorded_at": now_ns(session),
         "supervisor": __version__,
         "logs": limit._asdict(),
-        "end_ns": max(end_ns, told[-1]["t_ns"]),
+        "end_ns": max(end_ns, states[-1]["t_ns"]),
         "nccl": (await session.call("incidents")).get("nccl"),
-        "nccl_nodes": await session.nccl_told(status),
-        "hosts": await hosts_told(session),
+        "nccl_nodes": await session.nccl_documents(status),
+        "hosts": await host_facts(session),
     }
-    wanted = await excerpts(session, told_incidents(events), limit) if limit.a_file != 0 else {}
+    wanted = await excerpts(session, incidents_in(events), limit) if limit.a_file != 0 else {}
     with _private(path) as draft, zipfile.ZipFile(draft, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr(form.META, form.json_line(redact.document(meta)))
-        file.writestr(form.EVENTS, b"".join(form.json_line(redact.document(event)) for event in events))
-        file.writestr(form.STATUSES, b"".join(map(form.json_line, told)))
+        file.writestr(file_format.META, file_format.json_line(redact.document(meta)))
+        file.writestr(file_format.EVENTS, b"".join(file_format.json_line(redact.document(event)) for event in events))
+        file.writestr(file_format.STATUSES, b"".join(map(file_format.json_line, states)))
         index = await _write_logs(file, wanted)
-        file.writestr(form.LOGS, b"".join(map(form.json_line, index)))
+        file.writestr(file_format.LOGS, b"".join(map(file_format.json_line, index)))
     return len(events), sorted({str(one["error"]) for one in index if one["error"]})
 
 
-async def hosts_told(session: Session) -> list[Json]:
-    """Return the hosts of the job: how far we have come with each, and what it says of itself."""
+async def host_facts(session: Session) -> list[Json]:
+    """Return the hosts of the job: the state of each connection, and the facts that each host reports."""
     engines = await asyncio.gather(*(_engine(session.links[name]) for name in session.hosts))
     return [
         {
@@ -97,19 +104,17 @@ async def hosts_told(session: Session) -> list[Json]:
 
 
 async def _engine(link: Link) -> Json:
-    """Return what torch on the host says of itself, {} where no agent is there to ask."""
-    if link.view.live:
-        with suppress(CallFailed, WireError, asyncio.TimeoutError):
-            return (await link.call("await_engine", timeout_s=ENGINE_DEADLINE)).data
-    return link.view.engine
+    """Return the facts about torch on the host, {} without a live agent."""
+    facts = await link.try_call("await_engine", timeout_s=ENGINE_DEADLINE) if link.view.live else None
+    return link.view.engine if facts is None else facts
 
 
-async def _write_logs(file: zipfile.ZipFile, wanted: Mapping[form.File, Excerpt]) -> list[Json]:
-    """Write the excerpts, a few at once, and return the index of them."""
+async def _write_logs(file: zipfile.ZipFile, wanted: Mapping[file_format.File, Excerpt]) -> list[Json]:
+    """Write the excerpts, a few at once; returns their index."""
     room = asyncio.Semaphore(AT_ONCE)
     writing = asyncio.Lock()
 
-    async def one(key: form.File, excerpt: Excerpt) -> Json:
+    async def one(key: file_format.File, excerpt: Excerpt) -> Json:
         node, generation, rank, stream = key
         member = f"logs/{node}/generation_{generation}/rank_{rank}/{stream}.jsonl"
         async with room:
@@ -138,16 +143,16 @@ async def _write_logs(file: zipfile.ZipFile, wanted: Mapping[form.File, Excerpt]
 
 
 async def _collect(excerpt: Excerpt, held: IO[bytes]) -> tuple[int | None, str | None]:
-    """Write an excerpt's lines; return the time of the first one, and why it ends before its end."""
+    """Write the lines of an excerpt; returns the time of the first line, and the error if some are missing."""
     begin_ns: int | None = None
     try:
-        async with aclosing(excerpt.parts()) as parts:
-            async for lines in parts:
+        async with aclosing(excerpt.batches()) as batches:
+            async for lines in batches:
                 if lines and begin_ns is None:
                     begin_ns = lines[0].t_ns
-                held.write(b"".join(map(form.line_json, lines)))
+                held.write(b"".join(map(file_format.line_json, lines)))
     except (RequestFailed, Unreachable) as error:
-        # A node that goes away now takes the rest of its logs along, not the recording.
+        # If a node is lost now, only the rest of its logs is missing.
         return begin_ns, error.message
     return begin_ns, None
 
@@ -157,13 +162,13 @@ async def _copy(held: IO[bytes], file: zipfile.ZipFile, member: str) -> None:
     with file.open(member, "w", force_zip64=True) as out:
         while data := held.read(CHUNK):
             out.write(data)
-            # The links have their turn in between.
+            # The links get a turn in between.
             await asyncio.sleep(0)
 
 
 @contextmanager
 def _private(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that its owner alone may read; it gets its name once it is whole."""
+    """Yield a file that only its owner may read; it gets its name when it is complete."""
     draft: Path | None = None
     try:
         number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -176,3 +181,196 @@ def _private(path: Path) -> Iterator[IO[bytes]]:
     finally:
         if draft is not None:
             draft.unlink(missing_ok=True)
+
+
+# --- the status by time
+
+# Steps and ages change constantly: they are recorded this often, seconds, and less often with many ranks.
+SHORTEST = 5.0
+RANKS_A_SECOND = 16
+# A whole document is written after this many rows, so that a seek need not read all rows before it.
+WHOLE_EVERY = 64
+
+Seen = tuple[int, bytes]
+"""A time, and a status document, packed."""
+
+
+async def watch(session: Session, stop: asyncio.Event) -> list[Seen]:
+    """Return the status of a session by time, until the job is over or `stop` is set."""
+    seen: list[Seen] = []
+    version, before, due = -1, None, 0.0
+    while not session.ended and not stop.is_set():
+        status, now = session.status, time.monotonic()
+        lasting = _lasting(status)
+        if status and (lasting != before or now >= due):
+            seen.append((now_ns(session), zlib.compress(json.dumps(redact.document(status)).encode())))
+            before, due = lasting, now + max(SHORTEST, (status.get("world_size") or 0) / RANKS_A_SECOND)
+        version = await session.wait_change(1.0, version)
+    return seen
+
+
+def _lasting(status: Mapping[str, Any]) -> object:
+    """Return the parts of the status that do not change constantly."""
+    ranks = [
+        (node.get("name"), node.get("state"), rank.get("rank"), rank.get("state"))
+        for node in status.get("nodes", ())
+        for rank in (node.get("ranks") or [{}])
+    ]
+    return status.get("state"), status.get("generation"), status.get("plan"), ranks
+
+
+def status_rows(
+    history: Iterable[Mapping[str, Any]], times: Mapping[int, int], seen: Iterable[Seen], last: tuple[int, Json]
+) -> Iterator[Json]:
+    """Yield the rows of `history` (by the `times` of its records), of the statuses `seen`, and of the `last` one."""
+    before: Json = {}
+    before_ns = number = 0
+    moments = heapq.merge(_replayed(history, times), _unpacked(seen), key=lambda moment: moment[0])
+    for t_ns, status in chain(moments, [(last[0], redact.document(last[1]))]):
+        whole = number % WHOLE_EVERY == 0
+        delta = changes({} if whole else before, status)
+        if delta and status != before:
+            before, before_ns, number = merge({} if whole else before, delta), max(before_ns, t_ns), number + 1
+            yield {"t_ns": before_ns, "whole": whole, "changes": delta}
+
+
+def _replayed(history: Iterable[Mapping[str, Any]], times: Mapping[int, int]) -> Iterator[tuple[int, Json]]:
+    status: Json = {}
+    t_ns = 0
+    for item in history:
+        status = merge(status, redact.document(item["changes"]))
+        # A coordinator that took over may have a clock that is behind. Changes after the last event are left out.
+        t_ns = max(t_ns, times.get(item["seq"], 0))
+        if item["seq"] in times:
+            yield t_ns, status
+
+
+def _unpacked(seen: Iterable[Seen]) -> Iterator[tuple[int, Json]]:
+    for t_ns, packed in seen:
+        yield t_ns, json.loads(zlib.decompress(packed))
+
+
+# --- excerpts of the logs
+
+# Rows in one request.
+ROWS = 1024
+# Lines before and after a line of evidence.
+AROUND = 200
+ASK_DEADLINE = 60.0
+# How long an agent may take to index a file of gigabytes and count its lines, seconds.
+INDEX_DEADLINE = 300.0
+# More than any file has.
+BEYOND = 10**15
+
+_PLACE = re.compile(r"generation_(\d+)/rank_(\d+)/(stdout|stderr|nccl)\.log\Z")
+
+
+class Limit(NamedTuple):
+    """How much of the logs to record, in bytes."""
+
+    a_file: int | None = 1_000_000
+    """At the end of each file; None: the whole file, 0: no logs."""
+    in_all: int | None = 64_000_000
+    """Of all files together, in equal shares."""
+
+    def share(self, files: int) -> int | None:
+        """Return the share of each of this many files."""
+        if self.a_file is None or self.in_all is None:
+            return self.a_file
+        return min(self.a_file, self.in_all // max(1, files))
+
+
+class Excerpt:
+    """The lines to record of one file; `limit`: bytes at its end, None for all."""
+
+    def __init__(
+        self, session: Session, clocks: Clocks, file: Mapping[str, Any], limit: int | None, around: Iterable[int]
+    ) -> None:
+        self.size = int(file["size"])
+        self.total = 0
+        """Lines in the whole file; known once `batches` has begun."""
+        self._session = session
+        self._clocks = clocks
+        self._node = str(file["node"])
+        self._place = {key: file[key] for key in ("generation", "rank", "stream")}
+        self._limit = limit
+        self._around = sorted(around)
+
+    async def batches(self) -> AsyncGenerator[list[Line], None]:
+        """Yield the lines in order, in batches; raises Unreachable, RequestFailed."""
+        self.total = await self._count()
+        if self._limit is None:
+            async for lines in self._range(0, self.total):
+                yield lines
+            return
+        tail: list[list[Line]] = []
+        first = self.total
+        while first > 0 and not self._is_enough(tail, self._limit):
+            begin = max(0, first - ROWS)
+            tail.append([line async for lines in self._range(begin, first) for line in lines])
+            first = begin
+        done = 0
+        for line in self._around:
+            begin, end = max(done, line - AROUND), min(first, line + AROUND)
+            async for lines in self._range(begin, end):
+                yield lines
+            done = max(done, end)
+        for lines in reversed(tail):
+            yield lines
+
+    def _is_enough(self, tail: list[list[Line]], limit: int) -> bool:
+        first = next((lines[0] for lines in reversed(tail) if lines), None)
+        return first is not None and self.size - first.offset >= limit
+
+    async def _ask(self, line: int, count: int) -> Answer:
+        args = {**self._place, "line": line, "count": count}
+        return await log_files.ask(self._session, self._node, "log_window", args, ASK_DEADLINE)
+
+    async def _count(self) -> int:
+        """Return the number of lines; the node may have to index the file first, and answers after a second."""
+        end = time.monotonic() + INDEX_DEADLINE
+        while time.monotonic() < end:
+            data = (await self._ask(BEYOND, 0)).data
+            if data.get("complete", True):
+                return int(data["total_lines"])
+        raise Unreachable(f"{self._node}: a log of {self.size} bytes was not indexed within {INDEX_DEADLINE:.0f} s")
+
+    async def _range(self, begin: int, end: int) -> AsyncGenerator[list[Line], None]:
+        while begin < end:
+            answer = await self._ask(begin, min(ROWS, end - begin))
+            rows = answer.data["rows"]
+            if not rows:
+                return
+            texts = answer.body.split(b"\n")
+            yield [self._line(row, text) for row, text in zip(rows, texts, strict=True)]
+            begin = int(rows[-1]["line"]) + 1
+
+    def _line(self, row: Mapping[str, Any], text: bytes) -> Line:
+        t_ns = int(row.get("t_ns") or 0) - self._clocks.ahead_ns(self._node)
+        redacted = redact.text(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        return Line(int(row["line"]), int(row["offset"]), t_ns, row.get("level"), redacted)
+
+
+async def excerpts(session: Session, incidents: Iterable[Mapping[str, Any]], limit: Limit) -> dict[File, Excerpt]:
+    """Return the files of all reachable nodes with the excerpt of each; raises Unreachable, RequestFailed."""
+    clocks = Clocks(session)
+    wanted = evidence_lines(incidents)
+    result: dict[File, Excerpt] = {}
+    files = await log_files.files(session)
+    share = limit.share(sum(1 for file in files if file["size"]))
+    for file in files:
+        key = (str(file["node"]), int(file["generation"]), int(file["rank"]), str(file["stream"]))
+        result[key] = Excerpt(session, clocks, file, share, wanted.get(key, ()))
+    return result
+
+
+def evidence_lines(incidents: Iterable[Mapping[str, Any]]) -> dict[File, list[int]]:
+    """Return the lines, counted from 0, that incidents quote, by file."""
+    lines: dict[File, list[int]] = {}
+    for incident in incidents:
+        for proof in incident.get("evidence") or ():
+            place = _PLACE.search(str(proof.get("file") or ""))
+            if place is not None and proof.get("node") and isinstance(proof.get("line"), int):
+                key = (str(proof["node"]), int(place[1]), int(place[2]), place[3])
+                lines.setdefault(key, []).append(proof["line"] - 1)
+    return lines

@@ -1,10 +1,10 @@
-"""Hosts over SSH: connect, bring the agent, bring the work tree.
+"""Hosts over SSH: connect, push the agent, sync the work tree.
 
-In: hosts of the inventory. Out: one NodeLink a host, or a HostError that says why not.
+In: hosts of the inventory. Out: one NodeLink per host, or a HostError that says why not.
 """
 
+from supervisor.errors import HostError, SyncError
 from supervisor.ssh.agent_file import AgentFile
-from supervisor.ssh.errors import HostError, SyncError
 from supervisor.ssh.link import NodeLink, connect, connect_all
 from supervisor.ssh.scan import Tree, scan
 from supervisor.ssh.sync import SyncResult, push_tree

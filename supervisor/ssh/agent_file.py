@@ -1,6 +1,6 @@
 """The agent as one file.
 
-In: the installed remote_agent package. Out: a zipapp, the same bytes for the same sources, and its sha256.
+In: the installed remote_agent package. Out: a zipapp (the same bytes for the same sources) and its sha256.
 """
 
 from __future__ import annotations
@@ -8,17 +8,26 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import re
 import zipfile
 from pathlib import Path
 
 import remote_agent
 
 MAIN = b"import sys\n\nfrom remote_agent.__main__ import main\n\nif __name__ == '__main__':\n    sys.exit(main())\n"
-# Data that belongs to the sources; caches and editor files do not.
+# Sources and their data; no caches or editor files.
 SUFFIXES = frozenset({".py", ".json", ".toml", ".txt"})
-# Run in a torchrun that somebody else starts, from the installed package (supervisor.handlers).
-ELSEWHERE = frozenset({"engine_handler.py", "engine_torch_handler.py", "joining.py"})
-# The oldest date a zip can hold: the bytes must not depend on when they were made.
+# These run in a torchrun that others start, from the installed package (supervisor.handlers).
+ELSEWHERE = frozenset(
+    {
+        "engine/launchers/inside_torchrun.py",
+        "engine/launchers/torchrun_handler.py",
+        "bridge/joining.py",
+    }
+)
+# Docstrings and comment lines are not sent; a test shows that the code is the same without them.
+NOTES = re.compile(rb'^( *)r?""".*?"""$|^ *#.*?$', re.MULTILINE | re.DOTALL)
+# The oldest date in a zip: the bytes must not depend on the time of the build.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -31,18 +40,25 @@ class AgentFile:
 
     @classmethod
     def build(cls, package: Path | None = None) -> AgentFile:
-        """Pack what a node needs of the remote_agent package; raises OSError."""
+        """Pack the parts of remote_agent that a node needs; raises OSError."""
         package = package or Path(remote_agent.__file__).parent
         output = io.BytesIO()
         with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
             _add(archive, "__main__.py", MAIN)
             for path in sorted(package.rglob("*")):
                 inside = path.relative_to(package)
-                is_left_out = "__pycache__" in inside.parts or inside.as_posix() in ELSEWHERE
-                if path.suffix in SUFFIXES and path.is_file() and not is_left_out:
-                    _add(archive, f"remote_agent/{inside.as_posix()}", path.read_bytes())
+                excluded = "__pycache__" in inside.parts or inside.as_posix() in ELSEWHERE
+                if path.suffix in SUFFIXES and path.is_file() and not excluded:
+                    data = path.read_bytes()
+                    is_code = path.suffix == ".py"
+                    _add(archive, f"remote_agent/{inside.as_posix()}", code_of(data) if is_code else data)
         data = output.getvalue()
         return cls(data, hashlib.sha256(data).hexdigest())
+
+
+def code_of(source: bytes) -> bytes:
+    """Return a module with empty docstrings and without lines of comments; its lines keep their numbers."""
+    return NOTES.sub(lambda note: (b"" if note[1] is None else note[1] + b'""') + b"\n" * note[0].count(b"\n"), source)
 
 
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:

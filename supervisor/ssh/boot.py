@@ -1,7 +1,7 @@
 """From a login shell to a running agent.
 
-In: the streams of the one command that runs on a node. Out: the same streams right behind the agent's greeting, or a
-HostError with what the node said.
+In: the streams of the command on a node. Out: the same streams, after the agent's greeting; or a HostError with the
+output of the node.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import struct
 from typing import TYPE_CHECKING
 
 from remote_agent.wire import MAGIC, PROTOCOL
+from supervisor.errors import HostError
 from supervisor.ssh import loader, reasons
-from supervisor.ssh.errors import HostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 BOOT_DEADLINE_S = 20.0
 # `module load` or `conda activate` on a busy shared file system.
 PRELUDE_DEADLINE_S = 40.0
-# The slowest link on which a push is not called stuck.
+# A push on a slower link counts as stuck.
 SLOWEST_BYTES_PER_S = 30_000
-# Banner, motd and whatever a login shell prints.
+# Banner, motd and other output of a login shell.
 MAX_NOISE = 64 * 1024
 READ_SIZE = 16 * 1024
 PUSH_CHUNK = 64 * 1024
@@ -42,13 +42,13 @@ _TOKEN = re.compile(rb"SUPERVISOR-(?:NEED|ERROR|AGENT)\b[^\n]*\n")
 
 
 def command(host: Host, agent: AgentFile, *words: str) -> str:
-    """Return the command that a host's login shell runs: the bridge, or what `words` say of the agent's parts."""
+    """Return the command that a host's login shell runs: the bridge, or the part of the agent in `words`."""
     home = host.env.get("SUPERVISOR_HOME")
     return loader.command(host.python, host.prelude, home, agent.sha256, len(agent.data), words or ("connect",))
 
 
 async def boot(host: Host, wire: Wire, agent: AgentFile, progress: Progress) -> None:
-    """Read token lines until the agent runs, and push it where it is missing; raises HostError."""
+    """Read token lines until the agent runs, and push the agent if it is missing; raises HostError."""
     progress("python", host.python)
     noise = bytearray()
     pushed = False
@@ -59,7 +59,7 @@ async def boot(host: Host, wire: Wire, agent: AgentFile, progress: Progress) -> 
         try:
             line = await asyncio.wait_for(_line(wire, noise), deadline)
         except asyncio.TimeoutError:
-            error = reasons.of_time(host.name, step, deadline)
+            error = reasons.timeout_error(host.name, step, deadline)
             hint = BY_HAND if step == "prelude" else error.hint
             raise HostError(host.name, step, error.reason + _said(wire, noise), hint) from None
         if line is None:
@@ -78,7 +78,7 @@ async def boot(host: Host, wire: Wire, agent: AgentFile, progress: Progress) -> 
 
 
 async def _line(wire: Wire, noise: bytearray) -> bytes | None:
-    """Return the next token line and forget what came before it; None: the node closed the stream, or never stops."""
+    """Return the next token line and drop what precedes it; None: the stream ended, or has too much other output."""
     while len(noise) <= MAX_NOISE:
         # Not only at the start of a line: a banner may lack its newline.
         token = _TOKEN.search(bytes(noise))
@@ -103,9 +103,9 @@ async def _push(host: Host, wire: Wire, agent: AgentFile) -> None:
             deadline = BOOT_DEADLINE_S + PUSH_CHUNK / SLOWEST_BYTES_PER_S
             await asyncio.wait_for(wire.writer.drain(), deadline)
     except asyncio.TimeoutError:
-        raise reasons.of_time(host.name, "push", BOOT_DEADLINE_S) from None
+        raise reasons.timeout_error(host.name, "push", BOOT_DEADLINE_S) from None
     except OSError:
-        # The loader has given up; what it said about that is still to be read.
+        # The loader has failed; its error is still to be read.
         return
 
 
@@ -131,14 +131,14 @@ def _refusal(host: Host, wire: Wire, line: bytes) -> HostError:
 
 
 async def _ended(host: Host, wire: Wire, noise: bytearray, step: str) -> HostError:
-    """Tell why the command ended before the agent ran."""
+    """Return why the command ended before the agent ran."""
     status = None
     with contextlib.suppress(asyncio.TimeoutError):
         status = await asyncio.wait_for(wire.wait_exit(), EXIT_DEADLINE_S)
     said = _said(wire, noise)
     if len(noise) > MAX_NOISE:
         hint = "make the shell's start files silent for sessions without a terminal"
-        return HostError(host.name, step, f"the login shell prints without end{said}", hint)
+        return HostError(host.name, step, f"the login shell prints endlessly{said}", hint)
     if step == "push":
         return HostError(host.name, step, f"the node closed the connection during the push{said}")
     if status == 127:
@@ -160,7 +160,7 @@ def _said(wire: Wire, noise: bytearray) -> str:
 
 
 def tail(output: bytes) -> str:
-    """Return the end of what a command wrote, for a message: "; it said: …", or nothing."""
+    """Return the end of a command's output for a message: "; it said: …", or nothing."""
     text = " / ".join(line.strip() for line in output.decode(errors="replace").splitlines() if line.strip())
     printable = "".join(char if char.isprintable() else "?" for char in text)
     return f"; it said: {printable[-SHOWN:]}" if printable else ""

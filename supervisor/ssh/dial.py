@@ -1,7 +1,7 @@
 """One SSH connection, through jump hosts where there are any.
 
-In: Settings. Out: an authenticated asyncssh connection, or HostError. Jump hosts are connected once for all hosts
-behind them, for as long as any of these is connected.
+In: Settings. Out: an authenticated asyncssh connection, or HostError. A connection to a jump host is shared by all
+hosts behind it, as long as any of them is connected.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import asyncssh
 
+from supervisor.errors import HostError
 from supervisor.inventory.sshconfig import config_files
-from supervisor.ssh import hostkeys, reasons
-from supervisor.ssh.errors import HostError
+from supervisor.ssh import reasons
+from supervisor.ssh.reasons import Attempt
 from supervisor.ssh.settings import Hop, Settings, for_hop, hops
 
 if TYPE_CHECKING:
@@ -29,55 +30,46 @@ if TYPE_CHECKING:
 
 RESOLVE_DEADLINE_S = 10.0
 CONNECT_DEADLINE_S = 20.0
-# A link that is dead without saying so is noticed after four of these.
+# A dead connection is noticed after four intervals.
 KEEPALIVE_S = 15.0
 KEEPALIVE_COUNT = 3
-# sshd drops connections at random when many come at once (MaxStartups); two more tries, spread out.
+# sshd drops connections at random when many arrive at once (MaxStartups): two more attempts, spread out.
 RETRY_PAUSES_S = (0.3, 1.0)
 MAX_ADDRESSES = 4
 MAX_HOPS = 8
 
 
-@dataclasses.dataclass
-class Attempt:
-    """What is known of a connection that is being made."""
-
-    step: str = "connect"
-    address: str = ""
-    offered: asyncssh.SSHKey | None = None
-
-
 class _Client(asyncssh.SSHClient):
-    """Notes how far the handshake came; trusts nothing that known_hosts does not hold."""
+    """Records how far the handshake got; trusts only keys in known_hosts."""
 
     def __init__(self, attempt: Attempt, progress: Progress) -> None:
         self._attempt = attempt
         self._progress = progress
 
     def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
-        """Learn the peer's address."""
+        """Record the peer's address."""
         peer = conn.get_extra_info("peername")
         self._attempt.address = str(peer[0]) if peer else ""
 
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
-        """Remember what was offered; it is not among the trusted keys, so it is refused."""
+        """Record the offered key and refuse it: it is not among the trusted keys."""
         self._attempt.offered = key
         return False
 
     def begin_auth(self, username: str) -> None:
-        """The host key is good; now it is about us."""
+        """Record that the host key is trusted and authentication begins."""
         self._attempt.step = "auth"
         self._progress("auth", f"as {username}")
 
 
 async def dial(host: Host, settings: Settings, progress: Progress) -> tuple[asyncssh.SSHClientConnection, Lease | None]:
-    """Connect and authenticate; the caller closes the connection, then gives the lease back. Raises HostError."""
+    """Connect and authenticate; the caller closes the connection, then returns the lease. Raises HostError."""
     lease = await _jumps().lease(host, settings, progress) if settings.jump else None
     return await _over(lease, settings, progress), lease
 
 
 async def _over(lease: Lease | None, settings: Settings, progress: Progress) -> asyncssh.SSHClientConnection:
-    """Connect through what is leased; without success it is given back."""
+    """Connect through the leased connection; return the lease if that fails."""
     try:
         return await _with_retries(settings, lease, progress)
     except BaseException:
@@ -95,12 +87,12 @@ async def _with_retries(settings: Settings, lease: Lease | None, progress: Progr
         except (asyncssh.ConnectionLost, ConnectionResetError) as error:
             pause = next(pauses, None)
             if pause is None or attempt.step != "connect" or attempt.offered is not None:
-                raise reasons.of_ssh(settings, attempt, error) from error
+                raise reasons.ssh_error(settings, attempt, error) from error
             await asyncio.sleep(pause)
         except asyncio.TimeoutError:
-            raise reasons.of_time(settings.label, attempt.step, CONNECT_DEADLINE_S, settings.where) from None
+            raise reasons.timeout_error(settings.label, attempt.step, CONNECT_DEADLINE_S, settings.where) from None
         except (asyncssh.Error, OSError, ValueError, asyncio.IncompleteReadError) as error:
-            raise reasons.of_ssh(settings, attempt, error) from error
+            raise reasons.ssh_error(settings, attempt, error) from error
 
 
 async def _once(
@@ -131,13 +123,13 @@ async def _handshake(
     keys = [str(path) for path in (*settings.keys, *settings.locked)]
     if settings.only_these and keys:
         public = await asyncio.to_thread(_public_halves, keys)
-        # The agent is asked for these keys only: one with many keys would use up the server's patience.
+        # Ask the agent only for these keys: a server refuses after a few wrong ones.
         options["agent_identities"] = public or None
     return await asyncssh.connect(
         settings.alias,
         settings.port,
         username=settings.user,
-        known_hosts=hostkeys.read(settings),
+        known_hosts=reasons.trusted_keys(settings),
         config=[str(path) for path in config_files()],
         client_keys=keys,
         ignore_encrypted=True,
@@ -154,31 +146,31 @@ async def _handshake(
 
 
 def _public_halves(files: list[str]) -> list[asyncssh.SSHKey]:
-    found = []
+    public = []
     for file in files:
         with contextlib.suppress(OSError, asyncssh.KeyImportError):
-            found.append(asyncssh.read_public_key(f"{file}.pub"))
-    return found
+            public.append(asyncssh.read_public_key(f"{file}.pub"))
+    return public
 
 
 async def _tcp(settings: Settings, progress: Progress) -> socket.socket:
-    """Return a connected socket; every address of the name is tried. Raises HostError."""
+    """Return a connected socket; try every address of the name. Raises HostError."""
     loop = asyncio.get_running_loop()
     progress("resolve", settings.host)
     try:
-        found = await asyncio.wait_for(
+        addresses = await asyncio.wait_for(
             loop.getaddrinfo(settings.host, settings.port, family=settings.family, type=socket.SOCK_STREAM),
             RESOLVE_DEADLINE_S,
         )
     except asyncio.TimeoutError:
-        raise reasons.of_time(settings.label, "resolve", RESOLVE_DEADLINE_S, settings.host) from None
+        raise reasons.timeout_error(settings.label, "resolve", RESOLVE_DEADLINE_S, settings.host) from None
     except (OSError, UnicodeError) as error:
         gai = error if isinstance(error, OSError) else socket.gaierror(socket.EAI_NONAME, str(error))
-        raise reasons.of_network(settings, gai) from error
+        raise reasons.network_error(settings, gai) from error
     progress("connect", settings.where)
     failure: OSError | None = None
-    deadline = CONNECT_DEADLINE_S / min(len(found), MAX_ADDRESSES)
-    for family, kind, protocol, _name, address in found[:MAX_ADDRESSES]:
+    deadline = CONNECT_DEADLINE_S / min(len(addresses), MAX_ADDRESSES)
+    for family, kind, protocol, _name, address in addresses[:MAX_ADDRESSES]:
         try:
             return await asyncio.wait_for(_connect_socket(settings, (family, kind, protocol), address), deadline)
         except asyncio.TimeoutError:
@@ -186,8 +178,8 @@ async def _tcp(settings: Settings, progress: Progress) -> socket.socket:
         except OSError as error:
             failure = error
     if failure is None or failure.errno == 110:
-        raise reasons.of_time(settings.label, "connect", CONNECT_DEADLINE_S, settings.where)
-    raise reasons.of_network(settings, failure)
+        raise reasons.timeout_error(settings.label, "connect", CONNECT_DEADLINE_S, settings.where)
+    raise reasons.network_error(settings, failure)
 
 
 async def _connect_socket(settings: Settings, kind: tuple[int, int, int], address: Any) -> socket.socket:
@@ -204,7 +196,7 @@ async def _connect_socket(settings: Settings, kind: tuple[int, int, int], addres
 
 
 class Lease:
-    """The right to use a jump host's connection."""
+    """The use of a shared connection to a jump host."""
 
     def __init__(self, connection: asyncssh.SSHClientConnection, give_back: Callable[[], Awaitable[None]]) -> None:
         self.connection = connection
@@ -212,7 +204,7 @@ class Lease:
         self._is_back = False
 
     async def give_back(self) -> None:
-        """Say that this user is done; the last one closes the connection."""
+        """End this use; the last one closes the connection."""
         if not self._is_back:
             self._is_back = True
             await self._give_back()
@@ -220,7 +212,7 @@ class Lease:
 
 @dataclasses.dataclass
 class _Shared:
-    """One connection to a jump host, and who uses it."""
+    """One connection to a jump host, and the number of its users."""
 
     task: asyncio.Task[tuple[asyncssh.SSHClientConnection, Lease | None]]
     users: int = 0
@@ -249,7 +241,7 @@ class _Jumps:
             self._shared[key] = shared
         shared.users += 1
         try:
-            # Many wait for the same connection; one that gives up must not take it from the others.
+            # Others wait for the same connection: cancelling one must not cancel it.
             connection, _before = await asyncio.shield(shared.task)
         except HostError as error:
             await self.release(key, shared)
@@ -266,7 +258,7 @@ class _Jumps:
         *before, last = chain
         settings = for_hop(host, last)
         if not before and settings.jump:
-            # What ~/.ssh/config says of the first hop; a pattern such as `Host *` names the jump host for itself too.
+            # ~/.ssh/config may give the first hop a ProxyJump; `Host *` may name the jump host itself.
             before = [hop for hop in hops(host.name, settings.jump) if hop.host not in (last.host, settings.host)]
         lease = await self._lease_chain(host, before, progress) if before else None
         settings = dataclasses.replace(settings, jump=",".join(hop.host for hop in before) or None)
@@ -277,7 +269,7 @@ class _Jumps:
         return await _over(lease, settings, report), lease
 
     async def release(self, key: object, shared: _Shared) -> None:
-        """Count a user out; close what nobody uses."""
+        """End one use; close the connection after the last one."""
         shared.users -= 1
         if shared.users:
             return
@@ -301,7 +293,7 @@ def _is_dead(shared: _Shared) -> bool:
 
 
 async def hang_up(connection: asyncssh.SSHClientConnection) -> None:
-    """Close an SSH connection, politely for a moment, then at once."""
+    """Close an SSH connection; abort it if that takes too long."""
     connection.close()
     try:
         await asyncio.wait_for(connection.wait_closed(), 2.0)

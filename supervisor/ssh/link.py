@@ -1,7 +1,7 @@
-"""A connected host.
+"""The connection to one host.
 
 In: a Host. Out: a NodeLink, whose channel answers `hello`, `jobs`, `tree_*`, `start`, `clean` and `open`; or a
-HostError that says at which step it failed and what to do next.
+HostError with the failed step and what to do next.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import asyncssh
 
 from remote_agent.wire import CallFailed, Channel, WireError
+from supervisor.errors import HostError
 from supervisor.ssh import boot, reasons
-from supervisor.ssh.dial import Attempt, dial, hang_up
-from supervisor.ssh.errors import HostError
+from supervisor.ssh.dial import dial, hang_up
+from supervisor.ssh.reasons import Attempt
 from supervisor.ssh.settings import for_host
 from supervisor.ssh.srun import SrunWire, missing
 from supervisor.ssh.wires import OPEN_DEADLINE_S, LocalWire, SshWire, Wire
@@ -32,25 +33,25 @@ if TYPE_CHECKING:
 
     Progress = Callable[[str, str], None]
 
-# Handshakes at once. More only makes all of them slower: each one costs some milliseconds of CPU here.
+# Handshakes at once. More would not be faster: each needs some milliseconds of CPU here.
 MAX_AT_ONCE = 64
-# The socket and, for a local host, three pipes; an agent's socket and a key file for a moment.
+# A socket or three pipes; an ssh-agent's socket and a key file for a moment.
 FILES_PER_HOST = 6
 FILES_OF_OURS = 64
 HELLO_DEADLINE_S = 20.0
-# Where srun can take its place: a firewall that drops SSH must leave enough of the time to connect.
+# How long SSH is tried before srun: a firewall that drops SSH must leave enough time to connect.
 SSH_TRY_S = 6.0
-# All of its parts have deadlines of their own, which add up to less.
+# Its parts have deadlines of their own, which add up to less.
 CLOSE_DEADLINE_S = 15.0
 
 
 class NodeLink:
-    """One host's channel, for as long as the connection lives."""
+    """One host's channel, until the connection ends."""
 
     def __init__(self, host: Host, wire: Wire, refused: HostError | None = None) -> None:
         self.host = host
         self.refused = refused
-        """Why SSH does not lead there, where srun has taken its place."""
+        """Why SSH failed, if srun is used instead."""
         self.hello: dict[str, Any] = {}
         self.closed = asyncio.Event()
         self.channel = Channel(wire.reader, wire.writer)
@@ -65,7 +66,7 @@ class NodeLink:
             await self._wire.close()
 
     async def ask_hello(self, timeout_s: float) -> dict[str, Any]:
-        """Return the host's answer to `hello`, with `clock_offset_ms` (how far it is ahead of us) ± `clock_error_ms`.
+        """Return the host's answer to `hello`, with `clock_offset_ms` (ahead of this machine) ± `clock_error_ms`.
 
         Raises CallFailed, WireError, asyncio.TimeoutError.
         """
@@ -85,28 +86,28 @@ class NodeLink:
         return (await self.channel.call("start", request, timeout=timeout_s)).data
 
     async def close(self) -> None:
-        """End the connection; the agents and jobs on the node go on."""
-        # Not by closing the channel: over a dead link its goodbye would be waited for.
+        """End the connection; agents and jobs on the node are unaffected."""
+        # Closing the channel would wait for its last frame, even on a dead connection.
         self._owner.cancel()
         try:
             await asyncio.wait([self._owner], timeout=CLOSE_DEADLINE_S)
         except asyncio.CancelledError:
-            # The wire then ends at once, and that is waited for: nothing may be left.
+            # The second cancellation ends the wire at once; wait for it, so that nothing is left.
             self._owner.cancel()
             await asyncio.wait([self._owner], timeout=CLOSE_DEADLINE_S)
             raise
 
     def said(self) -> str:
-        """Return the end of what the node's bridge wrote to stderr, for messages."""
+        """Return the end of the stderr of the node's bridge, for messages."""
         return bytes(self._wire.stderr).decode(errors="replace").strip()
 
 
 async def connect(
     host: Host, *, agent: AgentFile, progress: Progress | None = None, deadline_s: float | None = None
 ) -> NodeLink:
-    """Connect to a host and bring the agent there; raises HostError.
+    """Connect to a host and push the agent; raises HostError.
 
-    `deadline_s` is for the connection; a prelude, the push of the agent and its first word have deadlines of their own.
+    `deadline_s`: for the connection; the prelude, the push and the greeting have deadlines of their own.
     """
     current = ["resolve"]
 
@@ -119,7 +120,7 @@ async def connect(
         try:
             wire, refused = await asyncio.wait_for(_open(host, agent, report), deadline_s)
         except asyncio.TimeoutError:
-            raise reasons.of_time(host.name, current[0], deadline_s or 0.0) from None
+            raise reasons.timeout_error(host.name, current[0], deadline_s or 0.0) from None
         return await _greet(host, wire, refused, agent, report)
 
 
@@ -159,7 +160,7 @@ async def connect_all(
 
 
 async def _greet(host: Host, wire: Wire, refused: HostError | None, agent: AgentFile, progress: Progress) -> NodeLink:
-    """Bring the agent up on an open wire, and hear its first word; raises HostError."""
+    """Start the agent's bridge on an open wire and wait for its answer to `hello`; raises HostError."""
     if refused is not None:
         host = dataclasses.replace(host, via="srun")
     try:
@@ -188,7 +189,7 @@ async def _greet(host: Host, wire: Wire, refused: HostError | None, agent: Agent
 
 
 async def _open(host: Host, agent: AgentFile, progress: Progress) -> tuple[Wire, HostError | None]:
-    """Return the streams of the command on a host, and why it is not SSH where it is srun instead."""
+    """Return the streams of the command on a host, and why SSH failed if srun is used instead."""
     if host.local:
         return await _open_local(host, agent), None
     if host.via == "srun":
@@ -199,7 +200,7 @@ async def _open(host: Host, agent: AgentFile, progress: Progress) -> tuple[Wire,
     try:
         return await asyncio.wait_for(_open_ssh(host, agent, progress), SSH_TRY_S), None
     except asyncio.TimeoutError:
-        refused = reasons.of_time(host.name, "connect", SSH_TRY_S)
+        refused = reasons.timeout_error(host.name, "connect", SSH_TRY_S)
     except HostError as error:
         refused = error
     progress("connect", f"srun -w {host.ssh}")
@@ -225,11 +226,11 @@ async def _open_ssh(host: Host, agent: AgentFile, progress: Progress) -> Wire:
         if lease is not None:
             await lease.give_back()
         if isinstance(error, asyncssh.ChannelOpenError):
-            raise reasons.of_channel(settings, error) from error
+            raise reasons.channel_error(settings, error) from error
         if isinstance(error, asyncio.TimeoutError):
-            raise reasons.of_time(host.name, "python", OPEN_DEADLINE_S, settings.where) from error
+            raise reasons.timeout_error(host.name, "python", OPEN_DEADLINE_S, settings.where) from error
         if isinstance(error, (asyncssh.Error, OSError)):
-            raise reasons.of_ssh(settings, Attempt(step="python"), error) from error
+            raise reasons.ssh_error(settings, Attempt(step="python"), error) from error
         raise
 
 
@@ -237,12 +238,12 @@ _gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] 
 
 
 def _gate() -> asyncio.Semaphore:
-    """Return what bounds the handshakes of this event loop."""
+    """Return the semaphore that limits the handshakes of this event loop."""
     return _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(at_once()))
 
 
 def at_once() -> int:
-    """Return how many handshakes may run at once: bounded by open files, which are raised to the hard limit first."""
+    """Raise the limit of open files, and return how many handshakes may run at once under it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or soft < hard:
         # Links stay open after their handshake, one socket each, so the default of 1024 bounds the hosts too.

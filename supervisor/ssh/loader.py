@@ -1,9 +1,9 @@
-"""The first code of ours that runs on a node: find the agent, or ask for it, and become it.
+"""The first code that runs on a node: it finds the agent or requests it, then executes it.
 
-In: argv (sha256, size, the agent's own words); the agent's bytes on stdin if it is not there. Out: token lines on
+In: argv (sha256, size, the agent's own arguments); the agent's bytes on stdin if the node lacks it. Out: token lines on
 stdout, then the agent.
 
-LOADER must parse under every Python, so that an old one can be told that it is too old. A token line is
+LOADER must parse under every Python, so that an old one gets a clear error. A token line is
 
     SUPERVISOR-NEED                     send 8 bytes of length (big-endian) and the agent
     SUPERVISOR-ERROR {"step", "kind", "message"}
@@ -89,7 +89,7 @@ home = os.path.abspath(os.path.expanduser(os.environ.get("SUPERVISOR_HOME") or "
 path = os.path.join(home, "agents", sha + ".pyz")
 if hashed(path, 0)[1] != sha:
     fetch(os.path.dirname(path), path)
-# The same with its bytecode, which the agent makes at its first start (remote_agent/bytecode.py).
+# The agent with its bytecode, which the first start makes (remote_agent/bridge/bytecode.py).
 compiled = path[:-3] + str(sys.implementation.cache_tag) + ".pyz"
 head, found = hashed(compiled, 66)
 if head == ("#" + found + "\n").encode("ascii"):
@@ -111,14 +111,14 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 def command(
     python: str, prelude: str | None, home: str | None, sha256: str, size: int, part: Sequence[str] = ("connect",)
 ) -> str:
-    """Return the one command for a node's login shell, whichever that is; `part`: what of the agent is run."""
+    """Return the command for a node's login shell, whichever shell it is; `part`: the part of the agent to run."""
     loader = base64.b64encode(LOADER.encode()).decode()
     words = [_double(python), "-c", _double(STUB), loader, sha256, str(size), *part]
     if home:
         words = ["env", f"SUPERVISOR_HOME={_double(home, tilde=False)}", *words]
     start = "exec " + " ".join(words)
     if not prelude:
-        return f"sh -c {shlex.quote(start)}" if _is_tame(start) else f"sh -c 'eval {_octal(start)}'"
+        return f"sh -c {shlex.quote(start)}" if _is_literal(start) else f"sh -c 'eval {_octal(start)}'"
     check = (
         f'[ $s -eq 0 ] || {{ printf \'{ERROR.decode()} {{"step": "prelude", "kind": "prelude", '
         '"message": "it ended with status %d"}\\n\' $s; exit 9; }'
@@ -128,14 +128,14 @@ def command(
             "{",
             MODULES if "module " in prelude or "ml " in prelude else ":",
             prelude,
-            # The prelude must neither eat the agent's bytes nor write among the frames.
+            # The prelude must neither read the agent's bytes nor write between the frames.
             "} </dev/null >&2",
             "s=$?",
             check,
             start,
         ]
     )
-    # Preludes are written for bash where there is one: `source`, `conda activate`, `module`.
+    # Preludes are written for bash if there is one: `source`, `conda activate`, `module`.
     return f'sh -c \'S={_octal(script)}; command -v bash >/dev/null 2>&1 && exec bash -c "$S"; eval "$S"\''
 
 
@@ -149,13 +149,13 @@ def _double(text: str, tilde: bool = True) -> str:
     return f'{start}"{text}"'
 
 
-def _is_tame(script: str) -> bool:
-    """Tell whether every login shell, csh and fish too, takes these characters literally in single quotes."""
+def _is_literal(script: str) -> bool:
+    """Tell whether every login shell, also csh and fish, reads these characters literally in single quotes."""
     return not set(script) & set("'!\\\n")
 
 
 def _octal(script: str) -> str:
-    """Return an sh word that stands for any script, in characters that no login shell changes."""
+    """Return an sh word for any script, in characters that no login shell changes."""
     text = "".join(
         char if char in _PLAIN else "".join(f"\\0{byte:03o}" for byte in char.encode("utf-8", "surrogateescape"))
         for char in script

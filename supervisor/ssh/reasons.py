@@ -1,22 +1,23 @@
-"""Exceptions of sockets and of asyncssh, told as reasons.
+"""Turn exceptions of sockets and asyncssh into HostErrors; say which host keys are trusted.
 
-In: an exception, matched by its type. Out: HostError with step, reason and what to do next.
+In: an exception, matched by type; known_hosts files. Out: a HostError with step, reason and what to do next; trusted
+keys for asyncssh.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import asyncssh
 
-from supervisor.ssh import hostkeys
-from supervisor.ssh.errors import HostError
+from supervisor.errors import HostError
 
 if TYPE_CHECKING:
-    from supervisor.ssh.dial import Attempt
     from supervisor.ssh.settings import Settings
 
 _ERRNO = {
@@ -29,8 +30,17 @@ _ERRNO = {
 }
 
 
-def of_network(settings: Settings, error: OSError) -> HostError:
-    """Return the reason for a TCP connection that did not come about."""
+@dataclasses.dataclass
+class Attempt:
+    """The state of a connection attempt."""
+
+    step: str = "connect"
+    address: str = ""
+    offered: asyncssh.SSHKey | None = None
+
+
+def network_error(settings: Settings, error: OSError) -> HostError:
+    """Return the error for a failed TCP connection."""
     if isinstance(error, socket.gaierror):
         hint = f"check ssh = {settings.alias!r} in the inventory, ~/.ssh/config and DNS"
         if error.errno == socket.EAI_AGAIN:
@@ -40,34 +50,34 @@ def of_network(settings: Settings, error: OSError) -> HostError:
     return HostError(settings.label, "connect", f"{text}: {settings.where}", hint)
 
 
-def of_time(label: str, step: str, seconds: float, where: str = "") -> HostError:
-    """Return the reason for a step that ran past its deadline."""
+def timeout_error(label: str, step: str, seconds: float, where: str = "") -> HostError:
+    """Return the error for a step that took too long."""
     place = f": {where}" if where else ""
     hint = "is the machine up, and does a firewall let SSH through?" if step == "connect" else ""
     return HostError(label, step, f"timeout: no answer within {seconds:.0f} s{place}", hint)
 
 
-def of_ssh(settings: Settings, attempt: Attempt, error: Exception) -> HostError:
-    """Return the reason for an SSH connection that did not come about."""
+def ssh_error(settings: Settings, attempt: Attempt, error: Exception) -> HostError:
+    """Return the error for a failed SSH connection."""
     label, step = settings.label, attempt.step
     if isinstance(error, asyncssh.ChannelOpenError):
-        return of_channel(settings, error)
+        return channel_error(settings, error)
     if isinstance(error, asyncssh.Error):
-        return _of_protocol(settings, attempt, error)
+        return _protocol_error(settings, attempt, error)
     if isinstance(error, asyncio.IncompleteReadError):
         return HostError(label, step, f"{settings.where} closed the connection")
     if isinstance(error, OSError):
-        return of_network(settings, error)
+        return network_error(settings, error)
     return HostError(label, step, f"{settings.where}: {error}")
 
 
-def _of_protocol(settings: Settings, attempt: Attempt, error: asyncssh.Error) -> HostError:
+def _protocol_error(settings: Settings, attempt: Attempt, error: asyncssh.Error) -> HostError:
     label, step = settings.label, attempt.step
     if isinstance(error, asyncssh.HostKeyNotVerifiable):
-        return HostError(label, "connect", *hostkeys.complaint(settings, attempt.address, attempt.offered))
+        return HostError(label, "connect", *complaint(settings, attempt.address, attempt.offered))
     if isinstance(error, asyncssh.KeyExchangeFailed):
-        if hostkeys.is_known(settings, attempt.address):
-            reason, hint = hostkeys.complaint(settings, attempt.address, None)
+        if is_known(settings, attempt.address):
+            reason, hint = complaint(settings, attempt.address, None)
             return HostError(label, "connect", f"{reason} ({error.reason})", hint)
         hint = "sshd there is too old or too strict for this machine"
         return HostError(label, "connect", f"no common algorithm: {error.reason}", hint)
@@ -84,8 +94,8 @@ def _of_protocol(settings: Settings, attempt: Attempt, error: asyncssh.Error) ->
     return HostError(label, step, f"{settings.where}: {error.reason}")
 
 
-def of_channel(settings: Settings, error: asyncssh.ChannelOpenError) -> HostError:
-    """Return the reason for a channel that a server, or a jump host on the way, did not open."""
+def channel_error(settings: Settings, error: asyncssh.ChannelOpenError) -> HostError:
+    """Return the error for a channel that a server or a jump host did not open."""
     if error.code == asyncssh.OPEN_CONNECT_FAILED:
         hint = "check the address as the jump host sees it"
         reason = f"{settings.where} is not reached from the jump host: {error.reason}"
@@ -97,12 +107,83 @@ def of_channel(settings: Settings, error: asyncssh.ChannelOpenError) -> HostErro
 
 
 def _auth_refused(settings: Settings) -> HostError:
-    tried = [hostkeys.short(str(path)) for path in settings.keys]
+    tried = [short(str(path)) for path in settings.keys]
     if settings.agent:
         tried.append("ssh-agent")
     hint = f"try by hand: ssh -p {settings.port} {settings.user}@{settings.host}"
     if settings.locked:
-        locked = ", ".join(hostkeys.short(str(path)) for path in settings.locked)
-        hint = f"{locked} needs a passphrase: ssh-add {hostkeys.short(str(settings.locked[0]))}"
+        locked = ", ".join(short(str(path)) for path in settings.locked)
+        hint = f"{locked} needs a passphrase: ssh-add {short(str(settings.locked[0]))}"
     text = f"auth refused for user {settings.user}; keys tried: {', '.join(tried) or 'none, there is no key here'}"
     return HostError(settings.label, "auth", text, hint)
+
+
+# --- host keys
+
+_cache: dict[tuple[object, ...], asyncssh.SSHKnownHosts] = {}
+
+
+def trusted_keys(settings: Settings) -> asyncssh.SSHKnownHosts:
+    """Return the host keys of the known_hosts files; missing files and damaged lines are ignored."""
+    stamps: list[object] = []
+    for path in settings.known_hosts:
+        try:
+            info = path.stat()
+            stamps.append((path, info.st_mtime_ns, info.st_size))
+        except OSError:
+            stamps.append(path)
+    # Many hosts share one file, which may hold thousands of keys.
+    key = tuple(stamps)
+    if key not in _cache:
+        _cache.clear()
+        _cache[key] = _load(settings)
+    return _cache[key]
+
+
+def _load(settings: Settings) -> asyncssh.SSHKnownHosts:
+    known = asyncssh.import_known_hosts("")
+    for path in settings.known_hosts:
+        try:
+            lines = path.read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            try:
+                known.load(line)
+            except ValueError:
+                continue
+    return known
+
+
+def is_known(settings: Settings, address: str) -> bool:
+    """Tell whether any key of this server is trusted."""
+    port = settings.port if settings.port != 22 else None
+    keys = trusted_keys(settings).match(settings.host_key_alias or settings.host, address, port)
+    return bool(keys[0] or keys[1])
+
+
+def complaint(settings: Settings, address: str, offered: asyncssh.SSHKey | None) -> tuple[str, str]:
+    """Return reason and hint for a host key that is not trusted."""
+    name = settings.host_key_alias or settings.host
+    shown = name if settings.port == 22 else f"[{name}]:{settings.port}"
+    files = " or ".join(short(str(path)) for path in settings.known_hosts[:2]) or "any known_hosts file"
+    first = short(str(settings.known_hosts[0])) if settings.known_hosts else "~/.ssh/known_hosts"
+    key = f" (it offers {offered.get_algorithm()} {offered.get_fingerprint()})" if offered is not None else ""
+    if is_known(settings, address):
+        reason = f"the host key of {shown} has changed: it is not the one in {files}{key}"
+        hint = (
+            "somebody may be listening in, or the machine was set up anew; if you know that it was: "
+            f"ssh-keygen -f {first} -R '{shown}', then add the new key"
+        )
+        return reason, hint
+    reason = f"host key of {shown} is not in {files}{key}"
+    if settings.jump or settings.proxy_command:
+        jump = f"-J {settings.jump} " if settings.jump else ""
+        return reason, f"log in once by hand and check the fingerprint: ssh {jump}-p {settings.port} {settings.alias}"
+    return reason, f"check the fingerprint, then add it with: ssh-keyscan -p {settings.port} {settings.host} >> {first}"
+
+
+def short(path: str) -> str:
+    """Return a path with ~ for the home directory."""
+    home = str(Path.home())
+    return "~" + path[len(home) :] if path.startswith(home + "/") else path

@@ -1,7 +1,8 @@
-"""The work tree as it lies here.
+"""Read the work tree on this machine.
 
-In: a directory and what to leave out. Out: Tree: every file with its hash, every link, every directory; or a
-SyncError that names what is in the way.
+In: a directory and what to exclude: .gitignore files (read by git itself in a repository, else by pathspec), `exclude`
+patterns, fixed names. Out: a Tree: every file with its hash, every link, every directory; or a SyncError
+that names the obstacle.
 """
 
 from __future__ import annotations
@@ -12,20 +13,24 @@ import json
 import os
 import re
 import stat
+import subprocess
 import threading
 from pathlib import Path
 
+import pathspec
+
+from supervisor.errors import SyncError
 from supervisor.inventory.sshconfig import SshConfigError, local_user
-from supervisor.ssh.errors import SyncError
-from supervisor.ssh.ignored import Ignored
 
 READ_SIZE = 1024 * 1024
-# One frame must hold the list; more is no work tree but a data set.
+# One frame must hold the list; a larger tree is a data set.
 MAX_ENTRIES = 100_000
-# A file that is written to while it is read is tried again this often.
+# How often a file that changes while it is read is read again.
 TRIES = 3
 BIGGEST_SHOWN = 5
-WAYS_OUT = "exclude them in [job] or .gitignore, raise sync_limit_mb, or put the tree on the nodes and set sync = false"
+WAYS_OUT = (
+    "exclude them in [job] or .gitignore, raise sync_limit_mb, or copy the tree to the nodes and set sync = false"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +46,10 @@ class TreeFile:
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """What every node shall have."""
+    """The files that every node gets."""
 
     name: str
-    """The same for the same operator and directory, so that what the script wrote there is found again."""
+    """The same for the same operator and directory, so that files written by the script are found again."""
     root: Path
     files: tuple[TreeFile, ...]
     links: tuple[tuple[str, str], ...]
@@ -57,7 +62,7 @@ class Tree:
 
     @property
     def digest(self) -> str:
-        """Return what changes with any content; another user's umask or an empty directory makes no other code."""
+        """Return a hash of all contents; it ignores umasks and empty directories."""
         files = [(file.path, bool(file.mode & 0o100), file.sha256) for file in self.files]
         return hashlib.sha256(json.dumps([files, self.links]).encode()).hexdigest()
 
@@ -80,21 +85,21 @@ def scan(
     limit_bytes: int | None = None,
     stop: threading.Event | None = None,
 ) -> Tree:
-    """Read a work tree; raises SyncError, also when somebody sets `stop`."""
+    """Read a work tree; raises SyncError, also when `stop` is set."""
     root = Path(os.path.abspath(workdir))
     if not root.is_dir():
         raise SyncError(f"workdir {root}: there is no such directory", "correct workdir in [job]")
     stop = stop or threading.Event()
-    found = _Walk(root, Ignored(root, exclude), stop)
-    found.walk("")
-    _check_size(root, found.sizes, limit_bytes)
-    files = [_read(root, path, stop) for path in sorted(found.sizes)]
+    walk = _Walk(root, Ignored(root, exclude), stop)
+    walk.walk("")
+    _check_size(root, walk.sizes, limit_bytes)
+    files = [_read(root, path, stop) for path in sorted(walk.sizes)]
     present = tuple(file for file in files if file is not None)
-    return Tree(tree_name(root), root, present, tuple(sorted(found.links)), tuple(sorted(found.dirs)))
+    return Tree(tree_name(root), root, present, tuple(sorted(walk.links)), tuple(sorted(walk.dirs)))
 
 
 class _Walk:
-    """Names, kinds and sizes; contents are read only when it is clear that the tree may be sent."""
+    """Names, kinds and sizes of a tree; contents are read only once the tree is small enough."""
 
     def __init__(self, root: Path, ignored: Ignored, stop: threading.Event) -> None:
         self.root = root
@@ -118,7 +123,7 @@ class _Walk:
                     below.append(path)
 
     def _check_count(self) -> None:
-        """Raise SyncError as soon as it is clear that there is too much: a walk may take minutes."""
+        """Raise SyncError as soon as there is too much: a walk may take minutes."""
         _check_stop(self.stop)
         if len(self.sizes) + len(self.links) + len(self.dirs) > MAX_ENTRIES:
             what = f"holds more than {MAX_ENTRIES:,} files and directories"
@@ -136,7 +141,7 @@ class _Walk:
             raise _unreadable(place, directory, error) from error
 
     def _visit(self, entry: os.DirEntry[str], path: str) -> bool:
-        """Note one entry; return whether it is a directory to be visited."""
+        """Record one entry; return whether it is a directory to visit."""
         is_directory = entry.is_dir(follow_symlinks=False)
         if self.ignored.skips(path, is_directory):
             return False
@@ -165,7 +170,7 @@ def _check_size(root: Path, sizes: dict[str, int], limit: int | None) -> None:
 
 def _check_stop(stop: threading.Event) -> None:
     if stop.is_set():
-        raise SyncError("reading the work tree was given up")
+        raise SyncError("reading the work tree was cancelled")
 
 
 def _read(root: Path, path: str, stop: threading.Event) -> TreeFile | None:
@@ -187,7 +192,7 @@ def _read(root: Path, path: str, stop: threading.Event) -> TreeFile | None:
             return None
         except OSError as error:
             raise _unreadable(place, path, error) from error
-        # A log that somebody appends to is what it was when it was opened.
+        # A file that has grown, such as a log, counts as it was when it was opened.
         has_grown = after.st_size > before.st_size == size
         if has_grown or (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns):
             mode = stat.S_IMODE(after.st_mode) & 0o777
@@ -203,9 +208,121 @@ def _unreadable(place: Path, path: str, error: OSError) -> SyncError:
 
 
 def human(size: float) -> str:
-    """Return a number of bytes as people write it."""
+    """Return a number of bytes with a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+# --- what is not sent
+
+# Never sent, whatever .gitignore says: history, caches, supervisor's own files.
+NEVER = frozenset({".git", "__pycache__", ".supervisor"})
+GIT_DEADLINE_S = 30.0
+
+
+class Ignored:
+    """The rules of one tree, read while it is walked from the top down."""
+
+    def __init__(self, root: Path, exclude: tuple[str, ...]) -> None:
+        self._root = root
+        try:
+            self._exclude = pathspec.GitIgnoreSpec.from_lines(exclude)
+        except ValueError as error:
+            raise SyncError(f"exclude: {error}", "patterns are written as in .gitignore") from error
+        self._by_git: set[str] = set()
+        self._emptied: set[str] = set()
+        """Directories that are sent without their content."""
+        self._covered: set[str] = set()
+        """Directories whose rules git has applied."""
+        self._specs: dict[str, pathspec.GitIgnoreSpec] = {}
+
+    def enter(self, directory: str, names: set[str]) -> None:
+        """Read the rules of a directory; "" is the root."""
+        if directory == "" or ".git" in names:
+            answer = _ask_git(self._root / directory)
+            if answer is not None:
+                ignored, emptied = answer
+                prefix = f"{directory}/" if directory else ""
+                self._by_git.update(prefix + path for path in ignored)
+                self._emptied.update((prefix + path).rstrip("/") for path in emptied)
+                self._covered.add(directory)
+                return
+        if not self._is_covered(directory) and ".gitignore" in names:
+            self._specs[directory] = _read_patterns(self._root / directory / ".gitignore")
+
+    def skips(self, path: str, is_directory: bool) -> bool:
+        """Tell whether a path is not sent."""
+        name = path.rpartition("/")[2]
+        if name in NEVER or path in self._by_git or path.rpartition("/")[0] in self._emptied:
+            return True
+        shown = f"{path}/" if is_directory else path
+        if self._exclude.match_file(shown):
+            return True
+        # A virtual environment works only where it was made.
+        if is_directory and (self._root / path / "pyvenv.cfg").is_file():
+            return True
+        return self._by_files(path, shown)
+
+    def _is_covered(self, directory: str) -> bool:
+        return any(top == "" or directory == top or directory.startswith(f"{top}/") for top in self._covered)
+
+    def _by_files(self, path: str, shown: str) -> bool:
+        """Apply the .gitignore files from the root down: the last match wins."""
+        verdict = False
+        for directory in ("", *(path[:at] for at, char in enumerate(path) if char == "/")):
+            spec = self._specs.get(directory)
+            if spec is None:
+                continue
+            match = spec.check_file(shown[len(directory) + 1 :] if directory else shown).include
+            if match is not None:
+                verdict = match
+        return verdict
+
+
+def _read_patterns(file: Path) -> pathspec.GitIgnoreSpec:
+    try:
+        return pathspec.GitIgnoreSpec.from_lines(file.read_text(errors="surrogateescape").splitlines())
+    except OSError as error:
+        raise SyncError(f"{file}: cannot be read: {error.strerror}", f"try: ls -l {file}") from error
+    except ValueError as error:
+        raise SyncError(f"{file}: {error}", "correct the pattern") from error
+
+
+def _ask_git(directory: Path) -> tuple[set[str], set[str]] | None:
+    """Return the ignored paths, and the directories whose content alone is ignored; None without git."""
+    listed = _git(directory, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
+    if listed is None:
+        return None
+    # git lists a directory if all of its content is ignored, even if it is not ignored itself.
+    directories = {path for path in listed if path.endswith("/")}
+    itself = _git(directory, "check-ignore", "-z", "--stdin", asked=directories) if directories else set()
+    ignored = directories if itself is None else {path for path in directories if path in itself}
+    if "./" in ignored:
+        # An outer repository ignores the whole tree: its rules say nothing about the content.
+        return None
+    emptied = {"" if path == "./" else path.rstrip("/") for path in directories - ignored}
+    return (listed - directories) | {path.rstrip("/") for path in ignored}, emptied
+
+
+def _git(directory: Path, *words: str, asked: set[str] | None = None) -> set[str] | None:
+    """Return the paths that a git command prints, or None if there is no git or no repository."""
+    # In a git hook these variables name another repository.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "-C", os.fspath(directory), *words],
+            input=b"".join(os.fsencode(path) + b"\0" for path in asked or ()),
+            capture_output=True,
+            check=False,
+            timeout=GIT_DEADLINE_S,
+            env=env,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    # check-ignore returns 1 if none is ignored.
+    if done.returncode not in (0, 1 if asked else 0):
+        return None
+    return {os.fsdecode(path) for path in done.stdout.split(b"\0") if path}

@@ -1,6 +1,6 @@
 """How to reach one SSH server: hosts.toml first, then ~/.ssh/config, then ssh's own defaults.
 
-In: a Host, or one hop of its ProxyJump. Out: Settings, with keys and host keys already read. Reads files; no network.
+In: a Host, or one hop of its ProxyJump. Out: Settings, with keys and host keys read from their files. No network.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import asyncssh
-from asyncssh.config import ConfigParseError, SSHClientConfig
 
-from supervisor.inventory.sshconfig import SshConfigError, config_files, local_user
-from supervisor.ssh.errors import HostError
+from supervisor.errors import HostError
+from supervisor.inventory.sshconfig import SshConfigError, local_user, read_config
 
 if TYPE_CHECKING:
+    from asyncssh.config import SSHClientConfig
+
     from supervisor.inventory import Host
 
 DEFAULT_KEYS = ("id_ed25519_sk", "id_ecdsa_sk", "id_ed25519", "id_ecdsa", "id_rsa")
 DEFAULT_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts")
 AGENT_VARIABLE = "SSH_AUTH_SOCK"
-# An address with colons has brackets around it, or no port behind it.
+# An address with colons is in brackets, or has no port.
 HOP = re.compile(r"(\[(?P<six>[^\[\]]+)\]|(?P<name>[^:\[\]]+|[^:\[\]]*(:[^:\[\]]*){2,}))(:(?P<port>\d+))?")
 
 
@@ -44,15 +45,15 @@ class Settings:
     label: str
     """The node's name in the inventory, or "jump host x"."""
     alias: str
-    """What ~/.ssh/config is asked for."""
+    """The name to look up in ~/.ssh/config."""
     host: str
     port: int
     user: str
     keys: tuple[Path, ...]
     locked: tuple[Path, ...]
-    """Key files behind a passphrase: of use only through an agent."""
+    """Key files with a passphrase: usable only through an ssh-agent."""
     only_these: bool
-    """Nothing but these keys is offered (identity_file of hosts.toml, or IdentitiesOnly)."""
+    """Only these keys are offered (identity_file of hosts.toml, or IdentitiesOnly)."""
     agent: str
     """Path of the ssh-agent's socket; empty: none."""
     known_hosts: tuple[Path, ...]
@@ -81,7 +82,7 @@ def for_host(host: Host) -> Settings:
 def for_hop(host: Host, hop: Hop) -> Settings:
     """Return the settings of a jump host on the way to a host; raises HostError."""
     config = _config(host.name, hop.host, hop.user, hop.port)
-    # The user's own known_hosts stay in force for jump hosts, which often serve other purposes too.
+    # The user's own known_hosts also hold for jump hosts, which often serve other purposes too.
     own = (host.known_hosts,) if host.known_hosts is not None else ()
     identity = host.identity_file if not config.get("IdentityFile") else None
     jump = config.get("ProxyJump")
@@ -92,28 +93,22 @@ def for_hop(host: Host, hop: Hop) -> Settings:
 
 def hops(host: str, jump: str) -> list[Hop]:
     """Return the hops of a ProxyJump in order; raises HostError."""
-    found = []
+    chain = []
     for text in jump.split(","):
         user, _, rest = text.strip().removeprefix("ssh://").rpartition("@")
         parts = HOP.fullmatch(rest)
         if parts is None:
             raise HostError(host, "resolve", f"proxy_jump {text!r} is not [user@]host[:port]")
         port = parts["port"]
-        found.append(Hop(parts["six"] or parts["name"], user or None, int(port) if port else None))
-    return found
+        chain.append(Hop(parts["six"] or parts["name"], user or None, int(port) if port else None))
+    return chain
 
 
 def _config(node: str, alias: str, user: str | None, port: int | None) -> SSHClientConfig:
     try:
-        # An empty tuple is asyncssh's word for "not given".
-        given: tuple[Any, ...] = (user if user is not None else (), alias, port if port is not None else ())
-        config = SSHClientConfig.load(None, list(config_files()), False, False, False, local_user(), *given)
-        if config.has_match_final():
-            # As ssh does it: once more from the begin, where `Match final` holds; what is set already stays.
-            config = SSHClientConfig.load(config, list(config_files()), False, False, True, local_user(), *given)
-    except (ConfigParseError, SshConfigError, asyncssh.IllegalUserName, OSError, UnicodeDecodeError) as error:
-        raise HostError(node, "resolve", f"the ssh configuration cannot be read: {error}") from error
-    return cast("SSHClientConfig", config)
+        return read_config(alias, user, port)
+    except SshConfigError as error:
+        raise HostError(node, "resolve", str(error)) from error
 
 
 def _settings(
@@ -161,7 +156,7 @@ def _settings(
 
 
 def _known_hosts(config: SSHClientConfig) -> tuple[Path, ...]:
-    """Return the files with host keys; "none" there means no file, and so no host: keys are always checked."""
+    """Return the files with host keys; "none" means no file: then no host is trusted."""
     user: Any = config.get("UserKnownHostsFile")
     everybody: Any = config.get("GlobalKnownHostsFile")
     if user is None and everybody is None:
@@ -187,7 +182,7 @@ def _key_state(label: str, file: Path, strict: bool) -> str:
 
 
 def _agent_path(config: SSHClientConfig) -> str:
-    """Return the socket of the ssh-agent, "" for none; it may be given by the name of a variable."""
+    """Return the socket of the ssh-agent, "" for none; IdentityAgent may name a variable."""
     named = str(config.get("IdentityAgent", AGENT_VARIABLE) or "none")
     if named == AGENT_VARIABLE or named.startswith("$"):
         named = os.environ.get(named.lstrip("$"), "none")

@@ -1,7 +1,7 @@
-"""A node of the Slurm allocation that this process runs in, reached by srun: no SSH.
+"""Reach a node of the Slurm allocation in which this process runs by srun, without SSH.
 
 In: a host, the allocation's environment. Out: the bridge's streams, as those of an SSH session; an agent in a step of
-its own. When a step ends Slurm may kill all that it has started, so no agent can come out of the bridge's step.
+its own: at the end of a step Slurm may kill all its processes, so the bridge's step cannot start an agent.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from supervisor.errors import HostError
 from supervisor.inventory.sources import gpus_per_node
 from supervisor.ssh import boot
-from supervisor.ssh.errors import HostError
 from supervisor.ssh.wires import LocalWire, end_process
 
 if TYPE_CHECKING:
@@ -25,37 +25,37 @@ if TYPE_CHECKING:
     from supervisor.inventory import Host
     from supervisor.ssh.agent_file import AgentFile
 
-# Facts of the allocation, and where its controller is. srun takes every other one as an option, meant for other steps.
+# Facts of the allocation and its controller. srun reads every other SLURM_ variable as an option.
 _FACTS = re.compile(r"SLURM_(?:JOB_|ARRAY_|SUBMIT_|CLUSTER|CONF)")
 
 
 def missing() -> str:
-    """Say what srun lacks here; empty where it can be tried."""
+    """Return why srun cannot be used here; empty if it can be tried."""
     if not os.environ.get("SLURM_JOB_ID"):
         return "SLURM_JOB_ID is not set"
     return "" if shutil.which("srun") else "no srun in PATH"
 
 
 def words(host: Host, command: str, *options: str) -> list[str]:
-    """Return the command line that runs a shell's command on a host, in a step of its own.
+    """Return the command line that runs a shell command on a host, in a step of its own.
 
-    The step ends when the process ends that srun has started, which must be no shell: a signal to all would end it.
+    The step ends with the process that srun starts. It must not be a shell, which a signal to all would end.
     """
     step = [
-        # Beside other steps, with all that the allocation has on the node: cores, memory, GPUs.
+        # Next to other steps, with all cores, memory and GPUs that the allocation has on the node.
         *("--overlap", "--cpu-bind=none", "--mem=0"),
         *("--nodes=1", "--ntasks=1", f"--nodelist={host.ssh}"),
         *("--export=ALL", "--mpi=none", "--chdir=/"),
     ]
     gpus = gpus_per_node(os.environ)
     if gpus is not None:
-        # Without it a step is given what its allocation asked for: per task, or for all nodes together.
+        # Without it a step gets the GPUs of the allocation's request: per task, or for all nodes together.
         step.append(f"--gpus-per-node={gpus}")
     return ["srun", f"--jobid={os.environ['SLURM_JOB_ID']}", *step, *options, "sh", "-c", f"exec {command}"]
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of an srun: as it is here, less what srun would take as its options."""
+    """Return the environment for srun: this one, without the variables that srun reads as options."""
     return {
         name: value
         for name, value in environ.items()
@@ -66,7 +66,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 class SrunWire(LocalWire):
     """The bridge in a step of the allocation."""
 
-    # Before a death by SIGKILL srun says nothing to the step, which would stay.
+    # If srun is killed by SIGKILL, its step stays.
     force = (signal.SIGTERM, signal.SIGKILL)
 
     def __init__(self, process: asyncio.subprocess.Process, host: Host, agent: AgentFile) -> None:
@@ -77,10 +77,10 @@ class SrunWire(LocalWire):
     @classmethod
     async def open(cls, host: Host, agent: AgentFile) -> SrunWire:
         """Run the bridge on a host; raises HostError."""
-        lack = missing()
-        if lack:
-            raise HostError(host.name, "connect", f"srun: {lack}", "run inside an allocation: salloc, or sbatch")
-        # Without it slurmstepd keeps what is no whole line.
+        reason = missing()
+        if reason:
+            raise HostError(host.name, "connect", f"srun: {reason}", "run inside an allocation: salloc, or sbatch")
+        # Otherwise slurmstepd holds back incomplete lines.
         line = words(host, boot.command(host, agent), "--unbuffered")
         try:
             return cls(await cls.run(line, environment(os.environ)), host, agent)
@@ -88,30 +88,30 @@ class SrunWire(LocalWire):
             raise HostError(host.name, "connect", f"srun: {error.strerror}") from error
 
     async def start_agent(self, channel: Channel, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Start an agent in a step of its own; returns what `start` does.
+        """Start an agent in a step of its own; returns the answer of `start`.
 
         Raises CallFailed, WireError, asyncio.TimeoutError, HostError.
         """
         job = str(request["spec"]["job"])
         written = (await channel.call("start", {**request, "step": True}, timeout=timeout_s)).data
         step = await self._open_step(job)
-        saying = asyncio.ensure_future(step.communicate())
-        coming = asyncio.ensure_future(channel.call("await_agent", {"job": job}, timeout=timeout_s))
+        output = asyncio.ensure_future(step.communicate())
+        started = asyncio.ensure_future(channel.call("await_agent", {"job": job}, timeout=timeout_s))
         force: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGKILL)
         try:
-            await asyncio.wait({saying, coming}, return_when=asyncio.FIRST_COMPLETED)
-            if not coming.done():
-                raise self._ended(saying.result()[1])
-            came = coming.result().data
-            # The step goes on without its srun, which a signal or a hangup here would make end the step.
+            await asyncio.wait({output, started}, return_when=asyncio.FIRST_COMPLETED)
+            if not started.done():
+                raise self._ended(output.result()[1])
+            facts = started.result().data
+            # The step continues without its srun; a signal or hangup to srun would end the step.
             force = (signal.SIGKILL,)
-            return {**written, **came}
+            return {**written, **facts}
         finally:
-            coming.cancel()
+            started.cancel()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(step.pid, force[0])
             await end_process(step, force)
-            await asyncio.gather(saying, coming, return_exceptions=True)
+            await asyncio.gather(output, started, return_exceptions=True)
 
     async def _open_step(self, job: str) -> asyncio.subprocess.Process:
         command = boot.command(self._host, self._agent, "serve", "--job", job, "--step")

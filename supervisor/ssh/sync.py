@@ -1,4 +1,4 @@
-"""Bring a work tree to a node: only contents that are not there go over the link.
+"""Sync a work tree to a node: only missing contents are sent.
 
 In: a Tree and a NodeLink. Out: SyncResult, or HostError.
 """
@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
-from supervisor.ssh.errors import HostError, SyncError
+from supervisor.errors import HostError, SyncError
 from supervisor.ssh.scan import Tree, TreeFile, human, scan, tree_name
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["SyncError", "SyncResult", "Tree", "TreeFile", "push_tree", "scan", "tree_name"]
 
 BATCH = 4 * 1024 * 1024
-# Batches under way at once: enough to fill a long link, little enough to be held in memory for every node.
+# Batches in flight: enough to fill a link with high latency, few enough to hold in memory for every node.
 WINDOW = 4
 PLAN_DEADLINE_S = 120.0
 PUT_DEADLINE_S = 20.0 + WINDOW * BATCH / 30_000
@@ -35,7 +35,7 @@ COMMIT_DEADLINE_S = 120.0
 
 @dataclasses.dataclass(frozen=True)
 class SyncResult:
-    """What a sync did. Bytes are counted as they went over the link."""
+    """The outcome of a sync. Bytes are counted as sent (compressed)."""
 
     root: str
     sent_bytes: int
@@ -43,13 +43,13 @@ class SyncResult:
     changed: int
     removed: int
     conflicts: tuple[str, ...] = ()
-    """Files that somebody on the node had changed; their version is kept in `kept_in`."""
+    """Files that had been changed on the node; those versions are kept in `kept_in`."""
     kept_in: str | None = None
 
 
 @dataclasses.dataclass
 class _Batch:
-    """Pieces of files that travel in one frame."""
+    """Pieces of files that are sent in one frame."""
 
     parts: list[list[Any]] = dataclasses.field(default_factory=list)
     data: bytearray = dataclasses.field(default_factory=bytearray)
@@ -64,24 +64,24 @@ async def push_tree(
 ) -> SyncResult:
     """Make a node's copy equal to the tree here; raises HostError, SyncError.
 
-    Where a job is open, its agent takes it as a version beside the copy, which its group runs from; `keep`: the digests
-    of older versions that stay.
+    If a job is open, its agent stores a new version next to the copy from which the group runs; `keep`: the digests of
+    older versions to keep.
     """
-    report = progress or _say_nothing
+    report = progress or _ignore
     name = link.host.name
     try:
         packed = await asyncio.to_thread(manifest, tree)
         report(f"comparing {len(tree.files)} files ({human(tree.size)})")
         plan = (await link.channel.call("tree_plan", {"tree": tree.name}, packed, timeout=PLAN_DEADLINE_S)).data
         sent_bytes, sent_files = await _send(link, tree, set(plan["missing"]), report)
-        wish = {"tree": tree.name, "digest": tree.digest, "keep": list(keep)}
-        done = (await link.channel.call("tree_commit", wish, timeout=COMMIT_DEADLINE_S)).data
+        request = {"tree": tree.name, "digest": tree.digest, "keep": list(keep)}
+        done = (await link.channel.call("tree_commit", request, timeout=COMMIT_DEADLINE_S)).data
     except CallFailed as error:
         raise HostError(name, "sync", _reason(error), error.hint) from error
     except asyncio.TimeoutError:
         raise HostError(name, "sync", "timeout: the node does not answer", "try again, or set sync = false") from None
     except WireError as error:
-        hint = "try again: what was sent is kept"
+        hint = "try again: files already sent are kept"
         raise HostError(name, "sync", f"the connection was lost: {error}", hint) from error
     report(f"{done['changed']} changed, {done['removed']} removed, {human(sent_bytes)} sent")
     return SyncResult(
@@ -95,8 +95,8 @@ async def push_tree(
     )
 
 
-def _say_nothing(_text: str) -> None:
-    """Report to nobody."""
+def _ignore(_text: str) -> None:
+    """Ignore progress."""
 
 
 def _reason(error: CallFailed) -> str:
@@ -104,7 +104,7 @@ def _reason(error: CallFailed) -> str:
 
 
 def manifest(tree: Tree) -> bytes:
-    """Return what a tree holds as the nodes read it."""
+    """Return the list of a tree's files, links and directories as the nodes read it."""
     data = {
         "files": [[file.path, file.mode, file.size, file.sha256] for file in tree.files],
         "links": tree.links,
@@ -114,10 +114,10 @@ def manifest(tree: Tree) -> bytes:
 
 
 async def _send(link: NodeLink, tree: Tree, missing: set[str], report: Callable[[str], None]) -> tuple[int, int]:
-    """Send the missing contents, several batches under way at once; return bytes on the link and number of files."""
+    """Send the missing contents with several batches in flight; return the bytes sent and the number of files."""
     chosen = {file.sha256: file for file in tree.files if file.sha256 in missing}
     total = sum(file.size for file in chosen.values())
-    under_way: deque[asyncio.Task[int]] = deque()
+    in_flight: deque[asyncio.Task[int]] = deque()
     sent = read = 0
     batches = _batches(tree.root, list(chosen.values()))
     try:
@@ -125,24 +125,24 @@ async def _send(link: NodeLink, tree: Tree, missing: set[str], report: Callable[
             batch = await asyncio.to_thread(next, batches, None)
             if batch is None:
                 break
-            if len(under_way) == WINDOW:
-                sent += await under_way.popleft()
+            if len(in_flight) == WINDOW:
+                sent += await in_flight.popleft()
             read += len(batch.data)
             report(f"{human(read)} of {human(total)}")
             packed = await asyncio.to_thread(_pack, batch)
-            # Tasks write in the order in which they are made, and so the pieces of a file arrive in order.
-            under_way.append(asyncio.ensure_future(_put(link, tree, batch.parts, *packed)))
-        while under_way:
-            sent += await under_way.popleft()
+            # Tasks write in the order in which they are created, so the pieces of a file arrive in order.
+            in_flight.append(asyncio.ensure_future(_put(link, tree, batch.parts, *packed)))
+        while in_flight:
+            sent += await in_flight.popleft()
     finally:
-        for task in under_way:
+        for task in in_flight:
             task.cancel()
-        await asyncio.gather(*under_way, return_exceptions=True)
+        await asyncio.gather(*in_flight, return_exceptions=True)
     return sent, len(chosen)
 
 
 def _pack(batch: _Batch) -> tuple[bytes, bool]:
-    """Return a frame's body and whether it is compressed, which sources gain from and model files do not."""
+    """Return a frame's body and whether it is compressed: sources become smaller, model files do not."""
     data = bytes(batch.data)
     packed = zlib.compress(data, 1)
     return (packed, True) if len(packed) < 0.9 * len(data) else (data, False)
@@ -155,7 +155,7 @@ async def _put(link: NodeLink, tree: Tree, parts: list[list[Any]], body: bytes, 
 
 
 def _batches(root: Path, files: list[TreeFile]) -> Iterator[_Batch]:
-    """Yield the contents in frames of a bounded size: small files together, large ones in pieces; raises SyncError."""
+    """Yield the contents in frames of limited size: small files together, large ones in pieces; raises SyncError."""
     batch = _Batch()
     for file in files:
         offset = 0

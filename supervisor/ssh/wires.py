@@ -1,7 +1,7 @@
-"""The streams of the command on a node: of an SSH session, or of a process of this machine.
+"""The streams of the command on a node: of an SSH session, or of a process on this machine.
 
-In: an SSH connection, or the words of a command. Out: reader and writer as Channel wants them, the end of stderr, the
-exit status.
+In: an SSH connection, or the arguments of a command. Out: reader and writer for Channel, the end of stderr, the exit
+status.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Wire(Protocol):
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     stderr: bytearray
-    """The last of what it wrote to stderr."""
+    """The end of its stderr."""
 
     async def wait_exit(self) -> int | None:
         """Return the exit status, None when there is none, negative for a signal."""
 
     async def close(self) -> None:
-        """End the command and all that belongs to it."""
+        """End the command and free its connection."""
 
 
 async def _collect(read: Callable[[int], Any], kept: bytearray) -> None:
-    """Keep the end of a stream, and keep it flowing."""
+    """Read a stream to its end and keep the last bytes."""
     with contextlib.suppress(ConnectionError, asyncssh.Error, OSError):
         while chunk := await read(STDERR_CHUNK):
             kept.extend(chunk)
@@ -52,9 +52,9 @@ async def _collect(read: Callable[[int], Any], kept: bytearray) -> None:
 async def end_process(
     process: asyncio.subprocess.Process, force: Sequence[signal.Signals], patience_s: float = CLOSE_DEADLINE_S
 ) -> None:
-    """Wait until a process has ended; its group gets one signal after the other while it has not.
+    """Wait until a process has ended; send its group one signal after the other until it has.
 
-    `patience_s`: until the first signal.
+    `patience_s`: the time until the first signal.
     """
     for number in force:
         try:
@@ -73,7 +73,7 @@ async def _end(task: asyncio.Task[None]) -> None:
 
 
 class _SshReader:
-    """asyncssh's reader with asyncio's exceptions."""
+    """asyncssh's reader, raising asyncio's exceptions."""
 
     def __init__(self, reader: asyncssh.SSHReader[bytes]) -> None:
         self._reader = reader
@@ -96,7 +96,7 @@ class _SshReader:
 
 
 class _SshWriter:
-    """asyncssh's writer with asyncio's exceptions."""
+    """asyncssh's writer, raising asyncio's exceptions."""
 
     def __init__(self, writer: asyncssh.SSHWriter[bytes]) -> None:
         self._writer = writer
@@ -139,14 +139,14 @@ class SshWire:
     @classmethod
     async def open(cls, connection: asyncssh.SSHClientConnection, lease: Lease | None, command: str) -> SshWire:
         """Run a command; raises asyncssh.Error, OSError, asyncio.TimeoutError."""
-        # ~/.ssh/config may ask for a terminal, which would change every byte.
+        # ~/.ssh/config may request a terminal, which would change bytes.
         opening = connection.create_process(command, encoding=None, request_pty=False, x11_forwarding=False)
         return cls(connection, lease, await asyncio.wait_for(opening, OPEN_DEADLINE_S))
 
     async def wait_exit(self) -> int | None:
         """Return the exit status, None when there is none, negative for a signal."""
         await self._process.wait_closed()
-        # What it said last may still be on its way here.
+        # Its last output may still be on its way.
         await asyncio.wait([self._collecting], timeout=CLOSE_DEADLINE_S)
         return self._process.returncode
 
@@ -160,10 +160,10 @@ class SshWire:
 
 
 class LocalWire:
-    """The command as a process of this machine."""
+    """The command as a process on this machine."""
 
     force: tuple[signal.Signals, ...] = (signal.SIGKILL,)
-    """What ends it where the end of its input does not, in order."""
+    """The signals that end it if the end of its input does not, in order."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         if process.stdin is None or process.stdout is None or process.stderr is None:
@@ -177,7 +177,7 @@ class LocalWire:
     @staticmethod
     async def run(words: Sequence[str], env: Mapping[str, str] | None = None) -> asyncio.subprocess.Process:
         """Start a command with pipes; raises OSError."""
-        # A session of its own: Ctrl-C in the terminal is for the supervisor to handle.
+        # In a session of its own: Ctrl-C in the terminal is handled by the supervisor.
         return await asyncio.create_subprocess_exec(
             *words,
             env=env,
@@ -195,8 +195,8 @@ class LocalWire:
         return status
 
     async def close(self) -> None:
-        """Close stdin, which ends the bridge; end it by force if that does not."""
-        # asyncio sees the end of a process only when its pipes have been read to their end.
+        """Close stdin, which ends the bridge; kill the process if it does not end."""
+        # asyncio reports the end of a process only once its pipes have been read to their end.
         reading = asyncio.ensure_future(_collect(self.reader.read, bytearray()))
         try:
             self.writer.close()
@@ -207,9 +207,9 @@ class LocalWire:
             await _end(reading)
             await _end(self._collecting)
         except asyncio.CancelledError:
-            # Whoever cancels us once more does not wait for politeness.
+            # Cancelled again: kill the process at once.
             await end_process(self._process, self.force, patience_s=0.0)
             raise
         finally:
-            # It closes itself some turns of the loop later, which may not come; asyncio.subprocess has no public way.
+            # It closes itself only in a later turn of the loop, which may not happen; there is no public way.
             self._process._transport.close()  # type: ignore[attr-defined]

@@ -1,59 +1,112 @@
-"""The application: one session, one timer, the screens and the way between them.
+"""The application: one session, one timer, the screens, the navigation between them, theme and preferences.
 
-In: a session, options of the command line. Out: an exit status.
+In: a session, options of the command line, theme files. Out: an exit status. It implements `shell.Shell`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import os
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from textual import events
+from textual.app import App, ScreenStackError
 from textual.css.query import NoMatches
 
+from remote_agent.wire.events import EventType
 from supervisor.paths import themes_dir
-from supervisor.session.filters import ALL
-from supervisor.session.logs import Selection
-from supervisor.tui import clipboard, keymap, keys, terminal
-from supervisor.tui.cells import clean
-from supervisor.tui.desk import Desk
-from supervisor.tui.logs.folded import FoldedFeed
-from supervisor.tui.logs.merged import MergedFeed
+from supervisor.tui import keys, preferences, terminal, themes
+from supervisor.tui.dialogs.actions import ActionDialogs
+from supervisor.tui.dialogs.base import Dialog
+from supervisor.tui.history import History
+from supervisor.tui.logs.feeds import BOTH
+from supervisor.tui.looks import Glyphs
 from supervisor.tui.model import Snapshot, take
-from supervisor.tui.screens.base import LiveScreen, Target
-from supervisor.tui.screens.dialogs import Dialog
+from supervisor.tui.rows.spans import clean
+from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.screens.incident import IncidentScreen
 from supervisor.tui.screens.launch import LaunchScreen
 from supervisor.tui.screens.lists import NodesScreen, RanksScreen
-from supervisor.tui.screens.log_shown import BOTH
-from supervisor.tui.screens.logs import LogsScreen
+from supervisor.tui.screens.logs.screen import LogsScreen
 from supervisor.tui.screens.map import MapScreen
 from supervisor.tui.screens.nccl import NcclScreen
 from supervisor.tui.screens.run import RunScreen
-from supervisor.tui.spark import History
-from supervisor.tui.themed import Level, ThemedApp
-from supervisor.tui.typed import Keyboard
+from supervisor.tui.shell import Level, Target
 from supervisor.tui.widgets.tables import RankTable
-from supervisor.tui.words import Glyphs
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+
+    from textual.dom import DOMNode
     from textual.screen import Screen
 
-    from supervisor.session.filters import Filter
-    from supervisor.tui.incident_rows import Place
+    from supervisor.tui.rows.incident import LogPlace
     from supervisor.tui.source import SessionContext, Source
-    from supervisor.tui.typed import Typed
+
+Typed = events.Key | events.Paste
+# Keys, Ctrl-C among them, wait at most this long for a screen, seconds.
+DEADLINE: Final = 5.0
+# A message that follows a key, such as that of a pressed button, may still be queued after the first round.
+ROUNDS: Final = 2
+
+
+class Keyboard:
+    """The queue of typed keys: each is passed on once the screen, dialog or field that the last one opened is there."""
+
+    def __init__(self, app: App[Any], pass_on: Callable[[Typed], Awaitable[None]]) -> None:
+        self._app = app
+        self._pass_on = pass_on
+        self._waiting: asyncio.Queue[Typed] = asyncio.Queue()
+
+    def put(self, event: Typed) -> None:
+        """Queue a key or a paste."""
+        if isinstance(event, events.Key) and event.key == "ctrl+j":
+            # A terminal sends an enter that was typed before the screen started as ctrl+j.
+            event = events.Key("enter", "\r")
+        self._waiting.put_nowait(event)
+
+    async def run(self) -> None:
+        """Pass on what is typed, until cancelled or until the application has no screen."""
+        with contextlib.suppress(ScreenStackError):
+            here = self._here
+            while True:
+                event = await self._waiting.get()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._settled(here), DEADLINE)
+                here = self._here
+                await self._pass_on(event)
+
+    @property
+    def _here(self) -> DOMNode:
+        """The widget that gets the next key."""
+        return self._app.focused or self._app.screen
+
+    async def _settled(self, here: DOMNode) -> None:
+        """Wait until all widgets have handled the last key and the target of the next one is settled."""
+        same = 0
+        while same < ROUNDS:
+            for node in here.ancestors_with_self:
+                passed = asyncio.Event()
+                if node.call_later(passed.set):
+                    await passed.wait()
+            before, here = here, self._here
+            same = same + 1 if here is before else 0
+            if same and not any(node.message_queue_size for node in here.ancestors_with_self):
+                return
+
 
 _LEVELS: Final[dict[str, Level]] = {"warning": "warning", "error": "error"}
 TICK_S: Final = 1 / 8
 HISTORY: Final = 32
 DETACHED: Final = 0
+# How often the user's theme files are checked for changes, seconds.
+CHECK_EVERY_S: Final = 1.0
 
 
-class SupervisorApp(ThemedApp, inherit_bindings=False):
+class SupervisorApp(App[int], inherit_bindings=False):
     """The terminal UI of one job."""
 
     TITLE = "supervisor"
@@ -82,46 +135,55 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         ascii_only: bool = False,
         changed_keys: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(source, theme)
+        self._no_color_wanted = _no_color()
+        super().__init__(ansi_color=True if self._no_color_wanted else None)
+        self.source = source
+        self.preferences = preferences.Preferences()
+        self.skins, self._problems = themes.load_all()
+        self._theme_given = theme
+        self._stamp = themes.stamp()
+        self._recalled = ""
+        self._css_file = ""
+        self.recall()
+        wanted = theme or self.preferences.theme or themes.DEFAULT_THEME
+        if theme is None and wanted not in self.skins:
+            wanted = themes.DEFAULT_THEME
+        self._take_theme(themes.NO_COLOR_THEME if self._no_color_wanted else wanted)
         # Movement that nobody asked for only costs bytes on a slow line.
         self.animation_level = "none"
         self.read_only = read_only
-        self.key_table: Sequence[keys.Key] = keys.KEYS
         self.glyphs = Glyphs(ascii_only or not terminal.is_utf8())
         self.snapshot: Snapshot = take(source)
-        self.key_table = keys.changed(changed_keys or {})
+        self.key_table: Sequence[keys.KeyBinding] = keys.changed(changed_keys or {})
         self.set_keymap({f"{name}.{mode}": keys for name, keys in (changed_keys or {}).items() for mode in self.MODES})
         self.history = History()
-        self.desk = Desk(self)
         self.keyboard = Keyboard(self, self._take_typed)
         self._drawn: tuple[int, bool] = (-1, False)
-        self._look = True
+        self._redraw_wanted = True
         self._paused_at: float | None = None
         self._history: list[str] = []
         self._announced = 0
         self._incident_opened = False
         self._was_launching = False
-        self.leave_when_ended = False
-
-    # --- a recording, see replay.py
+        self._leave_when_ended = False
 
     @property
-    def played(self) -> str:
-        """What is said of the time where it is that of a recording."""
+    def replay_status(self) -> str:
+        """Time, speed and state of a replay; "" on a live job."""
         return ""
 
     @property
-    def turns(self) -> int:
-        """How often the time has been put back."""
+    def replay_rewinds(self) -> int:
+        """How often a replay was moved back in time."""
         return 0
 
     def _handle_exception(self, error: Exception) -> None:
-        # What is opened as the application ends gets no children any more to look for.
+        # A screen that opens while the application closes never gets its children.
         if self.is_running or not isinstance(error, NoMatches):
             super()._handle_exception(error)
 
     async def on_event(self, event: events.Event) -> None:
-        """Keys that were typed ahead of the end are nobody's; the others take their turn."""
+        """Queue keys, and drop those that arrive while the application closes."""
         if not self.is_running and isinstance(event, events.InputEvent):
             return
         if isinstance(event, (events.Key, events.Paste)) and not event.is_forwarded:
@@ -130,35 +192,35 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
             await super().on_event(event)
 
     async def _take_typed(self, event: Typed) -> None:
-        """Hand a key, whose turn it is, to what has the focus."""
+        """Pass a key from the queue to the widget that has the focus."""
         if self.is_running:
             await super().on_event(event)
 
     async def run_action(self, *asked: Any, **named: Any) -> bool:
-        """Nor does anything come of what they have led to."""
+        """Run no action while the application closes."""
         return self.is_running and await super().run_action(*asked, **named)
 
     # --- the tick
 
     def on_mount(self) -> None:
-        """Start the one timer."""
+        """Start the timer."""
         self.set_class(self.glyphs.ascii, "-ascii")
         if self.source.launching or self.snapshot.problem:
             self.switch_mode("launch")
             self._was_launching = self.source.launching
         self.watch_themes()
         self.set_interval(TICK_S, self.tick)
-        # A coroutine would be left behind where the application ends before it begins.
+        # As a function: a coroutine object would never be awaited if the application ends before the worker starts.
         self.run_worker(self.keyboard.run, group="keys")  # type: ignore[arg-type]
         self.call_after_refresh(_settle_memory)
 
     def look_again(self) -> None:
-        """Draw the visible screen anew, soon."""
-        self._look = True
+        """Redraw the visible screen soon."""
+        self._redraw_wanted = True
         self.call_next(self.tick)
 
     def tick(self) -> None:
-        """Hand the newest state to the screen that is visible; nothing else works."""
+        """Pass the newest state to the visible screen."""
         if not self.is_running:
             return
         source = self.source
@@ -167,14 +229,14 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
             self._tick_paused()
             return
         drawn = (source.version, source.status_age_s > 3.0)
-        changed = drawn != self._drawn or self._look
+        changed = drawn != self._drawn or self._redraw_wanted
         if changed:
             self.snapshot = take(source)
             if drawn != self._drawn:
                 self.history.take(self.snapshot, time.monotonic())
             self._drawn = drawn
-            self._look = False
-        screen = self.live_screen
+            self._redraw_wanted = False
+        screen = self.active_screen
         if screen is not None and screen.is_mounted and screen.size:
             screen.tick(self.snapshot, source.status_age_s, changed)
         if changed:
@@ -183,37 +245,37 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
             self._steer()
 
     def _tick_paused(self) -> None:
-        """Draw what the user does, from the state at which he has stopped the screen."""
-        screen, look = self.live_screen, self._look
-        self._look = False
+        """Redraw what the user changes, from the state at which the display was frozen."""
+        screen, look = self.active_screen, self._redraw_wanted
+        self._redraw_wanted = False
         if screen is not None and screen.is_mounted and screen.size:
             screen.tick_paused(self.snapshot, self.source.status_age_s, look)
 
     @property
     def paused_s(self) -> float | None:
-        """Seconds since the user has stopped the screen; None while it moves."""
+        """Seconds since the user froze the display; None while it is live."""
         return None if self._paused_at is None else time.monotonic() - self._paused_at
 
-    def pause(self) -> None:
-        """Stop the screen, or let it go on."""
+    def action_pause(self) -> None:
+        """Freeze or resume the display."""
         self._paused_at = time.monotonic() if self._paused_at is None else None
         self.look_again()
 
     def copy(self, text: str) -> None:
-        """Hand a text to the terminal's clipboard, and to a file for the terminals that do not take it."""
+        """Copy a text to the terminal's clipboard, and to a file for terminals that do not support that."""
         if not text:
             self.say("nothing to copy here: select a row")
             return
-        handed = clipboard.sequence(text)
-        if handed is not None and self._driver is not None:
-            self._driver.write(handed)
+        sequence = terminal.copy_sequence(text)
+        if sequence is not None and self._driver is not None:
+            self._driver.write(sequence)
         try:
-            self.say(f"{clean(text)[:60]}\nalso in {clipboard.save(text)}", title="copied")
+            self.say(f"{clean(text)[:60]}\nalso in {terminal.save_copy(text)}", title="copied")
         except OSError as error:
-            self.say(str(error), title="copied to the terminal alone", level="warning")
+            self.say(str(error), title="copied to the terminal only", level="warning")
 
     @property
-    def live_screen(self) -> LiveScreen | None:
+    def active_screen(self) -> LiveScreen | None:
         """The screen of the job that is visible, under a dialog or not."""
         for screen in reversed(self.screen_stack):
             if isinstance(screen, LiveScreen):
@@ -221,7 +283,7 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         return None
 
     def _steer(self) -> None:
-        """Move by itself where that is what everybody would do, and only from a screen without a dialog."""
+        """Show new notices; change the screen when the launch or the job ends, unless a dialog is open."""
         for notice in self.source.notices[self._announced :]:
             self.say(notice.text, level=_LEVELS.get(notice.level, "information"), seconds=8)
         self._announced = len(self.source.notices)
@@ -235,15 +297,106 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         ):
             self._was_launching = False
             self.switch_mode("map")
-        if snapshot.ended and self.leave_when_ended:
+        if snapshot.ended and self._leave_when_ended:
             self.exit(snapshot.exit_status or 0)
         elif snapshot.ended and snapshot.state == "failed" and snapshot.incident and not self._incident_opened:
             self._incident_opened = True
             self.open_incident()
 
-    # --- ways
+    # --- notices
 
-    def go(self, mode: str) -> None:
+    def say(self, text: str, *, title: str = "", level: Level = "information", seconds: float = 6) -> None:
+        """Show a notice; text from nodes is made safe to print."""
+        safe = "\n".join(clean(line) for line in text.splitlines())
+        self.notify(safe, title=clean(title), severity=level, timeout=seconds, markup=False)
+
+    def unsay(self, title: str) -> None:
+        """Remove the notices with this title."""
+        for notice in [notice for notice in self._notifications if notice.title == title]:
+            self._unnotify(notice)
+
+    # --- themes
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        """Variables that Textual's own style sheets need and a theme file may leave out."""
+        return themes.VARIABLE_DEFAULTS
+
+    def _take_theme(self, name: str) -> None:
+        skin = self.skins.get(name)
+        if skin is None:
+            known = ", ".join(sorted(self.skins))
+            self._problems.append(f"no theme named {name}; there are: {known or 'none'}")
+            skin = self.skins.get(themes.DEFAULT_THEME) or themes.fallback()
+        self.palette = skin.palette
+        self.register_theme(skin.theme)
+        self.stylesheet.source.pop((self._css_file, ""), None)
+        self._css_file = skin.css_file
+        if skin.css:
+            self.stylesheet.add_source(skin.css, (skin.css_file, ""), tie_breaker=1)
+        if self.theme == skin.name and self.is_running:
+            # Textual does not reload a theme that keeps its name.
+            self.call_next(self.refresh_css, animate=False)
+        self.theme = skin.name
+
+    def set_skin(self, name: str) -> None:
+        """Use a theme and redraw everything."""
+        self._take_theme(name)
+        self.look_again()
+
+    def action_theme(self) -> None:
+        """Use the next theme in the order of their names."""
+        names = sorted(self.skins)
+        if names:
+            at = names.index(self.palette.name) if self.palette.name in names else -1
+            self.set_skin(names[(at + 1) % len(names)])
+
+    def watch_themes(self) -> None:
+        """Report problems with the user's themes, and check their files for changes from now on."""
+        self._report(self._problems)
+        self.set_interval(CHECK_EVERY_S, self.reread_themes)
+
+    def _report(self, problems: list[str]) -> None:
+        for problem in problems:
+            self.say(problem, title="theme", level="warning", seconds=10)
+
+    def reread_themes(self) -> None:
+        """Load changed theme files; a file with an error is reported, and the present theme stays."""
+        stamp = themes.stamp()
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        before, (skins, problems) = self.skins, themes.load_all()
+        self._report(problems)
+        name = self.palette.name
+        if name not in skins or any(f"/{name}." in problem for problem in problems):
+            # The colours stay while a file is being written.
+            skins[name] = before.get(name) or themes.fallback()
+        self.skins = skins
+        if skins[name] != before.get(name):
+            self.set_skin(name)
+
+    # --- preferences
+
+    def recall(self) -> None:
+        """Load the preferences of this job as soon as its id is known."""
+        if self.source.job == self._recalled:
+            return
+        self._recalled = self.source.job
+        self.preferences = preferences.recall(self._recalled)
+        known = self.preferences.theme in self.skins and not (self._theme_given or self._no_color_wanted)
+        if known and self.is_running:
+            self.set_skin(self.preferences.theme)
+
+    def on_unmount(self) -> None:
+        """Save the preferences of this job."""
+        if not self._no_color_wanted:
+            self.preferences.theme = self.palette.name
+        if self._recalled:
+            preferences.keep(self._recalled, self.preferences)
+
+    # --- navigation
+
+    def action_go(self, mode: str) -> None:
         """Go to a screen."""
         if mode != self.current_mode:
             self._history = [*self._history[-HISTORY:], self.current_mode]
@@ -251,28 +404,28 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
             self.look_again()
 
     @property
-    def way_back(self) -> bool:
+    def has_way_back(self) -> bool:
         """There is another screen to go back to."""
         return bool(self._history) or self.current_mode != "map"
 
     def back(self) -> None:
-        """Go back; at the end of the way, to the map."""
+        """Go back to the screen before, at last to the map."""
         mode = self._history.pop() if self._history else "map"
         if mode != self.current_mode:
             self.switch_mode(mode)
             self.look_again()
 
-    def last(self) -> None:
-        """Change places with the screen before."""
+    def action_last(self) -> None:
+        """Go to the previous screen; again: return."""
         if self._history:
             mode = self._history.pop()
             self._history.append(self.current_mode)
             self.switch_mode(mode)
             self.look_again()
 
-    def _on_screen(self, mode: str, work: Callable[[Screen[Any]], None]) -> None:
-        """Go to a screen, and do something there once it is mounted."""
-        self.go(mode)
+    def _open_on(self, mode: str, work: Callable[[Screen[Any]], None]) -> None:
+        """Go to a screen, and call a function with it once it is mounted."""
+        self.action_go(mode)
 
         def later() -> None:
             if self.current_mode == mode and not self.screen_stack[0].is_mounted:
@@ -282,20 +435,20 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
 
         self.call_later(later)
 
-    def open_log(self, target: Target, generation: int | None = None, streams: tuple[str, ...] = BOTH) -> None:
-        """Show the log of a rank, a node or all."""
-        self._on_screen("logs", lambda screen: _logs(screen).open_target(target, generation, streams))
+    def open_log(self, target: Target, generation: int | None = None, streams: tuple[str, ...] | None = None) -> None:
+        """Show the log of a rank, a node or all ranks."""
+        self._open_on("logs", lambda screen: _logs(screen).open_target(target, generation, streams or BOTH))
 
-    def open_place(self, place: Place) -> None:
+    def open_place(self, place: LogPlace) -> None:
         """Show one line of a log."""
-        self._on_screen("logs", lambda screen: _logs(screen).open_place(place))
+        self._open_on("logs", lambda screen: _logs(screen).open_place(place))
 
     def open_incident(self, number: object = None) -> None:
-        """Show an incident by its id, else the newest one."""
-        self._on_screen("incident", lambda screen: _incident(screen).open(number))
+        """Show an incident by its id, or the newest one."""
+        self._open_on("incident", lambda screen: _incident(screen).open(number))
 
-    def go_to_rank_of(self, node: str) -> None:
-        """Show the ranks, the first one of a node selected."""
+    def open_ranks_of(self, node: str) -> None:
+        """Show the ranks with the first rank of a node selected."""
         row = self.snapshot.nodes_by_name.get(node)
         if row is None or not row.ranks:
             self.open_log(Target(node))
@@ -307,10 +460,14 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
             screen.show(self.snapshot)  # type: ignore[attr-defined]
             table.select(first)
 
-        self._on_screen("ranks", select)
+        self._open_on("ranks", select)
+
+    def action_incident(self) -> None:
+        """Show the newest incident."""
+        self.open_incident()
 
     def target_of_event(self, index: Hashable) -> Target:
-        """The node and rank that an event speaks of."""
+        """The node and rank of an event."""
         events = self.source.events
         if not isinstance(index, int) or not 0 <= index < len(events):
             return Target()
@@ -318,34 +475,28 @@ class SupervisorApp(ThemedApp, inherit_bindings=False):
         return Target(str(node) if node else None, rank if isinstance(rank, int) else None)
 
     def open_event(self, index: Hashable) -> None:
-        """Show what an event speaks of: the incident, else the log."""
+        """Show what an event is about: the incident, or the log."""
         events = self.source.events
-        if isinstance(index, int) and 0 <= index < len(events) and events[index].get("type") == "incident":
+        if isinstance(index, int) and 0 <= index < len(events) and events[index].get("type") == EventType.INCIDENT:
             detail = events[index].get("detail")
             self.open_incident(detail.get("id") if isinstance(detail, dict) else None)
         else:
             self.open_log(self.target_of_event(index))
 
-    def merged_feed(
-        self,
-        target: Target | None,
-        generation: int | None = None,
-        streams: tuple[str, ...] = BOTH,
-        *,
-        lines: Filter = ALL,
-        folded: bool = False,
-    ) -> MergedFeed:
-        """The rows of a target by time, over all generations unless one is named; a rank may move between nodes."""
-        where = target or Target()
-        ranks = None if where.rank is None else [where.rank]
-        nodes = [where.node] if where.node and where.rank is None else None
-        wanted: int | str = "all" if generation is None else generation
-        kind = FoldedFeed if folded else MergedFeed
-        return kind(self.source, Selection(wanted, ranks, streams, nodes, lines))
+    def action_leave(self) -> None:
+        """Ask whether to detach or to stop the job; exit at once if it has ended."""
+        ActionDialogs(self).leave()
 
-    def leave(self) -> None:
-        """Ask whether to detach or to stop; a job that is over needs no question."""
-        self.desk.leave()
+    def leave_at_end(self, wanted: bool) -> None:
+        """Exit as soon as the job has ended, or do not."""
+        self._leave_when_ended = wanted
+
+
+def _no_color() -> bool:
+    """Whether NO_COLOR is set and not empty; Textual would also honour an empty one."""
+    if os.environ.get("NO_COLOR") == "":
+        del os.environ["NO_COLOR"]
+    return "NO_COLOR" in os.environ
 
 
 def _logs(screen: Screen[Any]) -> LogsScreen:
@@ -359,14 +510,14 @@ def _incident(screen: Screen[Any]) -> IncidentScreen:
 
 
 def _settle_memory() -> None:
-    """What is there after the first paint stays: the collector need not look at it again and again."""
+    """Keep the garbage collector from scanning, again and again, what exists after the first paint."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
 
 
 async def run_app(session_factory: Callable[[], SessionContext], make: Callable[[Source], SupervisorApp]) -> int:
-    """Show what a session tells until the user leaves; returns the exit status."""
+    """Show a session until the user leaves; returns the exit status."""
     async with session_factory() as source:
         app = make(source)
         with terminal.held(lambda: app.exit(DETACHED)):
@@ -379,9 +530,9 @@ def run_tui(
 ) -> int:
     """Show a session until the user leaves; returns 0 detached or succeeded, 1 failed, 3 launch failed, 4 stopped.
 
-    Raises UsageError for a bad config.toml before anything is begun.
+    Raises UsageError for a bad config.toml before anything is started.
     """
-    changed_keys = keymap.load()
+    changed_keys = keys.load_changes()
 
     def make(source: Source) -> SupervisorApp:
         return SupervisorApp(source, theme=theme, read_only=read_only, ascii_only=ascii_only, changed_keys=changed_keys)

@@ -1,21 +1,37 @@
-"""The keys of every screen that move and look; those that act come from `supervisor.actions`.
+"""The keys of every screen; the letters of actions come from `supervisor.actions`.
 
-In: nothing, or what the user has changed (`keymap.py`). Out: bindings, footers and help, all from one table.
+In: the table `[keys]` of the user's config.toml, with `id = "keys"`. Out: bindings, footers and help from one table;
+UsageError that names file and line.
 
-Never bound here: ctrl+s q z a b h i j m, which terminals, shells and tmux use themselves.
+Never bound: ctrl+s q z a b h i j m, which terminals, shells and tmux use.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Final
+import difflib
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
 from textual.binding import Binding
+from textual.keys import Keys, _character_to_key
+
+from supervisor.errors import UsageError
+from supervisor.paths import config_dir
+from supervisor.tui.themes import at
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 @dataclasses.dataclass(frozen=True)
-class Key:
+class KeyBinding:
     """One thing to do with a key."""
 
     id: str
@@ -25,7 +41,7 @@ class Key:
     label: str
     """A few words, for the footer and the palette."""
     help: str
-    """What it does, for the help page and the palette."""
+    """What it does, for the help and the palette."""
     where: str = "any"
     """any, or the screens it belongs to, separated by spaces."""
     footer: int = 0
@@ -48,159 +64,192 @@ SCREENS: Final = (
 _LISTS = "map nodes ranks run"
 _PANES = "map nodes ranks run nccl"
 
-KEYS: Final[tuple[Key, ...]] = (
+KEYS: Final[tuple[KeyBinding, ...]] = (
     *(
-        Key(f"screen.{name}", str(number), f"go('{name}')", title, f"{title} screen", palette=True)
+        KeyBinding(f"screen.{name}", str(number), f"app.go('{name}')", title, f"{title} screen", palette=True)
         for number, (name, title) in enumerate(SCREENS, 1)
     ),
-    Key(
-        "open", "enter", "open", "open", "open what is selected: a node's ranks, a rank's log", _LISTS, 10, bound=False
+    KeyBinding(
+        "open",
+        "enter",
+        "open",
+        "open",
+        "open: the ranks of a node, the log of a rank",
+        _LISTS,
+        10,
+        bound=False,
     ),
-    Key(
+    KeyBinding(
         "evidence",
         "enter",
         "open",
         "line",
-        "evidence: its line in the log; victims: unfold",
+        "evidence: open its line in the log; victims: unfold",
         "incident",
         10,
         bound=False,
     ),
-    Key("told", "enter", "open", "log", "what NCCL told on that node", "nccl", 10, bound=False),
-    Key("detail", "enter", "detail", "whole line", "the whole record: a traceback, where and when it came", "logs", 45),
-    Key(
+    KeyBinding("nccl.log", "enter", "open", "log", "open the NCCL log of that node", "nccl", 10, bound=False),
+    KeyBinding(
+        "detail",
+        "enter",
+        "detail",
+        "whole line",
+        "show the whole record, with file and times",
+        "logs",
+        45,
+    ),
+    KeyBinding(
         "logs",
         "l",
         "logs",
         "logs",
-        "log of the selected rank or node",
+        "open the log of the selected rank or node",
         "map nodes ranks run nccl incident",
         20,
         palette=True,
     ),
-    Key(
+    KeyBinding(
         "incident",
         "i",
+        "app.incident",
         "incident",
-        "incident",
-        "the newest incident",
+        "open the newest incident",
         "map nodes ranks logs run nccl",
         48,
         palette=True,
     ),
-    Key("act", "x", "act", "actions", "what can be done with the selection and the job", "any", 50, palette=True),
-    Key("sync", "R", "sync", "", "bring edited files to the nodes, restart; or roll back"),
-    Key("mark", "space", "mark", "mark", "mark, or unmark: actions go to what is marked", "map nodes ranks"),
-    Key("mark.failed", "asterisk", "mark_failed", "", "mark all that failed or was lost", "map nodes ranks"),
-    Key("mark.none", "U", "unmark", "unmark all", "mark nothing", "map nodes ranks", palette=True),
-    Key(
+    KeyBinding("act", "x", "act", "actions", "actions on the selection and on the job", "any", 50, palette=True),
+    KeyBinding("sync", "R", "sync", "", "sync edited files and restart, or roll back"),
+    KeyBinding("mark", "space", "mark", "mark", "mark or unmark; actions apply to the marked", "map nodes ranks"),
+    KeyBinding("mark.failed", "asterisk", "mark_failed", "", "mark all that failed or were lost", "map nodes ranks"),
+    KeyBinding("mark.none", "U", "unmark", "unmark all", "remove all marks", "map nodes ranks", palette=True),
+    KeyBinding(
         "problems",
         "exclamation_mark",
         "problems",
         "",
-        "in the tables only what has a problem, or all",
+        "show only nodes and ranks with problems, or all",
         "map nodes ranks",
     ),
-    Key("metric", "m", "metric", "", "heat map of: state, output, lag, gpu, mem, cpu", "map"),
-    Key("pane", "tab", "pane(1)", "pane", "next pane", _PANES, 60),
-    Key("pane.back", "shift+tab", "pane(-1)", "", "previous pane", _PANES),
-    Key("log.follow", "f", "follow", "follow", "follow the end, or stop following", "logs", 10, palette=True),
-    Key("log.find", "slash", "find", "find", "find text or a pattern in this view", "logs", 20),
-    Key("log.next", "n", "hit(1)", "next", "next hit", "logs", 30),
-    Key("log.previous", "N", "hit(-1)", "", "previous hit", "logs"),
-    Key("log.errors", "e", "errors(1)", "errors", "find lines that look like errors; again: the next one", "logs", 35),
-    Key("log.errors.previous", "E", "errors(-1)", "", "the previous line that looks like an error", "logs"),
-    Key(
+    KeyBinding("metric", "m", "metric", "", "heat map metric: state, output, lag, gpu, mem, cpu", "map"),
+    KeyBinding("pane", "tab", "pane(1)", "pane", "next pane", _PANES, 60),
+    KeyBinding("pane.back", "shift+tab", "pane(-1)", "", "previous pane", _PANES),
+    KeyBinding("log.follow", "f", "follow", "follow", "follow the end, or stop following", "logs", 10, palette=True),
+    KeyBinding("log.find", "slash", "find", "find", "search this log for text or a pattern", "logs", 20),
+    KeyBinding("log.next", "n", "hit(1)", "next", "next hit", "logs", 30),
+    KeyBinding("log.previous", "N", "hit(-1)", "", "previous hit", "logs"),
+    KeyBinding("log.errors", "e", "errors(1)", "errors", "next line that looks like an error", "logs", 35),
+    KeyBinding("log.errors.previous", "E", "errors(-1)", "", "previous line that looks like an error", "logs"),
+    KeyBinding(
         "log.traceback",
         "left_curly_bracket",
         "traceback(-1)",
-        "traceback before",
-        "the previous traceback",
+        "previous traceback",
+        "previous traceback",
         "logs",
         palette=True,
     ),
-    Key(
+    KeyBinding(
         "log.traceback.next",
         "right_curly_bracket",
         "traceback(1)",
         "next traceback",
-        "the next traceback",
+        "next traceback",
         "logs",
         palette=True,
     ),
-    Key("log.at", "at", "at", "go to a time", "go to a time: 14:03, -5m, 2026-11-20T14:03:20Z", "logs", palette=True),
-    Key("log.line", "ctrl+g", "line", "go to a line", "go to a line, in one stream of one rank", "logs", palette=True),
-    Key("log.mark", "m", "bookmark", "", "bookmark the line that is read, or take its mark away", "logs"),
-    Key("log.mark.next", "apostrophe", "to_bookmark(1)", "next bookmark", "the next bookmark", "logs", palette=True),
-    Key("log.mark.previous", "quotation_mark", "to_bookmark(-1)", "", "the previous bookmark", "logs"),
-    Key("log.include", "ampersand", "include", "keep", "filter: keep only what matches", "logs", 46, palette=True),
-    Key("log.exclude", "exclamation_mark", "exclude", "drop", "filter: drop what matches", "logs", palette=True),
-    Key("log.level", "v", "level(1)", "level", "filter: all levels, warnings and errors, errors", "logs", palette=True),
-    Key("log.level.down", "V", "level(-1)", "", "filter: the level before", "logs"),
-    Key("log.wider", "backspace", "wider", "wider", "filter: take its last part away", "logs", palette=True),
-    Key(
+    KeyBinding(
+        "log.at", "at", "at", "go to a time", "go to a time: 14:03, -5m, 2026-11-20T14:03:20Z", "logs", palette=True
+    ),
+    KeyBinding(
+        "log.line",
+        "ctrl+g",
+        "line",
+        "go to a line",
+        "go to a line of one stream of one rank",
+        "logs",
+        palette=True,
+    ),
+    KeyBinding("log.mark", "m", "bookmark", "", "toggle a bookmark", "logs"),
+    KeyBinding("log.mark.next", "apostrophe", "to_bookmark(1)", "next bookmark", "next bookmark", "logs", palette=True),
+    KeyBinding("log.mark.previous", "quotation_mark", "to_bookmark(-1)", "", "previous bookmark", "logs"),
+    KeyBinding(
+        "log.include", "ampersand", "include", "keep", "filter: keep lines that match", "logs", 46, palette=True
+    ),
+    KeyBinding(
+        "log.exclude", "exclamation_mark", "exclude", "drop", "filter: drop matching lines", "logs", palette=True
+    ),
+    KeyBinding(
+        "log.level", "v", "level(1)", "level", "filter: all levels, warnings and errors, errors", "logs", palette=True
+    ),
+    KeyBinding("log.level.down", "V", "level(-1)", "", "filter: previous level", "logs"),
+    KeyBinding("log.wider", "backspace", "wider", "wider", "remove the last filter", "logs", palette=True),
+    KeyBinding(
         "log.filter",
         "backslash",
         "filter",
         "filter on or off",
-        "filter: off, or on again; esc takes it off",
+        "switch the filter off or on; esc switches it off",
         "logs",
         palette=True,
     ),
-    Key("log.scope", "M", "scope", "scope", "scope: this rank, its node, all ranks", "logs", 40),
-    Key("log.stream", "s", "stream", "stream", "stream: stdout and stderr, one of these, nccl, all", "logs", 42),
-    Key("log.rank", "less_than_sign", "rank(-1)", "", "log of the previous rank", "logs"),
-    Key("log.rank.next", "greater_than_sign", "rank(1)", "", "log of the next rank", "logs"),
-    Key("log.generation", "left_square_bracket", "generation(-1)", "", "log of the generation before", "logs"),
-    Key("log.generation.next", "right_square_bracket", "generation(1)", "", "log of the next generation", "logs"),
-    Key(
+    KeyBinding("log.scope", "M", "scope", "scope", "scope: this rank, its node, all ranks", "logs", 40),
+    KeyBinding("log.stream", "s", "stream", "stream", "stream: stdout and stderr, one of these, nccl, all", "logs", 42),
+    KeyBinding("log.rank", "less_than_sign", "rank(-1)", "", "log of the previous rank", "logs"),
+    KeyBinding("log.rank.next", "greater_than_sign", "rank(1)", "", "log of the next rank", "logs"),
+    KeyBinding("log.generation", "left_square_bracket", "generation(-1)", "", "log of the previous generation", "logs"),
+    KeyBinding(
+        "log.generation.next", "right_square_bracket", "generation(1)", "", "log of the next generation", "logs"
+    ),
+    KeyBinding(
         "log.fold",
         "z",
         "fold",
         "fold",
-        "what ranks print alike at one moment, once; enter unfolds",
+        "collapse identical lines across ranks; enter lists them",
         "logs",
         palette=True,
     ),
-    Key("log.time", "t", "time", "", "time of arrival on and off", "logs"),
-    Key(
-        "log.save", "S", "save", "save", "write all lines of these logs into a file; esc ends it", "logs", palette=True
+    KeyBinding("log.time", "t", "time", "", "show or hide the time of arrival", "logs"),
+    KeyBinding(
+        "log.save", "S", "save", "save", "save all lines of this log to a file; esc cancels", "logs", palette=True
     ),
-    Key("log.pager", "o", "pager", "pager", "all lines of these logs in $PAGER", "logs", palette=True),
-    Key("log.wrap", "w", "wrap", "wrap", "wrap long lines, or cut them at the screen's edge", "logs", palette=True),
-    Key("log.source", "number_sign", "source", "", "node and rank on and off", "logs"),
-    Key("incident.older", "left_square_bracket", "turn(-1)", "older", "the incident before", "incident", 30),
-    Key("incident.newer", "right_square_bracket", "turn(1)", "newer", "the incident after", "incident", 31),
-    Key("move", "up,down,j,k", "", "", "move by one line", "any", bound=False),
-    Key("page", "pageup,pagedown", "", "", "move by one page", "any", bound=False),
-    Key("edge", "g,G", "", "", "first line, last line; in a log G also follows", "any", bound=False),
-    Key("half", "u,d", "", "", "half a page up, down", "logs", bound=False),
-    Key(
+    KeyBinding("log.pager", "o", "pager", "pager", "open all lines of this log in $PAGER", "logs", palette=True),
+    KeyBinding("log.wrap", "w", "wrap", "wrap", "wrap long lines, or cut them", "logs", palette=True),
+    KeyBinding("log.source", "number_sign", "source", "", "show or hide node and rank", "logs"),
+    KeyBinding("incident.older", "left_square_bracket", "turn(-1)", "older", "previous incident", "incident", 30),
+    KeyBinding("incident.newer", "right_square_bracket", "turn(1)", "newer", "next incident", "incident", 31),
+    KeyBinding("move", "up,down,j,k", "", "", "move by one line", "any", bound=False),
+    KeyBinding("page", "pageup,pagedown", "", "", "move by one page", "any", bound=False),
+    KeyBinding("edge", "g,G", "", "", "first line, last line; in a log G also follows", "any", bound=False),
+    KeyBinding("half", "u,d", "", "", "half a page up, down", "logs", bound=False),
+    KeyBinding(
         "side", "left,right,0,dollar_sign", "", "", "sideways; 0 first column, $ end of the lines", "logs", bound=False
     ),
-    Key("copy", "y", "copy", "copy", "copy the row or line", "any", palette=True),
-    Key(
-        "pause", "p", "pause", "pause", "stop the screen, or let it go on; the job does not notice", "any", palette=True
+    KeyBinding("copy", "y", "copy", "copy", "copy the row or line", "any", palette=True),
+    KeyBinding(
+        "pause", "p", "app.pause", "pause", "freeze or resume the display; the job is unaffected", "any", palette=True
     ),
-    Key("palette", "colon,ctrl+p", "palette", "palette", "run any of these by name", "any", 70),
-    Key("help", "question_mark,f1", "help", "help", "this page", "any", 80),
-    Key("theme", "T", "theme", "theme", "next theme", "any", palette=True),
-    Key("back", "escape", "back", "back", "back to the screen before", "any", 75),
-    Key("last", "minus", "last", "", "the screen before, and forth again", "any"),
-    Key("quit", "q,ctrl+c", "leave", "detach", "detach, or stop the job: asks", "any", 90, palette=True),
+    KeyBinding("palette", "colon,ctrl+p", "palette", "palette", "run any of these by name", "any", 70),
+    KeyBinding("help", "question_mark,f1", "help", "help", "this page", "any", 80),
+    KeyBinding("theme", "T", "app.theme", "theme", "next theme", "any", palette=True),
+    KeyBinding("back", "escape", "back", "back", "go back", "any", 75),
+    KeyBinding("last", "minus", "app.last", "", "previous screen", "any"),
+    KeyBinding("quit", "q,ctrl+c", "app.leave", "detach", "detach, or stop the job (asks)", "any", 90, palette=True),
 )
 
-# On a recording, beside all others; bound by the application.
-REPLAY: Final[tuple[Key, ...]] = (
-    Key("replay.play", "p", "app.pause", "pause", "replay: let the time stand, or run again", footer=1, palette=True),
-    Key(
-        "replay.next", "full_stop", "app.step(1)", "next event", "replay: go to the next event", footer=2, palette=True
+# In a replay, in addition to the others; bound by the application.
+REPLAY: Final[tuple[KeyBinding, ...]] = (
+    KeyBinding("replay.play", "p", "app.pause", "pause", "replay: pause or resume", footer=1, palette=True),
+    KeyBinding("replay.next", "full_stop", "app.step(1)", "next event", "replay: next event", footer=2, palette=True),
+    KeyBinding(
+        "replay.previous", "comma", "app.step(-1)", "previous", "replay: previous event", footer=3, palette=True
     ),
-    Key(
-        "replay.previous", "comma", "app.step(-1)", "previous", "replay: go to the event before", footer=3, palette=True
+    KeyBinding(
+        "replay.faster", "right_parenthesis", "app.speed(1)", "faster", "replay: faster", footer=4, palette=True
     ),
-    Key("replay.faster", "right_parenthesis", "app.speed(1)", "faster", "replay: faster", footer=4, palette=True),
-    Key("replay.slower", "left_parenthesis", "app.speed(-1)", "slower", "replay: slower", palette=True),
+    KeyBinding("replay.slower", "left_parenthesis", "app.speed(-1)", "slower", "replay: slower", palette=True),
 )
 
 _SHOWN: Final = {
@@ -234,16 +283,16 @@ _SHOWN: Final = {
 
 
 def shown(key: str) -> str:
-    """A key as people write it."""
+    """A key as it is written in the help."""
     return _SHOWN.get(key, key)
 
 
-def changed(changes: Mapping[str, str]) -> tuple[Key, ...]:
-    """The table with other keys for some ids."""
+def changed(changes: Mapping[str, str]) -> tuple[KeyBinding, ...]:
+    """The table with the keys that the user has changed."""
     return tuple(dataclasses.replace(key, keys=changes.get(key.id, key.keys)) for key in KEYS)
 
 
-def of(screen: str, table: Sequence[Key] = KEYS) -> list[Key]:
+def of(screen: str, table: Sequence[KeyBinding] = KEYS) -> list[KeyBinding]:
     """The keys that work on a screen."""
     return [key for key in table if key.where == "any" or screen in key.where.split()]
 
@@ -255,7 +304,88 @@ def bindings(screen: str) -> list[Binding]:
     ]
 
 
-def footer(screen: str, table: Sequence[Key] = KEYS) -> list[tuple[str, str]]:
-    """Key and label of what matters on a screen, in order."""
+def footer(screen: str, table: Sequence[KeyBinding] = KEYS) -> list[tuple[str, str]]:
+    """Key and label of the entries in the footer of a screen, in order."""
     chosen = sorted((key for key in of(screen, table) if key.footer), key=lambda key: key.footer)
     return [(shown(key.keys.split(",")[0]), key.label) for key in chosen]
+
+
+_NAMED = {key.value for key in Keys} | {one for key in KEYS for one in key.keys.split(",")}
+_MODIFIERS = ("ctrl+", "alt+", "shift+")
+
+
+def config_file() -> Path:
+    """The user's configuration of the screens."""
+    return config_dir() / "config.toml"
+
+
+def load_changes() -> dict[str, str]:
+    """The changed keys by id; raises UsageError that names file, line and id."""
+    path = config_file()
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text)
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path}: {error}") from error
+    for name in data:
+        if name != "keys":
+            raise UsageError(f"{at(path, text, name)}: unknown key {name!r}", 'there is [keys], with id = "keys"')
+    table = data.get("keys", {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{at(path, text, 'keys')}: [keys] must be a table")
+    changes = {name: _read_entry(name, value, at(path, text, name, "keys")) for name, value in table.items()}
+    _check_twice(changes, path, text)
+    return changes
+
+
+def _read_entry(name: str, value: Any, where: str) -> str:
+    """One entry, in Textual's names of keys."""
+    known = {key.id: key for key in KEYS}
+    if name not in known:
+        close = difflib.get_close_matches(name, known, 1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        hint = f"{meant}there are: {', '.join(key.id for key in KEYS if key.bound)}"
+        raise UsageError(f"{where}: no key has the id {name!r}", hint)
+    if not known[name].bound:
+        raise UsageError(f"{where}: {name} belongs to the lists themselves and cannot be changed")
+    words = (
+        value if isinstance(value, list) else value.split(",") if isinstance(value, str) and value != "," else [value]
+    )
+    if not words or not all(isinstance(word, str) and word.strip() for word in words):
+        raise UsageError(f'{where}: {name} must be a key such as "F" or "ctrl+o,f2", not {value!r}')
+    return ",".join(_key_name(word.strip(), where) for word in words)
+
+
+def _key_name(word: str, where: str) -> str:
+    if len(word) == 1:
+        return _character_to_key(word)
+    base = word
+    for modifier in _MODIFIERS:
+        base = base.replace(modifier, "", 1) if base.startswith(modifier) else base
+    if base not in _NAMED and len(base) != 1:
+        hint = "write one character, or a name such as f5, enter, space, pageup, ctrl+o"
+        raise UsageError(f"{where}: there is no key {word!r}", hint)
+    return word
+
+
+def _check_twice(changes: Mapping[str, str], path: Path, text: str) -> None:
+    table = changed(changes)
+    for screen in dict.fromkeys(name for key in table for name in key.where.split()):
+        clash = _find_clash(of(screen, table), changes)
+        if clash is not None:
+            key, mine, other = clash
+            where = at(path, text, mine, "keys")
+            raise UsageError(f"{where}: {mine}: {shown(key)!r} is {other}'s key on the screen {screen!r}")
+
+
+def _find_clash(table: Sequence[KeyBinding], changes: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """A key that two entries of one screen have, the entry that the user changed, and the other one."""
+    owners: dict[str, str] = {}
+    for entry in table:
+        for key in entry.keys.split(","):
+            other = owners.setdefault(key, entry.id)
+            if other != entry.id and (entry.id in changes or other in changes):
+                return (key, entry.id, other) if entry.id in changes else (key, other, entry.id)
+    return None

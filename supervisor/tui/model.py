@@ -7,40 +7,42 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from supervisor import usage
+from remote_agent.wire.events import EventType
 from supervisor.errors import EXIT_STATUS, LaunchFailed
-from supervisor.tui import words
-from supervisor.tui.cells import entries, whole_numbers
+from supervisor.tui import looks
+from supervisor.tui.rows.spans import entries, whole_numbers
+from supervisor.wording import usage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from supervisor.tui.source import Host, Json, Source
 
-# The agents' `watch` sends a status at least every second: three missed ones make it old.
+# Agents send a status at least every second; after three missing ones it is old.
 STALE_S = 3.0
-# Severity of a node of which there is nothing to say.
+# The severity of a node without problems.
 ORDINARY = 4
-_SEVERITY = {state: at for at, state in enumerate(words.RANK_ORDER)}
+_SEVERITY = {state: at for at, state in enumerate(looks.RANK_ORDER)}
 
 
 class RankRow(NamedTuple):
-    """One rank: what all 512 of them are asked for at every update, and the document for what a row in view adds."""
+    """One rank: what every update needs of all 512 ranks, and the document for the rows in view."""
 
     rank: int
     node: str
     state: str
     step: int | None
     part: str
-    """Its part in the incident of this generation: culprit, victim or none."""
-    look: words.Look
-    """How its state is shown; who failed first stands out from those who followed."""
+    """culprit or victim in the incident of this generation, or ""."""
+    look: looks.Look
+    """How its state is shown; the first failure differs from its consequences."""
     document: Json
     node_vitals: Json
-    """What its node uses."""
+    """The usage of its node."""
 
     @property
     def local_rank(self) -> int:
@@ -49,12 +51,12 @@ class RankRow(NamedTuple):
 
     @property
     def pid(self) -> int | None:
-        """Its process."""
+        """The id of its process."""
         return _int(self.document.get("pid"))
 
     @property
     def output_age_s(self) -> float | None:
-        """Seconds since it wrote."""
+        """Seconds since its last output."""
         return usage.number(self.document.get("last_output_age_s"))
 
     @property
@@ -64,22 +66,22 @@ class RankRow(NamedTuple):
 
     @property
     def vitals(self) -> Json:
-        """What it uses."""
+        """Its usage."""
         return usage.part(self.document, "vitals")
 
     @property
     def gpu(self) -> usage.Document:
-        """The GPU that is its own."""
+        """The GPU that it uses."""
         return usage.own_gpu(self.node_vitals, self.vitals)
 
     @property
     def vitals_old(self) -> bool:
-        """Vitals are too old to be shown as the present."""
+        """The usage is too old to be shown as current."""
         return bool(self.vitals and self.node_vitals) and usage.is_old(self.node_vitals)
 
     @property
     def memory(self) -> float | None:
-        """Share of its GPU's memory that is in use; without a GPU its own share of its node's."""
+        """The used share of its GPU's memory; without a GPU its share of the node's memory."""
         gpu = self.gpu
         if gpu.get("mem_used") is not None:
             return _share(gpu["mem_used"], gpu.get("mem_total"))
@@ -87,7 +89,7 @@ class RankRow(NamedTuple):
 
     @property
     def has_problem(self) -> bool:
-        """Somebody should look at it."""
+        """It needs attention."""
         return self.state in ("failed", "silent")
 
     @property
@@ -102,11 +104,11 @@ class RankRow(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class NodeRow:
-    """One node: what the job says of it, and how far we have come with it."""
+    """One node: its state in the job, and the connection to it."""
 
     name: str
     state: str
-    """A node state of the contract; of the link's, where the job does not know it yet."""
+    """A node state of the contract; the state of the connection before the job has one."""
     address: str
     group_rank: int | None
     reason: str
@@ -120,22 +122,22 @@ class NodeRow:
     error: str
     hint: str
     vitals: Json = dataclasses.field(default_factory=dict)
-    """What it uses, as in the document."""
+    """Its usage, as in the document."""
 
     @property
     def vitals_old(self) -> bool:
-        """Vitals are too old to be shown as the present."""
+        """The usage is too old to be shown as current."""
         return usage.is_old(self.vitals)
 
     @property
     def left(self) -> bool:
-        """It was removed, and its agent has ended, the link with it: nothing is wrong."""
+        """It was removed, and its agent has exited: nothing is wrong."""
         return self.state == "removed" and self.link == "lost"
 
     @property
-    def look(self) -> words.Look:
+    def look(self) -> looks.Look:
         """How its state is shown."""
-        return words.NODES.get(self.state, words.UNKNOWN)
+        return looks.NODES.get(self.state, looks.UNKNOWN)
 
     @property
     def why(self) -> str:
@@ -144,12 +146,12 @@ class NodeRow:
 
     @property
     def has_problem(self) -> bool:
-        """Somebody should look at it."""
+        """It needs attention."""
         return _node_severity(self) < ORDINARY
 
     @cached_property
     def worst(self) -> RankRow | None:
-        """The rank that speaks for the node where there is one glyph per node."""
+        """The rank with the worst state, shown for the node where there is one glyph per node."""
         return min(self.ranks, key=_severity, default=None)
 
     @cached_property
@@ -159,7 +161,7 @@ class NodeRow:
 
     @cached_property
     def output_age_s(self) -> float | None:
-        """Seconds since any of its ranks wrote."""
+        """Seconds since the last output of any of its ranks."""
         return min((age_s for rank in self.ranks if (age_s := rank.output_age_s) is not None), default=None)
 
 
@@ -183,14 +185,14 @@ class Snapshot:
     failure: str
     """Why the job failed, in words."""
     problem: str
-    """Why there is no job to look at: a launch that failed, a job that cannot be found."""
+    """Why no job can be shown: a failed launch, an unknown job."""
     hint: str
     bringing_up: bool
     """This session launches the job, or has tried to."""
     script: str
     ended: bool
     stale: bool
-    """The status is too old to be shown as the present."""
+    """The status is too old to be shown as current."""
     ran: int = -1
     """The newest generation that has run: an incident of one before it is history."""
 
@@ -215,9 +217,9 @@ class Snapshot:
         return max([rank.step for rank in self.ranks if rank.step is not None], default=None)
 
     @property
-    def look(self) -> words.Look:
+    def look(self) -> looks.Look:
         """How the state of the job is shown."""
-        return words.JOBS.get(self.state, words.UNKNOWN)
+        return looks.JOBS.get(self.state, looks.UNKNOWN)
 
     @property
     def exit_status(self) -> int | None:
@@ -234,7 +236,7 @@ class Snapshot:
         return next((rank for rank in self.ranks if rank.rank == number), None)
 
     def worst_first(self) -> tuple[NodeRow, ...]:
-        """The nodes, those that need a look first, else in inventory order."""
+        """The nodes, those with problems first, otherwise in inventory order."""
         return tuple(sorted(self.nodes, key=_node_severity))
 
 
@@ -242,7 +244,9 @@ def take(source: Source) -> Snapshot:
     """The session at this moment."""
     stale = source.status_age_s > STALE_S and not source.ended
     snapshot = build(source.status, source.hosts, source.incidents, job=source.job, ended=source.ended, stale=stale)
-    ran = next((event for event in reversed(source.events) if event.get("type") == "generation_running"), {})
+    ran: Json = next(
+        (event for event in reversed(source.events) if event.get("type") == EventType.GENERATION_RUNNING), {}
+    )
     snapshot = dataclasses.replace(snapshot, ran=-1 if (newest := _int(ran.get("generation"))) is None else newest)
     failure = source.failure
     if failure is None or snapshot.state:
@@ -258,7 +262,7 @@ def take(source: Source) -> Snapshot:
 def build(
     status: Json, hosts: Mapping[str, Host], incidents: Sequence[Json], *, job: str, ended: bool, stale: bool
 ) -> Snapshot:
-    """A snapshot from documents; fields that are missing or odd are shown as unknown, never guessed."""
+    """A snapshot from documents; missing and invalid fields are unknown, never guessed."""
     documents = {str(node.get("name")): node for node in entries(status.get("nodes")) if isinstance(node, dict)}
     names = [*hosts, *(name for name in documents if name not in hosts)]
     incident = status.get("incident")
@@ -330,7 +334,7 @@ def _rank(node: str, node_vitals: Json, data: Json, parts: Mapping[int, str]) ->
     number, state = _int(data.get("rank")) or 0, str(data.get("state") or "")
     part = parts.get(number, "")
     is_victim = state == "failed" and part == "victim"
-    look = words.VICTIM if is_victim else words.RANKS.get(state, words.UNKNOWN)
+    look = looks.VICTIM if is_victim else looks.RANKS.get(state, looks.UNKNOWN)
     return RankRow(number, node, state, _int(data.get("step")), part, look, data, node_vitals)
 
 
@@ -345,7 +349,7 @@ def _int(value: Any) -> int | None:
 
 
 def _severity(rank: RankRow) -> int:
-    return _SEVERITY.get("killed" if rank.look is words.VICTIM else rank.state, len(_SEVERITY))
+    return _SEVERITY.get("killed" if rank.look is looks.VICTIM else rank.state, len(_SEVERITY))
 
 
 def _node_severity(node: NodeRow) -> int:

@@ -1,6 +1,6 @@
-"""The application on a recording: the same screens, and keys for the time.
+"""The application for a replay: the same screens, and keys that move the time.
 
-In: a player. Out: what the player shows, read-only.
+In: the player of a recording. Out: its state at the chosen time, read-only.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from textual.binding import Binding
 
-from supervisor.tui import keys, words
+from supervisor.tui import keys, times
 from supervisor.tui.app import SupervisorApp, run_app
+from supervisor.wording import values
 
 if TYPE_CHECKING:
     from textual.binding import BindingType
@@ -33,45 +34,41 @@ class ReplayApp(SupervisorApp):
         self.key_table = (*keys.REPLAY, *self.key_table)
 
     @property
-    def played(self) -> str:
-        """The time that is shown, and how it runs."""
+    def replay_status(self) -> str:
+        """Time, speed and state of the replay."""
         player = self.player
-        return f"REPLAY {words.clock_ns(player.now_ns)[:8]} x{player.speed:g} {player.standing}".rstrip()
+        return f"REPLAY {values.clock_ns(player.now_ns)[:8]} x{player.speed:g} {player.standing}".rstrip()
 
     @property
-    def turns(self) -> int:
-        """How often the time has been put back."""
+    def replay_rewinds(self) -> int:
+        """How often the replay was moved back in time."""
         return self.player.turns
 
-    def pause(self) -> None:
-        """Let the time stand, or run again."""
+    def action_pause(self) -> None:
+        """Pause or resume the replay."""
         self.player.pause()
         self.look_again()
 
-    def action_pause(self) -> None:
-        """Let the time stand, or run again."""
-        self.pause()
-
     def action_step(self, direction: int) -> None:
-        """Go to the next event, or to the one before."""
+        """Go to the next or previous event."""
         self.player.step(direction)
         self.look_again()
 
     def action_speed(self, direction: int) -> None:
-        """Let the time run faster or slower."""
+        """Replay faster or slower."""
         self.player.faster(direction)
         self.look_again()
 
-    def leave(self) -> None:
-        """Nothing goes on that one would have to ask about."""
+    def action_leave(self) -> None:
+        """Exit without a question: no job is running."""
         self.exit(0)
 
 
 def run_replay(player: Player, *, theme: str | None, ascii_only: bool) -> int:
-    """Show a recording until the user leaves; returns 0."""
+    """Replay a recording until the user leaves; returns 0."""
 
     def make(_source: Source) -> ReplayApp:
         return ReplayApp(player, theme=theme, ascii_only=ascii_only)
 
-    with words.told_by(player.now_s):
+    with times.read_from(player.now_s):
         return asyncio.run(run_app(lambda: player, make))

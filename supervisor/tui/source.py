@@ -1,24 +1,26 @@
-"""All that the screens take from a session: nothing else may be used in this package.
+"""What the screens use of a session: this package uses nothing else of it.
 
-In: `supervisor.session.Session`, or a recorded one. Out: the types that the screens are written against.
+In: `supervisor.session.Session`, or a recorded one. Out: protocols.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
     from remote_agent.wire import Answer
-    from supervisor.session.fabric import Fabric
-    from supervisor.session.logs import Clocks, Page
+    from supervisor.logs.merge import Page
+    from supervisor.logs.rows import Clocks
+    from supervisor.nccl import Fabric
 
 Json = dict[str, Any]
 
 
 class Host(Protocol):
-    """How far one host has come, seen from here."""
+    """The connection to one host, and the step that runs there."""
 
     @property
     def name(self) -> str:
@@ -30,11 +32,11 @@ class Host(Protocol):
 
     @property
     def step(self) -> str:
-        """The step that runs, or that failed."""
+        """The present step, or the one that failed."""
 
     @property
     def text(self) -> str:
-        """One line on that step."""
+        """One line about that step."""
 
     @property
     def error(self) -> str | None:
@@ -46,7 +48,7 @@ class Host(Protocol):
 
 
 class Source(Protocol):
-    """One job seen from here."""
+    """One job."""
 
     @property
     def job(self) -> str:
@@ -65,8 +67,8 @@ class Source(Protocol):
         """Seconds since the newest status came; infinite before the first."""
 
     @property
-    def events(self) -> list[Json]:
-        """The journal so far, in order."""
+    def events(self) -> Sequence[Mapping[str, Any]]:
+        """The journal so far, in order; an agent of another version may have written it."""
 
     @property
     def incidents(self) -> list[Json]:
@@ -74,24 +76,24 @@ class Source(Protocol):
 
     @property
     def notices(self) -> Sequence[Any]:
-        """What this supervisor did or saw itself: `text`, `level`."""
+        """Notices of this supervisor: `text`, `level`."""
 
     @property
     def version(self) -> int:
-        """Grows with every change of what stands above."""
+        """Grows with every change of the properties above."""
 
     @property
     def ended(self) -> bool:
         """The job is over."""
 
     async def request(self, verb: str, **args: Any) -> Json:
-        """Ask for restart, remove, add, stop or promote; raises with a message (and hint) when it is refused."""
+        """Request restart, remove, add, stop or promote; raises SupervisorError with a hint if it is refused."""
 
     async def edited(self) -> Json:
-        """What is edited in the work tree here, as `change`, and the `tree` that the group runs from."""
+        """Return the local edits of the work tree as `change`, and the `tree` from which the group runs."""
 
     async def stacks(self, ranks: list[int] | None) -> Json:
-        """Python stacks of these ranks, or of all, by rank, and why there is none of others; raises as `request`."""
+        """Return the Python stacks of these ranks, or of all, and the reasons for missing ones; raises as `request`."""
 
     @property
     def launching(self) -> bool:
@@ -99,19 +101,19 @@ class Source(Protocol):
 
     @property
     def failure(self) -> Exception | None:
-        """Why the launch failed, or why there is no job to look at: `message`, `hint`, `exit_status`."""
+        """Why the launch failed, or why the job cannot be shown: `message`, `hint`, `exit_status`."""
 
     async def cancel_launch(self) -> None:
-        """Give up a launch: what has been started is stopped again before this returns."""
+        """Cancel a launch, and stop what was started before returning."""
 
     async def nccl(self) -> Fabric:
-        """How the nodes reach each other as NCCL told it there; empty where it told nothing."""
+        """Return the transports between nodes from NCCL's output; empty without output."""
 
     async def log(self, node: str, op: str, args: Json) -> Answer:
-        """One log request to the agent of a node."""
+        """Send a log request to the agent of a node."""
 
     def ahead_ns(self, node: str) -> int:
-        """By how much the times of a node's log_window are ahead of those of `merged` and `search`."""
+        """Return how far the times of a node's log_window are ahead of those of `merged` and `search`."""
 
     async def merged(
         self,
@@ -123,10 +125,10 @@ class Source(Protocol):
         counted: tuple[int, int] | None = None,
         clocks: Clocks | None = None,
     ) -> Page:
-        """The last `count` rows of all nodes by time of arrival before a time, or the first ones from a time on."""
+        """Return the last `count` rows of all nodes before a time, or the first ones from a time on."""
 
     def search(self, selection: Any, **query: Any) -> AsyncGenerator[Any, None]:
-        """The rows that match."""
+        """Yield the matching rows."""
 
 
 SessionContext = AbstractAsyncContextManager[Source]

@@ -1,11 +1,12 @@
-"""The terminal that a screen is drawn on: which file it is, who else gets it, and what happens when it goes away.
+"""The terminal: its file and encoding, its clipboard, another program on it, and what happens when it is closed.
 
-In: what leaves the screen, a command. Out: that called where a signal asks for it; the command's turn.
+In: a function that leaves the screen, a command, a text. Out: that function called on a signal; the command run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import locale
 import os
@@ -13,35 +14,43 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from supervisor.paths import state_dir
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
     from textual.app import App
+
+# The limit of the strictest common terminal, in base64.
+LONGEST_COPY: Final = 74_994
+_ESC: Final = "\x1b"
 
 
 def pager(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The command of the user's pager; raises LookupError that says what to do where there is none."""
+    """The command of the user's pager; raises LookupError with a hint if there is none."""
     try:
         command = shlex.split(environment.get("PAGER", "")) or ["less", "-R"]
     except ValueError as error:
         raise LookupError(f"PAGER: {error}") from error
     if shutil.which(command[0]) is None:
-        raise LookupError(f"no program {command[0]!r}: set PAGER to one that shows a file")
+        raise LookupError(f"{command[0]} not found; set PAGER to another pager")
     return command
 
 
 async def lend(app: App[Any], command: Sequence[str]) -> None:
-    """Let another program have the terminal until it ends; raises OSError, SuspendNotSupported."""
+    """Run another program on the terminal until it exits; raises OSError, SuspendNotSupported."""
     problem: OSError | asyncio.CancelledError | None = None
-    # Work goes on meanwhile, and would be drawn over the program.
+    # Without this, updates would be drawn over the program.
     with app.batch_update(), app.suspend():
-        # Ctrl-C is the program's, which has it in its default way.
+        # Ctrl-C goes to the program, which starts with the default handler.
         before = signal.signal(signal.SIGINT, lambda *_: None)
         try:
             await _run(command)
         except (OSError, asyncio.CancelledError) as error:
-            # The screen comes back first.
+            # Restore the screen first.
             problem = error
         finally:
             signal.signal(signal.SIGINT, before)
@@ -60,14 +69,14 @@ async def _run(command: Sequence[str]) -> None:
 
 
 def is_utf8() -> bool:
-    """Whether it takes more than ASCII."""
+    """Whether the terminal accepts more than ASCII."""
     encoding = (getattr(sys.stdout, "encoding", None) or locale.getpreferredencoding(False)).lower()
     return encoding.replace("-", "").replace("_", "") == "utf8"
 
 
 @contextlib.contextmanager
 def held(leave: Callable[[], None]) -> Iterator[None]:
-    """Draw on it, and leave in order on SIGTERM and when it is closed: the job goes on without a screen."""
+    """Draw on the terminal, and leave cleanly on SIGTERM and when it is closed; the job continues."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(NotImplementedError, ValueError):
         loop.add_signal_handler(signal.SIGTERM, leave)
@@ -77,7 +86,7 @@ def held(leave: Callable[[], None]) -> Iterator[None]:
 
 
 def _hang_up(leave: Callable[[], None], closed: Sequence[int]) -> None:
-    """Leave without the terminal: reading from it and setting its modes would fail from now on."""
+    """Leave without the terminal: reading it and setting its modes would fail."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in closed:
         os.dup2(nowhere, fd)
@@ -87,7 +96,7 @@ def _hang_up(leave: Callable[[], None], closed: Sequence[int]) -> None:
 
 @contextlib.contextmanager
 def _drawn_on_terminal() -> Iterator[None]:
-    """Textual draws on stderr, which may be a file; stdout is the terminal that the screen was opened for."""
+    """Draw on stdout if stderr, which Textual uses, is not a terminal."""
     before = sys.__stderr__
     drawn_on = before if before is not None and before.isatty() else sys.__stdout__
     if drawn_on is not None:
@@ -99,10 +108,10 @@ def _drawn_on_terminal() -> Iterator[None]:
 
 
 class _Fragile:
-    """A terminal that may be closed while it is written to: what is drawn on it then is lost.
+    """A terminal that may be closed while it is written to: errors are ignored.
 
-    Textual's writer thread ends at the first error, and its full queue then blocks all that draws, for ever; that
-    may come ahead of the SIGHUP by which we leave.
+    Textual's writer thread exits at the first error, and then its full queue blocks the application for ever. This
+    can happen before the SIGHUP on which we leave.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -114,9 +123,33 @@ class _Fragile:
             self._file.write(text)
 
     def flush(self) -> None:
-        """Let it be seen."""
+        """Flush."""
         with contextlib.suppress(OSError):
             self._file.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
+
+
+def copy_sequence(text: str, env: Mapping[str, str] = os.environ) -> str | None:
+    """The OSC 52 sequence that copies a text, wrapped for tmux or screen; None if the text is too long."""
+    data = base64.b64encode(text.encode()).decode()
+    if len(data) > LONGEST_COPY:
+        return None
+    osc = f"{_ESC}]52;c;{data}\a"
+    if env.get("TMUX"):
+        return f"{_ESC}Ptmux;{osc.replace(_ESC, _ESC * 2)}{_ESC}\\"
+    if env.get("TERM", "").startswith("screen"):
+        # screen accepts at most 768 bytes per string.
+        parts = [osc[at : at + 256] for at in range(0, len(osc), 256)]
+        return "".join(f"{_ESC}P{part}{_ESC}\\" for part in parts)
+    return osc
+
+
+def save_copy(text: str) -> Path:
+    """Write a text to a file, for terminals without OSC 52; raises OSError."""
+    path = state_dir() / "copied.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+    return path

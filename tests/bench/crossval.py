@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from remote_agent.diagnose import patterns, reading
+from remote_agent.diagnose import findings
+from remote_agent.diagnose.signatures import SIGNATURES
 from supervisor.postmortem.diagnosis import diagnose
 from tests.bench.report import Table
 
@@ -226,11 +227,11 @@ def alternatives(text: str) -> list[str]:
 def only(keep: Callable[[str], bool]) -> Iterator[None]:
     """Diagnose by those alternatives alone for which this is true."""
     left = []
-    for pattern in patterns.PATTERNS:
-        parts = [part for part in alternatives(pattern.regex.pattern) if keep(part)]
+    for signature in SIGNATURES:
+        parts = [part for part in alternatives(signature.regex.pattern) if keep(part)]
         if parts:
-            left.append(dataclasses.replace(pattern, regex=re.compile("|".join(parts), pattern.regex.flags)))
-    with mock.patch.object(reading, "PATTERNS", tuple(left)):
+            left.append(dataclasses.replace(signature, regex=re.compile("|".join(parts), signature.regex.flags)))
+    with mock.patch.object(findings, "SIGNATURES", tuple(left)):
         yield
 
 
@@ -246,7 +247,7 @@ def sources(cases: Sequence[Case]) -> dict[str, list[Case]]:
 def without_own_rules(cases: Sequence[Case]) -> tuple[Score, int]:
     """Return the score where each source's cases are judged without the rules that only they call for."""
     groups = sources(cases)
-    every = {part for pattern in patterns.PATTERNS for part in alternatives(pattern.regex.pattern)}
+    every = {part for signature in SIGNATURES for part in alternatives(signature.regex.pattern)}
     texts = {
         name: "\n".join(block["text"] for case in group for block in case["ranks"]) for name, group in groups.items()
     }

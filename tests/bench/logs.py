@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.inventory import load
-from supervisor.session.logs import Selection
-from supervisor.session.search import search
-from supervisor.session.session import Session, open_session
+from supervisor.logs.search import search
+from supervisor.logs.selection import Selection
+from supervisor.session import Session
 from supervisor.tui.logs.feeds import PAGE, RankFeed
 from supervisor.tui.logs.finder import Finder
 from supervisor.tui.logs.merged import MergedFeed
@@ -26,8 +26,8 @@ from tests.bench.fleet import wait_quiet
 from tests.bench.report import Report, Table, median, ratio, seconds, spread
 from tests.cluster import Cluster, ClusterError
 from tests.cluster.job import Job
-from tests.tui import test_perf
-from tests.tui.screens import press
+from tests.screens import test_perf
+from tests.screens.screens import press
 
 # Writes so many lines of 100 bytes, an error now and then, and stays until it is stopped.
 SCRIPT = """
@@ -67,7 +67,7 @@ def _written(nodes: int, name: str, lines: int) -> Iterator[tuple[Cluster, Job]]
 
 @contextlib.asynccontextmanager
 async def _session(job: Job) -> AsyncIterator[Session]:
-    async with open_session(load(job.inventory), job.name[0], feed=True) as session:
+    async with Session(load(job.inventory), job.name[0], follow=True) as session:
         await session.ready()
         await session.settle()
         await session.heard()

@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 
 from supervisor.tui.app import SupervisorApp
-from tests.agent.test_session import has, planned, until
-from tests.agent.test_session_hosts import Hosts, hosts
+from tests.agents.test_session import has, planned, until
+from tests.agents.test_session_hosts import Hosts, hosts
 from tests.bench.report import Report, Table, median, seconds, spread
-from tests.tui.screens import press, running_app, text_of
-from tests.tui.screens import until as shown
+from tests.screens.screens import press, running_app, text_of
+from tests.screens.screens import until as shown
 
 RANKS = 512
 NODES = 4

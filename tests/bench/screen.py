@@ -21,11 +21,11 @@ from tests.bench.report import Report, Table, ratio, seconds
 from tests.bench.stamps import LIGHT, Stamps
 from tests.cluster import Cluster
 from tests.cluster.job import Job
-from tests.tui import recorded
-from tests.tui.screens import settle
-from tests.tui.test_perf import frames, moved
-from tests.tui.test_pty import ROOT, terminal
-from tests.tui.test_robust import Painted
+from tests.screens import recorded
+from tests.screens.screens import settle
+from tests.screens.test_perf import frames, moved
+from tests.screens.test_pty import ROOT, terminal
+from tests.screens.test_robust import Painted
 
 WIDTH, HEIGHT = 160, 48
 TRIES = 5
@@ -38,7 +38,7 @@ FRAMES = 300
 # 512 ranks of which every one moves with every update.
 BUSY = f"""
 import copy, threading, time
-from tests.tui import recorded
+from tests.screens import recorded
 from supervisor.tui.app import run_tui
 
 session = recorded.many(64, 8)
@@ -67,7 +67,7 @@ LINKED = """
 import os, sys
 from pathlib import Path
 from supervisor.__main__ import main
-from supervisor.session.session import Session
+from supervisor.session import Session
 
 begin, sessions = Session.begin, []
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from supervisor.cli import main
-from supervisor.session.link import Link
+from supervisor.link.host_link import Link
 
 
 def trace(path: Path) -> None:

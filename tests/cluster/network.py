@@ -120,7 +120,12 @@ class Network:
             kill_all(name)
         if Path(f"/sys/class/net/{self.uplink}").exists():
             command("ip", "link", "del", self.uplink)
-        batch([f"netns del {name}" for name in names])
+        # Another session may sweep up the same leftovers at this moment.
+        try:
+            batch([f"netns del {name}" for name in names], "-force")
+        except ClusterError:
+            if self.namespaces():
+                raise
 
 
 def cut_rules(first: str, second: str, ports: dict[str, list[str]]) -> list[str]:

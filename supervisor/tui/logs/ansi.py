@@ -1,4 +1,4 @@
-"""One raw log line as spans: the last state of a progress bar, colours kept, everything else that moves a cursor gone.
+"""One raw log line as spans: the last state of a progress bar, colours kept, without other control sequences.
 
 In: the bytes of one line, without its newline. Out: spans of at most MAX_CELLS cells.
 """
@@ -12,16 +12,16 @@ from typing import Final
 from rich.color import Color
 from rich.style import Style
 
-from remote_agent.logs.pattern import TooLong, within
-from remote_agent.logs.rows import ESCAPE
-from supervisor.tui.cells import Row, Span, clean, crop_row, row_width, text_of
+from remote_agent.text.patterns import TooLong, within
+from remote_agent.text.rows import ESCAPE
+from supervisor.tui.rows.spans import Row, Span, clean, crop_row, row_width, text_of
 
 # A row longer than this is cut here; its detail shows all that the agent sent.
 MAX_CELLS: Final = 4096
 TAB: Final = 8
-# No escape code of a log is longer, in bytes.
+# The longest escape code in a log, in bytes.
 _LONGEST: Final = 256
-# A pattern that takes longer on one row leaves it as it is: the screen must not stand still.
+# A row is not highlighted if the pattern takes longer on it: the screen must stay responsive.
 HIGHLIGHT_S: Final = 0.02
 
 _ESCAPES = re.compile(ESCAPE)
@@ -48,7 +48,7 @@ def decode(raw: bytes) -> str:
 
 
 def last_state(text: str) -> str:
-    """What a terminal would show of a line with carriage returns: the last part that is not empty."""
+    """What a terminal shows of a line with carriage returns: the last part that is not empty."""
     if "\r" not in text:
         return text
     return next((part for part in reversed(text.split("\r")) if part), "")
@@ -60,7 +60,7 @@ def plain(raw: bytes) -> str:
 
 
 def coloured(raw: bytes) -> str:
-    """All of a line as text with its colours, and nothing else that a terminal would obey."""
+    """All of a line as text with its colours, without other control sequences."""
     text, parts, start = last_state(decode(raw)), [], 0
     for match in _ESCAPES.finditer(text):
         parts.append(clean(_expand(text[start : match.start()])))
@@ -70,7 +70,7 @@ def coloured(raw: bytes) -> str:
 
 
 def parted(raw: bytes) -> int:
-    """Where the beginning of a line can be parted from what follows: within no character and no escape code."""
+    """Where a line can be split: not inside a character or an escape code."""
     at = raw.rfind(b"\x1b", -_LONGEST)
     if at >= 0:
         return at
@@ -87,18 +87,18 @@ def spans(raw: bytes, role: str = "text") -> Row:
     text = last_state(decode(raw[: MAX_CELLS * 16]))
     if "\x1b" not in text:
         return _cut(((clean(_expand(text)), role),))
-    found: list[Span] = []
+    parts: list[Span] = []
     style = Style.null()
     start = 0
     for match in _ESCAPES.finditer(text):
         if match.start() > start:
-            found.append((clean(_expand(text[start : match.start()])), style if style else role))
+            parts.append((clean(_expand(text[start : match.start()])), style if style else role))
         start = match.end()
         if match.group(2) == "m":
             style = _apply(style, match.group(1))
     if start < len(text):
-        found.append((clean(_expand(text[start:])), style if style else role))
-    return _cut(tuple(found))
+        parts.append((clean(_expand(text[start:])), style if style else role))
+    return _cut(tuple(parts))
 
 
 def _cut(row: Row) -> Row:

@@ -1,22 +1,23 @@
-"""Bookmarks: lines of a job's logs that somebody wants to find again.
+"""Bookmarks: lines of a job's logs to find again.
 
-In: rows, a view. Out: marks in order of time, the next one from where one reads.
+In: rows, a selection of logs. Out: bookmarks in order of time; the next one from a line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from supervisor.session.logs import Selection
-    from supervisor.tui.logs.log_row import Key, LogRow
+    from collections.abc import Iterable
+
+    from supervisor.logs.selection import Selection
+    from supervisor.tui.logs.row import LineKey, LogRow
 
 KEPT: Final = 512
 
 
-class Mark(NamedTuple):
-    """One line, by its number: where it lies in its file does not change."""
+class Bookmark(NamedTuple):
+    """One line, by its number in its file."""
 
     t_ns: int
     generation: int
@@ -26,12 +27,12 @@ class Mark(NamedTuple):
     node: str
 
     @property
-    def key(self) -> Key:
-        """What makes it the same line again."""
+    def key(self) -> LineKey:
+        """Identifies the line."""
         return (self.generation, self.rank, self.stream, self.line)
 
     def is_in(self, selection: Selection) -> bool:
-        """Whether a view of these logs has the line."""
+        """Whether a view of these logs contains the line."""
         return (
             selection.generation in (None, "all", self.generation)
             and (selection.ranks is None or self.rank in selection.ranks)
@@ -40,21 +41,21 @@ class Mark(NamedTuple):
         )
 
 
-def read(kept: Iterable[Any]) -> list[Mark]:
-    """The marks of a file; what is none is left out."""
+def read(kept: Iterable[Any]) -> list[Bookmark]:
+    """The bookmarks of a preferences file, without invalid entries."""
     kinds = [int, int, int, str, int, str]
-    return [Mark(*one) for one in kept if isinstance(one, list) and [type(part) for part in one] == kinds][:KEPT]
+    return [Bookmark(*one) for one in kept if isinstance(one, list) and [type(part) for part in one] == kinds][:KEPT]
 
 
-def toggled(marks: list[Mark], row: LogRow) -> list[Mark]:
-    """The marks with one more at this line, or without the one that is there."""
-    mark = Mark(row.t_ns, row.generation, row.rank, row.stream, row.line, row.node)
-    left = [one for one in marks if one.key != mark.key]
-    return left if len(left) < len(marks) else sorted([*marks, mark])[-KEPT:]
+def toggled(marks: list[Bookmark], row: LogRow) -> list[Bookmark]:
+    """The bookmarks with this line added, or removed if it was there."""
+    mark = Bookmark(row.t_ns, row.generation, row.rank, row.stream, row.line, row.node)
+    others = [one for one in marks if one.key != mark.key]
+    return others if len(others) < len(marks) else sorted([*marks, mark])[-KEPT:]
 
 
-def beside(marks: list[Mark], here: tuple[int, Key], direction: int) -> Mark | None:
-    """The next (1) or previous (-1) mark from a line, and around the ends."""
+def neighbour(marks: list[Bookmark], here: tuple[int, LineKey], direction: int) -> Bookmark | None:
+    """The next (1) or previous (-1) bookmark from a line; wraps around."""
     placed = sorted((mark.t_ns, mark.key, mark) for mark in marks)
     if direction > 0:
         return next((mark for t_ns, key, mark in placed if (t_ns, key) > here), placed[0][2] if placed else None)

@@ -1,80 +1,159 @@
-"""What a log view shows, fetched page by page: one stream of one rank, or many ranks merged by time.
+"""The lines of a log view, loaded page by page: one stream of one rank here, many ranks merged by time in `merged`.
 
-In: windows of rows asked from the session. Out: rows by index; None where a page has yet to come.
+In: windows of rows requested from the session. Out: rows by index; None while a page is not loaded.
 
-Both feeds hold a bounded number of rows whatever the size of the files.
+A feed holds a bounded number of rows whatever the size of the files.
 """
 
 from __future__ import annotations
 
+import abc
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from supervisor.tui.logs.log_row import Key, LogRow, level_of
-from supervisor.tui.logs.news import News
+from remote_agent.text.names import count
+from supervisor.logs.selection import Selection
+from supervisor.tui.logs.row import LineKey, LogRow, level_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from remote_agent.wire import Answer
+    from supervisor.logs.merge import Page
+    from supervisor.logs.rows import Clocks
     from supervisor.tui.source import Source
 
+File = tuple[int, int, str]
+"""Generation, rank and stream."""
+
+BOTH: Final[tuple[str, ...]] = ("stdout", "stderr")
 PAGE: Final = 256
 # 64 pages of 256 rows of 100 bytes are 1.6 MB; a row may have 64 KiB.
 PAGES_KEPT: Final = 64
 BYTES_KEPT: Final = 32 * 1024 * 1024
-# So many rows stay, whatever their size: what is on the screen and around it.
+# This many rows are kept whatever their size: those on the screen and around it.
 LEAST_KEPT: Final = 2 * PAGE
 
 
-class Feed(Protocol):
-    """What a log view needs of its lines."""
+class Jump(NamedTuple):
+    """A jump to a time (0: the beginning), or to the line with this key."""
 
-    shifted: int
-    """Rows that were put above the others since the view last looked."""
-    news: News
-    """What came since the reader left the end."""
+    t_ns: int
+    key: LineKey | None = None
+    pages: tuple[Page, Page] | None = None
+    """The rows around it, if they are known."""
+    clocks: Clocks | None = None
+    """The clock offsets with which the time was computed."""
 
-    def forget_news(self) -> None:
-        """The reader returns to the end: what comes from now on is new."""
+
+class Feed(abc.ABC):
+    """The lines of a log view."""
+
+    selection: Selection
+    """The files and records that it shows."""
+    file: File | None = None
+    """The file that it shows; None if it merges several."""
+    is_folded = False
+    """Equal lines of several ranks are shown once."""
+    hides_nccl = False
+    """Lines of NCCL were left out because their stream is not selected."""
+    detached = False
+    """There are newer rows than the last one loaded."""
+    absent: Sequence[str] = ()
+    """Nodes whose rows may be missing."""
+    clocks: Clocks | None = None
+    """The clock offsets with which the times of the rows were computed; None before the first rows."""
+    passed = looked_at = 0
+    """With a filter: how many rows passed, of how many lines in the loaded range."""
+    shifted = 0
+    """Rows inserted above the others since the view last looked."""
 
     @property
+    def is_whole(self) -> bool:
+        """Everything from the first line to the last one has been read."""
+        return True
+
+    @property
+    def has_returned_node(self) -> bool:
+        """One of the absent nodes answers again."""
+        return False
+
+    @property
+    def beyond(self) -> tuple[int, int]:
+        """About how many lines of this view come before the loaded ones, and after them."""
+        return 0, 0
+
+    @property
+    def last_line(self) -> int:
+        """The number of the last line, counted from 1; 0 if the lines of the view are not numbered."""
+        return 0
+
+    @property
+    @abc.abstractmethod
     def count(self) -> int:
-        """Lines there are."""
+        """How many lines there are."""
 
+    @property
+    @abc.abstractmethod
+    def new_lines_text(self) -> str:
+        """What has arrived below the lines that have been in view, in words; "" if nothing has."""
+
+    @abc.abstractmethod
     def row(self, index: int) -> LogRow | None:
-        """One line, or None while it is not here."""
+        """One line, or None while it is not loaded."""
 
-    def index_of(self, key: Key) -> int | None:
-        """Where a line is, or None where that is not known."""
+    def take_shift(self) -> int:
+        """Return by how many rows the lines have moved since the last call."""
+        shift, self.shifted = self.shifted, 0
+        return shift
 
+    @abc.abstractmethod
+    def index_of(self, key: LineKey) -> int | None:
+        """The index of a line, or None if it is not known."""
+
+    @abc.abstractmethod
     def missing(self, first: int, last: int, *, ahead: bool = False) -> int | None:
-        """Something to load for these lines, first things first; None when all are here.
+        """What to load next for these lines, for `load`; None when all are loaded.
 
-        ahead: nobody looks at them yet; more than what they need may come along.
+        ahead: they are not in view yet; a feed may load more than these.
         """
 
+    @abc.abstractmethod
     async def load(self, want: int) -> None:
-        """Load what `missing` named."""
+        """Load what `missing` returned."""
 
+    @abc.abstractmethod
     async def refresh(self, rows: int, following: Callable[[], bool]) -> None:
-        """Learn how many lines there are; while the reader is `following`, also the last `rows` of them."""
+        """Learn how many lines there are; while the reader is `following`, also load the last `rows` of them."""
+
+    @abc.abstractmethod
+    async def seek(self, jump: Jump, rows: int) -> int:
+        """Load `rows` rows around the target; return the index of the line, or of the first one at that time."""
+
+    @abc.abstractmethod
+    def note_read(self, rows: Sequence[LogRow]) -> None:
+        """Note which rows are in view: they are not new any more."""
+
+    @abc.abstractmethod
+    def forget_new_lines(self) -> None:
+        """The reader returns to the end: only later lines are new."""
 
 
-class RankFeed:
+class RankFeed(Feed):
     """One stream of one rank of one generation, by line number."""
 
     def __init__(self, source: Source, node: str, generation: int, rank: int, stream: str) -> None:
         self._source = source
         self.node = node
-        self.generation = generation
-        self.rank = rank
-        self.stream = stream
-        self.shifted = 0
-        self.news = News()
+        self.file = (generation, rank, stream)
+        # All lines of the file, also those of NCCL.
+        self.selection = Selection(generation, [rank], tuple(dict.fromkeys((stream, "nccl"))), [node])
         self._ahead_ns = source.ahead_ns(node)
         self._first = 0
-        """The first line there is: those before it are gone from the node's disk."""
+        """The first line there is: earlier ones were deleted on the node."""
         self._total = 0
+        self._read: int | None = None
+        """The first line that has not been in reach of the reader; None until the file is read to its end."""
         self._size = -1
         self._version: object = None
         self._bytes = 0
@@ -82,27 +161,37 @@ class RankFeed:
 
     @property
     def count(self) -> int:
-        """Lines there are."""
+        """How many lines there are."""
         return self._total - self._first
 
     @property
-    def end(self) -> int:
+    def last_line(self) -> int:
         """The number of the last line, counted from 1."""
         return self._total
 
-    def index_of(self, key: Key) -> int:
-        """Where a line is."""
+    @property
+    def new_lines(self) -> int:
+        """How many lines are below those that have been in view."""
+        return 0 if self._read is None else max(0, self._total - self._read)
+
+    @property
+    def new_lines_text(self) -> str:
+        """The same in words: `+12 lines`."""
+        return f"+{count(self.new_lines, 'line')}" if self.new_lines else ""
+
+    def index_of(self, key: LineKey) -> int:
+        """The index of a line."""
         return max(0, key[3] - self._first)
 
     def row(self, index: int) -> LogRow | None:
-        """One line, or None while it is not here."""
+        """One line, or None while it is not loaded."""
         return self._row(index + self._first)
 
     def _row(self, line: int) -> LogRow | None:
         return self._pages.get(line // PAGE, {}).get(line)
 
     def missing(self, first: int, last: int, *, ahead: bool = False) -> int | None:
-        """The page to load next, so that lines `first` to `last` are here, then the page after them."""
+        """The page to load next, so that lines `first` to `last` are loaded."""
         first, last = max(0, first), min(last, self.count - 1)
         for line in range(first + self._first, last + self._first + 1):
             if self._row(line) is None:
@@ -116,23 +205,34 @@ class RankFeed:
         await self._window(first, end - first)
 
     async def refresh(self, rows: int, following: Callable[[], bool]) -> None:
-        """Learn how many lines there are; while the reader is `following`, also the last ones."""
-        count = max(1, rows) if following() else 1
-        answer = await self._window(-count, count)
-        end = self._total if answer.data.get("complete", True) else None
-        self.news.take({self.node: {(self.generation, self.rank, self.stream): end}}, at_end=following())
+        """Learn how many lines there are; while the reader is `following`, also load the last ones."""
+        lines = max(1, rows) if following() else 1
+        answer = await self._window(-lines, lines)
+        if following() or self._read is None:
+            self._read = self._total if answer.data.get("complete", True) else self._read
+        elif self._total < self._read:
+            # The file was written anew.
+            self._read = 0
 
-    def forget_news(self) -> None:
-        """The reader returns to the end: what comes from now on is new."""
-        self.news.forget()
+    def note_read(self, rows: Sequence[LogRow]) -> None:
+        """Note which rows are in view: they are not new any more."""
+        if self._read is not None:
+            self._read = max(self._read, rows[-1].line + 1)
 
-    async def find_time(self, t_ns: int, rows: int) -> int:
-        """Return where the first line is that came then or later, else the last one; load as many rows around it."""
-        answer = await self._window(-(rows // 3), rows, at_ns=t_ns + self._ahead_ns)
+    def forget_new_lines(self) -> None:
+        """The reader returns to the end: only later lines are new."""
+        self._read = None
+
+    async def seek(self, jump: Jump, rows: int) -> int:
+        """Return the index of the first line at a time or later, or of the last line; load the rows around it."""
+        if not jump.t_ns:
+            return 0
+        answer = await self._window(-(rows // 3), rows, at_ns=jump.t_ns + self._ahead_ns)
         return max(0, int(answer.data.get("at") or 0) - self._first)
 
     async def _window(self, line: int, count: int, **at: int) -> Answer:
-        where = {"generation": self.generation, "rank": self.rank, "stream": self.stream}
+        generation, rank, stream = self.file or (0, 0, "")
+        where = {"generation": generation, "rank": rank, "stream": stream}
         answer = await self._source.log(self.node, "log_window", {**where, "line": line, "count": count, **at})
         total, size = int(answer.data.get("total_lines") or 0), int(answer.data.get("size") or 0)
         version = answer.data.get("version")
@@ -141,12 +241,12 @@ class RankFeed:
             self._bytes = 0
         begin = int(answer.data.get("first_line") or 0)
         if begin != self._first:
-            # The line there stands for all that are gone now.
+            # This line stands for the deleted ones.
             self._forget(begin)
             self.shifted -= begin - self._first
             self._first = begin
         if size != self._size and self._total:
-            # The last line may have grown since.
+            # The last line may have grown.
             self._forget(self._total - 1)
         self._total, self._size, self._version = total, size, version
         rows = answer.data.get("rows") or []
@@ -163,8 +263,9 @@ class RankFeed:
         page = self._pages.setdefault(number // PAGE, {})
         self._pages.move_to_end(number // PAGE)
         t_ns, level = int(entry.get("t_ns") or 0) - self._ahead_ns, level_of(entry.get("level"))
-        place = (self.node, self.generation, self.rank, self.stream, number)
-        page[number] = LogRow(*place, t_ns, level, raw, cut=int(entry.get("cut") or 0))
+        generation, rank, stream = self.file or (0, 0, "")
+        cut = int(entry.get("cut") or 0)
+        page[number] = LogRow(self.node, generation, rank, stream, number, t_ns, level, raw, cut=cut)
         self._bytes += len(raw)
 
     def _forget(self, number: int) -> None:

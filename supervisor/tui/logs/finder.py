@@ -1,6 +1,6 @@
-"""A search in the logs behind one view: run by the agents, hits collected here, stepped through in order of time.
+"""A search in the logs of one view: the agents search, the hits are collected here in order of time.
 
-In: a pattern, rows from the session, also of what comes later. Out: hits and where the next one is.
+In: a pattern, rows from the session, also later ones. Out: hits, and the next one from a line.
 """
 
 from __future__ import annotations
@@ -10,43 +10,46 @@ import bisect
 import contextlib
 import re
 import sys
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from remote_agent.logs.pattern import compile_pattern, ignores_case
+from remote_agent.text.patterns import compile_pattern, ignores_case
 from remote_agent.wire import Problem, WireError
 from supervisor.errors import SupervisorError, Unreachable
-from supervisor.session.logs import Clocks
+from supervisor.logs.rows import Clocks
+from supervisor.tui.logs.row import LineKey
 
 if TYPE_CHECKING:
-    from supervisor.session.logs import Page, Row, Selection
+    from collections.abc import Awaitable, Callable
+
+    from supervisor.logs.merge import Page
+    from supervisor.logs.rows import Row
+    from supervisor.logs.selection import Selection
     from supervisor.tui.source import Source
 
 HITS_KEPT: Final = 5000
-# Where there are more of them: so many are fetched at once.
+# Beyond that, this many are fetched at once.
 HITS_MORE: Final = 1000
 SEARCH_DEADLINE: Final = 300.0
 
-# What comes is asked for so often, seconds.
+# How often to search new lines, seconds.
 LOOK_EVERY: Final = 1.0
 
-Key = tuple[int, int, str, int]
 # Time of arrival and line.
-Place = tuple[int, Key]
-BEGIN: Final[Place] = (0, (0, 0, "", 0))
+Hit = tuple[int, LineKey]
+BEGIN: Final[Hit] = (0, (0, 0, "", 0))
 
 
 @dataclass
-class Part:
-    """Between these times all hits are known, where there are more than are kept."""
+class KnownSpan:
+    """The times between which all hits are known, if there are more than are kept."""
 
     low_ns: int
     high_ns: int
     is_first: bool = False
-    """None lies before it."""
+    """No hit lies before it."""
     is_last: bool = False
-    """Nor behind it, when that was last asked."""
+    """No hit lay after it at the last request."""
 
 
 class Finder:
@@ -64,43 +67,43 @@ class Finder:
     ) -> None:
         self.text = pattern
         self.name = name or pattern or level or ""
-        """What is looked for, in a word."""
+        """The search in a word."""
         self.selection = selection
         self.ignore_case = ignores_case(pattern)
         self.pattern = compiled(pattern, self.ignore_case) if pattern else None
-        self.hits: list[Place] = []
-        """In order; all of them, or those of `part`."""
-        self.part: Part | None = None
+        self.hits: list[Hit] = []
+        """In order of time: all hits, or those of `part`."""
+        self.part: KnownSpan | None = None
         self.current = -1
         self.running = True
-        """Not all that was there has been searched."""
+        """The search has not finished."""
         self.problem = ""
         self.looks = 0
-        """How often the nodes have been asked."""
-        self._keys: set[Key] = set()
+        """The number of requests to the nodes."""
+        self._keys: set[LineKey] = set()
         self._is_refused = False
         self._source = source
         self.level = level
         self._only = only
-        """The one file whose lines are shown."""
+        """The only stream that is shown; None: all."""
         self._apart = 0
         self._reached: dict[str, int] = {}
-        """By node: what it had by then has been searched."""
-        self._columns: dict[Key, int] = {}
-        """Of hits in lines whose text is cut."""
+        """By node: how far its files have been searched."""
+        self._columns: dict[LineKey, int] = {}
+        """The columns of hits in cut lines."""
         self._pages: list[Page] = []
         self.clocks = clocks or Clocks(source)
-        """What all times here are made with: the parts must meet, and a line is looked for by the time of its hit."""
+        """The clock offsets of all times here: the parts must meet, and a line is found by the time of its hit."""
 
-    def pages(self, key: Key) -> tuple[Page, Page] | None:
-        """What lies before and behind the first hit, once, if that is this line and its node has sent it along."""
+    def pages(self, key: LineKey) -> tuple[Page, Page] | None:
+        """Return the rows before and after the first hit, once, if that is this line and its node has sent them."""
         pages, self._pages = self._pages, []
         rows = [row for page in pages for row in page.rows]
         here = any((row.generation, row.rank, row.stream, row.line) == key for row in rows)
         return (pages[0], pages[1]) if here and len(pages) == 2 else None
 
     async def run(self, found: Callable[[], None], around: int, near_ns: int | None) -> None:
-        """Search, and go on in what comes, until there is more than is kept or the job is over."""
+        """Search, and continue with new lines until there are more hits than are kept or the job has ended."""
         await self.search(found, around, near_ns)
         over = False
         while not over and self.part is None and not self._is_refused:
@@ -109,28 +112,28 @@ class Finder:
             await self._look(self._collect({}, found, None), found)
 
     async def search(self, found: Callable[[], None], around: int = 0, near_ns: int | None = 0) -> None:
-        """Collect the hits there are, or, where they are too many, the next ones; `found` is called with each batch.
+        """Collect all hits, or the next ones if they are too many; `found` is called after each batch.
 
-        around: so many rows at the first hit from `near_ns` on, None: at the newest, are wanted with them (`pages`).
+        around: this many rows at the first hit from `near_ns` on (None: at the newest) are requested too (`pages`).
         """
         first: dict[str, Any] = {"around": around, "near_ns": near_ns, "note_page": self._note_page} if around else {}
         if "nccl" not in self.selection.streams:
             first["note_apart"] = self._note_apart
         await self._look(self._collect(first, found, near_ns), found)
 
-    async def go_on(self, direction: int, place: Place | None, pointer: Key | None) -> Place | None:
-        """The hit that `step` does not know, from the nodes, around the ends; None: there is a `problem`."""
+    async def go_on(self, direction: int, place: Hit | None, pointer: LineKey | None) -> Hit | None:
+        """Request the hit that `step` does not know, wrapping around; None: there is a `problem`."""
         self.running = True
         await self._look(self._go_on(direction, place, pointer), lambda: None)
         return None if self.problem or self.current < 0 else self.hits[self.current]
 
-    async def _go_on(self, direction: int, place: Place | None, pointer: Key | None) -> None:
+    async def _go_on(self, direction: int, place: Hit | None, pointer: LineKey | None) -> None:
         if self._is_known(place, pointer):
             await self._extend(direction)
         else:
             await self._begin(None if place is None else place[0], direction)
         if self.step(direction, place, pointer) is None:
-            # There is none on that side: the first one of all, or the last.
+            # No hit on that side: wrap around to the first or last one.
             await self._begin(0 if direction > 0 else None, direction)
             self.step(direction, BEGIN if direction > 0 else None, None)
 
@@ -145,7 +148,7 @@ class Finder:
         try:
             await asyncio.wait_for(work, SEARCH_DEADLINE)
         except asyncio.TimeoutError:
-            self.problem = "the search takes too long"
+            self.problem = "the search timed out"
         except Unreachable as error:
             self.problem = error.message
         except SupervisorError as error:
@@ -157,7 +160,7 @@ class Finder:
             found()
 
     async def _collect(self, more: dict[str, Any], found: Callable[[], None], near_ns: int | None) -> None:
-        """Take what has not been searched, and where that is too much keep what lies near the current hit."""
+        """Search new lines; if there are too many hits, keep those near the current one."""
         query = {**self._query, **more, "reached": self._reached, "limit": HITS_KEPT, "clocks": self.clocks}
         async with contextlib.aclosing(self._source.search(self.selection, **query)) as rows:
             async for row in rows:
@@ -173,20 +176,20 @@ class Finder:
     # --- more hits than are kept
 
     async def _begin(self, t_ns: int | None, way: int) -> None:
-        """Know the hits from a time on, or before it; None: from the end back."""
+        """Load the hits from a time on, or before it; None: back from the end."""
         self.hits, self.current = [], -1
         self._keys.clear()
         self._columns.clear()
         if t_ns is None:
-            self.part = Part(sys.maxsize, sys.maxsize, is_last=True)
+            self.part = KnownSpan(sys.maxsize, sys.maxsize, is_last=True)
             await self._extend(-1)
             self.part.high_ns = self.hits[-1][0] + 1 if self.hits else 0
         else:
-            self.part = Part(t_ns, t_ns, is_first=t_ns == 0)
+            self.part = KnownSpan(t_ns, t_ns, is_first=t_ns == 0)
             await self._extend(way)
 
     async def _extend(self, way: int) -> None:
-        """Know the next hits (1), or those before (-1), if there are any."""
+        """Load the next (1) or previous (-1) hits, if there are any."""
         part = self.part
         assert part is not None
         count, done = len(self.hits), way < 0 and part.is_first
@@ -199,12 +202,12 @@ class Finder:
                 newest_ns = max((row.t_ns + 1 for row in rows), default=part.high_ns)
                 part.high_ns, part.is_last = min(edges_ns, default=newest_ns), done
             for row in rows:
-                # Beyond the edge others may be missing.
+                # Beyond the edge, hits may be missing.
                 if part.low_ns <= row.t_ns < part.high_ns:
                     self._take(row)
 
-    async def _nearest(self, part: Part, way: int) -> tuple[list[Row], list[int]]:
-        """The next hits on one side of a part, and the times behind which nodes have more of them."""
+    async def _nearest(self, part: KnownSpan, way: int) -> tuple[list[Row], list[int]]:
+        """Return the next hits on one side of a part, and the times beyond which nodes have more."""
         edges_ns: list[int] = []
 
         def note_span(since_ns: int | None, until_ns: int | None) -> None:
@@ -217,8 +220,8 @@ class Finder:
         async with contextlib.aclosing(self._source.search(self.selection, **query)) as rows:
             return [row async for row in rows], edges_ns
 
-    def _is_known(self, place: Place | None, pointer: Key | None) -> bool:
-        """What lies beside the line that is read is known, or follows what is known."""
+    def _is_known(self, place: Hit | None, pointer: LineKey | None) -> bool:
+        """Whether the hits next to the line that is read are known, or adjoin known ones."""
         part = self.part
         if part is None or self.is_at(pointer):
             return True
@@ -235,7 +238,7 @@ class Finder:
         self._pages.append(page)
 
     def _take(self, row: Row) -> bool:
-        """Take a row that was found, if it is of the file that is shown, and new."""
+        """Add a hit if its stream is shown and it is new."""
         if self._only not in (None, row.stream):
             return False
         key = (row.generation, row.rank, row.stream, row.line)
@@ -243,8 +246,8 @@ class Finder:
             self._columns[key] = row.column
         return self.add(row.t_ns, key)
 
-    def add(self, t_ns: int, key: Key) -> bool:
-        """Take a hit, once; the current one stays the current one."""
+    def add(self, t_ns: int, key: LineKey) -> bool:
+        """Add a hit, once; the current hit stays the current one."""
         if key in self._keys:
             return False
         self._keys.add(key)
@@ -254,18 +257,18 @@ class Finder:
             self.current += 1
         return True
 
-    def is_at(self, pointer: Key | None) -> bool:
+    def is_at(self, pointer: LineKey | None) -> bool:
         """Whether this line is the current hit."""
         return self.current >= 0 and self.hits[self.current][1] == pointer
 
-    def stand_at(self, pointer: Key | None) -> None:
-        """Take this line for the current hit, if it is one."""
+    def stand_at(self, pointer: LineKey | None) -> None:
+        """Make this line the current hit, if it is one."""
         self.current = next((at for at, (_, key) in enumerate(self.hits) if key == pointer), -1)
 
-    def step(self, direction: int, place: Place | None, pointer: Key | None) -> Place | None:
-        """The next (1) or previous (-1) hit from the line that is read: the current hit if that is the `pointer`.
+    def step(self, direction: int, place: Hit | None, pointer: LineKey | None) -> Hit | None:
+        """Return the next (1) or previous (-1) hit from the line that is read, or None if it is not known.
 
-        place: None at the end, where the newest hit is the nearest one. None: there is none, or it is not known here.
+        pointer: the line of the current hit, if the reader is still there; place: None at the end of the log.
         """
         if not self.hits or not self._is_known(place, pointer):
             return None
@@ -280,8 +283,12 @@ class Finder:
         self.current = at % len(self.hits)
         return self.hits[self.current]
 
-    def how(self) -> str:
-        """How the search stands, in words that follow what is looked for."""
+    def begin_more(self) -> None:
+        """Note that `go_on` will be called."""
+        self.running = True
+
+    def state_text(self) -> str:
+        """The state of the search, shown behind the search text."""
         if self.problem:
             return self.problem
         if self.part is not None and self.running:
@@ -297,13 +304,13 @@ class Finder:
         return f"hit {self.current + 1:,} of {many}{where}"
 
     def _many(self) -> str:
-        """How many hits are known, and which ones."""
+        """The number of known hits, and which ones these are."""
         many, part = f"{len(self.hits):,}", self.part
         if part is None:
             return f"{many}+" if self.running else many
         if part.is_first and part.is_last:
             return many
-        return f"the first {many}" if part.is_first else f"the last {many}" if part.is_last else f"{many} around here"
+        return f"the first {many}" if part.is_first else f"the last {many}" if part.is_last else f"{many} nearby"
 
 
 def compiled(pattern: str, ignore_case: bool) -> re.Pattern[str]:

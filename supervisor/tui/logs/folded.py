@@ -1,30 +1,33 @@
-"""Many ranks by time, with what they print alike at one moment shown once.
+"""Many ranks by time; identical lines of several ranks are shown once.
 
 In: the rows of a merged feed. Out: the rows of the first rank of each fold, with the ranks that it stands for.
 
-**Folds that are settled never change, and older rows fold among themselves: what is being read stays where it is.**
+**Settled folds never change, and older rows fold among themselves: the line that is read keeps its position.**
 """
 
 from __future__ import annotations
 
 import dataclasses
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from supervisor import plain
-from supervisor.session.folding import WINDOW_NS, Fold, Folder
+from remote_agent.text.names import ranges
+from supervisor.logs.fold import WINDOW_NS, Fold, Folder
 from supervisor.tui.logs.feeds import PAGE
 from supervisor.tui.logs.merged import MERGED_KEPT, MergedFeed
 
 if TYPE_CHECKING:
-    from supervisor.session.logs import Clocks, Page, Selection
-    from supervisor.tui.logs.log_row import Key, LogRow
+    from collections.abc import Callable, Iterable
+
+    from supervisor.logs.merge import Page
+    from supervisor.logs.rows import Clocks
+    from supervisor.logs.selection import Selection
+    from supervisor.tui.logs.row import LineKey, LogRow
     from supervisor.tui.source import Source
 
-# Rows in one request: hundreds of them may be one on the screen.
+# Rows in one request: hundreds of them may be one line on the screen.
 FOLD_PAGE: Final = 4096
-# How much later than the others a node may tell of a row.
+# How much later than the others a node may send a row.
 LATE_NS: Final = WINDOW_NS // 4
 
 
@@ -36,7 +39,7 @@ class _Block(NamedTuple):
 
     @property
     def height(self) -> int:
-        """How many lines it takes."""
+        """Its lines on the screen."""
         return len(self.fold.shown)
 
 
@@ -48,7 +51,7 @@ def _blocks(rows: Iterable[LogRow]) -> list[_Block]:
 def _block(fold: Fold[LogRow]) -> _Block:
     if len(fold.records) == 1:
         return _Block(fold, "")
-    return _Block(fold, f"[{plain.ranges(fold.ranks)}]{'~' if fold.differs else ''}")
+    return _Block(fold, f"[{ranges(fold.ranks)}]{'~' if fold.differs else ''}")
 
 
 def _height(blocks: Iterable[_Block]) -> int:
@@ -56,35 +59,37 @@ def _height(blocks: Iterable[_Block]) -> int:
 
 
 class FoldedFeed(MergedFeed):
-    """A merged feed whose lines are folded."""
+    """A merged feed that shows equal lines of several ranks once."""
+
+    is_folded = True
 
     def __init__(self, source: Source, selection: Selection) -> None:
         super().__init__(source, selection)
         self._is_flooded = False
-        """More than one page came since the last look."""
+        """More than one page arrived since the last refresh."""
         self._blocks: list[_Block] = []
         self._lines: list[tuple[_Block, int]] = []
-        """What is on each line: a block, and which row of it."""
+        """By line: a block, and the number of its row."""
 
     @property
     def count(self) -> int:
-        """Lines there are here, and one more for those before them."""
+        """The loaded lines, and one more for those before them."""
         return len(self._lines) + self._offset
 
     def row(self, index: int) -> LogRow | None:
-        """One line, or None for the place of older ones."""
+        """One line, or None for the placeholder of older ones."""
         index -= self._offset
         if not 0 <= index < len(self._lines):
             return None
         block, at = self._lines[index]
         row = self._rows[block.fold.shown[at].key]
         if row.t_ns != block.fold.t_ns:
-            # It stands where the first line of its record does.
+            # Its position is that of the first line of its record.
             row = dataclasses.replace(row, stands_ns=block.fold.t_ns)
         return dataclasses.replace(row, who=block.who, fold=block.fold) if block.who else row
 
-    def index_of(self, key: Key) -> int | None:
-        """Where the line is that stands for this one, or None."""
+    def index_of(self, key: LineKey) -> int | None:
+        """The index of the line that shows this one, or None."""
         line = self._offset
         for block in self._blocks:
             for rows in block.fold.records:
@@ -95,10 +100,10 @@ class FoldedFeed(MergedFeed):
         return None
 
     def missing(self, first: int, last: int, *, ahead: bool = False) -> int | None:
-        """Older rows while few are here, and where their place is in view; newer ones at the other end."""
-        # What passes a filter may be far back: it is looked for where there is room for it.
+        """Older rows while few are loaded, or when their placeholder is in view; newer ones at the other end."""
+        # Rows that pass a filter may be far back: they are searched for when there is room for them.
         few = len(self._order) < MERGED_KEPT // 2 and (first <= 0 or not self.selection.filter)
-        # All lines on the screen may be all rows that can be kept.
+        # The lines on the screen may stand for all rows that can be kept.
         wanted = few or (first <= 0 and last < self.count - 1)
         if self._offset and first <= PAGE // 4 and wanted:
             return 0
@@ -107,8 +112,8 @@ class FoldedFeed(MergedFeed):
         return None
 
     async def refresh(self, rows: int, following: Callable[[], bool]) -> None:
-        """While the reader is `following`, all that came; else only whether there is more."""
-        clocks = self._clocks
+        """Load all new rows while the reader is `following`; otherwise learn only whether there are any."""
+        clocks = self.clocks
         is_at_end = self._order and not self.detached and not self.selection.filter
         if is_at_end and following() and clocks is not None and not clocks.moved:
             last_ns = self._edge(-1)
@@ -116,7 +121,7 @@ class FoldedFeed(MergedFeed):
             if not self._is_flooded:
                 page = await self._fetch(FOLD_PAGE, clocks, after_ns=last_ns - LATE_NS, counted=self._span())
             if page is None or page.more:
-                # Of what one page does not hold only the newest: the others are loaded when they are looked for.
+                # Only the newest page is loaded; the rows between are loaded on demand.
                 page = await self._fetch(FOLD_PAGE, clocks, counted=self._span())
                 self._is_flooded = bool(page.more and page.rows and page.rows[0].t_ns > last_ns)
             if following() and set(self.absent) <= set(page.absent):
@@ -133,7 +138,7 @@ class FoldedFeed(MergedFeed):
     async def show_around(
         self, t_ns: int, rows: int, pages: tuple[Page, Page] | None = None, clocks: Clocks | None = None
     ) -> None:
-        """Replace what is here by the rows around a time, as many as one answer holds: they may be a few lines."""
+        """Replace the loaded rows by those around a time, as many as one answer holds: they may fold to a few lines."""
         await super().show_around(t_ns, max(rows, 3 * PAGE), clocks=clocks)
 
     async def _fetch(self, count: int, clocks: Clocks | None, **bounds: Any) -> Page:
@@ -154,7 +159,7 @@ class FoldedFeed(MergedFeed):
         super()._append(rows)
         left = self._left() if len(self._order) < count + len(rows) else self._blocks
         self.shifted = shifted + _height(left) - _height(self._blocks) + self._offset - offset
-        # What is older than two windows nothing can join.
+        # No row can join a fold that is older than two windows.
         settled = bisect_left(left, min(row.t_ns for row in rows) - 2 * WINDOW_NS, key=lambda block: block.fold.t_ns)
         again = {row.key for block in left[settled:] for row in block.fold.rows} | {row.key for row in rows}
         self._show(left[:settled] + _blocks(self._rows[key] for key in self._order if key in again))
@@ -168,9 +173,9 @@ class FoldedFeed(MergedFeed):
         self._lines = [(block, at) for block in blocks for at in range(block.height)]
 
     def _left(self) -> list[_Block]:
-        """Return the blocks of which something is still here."""
+        """Return the blocks that still have loaded rows."""
         left: list[_Block] = []
-        # Where a fold's first ranks' rows are gone, it stands behind all that may come back without it.
+        # A fold without the rows of its first ranks moves behind the rows that may be loaded again.
         least_ns = self._edge(0)
         for block in self._blocks:
             records = [kept for rows in block.fold.records if (kept := [row for row in rows if row.key in self._rows])]

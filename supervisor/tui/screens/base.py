@@ -1,48 +1,41 @@
-"""What every screen of the job has: the bars, a tick while it is visible, a selection, the keys that work everywhere.
+"""The base of every screen of the job: the bars, a tick while it is visible, a selection, the keys of every screen.
 
-In: ticks of the application. Out: requests to it: go to a screen, open a log, act, leave.
+In: ticks of the application. Out: calls of the `Shell`: go to a screen, open a log, act, leave.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, ClassVar, Final, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from textual.containers import Vertical
 from textual.screen import Screen
 
 from supervisor.actions import BY_ID
 from supervisor.tui import keys
-from supervisor.tui.cells import fit_row
+from supervisor.tui.dialogs.actions import ActionDialogs
+from supervisor.tui.dialogs.palette import open_help, open_palette
+from supervisor.tui.rows.spans import fit_row
+from supervisor.tui.shell import Target
 from supervisor.tui.widgets.bars import AlertBar, Bar, KeyBar
 from supervisor.tui.widgets.lines import Drawn, LineView
 from supervisor.tui.widgets.picker import Picker
-from supervisor.tui.widgets.tables import Page
+from supervisor.tui.widgets.tables import DetailPane
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from textual.app import ComposeResult
     from textual.binding import Binding
     from textual.widget import Widget
 
-    from supervisor.tui.app import SupervisorApp
     from supervisor.tui.model import Snapshot
-
-T = TypeVar("T")
+    from supervisor.tui.shell import Shell
 
 SMALLEST: Final = (60, 16)
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """What the user has selected."""
-
-    node: str | None = None
-    rank: int | None = None
-
-
-def way_out(snapshot: Snapshot) -> str:
-    """What leaving means now, in a word."""
+def quit_label(snapshot: Snapshot) -> str:
+    """What q does now, in a word or two."""
     if snapshot.ended or snapshot.problem:
         return "quit"
     return "give up" if snapshot.bringing_up and not snapshot.state else "detach"
@@ -58,13 +51,6 @@ class TooSmall(Bar):
         return [Drawn(row if y == 0 else (), "", ("", "")) for y in range(self.size.height)]
 
 
-def _toggle(marked: list[T], one: T) -> None:
-    if one in marked:
-        marked.remove(one)
-    else:
-        marked.append(one)
-
-
 class LiveScreen(Screen[None], inherit_bindings=False):
     """One screen of the job."""
 
@@ -77,9 +63,9 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         super().__init_subclass__(**options)
 
     @property
-    def tui(self) -> SupervisorApp:
+    def shell(self) -> Shell:
         """The application."""
-        return cast("SupervisorApp", self.app)
+        return cast("Shell", self.app)
 
     def compose(self) -> ComposeResult:
         """Bars above and below the body."""
@@ -97,8 +83,8 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         """Show a newer state in the body."""
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A key that is typed ahead of the first frame has nothing to act on yet."""
-        return self.is_mounted or action == "go"
+        """Before the first frame there is nothing to act on."""
+        return self.is_mounted
 
     def selection(self) -> Target:
         """What is selected."""
@@ -111,120 +97,95 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         if small:
             self.query_one(TooSmall).redraw()
             return
-        self.query_one(AlertBar).show(snapshot, age_s, paused_s=self.tui.paused_s, played=self.tui.played)
+        self.query_one(AlertBar).show(
+            snapshot, age_s, paused_s=self.shell.paused_s, replay_status=self.shell.replay_status
+        )
         if changed:
             self.show(snapshot)
             self.query_one(KeyBar).show(
-                table=self.tui.key_table,
-                theme=self.tui.palette.name,
-                read_only=self.tui.read_only,
-                marked=len(self.tui.memory.nodes) + len(self.tui.memory.ranks),
-                way_out="quit" if self.tui.played else way_out(snapshot),
-                way_back=self.tui.way_back,
+                table=self.shell.key_table,
+                theme=self.shell.palette.name,
+                read_only=self.shell.read_only,
+                marked=len(self.shell.preferences.nodes) + len(self.shell.preferences.ranks),
+                quit_label="quit" if self.shell.replay_status else quit_label(snapshot),
+                has_way_back=self.shell.has_way_back,
             )
 
     def tick_paused(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
-        """The tick while the user has stopped the screen: what moves by itself stays where it is."""
+        """The tick while the display is frozen."""
         LiveScreen.tick(self, snapshot, age_s, changed)
 
     def on_resize(self) -> None:
-        """Lay out for the new size."""
-        self.tui.look_again()
+        """Redraw for the new size."""
+        self.shell.look_again()
 
     def on_screen_resume(self) -> None:
-        """Show what happened meanwhile."""
-        self.tui.look_again()
+        """Show the newest state."""
+        self.shell.look_again()
 
     # --- keys that work everywhere
 
-    def action_go(self, name: str) -> None:
-        """Go to a screen."""
-        self.tui.go(name)
-
     def action_back(self) -> None:
         """Go back."""
-        self.tui.back()
-
-    def action_last(self) -> None:
-        """Go to the screen before this one."""
-        self.tui.last()
+        self.shell.back()
 
     def action_logs(self) -> None:
         """Open the log of the selection."""
-        self.tui.open_log(self.selection())
-
-    def action_incident(self) -> None:
-        """Open the newest incident."""
-        self.tui.open_incident()
+        self.shell.open_log(self.selection())
 
     def action_act(self) -> None:
         """Open the menu of actions."""
-        self.tui.desk.open_menu(self.selection())
+        ActionDialogs(self.shell).open_menu(self.selection())
 
     def action_sync(self) -> None:
-        """Ask whether the group shall start from the files as they are now."""
-        self.tui.desk.begin(BY_ID["job.sync"], self.selection())
+        """Ask whether to restart the group from the edited files."""
+        ActionDialogs(self.shell).begin(BY_ID["job.sync"], self.selection())
 
     def action_mark(self) -> None:
-        """Mark what is selected, or unmark it."""
+        """Mark the selected node or rank, or remove its mark."""
         target = self.selection()
-        if target.rank is not None:
-            _toggle(self.tui.memory.ranks, target.rank)
-        elif target.node:
-            _toggle(self.tui.memory.nodes, target.node)
-        self.tui.look_again()
+        self.shell.preferences.toggle_mark(target.node, target.rank)
+        self.shell.look_again()
 
     def action_mark_failed(self) -> None:
-        """Mark every node and every rank that failed or was lost."""
-        memory, snapshot = self.tui.memory, self.tui.snapshot
+        """Mark every failed or lost node and every failed rank."""
+        preferences, snapshot = self.shell.preferences, self.shell.snapshot
         nodes = [node.name for node in snapshot.nodes if node.state in ("failed", "lost")]
         ranks = [row.rank for row in snapshot.ranks if row.state == "failed"]
-        memory.nodes = list(dict.fromkeys([*memory.nodes, *nodes]))
-        memory.ranks = list(dict.fromkeys([*memory.ranks, *ranks]))
-        self.tui.look_again()
+        preferences.nodes = list(dict.fromkeys([*preferences.nodes, *nodes]))
+        preferences.ranks = list(dict.fromkeys([*preferences.ranks, *ranks]))
+        self.shell.look_again()
 
     def action_unmark(self) -> None:
-        """Mark nothing."""
-        self.tui.memory.nodes, self.tui.memory.ranks = [], []
-        self.tui.look_again()
+        """Remove all marks."""
+        self.shell.preferences.nodes, self.shell.preferences.ranks = [], []
+        self.shell.look_again()
 
     def action_problems(self) -> None:
-        """In the tables only what has a problem, or all."""
-        self.tui.memory.problems_only = not self.tui.memory.problems_only
-        self.tui.look_again()
+        """Show only nodes and ranks with problems, or all."""
+        self.shell.preferences.problems_only = not self.shell.preferences.problems_only
+        self.shell.look_again()
 
     def action_pane(self, step: int) -> None:
-        """Go to the next or previous pane; to a page only where it has more than fits."""
+        """Focus the next or previous pane; a detail pane only if it has more lines than fit."""
         shown = (view for view in self.query(LineView) if view.can_focus and view.is_on_screen and view.size.height)
-        panes = [view for view in shown if not isinstance(view, Page) or view.has_more]
+        panes = [view for view in shown if not isinstance(view, DetailPane) or view.has_more]
         if panes:
             at = panes.index(self.focused) if self.focused in panes else -step
             self.set_focus(panes[(at + step) % len(panes)], scroll_visible=False)
 
-    def action_pause(self) -> None:
-        """Stop the screen, or let it go on."""
-        self.tui.pause()
-
-    def copied(self) -> str:
-        """What `y` takes: the selected row of the focused list."""
+    def copied_text(self) -> str:
+        """What `y` copies: the selected row of the focused list."""
         return self.focused.text if isinstance(self.focused, Picker) else ""
 
     def action_copy(self) -> None:
         """Copy the row or line."""
-        self.tui.copy(self.copied())
+        self.shell.copy(self.copied_text())
 
     def action_palette(self) -> None:
         """Open the palette."""
-        self.tui.desk.open_palette()
+        open_palette(self.shell)
 
     def action_help(self) -> None:
         """Open the help page."""
-        self.tui.desk.open_help(self.NAME)
-
-    def action_theme(self) -> None:
-        """Take the next theme."""
-        self.tui.next_theme()
-
-    def action_leave(self) -> None:
-        """Ask whether to detach or to stop."""
-        self.tui.leave()
+        open_help(self.shell, self.NAME)

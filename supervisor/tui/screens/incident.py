@@ -1,21 +1,23 @@
-"""What failed first, why, who only followed, and what to do now.
+"""What failed first and why, what failed as a consequence, and what to do now.
 
-In: incidents. Out: a way to the line of evidence.
+In: incidents. Out: the log at a line of evidence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from textual import on
 
-from supervisor.tui.cells import Row, clean, whole_numbers
-from supervisor.tui.incident_rows import Line, incident_lines
-from supervisor.tui.screens.base import LiveScreen, Target
+from supervisor.tui.rows.incident import PageLine, incident_lines
+from supervisor.tui.rows.spans import Row, clean, whole_numbers
+from supervisor.tui.screens.base import LiveScreen
+from supervisor.tui.shell import Target
 from supervisor.tui.widgets.picker import Picker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from textual.widget import Widget
 
     from supervisor.tui.model import Snapshot
@@ -23,13 +25,13 @@ if TYPE_CHECKING:
 
 
 def _before_the_verdict(snapshot: Snapshot) -> Row:
-    """What is known while there is no incident: nothing has failed, or the nodes are still being asked."""
+    """What is shown without an incident: nothing has failed, or its cause is still being found."""
     failed = [rank for rank in snapshot.ranks if rank.state == "failed"]
     if not failed:
         return ((" no failure so far", "ok"),)
     ranks = f"rank {failed[0].rank} ({failed[0].node})" if len(failed) == 1 else f"{len(failed)} ranks"
     how = " or ".join(sorted({rank.outcome for rank in failed}))
-    return ((f" {ranks} failed", "bad"), (f", {how}; the nodes are asked who was first, and why", "text"))
+    return ((f" {ranks} failed", "bad"), (f", {how}; finding the first failure", "text"))
 
 
 class IncidentScreen(LiveScreen):
@@ -45,13 +47,13 @@ class IncidentScreen(LiveScreen):
         """Begin with the newest."""
         self._back = 0
         self._unfolded = False
-        self._lines: list[Line] = []
+        self._lines: list[PageLine] = []
         self._seen = 0
 
     def show(self, snapshot: Snapshot) -> None:
-        """Show the incident; the one being read stays when another one comes."""
+        """Show the incident; the one that is read stays when a new one arrives."""
         picker = self.query_one(Picker)
-        incidents = self.tui.source.incidents
+        incidents = self.shell.source.incidents
         if self._back and len(incidents) > self._seen:
             self._back += len(incidents) - self._seen
         self._seen = len(incidents)
@@ -62,7 +64,7 @@ class IncidentScreen(LiveScreen):
             picker.show((), lambda index: ())
             return
         self._lines = incident_lines(
-            incident, snapshot, picker.line_width or self.size.width - 1, self.tui.glyphs, unfolded=self._unfolded
+            incident, snapshot, picker.line_width or self.size.width - 1, self.shell.glyphs, unfolded=self._unfolded
         )
         lines = self._lines
         picker.heading = f"incident {incident.get('id', '?')}, generation {incident.get('generation', '?')}"
@@ -71,7 +73,7 @@ class IncidentScreen(LiveScreen):
 
     def open(self, number: object) -> None:
         """Show the incident with this id, else the newest."""
-        incidents = self.tui.source.incidents
+        incidents = self.shell.source.incidents
         at = next((at for at, incident in enumerate(incidents) if incident.get("id") == number), len(incidents) - 1)
         self._seen = len(incidents)
         self._turn_to(len(incidents) - 1 - at)
@@ -81,12 +83,12 @@ class IncidentScreen(LiveScreen):
         picker = self.query_one(Picker)
         picker.top = 0
         picker.action_edge(False)
-        self.tui.look_again()
+        self.shell.look_again()
 
     def _current(self) -> Json | None:
-        incidents = self.tui.source.incidents
+        incidents = self.shell.source.incidents
         self._back = max(0, min(self._back, len(incidents) - 1))
-        return incidents[-1 - self._back] if incidents else self.tui.snapshot.incident
+        return incidents[-1 - self._back] if incidents else self.shell.snapshot.incident
 
     def selection(self) -> Target:
         """The culprit."""
@@ -103,14 +105,14 @@ class IncidentScreen(LiveScreen):
         """Open the culprit's log of that generation."""
         incident = self._current() or {}
         generation = incident.get("generation")
-        self.tui.open_log(self.selection(), generation if isinstance(generation, int) else None)
+        self.shell.open_log(self.selection(), generation if isinstance(generation, int) else None)
 
     @on(Picker.Opened)
     def open_line(self, event: Picker.Opened) -> None:
         """Go to the evidence, or unfold the victims."""
         line = next((line for line in self._lines if line.key == event.key), None)
         if line is not None and line.place is not None:
-            self.tui.open_place(line.place)
+            self.shell.open_place(line.place)
         elif line is not None and (line.unfolds or line.key[0].startswith("victims")):
             self._unfolded = not self._unfolded
-            self.tui.look_again()
+            self.shell.look_again()

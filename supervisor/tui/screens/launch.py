@@ -1,23 +1,26 @@
-"""Bringing the hosts up: one line each while it goes well, reason and hint in full where it does not.
+"""The launch: one line for each host, with reason and hint in full where it failed.
 
-In: the hosts' progress. Out: rows; stays on the screen when too few came up.
+In: the progress of the hosts. Out: rows; the screen stays if too few hosts are up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from supervisor.tui.cells import Row, Span, clean, fit
-from supervisor.tui.rows import name_width
-from supervisor.tui.screens.base import LiveScreen, Target
-from supervisor.tui.textflow import wrap
+from remote_agent.text.names import count
+from supervisor.tui.rows.spans import Row, Span, clean, fit
+from supervisor.tui.rows.tables import name_width
+from supervisor.tui.rows.wrapping import wrap
+from supervisor.tui.screens.base import LiveScreen
+from supervisor.tui.shell import Target
 from supervisor.tui.widgets.picker import Picker
-from supervisor.tui.words import Glyphs, count
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from textual.widget import Widget
 
+    from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import NodeRow, Snapshot
 
 _LOOKS = {
@@ -40,10 +43,10 @@ class LaunchScreen(LiveScreen):
     def show(self, snapshot: Snapshot) -> None:
         """Show how far each host is."""
         picker = self.query_one(Picker)
-        lines = launch_rows(snapshot, picker.line_width or self.size.width - 1, self.tui.glyphs)
+        lines = launch_rows(snapshot, picker.line_width or self.size.width - 1, self.shell.glyphs)
         up = sum(node.link == "up" for node in snapshot.nodes)
         failed = sum(node.link == "failed" for node in snapshot.nodes)
-        picker.heading = "bringing up the hosts" if snapshot.bringing_up else "reaching the hosts"
+        picker.heading = "bringing up the hosts" if snapshot.bringing_up else "connecting to the hosts"
         note: list[Span] = [(f"{up} of {count(len(snapshot.nodes), 'host')} up", "ok" if up else "dim")]
         if failed:
             note.append((f"  {failed} failed", "bad"))

@@ -5,18 +5,20 @@ In: snapshots. Out: a selection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from textual import on
 
-from supervisor.tui.rows import node_lines
-from supervisor.tui.screens.base import LiveScreen, Target
-from supervisor.tui.vitals import node_usage_lines, rank_lines
+from supervisor.tui.rows.tables import node_lines
+from supervisor.tui.rows.usage import node_usage_lines, rank_lines
+from supervisor.tui.screens.base import LiveScreen
+from supervisor.tui.shell import Target
 from supervisor.tui.widgets.picker import Picker
-from supervisor.tui.widgets.tables import NodeTable, Page, RankTable
+from supervisor.tui.widgets.tables import DetailPane, NodeTable, RankTable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from textual.widget import Widget
 
     from supervisor.tui.model import Snapshot
@@ -30,12 +32,12 @@ class NodesScreen(LiveScreen):
     def body(self) -> Iterable[Widget]:
         """A table, and all about the selected node."""
         yield NodeTable("nodes")
-        yield Page("detail")
+        yield DetailPane("detail")
 
     def show(self, snapshot: Snapshot) -> None:
         """Show a newer state."""
         table = self.query_one(NodeTable)
-        memory = self.tui.memory
+        memory = self.shell.preferences
         table.show_nodes(
             snapshot,
             worst_first=True,
@@ -47,14 +49,14 @@ class NodesScreen(LiveScreen):
 
     @on(Picker.Moved)
     def _moved(self) -> None:
-        self._show_detail(self.tui.snapshot)
+        self._show_detail(self.shell.snapshot)
 
     def _show_detail(self, snapshot: Snapshot) -> None:
         node = snapshot.nodes_by_name.get(self.selection().node or "")
         width = self.size.width - 1
         lines = node_lines(node, snapshot, width) + node_usage_lines(node, width) if node is not None else []
         title = f"node {node.name}" if node is not None else ""
-        self.query_one(Page).show_below(self.query_one(NodeTable), title, lines, self.size.height)
+        self.query_one(DetailPane).show_below(self.query_one(NodeTable), title, lines, self.size.height)
 
     def selection(self) -> Target:
         """The selected node."""
@@ -64,7 +66,7 @@ class NodesScreen(LiveScreen):
     @on(Picker.Opened)
     def open_selection(self, event: Picker.Opened) -> None:
         """Go to the node's ranks."""
-        self.tui.go_to_rank_of(str(event.key))
+        self.shell.open_ranks_of(str(event.key))
 
 
 class RanksScreen(LiveScreen):
@@ -75,32 +77,32 @@ class RanksScreen(LiveScreen):
     def body(self) -> Iterable[Widget]:
         """A table, and a page."""
         yield RankTable("ranks")
-        yield Page("detail")
+        yield DetailPane("detail")
 
     def show(self, snapshot: Snapshot) -> None:
         """Show a newer state."""
-        memory = self.tui.memory
+        memory = self.shell.preferences
         self.query_one(RankTable).show_ranks(snapshot, set(memory.ranks), memory.problems_only)
         self._show_detail(snapshot)
 
     @on(Picker.Moved)
     def _moved(self) -> None:
-        self._show_detail(self.tui.snapshot)
+        self._show_detail(self.shell.snapshot)
 
     def _show_detail(self, snapshot: Snapshot) -> None:
         rank = snapshot.rank(self.selection().rank or 0)
-        width, glyphs = self.size.width - 1, self.tui.glyphs
-        lines = rank_lines(rank, self.tui.history, width, glyphs) if rank is not None else []
+        width, glyphs = self.size.width - 1, self.shell.glyphs
+        lines = rank_lines(rank, self.shell.history, width, glyphs) if rank is not None else []
         title = f"rank {rank.rank}" if rank is not None else ""
-        self.query_one(Page).show_below(self.query_one(RankTable), title, lines, self.size.height)
+        self.query_one(DetailPane).show_below(self.query_one(RankTable), title, lines, self.size.height)
 
     def selection(self) -> Target:
         """The selected rank."""
         selected = self.query_one(RankTable).selected
-        row = self.tui.snapshot.rank(selected) if isinstance(selected, int) else None
+        row = self.shell.snapshot.rank(selected) if isinstance(selected, int) else None
         return Target(row.node, row.rank) if row is not None else Target()
 
     @on(Picker.Opened)
     def open_selection(self, event: Picker.Opened) -> None:
         """Open the rank's log."""
-        self.tui.open_log(self.selection())
+        self.shell.open_log(self.selection())

@@ -5,29 +5,39 @@ In: snapshots, the newest rows of all logs. Out: a selection; a way into everyth
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Final
 
 from textual import on
 from textual.binding import Binding
 from textual.containers import Horizontal
 
-from supervisor.tui import rows
-from supervisor.tui.journal import event_row
-from supervisor.tui.layout import MapLayout, map_layout
-from supervisor.tui.screens.base import LiveScreen, Target
+from supervisor.logs.selection import ALL, Selection
+from supervisor.tui.logs.feeds import BOTH
+from supervisor.tui.logs.merged import MergedFeed
+from supervisor.tui.rows import tables
+from supervisor.tui.rows.events import event_row
+from supervisor.tui.screens.base import LiveScreen
+from supervisor.tui.shell import Target
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.rank_grid import METRICS, RankGrid, lines_needed, nodes_per_line
 from supervisor.tui.widgets.tables import NodeTable, RankTable
 from supervisor.tui.widgets.virtual_log import VirtualLog
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from textual.widget import Widget
 
     from supervisor.tui.model import Snapshot
 
 # The tail is a glance: a few frames a second are enough, and every frame asks all nodes.
-TAIL_EVERY_S = 0.4
+TAIL_EVERY_S: Final = 0.4
+WIDE: Final = 120
+# Least heights: a title, column names and two rows; a title and three lines.
+EVENTS_MIN: Final = 4
+LOG_MIN: Final = 4
+LOG_GOOD: Final = 7
 
 
 class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
@@ -50,14 +60,14 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         """Prepare the panes."""
         tail = self.query_one(VirtualLog)
         tail.show_time = False
-        if self.tui.memory.metric in METRICS:
-            self.query_one(RankGrid).metric = self.tui.memory.metric
-        self.query_one("#events", Picker).placeholder = ((" nothing has happened yet", "dim"),)
+        if self.shell.preferences.metric in METRICS:
+            self.query_one(RankGrid).metric = self.shell.preferences.metric
+        self.query_one("#events", Picker).placeholder = ((" no event yet", "dim"),)
         self._layout: MapLayout | None = None
 
     def show(self, snapshot: Snapshot) -> None:
         """Lay out for the job's size, then fill the panes that are visible."""
-        layout, memory = self._arrange(snapshot), self.tui.memory
+        layout, memory = self._arrange(snapshot), self.shell.preferences
         nodes, ranks = set(memory.nodes), set(memory.ranks)
         if layout.nodes:
             self.query_one(NodeTable).show_nodes(
@@ -78,7 +88,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
     def _arrange(self, snapshot: Snapshot) -> MapLayout:
         width, height = self.size.width, self.size.height - 4
         # The last cell is the scroll bar's.
-        per_node = nodes_per_line(width - 1, rows.name_width(snapshot.nodes) + 1, True)
+        per_node = nodes_per_line(width - 1, tables.name_width(snapshot.nodes) + 1, True)
         layout = map_layout(
             width,
             height,
@@ -113,9 +123,9 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         picker = self.query_one("#events", Picker)
         if not picker.display:
             return
-        events = self.tui.source.events
+        events = self.shell.source.events
         at_end = picker.at_end or not (picker.has_focus or picker.scrolled)
-        glyphs, width = self.tui.glyphs, self.size.width
+        glyphs, width = self.shell.glyphs, self.size.width
         picker.show(range(len(events)), lambda index: event_row(events[index], glyphs, width))
         picker.note = ((f"{len(events)}", "dim"),) if events else ()
         if at_end and events:
@@ -126,14 +136,15 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         if not layout.log or snapshot.generation is None or snapshot.generation < 0:
             return
         if tail.feed is None:
-            tail.open(self.tui.merged_feed(None))
-        tail.source_width = rows.name_width(snapshot.nodes) + 2 + len(str(max(1, len(snapshot.ranks) - 1)))
+            tail.open(MergedFeed(self.shell.source, Selection("all", None, BOTH, None, ALL)))
+        tail.source_width = tables.name_width(snapshot.nodes) + 2 + len(str(max(1, len(snapshot.ranks) - 1)))
         self._title_tail()
 
     @on(VirtualLog.Changed)
     def _title_tail(self) -> None:
         tail = self.query_one(VirtualLog)
-        tail.note = ((f" {tail.unseen_text}  G follows ", "pill"),) if tail.unseen else (("all ranks", "dim"),)
+        new = tail.new_lines_text
+        tail.note = ((f" {new}  G follows ", "pill"),) if new else (("all ranks", "dim"),)
         if tail.absent_text:
             tail.note = (*tail.note, (f"  {tail.absent_text}", "warn"))
         tail.redraw()
@@ -152,10 +163,10 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
             node, rank = focused.selection
             return Target(node, rank)
         if isinstance(focused, RankTable) and isinstance(focused.selected, int):
-            row = self.tui.snapshot.rank(focused.selected)
+            row = self.shell.snapshot.rank(focused.selected)
             return Target(row.node if row else None, focused.selected)
         if focused is not None and focused.id == "events":
-            return self.tui.target_of_event(self.query_one("#events", Picker).selected)
+            return self.shell.target_of_event(self.query_one("#events", Picker).selected)
         if isinstance(focused, VirtualLog):
             return Target()
         selected = self.query_one(NodeTable).selected
@@ -165,22 +176,79 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
     def open_selection(self, event: Picker.Opened) -> None:
         """Open what was selected."""
         if event.view.id == "events":
-            self.tui.open_event(event.key)
+            self.shell.open_event(event.key)
         elif isinstance(event.view, NodeTable):
-            self.tui.go_to_rank_of(str(event.key))
+            self.shell.open_ranks_of(str(event.key))
         else:
-            self.tui.open_log(self.selection())
+            self.shell.open_log(self.selection())
 
     def action_open(self) -> None:
         """Open the selection."""
-        self.tui.open_log(self.selection())
+        self.shell.open_log(self.selection())
 
     def action_metric(self) -> None:
         """Show another metric in the heat map."""
         grid = self.query_one(RankGrid)
         if not grid.display:
-            self.tui.say("no heat map here: each rank has a row")
+            self.shell.say("no heat map here: each rank has a row")
         elif not grid.next_metric():
-            self.tui.say("no other heat map: nothing else is known of the ranks")
-        self.tui.memory.metric = grid.metric
-        self.tui.look_again()
+            self.shell.say("no other heat map: nothing else is known of the ranks")
+        self.shell.preferences.metric = grid.metric
+        self.shell.look_again()
+
+
+@dataclasses.dataclass(frozen=True)
+class MapLayout:
+    """Heights of the panes in lines, titles included; 0 hides a pane."""
+
+    nodes: int = 0
+    ranks: int = 0
+    """The table of ranks: below the nodes, or beside them where `beside` is set."""
+    beside: bool = False
+    grid: int = 0
+    """The heat map, if the tables cannot show everything."""
+    per_node: bool = False
+    """The heat map has one glyph per node."""
+    events: int = 0
+    log: int = 0
+
+
+def map_layout(width: int, body: int, nodes: int, ranks: int, grid_lines: int, grid_lines_per_node: int) -> MapLayout:
+    """The layout for a body of `body` lines, which adds up to exactly that."""
+    table = max(nodes, 1) + 2
+    if table + EVENTS_MIN <= body and table <= max(8, body * 3 // 5):
+        return _small_job(width, body, table, ranks)
+    return _big_job(body, nodes, grid_lines, grid_lines_per_node)
+
+
+def _small_job(width: int, body: int, table: int, ranks: int) -> MapLayout:
+    band, below, beside = table, 0, False
+    rank_table = ranks + 2
+    if width >= WIDE and ranks:
+        beside = True
+        band = max(table, min(rank_table, body // 3))
+    elif ranks and band + rank_table + EVENTS_MIN + LOG_MIN <= body:
+        below = rank_table
+    rest = body - band - below
+    events, log = _share(rest)
+    return MapLayout(nodes=band, ranks=band if beside else below, beside=beside, events=events, log=log)
+
+
+def _big_job(body: int, nodes: int, grid_lines: int, grid_lines_per_node: int) -> MapLayout:
+    room = body - EVENTS_MIN
+    per_node = grid_lines + 1 > room
+    grid = min((grid_lines_per_node if per_node else grid_lines) + 1, room)
+    rest = body - grid
+    table = min(nodes + 2, (rest - EVENTS_MIN - LOG_MIN) * 3 // 5)
+    if table < 6:
+        table = 0
+    events, log = _share(rest - table)
+    return MapLayout(nodes=table, grid=grid, per_node=per_node, events=events, log=log)
+
+
+def _share(rest: int) -> tuple[int, int]:
+    """Divide the rest between events and log: the log gets more, or nothing if it would be too small."""
+    if rest < EVENTS_MIN + LOG_MIN:
+        return rest, 0
+    log = max(LOG_MIN, rest - EVENTS_MIN if rest < EVENTS_MIN + LOG_GOOD else rest * 3 // 5)
+    return rest - log, log

@@ -5,24 +5,132 @@ In: snapshots, events. Out: a selection; ways to the logs and to what an event s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+import datetime
+from typing import TYPE_CHECKING, Final
 
 from textual import on
 
-from supervisor.tui import words
-from supervisor.tui.journal import event_row
-from supervisor.tui.rows import Table
-from supervisor.tui.run_rows import LEGEND, run_columns, run_lines
-from supervisor.tui.runs import Runs
-from supervisor.tui.screens.base import LiveScreen, Target
+from remote_agent.text.names import count
+from supervisor.inventory.pattern import fold
+from supervisor.tui import times
+from supervisor.tui.generations import Run, Runs, bar
+from supervisor.tui.rows.events import event_row
+from supervisor.tui.rows.tables import Column, Table, fact_lines, flow
+from supervisor.tui.screens.base import LiveScreen
+from supervisor.tui.shell import Target
 from supervisor.tui.widgets.picker import Picker
-from supervisor.tui.widgets.tables import Page
+from supervisor.tui.widgets.tables import DetailPane
+from supervisor.wording import values
+from supervisor.wording.events import variables
+from supervisor.wording.status import environment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from textual.widget import Widget
 
+    from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import Snapshot
+    from supervisor.tui.rows.spans import Row, Span
+    from supervisor.tui.source import Json
+
+# Letter and role by phase: the letter alone tells them apart.
+PHASES: Final = {
+    "detect": ("d", "bad"),
+    "stop": ("s", "warn"),
+    "rendezvous": ("r", "key"),
+    "spawn": ("p", "tag"),
+    "main": ("m", "ok"),
+}
+LEGEND: Final = "restart: d detect  s stop  r rendezvous  p spawn  m main"
+BAR: Final = 24
+
+
+def run_columns(runs: Sequence[Run], snapshot: Snapshot, width: int) -> list[Column[Run]]:
+    """The columns of the table of generations."""
+    longest = max((run.took_ms or 0.0 for run in runs), default=0.0)
+    columns: list[Column[Run]] = [
+        Column("gen", 4, lambda run: ((f"g{run.number}", "title"),), 9),
+        Column("began", 8, lambda run: ((values.clock(run.began_at), "time"),), 9),
+        Column("after", 9, lambda run: ((run.began_by, "dim"),), 6),
+        Column("world", 5, lambda run: ((str(run.world_size or "-"), "text"),), 5, at_right=True),
+        Column("nodes", 5, lambda run: ((str(len(run.nodes) or "-"), "text"),), 4, at_right=True),
+        Column("lasted", 12, lambda run: ((lasted(run), "dim"),), 7, at_right=True),
+        Column("restart", 9, lambda run: ((_took(run), "text"),), 8, at_right=True),
+    ]
+    if width >= 120:
+        columns.append(Column("phases", BAR, lambda run: tuple(bar_spans(run, longest, BAR)), 3))
+    columns.append(Column("ended", 0, lambda run: _outcome(run, snapshot), 9))
+    return columns
+
+
+def _outcome(run: Run, snapshot: Snapshot) -> Row:
+    if run.how:
+        return ((run.how, run.role),)
+    return ((snapshot.look.word.lower(), snapshot.look.role),)
+
+
+def _took(run: Run) -> str:
+    return values.duration(run.took_ms / 1000) if run.took_ms is not None else "-"
+
+
+def lasted(run: Run) -> str:
+    """Its duration, until its end or now."""
+    began = values.local_time(run.began_at)
+    ended = values.local_time(run.ended_at) or datetime.datetime.fromtimestamp(times.now(), tz=datetime.timezone.utc)
+    return values.duration(max(0.0, (ended - began).total_seconds())) if began is not None else "-"
+
+
+def bar_spans(run: Run, longest_ms: float, width: int) -> list[Span]:
+    """The phases of its restart, each as long as it took."""
+    return [(PHASES[name][0] * cells, PHASES[name][1]) for name, cells in bar(run.phases, longest_ms, width)]
+
+
+def run_lines(
+    run: Run,
+    snapshot: Snapshot,
+    status: Json,
+    differs: Sequence[tuple[str, dict[str, tuple[str, ...]]]],
+    width: int,
+    glyphs: Glyphs,
+) -> list[Row]:
+    """Facts about one generation, and about the whole job."""
+    facts: list[tuple[str, str, str]] = []
+    facts.append(("began", f"{values.clock(run.began_at)}, {run.because}", "text"))
+    if run.how:
+        facts.append(("ended", f"{values.clock(run.ended_at)} after {lasted(run)}: {run.how}", run.role))
+    lines = fact_lines(facts, width)
+    if run.phases:
+        lines += _restart(run, width, glyphs)
+    said = f"{run.world_size or '?'} ranks on {fold(run.nodes)}"
+    charged = f"restarts {run.restarts}/{snapshot.max_restarts or 0}"
+    more = [("world", f"{said}   {charged}", "text")]
+    if run.tree:
+        more.append(("code", run.tree, "text"))
+    if run.env:
+        more.append(("set", variables({"env": run.env}), "text"))
+    if status.get("environment") and environment(status) and run.env != (status["environment"].get("env") or {}):
+        more.append(("to set", environment(status), "warn"))
+    for name, by_value in differs:
+        text = "; ".join(f"{value} on {fold(nodes)}" for value, nodes in by_value.items())
+        more.append(("differs", f"{name}: {text}", "warn"))
+    if snapshot.script:
+        more.append(("command", snapshot.script, "dim"))
+    return lines + fact_lines(more, width)
+
+
+def _restart(run: Run, width: int, glyphs: Glyphs) -> list[Row]:
+    """The phases as a bar, and in numbers."""
+    room = max(10, width - 12)
+    numbers: list[Row] = []
+    for name, value in run.phases.items():
+        letter, role = PHASES[name]
+        numbers.append(((f"{letter} ", role), (f"{name} {values.duration(value / 1000)}", "dim")))
+    head: Row = (("  restart  ", "dim"),)
+    total = f"{_took(run)}  "
+    spans = bar_spans(run, sum(run.phases.values()), max(5, room - len(total)))
+    return [(*head, (total, "text"), *spans), *flow(((" " * 11, ""),), numbers, width)]
+
 
 # Lines of the journal that stay whatever stands above.
 EVENTS_MIN = 4
@@ -37,15 +145,15 @@ class RunScreen(LiveScreen):
     def body(self) -> Iterable[Widget]:
         """Three panes."""
         yield Picker(title="generations", head=True, id="generations")
-        yield Page("generation")
+        yield DetailPane("generation")
         yield Picker(title="events", id="events")
 
     def on_mount(self) -> None:
         """Say so when there is nothing."""
         self._runs = Runs()
         self._table_lines = 0
-        self.query_one("#events", Picker).placeholder = ((" nothing has happened yet", "dim"),)
-        self._generations.placeholder = ((" no group has been formed yet", "dim"),)
+        self.query_one("#events", Picker).placeholder = ((" no event yet", "dim"),)
+        self._generations.placeholder = ((" no generation yet", "dim"),)
 
     @property
     def _generations(self) -> Picker:
@@ -53,7 +161,7 @@ class RunScreen(LiveScreen):
 
     def show(self, snapshot: Snapshot) -> None:
         """Show the newest state; a reader who has left the end of the journal stays where he is."""
-        events = self.tui.source.events
+        events = self.shell.source.events
         if len(events) < self._runs.taken:
             # It is another journal: a recording was turned back.
             self._runs = Runs()
@@ -62,9 +170,9 @@ class RunScreen(LiveScreen):
         self._show_detail(snapshot)
         picker = self.query_one("#events", Picker)
         at_end = picker.at_end
-        glyphs, width = self.tui.glyphs, self.size.width
+        glyphs, width = self.shell.glyphs, self.size.width
         picker.show(range(len(events)), lambda index: event_row(events[index], glyphs, width, wide=True))
-        picker.note = ((f"{len(events):,} in all", "dim"),)
+        picker.note = ((f"{len(events):,} in total", "dim"),)
         if at_end and events:
             picker.select(len(events) - 1)
 
@@ -73,9 +181,9 @@ class RunScreen(LiveScreen):
         newest_first = self._runs.runs[::-1]
         by_number = {run.number: run for run in newest_first}
         columns = run_columns(newest_first, snapshot, self.size.width)
-        table = Table(columns, self.size.width - 1, self.tui.glyphs)
+        table = Table(columns, self.size.width - 1, self.shell.glyphs)
         picker.head = table.head()
-        picker.heading = words.count(len(newest_first), "generation") if newest_first else "generations"
+        picker.heading = count(len(newest_first), "generation") if newest_first else "generations"
         picker.note = ((LEGEND, "dim"),) if self.size.width >= 80 else ()
         keys = [run.number for run in newest_first]
         # Who has not chosen one sees the newest.
@@ -87,13 +195,13 @@ class RunScreen(LiveScreen):
             picker.select(keys[0])
 
     def _show_detail(self, snapshot: Snapshot) -> None:
-        page = self.query_one(Page)
+        page = self.query_one(DetailPane)
         run = next((run for run in self._runs.runs if run.number == self._generations.selected), None)
         page.display = run is not None
         if run is None:
             return
-        source = self.tui.source
-        lines = run_lines(run, snapshot, source.status, self._runs.differing(), self.size.width - 1, self.tui.glyphs)
+        source = self.shell.source
+        lines = run_lines(run, snapshot, source.status, self._runs.differing(), self.size.width - 1, self.shell.glyphs)
         room = self.size.height - 4 - self._table_lines
         page.styles.height = max(2, min(len(lines) + 1, room - EVENTS_MIN))
         page.show_rows(f"generation {run.number}", lines)
@@ -101,23 +209,23 @@ class RunScreen(LiveScreen):
     @on(Picker.Moved)
     def _moved(self, event: Picker.Moved) -> None:
         if event.view.id == "generations":
-            self._show_detail(self.tui.snapshot)
+            self._show_detail(self.shell.snapshot)
 
     def selection(self) -> Target:
         """The node and rank of the selected event."""
         if self.focused is self._generations:
             return Target()
-        return self.tui.target_of_event(self.query_one("#events", Picker).selected)
+        return self.shell.target_of_event(self.query_one("#events", Picker).selected)
 
     @on(Picker.Opened)
     def open_selection(self, event: Picker.Opened) -> None:
         """Open the log of a generation, or what an event speaks of."""
         if event.view.id == "generations":
-            self.tui.open_log(Target(), event.key if isinstance(event.key, int) else None)
+            self.shell.open_log(Target(), event.key if isinstance(event.key, int) else None)
         else:
-            self.tui.open_event(event.key)
+            self.shell.open_event(event.key)
 
     def action_logs(self) -> None:
         """Open the log of the selected generation, or of what the event speaks of."""
         chosen = self._generations.selected if self.focused is self._generations else None
-        self.tui.open_log(self.selection(), chosen if isinstance(chosen, int) else None)
+        self.shell.open_log(self.selection(), chosen if isinstance(chosen, int) else None)

@@ -1,11 +1,10 @@
-"""The line below a view in which something is typed: a pattern, a time, a file.
+"""The input line below a view: a pattern, a time, a file name.
 
-In: what is asked, and who takes the answer. Out: the answer; what is wrong with one is said beside it, and it stays.
+In: a prompt, and a function that checks the answer. Out: the answer; an error is shown beside it, and the line stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from textual import on
@@ -13,15 +12,17 @@ from textual.binding import Binding
 from textual.containers import Horizontal
 from textual.widgets import Input, Static
 
-from supervisor.tui.cells import clean
+from supervisor.tui.rows.spans import clean
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from textual.app import ComposeResult
     from textual.widget import Widget
 
 
 class Ask(Horizontal):
-    """One line, which is there only while something is asked."""
+    """One line, visible only while it asks."""
 
     BINDINGS = [Binding("escape", "close", show=False)]
 
@@ -32,7 +33,7 @@ class Ask(Horizontal):
         self._take: Callable[[str], str] = lambda text: ""
 
     def compose(self) -> ComposeResult:
-        """What is asked, where it is typed, and what is wrong with it."""
+        """Prompt, input, error."""
         yield Static(id="asked", markup=False)
         field = Input(id="answer", compact=True)
         field.cursor_blink = False
@@ -40,11 +41,11 @@ class Ask(Horizontal):
         yield Static(id="wrong", markup=False)
 
     def ask(self, name: str, hint: str, take: Callable[[str], str], text: str = "") -> None:
-        """Ask for something; `take` gets each answer and returns what is wrong with it, or nothing."""
+        """Ask; `take` gets each answer and returns an error, or ""."""
         self._take = take
         asked = self.query_one("#asked", Static)
         asked.update(name)
-        # A sign stands at what is typed, a word beside it.
+        # A space after a word, none after a sign.
         asked.styles.padding = (0, int(name[-1:].isalpha()), 0, 1)
         self._say("")
         field = self.query_one(Input)
@@ -55,13 +56,13 @@ class Ask(Horizontal):
         field.focus()
 
     def action_close(self) -> None:
-        """Give it up."""
+        """Close it."""
         self.display = False
         self._back_to().focus()
 
     def _say(self, wrong: str) -> None:
         if wrong:
-            # A notice would lie over it.
+            # A notice would cover it.
             self.app.clear_notifications()
         self.query_one("#wrong", Static).update(clean(wrong))
 

@@ -5,16 +5,191 @@ In: a snapshot; the name of the screen. Out: two rows each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from supervisor.tui import keys
-from supervisor.tui.alert import alert_rows
-from supervisor.tui.cells import EMPTY, Row, Span, row_width, spread
+from remote_agent.text.names import count
+from supervisor.tui import keys, times
+from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit_row, row_width, spread
+from supervisor.tui.rows.tables import fit_parts
 from supervisor.tui.widgets.lines import Drawn, LineView
+from supervisor.wording import values
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import Snapshot
+
+# At least this many cells of a failure are shown: the rank and the first word.
+LEAST_FAILURE: Final = 22
+
+
+def alert_rows(
+    snapshot: Snapshot,
+    age_s: float,
+    width: int,
+    glyphs: Glyphs,
+    *,
+    paused_s: float | None = None,
+    replay_status: str = "",
+) -> tuple[Row, Row]:
+    """The state of the job in one row; the failure and the next step in the other."""
+    end = _age(snapshot, age_s) if paused_s is None else ((f" PAUSED {values.age(paused_s)} ", "pill"),)
+    end = ((f"{replay_status} ", "warn"),) if replay_status else end
+    return _state_row(snapshot, end, width, glyphs, was=bool(replay_status)), _next_row(snapshot, age_s, width, glyphs)
+
+
+def _state_row(snapshot: Snapshot, end: Row, width: int, glyphs: Glyphs, *, was: bool) -> Row:
+    look = snapshot.look
+    # A recording shows the past.
+    word = f"was {look.word}" if was else look.word
+    glyph, role = ("-" if snapshot.stale else glyphs.of(look)), look.role
+    if not snapshot.state:
+        glyph, word, role = _without_status(snapshot)
+    role = "off" if snapshot.stale and snapshot.state else role
+    facts: list[tuple[int, Row]] = [
+        (9, (((snapshot.job or "no job yet"), "title"),)),
+        (10, ((f"{glyph} {word}", role),)),
+    ]
+    if snapshot.generation is not None and snapshot.generation >= 0:
+        facts.append((6, _pair("generation", snapshot.generation, width)))
+    if snapshot.world_size:
+        facts.append((5, _pair("world", snapshot.world_size, width)))
+    if snapshot.train_step is not None:
+        facts.append((7, _pair("step", f"{snapshot.train_step:,}", width)))
+    if snapshot.restarts or (snapshot.max_restarts and width >= 100):
+        facts.append((4, _pair("restarts", f"{snapshot.restarts}/{snapshot.max_restarts}", width)))
+    facts += _counts(snapshot)
+    room = width - row_width(end) - 2
+    row = fit_parts(facts, room, glyphs.more, gap=3 if width >= 100 else 2, least=2)
+    return spread([(" ", ""), *row], end, width, glyphs.more)
+
+
+def _without_status(snapshot: Snapshot) -> tuple[str, str, str]:
+    if snapshot.problem:
+        return "X", "LAUNCH FAILED" if snapshot.bringing_up else "NOT REACHED", "bad"
+    return "~", "LAUNCHING" if snapshot.bringing_up else "CONNECTING", "start"
+
+
+def _pair(name: str, value: object, width: int) -> Row:
+    short = {"generation": "gen", "restarts": "restarts"}.get(name, name) if width < 120 else name
+    return ((f"{short} ", "dim"), (str(value), "text"))
+
+
+def _counts(snapshot: Snapshot) -> list[tuple[int, Row]]:
+    there = [node for node in snapshot.nodes if node.state not in ("lost", "failed")]
+    members = [node for node in there if node.ranks or node.state == "running"]
+    awaited = [node for node in snapshot.nodes if node.state not in ("removed", "spare")]
+    facts: list[tuple[int, Row]] = []
+    if awaited and not snapshot.state:
+        up = sum(node.link == "up" for node in snapshot.nodes)
+        facts.append((3, ((f"{up}/{len(awaited)}", "text"), (" hosts up", "dim"))))
+    elif awaited:
+        facts.append((3, ((f"{len(members)}/{len(awaited)}", "text"), (" nodes", "dim"))))
+    if snapshot.ranks:
+        alive = sum(snapshot.states[state] for state in ("running", "silent", "starting"))
+        done = snapshot.states["succeeded"]
+        share = f"{done}/{len(snapshot.ranks)}" if done and not alive else f"{alive}/{len(snapshot.ranks)}"
+        facts.append((2, ((share, "text"), (" ranks done" if done and not alive else " ranks", "dim"))))
+    return facts
+
+
+def _age(snapshot: Snapshot, age_s: float) -> Row:
+    if snapshot.ended:
+        return (("ended ", "dim"),)
+    if age_s == float("inf"):
+        return ((" ", ""),)
+    # A changing age would flicker.
+    return ((f"{values.age(age_s)} old ", "warn"),) if snapshot.stale else (("live ", "dim"),)
+
+
+def _next_row(snapshot: Snapshot, age_s: float, width: int, glyphs: Glyphs) -> Row:
+    if snapshot.problem:
+        return fit_row(((f" X {clean(snapshot.problem)}", "bad"),), width, glyphs.more)
+    if snapshot.stale and age_s != float("inf"):
+        text = f" no status for {values.age(age_s)}; the job continues; reconnecting"
+        return fit_row(((text, "warn"),), width, glyphs.more)
+    if snapshot.ended:
+        return _end_row(snapshot, width, glyphs)
+    if snapshot.incident is not None and _is_current(snapshot):
+        return _failure_row(snapshot, width, glyphs)
+    text = snapshot.plan or _calm(snapshot)
+    return fit_row(((f" {clean(text)}", "warn" if snapshot.plan else "dim"),), width, glyphs.more)
+
+
+def _is_current(snapshot: Snapshot) -> bool:
+    """Whether an incident is current: until the next generation runs; a hang until it ends."""
+    incident = snapshot.incident or {}
+    if incident.get("ongoing") is False:
+        return False
+    number = incident.get("generation")
+    if isinstance(number, int) and number < snapshot.ran:
+        return False
+    return snapshot.state != "running" or number == snapshot.generation
+
+
+def _failure_row(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Row:
+    end: list[Span] = [("  [i] why ", "key")]
+    left = _verdict(snapshot)
+    if width >= 100:
+        left.append((f"  {values.clock((snapshot.incident or {}).get('time'))}", "dim"))
+    if snapshot.plan:
+        plan = f" {glyphs.dot} next: {clean(snapshot.plan)}"
+        if row_width(left) + row_width(end) + len(plan) > width:
+            # Both must be shown; the details of the plan are on the incident screen.
+            end.insert(0, (plan.partition(" on ")[0].partition(";")[0].partition(" (")[0], "warn"))
+            if row_width(left[:1]) + LEAST_FAILURE + row_width(end) > width:
+                left[0], end[-1] = (" ! ", "alarm"), (" [i] ", "key")
+        else:
+            left.append((plan, "warn"))
+    return spread(left, end, width, glyphs.more)
+
+
+def _verdict(snapshot: Snapshot) -> list[Span]:
+    if snapshot.incident is None:
+        return [(" X FAILED ", "alarm"), (" ", "")]
+    summary = snapshot.incident.get("summary") or "unknown"
+    what = "HANG" if snapshot.incident.get("ongoing") else "FIRST FAILURE"
+    return [(f" {'X' if snapshot.ended else '!'} {what} ", "alarm"), (f" {clean(summary)}", "bad")]
+
+
+def _end_row(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Row:
+    status = snapshot.exit_status
+    end: list[Span] = [("  [q] quit ", "key")]
+    if snapshot.state == "failed":
+        left = [*_verdict(snapshot), (f" {glyphs.dot} exit status {status}", "bad")]
+        reason = snapshot.failure.partition(":")[0] if snapshot.incident else snapshot.failure
+        left.append((f" {glyphs.dot} {clean(reason or 'the job failed')}", "dim"))
+        return spread(left, [("  [i] why ", "key")] if snapshot.incident else end, width, glyphs.more)
+    word = {"succeeded": "all ranks succeeded", "stopped": "stopped by an operator"}.get(snapshot.state, "ended")
+    status_text = f" {glyphs.dot} exit status {status}" if status else ""
+    left = [(f" {word}{status_text}", "done" if status == 0 else "warn")]
+    if snapshot.incident is not None:
+        left.append((f" {glyphs.dot} {_restarts(snapshot)}", "dim"))
+    return spread(left, end, width, glyphs.more)
+
+
+def _restarts(snapshot: Snapshot) -> str:
+    return count(snapshot.restarts, "restart") if snapshot.restarts else "no restart"
+
+
+def _calm(snapshot: Snapshot) -> str:
+    if not snapshot.state:
+        up = sum(node.link == "up" for node in snapshot.nodes)
+        return f"connecting to the hosts: {up} of {len(snapshot.nodes)} up"
+    if snapshot.launching:
+        return "waiting for the nodes"
+    parts = ["no failure"] if snapshot.incident is None else [_restarts(snapshot)]
+    if snapshot.coordinator:
+        gone = "" if snapshot.coordinator_reachable else " (unreachable)"
+        parts.append(f"coordinator {snapshot.coordinator}{gone}")
+    started = values.local_time(snapshot.started_at)
+    if started is not None:
+        lasted = times.now() - started.timestamp()
+        parts.append(f"up {values.duration(max(0.0, lasted))}")
+    if snapshot.script:
+        parts.append(snapshot.script)
+    return "   ".join(parts)
 
 
 STAY = ("actions", "help", "detach", "quit", "give up")
@@ -37,9 +212,11 @@ class Bar(LineView, can_focus=False):
 class AlertBar(Bar):
     """What the job does, what is wrong, what comes next."""
 
-    def show(self, snapshot: Snapshot, age_s: float, *, paused_s: float | None = None, played: str = "") -> None:
-        """Show a newer state; `paused_s`: seconds since the user has stopped the screen; `played`: of a recording."""
-        self.rows = alert_rows(snapshot, age_s, self.size.width, self.glyphs, paused_s=paused_s, played=played)
+    def show(self, snapshot: Snapshot, age_s: float, *, paused_s: float | None = None, replay_status: str = "") -> None:
+        """Show a newer state; `paused_s`: seconds since the display was frozen."""
+        self.rows = alert_rows(
+            snapshot, age_s, self.size.width, self.glyphs, paused_s=paused_s, replay_status=replay_status
+        )
         self.redraw()
 
 
@@ -51,10 +228,17 @@ class KeyBar(Bar):
         self.screen_name = screen
 
     def show(
-        self, *, table: Sequence[keys.Key], theme: str, read_only: bool, marked: int, way_out: str, way_back: bool
+        self,
+        *,
+        table: Sequence[keys.KeyBinding],
+        theme: str,
+        read_only: bool,
+        marked: int,
+        quit_label: str,
+        has_way_back: bool,
     ) -> None:
-        """Show screens and keys; `way_out`: what q does now; `way_back`: esc leads anywhere."""
-        self.rows = (self._screens(theme, read_only, marked), self._keys(table, way_out, way_back))
+        """Show screens and keys; `quit_label`: what q does now; `has_way_back`: esc leads anywhere."""
+        self.rows = (self._screens(theme, read_only, marked), self._keys(table, quit_label, has_way_back))
         self.redraw()
 
     def _screens(self, theme: str, read_only: bool, marked: int) -> Row:
@@ -73,9 +257,9 @@ class KeyBar(Bar):
             end.pop()
         return spread(spans, end, self.size.width, self.glyphs.more)
 
-    def _keys(self, table: Sequence[keys.Key], way_out: str, way_back: bool) -> Row:
-        pairs = [pair for pair in keys.footer(self.screen_name, table) if way_back or pair[1] != "back"]
-        pairs = [(key, way_out if label == "detach" else label) for key, label in pairs]
+    def _keys(self, table: Sequence[keys.KeyBinding], quit_label: str, has_way_back: bool) -> Row:
+        pairs = [pair for pair in keys.footer(self.screen_name, table) if has_way_back or pair[1] != "back"]
+        pairs = [(key, quit_label if label == "detach" else label) for key, label in pairs]
         gap = 2 if self.size.width >= 80 else 1
         # Actions, help and the way out always stay; of the others the last ones give way first.
         for label in ("back", "palette", "pane", *(label for _, label in reversed(pairs[2:]))):

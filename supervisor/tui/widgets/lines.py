@@ -14,7 +14,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from supervisor.tui.cells import EMPTY, Palette, Row, Span, clean, fit, fit_row, row_width, width_of
+from supervisor.tui.rows.spans import EMPTY, Palette, Row, Span, clean, fit, fit_row, row_width, width_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from rich.style import Style
     from textual import events
 
-    from supervisor.tui.words import Glyphs
+    from supervisor.tui.looks import Glyphs
 
-# Strips kept per widget: some screens full. One takes 1 to 3 kB.
+# Strips kept per widget: several screens. One takes 1 to 3 kB.
 STRIP_CACHE = 1000
 WHEEL_LINES = 3
-# So much of a heading stays where the note needs the room, cells.
+# The least width of a heading beside its note, cells.
 HEADING = 24
 
 
 class Chrome(Protocol):
-    """What a widget needs to know of the application."""
+    """What a widget needs of the application."""
 
     palette: Palette
     glyphs: Glyphs
@@ -47,9 +47,9 @@ class Drawn(NamedTuple):
 
 
 class _Line(Strip):
-    """A strip that does not keep itself as its only part: in such a cycle it would stay until the collector comes.
+    """A strip that does not refer to itself as its only part: such cycles wait for the garbage collector.
 
-    That stops the screen for 10 ms and more once a second, where 512 ranks report.
+    With 512 ranks, that would stop the screen for 10 ms or more every second.
     """
 
     __slots__ = ()
@@ -114,7 +114,7 @@ class LineView(Widget, can_focus=True):
         self.redraw()
 
     def redraw(self) -> None:
-        """Look at every visible line again and paint those that changed."""
+        """Compute every visible line, and paint those that changed."""
         size = self.size
         if not self.is_attached or not size:
             return
@@ -153,7 +153,7 @@ class LineView(Widget, can_focus=True):
         return lines
 
     def _stay_inside(self) -> None:
-        """Put the position right where there are fewer lines now."""
+        """Keep the position inside the lines."""
         self.top = max(0, min(self.top, self.last_top))
 
     def _body(self) -> list[tuple[Row, str]]:
@@ -202,7 +202,7 @@ class LineView(Widget, can_focus=True):
         return strips
 
     def render_line(self, y: int) -> Strip:
-        """One line of the widget, from the cache where it can be."""
+        """One line of the widget, cached."""
         width, height = self.size
         if len(self._lines) != height:
             self._lines = self._draw_all()
@@ -230,7 +230,7 @@ class LineView(Widget, can_focus=True):
         return Strip(segments, width)
 
     def on_mount(self) -> None:
-        """Hear of new themes."""
+        """Redraw on a new theme."""
         self.app.theme_changed_signal.subscribe(self, lambda theme: self.restyle())
 
     def on_resize(self) -> None:

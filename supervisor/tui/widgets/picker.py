@@ -5,7 +5,6 @@ In: rows and their keys. Out: the key of the selected row, a message when it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from textual.binding import Binding
@@ -14,9 +13,11 @@ from textual.message import Message
 from supervisor.tui.widgets.lines import LineView
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
     from textual import events
 
-    from supervisor.tui.cells import Row
+    from supervisor.tui.rows.spans import Row
 
 
 class Picker(LineView):
@@ -52,7 +53,8 @@ class Picker(LineView):
         self._keys: Sequence[Hashable] = ()
         self._row: Callable[[int], Row] = lambda index: ()
         self._selected: Hashable = None
-        self._scrolled = False
+        self.scrolled = False
+        """The reader has turned the wheel, away from the end."""
         self.leads = False
         """The selection is shown as if the list had the focus: another widget drives it."""
         self._has_head = head
@@ -86,19 +88,14 @@ class Picker(LineView):
         return "".join(text for text, _ in self._row(at)).strip() if at >= 0 else ""
 
     @property
-    def scrolled(self) -> bool:
-        """The reader has turned the wheel, away from the end."""
-        return self._scrolled
-
-    @property
     def at_end(self) -> bool:
         """The newest row is selected, or none, and the reader has not scrolled away from it."""
-        return not self._scrolled and self.cursor in (-1, len(self._keys) - 1)
+        return not self.scrolled and self.cursor in (-1, len(self._keys) - 1)
 
     def scroll_lines(self, delta: int) -> None:
         """Move the view by some lines."""
         super().scroll_lines(delta)
-        self._scrolled = self.top < self.last_top
+        self.scrolled = self.top < self.last_top
 
     def show(self, keys: Sequence[Hashable], row: Callable[[int], Row]) -> None:
         """Show these rows; the selected key stays selected, and stays in view."""
@@ -139,7 +136,7 @@ class Picker(LineView):
             return
         index = max(0, min(index, len(self._keys) - 1))
         moved = self._keys[index] != self._selected
-        self._scrolled = False
+        self.scrolled = False
         self._selected = self._keys[index]
         self._bring_into_view(index)
         self.redraw()

@@ -1,30 +1,31 @@
-"""All ranks at a glance: a name and one glyph per rank for each node, or one glyph per node where they are too many.
+"""All ranks at once: a name and one glyph per rank for each node, or one glyph per node if there are too many.
 
 In: a snapshot. Out: rows; the selected rank or node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 from textual.binding import Binding
 
-from supervisor import usage
-from supervisor.tui.cells import EMPTY, Row, Span, fit
-from supervisor.tui.rows import legend, name_width
+from supervisor.tui.rows.spans import EMPTY, Row, Span, fit
+from supervisor.tui.rows.tables import legend, name_width
 from supervisor.tui.widgets.lines import LineView
 from supervisor.tui.widgets.picker import Picker
+from supervisor.wording import usage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import NodeRow, RankRow, Snapshot
-    from supervisor.tui.words import Glyphs
 
 METRICS: Final = ("state", "output", "lag", "gpu", "mem", "cpu")
 # A rank that wrote this long ago, or is this many steps behind the median, has the lowest bar.
 OUTPUT_FLOOR_S: Final = 60.0
 LAG_FLOOR: Final = 10
-# What a node measures, and may be old.
+# Measured by the node; may be old.
 OF_VITALS: Final = ("gpu", "mem", "cpu")
 GAP: Final = 2
 
@@ -137,7 +138,7 @@ class RankGrid(LineView):
         return glyph, "mark" if rank.rank in self._marked_ranks else rank.look.role
 
     def next_metric(self) -> bool:
-        """Show the next metric of which something is known; returns whether there is another one."""
+        """Show the next metric that is known; return whether there is another one."""
         ranks = [rank for node in self._cells for rank in node.ranks]
         at = METRICS.index(self.metric)
         order = [*METRICS[at + 1 :], *METRICS[:at]]
@@ -185,7 +186,7 @@ class RankGrid(LineView):
 
 
 def share(rank: RankRow, metric: str) -> float | None:
-    """How high a rank's bar is, from 0 to 1; None where nothing is known."""
+    """The height of a rank's bar from 0 to 1; None if it is unknown."""
     if metric == "state":
         return None
     if metric == "output":
@@ -207,7 +208,7 @@ def _add(spans: list[Span], text: str, role: str) -> None:
 
 
 def _in_grid(snapshot: Snapshot) -> list[NodeRow]:
-    """The nodes of the heat map of ranks: a lost one has none and is what one looks for."""
+    """The nodes of the heat map: also lost ones, which have no ranks."""
     return [node for node in snapshot.nodes if node.ranks or node.state not in ("spare", "removed")]
 
 

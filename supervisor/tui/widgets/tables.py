@@ -6,19 +6,20 @@ In: snapshots. Out: rows; the selected node or rank.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from textual.binding import Binding
 
-from supervisor.tui.rows import Column, Table, legend, name_width, node_columns, rank_columns
-from supervisor.tui.vitals import node_vitals, rank_vitals
+from supervisor.tui.rows.tables import Column, Table, legend, name_width, node_columns, rank_columns
+from supervisor.tui.rows.usage import node_vitals, rank_vitals
 from supervisor.tui.widgets.lines import LineView
 from supervisor.tui.widgets.picker import Picker
 
 if TYPE_CHECKING:
-    from supervisor.tui.cells import Row
+    from collections.abc import Callable, Collection, Sequence
+
     from supervisor.tui.model import Snapshot
+    from supervisor.tui.rows.spans import Row
 
 T = TypeVar("T")
 
@@ -34,8 +35,8 @@ class LaidOut(Picker):
         self._nothing = nothing
         self._again: Callable[[], None] = self.redraw
 
-    def say_which(self, problems_only: bool) -> None:
-        """Say that there are other rows, in the title or where there would be none."""
+    def show_filter(self, problems_only: bool) -> None:
+        """Show in the title, or instead of rows, that other rows are hidden."""
         if problems_only:
             self.heading += ": problems only"
         self.placeholder = ((" no problem; ! shows all" if problems_only else f" {self._nothing}", "dim"),)
@@ -69,10 +70,10 @@ class NodeTable(LaidOut):
         glyphs = min(RANKS_WIDTH, max(5, widest)) if with_ranks and widest else 0
         vitals = node_vitals(nodes, self.glyphs)
         columns = node_columns(self.glyphs, snapshot.stale, glyphs, name_width(nodes), vitals)
-        table = Table(_told(columns, nodes) if vitals else columns, self.line_width, self.glyphs)
+        table = Table(_without_empty(columns, nodes) if vitals else columns, self.line_width, self.glyphs)
         self.head = table.head()
         self.heading = f"nodes ({len(nodes)}), worst first" if worst_first else "nodes"
-        self.say_which(problems_only)
+        self.show_filter(problems_only)
         self.note = legend(self.glyphs, snapshot.ranks) if with_ranks and not snapshot.stale else ()
         self.show(
             [node.name for node in nodes],
@@ -91,10 +92,10 @@ class RankTable(LaidOut):
         self._again = lambda: self.show_ranks(snapshot, marked, problems_only)
         ranks = [rank for rank in snapshot.ranks if not problems_only or rank.has_problem]
         self.heading = "ranks"
-        self.say_which(problems_only)
+        self.show_filter(problems_only)
         vitals = rank_vitals(ranks)
         columns = rank_columns(self.glyphs, snapshot.stale, name_width(snapshot.nodes), vitals)
-        table = Table(_told(columns, ranks) if vitals else columns, self.line_width, self.glyphs)
+        table = Table(_without_empty(columns, ranks) if vitals else columns, self.line_width, self.glyphs)
         self.head = table.head()
         self.show(
             [rank.rank for rank in ranks],
@@ -102,13 +103,13 @@ class RankTable(LaidOut):
         )
 
 
-def _told(columns: Sequence[Column[T]], items: Sequence[T]) -> list[Column[T]]:
-    """The columns without the one for remarks where there are none: others need its room."""
+def _without_empty(columns: Sequence[Column[T]], items: Sequence[T]) -> list[Column[T]]:
+    """The columns without an empty one for remarks: the others need its room."""
     return [column for column in columns if column.width or any(column.cell(item)[0][0] for item in items)]
 
 
-class Page(LineView):
-    """Rows to read, under a title; whoever goes there scrolls."""
+class DetailPane(LineView):
+    """Rows to read under a title; they scroll when it has the focus."""
 
     BINDINGS = [
         Binding("up,k", "scroll(-1)", show=False),
@@ -124,7 +125,7 @@ class Page(LineView):
         self._rows: Sequence[Row] = ()
 
     def show_rows(self, title: str, rows: Sequence[Row]) -> None:
-        """Show other rows; those of something else from their begin."""
+        """Show other rows; with another title from the first one."""
         self.top = self.top if title == self.heading else 0
         self.heading, self._rows = title, rows
         self.redraw()
@@ -154,5 +155,5 @@ class Page(LineView):
         self.scroll_lines(lines)
 
     def action_scroll_page(self, pages: int) -> None:
-        """Scroll by what is seen."""
+        """Scroll by pages."""
         self.scroll_lines(pages * max(1, self.body_height - 1))

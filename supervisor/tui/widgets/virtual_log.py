@@ -1,33 +1,33 @@
-"""A log of any length: only the lines on the screen exist here, and reading is never disturbed by writing.
+"""A log of any length, of which only the lines in view are drawn.
 
-In: a feed. Out: rows of exact width; placeholders for what is on its way.
+In: a feed. Out: rows of exact width; placeholders for lines that are being loaded.
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Final
 
 from textual.binding import Binding
 
-from supervisor.plain import size
-from supervisor.tui import words
-from supervisor.tui.cells import EMPTY, Row, Span, clean, crop_row, fit, row_width, text_of
 from supervisor.tui.logs import ansi
-from supervisor.tui.logs.merged import MergedFeed
-from supervisor.tui.textflow import fold_row
-from supervisor.tui.widgets.fed import FedView
+from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, crop_row, fit, row_width, text_of
+from supervisor.tui.rows.wrapping import fold_row
+from supervisor.tui.widgets.feed_view import FeedView
+from supervisor.wording import values
+from supervisor.wording.values import size
 
 if TYPE_CHECKING:
-    from supervisor.tui.logs.log_row import Key, LogRow
+    import re
+
+    from supervisor.tui.logs.row import LineKey, LogRow
 
 SIDE_STEP: Final = 16
-NONE_PASSES: Final = "no line passes the filter; backspace takes its last part away"
+NONE_PASSES: Final = "no line passes the filter; backspace removes its last part"
 LOOKING: Final = "looking for lines that pass the filter"
 TIME_WIDTH: Final = len("03:04:11.207 ")
 
 
-class VirtualLog(FedView):
+class VirtualLog(FeedView):
     """The lines of a log."""
 
     BINDINGS = [
@@ -48,10 +48,10 @@ class VirtualLog(FedView):
     def __init__(self, *, title: str = "", id: str | None = None, every_s: float = 0.0) -> None:  # noqa: A002
         super().__init__(title=title, id=id, every_s=every_s)
         self.left = 0
-        self.marks: frozenset[Key] = frozenset()
+        self.marks: frozenset[LineKey] = frozenset()
         """Lines that have a bookmark."""
         self.pattern: re.Pattern[str] | None = None
-        """What is highlighted."""
+        """The pattern that is highlighted."""
         self.show_time = True
         self.show_source = True
         self.source_width = 8
@@ -59,8 +59,21 @@ class VirtualLog(FedView):
 
     # --- what is shown
 
+    def highlight(self, pattern: re.Pattern[str] | None) -> None:
+        """Highlight the matches of a pattern from the next drawing on."""
+        self.pattern = pattern
+
+    def set_source(self, *, shown: bool) -> None:
+        """Show or hide node and rank from the next drawing on."""
+        self.show_source = shown
+
+    def show_marks(self, marks: frozenset[LineKey]) -> None:
+        """Show these bookmarks."""
+        self.marks = marks
+        self.redraw()
+
     def line_at(self, index: int) -> tuple[Row, str]:
-        """One line; a placeholder while it is not here."""
+        """One line; a placeholder while it is not loaded."""
         feed = self.feed
         if feed is None or not feed.count:
             return ((f" {clean(self.problem) or self._empty_text()}", "warn" if self.problem else "dim"),), ""
@@ -75,7 +88,7 @@ class VirtualLog(FedView):
 
     def _empty_text(self) -> str:
         feed = self.feed
-        if self.held or not isinstance(feed, MergedFeed) or not feed.selection.filter:
+        if self.held or feed is None or not feed.selection.filter:
             return self.waiting_text
         if not feed.is_whole or feed.clocks is None:
             return LOOKING
@@ -107,10 +120,10 @@ class VirtualLog(FedView):
         return shown
 
     def _prefix(self, row: LogRow) -> Row:
-        # Each has its own column: a bookmark that is gone to shows both.
+        # Pointer and bookmark have their own columns: a line may have both.
         spans: list[Span] = [(self.glyphs.pointer if row.is_at(self.pointer) else " ", "mark")]
         if self.show_time:
-            spans.append((words.clock_ns(row.shown_ns) + " ", "time"))
+            spans.append((values.clock_ns(row.shown_ns) + " ", "time"))
         if self.show_source:
             spans.append((fit(row.who or f"{row.node} r{row.rank}", self.source_width, self.glyphs.more) + " ", "tag"))
         letter, role = {"error": ("E", "log-error"), "warn": ("W", "log-warn")}.get(row.level, (" ", ""))
@@ -128,13 +141,13 @@ class VirtualLog(FedView):
         self.scroll_lines(int(pages * max(1, self.body_height - 1)))
 
     def point_to(self, y: int) -> None:
-        """Point to the line on a row of the widget: it is what is copied, opened and marked."""
+        """Point to the line on a row of the widget, to copy, open or bookmark it."""
         places = self.places()
         y -= self.size.height - self.body_height
         row = self.feed.row(places[y][0]) if self.feed is not None and 0 <= y < len(places) else None
         if row is not None:
             self.follow = False
-            self.pointer, self.meant = row.key, None
+            self.pointer, self.wanted = row.key, None
             self.redraw()
             self.post_message(self.Changed())
 
@@ -147,7 +160,7 @@ class VirtualLog(FedView):
         self.set_follow(True)
 
     def action_side(self, step: int) -> None:
-        """Scroll sideways: back, on, to the first column (0), to the end of the longest visible line (2)."""
+        """Scroll sideways: left, right, to the first column (0), to the end of the longest visible line (2)."""
         if self.wrap:
             return
         if step == 2:
@@ -163,14 +176,14 @@ class VirtualLog(FedView):
 
 
 def position(log: VirtualLog) -> Row:
-    """Where the reader is, for a title."""
+    """The position of the reader, for a title."""
     feed = log.feed
     if feed is None or not feed.count:
         return EMPTY
     top = min(log.top, log.last_top)
-    if isinstance(feed, MergedFeed):
+    if feed.file is None:
         first = feed.row(top) or feed.row(top + 1)
-        return ((f"from {words.clock_ns(first.shown_ns)}" if first is not None else "", "dim"),)
+        return ((f"from {values.clock_ns(first.shown_ns)}" if first is not None else "", "dim"),)
     lines = [line for line, _ in log.places()]
     pointed = next((line for line in lines if (row := feed.row(line)) is not None and row.is_at(log.pointer)), None)
     number = pointed if pointed is not None else max(lines, default=top)

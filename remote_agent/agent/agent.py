@@ -1,0 +1,304 @@
+"""The agent of one node in one job: the life of its process.
+
+In: the job directory that `start` has written. Out: a served job; the process ends when the job is over and no operator
+is connected.
+
+A job with an endpoint is one that nodes join by themselves: each node's torchrun has the workers, and its agent only
+steers them, says what it waits for, and reports the outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+
+from remote_agent.agent.context import Context, Life
+from remote_agent.agent.engine_link import EngineLink, Notice, TorchrunLink
+from remote_agent.agent.member_loop import MemberLoop
+from remote_agent.agent.requests import serve_operators
+from remote_agent.agent.tree_requests import JobTree
+from remote_agent.base import clocks, paths
+from remote_agent.base.proc import slurm_ending
+from remote_agent.base.tasks import Tasks
+from remote_agent.coordinator import inputs, replay
+from remote_agent.coordinator import state as s
+from remote_agent.coordinator.formation import floor, holds_quorum
+from remote_agent.coordinator.journal import Journal
+from remote_agent.election import peers
+from remote_agent.election.ballot import Ballot
+from remote_agent.election.member import Member
+from remote_agent.engine.processes import adopt_orphans
+from remote_agent.logs import LogStore
+from remote_agent.vitals.host import HostUsage, Vitals
+from remote_agent.wire import FIRST_TERM, Channel, JobSpec, Problem
+
+log = logging.getLogger(__name__)
+
+# An agent that is given no coordinator ends by itself.
+ASSIGN_TIMEOUT_S = 180.0
+# After the end: long enough for a supervisor that is just about to read the outcome.
+LINGER_S = 5.0
+ABANDONED_S = 3600.0
+WATCH_S = 5.0
+LOOK_S = 1.0
+# How often the same wait is reported again.
+AGAIN_S = 60.0
+DEAD_CHECKS_S = (0.0, 0.1, 0.3, 0.6, 1.0, 2.0)
+
+
+class Agent:
+    """One node's agent; `run` is its whole life."""
+
+    def __init__(self, files: paths.JobFiles, torchrun: int | None = None) -> None:
+        """Read the job; `torchrun`: the wire to the torchrun that has the workers, where it has started us."""
+        spec = JobSpec.from_json(json.loads(files.spec.read_text()))
+        node = str(json.loads(files.node.read_text())["node"])
+        self._tasks = Tasks()
+        self.life = life = Life()
+        self.context = Context(
+            files=files,
+            spec=spec,
+            node=node,
+            life=life,
+            journal=Journal(files.events),
+            logs=LogStore(files.root, live=True, bound=spec.log_bound),
+            tree=JobTree(files.home, spec.tree),
+            vitals=Vitals(HostUsage(files.root), files.name, lambda: bool(life.operators)),
+            peers=peers.Peers(files, node, spec.endpoint, self._tasks),
+            ballot=Ballot(files.term, Member(me=node, node_timeout=spec.node_timeout, contact=clocks.now())),
+        )
+
+        def make_engine(notice: Notice) -> EngineLink:
+            return EngineLink(files, notice) if torchrun is None else TorchrunLink(files, notice, torchrun)
+
+        self.member = MemberLoop(self.context, make_engine)
+        self._preempted = False
+        self._peers: set[Channel] = set()
+
+    async def run(self) -> None:
+        """Serve until the job is over and no operator is connected."""
+        context, member = self.context, self.member
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._interrupted, signal.Signals(number).name)
+        server = await self.listen(context.spec.coordinator_port)
+        await context.logs.start()
+        member.start()
+        waiting = Waiting(context, member).watch() if context.spec.endpoint else self._watch_assignment()
+        self._tasks.spawn(waiting, "assignment")
+        context.vitals.start(self._tasks, context.address, member.workers)
+        claim(context, member)
+        operators = await serve_operators(context, member)
+        log.info("agent of %s for %s, peers on port %d", context.node, context.spec.job, context.peers.port)
+        try:
+            await self.life.finished.wait()
+            await member.engine.dismiss(outcome(context))
+            await self._wind_down()
+        finally:
+            operators.close()
+            server.close()
+            await self.close()
+
+    async def listen(self, port: int) -> asyncio.AbstractServer:
+        """Serve the other agents, and note at which port."""
+        server, port = await peers.listen(self.context.files, port, self._accept)
+        self.context.peers.listen_at(self.context.address, port)
+        return server
+
+    async def _wind_down(self) -> None:
+        """Let members and operators read the end, and hooks report it."""
+        coordinator, life = self.member.office.coordinator, self.life
+        if coordinator is not None:
+            await coordinator.flushed(LINGER_S)
+        await self.context.logs.end()
+        self.context.journal.end()
+        await life.until_unwatched(LINGER_S)
+        coordinator = self.member.office.coordinator
+        if coordinator is not None and not life.hurry.is_set():
+            hurry = self._tasks.spawn(life.hurry.wait(), "hurry")
+            hooks = self._tasks.spawn(coordinator.hooks.finish(), "the last hooks")
+            await asyncio.wait((hurry, hooks), return_when=asyncio.FIRST_COMPLETED)
+
+    async def close(self) -> None:
+        """End all that this agent has started."""
+        await self.member.close()
+        # At once: those that do not answer share one deadline.
+        channels = (*self._peers, *self.life.operators)
+        await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
+        await self._tasks.close()
+        await self.context.logs.stop()
+        self.context.journal.close()
+
+    def _interrupted(self, name: str) -> None:
+        """End at a signal without waiting for operators; where Slurm ends the allocation, stop the job first."""
+        preempted = slurm_ending() if name == "SIGTERM" and not self._preempted else ""
+        if not preempted:
+            self.life.finish(f"the agent got {name}", linger=False)
+            return
+        self._preempted = True
+        self._tasks.spawn(self._stop_job(preempted), "the end of the allocation")
+
+    async def _stop_job(self, preempted: str) -> None:
+        try:
+            await self.member.ask_coordinator("stop", {"operator": "slurm", "preempted": preempted})
+        except Problem as problem:
+            self.life.finish(f"{preempted}: {problem.message}", linger=False)
+
+    async def _watch_assignment(self) -> None:
+        """End an agent that has had neither a coordinator nor an operator for long."""
+        alone_since = time.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if self.member.office.is_held or self.member.channel is not None or self.life.operators:
+                alone_since = time.monotonic()
+            alone_s = time.monotonic() - alone_since
+            if alone_s > (ABANDONED_S if self.context.ballot.view.term else ASSIGN_TIMEOUT_S):
+                self.life.finish(f"neither a coordinator nor an operator for {alone_s:.0f} s")
+                return
+
+    # Other agents
+
+    async def _accept(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        channel = Channel(reader, writer)
+        channel.handler = self.member.handler(name, channel)
+        self._peers.add(channel)
+        try:
+            await channel.run()
+        finally:
+            self._peers.discard(channel)
+            coordinator = self.member.office.coordinator
+            if coordinator is not None and coordinator.lost_channel(name, channel):
+                self._tasks.spawn(self._check_dead(name), f"check {name}")
+
+    async def _check_dead(self, name: str) -> None:
+        """Declare a node dead as soon as its machine refuses connections; otherwise the missing heartbeat decides."""
+        for pause in DEAD_CHECKS_S:
+            await asyncio.sleep(pause)
+            coordinator = self.member.office.coordinator
+            if name not in self.context.peers.members or coordinator is None or name in coordinator.connected:
+                return
+            if await self.context.peers.is_dead(name):
+                coordinator.feed(inputs.Gone(name, "its agent died (connection refused)", alone=True))
+                return
+
+
+def main(job: str, torchrun: int | None = None) -> int:
+    """Run the agent of a job on this node; returns the exit status. `torchrun`: a wire to the workers' torchrun."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    files = paths.Home.from_environment().job(job)
+    lock = paths.lock_agent(files)
+    if lock is None:
+        log.error("an agent of %s runs here already", job)
+        return 1
+
+    # Processes that workers have started, and those that outlive their engine, become our children: we end them.
+    adopt_orphans()
+
+    async def live() -> None:
+        await Agent(files, torchrun).run()
+
+    try:
+        asyncio.run(live())
+    except Exception:
+        log.exception("the agent failed")
+        return 1
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            files.sock.unlink()
+        os.close(lock)
+    return 0
+
+
+def claim(context: Context, member: MemberLoop) -> None:
+    """Coordinate a job that has not begun, where this node has the job's endpoint."""
+    port = context.spec.coordinator_port
+    if context.spec.endpoint and port and context.peers.port == port and not context.journal.records:
+        own = {"node": context.node, "address": context.address, "port": port}
+        member.office.assign({"term": FIRST_TERM, "coordinator": own, "members": {}})
+
+
+class Waiting:
+    """What this node waits for, as its torchrun reports it; a wait beyond torch's own join_timeout ends the agent."""
+
+    def __init__(self, context: Context, member: MemberLoop) -> None:
+        self._context = context
+        self._member = member
+        self._reported: dict[str, float] = {}
+        """When each text was last reported."""
+        self._since: float | None = None
+        self._folded: tuple[tuple[int, int], str] = ((-1, -1), "")
+
+    async def watch(self) -> None:
+        """Look until cancelled, or until the wait is too long."""
+        patience = self._context.spec.join_timeout
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now = clocks.now()
+            text, ends = self._look()
+            self._reported = {each: when for each, when in self._reported.items() if text and now - when < AGAIN_S}
+            if text and text not in self._reported:
+                self._reported[text] = now
+                await self._member.engine.remark(text)
+            self._since = (now if self._since is None else self._since) if ends else None
+            if self._since is not None and now - self._since > patience:
+                self._context.life.finish(f"{patience:g} s (join_timeout) of {text}", linger=False)
+                return
+
+    def _look(self) -> tuple[str, bool]:
+        """Return what is waited for, "" for nothing, and whether the node's own join_timeout limits that."""
+        context, member = self._context, self._member
+        if context.life.finished.is_set() or member.running is not None:
+            return "", False
+        if member.office.coordinator is not None:
+            state = member.office.coordinator.state
+            text = short_of(state, context.node)
+            if not text and state.phase == s.FORMING and not holds_quorum(state, clocks.now()):
+                text = f"waiting for at least half of the last group ({' '.join(state.members)})"
+            # The coordinator ends a job that has too few nodes, for all of them.
+            return text, False
+        if member.channel is None:
+            return self._without_coordinator(), True
+        journal = context.journal
+        if self._folded[0] != (journal.last_term, journal.last_seq):
+            state = replay.fold(context.spec, journal.records, context.node)
+            self._folded = (journal.last_term, journal.last_seq), short_of(state, context.node)
+        return self._folded[1], False
+
+    def _without_coordinator(self) -> str:
+        view, trouble = self._context.ballot.view, self._member.election.trouble
+        if not view.term:
+            return f"waiting for {trouble or self._context.spec.endpoint}"
+        who = "a coordinator" if view.coordinator in (None, view.me) else f"{view.coordinator}, the coordinator"
+        return f"waiting for {who}" + (f": {trouble}" if trouble else "")
+
+
+def short_of(state: s.State, me: str) -> str:
+    """Say why a node has no workers, where that may last."""
+    own = state.nodes.get(me)
+    if own is not None and own.status in ("removed", "failed"):
+        return f"left out ({own.reason}): waiting for `supervisor add {state.spec.job} --node {me}`"
+    if own is not None and own.status == "spare":
+        return "the group is full (--nnodes): standing by as a spare"
+    if state.phase != s.FORMING:
+        return ""
+    here = [name for name, node in state.nodes.items() if node.status in ("ready", "running", "spare")]
+    if len(here) < floor(state):
+        return f"waiting for nodes: {floor(state)} are needed, connected: {' '.join(here) or 'none'}"
+    return ""
+
+
+def outcome(context: Context) -> dict[str, str]:
+    """Return how the job ended for this node: state (succeeded, failed, stopped, removed or lost) and why."""
+    state = replay.fold(context.spec, context.journal.records, context.node)
+    node = state.nodes.get(context.node)
+    if state.ended:
+        return {"state": state.ended, "reason": state.failure or ""}
+    if node is not None and node.status == "removed":
+        return {"state": "removed", "reason": node.reason or ""}
+    return {"state": "lost", "reason": context.life.reason}

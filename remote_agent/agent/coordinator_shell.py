@@ -1,0 +1,495 @@
+"""The coordinator's shell: it feeds the pure state machine and carries out its commands.
+
+In: reports of members, requests of operators, time. Out: orders to members, the journal, the status document; the
+office, which holds a coordinator while this node is the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from remote_agent.agent import metrics
+from remote_agent.agent.hooks import Hooks
+from remote_agent.base import clocks
+from remote_agent.base.tasks import Tasks
+from remote_agent.coordinator import inputs, replay
+from remote_agent.coordinator import state as s
+from remote_agent.coordinator.formation import holds_quorum, is_held
+from remote_agent.coordinator.journal import chunks
+from remote_agent.coordinator.machine import step
+from remote_agent.coordinator.operator_requests import answer, read
+from remote_agent.coordinator.output_watch import Losses, moved
+from remote_agent.coordinator.status import document
+from remote_agent.diagnose.incidents import iso_time
+from remote_agent.wire import Answer, Channel, NodeSpec, Problem, WireError
+from remote_agent.wire.events import EventType
+
+if TYPE_CHECKING:
+    from remote_agent.agent.context import Context
+    from remote_agent.election.election import PeerRequest
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+HAND_OVER_TIMEOUT_S = 30.0
+
+
+def _ranks(args: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
+    return tuple((int(rank["rank"]), int(rank["local_rank"]), int(rank["pid"])) for rank in args["ranks"])
+
+
+def _trees(args: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(digest) for digest in args.get("trees", ()))
+
+
+def _pulses(args: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return a node's pulses by rank, each with the node's clock, by which its timestamps are corrected."""
+    clock = clocks.Clock.from_report(args)
+    return {int(rank): {**pulse, "clock": clock} for rank, pulse in args["ranks"].items()}
+
+
+# Reports of members as inputs; those with timestamps of the member's clock are corrected first.
+REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], inputs.Input]] = {
+    "ready": lambda node, _, args: inputs.Ready(node, int(args["nproc"]), args.get("versions", {}), _trees(args)),
+    "unfit": lambda node, _, args: inputs.Unfit(node, str(args["reason"])),
+    "gone": lambda node, _, args: inputs.Gone(node, str(args["reason"])),
+    "prepared": lambda node, generation, args: inputs.Prepared(node, generation, int(args["port"])),
+    "order_failed": lambda node, generation, args: inputs.OrderFailed(node, generation, str(args["message"])),
+    "started": lambda node, generation, args: inputs.Started(node, generation, _ranks(args)),
+    "assigned": lambda node, generation, args: inputs.Assigned(node, generation, _ranks(args), int(args["world_size"])),
+    "main": lambda node, generation, args: inputs.Main(node, generation, int(args["rank"])),
+    "pulse": lambda node, generation, args: inputs.Pulses(node, generation, _pulses(args)),
+}
+
+
+class OwnNode(Protocol):
+    """The member on the coordinator's own node: `MemberLoop`."""
+
+    def order(self, op: str, args: dict[str, Any]) -> None: ...
+    def facts(self) -> dict[str, Any]: ...
+    def introduction(self) -> dict[str, Any]: ...
+
+
+class Outbox:
+    """The notices that one member has yet to be sent, in order."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.queue: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        self.sending: asyncio.Task[None] | None = None
+
+    def put(self, op: str, args: dict[str, Any]) -> None:
+        """Add a notice."""
+        self.queue.put_nowait((op, args))
+
+    async def run(self) -> None:
+        """Send notices until the wire ends; one that cannot be sent ends it, as nothing may be left out."""
+        while True:
+            op, args = await self.queue.get()
+            try:
+                await self.channel.notify(op, args)
+            except WireError as error:
+                log.info("%s: %s", op, error)
+                await self.channel.close()
+                return
+            finally:
+                self.queue.task_done()
+
+
+class Coordinator:
+    """The coordinator of the job, in this agent."""
+
+    def __init__(self, context: Context, own: OwnNode, state: s.State) -> None:
+        self._context = context
+        self._journal = context.journal
+        self._me = context.node
+        self._own = own
+        self.state = state
+        self.facts: dict[str, dict[str, Any]] = {}
+        self._clocks: defaultdict[str, clocks.Clock] = defaultdict(clocks.Clock)
+        """By node: what to add to its time to get ours, and how far that may be wrong."""
+        self._losses = Losses()
+        self.changed = asyncio.Event()
+        self._outboxes: dict[str, Outbox] = {}
+        self._moved: dict[str, Any] | None = None
+        """The notice of a hand-over, for all members, also for those that reconnect meanwhile."""
+        self._operators: dict[str, int] = {}
+        self.hooks = Hooks(context.spec, context.workdir, self.record)
+        self._tasks = Tasks()
+
+    def start(self, absent: dict[str, str]) -> None:
+        """Begin; `absent`: nodes that never came up, with the reason."""
+        self.hooks.start(self._journal.records)
+        if not self._journal.records:
+            self._record(s.Emit(EventType.JOB_STARTED, -1, detail=self._description()))
+        for name, reason in absent.items():
+            self.feed(inputs.Unfit(name, reason))
+        self._tasks.spawn(self._tick(), "coordinator tick")
+        port = self._context.spec.metrics_port
+        if port:
+            self._tasks.spawn(metrics.serve(port, self.status, self.record), "metrics")
+
+    async def close(self) -> None:
+        """Stop acting as the coordinator."""
+        await self.hooks.close()
+        await self._tasks.close()
+
+    @property
+    def connected(self) -> frozenset[str]:
+        """The members that have a connection to us."""
+        return frozenset(self._outboxes)
+
+    def set_term(self, term: int) -> None:
+        """Go on in a newer term."""
+        self.state = dataclasses.replace(self.state, term=term)
+
+    def is_short(self) -> bool:
+        """Whether too few nodes are connected: the others may have another coordinator by now."""
+        return self.state.phase == s.FORMING and self.state.alone_since is not None
+
+    def misses_nodes(self) -> bool:
+        """Whether a node of the job is lost or silent: it may follow another coordinator by now."""
+        for name, node in self.state.nodes.items():
+            silent = node.incarnation and not is_held(self.state, name, clocks.now())
+            if node.status == "lost" or (silent and node.status not in ("removed", "failed")):
+                return True
+        return False
+
+    def feed(self, event: inputs.Input) -> s.Reply | None:
+        """Take one input and carry out the commands; returns the reply to an operator, if it was a request."""
+        self.state, commands = step(self.state, event, clocks.now(), time.time_ns())
+        reply: s.Reply | None = None
+        for command in commands:
+            if isinstance(command, s.Emit):
+                self._record(command)
+            elif isinstance(command, s.Send):
+                self._send(command.node, command.op, dict(command.args))
+            elif isinstance(command, s.Drop):
+                self._drop(command.node)
+            elif isinstance(command, s.HandOver):
+                self._tasks.spawn(self._hand_over(command.node), "hand over")
+            else:
+                reply = command
+        if commands or not isinstance(event, (inputs.Tick, inputs.Beat)):
+            self._wake()
+        return reply
+
+    def request(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+        """Answer an operator's request; raises Problem when it is refused."""
+        if op == "status":
+            return self.status()
+        if op == "operator":
+            self._count_operator(args)
+            return {}
+        if op == "signalled":
+            detail = {key: args.get(key) for key in ("ranks", "signal", "operator")}
+            self.record(EventType.SIGNAL_SENT, str(args.get("node")), **detail)
+            return {}
+        seq = self._journal.last_seq
+        # Without a pause between them: several removals are one stop of the group.
+        replies = [(name, self.feed(event)) for name, event in read(op, args, self.state)]
+        return {**answer(replies), "seq": seq}
+
+    def _count_operator(self, args: dict[str, Any]) -> None:
+        """Note an operator: one event for its first connection, one when its last connection has ended."""
+        name, came = str(args["operator"]), bool(args["came"])
+        count = self._operators.get(name, 0) + (1 if came else -1)
+        self._operators[name] = max(0, count)
+        if came and count == 1:
+            self.record(EventType.OPERATOR_ATTACHED, operator=name, mode=args.get("mode"))
+        elif not came and count == 0:
+            self.record(EventType.OPERATOR_DETACHED, operator=name)
+
+    def status(self) -> dict[str, Any]:
+        """Return the status document."""
+        own = {self._me: {"clock_offset_ms": 0.0, "clock_error_ms": 0.0, **self._own.facts()}}
+        return document(self.state, {**self.facts, **own}, self._me, clocks.now())
+
+    # Reports of members
+
+    def join(self, node: str, channel: Channel, args: dict[str, Any]) -> None:
+        """Take a member's connection: it gets the journal first, then orders."""
+        self._forget(node)
+        outbox = Outbox(channel)
+        reset, records = self._journal.missing(args["journal"])
+        for chunk in chunks(records):
+            outbox.put("journal", {"records": chunk, "reset": reset})
+            reset = False
+        outbox.put("members", {"members": self._context.peers.members})
+        if self._moved is not None:
+            outbox.put("moved", self._moved)
+        self._outboxes[node] = outbox
+        outbox.sending = self._tasks.spawn(outbox.run(), f"orders for {node}")
+        self.hear_join(node, args)
+
+    def hear_join(self, node: str, args: dict[str, Any]) -> None:
+        """Take what a member says of itself when it joins."""
+        if node not in self.state.nodes:
+            self._take_in(NodeSpec(name=node, address=str(args.get("address", ""))))
+        ready: dict[str, Any] = next((one["args"] for one in args.get("reports", ()) if one["op"] == "ready"), {})
+        self._clocks[node] = clocks.Clock.from_report(args)
+        nproc, incarnation, reason = ready.get("nproc"), str(args["incarnation"]), str(args["reason"])
+        self.feed(inputs.Joined(node, incarnation, args.get("running"), reason, nproc, _trees(ready)))
+        for report in args.get("reports", ()):
+            self.hear(node, report["op"], report["args"])
+
+    def _take_in(self, spec: NodeSpec) -> None:
+        """Take in a node that the job's description does not name."""
+        new = s.Node(spec)
+        if self.state.spec.endpoint:
+            self.record(EventType.NODE_JOINED, spec.name, spec=dataclasses.asdict(spec))
+        else:
+            new = s.Node(spec, status="removed", reason="not in the group: add it")
+        self.state = dataclasses.replace(self.state, nodes={**self.state.nodes, spec.name: new})
+
+    def lost_channel(self, node: str, channel: Channel) -> bool:
+        """Forget a member's connection; returns whether it was the current one."""
+        outbox = self._outboxes.get(node)
+        if outbox is None or outbox.channel is not channel:
+            return False
+        self._forget(node)
+        return True
+
+    def _forget(self, node: str) -> Outbox | None:
+        """Send nothing more on a member's connection; returns what was still to be sent."""
+        outbox = self._outboxes.pop(node, None)
+        if outbox is not None and outbox.sending is not None:
+            outbox.sending.cancel()
+        return outbox
+
+    def hear(self, node: str, op: str, args: dict[str, Any]) -> None:
+        """Take a member's report."""
+        if op in REPORTS:
+            self.feed(REPORTS[op](node, int(args.get("generation", -1)), args))
+        elif op == "exited":
+            ended = self._clocks[node].corrected(args["exit"])
+            age = max(0.0, (time.time_ns() - int(ended["t_ns"])) / 1e9)
+            self.feed(inputs.Exited(node, int(args["generation"]), ended, age))
+        elif op == "idle":
+            exits = tuple(self._clocks[node].corrected(ended) for ended in args["exits"])
+            self.feed(inputs.Idle(node, int(args["generation"]), exits))
+
+    def beat(self, node: str, args: dict[str, Any]) -> None:
+        """Take a heartbeat."""
+        clock = self._clocks[node] = clocks.Clock.from_report(args)
+        ranks = args.get("ranks", {})
+        facts = {"agent_pid": args.get("agent_pid"), "ranks": ranks, **clock.status()}
+        before = self.facts.get(node, {}).get("ranks", {})
+        vitals = {"vitals": args.get("vitals"), "heard_at": clocks.now()}
+        self.facts[node] = {**facts, **vitals, "generation": args.get("generation")}
+        stepped = any(rank.get("step") is not None for rank in ranks.values())
+        current = args.get("generation") == self.state.generation
+        warnings = self._losses.read(self.state.generation, ranks) if current else {}
+        progressed = current and moved(before, ranks)
+        self.feed(inputs.Beat(node, float(args.get("heard_age", 0.0)), stepped and current, progressed, warnings))
+        self._wake()
+
+    # Journal and orders
+
+    def record(self, kind: EventType, node: str | None = None, **detail: Any) -> None:
+        """Write a fact that the state machine does not know of, such as an operator's connection."""
+        self._record(s.Emit(kind, self.state.generation, node, detail=detail))
+
+    def _record(self, emit: s.Emit) -> None:
+        now = iso_time(time.time_ns())
+        record = {
+            "seq": self._journal.last_seq + 1,
+            "time": now,
+            "type": str(emit.type),
+            "generation": emit.generation,
+            "node": emit.node,
+            "rank": emit.rank,
+            "detail": dict(emit.detail),
+            "term": self.state.term,
+        }
+        if emit.type is EventType.JOB_STARTED:
+            self.state = dataclasses.replace(self.state, started_at=now)
+        self._journal.append(record)
+        for outbox in self._outboxes.values():
+            outbox.put("journal", {"records": [record], "reset": False})
+        self.hooks.hear(record)
+
+    def _description(self) -> dict[str, Any]:
+        spec = self.state.spec
+        return {
+            "script": spec.script,
+            "args": list(spec.args),
+            "kind": spec.kind,
+            "nodes": [node.name for node in spec.nodes],
+            "min_nodes": spec.min_nodes,
+            "max_nodes": spec.max_nodes,
+            "max_restarts": spec.max_restarts,
+        }
+
+    def _send(self, node: str, op: str, args: dict[str, Any]) -> None:
+        if node == self._me:
+            self._own.order(op, args)
+        elif node in self._outboxes:
+            self._outboxes[node].put("order", {"op": op, "args": args, "term": self.state.term})
+
+    def _drop(self, node: str) -> None:
+        outbox = self._forget(node)
+        if outbox is not None:
+            self._tasks.spawn(outbox.channel.close(), f"drop {node}")
+
+    def notify_all(self, op: str, args: dict[str, Any]) -> None:
+        """Send every member a notice."""
+        for outbox in self._outboxes.values():
+            outbox.put(op, args)
+
+    async def _hand_over(self, heir: str) -> None:
+        """Name the successor to all, and let it ask for votes once it has the whole journal."""
+        self._moved = {"heir": heir, "term": self.state.term}
+        self.notify_all("moved", self._moved)
+        outbox = self._outboxes.get(heir)
+        if outbox is not None:
+            try:
+                # The successor needs the whole journal, and the others its name: else they refuse it their votes.
+                await self.flushed(HAND_OVER_TIMEOUT_S)
+                await outbox.channel.call("take_over", {"term": self.state.term}, timeout=HAND_OVER_TIMEOUT_S)
+            except (WireError, Problem, asyncio.TimeoutError) as error:
+                # The others elect one of themselves once we are gone.
+                log.warning("%s did not take over: %s", heir, error)
+        self._context.life.finish("it was removed from the job", linger=False)
+
+    async def flushed(self, timeout: float) -> None:
+        """Wait until every member has been sent everything, for at most that long."""
+        joins = [outbox.queue.join() for outbox in self._outboxes.values()]
+        try:
+            await asyncio.wait_for(asyncio.gather(*joins), timeout)
+        except asyncio.TimeoutError:
+            log.warning("some members have not been sent everything")
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                self.feed(inputs.Beat(self._me))
+                self.feed(inputs.Tick())
+            except Exception:
+                log.exception("coordinator tick")
+
+    def _wake(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class Office:
+    """The coordinator's role on this node: vacant, or held by a `Coordinator`."""
+
+    def __init__(self, context: Context, own: OwnNode, tasks: Tasks) -> None:
+        self._context = context
+        self._own = own
+        self._tasks = tasks
+        self.coordinator: Coordinator | None = None
+        context.ballot.on_change(self._drop_if_moved)
+        self.requests: dict[str, PeerRequest] = {
+            "join": self._hear_join,
+            "report": self._hear_report,
+            "beat": self._hear_beat,
+            "time": self._hear_time,
+            "request": self._hear_request,
+        }
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this node is the coordinator."""
+        return self.coordinator is not None
+
+    @property
+    def connected(self) -> frozenset[str]:
+        """The nodes that are connected to this coordinator."""
+        return self.coordinator.connected if self.coordinator is not None else frozenset()
+
+    def needs_term_above(self, term: int) -> bool:
+        """Whether this coordinator holds its group, in an older term than that."""
+        state = self.coordinator.state if self.coordinator is not None else None
+        return state is not None and term > state.term and holds_quorum(state, clocks.now())
+
+    def assign(self, args: dict[str, Any]) -> None:
+        """Accept the coordinator that a launch names; raises Problem when this job has another one already."""
+        context, named = self._context, args["coordinator"]
+        me, records = context.node, context.journal.records
+        if named["node"] == me and not self.is_held and records:
+            raise Problem("stale", f"this job has begun: {me} needs votes to coordinate it")
+        where = {"address": named["address"], "port": named["port"]}
+        own = {"address": context.address, "port": context.peers.port}
+        context.peers.learn({**args["members"], named["node"]: where, me: own})
+        if not context.ballot.follow(int(args["term"]), named["node"]):
+            raise Problem("stale", f"this job is in term {context.ballot.view.term} already")
+        if named["node"] == me and not self.is_held:
+            coordinator = self._begin(replay.initial(context.spec, me, clocks.now()), dict(args.get("absent") or {}))
+            coordinator.hear_join(me, self._own.introduction())
+
+    def take(self, term: int, former: str) -> None:
+        """Become the coordinator of that term, after `former`: this node has the votes."""
+        context, now = self._context, clocks.now()
+        me, ballot = context.node, context.ballot
+        away_s = now - ballot.view.contact
+        state = replay.take_over(context.spec, me, term, context.journal.records, now, away_s)
+        ballot.follow(term, me)
+        coordinator = self._begin(state, {})
+        coordinator.record(EventType.COORDINATOR_CHANGED, me, former=former or None, term=term)
+        if former in state.nodes and state.nodes[former].status != "removed":
+            coordinator.feed(inputs.Gone(former, "it was the coordinator, and is gone"))
+        coordinator.hear_join(me, self._own.introduction())
+
+    def _begin(self, state: s.State, absent: dict[str, str]) -> Coordinator:
+        self.coordinator = coordinator = Coordinator(self._context, self._own, state)
+        coordinator.start(absent)
+        return coordinator
+
+    def renew(self, term: int) -> None:
+        """Stay the coordinator, in a newer term."""
+        if self.coordinator is not None:
+            self.coordinator.set_term(term)
+
+    def _drop_if_moved(self, coordinator: str) -> None:
+        if coordinator != self._context.node and self.is_held:
+            log.warning("%s is the coordinator now", coordinator)
+            self._tasks.spawn(self.close(), "drop the role")
+
+    async def close(self) -> None:
+        """Stop being the coordinator."""
+        coordinator, self.coordinator = self.coordinator, None
+        if coordinator is not None:
+            await coordinator.close()
+
+    def _held(self) -> Coordinator:
+        """Return the coordinator; raises Problem."""
+        if self.coordinator is None:
+            raise Problem("not_coordinator", f"{self._context.node} is not the coordinator")
+        return self.coordinator
+
+    async def _hear_join(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+        coordinator, term = self._held(), int(args["term"])
+        if term > coordinator.state.term:
+            older = coordinator.state.term
+            raise Problem("stale", f"{self._context.node} coordinates term {older}, {node} is in {term}")
+        assert channel is not None
+        self._context.peers.learn({node: {"address": args["address"], "port": args["port"]}})
+        coordinator.join(node, channel, args)
+        coordinator.notify_all("members", {"members": self._context.peers.members})
+        return Answer({})
+
+    async def _hear_report(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+        self._held().hear(node, args["op"], args["args"])
+        return Answer({})
+
+    async def _hear_beat(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+        received_ns = time.time_ns()
+        self._held().beat(node, args)
+        return Answer({"received_ns": received_ns, "answered_ns": time.time_ns()})
+
+    async def _hear_time(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+        self._held()
+        return Answer({"received_ns": time.time_ns(), "answered_ns": time.time_ns()})
+
+    async def _hear_request(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+        return Answer(self._held().request(args["op"], args["args"]))

@@ -1,0 +1,146 @@
+"""The requests that a job's files answer: status, journal, incidents, logs.
+
+In: requests, a job's directory. Out: answers, streams. A live agent adds its own in requests.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Union
+
+from remote_agent.coordinator import replay
+from remote_agent.coordinator.journal import Record, public, read_records
+from remote_agent.coordinator.status import document, history
+from remote_agent.diagnose.incidents import incidents_in
+from remote_agent.logs import LogStore
+from remote_agent.logs.nccl import read_facts, read_map
+from remote_agent.wire import Answer, Items, JobSpec, Problem
+from remote_agent.wire.events import ENDED_EVENTS
+
+if TYPE_CHECKING:
+    from remote_agent.base import paths
+
+Op = Callable[["dict[str, Any]"], Union[Items, Awaitable[Answer]]]
+Records = Callable[[], "list[Record]"]
+"""Returns the journal as far as this node has it."""
+
+
+class JobRequests:
+    """The requests that need only files: journal and logs."""
+
+    def __init__(self, files: paths.JobFiles, spec: JobSpec, logs: LogStore, records: Records) -> None:
+        self.files = files
+        self.spec = spec
+        self.logs = logs
+        self._records = records
+        self.ops: dict[str, Op] = {
+            "ca": self.ca,
+            "events": self.events,
+            "history": self.history,
+            "incidents": self.incidents,
+            "nccl": self.nccl,
+            "log_list": lambda args: self.logs.list(),
+            "log_read": lambda args: self.logs.read(**args),
+            "log_window": lambda args: self.logs.window(**args),
+            "log_merged": lambda args: self.logs.merged(**args),
+            "log_follow": lambda args: self.logs.follow(**args),
+            "log_rows": lambda args: self.logs.rows(**args),
+            "log_search": lambda args: self.logs.search(**args),
+        }
+
+    async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        """Answer one request; raises Problem."""
+        serve = self.ops.get(op)
+        if serve is None:
+            raise Problem("unknown_op", f"this job cannot answer {op!r} now: {self.limits}")
+        result = serve(args)
+        return result if hasattr(result, "__aiter__") else await result  # type: ignore[return-value]
+
+    limits = "this agent does not know the request"
+
+    async def history(self, args: dict[str, Any]) -> Items:
+        """Stream what each record of the journal changed in the status."""
+        for change in history(self.spec, list(self._records())):
+            yield Answer(change)
+            # A long journal of many ranks takes seconds: the heartbeats have their turn in between.
+            await asyncio.sleep(0)
+
+    async def events(self, args: dict[str, Any]) -> Items:
+        """Stream journal records after `since`."""
+        for record in self._records()[max(0, int(args.get("since", 0))) :]:
+            yield Answer({"event": public(record)})
+
+    async def incidents(self, args: dict[str, Any]) -> Answer:
+        """Answer with every incident so far, and with NCCL's facts on this node."""
+        incidents = incidents_in(self._records())
+        facts = await asyncio.get_running_loop().run_in_executor(None, read_facts, self.logs.root)
+        return Answer({"incidents": incidents, "nccl": facts})
+
+    async def nccl(self, args: dict[str, Any]) -> Answer:
+        """Answer with what each rank of this node let NCCL say; `stamp`: that of an answer the caller has already."""
+        stamp = str(args.get("stamp", ""))
+        return Answer(await asyncio.get_running_loop().run_in_executor(None, read_map, self.logs.root, stamp))
+
+    async def ca(self, args: dict[str, Any]) -> Answer:
+        """Answer with the job's authority and description, so that the operator can admit a node."""
+        spec = self.spec.to_json()
+        return Answer({"ca": self.files.ca.read_text(), "ca_key": self.files.ca_key.read_text(), "spec": spec})
+
+
+class FileRequests(JobRequests):
+    """A job whose agent is not there: it has ended, or its agent died."""
+
+    limits = "no agent of it runs on this node"
+
+    def __init__(self, files: paths.JobFiles) -> None:
+        self._journal = records = read_records(files.events)
+        spec = JobSpec.from_json(json.loads(files.spec.read_text()))
+        super().__init__(files, spec, LogStore(files.root, live=False), lambda: records)
+        self._node = str(json.loads(files.node.read_text())["node"])
+        self._started = False
+        self.ops.update(identity=self.identity, status=self.status, watch=self.watch, attach=self.attach)
+
+    async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        if op.startswith("log_") and not self._started:
+            self._started = True
+            await self.logs.start()
+        return await super().handle(op, args, body)
+
+    async def identity(self, args: dict[str, Any]) -> Answer:
+        """Answer that only files are here, and how much of the journal they have."""
+        term = self._journal[-1].get("term", 0) if self._journal else 0
+        return Answer(
+            {
+                "job": self.spec.job,
+                "node": self._node,
+                "term": term,
+                "role": "files",
+                "coordinator": None,
+                "coordinator_reachable": False,
+                "live": False,
+                "ended": any(record["type"] in ENDED_EVENTS for record in self._journal),
+                "peer_port": 0,
+                "last_seq": len(self._journal),
+                "incarnation": "",
+                "members": {},
+            }
+        )
+
+    def _document(self) -> dict[str, Any]:
+        state = replay.fold(self.spec, self._journal)
+        status = document(state, {}, None)
+        return {**status, "coordinator_reachable": False, "node": self._node, "last_seq": len(self._journal)}
+
+    async def status(self, args: dict[str, Any]) -> Answer:
+        """Answer with the status that the journal shows."""
+        return Answer(self._document())
+
+    async def watch(self, args: dict[str, Any]) -> Items:
+        """Send the one status there is."""
+        yield Answer({"status": self._document()})
+
+    async def attach(self, args: dict[str, Any]) -> Answer:
+        """Do nothing: no agent notes the operator."""
+        return Answer({})

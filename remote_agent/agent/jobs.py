@@ -1,0 +1,130 @@
+"""The jobs that have a directory on this node: list them, remove the finished ones.
+
+In: `jobs/`. Out: answers of the `jobs` and `clean` requests.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from remote_agent.base.files import read_json
+from remote_agent.base.paths import Home, JobFiles, agent_alive, lock_agent
+from remote_agent.wire import JobSpec, Problem, SpecError
+from remote_agent.wire.events import ENDED_STATES
+
+
+def describe(files: JobFiles) -> dict[str, Any]:
+    """Return what this node knows of one job without asking its agent; raises OSError."""
+    # Folding the journal needs half of the agent: not loaded for a mere connection.
+    from remote_agent.coordinator.journal import read_records
+    from remote_agent.coordinator.replay import fold
+    from remote_agent.coordinator.status import job_state
+
+    pid = agent_alive(files)
+    spec = read_json(files.spec)
+    described: dict[str, Any] = {
+        "job": files.name,
+        "node": read_json(files.node).get("node"),
+        "live": pid is not None,
+        "agent_pid": pid,
+        "tree": spec.get("tree"),
+        "script": spec.get("script"),
+        "created_ns": spec.get("created_ns"),
+        "updated_ns": _newest(files.events, files.spec, files.root),
+        "state": "starting",
+        "generation": 0,
+        "world_size": 0,
+    }
+    try:
+        state = fold(JobSpec.from_json(spec), read_records(files.events))
+    except (SpecError, KeyError, TypeError, ValueError):
+        return described
+    described.update(state=job_state(state), generation=max(0, state.generation), world_size=len(state.ranks))
+    return described
+
+
+def _newest(*paths: Path) -> int | None:
+    for path in paths:
+        try:
+            return path.stat().st_mtime_ns
+        except OSError:
+            continue
+    return None
+
+
+def running_from(home: Home, tree: str, but: str = "") -> str | None:
+    """Return a job, but not that one, that is not over and whose agent runs here from a tree, or None."""
+    for name in home.job_names():
+        if name == but:
+            continue
+        files = home.job(name)
+        uses_it = read_json(files.spec).get("tree") == tree and agent_alive(files) is not None
+        if uses_it and describe(files)["state"] not in ENDED_STATES:
+            return name
+    return None
+
+
+def clean(home: Home, job: object) -> dict[str, Any]:
+    """Remove the files of one job that has no agent here, or of all jobs that are over; raises Problem."""
+    if job is None:
+        chosen = [home.job(name) for name in home.job_names()]
+    else:
+        chosen = [home.job(job)]
+        if not chosen[0].root.is_dir():
+            raise Problem("no_such_job", f"job {job} is not known here", "supervisor jobs lists those that are")
+    removed, kept, size = [], [], 0
+    for files in chosen:
+        # A job without its agent may run on other nodes all the same: its files go only when it is named.
+        freed = _remove(files) if job is not None or _is_over(files) else None
+        if freed is None:
+            kept.append(files.name)
+        else:
+            removed.append(files.name)
+            size += freed
+    return {"removed": removed, "bytes": size, "kept": kept}
+
+
+def _is_over(files: JobFiles) -> bool:
+    try:
+        return describe(files)["state"] in ENDED_STATES
+    except OSError:
+        return False
+
+
+def _remove(files: JobFiles) -> int | None:
+    """Remove a job's directory and return its size, or None when its agent is alive."""
+    # Held until the end, so that no agent can start in a directory that is being removed.
+    lock = lock_agent(files)
+    if lock is None:
+        return None
+    try:
+        size = _size(files.root)
+        tree = read_json(files.spec).get("tree")
+        shutil.rmtree(files.root)
+        size += _remove_versions(files.home, tree) if isinstance(tree, str) else 0
+    except OSError as error:
+        raise Problem("clean", f"{error.filename}: cannot be removed: {error.strerror}") from error
+    finally:
+        os.close(lock)
+    return size
+
+
+def _remove_versions(home: Home, tree: str) -> int:
+    """Remove what is kept beside a tree to go back to, unless a job may; what the script wrote stays in the tree."""
+    versions = home.tree(tree).parent / ".state" / tree / "versions"
+    if running_from(home, tree) is not None or not versions.is_dir():
+        return 0
+    size = _size(versions)
+    shutil.rmtree(versions)
+    return size
+
+
+def _size(root: Path) -> int:
+    total = 0
+    for directory, _dirs, names in os.walk(root):
+        for name in names:
+            total += os.lstat(os.path.join(directory, name)).st_size
+    return total

@@ -1,0 +1,181 @@
+"""The job's status for Prometheus, on this machine alone.
+
+In: the status document. Out: `http://127.0.0.1:PORT/metrics` in the text format 0.0.4.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from remote_agent.base.tasks import Tasks
+from remote_agent.wire.events import EventType
+
+ADDRESS = "127.0.0.1"
+REQUEST_S = 5.0
+LONGEST_HEAD = 8192
+JOB_STATES = ("starting", "running", "restarting", "degraded", "succeeded", "failed", "stopped")
+NODE_STATES = ("connecting", "ready", "running", "draining", "removed", "lost", "failed", "spare")
+RANK_STATES = ("starting", "running", "silent", "succeeded", "failed", "killed")
+Document = dict[str, Any]
+Sample = tuple["dict[str, Any]", Any]
+Family = tuple[str, str, str, "Iterable[Sample]"]
+# Name, text, key in the document, by how much to multiply: Prometheus wants base units.
+NODE_VITALS = (
+    ("node_cpu_ratio", "How busy a node's processors are.", "cpu", 0.01),
+    ("node_memory_used_bytes", "Memory in use, of the node or of the job's cgroup.", "mem_used", 1),
+    ("node_memory_bytes", "Memory of the node, or the limit of the job's cgroup.", "mem_total", 1),
+    ("node_disk_free_bytes", "Free space where the job's files are.", "disk_free", 1),
+    ("node_shm_free_bytes", "Free space of /dev/shm.", "shm_free", 1),
+    ("node_receive_bytes_per_second", "What comes in on the job's network interface.", "net_in", 1),
+    ("node_transmit_bytes_per_second", "What goes out on the job's network interface.", "net_out", 1),
+)
+GPU_VITALS = (
+    ("gpu_use_ratio", "How busy a GPU is.", "use", 0.01),
+    ("gpu_memory_used_bytes", "Memory of a GPU in use.", "mem_used", 1),
+    ("gpu_memory_bytes", "Memory of a GPU.", "mem_total", 1),
+    ("gpu_temperature_celsius", "Temperature of a GPU.", "temp", 1),
+    ("gpu_power_watts", "Power that a GPU draws.", "power", 1),
+    ("gpu_sm_clock_hertz", "Clock of a GPU's processors.", "clock", 1_000_000),
+    ("gpu_ecc_errors", "Uncorrected ECC errors of a GPU since its driver started.", "ecc", 1),
+    ("gpu_xid", "The newest Xid of a GPU since the job came here.", "xid", 1),
+)
+RANK_VITALS = (
+    ("rank_cpu_ratio", "Cores that a rank and its children use.", "cpu", 0.01),
+    ("rank_resident_bytes", "Memory of a rank's process.", "rss", 1),
+    ("rank_loss", "The last loss that a rank has printed.", "loss", 1),
+    ("rank_throughput", "The last throughput that a rank has printed, in its unit.", "rate", 1),
+    ("rank_steps_per_second", "Steps a second of a rank, of late.", "steps_s", 1),
+    ("rank_lag_steps", "Steps that a rank is behind the median.", "lag", 1),
+)
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+# Measured longer ago than this many times the pause between two measurements is not known any more.
+OLD_ROUNDS = 3
+
+
+def render(status: Document) -> str:
+    """Return the metrics of a status document; what is not known is left out."""
+    nodes = status["nodes"]
+    ranks = [(rank, {"rank": rank["rank"], "node": node["name"]}) for node in nodes for rank in node["ranks"]]
+    incident = status["incident"] or {}
+    hangs = (
+        status["state"] == "running"
+        and bool(incident.get("ongoing"))
+        and incident.get("generation") == status["generation"]
+    )
+    families: tuple[Family, ...] = (
+        ("job_state", "gauge", "1 for the state that the job is in.", _states(JOB_STATES, [status["state"]])),
+        ("generation", "gauge", "The newest generation, -1 before the first.", [({}, status["generation"])]),
+        ("restarts_total", "counter", "Restarts charged to max_restarts.", [({}, status["restarts"])]),
+        ("nodes", "gauge", "Nodes by state.", _states(NODE_STATES, [node["state"] for node in nodes])),
+        ("ranks", "gauge", "Ranks by state.", _states(RANK_STATES, [rank["state"] for rank, _ in ranks])),
+        ("rank_step", "gauge", "The last step that a rank has printed.", [(at, rank["step"]) for rank, at in ranks]),
+        (
+            "rank_last_output_seconds",
+            "gauge",
+            "Seconds since a rank's last output.",
+            [(at, rank["last_output_age_s"]) for rank, at in ranks],
+        ),
+        ("hang", "gauge", "1 while the group hangs.", [({}, int(hangs))]),
+        *_vitals(nodes),
+    )
+    lines: list[str] = []
+    for name, kind, told, samples in families:
+        lines += [f"# HELP supervisor_{name} {told}", f"# TYPE supervisor_{name} {kind}"]
+        lines += [
+            f"supervisor_{name}{_labels({'job': status['job'], **labels})} {value}"
+            for labels, value in samples
+            if value is not None
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _vitals(nodes: Iterable[Document]) -> Iterable[Family]:
+    """Return what nodes, GPUs and ranks use, and how ranks get on."""
+    hosts: list[Sample] = []
+    gpus: list[Sample] = []
+    ranks: list[Sample] = []
+    for node in nodes:
+        vitals = node.get("vitals") or {}
+        is_old = vitals.get("age_s", 0) > OLD_ROUNDS * vitals.get("every_s", 0)
+        if vitals and not is_old:
+            hosts.append(({"node": node["name"]}, vitals))
+            gpus += [({"node": node["name"], "gpu": gpu["index"]}, gpu) for gpu in vitals["gpus"]]
+        for rank in node["ranks"]:
+            own = {} if is_old else rank.get("vitals") or {}
+            ranks.append(({"rank": rank["rank"], "node": node["name"]}, {**(rank.get("progress") or {}), **own}))
+    for table, found in ((NODE_VITALS, hosts), (GPU_VITALS, gpus), (RANK_VITALS, ranks)):
+        for name, told, key, factor in table:
+            yield name, "gauge", told, [_sample(labels, each, key, factor) for labels, each in found]
+
+
+def _sample(labels: dict[str, Any], found: Document, key: str, factor: float) -> Sample:
+    if key == "rate":
+        labels = {**labels, "unit": found.get("unit")}
+    value = found.get(key)
+    if isinstance(value, str):
+        # Words of JSON's lack, which Prometheus knows: nan and inf.
+        return labels, {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(value)
+    return labels, None if value is None else value if factor == 1 else round(value * factor, 6)
+
+
+def _states(known: Iterable[str], found: Iterable[str]) -> list[Sample]:
+    counts = Counter(found)
+    return [({"state": state}, counts[state]) for state in known]
+
+
+def _labels(labels: dict[str, Any]) -> str:
+    quoted = (f'{name}="{str(value).translate(_ESCAPES)}"' for name, value in labels.items())
+    return "{" + ",".join(quoted) + "}"
+
+
+async def serve(port: int, status: Callable[[], Document], record: Callable[..., None]) -> None:
+    """Answer until cancelled; a port that cannot be had is written to the journal, and the job goes on."""
+    requests = Tasks()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests.spawn(_answer(reader, writer, status), "metrics request")
+
+    try:
+        server = await asyncio.start_server(accept, ADDRESS, port, limit=LONGEST_HEAD)
+    except OSError as error:
+        # strerror is asyncio's own, with the address once more.
+        told = f"no metrics on port {port} of {ADDRESS}: {os.strerror(error.errno or 0)}"
+        record(EventType.METRICS_FAILED, port=port, reason=told)
+        return
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        server.close()
+        await requests.close()
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: Callable[[], Document]) -> None:
+    """Answer one request; the connection ends with it, or at the deadline."""
+    broken = (OSError, EOFError, asyncio.LimitOverrunError, asyncio.TimeoutError)
+    try:
+        with contextlib.suppress(*broken):
+            await asyncio.wait_for(_talk(reader, writer, status), REQUEST_S)
+    finally:
+        writer.transport.abort()
+
+
+async def _talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: Callable[[], Document]) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
+    path = rest.partition(b" ")[0].partition(b"?")[0]
+    if path != b"/metrics":
+        outcome, kind, text = "404 Not Found", "text/plain", "only /metrics is here\n"
+    elif method != b"GET":
+        outcome, kind, text = "405 Method Not Allowed", "text/plain", "only GET\n"
+    else:
+        outcome, kind, text = "200 OK", "text/plain; version=0.0.4; charset=utf-8", render(status())
+    body = text.encode()
+    writer.write(f"HTTP/1.1 {outcome}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n".encode())
+    writer.write(b"Connection: close\r\n\r\n" + body)
+    writer.close()
+    await writer.wait_closed()

@@ -1,0 +1,296 @@
+"""The requests that supervisors make to a live agent: live state, stacks, and the verbs that change the job.
+
+In: requests over the agent's unix socket. Out: answers, streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remote_agent import __version__
+from remote_agent.agent.file_requests import JobRequests
+from remote_agent.agent.tree_requests import TreeRequests
+from remote_agent.base import clocks, files
+from remote_agent.coordinator import inputs, replay
+from remote_agent.coordinator import state as s
+from remote_agent.coordinator.journal import public
+from remote_agent.coordinator.operator_requests import VERBS
+from remote_agent.coordinator.status import document
+from remote_agent.election import member
+from remote_agent.wire import Answer, Channel, Items, Problem, WireError
+from remote_agent.wire.events import ENDED_STATES
+
+if TYPE_CHECKING:
+    from remote_agent.agent.context import Context
+    from remote_agent.agent.member_loop import MemberLoop
+
+# The requests of an operator who is attached read-only. All others are refused: they change the job, or leave a trace.
+LOOKS = frozenset(
+    (
+        *("identity", "status", "watch", "events", "history", "incidents", "nccl", "stacks", "await_engine"),
+        *("log_list", "log_read", "log_window", "log_merged", "log_follow", "log_rows", "log_search"),
+    )
+)
+# `watch` sends at most this often, and at least that often.
+WATCH_MIN_S = 0.1
+WATCH_MAX_S = 1.0
+# A document grows with its ranks, and ages change all the time: a link to the coordinator of many stays as free.
+WATCH_RANK_S = 0.001
+
+
+class AgentRequests(JobRequests):
+    """A live agent, for one operator's connection."""
+
+    def __init__(self, context: Context, member_loop: MemberLoop) -> None:
+        super().__init__(context.files, context.spec, context.logs, lambda: context.journal.records)
+        self._context = context
+        self._member = member_loop
+        self._operator: dict[str, Any] | None = None
+        self._trees = TreeRequests(context.files.home, context.spec.job)
+        self.ops.update(
+            identity=self.identity,
+            assign=self.assign,
+            await_engine=self.await_engine,
+            status=self.status,
+            watch=self.watch,
+            events=self.events,
+            promote=self.promote,
+            attach=self.attach,
+            stacks=self.stacks,
+            signal=self.signal,
+            keep=self.keep,
+            exit=self.exit,
+            over=self.over,
+        )
+
+    async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        if op not in LOOKS and self._operator is not None and self._operator["mode"] == "watch":
+            raise Problem("read_only", f"{op} refused: this operator is attached read-only")
+        if op in VERBS:
+            return Answer(await self._member.ask_coordinator(op, args))
+        if op in self._trees.ops:
+            return await self._tree(op, args, body)
+        return await super().handle(op, args, body)
+
+    async def _tree(self, op: str, args: dict[str, Any], body: bytes) -> Answer:
+        """Take a newer work tree beside the one that the group runs from, and report it; raises Problem."""
+        tree = self._context.tree
+        if tree.name is None or args.get("tree") != tree.name:
+            raise Problem("not_synced", f"{self.spec.job} does not run from a work tree {args.get('tree')}")
+        answer = await self._trees.ops[op](args, body)
+        if op == "tree_commit":
+            tree.look()
+            self._member.report_readiness()
+        return Answer(answer)
+
+    async def identity(self, args: dict[str, Any]) -> Answer:
+        """Answer who this agent is and which coordinator it follows."""
+        context, is_coordinator = self._context, self._member.office.is_held
+        view = context.ballot.view
+        reachable = is_coordinator or self._member.channel is not None
+        role = "coordinator" if is_coordinator else "member" if reachable else "waiting"
+        code = Path(sys.argv[0])
+        return Answer(
+            {
+                "job": context.spec.job,
+                "node": context.node,
+                "term": view.term,
+                "role": role,
+                "coordinator": view.coordinator,
+                "coordinator_reachable": reachable,
+                "live": True,
+                "peer_port": context.peers.port,
+                "last_seq": context.journal.last_seq,
+                "incarnation": self._member.incarnation,
+                "members": context.peers.members,
+                "version": __version__,
+                # Of the very code that runs here; empty where it is no zipapp.
+                "build": code.name.partition(".")[0] if code.suffix == ".pyz" else "",
+            }
+        )
+
+    async def assign(self, args: dict[str, Any]) -> Answer:
+        """Accept the coordinator that the launching supervisor names."""
+        self._member.office.assign(args)
+        return Answer({})
+
+    async def await_engine(self, args: dict[str, Any]) -> Answer:
+        """Answer when the engine is up; raises Problem when it cannot be."""
+        engine = self._member.engine
+        await engine.ready.wait()
+        return Answer({**engine.facts, "nproc": self._member.nproc()})
+
+    async def _document(self) -> dict[str, Any]:
+        context, view = self._context, self._context.ballot.view
+        extra = {"node": context.node, "term": view.term, "last_seq": context.journal.last_seq}
+        try:
+            status = await self._member.ask_coordinator("status", {})
+        except Problem as problem:
+            state = self._without_coordinator(replay.fold(context.spec, context.journal.records, context.node))
+            status = document(state, {context.node: self._member.facts()}, view.coordinator)
+            plan = f"{problem.message}; {problem.hint}" if problem.hint else problem.message
+            return {**status, **extra, "coordinator_reachable": False, "plan": plan}
+        return {**status, **extra, "coordinator_reachable": True}
+
+    def _without_coordinator(self, state: s.State) -> s.State:
+        """Return what this node itself knows of a job whose coordinator is out of reach: no fact that may be old."""
+        view = self._context.ballot.view
+        nodes = dict(state.nodes)
+        if view.coordinator in nodes:
+            reason = f"cannot be reached from {self._context.node}"
+            nodes[view.coordinator] = dataclasses.replace(nodes[view.coordinator], status="lost", reason=reason)
+        state = dataclasses.replace(state, nodes=nodes)
+        if state.phase == s.ENDED or state.generation < 0 or self._member.running is not None:
+            return state
+        return dataclasses.replace(state.with_killed(), phase=s.FORMING, alone_since=view.contact)
+
+    async def status(self, args: dict[str, Any]) -> Answer:
+        """Answer with the status document."""
+        return Answer(await self._document())
+
+    async def watch(self, args: dict[str, Any]) -> Items:
+        """Stream the status document whenever it changed."""
+        last: dict[str, Any] = {}
+        sent = 0.0
+        while True:
+            coordinator = self._member.office.coordinator
+            changed = coordinator.changed if coordinator is not None else None
+            status = await self._document()
+            now = time.monotonic()
+            if status != last or now - sent > WATCH_MAX_S:
+                last, sent = status, now
+                yield Answer({"status": status})
+            if self._context.life.finished.is_set() and status["state"] in ENDED_STATES:
+                return
+            await asyncio.sleep(watch_pause(status["world_size"] or 0))
+            with contextlib.suppress(asyncio.TimeoutError):
+                waiting = changed.wait() if changed is not None else self._context.journal.wait_change(WATCH_MAX_S)
+                await asyncio.wait_for(waiting, WATCH_MAX_S)
+
+    async def events(self, args: dict[str, Any]) -> Items:
+        """Stream journal records after `since`; with `follow` until the job is over."""
+        if not args.get("follow"):
+            async for item in super().events(args):
+                yield item
+            return
+        async for record in self._context.journal.follow(int(args.get("since", 0))):
+            yield Answer({"event": public(record)})
+
+    async def promote(self, args: dict[str, Any]) -> Answer:
+        """Let this node ask for votes, because an operator asks for it; raises Problem when it does not get them.
+
+        `force`: also without votes; then `given_up` are the nodes that the operator declares dead.
+        """
+        office, election = self._member.office, self._member.election
+        if not office.is_held:
+            given_up = args.get("given_up", ())
+            refusal = await election.stand(given_up=given_up)
+            if refusal and args.get("force"):
+                refusal = await election.stand(force=True, given_up=given_up)
+                if office.coordinator is not None:
+                    for name in given_up:
+                        office.coordinator.feed(inputs.GivenUp(name))
+            if refusal:
+                raise Problem("election", refusal)
+        return Answer({"term": self._context.ballot.view.term, "coordinator": self._context.node})
+
+    async def stacks(self, args: dict[str, Any]) -> Answer:
+        """Answer with the Python stacks of this node's live ranks."""
+        return await self._ask_engine("stacks", {"ranks": args.get("ranks")})
+
+    async def signal(self, args: dict[str, Any]) -> Answer:
+        """Send a signal to ranks of this node, by the pids that the operator saw; raises Problem."""
+        pids, name = args["pids"], str(args["signal"])
+        refused = (await self._ask_engine("signal", {"pids": pids, "signal": name})).data["refused"]
+        sent = sorted(int(rank) for rank in pids if rank not in refused)
+        if sent:
+            fact = {"node": self._context.node, "ranks": sent, "signal": name, "operator": args.get("operator")}
+            # It is sent, whether or not the coordinator can be reached.
+            with contextlib.suppress(Problem):
+                await self._member.ask_coordinator("signalled", fact)
+        return Answer({"refused": refused})
+
+    async def keep(self, args: dict[str, Any]) -> Answer:
+        """Save stacks and flight records of ranks beside their logs; raises Problem."""
+        return await self._ask_engine("keep", {"ranks": args.get("ranks")})
+
+    async def _ask_engine(self, op: str, args: dict[str, Any]) -> Answer:
+        """Return the engine's answer; raises Problem when it does not answer."""
+        try:
+            return Answer(await self._member.engine.call(op, args))
+        except (WireError, asyncio.TimeoutError) as error:
+            raise Problem("engine", f"the engine on {self._context.node} did not answer: {error}") from error
+
+    async def exit(self, args: dict[str, Any]) -> Answer:
+        """End this agent: the launch it belongs to was given up."""
+        context = self._context
+        own = replay.fold(context.spec, context.journal.records).nodes.get(context.node)
+        needed = context.ballot.view.term and (own is None or own.status not in ("removed", "failed"))
+        if needed and not context.life.finished.is_set():
+            raise Problem("running", "this job has a coordinator: stop it instead")
+        context.life.finish("its operator asked for it", linger=False)
+        return Answer({})
+
+    async def over(self, args: dict[str, Any]) -> Answer:
+        """End this agent: the job ended while it was cut off, as files of other nodes show; raises Problem.
+
+        `term`, `seq`: of the journal with the end; it must be newer than ours.
+        """
+        context = self._context
+        if context.life.finished.is_set() or not self._is_alone():
+            raise Problem("running", f"{context.node} hears of the end from its coordinator")
+        if (int(args["term"]), int(args["seq"])) <= (context.journal.last_term, context.journal.last_seq):
+            raise Problem("stale", f"the journal of {context.node} is newer")
+        context.life.finish("the job ended while this node was cut off", linger=False)
+        return Answer({})
+
+    def _is_alone(self) -> bool:
+        """Whether this node has no coordinator any more, and is none that holds its group."""
+        coordinator = self._member.office.coordinator
+        if coordinator is not None:
+            return coordinator.is_short()
+        return self._member.channel is None and member.lease_over(self._context.ballot.view, clocks.now())
+
+    async def attach(self, args: dict[str, Any]) -> Answer:
+        """Note an operator, until this connection ends."""
+        self._operator = {"operator": str(args["operator"]), "mode": str(args.get("mode", "watch"))}
+        await self.note(came=True)
+        return Answer({})
+
+    async def note(self, came: bool) -> None:
+        """Note that the operator's connection begins, or has ended."""
+        if self._operator is not None:
+            with contextlib.suppress(Problem):
+                await self._member.ask_coordinator("operator", {**self._operator, "came": came})
+
+    async def close(self) -> None:
+        """Give back what a half-done sync holds."""
+        await self._trees.leave()
+
+
+def watch_pause(ranks: int) -> float:
+    """Return the least seconds between two documents of a job of so many ranks."""
+    return min(WATCH_MAX_S, max(WATCH_MIN_S, WATCH_RANK_S * ranks))
+
+
+async def serve_operators(context: Context, member_loop: MemberLoop) -> asyncio.AbstractServer:
+    """Answer supervisors on the job's unix socket."""
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        requests = AgentRequests(context, member_loop)
+        channel = Channel(reader, writer, requests.handle)
+        context.life.attach(channel)
+        try:
+            await channel.run()
+            await requests.note(came=False)
+        finally:
+            context.life.detach(channel)
+            await requests.close()
+
+    return await files.serve_unix(context.files.sock, connected)

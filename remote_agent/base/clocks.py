@@ -1,0 +1,77 @@
+"""Clocks: the one for leases, and the offset between two machines' wall clocks.
+
+In: the kernel's clocks, heartbeats and their answers. Out: monotonic seconds; offsets in nanoseconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+# Enough to include one with little network delay, few enough to follow a clock that drifts.
+CLOCK_SAMPLES = 16
+# Unlike the monotonic clock it also counts while the machine is suspended, as the other machines' clocks do.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def now() -> float:
+    """Return seconds of a clock that never goes back, for leases and whatever is compared with them."""
+    return time.clock_gettime(_CLOCK)
+
+
+class Offset:
+    """How far the coordinator's wall clock is ahead of this machine's, measured by heartbeats as NTP does."""
+
+    def __init__(self, ours: bool = False) -> None:
+        """Start without a sample; `ours`: the coordinator runs on this machine."""
+        self._samples: list[tuple[int, int]] = [(0, 0)] if ours else []
+
+    def sample(self, sent_ns: int, received_there_ns: int, answered_there_ns: int) -> None:
+        """Add a heartbeat by its times; call it when the answer arrives, which is the fourth time."""
+        now_ns = time.time_ns()
+        delay = (now_ns - sent_ns) - (answered_there_ns - received_there_ns)
+        if delay < 0:
+            # A clock was set in the meantime, so earlier samples are wrong too.
+            self._samples = []
+            return
+        offset = ((received_there_ns - sent_ns) + (answered_there_ns - now_ns)) // 2
+        self._samples = [*self._samples[-CLOCK_SAMPLES + 1 :], (delay, offset)]
+
+    @property
+    def ns(self) -> int:
+        """Nanoseconds to add to this machine's time to get the coordinator's, by the sample with the least delay."""
+        return min(self._samples)[1] if self._samples else 0
+
+    @property
+    def error_ns(self) -> int | None:
+        """The largest possible error, half the least delay; None before the first sample."""
+        return min(self._samples)[0] // 2 if self._samples else None
+
+    def report(self) -> dict[str, int | None]:
+        """Return the fields that `Clock.from_report` reads."""
+        return {"offset_ns": self.ns, "clock_error_ns": self.error_ns}
+
+
+class Clock(NamedTuple):
+    """A member's wall clock as the coordinator knows it."""
+
+    offset_ns: int = 0
+    """To be added to the member's time."""
+    error_ns: int | None = None
+    """None before the first measurement."""
+
+    @classmethod
+    def from_report(cls, report: Mapping[str, Any]) -> Clock:
+        """Read the fields of `Offset.report`."""
+        return cls(int(report.get("offset_ns", 0)), report.get("clock_error_ns"))
+
+    def status(self) -> dict[str, float | None]:
+        """Return the contract's clock_offset_ms, by which the member's clock is ahead, and clock_error_ms."""
+        error_ms = None if self.error_ns is None else round(self.error_ns / 1e6, 3)
+        return {"clock_offset_ms": round(-self.offset_ns / 1e6, 3), "clock_error_ms": error_ms}
+
+    def corrected(self, ended: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an Exit with its time in the coordinator's clock, and the correction."""
+        t_ns = int(ended["t_ns"]) + self.offset_ns
+        return {**ended, "t_ns": t_ns, "shift_ns": self.offset_ns, "clock_error_ns": self.error_ns or 0}

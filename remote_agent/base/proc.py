@@ -1,0 +1,53 @@
+"""Processes: their entries in /proc, their memory cgroup and Slurm step, the command that starts this program again.
+
+In: pids, the environment. Out: fields of /proc; directories of the cgroup; what SIGTERM means; a command line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from remote_agent.base.files import read_text
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat after the name: [0] is the state; empty when the process is gone."""
+    # The name in parentheses may contain spaces and parentheses.
+    return read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+
+
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since boot, or None when it does not exist."""
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields else None
+
+
+def own_command(*words: str) -> list[str]:
+    """Return the command that starts this program in another mode, from a zipapp or from source."""
+    program = sys.argv[0] if sys.argv[0].endswith(".pyz") else ""
+    # -S: start files of the installation may print; __main__ runs them once stdout is not our wire.
+    return [sys.executable, *(["-S", program] if program else ["-m", "remote_agent"]), *words]
+
+
+def slurm_ending() -> str:
+    """Return why SIGTERM comes inside a Slurm step (scancel, time limit, preemption); empty outside of one."""
+    return f"Slurm ends allocation {os.environ.get('SLURM_JOB_ID')} (SIGTERM)" if "SLURM_STEP_ID" in os.environ else ""
+
+
+def memory_folders(root: Path) -> Iterable[tuple[bool, Path]]:
+    """Yield whether our memory cgroup is a v2 one and a directory that may hold its files, the most likely first.
+
+    The path as a container sees it may begin at any of its parts.
+    """
+    text = read_text(root / "proc/self/cgroup")
+    top = root / "sys/fs/cgroup"
+    groups = sorted((line.split(":", 2)[1:] for line in text.splitlines() if line.count(":") >= 2), reverse=True)
+    for controllers, path in groups:
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder = Path(path.lstrip("/"))
+        for each in (folder, *folder.parents):
+            yield not controllers, (top / "memory" if controllers else top) / each

@@ -1,0 +1,313 @@
+"""What a preflight asks of a node: its facts, and whether the other nodes can be reached from it.
+
+In: requests of a bridge. Out: plain documents. Nothing of it outlives the bridge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import platform
+import re
+import resource
+import secrets
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from remote_agent.agent import jobs
+from remote_agent.base.files import disk_space
+from remote_agent.base.paths import Home, agent_alive
+from remote_agent.base.proc import own_command
+from remote_agent.wire import JOB_NAME, Problem
+from remote_agent.wire.events import ENDED_STATES
+
+# Importing torch from a cold network disk takes a minute or two.
+TORCH_S = 120.0
+TOOL_S = 10.0
+REACH_S = 3.0
+RESOLVE_S = 5.0
+SHUTDOWN_S = 5.0
+# The tree of a training script; what is larger than this is data.
+CODE_FILES = 2000
+# Variables that change how torch, NCCL or Python behave. Nothing else of the environment leaves the node.
+COMPARED = re.compile(
+    r"(NCCL|TORCH|TORCHELASTIC|PYTORCH|CUDA|GLOO|OMP|MKL|UCX|FI|HSA|ROCR|HIP)_\w+"
+    r"|PYTHONPATH|PYTHONHOME|PYTHON_EXEC|LD_LIBRARY_PATH|LD_PRELOAD|MASTER_ADDR|MASTER_PORT|VIRTUAL_ENV|CONDA_PREFIX"
+)
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+SECRET_VALUE = re.compile(r"://[^/\s]*:[^/\s]*@|(key|token|secret|passw\w*)=", re.IGNORECASE)
+OWN_PROCESS = re.compile(r"(remote_agent|\.pyz)\0(?P<mode>serve|engine)\0(.*\0)?--job\0(?P<job>[^\0]+)", re.DOTALL)
+
+
+class Probe:
+    """One node's part of a preflight; close() ends what it started."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._server: asyncio.AbstractServer | None = None
+        self._token = secrets.token_hex(8)
+        self._child: asyncio.subprocess.Process | None = None
+
+    def close(self) -> None:
+        """Stop listening, and kill a collective that still runs."""
+        if self._server is not None:
+            self._server.close()
+        if self._child is not None and self._child.returncode is None:
+            self._child.kill()
+
+    # Facts
+
+    async def facts(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        """Return the node's facts.
+
+        `workdir`: whose Python files are hashed, None where the tree will be synced; `env`: what workers get on top.
+        """
+        hostname = socket.gethostname()
+        torch, gpu_processes, driver, own_addresses = await asyncio.gather(
+            self._torch(),
+            # `pid, name, MiB` of each process on a GPU.
+            _nvidia("--query-compute-apps=pid,process_name,used_memory"),
+            _nvidia("--query-gpu=driver_version"),
+            _resolve(hostname),
+        )
+        workdir = args.get("workdir")
+        disks = (os.path.expanduser("~"), str(self._home.root))
+        env = {**os.environ, **args["env"]}
+        return {
+            "hostname": hostname,
+            "own_addresses": own_addresses,
+            "kernel": platform.release(),
+            "torch": torch,
+            "driver": driver[0] if driver else None,
+            "gpu_processes": gpu_processes,
+            "env": {name: env[name] for name in sorted(env) if is_compared(name, env[name])},
+            "disk_free": {path: disk_space(path).get("free") for path in disks},
+            "shm": disk_space("/dev/shm") or None,
+            "memlock": _limit(resource.RLIMIT_MEMLOCK),
+            "open_files": _limit(resource.RLIMIT_NOFILE),
+            "load": os.getloadavg()[0],
+            "live_jobs": self._live_jobs(),
+            "left_over": await asyncio.to_thread(left_over, self._home),
+            "code": None if workdir is None else await asyncio.to_thread(code_of, Path(str(workdir))),
+        }
+
+    async def _torch(self) -> dict[str, Any]:
+        """Return torch's facts, or {"error": why it cannot be imported}."""
+        try:
+            status, out, err = await _run(own_command("probe", "facts"), TORCH_S)
+        except asyncio.TimeoutError:
+            return {"error": f"torch did not import within {TORCH_S:g} s"}
+        if status == 0:
+            with contextlib.suppress(ValueError, IndexError):
+                facts: dict[str, Any] = json.loads(out.splitlines()[-1])
+                return facts
+        return {"error": _last_line(err) or f"the probe ended with {status}"}
+
+    def _live_jobs(self) -> list[str]:
+        found = []
+        for name in self._home.job_names():
+            files = self._home.job(name)
+            # A job may be cleaned away while we look.
+            with contextlib.suppress(OSError):
+                if agent_alive(files) is not None and jobs.describe(files)["state"] not in ENDED_STATES:
+                    found.append(name)
+        return found
+
+    # Who reaches whom
+
+    async def listen(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        """Listen on a free port, as a store will, until the bridge ends; who connects reads a token."""
+
+        async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(ConnectionError):
+                writer.write(f"{self._token}\n".encode())
+                await writer.drain()
+            writer.close()
+
+        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+        sock = socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6)
+        self._server = await asyncio.start_server(greet, sock=sock)
+        return {"port": sock.getsockname()[1], "token": self._token}
+
+    async def reach(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        """Connect to all others at once; returns {name: {"ms": …} or {"error": …}}."""
+        names = list(args["targets"])
+        found = await asyncio.gather(*(_reach(args["targets"][name]) for name in names))
+        return {"reached": dict(zip(names, found))}
+
+    # A collective
+
+    async def collective_start(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        """Start this node's rank of a small group; rank 0 answers with the port of its store."""
+        if self._child is not None:
+            # Of a group that was never complete.
+            await self._last_words()
+        self._child = await asyncio.create_subprocess_exec(
+            *own_command("probe", "collective", json.dumps(args)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        if int(args["rank"]) or self._child.stdout is None:
+            return {}
+        try:
+            line = await asyncio.wait_for(self._child.stdout.readline(), TORCH_S)
+            return {"port": int(json.loads(line)["port"])}
+        except (asyncio.TimeoutError, ValueError, KeyError) as error:
+            raise Problem("collective", await self._last_words()) from error
+
+    async def collective_end(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        """Wait for this node's rank; returns {"ms": …} of one all-reduce, or {"error": …}."""
+        child = self._child
+        if child is None:
+            raise Problem("collective", "no collective was started here")
+        try:
+            out, err = await asyncio.wait_for(child.communicate(), float(args["timeout_s"]))
+        except asyncio.TimeoutError:
+            return {"error": f"no end within {args['timeout_s']:g} s", "last": await self._last_words()}
+        with contextlib.suppress(ValueError, IndexError):
+            return dict(json.loads(out.splitlines()[-1]))
+        return {"error": _last_line(err.decode(errors="replace")) or f"it ended with {child.returncode}"}
+
+    async def _last_words(self) -> str:
+        child, self._child = self._child, None
+        if child is None:
+            return ""
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        try:
+            _, err = await asyncio.wait_for(child.communicate(), SHUTDOWN_S)
+        except asyncio.TimeoutError:
+            return "it does not end after SIGKILL, or a process that it started holds its output"
+        return _last_line(err.decode(errors="replace")) or "it printed nothing"
+
+
+def _last_line(text: str) -> str:
+    return text.rstrip().rpartition("\n")[2][:300]
+
+
+def is_compared(name: str, value: str) -> bool:
+    """Whether a variable is compared between nodes; what may hold a secret never is."""
+    return COMPARED.fullmatch(name) is not None and not SECRET.search(name) and not SECRET_VALUE.search(value)
+
+
+def code_of(workdir: Path) -> str:
+    """Return a hash over the names and bytes of all Python files below, or in words why there is none."""
+    if not workdir.is_dir():
+        return f"no directory {workdir}"
+    paths = sorted(itertools.islice(_python_files(workdir), CODE_FILES + 1))
+    if not paths:
+        return f"no Python file in {workdir}"
+    if len(paths) > CODE_FILES:
+        return f"more than {CODE_FILES} Python files: not compared"
+    digest = hashlib.sha256()
+    for path in paths:
+        with contextlib.suppress(OSError):
+            digest.update(f"{path.relative_to(workdir)}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:12]
+
+
+def left_over(home: Home) -> list[dict[str, Any]]:
+    """Return our processes of jobs whose agent is gone: {"pid", "mode", "job"}.
+
+    They are known by their command line, which names the job, and belong to this user and this root.
+    """
+    found = []
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            ours = os.stat(f"/proc/{pid}").st_uid == os.getuid()
+        except OSError:
+            continue
+        match = OWN_PROCESS.search("\0".join(words[1:]))
+        if not ours or match is None or not JOB_NAME.fullmatch(match["job"]):
+            continue
+        files = home.job(match["job"])
+        if files.root.is_dir() and agent_alive(files) is None:
+            found.append({"pid": pid, "mode": match["mode"], "job": files.name})
+    return found
+
+
+def _python_files(workdir: Path) -> Iterable[Path]:
+    for root, directories, names in os.walk(workdir):
+        directories[:] = [name for name in directories if not name.startswith(".") and name != "__pycache__"]
+        yield from (Path(root, name) for name in names if name.endswith(".py"))
+
+
+def _limit(which: int) -> int | None:
+    """Return a soft limit, None for unlimited."""
+    soft = resource.getrlimit(which)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+async def _resolve(name: str) -> list[str]:
+    """Return the addresses that this machine finds for a name, none where it finds none in time."""
+    try:
+        found = await asyncio.wait_for(asyncio.get_running_loop().getaddrinfo(name, None), RESOLVE_S)
+    except (asyncio.TimeoutError, OSError):
+        return []
+    return sorted({str(entry[4][0]) for entry in found})
+
+
+async def _run(command: list[str], timeout_s: float) -> tuple[int | None, str, str]:
+    """Run a program to its end; raises asyncio.TimeoutError (it is killed then, and what it started), OSError."""
+    child = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err = await asyncio.wait_for(child.communicate(), timeout_s)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        # A driver that hangs holds its tool in the kernel, for ever.
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(child.wait(), SHUTDOWN_S)
+        raise
+    return child.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+async def _nvidia(query: str) -> list[str] | None:
+    """Return nvidia-smi's rows, None where there is no such tool or it fails."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    try:
+        status, out, _ = await _run([tool, query, "--format=csv,noheader,nounits"], TOOL_S)
+    except (asyncio.TimeoutError, OSError):
+        return None
+    return [line.strip() for line in out.splitlines() if line.strip()] if status == 0 else None
+
+
+async def _reach(target: dict[str, Any]) -> dict[str, Any]:
+    began = time.monotonic()
+    try:
+        reader, writer = await asyncio.wait_for(
+            asyncio.open_connection(target["address"], int(target["port"])), REACH_S
+        )
+    except asyncio.TimeoutError:
+        return {"error": f"no answer within {REACH_S:g} s"}
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+    try:
+        token = (await asyncio.wait_for(reader.readline(), REACH_S)).decode().strip()
+    except (asyncio.TimeoutError, ConnectionError, UnicodeDecodeError):
+        token = ""
+    finally:
+        writer.close()
+    if token != target["token"]:
+        return {"error": "another machine answers at that address"}
+    return {"ms": round((time.monotonic() - began) * 1000, 2)}

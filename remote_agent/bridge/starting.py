@@ -1,0 +1,236 @@
+"""Start the agent of a job, detached from the connection that asked for it.
+
+In: the `start` request. Out: the job's directory with its description and keys, and a running agent that accepts;
+with `step` the directory alone: then srun brings the agent in a step of its own, which `await_agent` waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from remote_agent.base.files import atomic_write, disk_full, open_unix, read_json, try_lock
+from remote_agent.base.paths import Home, JobFiles, agent_alive
+from remote_agent.wire import JobSpec, Problem, SpecError
+
+# Many agents on one machine, or a machine that swaps: one that has ended is known at once.
+START_DEADLINE_S = 45.0
+# What holds the package: the zipapp, or a source tree.
+_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+REAP_S = 2.0
+# The agent offers its socket some 100 ms after it starts; nothing announces that moment to another process.
+POLL_S = 0.02
+LOG_TAIL = 4000
+# A script is text; what is larger is compared by its beginning.
+SCRIPT_MAX = 4 * 1024 * 1024
+
+
+async def start(home: Home, args: dict[str, Any]) -> dict[str, Any]:
+    """Write the job's directory and start its agent; returns {agent_pid, script}. Raises Problem.
+
+    `script`: a hash of the script's bytes where it is not synced, so that nodes can be compared; else None.
+    """
+    files, node = _check(home, args)
+    script = _script_hash(JobSpec.from_json(args["spec"]))
+    try:
+        files.make()
+        lock = await _lock(files)
+    except OSError as error:
+        raise _refusal(files, error) from error
+    try:
+        # The last holder of the lock may have started an agent.
+        _refuse_second(files, node)
+        pid = await _start(files, node, args)
+    finally:
+        os.close(lock)
+    return {"script": script} if pid is None else {"agent_pid": pid, "script": script}
+
+
+async def _lock(files: JobFiles) -> int:
+    """Take the right to start an agent of this job here: keys of two launches must not mix. Raises Problem, OSError."""
+    fd = os.open(files.root / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = asyncio.get_running_loop().time() + START_DEADLINE_S
+        while True:
+            if try_lock(fd):
+                return fd
+            if asyncio.get_running_loop().time() > deadline:
+                raise Problem("already_running", f"another launch starts job {files.name} here", "choose another --job")
+            await asyncio.sleep(POLL_S)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+async def _start(files: JobFiles, node: str, args: dict[str, Any]) -> int | None:
+    """Write the job's directory and start its agent; returns its pid, None where a step is to bring it."""
+    try:
+        _write(files, node, args)
+        if args.get("step"):
+            return None
+        process = _spawn(files, "--detach")
+    except OSError as error:
+        raise _refusal(files, error) from error
+    pid = await asyncio.to_thread(_read_pid, process)
+    if pid is None:
+        raise Problem("start", f"the agent did not start (status {process.returncode}): {_tail(files)}")
+    await _until_accepting(files, pid)
+    return pid
+
+
+async def await_agent(home: Home, args: dict[str, Any]) -> dict[str, Any]:
+    """Wait until the agent that is started elsewhere accepts; returns {agent_pid}. Raises Problem."""
+    files = home.job(args.get("job"))
+    await _until_accepting(files, None)
+    return {"agent_pid": agent_alive(files)}
+
+
+def start_for_torchrun(files: JobFiles, args: dict[str, Any], wire: int) -> subprocess.Popen[bytes]:
+    """Write the job's directory and start its agent as a child that has the other end of a wire; raises Problem."""
+    node = str(args["node"])
+    _refuse_second(files, node)
+    try:
+        _write(files, node, args)
+        return _spawn(files, "--handler", str(wire), wire=wire)
+    except OSError as error:
+        raise _refusal(files, error) from error
+
+
+def _script_hash(spec: JobSpec) -> str | None:
+    if spec.tree is not None:
+        return None
+    try:
+        with open(os.path.join(spec.workdir, spec.script), "rb") as file:
+            return hashlib.sha256(file.read(SCRIPT_MAX)).hexdigest()[:12]
+    except OSError:
+        # A module's name, or a file that is not there: the workers say so.
+        return None
+
+
+def command() -> list[str]:
+    """Return how this very agent is run again: from the zipapp, or from a source tree."""
+    return [sys.executable, _ROOT] if os.path.isfile(_ROOT) else [sys.executable, "-m", "remote_agent"]
+
+
+def _check(home: Home, args: dict[str, Any]) -> tuple[JobFiles, str]:
+    spec = args.get("spec")
+    node = args.get("node")
+    if not isinstance(spec, dict) or not isinstance(node, str):
+        raise Problem("bad_request", "start needs spec and node")
+    try:
+        parsed = JobSpec.from_json(spec)
+    except SpecError as error:
+        raise Problem("bad_request", str(error)) from error
+    files = home.job(parsed.job)
+    if parsed.tree is not None:
+        home.tree(parsed.tree)
+    _refuse_second(files, node)
+    return files, node
+
+
+def _refuse_second(files: JobFiles, node: str) -> None:
+    there = read_json(files.node)
+    here = socket.gethostname()
+    other = there.get("node", node) != node
+    # Names of hosts can be equal, so on a shared home a second node is known by its name in the inventory.
+    if there and (other or there.get("hostname", here) != here):
+        message = f"{files.root} belongs to node {there.get('node')} on {there.get('hostname')}: the nodes share a home"
+        hint = 'give each node a root of its own: env = { SUPERVISOR_HOME = "/local/disk/supervisor" }'
+        raise Problem("shared_home", message, hint)
+    pid = agent_alive(files)
+    if pid is not None:
+        raise Problem("already_running", f"job {files.name} already has an agent here (pid {pid})", "attach to it")
+
+
+def _write(files: JobFiles, node: str, args: dict[str, Any]) -> None:
+    files.make()
+    for name, path in (("ca", files.ca), ("cert", files.cert), ("key", files.key), ("ca_key", files.ca_key)):
+        content = args.get(name)
+        if isinstance(content, str) and content:
+            atomic_write(path, content.encode())
+    atomic_write(files.spec, json.dumps(args["spec"]).encode())
+    atomic_write(files.node, json.dumps({"node": node, "hostname": socket.gethostname()}).encode())
+
+
+def _spawn(files: JobFiles, *options: str, wire: int | None = None) -> subprocess.Popen[bytes]:
+    # It may have been named relative to here; the agent runs elsewhere.
+    env = {**os.environ, "SUPERVISOR_HOME": str(files.home.root)}
+    if command()[1] == "-m":
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, env.get("PYTHONPATH"))))
+    log = os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        return subprocess.Popen(
+            [*command(), "serve", "--job", files.name, *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if wire is None else log,
+            stderr=log,
+            cwd=files.home.root,
+            env=env,
+            start_new_session=True,
+            pass_fds=() if wire is None else (wire,),
+        )
+    finally:
+        os.close(log)
+
+
+def _read_pid(process: subprocess.Popen[bytes]) -> int | None:
+    """Wait for the first child, which prints the agent's pid and is gone; raises Problem."""
+    try:
+        out, _ = process.communicate(timeout=START_DEADLINE_S)
+    except subprocess.TimeoutExpired as late:
+        # With what it may have forked: it leads a session of its own.
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate(timeout=REAP_S)
+        message = f"{sys.executable} did not start the agent within {START_DEADLINE_S:.0f} s"
+        hint = "is a file system of this node slow, or hanging?"
+        raise Problem("start", message, hint) from late
+    text = out.split()
+    # Before it may stand what Python's own start files print.
+    return int(text[-1]) if process.returncode == 0 and text else None
+
+
+async def _until_accepting(files: JobFiles, pid: int | None) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + START_DEADLINE_S
+    while loop.time() < deadline:
+        with contextlib.suppress(OSError):
+            _reader, writer = await open_unix(files.sock)
+            writer.close()
+            return
+        if pid is not None and not os.path.exists(f"/proc/{pid}"):
+            raise Problem("start", f"the agent ended while it started: {_tail(files)}")
+        await asyncio.sleep(POLL_S)
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    raise Problem("start", f"the agent did not accept within {START_DEADLINE_S:.0f} s: {_tail(files)}")
+
+
+def _tail(files: JobFiles) -> str:
+    try:
+        with open(files.log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL))
+            text = file.read().decode(errors="replace").strip()
+    except OSError:
+        text = ""
+    return text or f"{files.log} is empty"
+
+
+def _refusal(files: JobFiles, error: OSError) -> Problem:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return disk_full(files.root, 1024 * 1024)
+    return Problem(
+        "home_not_writable",
+        f"{error.filename or files.root}: {error.strerror}",
+        "set SUPERVISOR_HOME through env to a directory you may write",
+    )

@@ -1,0 +1,127 @@
+"""Which work tree the next group starts from, and which nodes have it.
+
+In: a Turn, an operator's restart with a tree, the trees that nodes report. Out: the change in the journal; nodes
+without the tree are not ready.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.coordinator import formation, inputs
+from remote_agent.coordinator import state as s
+from remote_agent.wire.events import EventType
+
+if TYPE_CHECKING:
+    from remote_agent.coordinator.transitions import Turn
+
+# Of a digest, for people.
+SHORT = 8
+LACKING = "it is missing the work tree"
+# Files that the journal names.
+MAX_LISTED = 20
+
+
+def current(state: s.State) -> s.Version:
+    """Return the tree that the next group starts from."""
+    return state.trees[-1] if state.trees else s.Version(state.spec.tree_digest, state.spec.created_ns)
+
+
+def admits(turn: Turn, name: str) -> bool:
+    """Note whether a node has the tree of the next group; returns False where it has not, as it is not ready then."""
+    state, node = turn.state, turn.node(name)
+    digest = current(state).digest
+    missing = bool(state.trees) and digest not in node.trees
+    # A node that is not ready yet will report its trees when it is.
+    lacks = missing and (node.ready or node.lacks)
+    # Another reason why the node is out is kept.
+    reason = None if (node.reason or "").startswith(LACKING) else node.reason
+    if lacks and node.connected and node.status not in ("removed", "failed", "draining"):
+        reason = f"{LACKING} {digest[:SHORT]}: `supervisor add --node {name}` brings it"
+    if lacks or node.lacks:
+        turn.set_node(name, lacks=lacks, ready=node.connected and not lacks, reason=reason)
+    return not missing
+
+
+def change(turn: Turn, event: inputs.Restart) -> bool:
+    """Start the next group from another tree, if all that take part have it; returns whether that is so."""
+    state, digest = turn.state, event.tree
+    before = current(state)
+    if state.spec.tree is None or not before.digest:
+        turn.refuse("not_synced", "this job does not run from a work tree that was synced", "supervisor restart")
+        return False
+    if digest == before.digest:
+        turn.refuse("done", f"the group runs from work tree {digest[:SHORT]} already", "supervisor restart")
+        return False
+    if not _is_there(turn, event):
+        return False
+    back = bool(state.trees) and state.trees[0].digest == digest
+    after = state.trees[0] if back else s.Version(digest, turn.wall_ns)
+    change: dict[str, Any] = {
+        key: event.change[key] for key in ("files", "bytes") if isinstance(event.change.get(key), int)
+    }
+    change["paths"] = [str(path) for path in event.change.get("paths", ())][:MAX_LISTED]
+    if event.without:
+        change["without"] = list(event.without)
+    _take(turn, before, after, back, {**change, "operator": event.operator})
+    return True
+
+
+def _take(turn: Turn, before: s.Version, after: s.Version, back: bool, detail: dict[str, Any]) -> None:
+    """Let the next group start from a tree; a failure before the first step was the old code's."""
+    turn.set(trees=(before, after), tree_new_since=None if back else turn.state.generation, fingerprint=None)
+    turn.emit(EventType.TREE_CHANGED, digest=after.digest, rollback=back, trees=[list(before), list(after)], **detail)
+    for name in turn.state.nodes:
+        admits(turn, name)
+
+
+def fall_back(turn: Turn, reason: str) -> bool:
+    """Go back to the tree before one that has made no step, where that would end the job; returns whether it does."""
+    state = turn.state
+    if len(state.trees) < 2 or formation.has_proven_tree(state):
+        return False
+    before, after = state.trees
+    part = [node for node in state.nodes.values() if node.connected and node.status == "ready"]
+    if not all(before.digest in node.trees for node in part):
+        return False
+    _take(turn, after, before, True, {"reason": reason})
+    return True
+
+
+def _is_there(turn: Turn, event: inputs.Restart) -> bool:
+    """Refuse what would leave out a node that the operator has not named, or too many."""
+    state, digest = turn.state, event.tree
+    part = [node for node in state.nodes.values() if node.connected and node.status in ("running", "ready", "spare")]
+    lacking = [
+        node.name
+        for node in part
+        if digest not in node.trees and node.status != "spare" and node.name not in event.without
+    ]
+    if lacking:
+        text = f"{' '.join(lacking)}: work tree {digest[:SHORT]} is not there, so nothing is restarted"
+        turn.refuse("no_tree", text, "sync again; --partial goes on without them")
+        return False
+    fit = [digest in node.trees for node in part if not node.cordoned]
+    having, floor = sum(fit), formation.floor(state)
+    # A job that waits for nodes anyway goes on waiting for them.
+    if having < min(floor, len(fit)):
+        text = f"{having} nodes have work tree {digest[:SHORT]}, and {floor} are needed (min_nodes)"
+        turn.refuse("min_nodes", text, "`supervisor remove` those that cannot get it")
+        return False
+    return True
+
+
+def tree_status(state: s.State) -> dict[str, Any] | None:
+    """Return the work tree as the status document shows it; None where it is not synced."""
+    if state.spec.tree is None or not (now := current(state)).digest:
+        return None
+    before = state.trees[0]._asdict() if state.trees else None
+    return {"name": state.spec.tree, **now._asdict(), "previous": before}
+
+
+def origin(state: s.State) -> str:
+    """Say which tree a group is started from, where that is not the launch's, and how to get the one before."""
+    if not state.trees:
+        return ""
+    way_back = f"; R rolls back to {state.trees[0].digest[:SHORT]}" if state.fingerprint is not None else ""
+    return f" from work tree {state.trees[-1].digest[:SHORT]}{way_back}"

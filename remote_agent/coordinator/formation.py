@@ -1,0 +1,338 @@
+"""Forming a generation: which nodes, which ranks, when it counts as running.
+
+In: a Turn whose group is to be formed. Out: prepare and go orders, generation_started and generation_running.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remote_agent.coordinator import hang_watch
+from remote_agent.coordinator import state as s
+from remote_agent.coordinator.transitions import NOT_JOINED, Turn, lose_node, stop_group
+from remote_agent.wire import FIRST_TERM, PORTS, read_conf, split_endpoint
+from remote_agent.wire.events import EventType
+
+# A store opens in milliseconds; a node that takes longer than this for it has a problem.
+PREPARE_TIMEOUT_S = 30.0
+STARTED_TIMEOUT_S = 60.0
+# Why a node that could take part is kept as a spare.
+FULL = "the group is full (max_nodes): it stands by as a spare"
+# Of node_timeout: from here on a member may have given us up, so it no longer counts for our quorum.
+HELD_SHARE = 0.6
+# How long too few nodes are waited for before the job counts as failed.
+ALONE_TIMEOUT_S = 3600.0
+# torch's own default (RendezvousTimeout of dynamic_rendezvous.py).
+JOIN_TIMEOUT_S = 600.0
+
+
+def floor(state: s.State) -> int:
+    """Return how many nodes the group needs: what an operator removed is not waited for."""
+    known = len(_wanted(state))
+    if state.spec.endpoint:
+        known = max(known, state.spec.min_nodes - sum(node.status == "removed" for node in state.nodes.values()))
+    return max(1, min(state.spec.min_nodes, known))
+
+
+def _wanted(state: s.State) -> list[s.Node]:
+    return [node for node in state.nodes.values() if node.status != "removed" and not node.spec.spare]
+
+
+def try_form(turn: Turn) -> None:
+    """Form the next generation if enough nodes are ready; else wait, and say since when."""
+    state = turn.state
+    group = choose(state)
+    short = len(group) < _limit(state)
+    pending = any(_is_pending(node, short) for node in state.nodes.values()) or _expects_more(state, len(group))
+    if state.deadline is not None and pending and not _is_settled(turn, len(group)):
+        return
+    state = turn.state
+    if len(group) < floor(state) or not holds_quorum(state, turn.now):
+        _wait_for_nodes(turn, len(group))
+        return
+    turn.set(
+        phase=s.PREPARING,
+        generation=state.generation + 1,
+        members=tuple(group),
+        ranks={},
+        waiting=frozenset(),
+        mains=frozenset(),
+        exits={},
+        lost={},
+        rendezvous=None,
+        world_size=None,
+        troubles={},
+        stepped=False,
+        tree_new_since=None if has_proven_tree(state) else state.tree_new_since,
+        cause=None,
+        alone_since=None,
+        enough_since=None,
+        given_up=frozenset(),
+        deadline=turn.now + PREPARE_TIMEOUT_S,
+    )
+    for name, node in state.nodes.items():
+        if name in group:
+            turn.set_node(name, status="running", reason=None)
+        elif node.status == "ready" and node.ready:
+            turn.set_node(name, status="spare", reason=FULL)
+    prepare(turn)
+
+
+def prepare(turn: Turn, returned: str | None = None) -> None:
+    """Have the group's store opened, where that is ours to do; `returned`: a node whose order or answer may be lost."""
+    opener = opener_of(turn.state)
+    if opener is None:
+        go(turn, 0)
+    elif returned in (None, opener[0]):
+        turn.send(opener[0], "prepare", **opener[1])
+
+
+def has_proven_tree(state: s.State) -> bool:
+    """Tell whether a group has made a step from the tree, or it is not a new one."""
+    since = state.tree_new_since
+    return since is None or (state.stepped and state.generation > since)
+
+
+def _is_settled(turn: Turn, ready: int) -> bool:
+    """Whether an elastic job has waited long enough for those that are still coming; they are admitted later.
+
+    Only for the first group: a node of an older group may still have its workers.
+    """
+    state = turn.state
+    spec = state.spec
+    first = state.generation < 0 and state.term == FIRST_TERM
+    if not first or spec.min_nodes >= spec.max_nodes or ready < floor(state):
+        turn.set(enough_since=None)
+        return False
+    since = turn.now if state.enough_since is None else state.enough_since
+    turn.set(enough_since=since)
+    return turn.now - since >= spec.settle_timeout
+
+
+def _is_pending(node: s.Node, short: bool) -> bool:
+    """Whether a node may still join, or still has workers to stop; `short`: the group has a place for a spare."""
+    if node.status in ("removed", "failed"):
+        return False
+    awaited = not node.spec.spare or (short and not node.cordoned)
+    if node.connected:
+        return node.running is not None or (awaited and not node.ready and not node.lacks)
+    return awaited and node.status == "connecting"
+
+
+def patience(turn: Turn) -> float | None:
+    """Return the deadline for nodes that followed the last coordinator and have not joined this one yet."""
+    if not any(_is_expected(node) for node in turn.state.nodes.values()):
+        return None
+    return turn.state.marks.get("stop", turn.now) + turn.state.spec.node_timeout
+
+
+def lose_expected(turn: Turn) -> None:
+    """Stop waiting for nodes that have not joined the new coordinator."""
+    for name, node in turn.state.nodes.items():
+        if _is_expected(node):
+            lose_node(turn, name, NOT_JOINED)
+
+
+def _is_expected(node: s.Node) -> bool:
+    return node.status == "connecting" and not node.connected and bool(node.incarnation)
+
+
+def _expects_more(state: s.State, ready: int) -> bool:
+    """Whether further nodes may still join the first group by themselves."""
+    return bool(state.spec.endpoint) and state.generation < 0 and ready < state.spec.max_nodes
+
+
+def choose(state: s.State) -> list[str]:
+    """Return the nodes of the next generation in inventory order.
+
+    Spares fill the places of absent nodes; that of a removed one only where min_nodes asks for it.
+    """
+    fit = [node for node in state.nodes.values() if node.connected and node.ready and node.running is None]
+    regular = [node.name for node in fit if node.status in ("ready", "running")]
+    spare = [node.name for node in fit if node.status == "spare" and not node.cordoned]
+    regular.sort(key=lambda name: name not in state.members)
+    chosen = set(regular[: state.spec.max_nodes])
+    chosen.update(spare[: max(0, _limit(state) - len(chosen))])
+    return [name for name in state.nodes if name in chosen]
+
+
+def _limit(state: s.State) -> int:
+    """Return up to how many nodes spares fill the group."""
+    return min(state.spec.max_nodes, max(len(_wanted(state)), state.spec.min_nodes))
+
+
+def is_held(state: s.State, name: str, now: float) -> bool:
+    """Whether a node has lately known that it is ours."""
+    return name == state.me or now - state.nodes[name].held <= HELD_SHARE * state.spec.node_timeout
+
+
+def holds_quorum(state: s.State, now: float) -> bool:
+    """Whether we hold at least half of the last generation, less those that were removed."""
+    base = [name for name in state.members if state.nodes[name].status != "removed" and name not in state.given_up]
+    held = [name for name in base if state.nodes[name].connected and is_held(state, name, now)]
+    return 2 * len(held) >= len(base)
+
+
+def _wait_for_nodes(turn: Turn, ready: int) -> None:
+    state = turn.state
+    patience, waited = ALONE_TIMEOUT_S, f"{ALONE_TIMEOUT_S / 60:.0f} minutes"
+    if state.spec.endpoint:
+        # As torch's own rendezvous; before the first group, join_timeout has passed already.
+        first = state.generation < 0 and state.term == FIRST_TERM
+        patience, waited = 0.0 if first else state.spec.join_timeout, f"{state.spec.join_timeout:g} s (join_timeout)"
+    if state.alone_since is None:
+        turn.set(alone_since=turn.now)
+        if state.generation >= 0 or state.deadline is None:
+            turn.emit(EventType.JOB_DEGRADED, ready=ready, needed=floor(state), reason=shortage(state))
+    elif turn.now - state.alone_since > patience:
+        turn.end("failed", f"fewer than {floor(state)} nodes for {waited}")
+
+
+def shortage(state: s.State) -> str:
+    """Say why no group can be formed now, and which nodes are left out for good unless an operator adds them."""
+    fewer = len(choose(state)) < floor(state)
+    reason = "fewer than min_nodes are ready" if fewer else "less than half of the last group is here"
+    out = [f"{name}: {node.reason}" for name, node in state.nodes.items() if node.status == "failed"]
+    return "; ".join([reason, *out])
+
+
+def go(turn: Turn, port: int) -> None:
+    """Order every member to start its workers, with ranks in inventory order (torch's agents assign their own)."""
+    state = turn.state
+    spec = state.spec
+    nodes = [turn.node(name) for name in state.members]
+    world = sum(node.nproc for node in nodes)
+    joining = rendezvous_of(state, port)
+    patience = STARTED_TIMEOUT_S + (_join_timeout(state) if joining is not None else 0.0)
+    turn.mark("go")
+    turn.set(phase=s.STARTING, waiting=frozenset(state.members), deadline=turn.now + patience, rendezvous=joining)
+    ranks: dict[int, s.Rank] = {}
+    plan = []
+    for group_rank, node in enumerate(nodes):
+        base = len(ranks)
+        for local_rank in range(node.nproc):
+            ranks[base + local_rank] = s.Rank(base + local_rank, node.name, local_rank)
+        plan.append({"node": node.name, "group_rank": group_rank, "base_rank": base, "nproc": node.nproc})
+        turn.send(
+            node.name,
+            "go",
+            generation=state.generation,
+            group_rank=group_rank,
+            base_rank=base,
+            local_world_size=node.nproc,
+            world_size=world,
+            group_world_size=len(nodes),
+            master_addr=nodes[0].spec.address,
+            master_port=port,
+            restart_count=state.generation,
+            max_restarts=spec.max_restarts,
+            rendezvous=None if joining is None else {**joining, "local_addr": node.spec.address},
+            set_env=dict(state.env),
+            tree=state.trees[-1].digest if state.trees else None,
+        )
+    turn.set(ranks=ranks)
+    turn.emit(
+        EventType.GENERATION_STARTED,
+        world_size=world,
+        members=plan,
+        master=f"{nodes[0].spec.address}:{port}",
+        restarts=state.restarts,
+        fingerprint=state.fingerprint,
+        rendezvous=joining,
+        env=dict(state.env),
+        tree=state.trees[-1].digest if state.trees else None,
+    )
+
+
+def running_when_all_are(turn: Turn) -> None:
+    """Call the generation running once every rank is in the user's main, and say how long each phase took."""
+    state = turn.state
+    if state.phase != s.STARTING or state.waiting or len(state.mains) < len(state.ranks):
+        return
+    marks = state.marks
+    turn.mark("running")
+    turn.set(phase=s.RUNNING, deadline=None, watch=hang_watch.fresh(state.watch, turn.now))
+    start = marks.get("forming", marks["go"])
+    order = [
+        ("detect", marks.get("cause", start), marks.get("stop", start)),
+        ("stop", marks.get("stop", start), marks.get("idle", start)),
+        ("rendezvous", marks.get("idle", start), marks["go"]),
+        ("spawn", marks["go"], marks["started"]),
+        ("main", marks["started"], turn.now),
+    ]
+    phases = {name: round(max(0.0, end - begin) * 1000, 1) for name, begin, end in order}
+    detail: dict[str, Any] = {**phases, "world_size": state.world_size or len(state.ranks)}
+    detail["pids"] = {str(rank.rank): rank.pid for rank in state.ranks.values()}
+    turn.emit(EventType.GENERATION_RUNNING, **detail)
+
+
+def is_full(state: s.State, name: str) -> bool:
+    """Whether there is a group without that node, and no room in it."""
+    active = state.phase in (s.PREPARING, s.STARTING, s.RUNNING)
+    return active and name not in state.members and len(state.members) >= state.spec.max_nodes
+
+
+def admit(turn: Turn, name: str, cause: str) -> None:
+    """Take a ready node that is not in the running group into a new generation, if there is room.
+
+    One that still has workers of an older group is admitted when they are gone; a spare where a node is absent.
+    """
+    state, node = turn.state, turn.node(name)
+    active = state.phase in (s.PREPARING, s.STARTING, s.RUNNING)
+    room = {"ready": state.spec.max_nodes, "spare": _limit(state)}.get(node.status, 0)
+    kept_out = node.cordoned and node.status == "spare"
+    outside = name not in state.members and node.ready and node.running is None and not kept_out
+    if active and outside and len(state.members) < room:
+        stop_group(turn, cause)
+
+
+def _join_timeout(state: s.State) -> float:
+    """Return how many seconds torch's agents wait for each other."""
+    conf = read_conf(state.spec.rendezvous.conf if state.spec.rendezvous is not None else "")
+    try:
+        return float(conf.get("join_timeout", JOIN_TIMEOUT_S))
+    except ValueError:
+        return JOIN_TIMEOUT_S
+
+
+def opener_of(state: s.State) -> tuple[str, dict[str, Any]] | None:
+    """Return the node that opens the group's store, and the order to do so; None when somebody else has it."""
+    first = state.members[0]
+    order: dict[str, Any] = {"generation": state.generation, "host": state.nodes[first].spec.address}
+    asked = state.spec.rendezvous
+    if asked is None:
+        return first, order
+    if asked.backend not in ("c10d", "static"):
+        return None
+    # torch's static agent opens its store itself: it only needs a port.
+    held = {"hold": asked.backend == "c10d"}
+    if not asked.endpoint:
+        return first, {**order, **held, "port": 0}
+    host, port = split_endpoint(asked.endpoint, PORTS[asked.backend])
+    ours = [name for name in state.members if host in (name, state.nodes[name].spec.address)]
+    if not ours:
+        return None
+    return ours[0], {"generation": state.generation, "host": state.nodes[ours[0]].spec.address, **held, "port": port}
+
+
+def rendezvous_of(state: s.State, port: int) -> dict[str, Any] | None:
+    """Return how others can join this group: backend, endpoint, run_id, nnodes; None for a group of our own.
+
+    `port`: of the store that we opened, 0 where we did not.
+    """
+    asked = state.spec.rendezvous
+    if asked is None:
+        return None
+    opened = opener_of(state)
+    endpoint = f"{opened[1]['host']}:{port}" if opened is not None else asked.endpoint
+    # Where the store outlives a group, torch closes the run in it for good when an agent leaves.
+    suffix = f".{state.generation}" if state.generation and (opened is None) else ""
+    nnodes = asked.nnodes or str(len(state.members))
+    return {
+        "backend": asked.backend,
+        "endpoint": endpoint,
+        "run_id": f"{asked.run_id}{suffix}",
+        "nnodes": nnodes,
+        "conf": asked.conf,
+        "is_ours": opened is not None,
+    }

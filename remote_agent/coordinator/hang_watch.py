@@ -1,0 +1,182 @@
+"""Whether the running group makes progress: when its ranks are asked, and what their answers mean. Pure.
+
+In: heartbeats, pulses of the ranks, time. Out: orders `pulse`, the incident of a hang while it lasts, its end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from remote_agent.coordinator import inputs
+from remote_agent.coordinator import state as s
+from remote_agent.coordinator.transitions import stop_group
+from remote_agent.diagnose.evidence import JobContext
+from remote_agent.diagnose.hang.stalls import (
+    collectives,
+    find_stall,
+    gives_up_in,
+    is_suspect,
+    missing_of,
+    stall_incident,
+)
+from remote_agent.diagnose.hang.stragglers import find_straggler
+from remote_agent.diagnose.incidents import iso_time
+from remote_agent.wire.events import EventType
+
+if TYPE_CHECKING:
+    from remote_agent.coordinator.transitions import Turn
+    from remote_agent.diagnose.hang.stalls import Stall
+
+# Of hang_after: from a group's last sign of progress to the first question, and from one question to the next.
+ASK_SHARE = 1 / 4
+# Where every rank waits it may be a slow network, which has longer.
+NETWORK_TIMES = 3
+# The others wait for the same ranks each time they are asked, before they are called slow.
+SLOW_ROUNDS = 3
+# Setting a group and a model up takes fewer.
+STEPPED_COLLECTIVES = 20
+
+
+def fresh(watch: s.Watch, now: float) -> s.Watch:
+    """Return the watch over a new group."""
+    return s.Watch(moved_at=now, asked_at=now, longest_s=watch.longest_s)
+
+
+def on_tick(turn: Turn) -> None:
+    """Ask all ranks when it is time; end a group that hangs for longer than the job allows."""
+    state, watch = turn.state, turn.state.watch
+    patience_s = state.spec.hang_after
+    if state.phase != s.RUNNING or not patience_s:
+        return
+    allowed = state.spec.hang_restart
+    if watch.hang is not None and allowed and turn.now - watch.hang_at >= allowed:
+        stop_group(turn, "failure")
+        return
+    quiet_s, asked_s = turn.now - watch.moved_at, turn.now - watch.asked_at
+    connected = all(state.nodes[name].connected or name == state.me for name in state.members)
+    ask_s = ASK_SHARE * patience_s
+    # Output is no proof of progress, as a thread may print it: all ranks are asked now and then anyway.
+    if connected and asked_s >= ask_s and (watch.suspect or quiet_s >= ask_s or asked_s >= 2 * ask_s):
+        before = watch.before if watch.asked else watch.now
+        asked = frozenset(state.members)
+        turn.set(watch=dataclasses.replace(watch, asked=asked, asked_at=turn.now, before=before, now={}))
+        for name in state.members:
+            turn.send(name, "pulse", generation=state.generation, stacks=watch.suspect)
+
+
+def on_pulses(turn: Turn, event: inputs.Pulses) -> None:
+    """Take one node's answer; a round is examined when it is complete."""
+    state, watch = turn.state, turn.state.watch
+    if state.phase != s.RUNNING or event.node not in watch.asked:
+        return
+    watch = dataclasses.replace(watch, asked=watch.asked - {event.node}, now={**watch.now, **event.ranks})
+    turn.set(watch=watch)
+    if watch.asked:
+        return
+    watch = dataclasses.replace(watch, suspect=is_suspect(watch.before, watch.now))
+    # A script that prints no steps counts as having made some after this many collectives.
+    stepped = state.stepped or collectives(watch.now) >= STEPPED_COLLECTIVES
+    turn.set(watch=watch, stepped=stepped)
+    _look_for_slow(turn)
+    watch = turn.state.watch
+    left = frozenset(number for number, rank in state.ranks.items() if rank.state == "succeeded")
+    stall = find_stall(watch.before, watch.now, left)
+    if watch.hang is not None:
+        if _is_over(watch, stall):
+            _resolved(turn)
+        return
+    key = _key(stall)
+    if key != watch.key:
+        age_s = stall.first.age_s if stall is not None and stall.waits else 0.0
+        watch = dataclasses.replace(watch, key=key, since=turn.now - age_s)
+        turn.set(watch=watch)
+    if stall is not None:
+        patience_s = state.spec.hang_after * (NETWORK_TIMES if stall.kind == "network" else 1)
+        # Where a long wait was no hang, the next one has longer.
+        if turn.now - watch.since >= max(patience_s, 2 * watch.longest_s):
+            _report(turn, stall)
+
+
+def _look_for_slow(turn: Turn) -> None:
+    """Warn of stragglers, for which the others wait all the time; slow ranks are no hang."""
+    ranks, watch = turn.state.ranks, turn.state.watch
+    nodes = {rank: ranks[rank].node for rank in watch.now if rank in ranks}
+    found = find_straggler({rank: watch.now[rank] for rank in nodes}, nodes)
+    before = watch.slow
+    rounds = 1
+    if found is not None and before is not None and found.ranks == before.ranks:
+        if found.newest == before.newest:
+            return
+        rounds += watch.slow_rounds
+    turn.set(watch=dataclasses.replace(watch, slow=found, slow_rounds=rounds))
+    if found is not None and rounds == SLOW_ROUNDS:
+        turn.warn(found.node, found.rank, "slow", found.text)
+
+
+def _key(stall: Stall | None) -> str:
+    """Return what stays the same while the same ranks hold the group up."""
+    if stall is None:
+        return ""
+    first = (stall.first.group, stall.first.seq) if stall.waits else None
+    return f"{stall.kind} {sorted(stall.missing)} {first}"
+
+
+def _is_over(watch: s.Watch, stall: Stall | None) -> bool:
+    """Whether the hang in the journal has ended: no rank waits in that collective any more."""
+    hang = watch.hang or {}
+    if not hang["group"]:
+        return stall is None
+    return all(one["groups"].get(hang["group"], {}).get("seq") != hang["seq"] for one in watch.now.values())
+
+
+def _report(turn: Turn, stall: Stall) -> None:
+    state = turn.state
+    number, age_s = state.incidents + 1, turn.now - state.watch.since
+    context = JobContext(
+        generation=state.generation,
+        incident_id=number,
+        world_size=len(state.ranks),
+        ranks_per_node=state.ranks_per_node(),
+        now_ns=turn.wall_ns - int(age_s * 1e9),
+    )
+    incident = stall_incident(stall, age_s, context)
+    first = stall.first if stall.waits else None
+    left_s = gives_up_in(stall, age_s)
+    hang = {
+        "summary": incident.summary,
+        "missing": missing_of(stall),
+        "group": first.group if first is not None else "",
+        "seq": first.seq if first is not None else 0,
+        "gives_up": None if left_s is None else iso_time(turn.wall_ns + int(left_s * 1e9)),
+    }
+    turn.set(
+        incidents=number,
+        incident={**incident.to_json(), "ongoing": True},
+        watch=dataclasses.replace(state.watch, hang=hang, hang_at=turn.now),
+    )
+    turn.emit(EventType.INCIDENT, **incident.to_json(), fingerprint=incident.fingerprint, ongoing=True)
+
+
+def _resolved(turn: Turn) -> None:
+    """Note that the group makes progress again: what looked like a hang was only slow."""
+    watch = turn.state.watch
+    waited_s = turn.now - watch.since
+    reason = f"training resumed after {waited_s:.0f} s"
+    turn.emit(EventType.HANG_OVER, reason=reason, waited_s=round(waited_s, 1))
+    turn.set(
+        incident={**(turn.state.incident or {}), "ongoing": False},
+        watch=dataclasses.replace(watch, hang=None, key="", since=turn.now, longest_s=max(watch.longest_s, waited_s)),
+    )
+
+
+def plan(state: s.State) -> str | None:
+    """Return what follows a hang, while it lasts."""
+    if state.watch.hang is None or state.phase != s.RUNNING:
+        return None
+    allowed = state.spec.hang_restart
+    if allowed:
+        return f"the group restarts if this lasts {allowed:g} s"
+    gives_up = state.watch.hang["gives_up"]
+    until = f"; torch times out at {gives_up}" if gives_up else ""
+    return f"waiting for you{until}; `supervisor restart` starts the group again from its snapshot"

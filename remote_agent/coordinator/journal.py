@@ -1,0 +1,174 @@
+"""The job's journal: every fact of the job, in order, one JSON line each, the same on every node.
+
+In: records made by the coordinator. Out: `events.jsonl`, records since a number, a wake-up for followers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from remote_agent.base.files import atomic_write
+from remote_agent.base.tasks import within
+
+log = logging.getLogger(__name__)
+
+Record = dict[str, Any]
+# What a reader of `events` sees; the term is between agents.
+PUBLIC_KEYS = ("seq", "time", "type", "generation", "node", "rank", "detail")
+# Far below the limit of a frame.
+CHUNK_BYTES = 1024 * 1024
+
+
+def read_records(path: Path) -> list[Record]:
+    """Return the whole records of a journal file; a half-written last line is left out."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    records: list[Record] = []
+    for line in data.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(record, dict) or record.get("seq") != len(records) + 1:
+            break
+        records.append(record)
+    return records
+
+
+def public(record: Record) -> Record:
+    """Return a record as `events --json` shows it."""
+    return {key: record.get(key) for key in PUBLIC_KEYS}
+
+
+class Journal:
+    """The journal of one node: memory for answers, a file for the next reader. Numbers start at 1, without gaps."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.records = read_records(path)
+        self._changed = asyncio.Event()
+        self._ended = False
+        self._file: TextIO | None = None
+        self._write()
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the newest record, 0 when there is none."""
+        return len(self.records)
+
+    @property
+    def last_term(self) -> int:
+        """The term in which the newest record was made."""
+        return int(self.records[-1].get("term", 0)) if self.records else 0
+
+    def digest(self, seq: int) -> str:
+        """Return a short hash of the record with that number, to compare two journals; "" for 0."""
+        if not 0 < seq <= len(self.records):
+            return ""
+        text = json.dumps(self.records[seq - 1], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def since(self, seq: int) -> list[Record]:
+        """Return the records after that number."""
+        return self.records[max(0, seq) :]
+
+    def tail(self) -> dict[str, Any]:
+        """Return what another journal needs to find the records that this one lacks."""
+        return {"term": self.last_term, "seq": self.last_seq, "digest": self.digest(self.last_seq)}
+
+    def missing(self, tail: Mapping[str, Any]) -> tuple[bool, list[Record]]:
+        """Return what the journal with that tail lacks: True and all, where its tail is not ours."""
+        seq = int(tail["seq"])
+        ours = seq <= self.last_seq and self.digest(seq) == tail["digest"]
+        return not ours, self.since(seq if ours else 0)
+
+    def take(self, records: list[Record], *, reset: bool = False) -> None:
+        """Add records that follow the last one; reset: they replace all, as no other journal has our last records."""
+        if reset:
+            self.records = list(records)
+            self.close()
+            self._write()
+            self._wake()
+            return
+        for record in records:
+            self.append(record)
+
+    def append(self, record: Record) -> None:
+        """Add the next record, in memory and in the file; one that is known already is left out."""
+        if record["seq"] != self.last_seq + 1:
+            return
+        self.records.append(record)
+        self._write()
+        self._wake()
+
+    def end(self) -> None:
+        """Let followers end once they have read all."""
+        self._ended = True
+        self._wake()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what a full disk has not taken
+                self._file.close()
+            self._file = None
+
+    async def follow(self, seq: int) -> AsyncGenerator[Record, None]:
+        """Yield the records after that number, then each new one, until `end`."""
+        while True:
+            changed = self._changed
+            for record in self.since(seq):
+                seq = record["seq"]
+                yield record
+            if seq >= self.last_seq:
+                if self._ended:
+                    return
+                await changed.wait()
+
+    async def wait_change(self, timeout: float) -> None:
+        """Return at the next record, or after that many seconds."""
+        await within(self._changed, timeout)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _write(self) -> None:
+        """Write the newest record, or the whole file where a write has failed: no gap may stay in it.
+
+        A full disk must not stop the job: memory still has everything.
+        """
+        try:
+            if self._file is None:
+                text = "".join(json.dumps(record) + "\n" for record in self.records)
+                atomic_write(self._path, text.encode())
+                self._file = self._path.open("a")
+            else:
+                self._file.write(json.dumps(self.records[-1]) + "\n")
+                self._file.flush()
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._path, error)
+            self.close()
+
+
+def chunks(records: list[Record]) -> Iterator[list[Record]]:
+    """Cut records into pieces that fit a frame each; there is at least one, though it be empty."""
+    chunk: list[Record] = []
+    size = 0
+    for record in records:
+        length = len(json.dumps(record))
+        if chunk and size + length > CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(record)
+        size += length
+    yield chunk

@@ -1,0 +1,390 @@
+"""The coordinator's state machine: who is in the group, and when it starts, stops and ends. Pure: no I/O, no clock.
+
+In: (State, Event, now). Out: the next State and the commands for the shell. Every message carries its generation;
+a message of another generation changes nothing.
+
+    forming -> preparing -> starting -> running -> ended
+       ^                       |          |
+       +------- stopping <-----+----------+
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from remote_agent.coordinator import code_version, formation, hang_watch, inputs, policy
+from remote_agent.coordinator import state as s
+from remote_agent.coordinator.operator_requests import CORDONED, VERBS
+from remote_agent.coordinator.transitions import NOT_JOINED, STOP_MARGIN_S, Turn, give_up_on, lose_node, stop_group
+from remote_agent.wire.events import EventType
+
+# An agent that was started for a removed node and is not added by then is sent away.
+UNWANTED_S = 60.0
+# Members may have workers.
+ALIVE = (s.STARTING, s.RUNNING, s.STOPPING)
+STUCK = "it did not stop its workers in time"
+# Of node_timeout: there are several ticks a second, so after a longer gap this process stood still.
+PAUSE_SHARE = 0.25
+# A busy machine may keep a process waiting for this long.
+PAUSE_MIN_S = 2.0
+
+
+def step(state: s.State, event: inputs.Input, now: float, wall_ns: int = 0) -> s.Turned:
+    """Return the state after the event, and what to do.
+
+    `now`: seconds of a clock that never goes back; `wall_ns`: the time of day, for what people read.
+    """
+    turn = Turn(state, now, wall_ns)
+    dropped = _notice_pause(turn)
+    is_heard = getattr(event, "node", None) not in dropped or isinstance(
+        event, (inputs.Gone, inputs.GivenUp, inputs.Remove)
+    )
+    if is_heard and not _is_stale(state, event):
+        HANDLERS[type(event)](turn, event)
+    if turn.state.phase == s.STOPPING and not turn.state.waiting:
+        turn.mark("idle")
+        policy.after_stop(turn)
+    if turn.state.phase == s.FORMING and turn.state.cause == "stop":
+        # Asked of a coordinator that died meanwhile.
+        policy.end_stopped(turn)
+    elif turn.state.phase == s.FORMING:
+        formation.try_form(turn)
+    return turn.state, tuple(turn.commands)
+
+
+def _is_stale(state: s.State, event: inputs.Input) -> bool:
+    """Whether a report comes from a node that is not in the job, or is about another generation."""
+    if isinstance(event, inputs.GroupReport) and event.generation != state.generation:
+        return True
+    return isinstance(event, inputs.Report) and event.node not in state.nodes
+
+
+def _notice_pause(turn: Turn) -> list[str]:
+    """Blame no node for silence while we stood still; after a long pause, let all nodes join anew.
+
+    Returns the nodes whose connections are dropped.
+    """
+    state, timeout = turn.state, turn.state.spec.node_timeout
+    if state.ticked is None or state.phase == s.ENDED:
+        return []
+    pause = turn.now - state.ticked
+    if pause <= max(PAUSE_MIN_S, PAUSE_SHARE * timeout):
+        return []
+    turn.set(ticked=turn.now, deadline=None if state.deadline is None else state.deadline + pause)
+    for name, node in state.nodes.items():
+        turn.set_node(name, seen=node.seen + pause)
+    turn.emit(
+        EventType.COORDINATOR_PAUSED,
+        node=state.me,
+        seconds=round(pause, 1),
+        reason=f"its agent, or the whole machine, stood still for {pause:.0f} s",
+    )
+    if pause <= formation.HELD_SHARE * timeout:
+        return []
+    if state.phase in (s.PREPARING, s.STARTING, s.RUNNING):
+        stop_group(turn, "paused", kill=True)
+        turn.set(waiting=frozenset(state.members), deadline=turn.now + timeout)
+    # Messages from before may arrive only now, and do not show which coordinator a node follows: all have to join anew.
+    dropped = [name for name, node in state.nodes.items() if node.connected and name != state.me]
+    for name in dropped:
+        turn.set_node(name, connected=False)
+        turn.commands.append(s.Drop(name))
+    return dropped
+
+
+def on_joined(turn: Turn, event: inputs.Joined) -> None:
+    node = turn.node(event.node)
+    fresh = node.incarnation != event.incarnation
+    turn.set(given_up=turn.state.given_up - {event.node})
+    turn.set_node(
+        event.node,
+        connected=True,
+        seen=turn.now,
+        joined=turn.now,
+        held=turn.now,
+        running=event.running,
+        incarnation=event.incarnation,
+        ready=node.ready and not fresh,
+        lacks=False,
+    )
+    state = turn.state
+    if state.phase == s.ENDED:
+        # Not while the role is handed over: then the job goes on without us.
+        if state.ended is not None:
+            turn.send(event.node, "end", state=state.ended)
+    elif node.status == "removed" and not fresh:
+        turn.send(event.node, "leave", reason="it was removed from the job")
+    elif event.node in state.members and state.phase in (s.STARTING, s.RUNNING) and event.running != state.generation:
+        lose_node(turn, event.node, f"{event.reason}, its workers are gone")
+        turn.set_node(event.node, connected=True, seen=turn.now)
+    elif event.running is not None and not _carries_on(state, event):
+        turn.send(event.node, "stop", generation=event.running, grace_s=state.spec.stop_grace, collect=False)
+    elif state.phase == s.PREPARING:
+        formation.prepare(turn, event.node)
+    elif state.phase == s.STOPPING and event.running is None:
+        if event.nproc is not None:
+            # Before it counts as idle: the next group must not be formed without it.
+            on_ready(turn, inputs.Ready(event.node, event.nproc, trees=event.trees))
+        on_idle(turn, inputs.Idle(event.node, state.generation))
+
+
+def _carries_on(state: s.State, event: inputs.Joined) -> bool:
+    return state.phase in (s.STARTING, s.RUNNING) and event.running == state.generation and event.node in state.members
+
+
+def on_ready(turn: Turn, event: inputs.Ready) -> None:
+    node = turn.node(event.node)
+    was_ready = node.ready
+    turn.set_node(event.node, ready=True, nproc=event.nproc, trees=event.trees)
+    if not code_version.admits(turn, event.node) or was_ready or node.status in ("removed", "failed", "draining"):
+        return
+    returned = node.status == "lost"
+    if node.status in ("connecting", "lost"):
+        full = formation.is_full(turn.state, event.node)
+        # A new coordinator's group is the old one's: it keeps what it had.
+        out = node.cordoned and (returned or event.node not in turn.state.members)
+        spare = node.spec.spare or full or out
+        reason = CORDONED if out else formation.FULL if full else None
+        turn.set_node(event.node, status="spare" if spare else "ready", reason=reason)
+        facts: dict[str, Any] = {"returned": returned, "spare": spare, "versions": dict(event.versions)}
+        turn.emit(EventType.NODE_READY, node=event.node, nproc=event.nproc, **facts)
+    formation.admit(turn, event.node, "returned" if returned else "joined")
+
+
+def on_unfit(turn: Turn, event: inputs.Unfit) -> None:
+    node = turn.node(event.node)
+    if node.status in ("removed", "failed"):
+        return
+    if node.status == "lost":
+        # It is back, and cannot take part: why it was lost is not what keeps it out now.
+        turn.set_node(event.node, status="failed", reason=event.reason)
+        turn.emit(EventType.NODE_FAILED, node=event.node, reason=event.reason, status="failed")
+        return
+    connected = node.connected
+    lose_node(turn, event.node, event.reason, status="failed")
+    # Its agent is there all the same, and must hear of the end.
+    turn.set_node(event.node, connected=connected)
+
+
+def on_beat(turn: Turn, event: inputs.Beat) -> None:
+    turn.set_node(event.node, seen=turn.now, held=max(turn.node(event.node).held, turn.now - event.heard_age))
+    if event.stepped:
+        turn.set(stepped=True)
+    if event.moved:
+        turn.set(watch=dataclasses.replace(turn.state.watch, moved_at=turn.now))
+    for (rank, kind), message in event.warnings.items():
+        # A rank is compared with others: it may be another node's.
+        known = turn.state.ranks.get(rank)
+        turn.warn(event.node if known is None else known.node, rank, kind, message)
+
+
+def on_gone(turn: Turn, event: inputs.Gone) -> None:
+    node = turn.node(event.node)
+    if turn.state.phase == s.ENDED:
+        return
+    if event.alone and node.status not in ("draining", "removed", "lost", "failed"):
+        turn.emit(EventType.AGENT_LOST, node=event.node, reason=event.reason)
+    lose_node(turn, event.node, event.reason)
+
+
+def on_given_up(turn: Turn, event: inputs.GivenUp) -> None:
+    if turn.node(event.node).connected or turn.state.phase == s.ENDED:
+        return
+    turn.set(given_up=turn.state.given_up | {event.node})
+    lose_node(turn, event.node, "an operator declared it dead")
+
+
+def on_prepared(turn: Turn, event: inputs.Prepared) -> None:
+    state = turn.state
+    opener = formation.opener_of(state) if state.phase == s.PREPARING else None
+    if opener is not None and event.node == opener[0]:
+        formation.go(turn, event.port)
+
+
+def on_started(turn: Turn, event: inputs.Started) -> None:
+    state = turn.state
+    if state.phase not in ALIVE:
+        return
+    turn.set_node(event.node, running=event.generation)
+    # torch's agent starts its workers after the rendezvous, and reports their ranks then.
+    if state.rendezvous is None:
+        _take_ranks(turn, event.node, event.ranks, dict(state.ranks))
+
+
+def on_assigned(turn: Turn, event: inputs.Assigned) -> None:
+    state = turn.state
+    if state.phase not in ALIVE:
+        return
+    pids = {pid for _, _, pid in event.ranks}
+    others = {number: rank for number, rank in state.ranks.items() if rank.node != event.node or rank.pid in pids}
+    turn.set(world_size=event.world_size)
+    turn.emit(
+        EventType.RANKS_ASSIGNED,
+        node=event.node,
+        ranks=[list(rank) for rank in event.ranks],
+        world_size=event.world_size,
+    )
+    _take_ranks(turn, event.node, event.ranks, others)
+
+
+def _take_ranks(turn: Turn, node: str, started: tuple[tuple[int, int, int], ...], ranks: dict[int, s.Rank]) -> None:
+    """Note which ranks a node has started; `ranks`: those known so far. One that has ended already stays as it is."""
+    state = turn.state
+    for rank, local_rank, pid in started:
+        known = ranks.get(rank, s.Rank(rank, node, local_rank))
+        outcome = "running" if known.state == "starting" else known.state
+        ranks[rank] = s.Rank(rank, node, local_rank, pid, outcome, known.code, known.signal)
+    turn.set(ranks=ranks)
+    if state.phase == s.STARTING:
+        turn.set(waiting=state.waiting - {node})
+        if state.spec.kind == "binary":
+            turn.set(mains=turn.state.mains | {rank for rank, _, _ in started})
+        if not turn.state.waiting:
+            turn.mark("started")
+            turn.set(deadline=None)
+        formation.running_when_all_are(turn)
+
+
+def on_main(turn: Turn, event: inputs.Main) -> None:
+    state = turn.state
+    if state.phase == s.STARTING:
+        turn.set(mains=state.mains | {event.rank})
+        formation.running_when_all_are(turn)
+
+
+def on_exited(turn: Turn, event: inputs.Exited) -> None:
+    state = turn.state
+    if state.phase not in ALIVE:
+        return
+    failed = turn.record_exit(event.node, event.exit)
+    if state.phase == s.STOPPING:
+        return
+    if failed:
+        stop_group(turn, "failure", age=event.age)
+        return
+    turn.set(mains=turn.state.mains | {int(event.exit["rank"])})
+    formation.running_when_all_are(turn)
+    ranks = turn.state.ranks
+    if ranks and all(rank.state == "succeeded" for rank in ranks.values()):
+        turn.end("succeeded", "all ranks succeeded")
+
+
+def on_idle(turn: Turn, event: inputs.Idle) -> None:
+    state, node = turn.state, turn.node(event.node)
+    if node.running is not None and node.running <= event.generation:
+        turn.set_node(event.node, running=None)
+        formation.admit(turn, event.node, "returned")
+    if event.generation != state.generation or state.phase not in ALIVE:
+        return
+    for ended in event.exits:
+        turn.record_exit(event.node, ended)
+    if state.phase == s.STOPPING:
+        turn.set(waiting=state.waiting - {event.node})
+    elif event.node in state.members and not _done(turn.state, event.node):
+        lose_node(turn, event.node, "it stopped its workers after it had lost the coordinator")
+        turn.set_node(event.node, connected=True, ready=True)
+        if turn.node(event.node).status == "lost":
+            back = ("spare", CORDONED) if node.cordoned else ("ready", None)
+            turn.set_node(event.node, status=back[0], reason=back[1])
+
+
+def _done(state: s.State, node: str) -> bool:
+    return all(rank.state == "succeeded" for rank in state.ranks.values() if rank.node == node)
+
+
+def on_order_failed(turn: Turn, event: inputs.OrderFailed) -> None:
+    state = turn.state
+    if state.phase in (s.PREPARING, s.STARTING):
+        turn.set(troubles={**state.troubles, event.node: event.message})
+        stop_group(turn, "failure")
+
+
+def on_tick(turn: Turn, event: inputs.Tick) -> None:
+    state = turn.state
+    if state.phase == s.ENDED:
+        return
+    turn.set(ticked=turn.now)
+    timeout = state.spec.node_timeout
+    for name, node in state.nodes.items():
+        if node.status == "removed" and node.connected and turn.now - node.joined > UNWANTED_S:
+            turn.set_node(name, connected=False)
+            turn.send(name, "leave", reason="it is not in the job, and was not added")
+            continue
+        if node.connected and name != state.me and turn.now - node.seen > timeout:
+            lose_node(turn, name, f"no heartbeat for {timeout:g} s")
+            turn.commands.append(s.Drop(name))
+    _keep_quorum(turn)
+    _keep_deadline(turn)
+    hang_watch.on_tick(turn)
+
+
+def _keep_quorum(turn: Turn) -> None:
+    """Stop our side while it could be the smaller one: the others may form a group of their own."""
+    state = turn.state
+    if state.phase not in (s.PREPARING, s.STARTING, s.RUNNING):
+        return
+    held = [name for name in state.members if formation.is_held(state, name, turn.now)]
+    if 2 * len(held) < len(state.members):
+        turn.emit(EventType.QUORUM_LOST, held=held, members=list(state.members))
+        stop_group(turn, "quorum", kill=True)
+
+
+def _keep_deadline(turn: Turn) -> None:
+    state = turn.state
+    if state.deadline is None or turn.now < state.deadline:
+        return
+    turn.set(deadline=None)
+    if state.phase == s.FORMING:
+        formation.lose_expected(turn)
+    elif state.phase == s.STOPPING:
+        _lose_the_stuck(turn)
+    elif state.phase == s.PREPARING:
+        opener = formation.opener_of(state)
+        name = opener[0] if opener is not None else state.members[0]
+        on_order_failed(turn, inputs.OrderFailed(name, state.generation, "it did not open the store in time"))
+    elif state.phase == s.STARTING:
+        stop_group(turn, "node_lost")
+        for name in sorted(state.waiting):
+            give_up_on(turn, name, "it did not start its workers in time")
+
+
+def _lose_the_stuck(turn: Turn) -> None:
+    """Lose the nodes that are not idle in time; one that is connected gets a second chance, on a new connection.
+
+    Its workers may live: without a connection, its lease ends them.
+    """
+    state = turn.state
+    for name in sorted(state.waiting):
+        node = state.nodes[name]
+        if node.reason == STUCK:
+            lose_node(turn, name, STUCK, status="failed")
+        elif node.connected:
+            turn.set_node(name, connected=False, reason=STUCK)
+        else:
+            lose_node(turn, name, NOT_JOINED)
+        if node.connected:
+            turn.commands.append(s.Drop(name))
+    if turn.state.waiting:
+        turn.set(deadline=turn.now + max(state.spec.node_timeout, state.spec.stop_grace + STOP_MARGIN_S))
+
+
+HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
+    inputs.Joined: on_joined,
+    inputs.Ready: on_ready,
+    inputs.Unfit: on_unfit,
+    inputs.Beat: on_beat,
+    inputs.Pulses: hang_watch.on_pulses,
+    inputs.Gone: on_gone,
+    inputs.GivenUp: on_given_up,
+    inputs.Prepared: on_prepared,
+    inputs.Started: on_started,
+    inputs.Assigned: on_assigned,
+    inputs.OrderFailed: on_order_failed,
+    inputs.Main: on_main,
+    inputs.Exited: on_exited,
+    inputs.Idle: on_idle,
+    inputs.Tick: on_tick,
+    **{verb.kind: verb.handle for verb in VERBS.values()},
+}

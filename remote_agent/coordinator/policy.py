@@ -1,0 +1,222 @@
+"""What follows when the group has stopped: a new generation, an end, or the role's hand-over.
+
+In: a Turn whose members are all idle, with the cause and the evidence. Out: incident, restart charge, end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.coordinator import code_version
+from remote_agent.coordinator import state as s
+from remote_agent.coordinator.formation import patience
+from remote_agent.coordinator.transitions import QUARANTINE_WINDOW_S, quarantined
+from remote_agent.diagnose.evidence import JobContext, RankEvidence
+from remote_agent.diagnose.incidents import Incident, Victims
+from remote_agent.diagnose.verdict import verdict
+from remote_agent.wire.events import EventType
+
+if TYPE_CHECKING:
+    from remote_agent.coordinator.transitions import Turn
+
+# A script that prints no step counts as having made none only this long after its start.
+EARLY_S = 60.0
+# What a machine can cause by itself. All else follows the script from node to node, and blames no machine.
+MACHINE_FAULTS = frozenset(
+    {"cuda_error", "host_oom_kill", "bus_error_shm", "disk_full", "nccl_system_error", "dataloader_worker_killed"}
+)
+# One bad moment is none, two may be chance; max_restarts is 3 by default, so a fourth would end the job.
+QUARANTINE_FAULTS = 3
+
+
+def after_stop(turn: Turn) -> None:
+    """Decide what follows a stopped group."""
+    state = turn.state
+    cause = state.cause or "restart"
+    stop_ms = round((turn.now - state.marks.get("stop", turn.now)) * 1000, 1)
+    failed = _is_failure(state)
+    turn.emit(EventType.GENERATION_STOPPED, cause=cause, stop_ms=stop_ms, **(_ends(state) if failed else {}))
+    incident = _report(turn, _judge(turn.state, turn.wall_ns)) if failed else None
+    for name in state.members:
+        if turn.node(name).status == "running":
+            turn.set_node(name, status="ready")
+    if incident is not None:
+        _blame(turn, incident)
+    for name in sorted(turn.state.leaving):
+        if turn.node(name).status != "removed":
+            remove(turn, name)
+    if cause == "stop":
+        end_stopped(turn)
+    elif incident is not None and incident.category != "node_lost" and not _charge(turn, incident):
+        return
+    else:
+        _form_again(turn)
+
+
+def _ends(state: s.State) -> dict[str, Any]:
+    """Return what no other record has, and what a verdict from the files of a failed group needs.
+
+    left: rank, time, and when its script was over, of those that ended well; stopped: rank, time, code, signal, and
+    when it had raised, its script was over, and we asked it to end, of those that we ended; clocks: by node, what
+    corrects its times, and how far that may be wrong. Raised, over and asked are in the node's own time.
+    """
+    ends = sorted(state.exits.items())
+    left = [[rank, ended["t_ns"], ended.get("over_ns")] for rank, ended in ends if ended["code"] == 0]
+    stopped = [
+        [rank, ended["t_ns"], ended["code"], ended["signal"], (ended.get("error") or {}).get("timestamp_ns"),
+         ended.get("over_ns"), ended.get("asked_ns")]
+        for rank, ended in ends
+        if ended.get("stopped_by_us")
+    ]  # fmt: skip
+    clocks = {ended["node"]: [ended.get("shift_ns", 0), ended.get("clock_error_ns", 0)] for _, ended in ends}
+    return {key: value for key, value in {"left": left, "stopped": stopped, "clocks": clocks}.items() if value}
+
+
+def end_stopped(turn: Turn) -> None:
+    """End the job as it was asked for; where its allocation ended, with an incident that says so."""
+    reason = turn.state.preempted or "an operator stopped the job"
+    if turn.state.preempted:
+        _report(turn, _preempted(turn.state, turn.wall_ns))
+    turn.end("stopped", reason)
+
+
+def _is_failure(state: s.State) -> bool:
+    if state.cause == "node_lost":
+        # All agents may have been restarted and come back: then nothing has failed, and no node is lost.
+        failed = (ended for ended in state.exits.values() if ended["code"] != 0)
+        return bool(state.lost) or any(not ended.get("stopped_by_us") for ended in failed)
+    return state.cause != "stop" and (state.cause == "failure" or bool(state.lost))
+
+
+def _report(turn: Turn, incident: Incident) -> Incident:
+    turn.set(incidents=incident.id, incident=incident.to_json())
+    turn.emit(EventType.INCIDENT, **incident.to_json(), fingerprint=incident.fingerprint)
+    return incident
+
+
+def _blame(turn: Turn, incident: Incident) -> None:
+    """Quarantine a node that alone keeps failing for reasons of its machine."""
+    name = incident.culprit_node
+    if name is None or name not in turn.state.nodes or incident.category not in MACHINE_FAULTS:
+        return
+    recent = [blame for blame in turn.state.blames if turn.now - blame[0] < QUARANTINE_WINDOW_S]
+    turn.set(blames=(*recent, (turn.now, name)))
+    # Where other nodes fail too, it is the script or what they share.
+    alone = all(node == name for _, node in turn.state.blames)
+    if not alone or len(turn.state.blames) < QUARANTINE_FAULTS or turn.node(name).status != "ready":
+        return
+    reason = quarantined(name, f"caused {len(turn.state.blames)} failures", incident.summary)
+    turn.set_node(name, status="failed", reason=reason)
+    turn.emit(EventType.NODE_FAILED, node=name, reason=reason, status="failed")
+
+
+def _charge(turn: Turn, incident: Incident) -> bool:
+    """Charge one restart, or go back to the last work tree for free; return False when the job ended instead."""
+    state = turn.state
+    early = _came_early(state) and incident.exit_signal is None
+    if early and incident.fingerprint == state.fingerprint:
+        reason = f"the same failure twice in a row before the first step: {incident.summary}"
+    elif state.restarts >= state.spec.max_restarts:
+        reason = f"max_restarts ({state.spec.max_restarts}) is used up: {incident.summary}"
+    else:
+        turn.set(restarts=state.restarts + 1, fingerprint=incident.fingerprint if early else None)
+        return True
+    if early and code_version.fall_back(turn, reason):
+        return True
+    turn.end("failed", reason)
+    return False
+
+
+def _came_early(state: s.State) -> bool:
+    running = state.marks.get("running")
+    return not state.stepped and (running is None or state.marks["stop"] - running < EARLY_S)
+
+
+def remove(turn: Turn, name: str) -> None:
+    """Take a node out for good; its agent leaves once it has read the journal's end."""
+    turn.set_node(name, status="removed", reason="removed by an operator")
+    turn.emit(EventType.NODE_REMOVED, node=name, reason="removed by an operator")
+    if name != turn.state.me and turn.node(name).connected:
+        turn.send(name, "leave", reason="it was removed from the job")
+
+
+def _form_again(turn: Turn) -> None:
+    state = turn.state
+    turn.set(phase=s.FORMING, deadline=patience(turn), leaving=frozenset(), alone_since=None)
+    if state.me in state.leaving:
+        hand_over(turn)
+
+
+def successor(state: s.State) -> str | None:
+    """Return the node that takes over when ours leaves: the first ready one."""
+    for name, node in state.nodes.items():
+        if name != state.me and node.connected and node.ready and node.status in ("ready", "running", "spare"):
+            return name
+    return None
+
+
+def hand_over(turn: Turn) -> None:
+    """Give the role away; nothing is formed here any more."""
+    heir = successor(turn.state)
+    if heir is None:
+        turn.end("failed", "no node is left to take over")
+        return
+    turn.set(phase=s.ENDED, ended=None)
+    turn.commands.append(s.HandOver(heir))
+
+
+def _judge(state: s.State, now_ns: int) -> Incident:
+    """Return the incident of the generation that has just stopped."""
+    evidence = [
+        RankEvidence.from_exit(ended, ended["node"], _files(state.generation, rank), int(ended.get("shift_ns", 0)))
+        for rank, ended in sorted(state.exits.items())
+    ]
+    evidence += [
+        RankEvidence(rank=None, node=node, tail=f"{node} could not carry out the order: {said}")
+        for node, said in state.troubles.items()
+    ]
+    host_notes: dict[str, list[str]] = {}
+    clock_error_ms: dict[str, float] = {}
+    for ended in state.exits.values():
+        clock_error_ms[ended["node"]] = ended.get("clock_error_ns", 0) / 1e6
+        host_notes.setdefault(ended["node"], []).extend(ended.get("notes", ()))
+    context = JobContext(
+        generation=state.generation,
+        incident_id=state.incidents + 1,
+        world_size=len(state.ranks),
+        ranks_per_node=state.ranks_per_node(),
+        lost_nodes=state.lost,
+        now_ns=now_ns,
+        host_notes=host_notes,
+        clock_error_ms=clock_error_ms,
+        hang=state.watch.hang["missing"] if state.watch.hang is not None else None,
+    )
+    return verdict(evidence, context)
+
+
+def _preempted(state: s.State, now_ns: int) -> Incident:
+    """Return the incident of a job whose allocation is ended."""
+    ranks = tuple(sorted(state.ranks))
+    return Incident(
+        id=state.incidents + 1,
+        generation=state.generation,
+        time_ns=now_ns,
+        category="signal_preempted",
+        scope="outside_the_ranks",
+        confidence="established",
+        summary=f"preempted: {state.preempted}",
+        hint="ask for more time, or let the scheduler requeue the job: the script resumes from its snapshot",
+        victims=(Victims(ranks, "signal_preempted", "stopped with the allocation"),) if ranks else (),
+        fingerprint="signal_preempted|allocation",
+    )
+
+
+def _files(generation: int, rank: int) -> dict[str, str]:
+    """Name a rank's files relative to the job's directory, which is the same on every node."""
+    base = f"generation_{generation}/rank_{rank}"
+    return {
+        "stdout": f"{base}/stdout.log",
+        "stderr": f"{base}/stderr.log",
+        "nccl": f"{base}/nccl.log",
+        "error": f"{base}/error.json",
+    }

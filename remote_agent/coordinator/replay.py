@@ -1,0 +1,240 @@
+"""The coordinator's state, from the job's description and from its journal.
+
+In: JobSpec and journal records. Out: a State: to begin with, to take the role over, or to answer for a finished job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.coordinator import state as s
+from remote_agent.wire import FIRST_TERM, JobSpec, NodeSpec
+from remote_agent.wire.events import EventType
+
+if TYPE_CHECKING:
+    from remote_agent.coordinator.journal import Record
+
+
+def initial(spec: JobSpec, me: str, now: float) -> s.State:
+    """Return the state of a job that has not begun."""
+    return s.State(spec=spec, me=me, term=FIRST_TERM, nodes=_named(spec), deadline=now + spec.join_timeout)
+
+
+def _named(spec: JobSpec) -> dict[str, s.Node]:
+    """Return the nodes that the description names; where nodes join by themselves, the journal alone names them."""
+    return {} if spec.endpoint else {node.name: s.Node(node) for node in spec.nodes}
+
+
+def take_over(spec: JobSpec, me: str, term: int, records: Iterable[Record], now: float, away_s: float = 0.0) -> s.State:
+    """Return the state for a new coordinator: the last group is to be stopped, where it ran, and formed again.
+
+    `away_s`: seconds since the old coordinator was last heard.
+    """
+    state = fold(spec, records, me)
+    if state.phase == s.ENDED:
+        return replace(state, term=term)
+    nodes = {name: _expected(node, now - away_s) for name, node in state.nodes.items()}
+    ran = state.phase in (s.STARTING, s.RUNNING)
+    cause = state.cause or ("node_lost" if ran else None)
+    waiting = frozenset(name for name in state.members if nodes[name].status != "removed") if ran else frozenset()
+    return replace(
+        state,
+        term=term,
+        nodes=nodes,
+        phase=s.STOPPING if ran else s.FORMING,
+        cause=cause,
+        waiting=waiting,
+        deadline=now + spec.node_timeout,
+        marks={"cause": now - away_s, "stop": now} if ran else {},
+    )
+
+
+def _expected(node: s.Node, seen: float) -> s.Node:
+    """Return a node from which the new coordinator has not heard yet; one with an nproc has been connected before."""
+    status = "connecting" if node.status in ("running", "ready", "spare", "draining", "connecting") else node.status
+    return replace(node, status=status, seen=seen, incarnation="before" if node.nproc else "")
+
+
+def fold(spec: JobSpec, records: Iterable[Record], me: str = "") -> s.State:
+    """Return the state that the journal shows."""
+    state = _empty(spec, me)
+    for record in records:
+        state = _apply(state, record)
+    return state
+
+
+def folds(spec: JobSpec, records: Iterable[Record]) -> Iterator[s.State]:
+    """Yield the state after each record of the journal."""
+    state = _empty(spec, "")
+    for record in records:
+        state = _apply(state, record)
+        yield state
+
+
+def _empty(spec: JobSpec, me: str) -> s.State:
+    return s.State(spec=spec, me=me, term=0, nodes=_named(spec))
+
+
+def _apply(state: s.State, record: Record) -> s.State:
+    state = replace(state, term=max(state.term, int(record.get("term", 0))))
+    apply = FOLDS.get(record["type"])
+    return state if apply is None else apply(state, record)
+
+
+def _with_node(state: s.State, name: str, **changes: Any) -> s.State:
+    node = state.nodes.get(name)
+    if node is None:
+        return state
+    return replace(state, nodes={**state.nodes, name: replace(node, **changes)})
+
+
+def _node_joined(state: s.State, record: Record) -> s.State:
+    spec = NodeSpec(**record["detail"]["spec"])
+    return replace(state, nodes={**state.nodes, spec.name: s.Node(spec)})
+
+
+def _node_ready(state: s.State, record: Record) -> s.State:
+    node = state.nodes.get(record["node"])
+    spare = record["detail"].get("spare", node is not None and node.spec.spare)
+    status = "spare" if spare else "ready"
+    return _with_node(state, record["node"], status=status, reason=None, nproc=record["detail"]["nproc"])
+
+
+def _node_lost(state: s.State, record: Record) -> s.State:
+    reason = str(record["detail"].get("reason"))
+    status = str(record["detail"]["status"])
+    return _with_node(state.with_killed(record["node"]), record["node"], status=status, reason=reason)
+
+
+def _node_added(state: s.State, record: Record) -> s.State:
+    spec = NodeSpec(**record["detail"]["spec"])
+    known = state.nodes.get(spec.name, s.Node(spec))
+    node = replace(known, spec=spec, status="ready", reason=None, nproc=record["detail"]["nproc"], cordoned=False)
+    nodes = {**state.nodes, spec.name: node}
+    room = max(state.spec.max_nodes, sum(one.status in ("ready", "running") for one in nodes.values()))
+    return replace(state, nodes=nodes, spec=replace(state.spec, max_nodes=room))
+
+
+def _node_cordoned(state: s.State, record: Record) -> s.State:
+    on = record["type"] == EventType.NODE_CORDONED
+    return _with_node(state, record["node"], cordoned=on, status=str(record["detail"]["status"]))
+
+
+def _generation_started(state: s.State, record: Record) -> s.State:
+    detail = record["detail"]
+    ranks: dict[int, s.Rank] = {}
+    names = {member["node"] for member in detail["members"]}
+    for name, node in state.nodes.items():
+        if node.status == "ready" and name not in names:
+            state = _with_node(state, name, status="spare")
+    for member in detail["members"]:
+        state = _with_node(state, member["node"], status="running", reason=None, nproc=member["nproc"])
+        for local_rank in range(member["nproc"]):
+            number = member["base_rank"] + local_rank
+            ranks[number] = s.Rank(number, member["node"], local_rank)
+    return replace(
+        state,
+        phase=s.STARTING,
+        generation=record["generation"],
+        members=tuple(member["node"] for member in detail["members"]),
+        ranks=ranks,
+        restarts=detail["restarts"],
+        fingerprint=detail.get("fingerprint"),
+        rendezvous=detail.get("rendezvous"),
+        world_size=None,
+    )
+
+
+def _ranks_assigned(state: s.State, record: Record) -> s.State:
+    ranks = {number: rank for number, rank in state.ranks.items() if rank.node != record["node"]}
+    for number, local_rank, pid in record["detail"]["ranks"]:
+        ranks[number] = s.Rank(number, record["node"], local_rank, pid)
+    return replace(state, ranks=ranks, world_size=record["detail"]["world_size"])
+
+
+def _generation_running(state: s.State, record: Record) -> s.State:
+    pids: Mapping[str, int] = record["detail"].get("pids", {})
+    ranks = {
+        number: replace(
+            rank, pid=pids.get(str(number), rank.pid), state="running" if rank.state == "starting" else rank.state
+        )
+        for number, rank in state.ranks.items()
+    }
+    return replace(state, phase=s.RUNNING, ranks=ranks)
+
+
+def _rank_failed(state: s.State, record: Record) -> s.State:
+    rank = state.ranks.get(record["rank"])
+    if rank is None or record["generation"] != state.generation:
+        return state
+    ended = record["detail"]["exit"]
+    failed = replace(rank, state="failed", code=ended["code"], signal=ended["signal"])
+    return replace(state, ranks={**state.ranks, rank.rank: failed})
+
+
+def _none_running(state: s.State) -> s.State:
+    for name, node in state.nodes.items():
+        if node.status == "running":
+            state = _with_node(state, name, status="ready")
+    return state
+
+
+def _environment_set(state: s.State, record: Record) -> s.State:
+    detail = record["detail"]
+    return replace(state, env=dict(detail["env"]), env_from=int(detail["from_generation"]))
+
+
+def _tree_changed(state: s.State, record: Record) -> s.State:
+    trees = tuple(s.Version(str(digest), int(since_ns)) for digest, since_ns in record["detail"]["trees"])
+    return replace(state, trees=trees, fingerprint=None)
+
+
+def _warning(state: s.State, record: Record) -> s.State:
+    detail = record["detail"]
+    key = (str(record["node"]), record["rank"], str(detail.get("kind", "nan")))
+    return replace(state, warnings={**state.warnings, key: str(detail["message"])})
+
+
+def _ended(state: s.State, record: Record) -> s.State:
+    how = record["type"].split("_", 1)[1]
+    ranks = state.ranks
+    if how == "succeeded":
+        ranks = {number: replace(rank, state="succeeded", code=0) for number, rank in ranks.items()}
+    failure = record["detail"].get("reason") if how == "failed" else None
+    return replace(_none_running(state), phase=s.ENDED, ended=how, ranks=ranks, failure=failure)
+
+
+# What each event changes.
+FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
+    EventType.JOB_STARTED: lambda state, record: replace(state, started_at=record["time"]),
+    EventType.NODE_JOINED: _node_joined,
+    EventType.NODE_READY: _node_ready,
+    EventType.NODE_LOST: _node_lost,
+    EventType.NODE_FAILED: _node_lost,
+    EventType.NODE_REMOVED: lambda state, record: _with_node(
+        state, record["node"], status="removed", reason=record["detail"].get("reason")
+    ),
+    EventType.NODE_ADDED: _node_added,
+    EventType.NODE_CORDONED: _node_cordoned,
+    EventType.NODE_UNCORDONED: _node_cordoned,
+    EventType.GENERATION_STARTED: _generation_started,
+    EventType.RANKS_ASSIGNED: _ranks_assigned,
+    EventType.GENERATION_RUNNING: _generation_running,
+    EventType.RANK_FAILED: _rank_failed,
+    EventType.GENERATION_STOPPED: lambda state, _: replace(_none_running(state.with_killed()), phase=s.FORMING),
+    EventType.STOP_REQUESTED: lambda state, record: replace(
+        state, cause="stop", preempted=str(record["detail"].get("reason") or "")
+    ),
+    EventType.ENVIRONMENT_SET: _environment_set,
+    EventType.TREE_CHANGED: _tree_changed,
+    EventType.INCIDENT: lambda state, record: replace(
+        state, incidents=state.incidents + 1, incident=dict(record["detail"])
+    ),
+    EventType.HANG_OVER: lambda state, _: replace(state, incident={**(state.incident or {}), "ongoing": False}),
+    EventType.WARNING: _warning,
+    EventType.JOB_SUCCEEDED: _ended,
+    EventType.JOB_FAILED: _ended,
+    EventType.JOB_STOPPED: _ended,
+}

@@ -1,0 +1,236 @@
+"""The coordinator's state and its commands: plain frozen data.
+
+In: nothing. Out: `State`, and the `Command` types that the shell carries out in order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
+
+if TYPE_CHECKING:
+    from remote_agent.diagnose.hang.stragglers import Straggler
+    from remote_agent.wire import JobSpec, NodeSpec
+    from remote_agent.wire.events import EventType
+
+FORMING = "forming"
+PREPARING = "preparing"
+STARTING = "starting"
+RUNNING = "running"
+STOPPING = "stopping"
+ENDED = "ended"
+# How often each node sends a heartbeat, at most.
+HEARTBEAT_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One node of the job as the coordinator sees it; times are seconds of the caller's monotonic clock."""
+
+    spec: NodeSpec
+    nproc: int = 0
+    status: str = "connecting"
+    """A node state of the contract."""
+    reason: str | None = None
+    connected: bool = False
+    ready: bool = False
+    """Its engine is up: it can start workers."""
+    running: int | None = None
+    """The generation whose workers it has; None: it has none."""
+    incarnation: str = ""
+    seen: float = 0.0
+    joined: float = 0.0
+    held: float = 0.0
+    """When this node last knew that it is ours: the basis of quorum."""
+    losses: tuple[float, ...] = ()
+    trees: tuple[str, ...] = ()
+    """Digests of the work trees that its workers can start from."""
+    lacks: bool = False
+    """The tree of the next group is not among them: it is not ready before it has it."""
+    cordoned: bool = False
+    """Excluded from future groups by an operator; it stays in its current one."""
+
+    @property
+    def name(self) -> str:
+        """The node's name in the inventory."""
+        return self.spec.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Rank:
+    """One rank of the newest generation."""
+
+    rank: int
+    node: str
+    local_rank: int
+    pid: int | None = None
+    state: str = "starting"
+    code: int | None = None
+    signal: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """What is known of the running group's progress; times are those of the coordinator's clock."""
+
+    moved_at: float = 0.0
+    """When a step, or where none is printed an output, was last seen."""
+    asked_at: float = 0.0
+    asked: frozenset[str] = frozenset()
+    """Nodes whose pulses are outstanding."""
+    before: Mapping[int, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """By rank: the pulses of the last round."""
+    now: Mapping[int, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    suspect: bool = False
+    """They gave reason to read the stacks, too."""
+    key: str = ""
+    """What delays the group, since `since`; empty: nothing."""
+    since: float = 0.0
+    hang: Mapping[str, Any] | None = None
+    """summary, missing, group, seq and gives_up of the hang in the journal, while it lasts."""
+    hang_at: float = 0.0
+    longest_s: float = 0.0
+    """The longest wait that looked like a hang and was none."""
+    slow: Straggler | None = None
+    """The straggler of the last `slow_rounds` rounds."""
+    slow_rounds: int = 0
+
+
+class Version(NamedTuple):
+    """A work tree that groups start from."""
+
+    digest: str
+    since_ns: int
+    """When it was first asked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """All that the coordinator decides upon."""
+
+    spec: JobSpec
+    me: str
+    term: int
+    nodes: Mapping[str, Node]
+    phase: str = FORMING
+    generation: int = -1
+    members: tuple[str, ...] = ()
+    """The nodes of the newest generation, in group rank order."""
+    ranks: Mapping[int, Rank] = dataclasses.field(default_factory=dict)
+    restarts: int = 0
+    """Failures charged to max_restarts."""
+    deadline: float | None = None
+    waiting: frozenset[str] = frozenset()
+    """Nodes that still have to answer in this phase."""
+    mains: frozenset[int] = frozenset()
+    cause: str | None = None
+    """Why the group is being stopped: failure, node_lost, restart, removed, added, returned, stop, quorum, paused."""
+    leaving: frozenset[str] = frozenset()
+    marks: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    rendezvous: Mapping[str, Any] | None = None
+    """How torch's agents of this group find each other; None where the coordinator forms it."""
+    world_size: int | None = None
+    """Where torch formed the group: ranks in all, those of nodes that are not ours included."""
+    exits: Mapping[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    lost: Mapping[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
+    """Nodes lost in this generation: wall clock ns of the last sign of life, and reason."""
+    troubles: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Nodes that could not carry out an order of this generation, with their messages."""
+    watch: Watch = Watch()
+    warnings: Mapping[tuple[str, int | None, str], str] = dataclasses.field(default_factory=dict)
+    """By node, rank and kind: what the journal warns of. Without a rank: of the node."""
+    stepped: bool = False
+    fingerprint: str | None = None
+    """Of the last failure before the first step; None after any other outcome."""
+    incidents: int = 0
+    incident: dict[str, Any] | None = None
+    ended: str | None = None
+    failure: str | None = None
+    """Why the job failed, in words."""
+    started_at: str | None = None
+    ticked: float | None = None
+    """When time last passed here; a gap means that this very process stood still."""
+    alone_since: float | None = None
+    """Since when fewer nodes than needed are there."""
+    enough_since: float | None = None
+    """Since when min_nodes have been ready for generation 0."""
+    preempted: str = ""
+    """What is ending the allocation that the job runs in."""
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What operators have set for the workers of all groups from `env_from` on, over those of the launch."""
+    env_from: int = 0
+    trees: tuple[Version, ...] = ()
+    """The work tree before, and that of the next group; empty: that of the launch."""
+    tree_new_since: int | None = None
+    """The generation that ran when it was asked for, until a later one has made a step; None: it is not new."""
+    given_up: frozenset[str] = frozenset()
+    """Nodes of the last group that an operator called dead: they do not count for its quorum."""
+    blames: tuple[tuple[float, str], ...] = ()
+    """When a failure that a machine can cause by itself was found on which node."""
+
+    def ranks_per_node(self) -> dict[str, list[int]]:
+        """Return the numbers of the ranks that each node has."""
+        numbers: dict[str, list[int]] = {}
+        for rank in self.ranks.values():
+            numbers.setdefault(rank.node, []).append(rank.rank)
+        return numbers
+
+    def with_killed(self, node: str | None = None) -> State:
+        """Return the state once the ranks that still lived, of one node or of all, are dead."""
+        ranks = {
+            number: dataclasses.replace(rank, state="killed")
+            if rank.state in ("starting", "running") and node in (None, rank.node)
+            else rank
+            for number, rank in self.ranks.items()
+        }
+        return dataclasses.replace(self, ranks=ranks)
+
+
+@dataclasses.dataclass(frozen=True)
+class Emit:
+    """Write a fact to the journal."""
+
+    type: EventType
+    generation: int
+    node: str | None = None
+    rank: int | None = None
+    detail: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Send:
+    """Send an order to a node's agent; the shell adds the term."""
+
+    node: str
+    op: str
+    args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Drop:
+    """Close a node's connection: when it lives, it has to join anew."""
+
+    node: str
+
+
+@dataclasses.dataclass(frozen=True)
+class HandOver:
+    """Give the role to that node; it forms the next generation."""
+
+    node: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """Answer the operator's request: accepted, or refused with kind, message and hint."""
+
+    accepted: bool
+    message: str
+    generation: int = -1
+    kind: str = ""
+    hint: str = ""
+
+
+Command = Union[Emit, Send, Drop, HandOver, Reply]
+Turned = tuple[State, "tuple[Command, ...]"]

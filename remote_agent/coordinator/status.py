@@ -1,0 +1,199 @@
+"""The status document of the contract.
+
+In: the coordinator's State (live, or folded from the journal) and the nodes' heartbeats. Out: JSON data.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.coordinator import code_version, hang_watch, replay
+from remote_agent.coordinator import state as s
+from remote_agent.coordinator.formation import shortage
+from remote_agent.wire.status_diff import changes
+
+if TYPE_CHECKING:
+    from remote_agent.coordinator.journal import Record
+    from remote_agent.wire import JobSpec
+
+# A rank without output for this long is called silent.
+SILENT_AFTER_S = 60.0
+Facts = Mapping[str, Mapping[str, Any]]
+
+
+def job_state(state: s.State) -> str:
+    """Return the job's state in the contract's word."""
+    if state.phase == s.ENDED:
+        return state.ended or "running"
+    if state.phase == s.RUNNING:
+        return "running"
+    if state.phase == s.FORMING and state.alone_since is not None:
+        return "degraded"
+    return "starting" if state.generation <= 0 and not state.marks.get("stop") else "restarting"
+
+
+def document(state: s.State, facts: Facts, coordinator: str | None, now: float | None = None) -> dict[str, Any]:
+    """Return `status --json`; facts by node: agent_pid, clock_offset_ms, clock_error_ms, generation, vitals,
+    ranks {rank: {step, …}}.
+
+    now: makes vitals as much older as it is after a node's `heard_at`.
+    """
+    median = _median_position(state, facts, now)
+    ranks: dict[str, list[s.Rank]] = {}
+    for rank in sorted(state.ranks.values(), key=lambda rank: rank.rank):
+        ranks.setdefault(rank.node, []).append(rank)
+    return {
+        "job": state.spec.job,
+        "state": job_state(state),
+        "generation": state.generation,
+        "restarts": state.restarts,
+        "max_restarts": state.spec.max_restarts,
+        "min_nodes": state.spec.min_nodes,
+        "max_nodes": state.spec.max_nodes,
+        "world_size": state.world_size or len(state.ranks),
+        "coordinator": coordinator,
+        "started_at": state.started_at,
+        "nodes": [
+            _node(state, node, facts.get(name, {}), ranks.get(name, []), median, now)
+            for name, node in state.nodes.items()
+        ],
+        "incident": state.incident,
+        "warnings": [
+            {"kind": kind, "node": node, "rank": rank, "message": message}
+            for (node, rank, kind), message in state.warnings.items()
+        ],
+        "failure": state.failure,
+        "plan": _plan(state),
+        "environment": {"env": dict(state.env), "from_generation": state.env_from} if state.env else None,
+        "tree": code_version.tree_status(state),
+        "script": {"kind": state.spec.kind, "script": state.spec.script, "args": list(state.spec.args)},
+    }
+
+
+def history(spec: JobSpec, records: list[Record]) -> Iterator[dict[str, Any]]:
+    """Yield, for each record that changed the status, its `seq` and the `changes`, as far as the journal shows it."""
+    last: dict[str, Any] = {}
+    for record, state in zip(records, replay.folds(spec, records)):
+        status = document(state, {}, None)
+        changed = changes(last, status)
+        if changed:
+            last = status
+            yield {"seq": record["seq"], "changes": changed}
+
+
+def _live(state: s.State, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a node reports of its ranks; a heartbeat of an older generation does not count."""
+    return facts.get("ranks", {}) if facts.get("generation") == state.generation else {}
+
+
+def _late_s(facts: Mapping[str, Any], now: float | None) -> float:
+    return 0.0 if now is None else max(0.0, now - facts.get("heard_at", now))
+
+
+def _position(live: Mapping[str, Any], late_s: float) -> float | None:
+    """Return the step that a rank has reached by now: nodes report once a second, one after the other."""
+    step = live.get("step")
+    pace = (live.get("progress") or {}).get("steps_s") or 0.0
+    return None if step is None else step + pace * min(late_s, s.HEARTBEAT_S)
+
+
+def _median_position(state: s.State, facts: Facts, now: float | None) -> float | None:
+    positions = [_position(rank, _late_s(each, now)) for each in facts.values() for rank in _live(state, each).values()]
+    known = [position for position in positions if position is not None]
+    return statistics.median(known) if known else None
+
+
+def _node(
+    state: s.State,
+    node: s.Node,
+    facts: Mapping[str, Any],
+    ranks: list[s.Rank],
+    median: float | None,
+    now: float | None,
+) -> dict[str, Any]:
+    live = _live(state, facts)
+    late_s = _late_s(facts, now)
+    return {
+        "name": node.name,
+        "address": node.spec.address,
+        "state": node.status,
+        "nproc": node.nproc,
+        "spare": node.spec.spare,
+        "cordoned": node.cordoned,
+        "lacks_tree": node.lacks,
+        "group_rank": state.members.index(node.name) if node.name in state.members and ranks else None,
+        "reason": node.reason or ("cordoned" if node.cordoned else None),
+        "agent_pid": facts.get("agent_pid") if node.connected or node.name == state.me else None,
+        "clock_offset_ms": facts.get("clock_offset_ms"),
+        "clock_error_ms": facts.get("clock_error_ms"),
+        "vitals": _older(facts.get("vitals"), late_s),
+        "ranks": [_rank(state, rank, live.get(str(rank.rank), {}), median, late_s) for rank in ranks],
+    }
+
+
+def _older(vitals: Mapping[str, Any] | None, late_s: float) -> Mapping[str, Any] | None:
+    """Return vitals, those of a node with its GPUs, as old as they are by now."""
+    if vitals is None or not late_s:
+        return vitals
+    older = {**vitals, "age_s": round(vitals["age_s"] + late_s, 1)}
+    if "gpus" in vitals:
+        older["gpus"] = [_older(gpu, late_s) for gpu in vitals["gpus"]]
+    return older
+
+
+def _rank(state: s.State, rank: s.Rank, live: Mapping[str, Any], median: float | None, late_s: float) -> dict[str, Any]:
+    age = live.get("last_output_age_s")
+    age = None if age is None else round(age + late_s, 2)
+    hang = state.watch.hang if state.phase == s.RUNNING else None
+    # Where the missing ranks are known, the ranks that wait for them do not count as silent.
+    quiet = rank.rank in hang["missing"]["missing"] if hang is not None else age is not None and age > SILENT_AFTER_S
+    silent = rank.state == "running" and quiet
+    return {
+        "rank": rank.rank,
+        "local_rank": rank.local_rank,
+        "pid": rank.pid,
+        "state": "silent" if silent else rank.state,
+        "exit_code": rank.code,
+        "signal": rank.signal,
+        "step": live.get("step"),
+        "last_output_age_s": age,
+        "progress": _progress(live, median, late_s),
+        "vitals": _older(live.get("vitals"), late_s),
+    }
+
+
+def _progress(live: Mapping[str, Any], median: float | None, late_s: float) -> dict[str, Any] | None:
+    """Return loss, rate with its unit, steps_s, saved, and lag, the whole steps behind the ranks' median."""
+    position, progress = _position(live, late_s), live.get("progress") or {}
+    if position is None and all(value is None for value in progress.values()):
+        return None
+    behind = None if position is None or median is None else max(0, int(round(median - position, 3)))
+    return {**progress, "lag": behind}
+
+
+def _plan(state: s.State) -> str | None:
+    """Say what happens next, where that is not obvious from the state."""
+    if state.phase == s.STOPPING:
+        waits = " ".join(sorted(state.waiting))
+        return f"stopping generation {state.generation} ({state.cause}); waiting for {waits}"
+    if state.phase == s.FORMING and state.alone_since is not None:
+        return f"waiting for nodes: {shortage(state)}; bring one back or add one"
+    if state.phase in (s.PREPARING, s.STARTING):
+        where = f"{' '.join(state.members)}{_meeting(state)}"
+        return f"starting generation {state.generation} on {where}{code_version.origin(state)}"
+    if (hang := hang_watch.plan(state)) is not None:
+        return hang
+    strangers = (state.world_size or 0) - len(state.ranks)
+    if state.phase == s.RUNNING and strangers > 0:
+        return f"{strangers} of {state.world_size} ranks are not ours: other agents of torch joined{_meeting(state)}"
+    return None
+
+
+def _meeting(state: s.State) -> str:
+    """Say where torch's agents meet, for those who want to join."""
+    if state.rendezvous is None:
+        return ""
+    joining = state.rendezvous
+    return f" (--rdzv-backend {joining['backend']} --rdzv-endpoint {joining['endpoint']} --rdzv-id {joining['run_id']})"

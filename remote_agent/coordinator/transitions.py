@@ -1,0 +1,197 @@
+"""One turn of the coordinator: the state as it changes, the commands so far, and the moves several handlers share.
+
+In: a State and now. Out: the changed State and its commands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from remote_agent.coordinator import state as s
+from remote_agent.wire.events import EventType
+
+# A node that is lost this often in this time is left out until an operator adds it again.
+QUARANTINE_LOSSES = 3
+# As long as an operator may take to notice; a node that fails less often costs less than its absence.
+QUARANTINE_WINDOW_S = 600.0
+# On top of the workers' own grace: collecting stacks, reaping, the way back.
+STOP_MARGIN_S = 45.0
+# Why a node is lost that had to join anew: the coordinator is another one, or stood still.
+NOT_JOINED = "it did not join the coordinator"
+# Of a kind: a loss of NaN reaches all ranks, and the first few are enough.
+MAX_WARNINGS = 8
+# When an operator asks for an immediate end.
+KILL_GRACE_S = 0.0
+
+
+class Turn:
+    """The coordinator's state during one event; only `step` makes one."""
+
+    def __init__(self, state: s.State, now: float, wall_ns: int = 0) -> None:
+        self.state = state
+        self.now = now
+        self.wall_ns = wall_ns
+        self.commands: list[s.Command] = []
+
+    def set(self, **changes: Any) -> None:
+        """Change fields of the state."""
+        self.state = dataclasses.replace(self.state, **changes)
+
+    def node(self, name: str) -> s.Node:
+        """Return a node that is known."""
+        return self.state.nodes[name]
+
+    def set_node(self, name: str, **changes: Any) -> None:
+        """Change fields of a node."""
+        changed = dataclasses.replace(self.state.nodes[name], **changes)
+        self.set(nodes={**self.state.nodes, name: changed})
+
+    def mark(self, name: str) -> None:
+        """Remember when a phase of the restart was reached."""
+        self.set(marks={**self.state.marks, name: self.now})
+
+    def emit(self, kind: EventType, /, *, node: str | None = None, rank: int | None = None, **detail: Any) -> None:
+        """Write a fact to the journal."""
+        self.commands.append(s.Emit(kind, self.state.generation, node, rank, detail))
+
+    def warn(self, node: str, rank: int | None, kind: str, message: str) -> None:
+        """Write to the journal what is no failure: of a rank, or of a node, each kind once, and not of all in many."""
+        known = self.state.warnings
+        if (node, rank, kind) not in known and sum(each == kind for *_, each in known) < MAX_WARNINGS:
+            self.set(warnings={**known, (node, rank, kind): message})
+            self.emit(EventType.WARNING, node=node, rank=rank, kind=kind, message=message)
+
+    def send(self, node: str, op: str, **args: Any) -> None:
+        """Give a node an order."""
+        self.commands.append(s.Send(node, op, args))
+
+    def reply(self, message: str) -> None:
+        """Accept the operator's request; it leads to the next generation."""
+        self.commands.append(s.Reply(True, message, self.state.generation + 1))
+
+    def refuse(self, kind: str, message: str, hint: str = "") -> None:
+        """Refuse the operator's request."""
+        self.commands.append(s.Reply(False, message, self.state.generation, kind, hint))
+
+    def record_exit(self, node: str, ended: dict[str, Any]) -> bool:
+        """Note how a rank ended, once; return whether it failed by itself."""
+        number = int(ended["rank"])
+        known = self.state.ranks.get(number)
+        if number in self.state.exits or (known is not None and known.state in ("succeeded", "failed", "killed")):
+            return False
+        code, signal, ours = ended.get("code"), ended.get("signal"), bool(ended.get("stopped_by_us"))
+        failed = code != 0 and not ours
+        outcome = "succeeded" if code == 0 else "failed" if failed else "killed"
+        rank = s.Rank(number, node, int(ended["local_rank"]), ended.get("pid"), outcome, code, signal)
+        self.set(ranks={**self.state.ranks, number: rank})
+        if code != 0:
+            self.set(exits={**self.state.exits, number: {**ended, "node": node}})
+        elif not ours:
+            # Where others fail later, it may have left too early; its output is of no interest.
+            self.set(exits={**self.state.exits, number: {**ended, "node": node, "error": None, "tail": "", "nccl": ""}})
+        if failed:
+            error = ended.get("error") or {}
+            self.emit(
+                EventType.RANK_FAILED,
+                node=node,
+                rank=number,
+                local_rank=rank.local_rank,
+                pid=rank.pid,
+                exit={"code": code, "signal": signal},
+                sent=ended.get("sent"),
+                time_ns=ended.get("t_ns"),
+                shift_ns=ended.get("shift_ns", 0),
+                raised_ns=error.get("timestamp_ns"),
+                over_ns=ended.get("over_ns"),
+                message=error.get("message"),
+                notes=ended.get("notes", []),
+            )
+        return failed
+
+    def end(self, how: str, reason: str) -> None:
+        """End the job: succeeded, failed or stopped."""
+        self.set(phase=s.ENDED, ended=how, deadline=None, failure=reason if how == "failed" else None)
+        self.emit(EventType(f"job_{how}"), reason=reason, restarts=self.state.restarts)
+        for name, node in self.state.nodes.items():
+            if node.connected:
+                self.send(name, "end", state=how)
+            if node.status in ("running", "draining"):
+                self.set_node(name, status="ready")
+
+
+def quarantined(name: str, what: str, last: str) -> str:
+    """Return the reason why a node is left out, and how it comes back."""
+    minutes = QUARANTINE_WINDOW_S / 60
+    return f"quarantined: {what} in {minutes:.0f} minutes, last: {last}; `supervisor add --node {name}` brings it back"
+
+
+def stop_group(turn: Turn, cause: str, age: float = 0.0, kill: bool = False) -> None:
+    """Order every live member to stop its workers; `age`: seconds since what caused it."""
+    state = turn.state
+    if state.phase == s.STOPPING:
+        if cause == "stop":
+            turn.set(cause=cause)
+        if kill:
+            _order_stop(turn, grace=KILL_GRACE_S, collect=False)
+        return
+    grace = KILL_GRACE_S if kill else state.spec.stop_grace
+    running = {name: at for name, at in state.marks.items() if name == "running"}
+    turn.set(
+        phase=s.STOPPING,
+        cause=cause,
+        waiting=frozenset(name for name in state.members if state.nodes[name].connected),
+        deadline=turn.now + grace + STOP_MARGIN_S,
+        marks={"cause": turn.now - age, "stop": turn.now, **running},
+    )
+    _order_stop(turn, grace, collect=cause in ("failure", "node_lost"))
+
+
+def _order_stop(turn: Turn, grace: float, collect: bool) -> None:
+    for name in turn.state.members:
+        if turn.node(name).connected:
+            turn.send(name, "stop", generation=turn.state.generation, grace_s=grace, collect=collect)
+
+
+def give_up_on(turn: Turn, name: str, reason: str) -> None:
+    """Exclude a node from future groups; its agent is alive, so we still wait until its workers are gone."""
+    node, state = turn.node(name), turn.state
+    turn.set_node(name, status="failed", reason=reason)
+    alive_ns = turn.wall_ns - int((turn.now - node.seen) * 1e9)
+    turn.emit(EventType.NODE_LOST, node=name, reason=reason, status="failed", alive_ns=alive_ns)
+    turn.set(lost={**state.lost, name: (alive_ns, reason)})
+
+
+def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> None:
+    """Take a node out: it is dead, cut off, or unable; its group goes on without it."""
+    node = turn.node(name)
+    if node.status in ("removed", "lost", "failed"):
+        turn.set_node(name, connected=False, ready=False, running=None)
+        if turn.state.phase == s.STOPPING:
+            # It was given up on, and waited for all the same.
+            turn.set(waiting=turn.state.waiting - {name})
+        return
+    losses = (*tuple(when for when in node.losses if turn.now - when < QUARANTINE_WINDOW_S), turn.now)
+    if len(losses) >= QUARANTINE_LOSSES and status == "lost":
+        status, reason = "failed", quarantined(name, f"lost {len(losses)} times", reason)
+    if node.status == "draining":
+        status = "removed"
+    changes = {"connected": False, "ready": False, "running": None}
+    turn.set_node(name, status=status, reason=reason, losses=losses, **changes)
+    kind = EventType.NODE_FAILED
+    if status == "removed":
+        kind = EventType.NODE_REMOVED
+    elif node.incarnation:
+        kind = EventType.NODE_LOST
+    alive_ns = turn.wall_ns - int((turn.now - node.seen) * 1e9)
+    turn.emit(kind, node=name, reason=reason, status=status, alive_ns=alive_ns if node.incarnation else None)
+    state = turn.state
+    if name not in state.members or state.phase not in (s.PREPARING, s.STARTING, s.RUNNING, s.STOPPING):
+        return
+    if status != "removed":
+        turn.set(lost={**state.lost, name: (alive_ns, reason)})
+    turn.state = turn.state.with_killed(name)
+    if state.phase != s.STOPPING:
+        stop_group(turn, "node_lost")
+        return
+    turn.set(waiting=state.waiting - {name})

@@ -1,0 +1,471 @@
+"""What the evidence of one rank says: its role in the failure, its category, the lines that show it.
+
+In: exit, error.json and text of a rank, the notes of its host. Out: Findings, and which of two came first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.diagnose.exits import CATEGORIES, decode_exit, signal_name
+from remote_agent.diagnose.incidents import EvidenceLine
+from remote_agent.diagnose.signatures import HINTS, SIGNATURES, Signature
+from remote_agent.diagnose.signatures.signature import GENERIC, NEUTRAL, PRIMARY, SECONDARY, WRONG_SIZE
+from remote_agent.diagnose.tracebacks import TRUNCATED, Trace, find_traces, join_traces, strip_tag, traces_of_error
+from remote_agent.text.shapes import clip, fingerprint, lines_of
+
+if TYPE_CHECKING:
+    from remote_agent.diagnose.evidence import RankEvidence
+
+# Roles in addition to those of the signatures: failed for an unknown reason, ended by us, succeeded or still running.
+UNEXPLAINED, STOPPED, FINE = "unexplained", "stopped", "fine"
+
+_UNRELATED_WARNING = re.compile(r"(?:\[rank\d+\]:)?\[[IW]\d{4} ")
+_OTHER_STREAM = re.compile(r"\b(?:stdout|nccl)\b[^/]*$")
+_OOM_NOTE = re.compile(
+    r"oom-kill|Out of memory: Killed process|Memory cgroup out of memory|oom_kill [1-9]|oom_reaper", re.I
+)
+_PRESSURE_NOTE = re.compile(r"memory pressure|page allocation failure|oom [1-9]", re.I)
+# Notes of a host that are related to a category, whichever process they name.
+_RELATED_NOTES = {
+    "bus_error_shm": re.compile("^/dev/shm"),
+    "dataloader_worker_killed": re.compile(f"^/dev/shm|{_OOM_NOTE.pattern}", re.I),
+    "disk_full": re.compile(r"\d MiB free"),
+    "host_oom_kill": re.compile(f"{_OOM_NOTE.pattern}|{_PRESSURE_NOTE.pattern}", re.I),
+    "cuda_error": re.compile("Xid"),
+}
+_MAX_NOTES = 3
+# A process closes its connections before it exits, so the ranks that it disconnects may be seen to fail first.
+_EXIT_NS = 5_000_000_000
+# All ranks save a checkpoint together: they all raise the exception of one rank, and name that rank.
+_RAISED_ON = re.compile(r"CheckpointException ranks:dict_keys\(\[(\d+(?:, \d+)*)\]")
+# Exceptions of libraries for HTTP or remote files are not about the connections between ranks.
+_WEB = re.compile(r"/(?:urllib|urllib3|http|httpx|httpcore|requests|aiohttp|botocore|huggingface_hub|gcsfs|s3fs)/")
+# In these functions, data that cannot be unpickled came from other ranks, not from a file.
+_FROM_OTHERS = re.compile("_tensor_to_object|all_gather|broadcast_object")
+# Python code does not raise these: an exception after one of them is a consequence.
+_CRASHES = frozenset({"cuda_error", "host_oom_kill", "segfault", "bus_error_shm", "nccl_network", "sigabrt"})
+_ROLE_ORDER = {PRIMARY: 0, GENERIC: 1, SECONDARY: 2, NEUTRAL: 3}
+
+
+# How unlikely the other order must be, to call one of two findings with coarse timestamps the first.
+_DOUBT = 0.05
+_SAMPLES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What is known about the end of one rank."""
+
+    rank: int | None
+    node: str | None
+    t_ns: int | None
+    role: str
+    category: str
+    headline: str
+    """What happened, for the summary, without the rank."""
+    place: str = ""
+    hint: str = ""
+    fingerprint: str = ""
+    """Equal for the same failure on another rank or in another generation."""
+    traceback: str | None = None
+    evidence: tuple[EvidenceLine, ...] = ()
+    exit_code: int | None = None
+    exit_signal: str | None = None
+    named: tuple[int, ...] = ()
+    """The ranks that this rank's text names as the culprits."""
+    peer: int | None = None
+    """The rank that, according to this rank's text, differs from it or keeps it waiting."""
+    uncertainty_ns: int = 0
+    """How much later than t_ns it may have been: the timestamp has whole seconds."""
+    later_failure: Finding | None = None
+    """The finding of its last exception, if that one is a consequence: the rank may have survived this finding."""
+    proven: bool = False
+    """True when the rank's own traceback, the kernel or the exit status shows it."""
+
+    @property
+    def likely_ns(self) -> int | None:
+        """The most likely time."""
+        return None if self.t_ns is None else self.t_ns + self.uncertainty_ns // 2
+
+    @property
+    def ended(self) -> bool:
+        """Whether the exit of the process was observed."""
+        return self.exit_code is not None or self.exit_signal is not None
+
+    @property
+    def text(self) -> str:
+        """Return headline and place."""
+        return f"{self.headline} in {self.place}" if self.place else self.headline
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings by time; those without a time by their lines if all are of one file, otherwise by rank.
+
+    Where no times are known, the ranks' own text comes before a launcher's.
+    """
+    every = list(findings)
+    files = {line.file for each in every if each.likely_ns is None for line in each.evidence[:1]}
+
+    def order(finding: Finding) -> tuple[bool, int, bool, int, int]:
+        line = finding.evidence[0].line if finding.evidence and len(files) == 1 else None
+        rank = -1 if finding.rank is None else finding.rank
+        return finding.likely_ns is None, finding.likely_ns or 0, finding.rank is None, line or 0, rank
+
+    return sorted(every, key=order)
+
+
+def is_likely_first(first: Finding, other: Finding) -> bool:
+    """Whether one very likely came before the other, given the uncertainty of their times; False without times."""
+    if first.t_ns is None or other.t_ns is None:
+        return False
+    # Every time within the uncertainty is equally likely.
+    samples = (first.t_ns + first.uncertainty_ns * (2 * number + 1) // (2 * _SAMPLES) for number in range(_SAMPLES))
+    earlier = [min(1.0, max(0.0, (t_ns - other.t_ns) / max(1, other.uncertainty_ns))) for t_ns in samples]
+    return sum(earlier) / _SAMPLES < _DOUBT
+
+
+def read_ranks(every: Iterable[RankEvidence], notes: Mapping[str, Sequence[str]]) -> list[Finding]:
+    """Return what ended each rank; notes: by node.
+
+    A rank that kept running until others had failed did not fail for the reason in its earlier output.
+    """
+    findings = [read_rank(each, notes.get(each.node or "", ())) for each in every]
+    failures = (
+        each for each in findings if each.role in (PRIMARY, UNEXPLAINED) and each.later_failure is None and each.ended
+    )
+    first_ns = min((each.t_ns for each in failures if each.t_ns is not None), default=None)
+    if first_ns is None:
+        return findings
+    return [
+        each.later_failure if each.later_failure and (each.t_ns or 0) > first_ns - _EXIT_NS else each
+        for each in findings
+    ]
+
+
+def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Finding:
+    """Return what this rank's evidence says; notes: from its node's kernel, cgroup and file systems."""
+    finding = _read(evidence, notes)
+    raised = _RAISED_ON.search(evidence.tail) if finding.role == PRIMARY and not finding.named else None
+    if raised is not None:
+        finding = dataclasses.replace(finding, named=tuple(int(rank) for rank in raised[1].split(", ")))
+    related = _RELATED_NOTES.get(finding.category)
+    if finding.role != PRIMARY or not notes:
+        return finding
+    shown = [note for note in notes if _names(note, evidence) or (related is not None and related.search(note))]
+    lines = dict.fromkeys((*finding.evidence, *_as_evidence(evidence, shown)))
+    return dataclasses.replace(finding, evidence=tuple(lines))
+
+
+def _names(note: str, evidence: RankEvidence) -> bool:
+    """Whether a line of the kernel log names this rank's process."""
+    pid = (evidence.exit or {}).get("pid")
+    return pid is not None and "MiB free" not in note and re.search(rf"\b{pid}\b", note) is not None
+
+
+def _as_evidence(evidence: RankEvidence, notes: Sequence[str]) -> tuple[EvidenceLine, ...]:
+    return tuple(EvidenceLine(evidence.node, None, None, None, clip(note)) for note in notes[:_MAX_NOTES])
+
+
+def _read(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
+    exit_ = evidence.exit or {}
+    code, signal = exit_.get("code"), signal_name(exit_.get("code"), exit_.get("signal"))
+    if evidence.stopped_by_us:
+        raised_ns = (evidence.error or {}).get("timestamp_ns")
+        # A process that has recorded its exception may take seconds to exit: the ranks it disconnects may exit first.
+        failed = _from_text(evidence) if _before_our_signal(evidence, raised_ns) else None
+        # The signal was ours: it is not how the rank failed.
+        return dataclasses.replace(failed, exit_signal=None) if failed else _stopped(evidence, code, signal)
+    if evidence.exit is not None and signal is None and code == 0:
+        return _base(evidence, FINE, "other", decode_exit(code, None))
+    if signal is not None:
+        return _signalled(evidence, signal, notes)
+    finding = _from_text(evidence)
+    if finding is not None:
+        return _with_time(finding, evidence)
+    if evidence.exit is None:
+        return _base(evidence, FINE, "other", "")
+    return _unexplained(evidence, decode_exit(code, None))
+
+
+def _with_time(finding: Finding, evidence: RankEvidence) -> Finding:
+    """Return the finding with the time that the text shows, unless it has a time already."""
+    if finding.t_ns is not None or evidence.time_of_line is None or not finding.evidence:
+        return finding
+    proof = finding.evidence[0]
+    if (proof.file, proof.line) not in evidence.places:
+        return finding
+    index = list(evidence.places).index((proof.file, proof.line))
+    time = evidence.time_of_line(lines_of(evidence.tail), index)
+    return finding if time is None else dataclasses.replace(finding, t_ns=time[0], uncertainty_ns=time[1])
+
+
+def _unexplained(evidence: RankEvidence, how: str) -> Finding:
+    """Return the finding of an exit with an error code and no exception; its last line may still say why."""
+    lines = _last_line(evidence)
+    last = f", last line of stderr: {lines[0].text}" if lines else " and printed nothing on stderr"
+    return dataclasses.replace(
+        _base(evidence, UNEXPLAINED, "other", clip(how + last)),
+        hint="check stdout too, and look for sys.exit or os._exit in the script",
+        evidence=lines,
+        proven=True,
+    )
+
+
+def _base(evidence: RankEvidence, role: str, category: str, headline: str) -> Finding:
+    exit_ = evidence.exit or {}
+    code, signal = exit_.get("code"), exit_.get("signal")
+    return Finding(
+        rank=evidence.rank,
+        node=evidence.node,
+        t_ns=_time_of(evidence),
+        role=role,
+        category=category,
+        headline=headline,
+        hint=HINTS.get(category, ""),
+        fingerprint=fingerprint(category, signal_name(code, signal) or "", "", headline),
+        exit_code=None if code is None and signal is None else code,
+        exit_signal=signal_name(code, signal) if signal or (code is not None and code < 0) else None,
+    )
+
+
+def _time_of(evidence: RankEvidence) -> int | None:
+    """Return when its exception was recorded or its script ended, or else when its exit was observed."""
+    exit_ = evidence.exit or {}
+    recorded = ((evidence.error or {}).get("timestamp_ns"), exit_.get("over_ns"))
+    times = [t_ns + evidence.clock_shift_ns for t_ns in recorded if t_ns is not None]
+    return min([*times, *([exit_["t_ns"]] if exit_.get("t_ns") is not None else [])], default=None)
+
+
+def _from_text(evidence: RankEvidence) -> Finding | None:
+    """Return what the rank's exception or, without one, its text says; None: nothing known."""
+    in_tail = find_traces(evidence.tail)
+    if evidence.error and evidence.error.get("message"):
+        own = traces_of_error(str(evidence.error["message"]), evidence.error.get("callstack"))
+    else:
+        own = [trace for trace in in_tail if not (trace.fault or trace.is_wrapper)]
+    truncated = own.pop() if own and own[-1].type == TRUNCATED else None
+    finding = _cause_in(evidence, own, in_tail)
+    if finding is None and truncated is not None:
+        return dataclasses.replace(_from_trace(evidence, truncated, None, [truncated], in_tail), role=UNEXPLAINED)
+    last = own[-1] if own and not own[-1].link else None
+    meaning = None if last is None else _meaning(last)
+    if finding is None or finding.role != PRIMARY or last is None or meaning is None or meaning.role != SECONDARY:
+        return finding
+    return dataclasses.replace(finding, later_failure=_from_trace(evidence, last, meaning, [last], in_tail))
+
+
+def _cause_in(evidence: RankEvidence, own: list[Trace], in_tail: list[Trace]) -> Finding | None:
+    chosen = _cause_of(own)
+    match = _best_match(evidence.tail)
+    if chosen is not None:
+        trace, meaning = chosen
+        earlier = match is not None and match[0].role in (PRIMARY, GENERIC) and not _ends(evidence.tail, trace, *match)
+        if match is not None and meaning is None and _crashed_before(evidence.tail, trace, *match):
+            return _from_match(evidence, *match)
+        wrapped = meaning is not None and meaning.role == NEUTRAL and match is not None and match[0].role == SECONDARY
+        if meaning is None or meaning.role == PRIMARY or not (earlier or wrapped):
+            return _from_trace(evidence, trace, meaning, own, in_tail)
+    return _from_match(evidence, *match) if match is not None else None
+
+
+def _ends(text: str, trace: Trace, meaning: Signature, match: re.Match[str]) -> bool:
+    """Whether the match is only this exception's own line."""
+    return meaning.role == GENERIC and text.count("\n", 0, match.start()) == trace.last_line
+
+
+def _crashed_before(text: str, trace: Trace, meaning: Signature, match: re.Match[str]) -> bool:
+    """Whether the host or a device crashed before an exception without a meaning of its own."""
+    line = text.count("\n", 0, match.start())
+    return meaning.role == PRIMARY and meaning.category in _CRASHES and line < trace.first_line and not trace.fault
+
+
+def _cause_of(traces: list[Trace]) -> tuple[Trace, Signature | None] | None:
+    """Return the exception that shows the cause: the first PRIMARY one, or else the last one without a meaning."""
+    every = [(trace, _meaning(trace)) for trace in traces]
+    for trace, meaning in every:
+        if meaning is not None and meaning.role == PRIMARY:
+            return trace, meaning
+    plain = [(trace, meaning) for trace, meaning in every if meaning is None]
+    if plain:
+        return plain[-1]
+    return every[0] if every else None
+
+
+def _meaning(trace: Trace) -> Signature | None:
+    match = _best_match(f"{trace.type}: {trace.message}", [each for each in SIGNATURES if each.role != GENERIC])
+    if match is None:
+        return None
+    meaning = match[0]
+    if meaning.category == "checkpoint_corrupt" and any(_FROM_OTHERS.search(frame.function) for frame in trace.frames):
+        return next(each for each in SIGNATURES if each.title == WRONG_SIZE)
+    is_web = meaning.role == SECONDARY and any(_WEB.search(frame.file) for frame in trace.frames)
+    return None if is_web else meaning
+
+
+def _best_match(text: str, signatures: Sequence[Signature] = ()) -> tuple[Signature, re.Match[str]] | None:
+    """Return the match of the weightiest role in the first line that has one, there of the first signature."""
+    matches = [(each, match) for each in signatures or SIGNATURES if (match := each.regex.search(text)) is not None]
+    return min(
+        matches, key=lambda each: (_ROLE_ORDER[each[0].role], text.rfind("\n", 0, each[1].start())), default=None
+    )
+
+
+def _role(meaning: Signature | None) -> str:
+    if meaning is None or meaning.role == GENERIC:
+        return PRIMARY
+    # torch prints it before any NCCL error, so it does not say which one.
+    waited = meaning.category == "nccl_timeout_watchdog"
+    return (SECONDARY if waited else UNEXPLAINED) if meaning.role == NEUTRAL else meaning.role
+
+
+def _from_trace(
+    evidence: RankEvidence, trace: Trace, meaning: Signature | None, own: list[Trace], in_tail: list[Trace]
+) -> Finding:
+    category = meaning.category if meaning is not None else "user_exception"
+    title = meaning.title if meaning is not None else ""
+    frame = trace.user_frame
+    printed = next((each for each in in_tail if each.headline == trace.headline), None)
+    place = (evidence.files.get("error"), None) if printed is None else evidence.place(printed.last_line)
+    function = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame is not None else ""
+    return dataclasses.replace(
+        _base(evidence, _role(meaning), category, title or clip(trace.headline) or "failed"),
+        place=frame.place() if frame is not None else "",
+        hint=(meaning.hint if meaning is not None else "") or HINTS[category],
+        fingerprint=fingerprint(category, trace.type, function, trace.message),
+        traceback=join_traces(own),
+        evidence=(EvidenceLine(evidence.node, evidence.rank, *place, clip(trace.headline)),),
+        **(meaning.ranks_in(f"{trace.type}: {trace.message}") if meaning is not None else {}),
+        proven=trace.type != TRUNCATED,
+    )
+
+
+def _from_match(evidence: RankEvidence, meaning: Signature, match: re.Match[str]) -> Finding:
+    line = _line(evidence, evidence.tail.count("\n", 0, match.start()))
+    base = _base(evidence, _role(meaning), meaning.category, meaning.title or line.text)
+    return dataclasses.replace(
+        base,
+        hint=meaning.hint or HINTS[meaning.category],
+        fingerprint=fingerprint(meaning.category, "", "", meaning.title or line.text),
+        evidence=(line,),
+        **meaning.ranks_in(match.group()),
+        # The text does not say who sent SIGKILL.
+        proven=meaning.signal != "SIGKILL" and (bool(meaning.signal) or "exitcode" in match.group()),
+        exit_signal=meaning.signal if meaning.signal and meaning.role == PRIMARY else base.exit_signal,
+    )
+
+
+def _line(evidence: RankEvidence, number: int) -> EvidenceLine:
+    """Return a line of the text, counted from 0, as evidence."""
+    text = strip_tag(lines_of(evidence.tail)[number]).strip() if evidence.tail else ""
+    return EvidenceLine(evidence.node, evidence.rank, *evidence.place(number), clip(text))
+
+
+def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Finding:
+    """Return the finding of a process that was ended by a signal of others."""
+    if signal == "SIGKILL":
+        return _killed(evidence, notes)
+    category = CATEGORIES.get(signal, "other")
+    exit_ = evidence.exit or {}
+    headline = decode_exit(exit_.get("code"), signal)
+    if category == "signal_preempted":
+        headline += _sender(exit_, signal)
+    elif signal == "SIGABRT":
+        # abort() is the last step: its reason is printed above.
+        reason = _from_text(evidence)
+        if reason is not None and reason.category not in ("sigabrt", "signal_preempted"):
+            return reason
+    if exit_.get("core"):
+        headline += "; core dumped"
+    dump = next((trace for trace in find_traces(evidence.tail) if trace.fault), None)
+    frame = dump.user_frame if dump is not None else None
+    function = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame is not None else ""
+    return dataclasses.replace(
+        _base(evidence, PRIMARY, category, headline),
+        place=frame.place() if frame is not None else "",
+        fingerprint=fingerprint(category, signal, function, ""),
+        traceback=dump.text if dump is not None else None,
+        evidence=_last_output(evidence) if dump is None else (_line(evidence, dump.first_line),),
+        proven=True,
+    )
+
+
+def _sender(exit_: Mapping[str, Any], signal: str) -> str:
+    """Return who sent the signal that ended a rank."""
+    return ", sent by an operator" if exit_.get("sent") == signal else " from outside (not by supervisor)"
+
+
+def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
+    oom = [note for note in notes if _OOM_NOTE.search(note)]
+    named = [note for note in oom if _names(note, evidence)]
+    pressure = [note for note in notes if _PRESSURE_NOTE.search(note)]
+    shown = named or oom or pressure
+    if shown:
+        how = "killed by the host's OOM killer" if oom else "killed by SIGKILL while the host ran out of memory"
+        return dataclasses.replace(
+            _base(evidence, PRIMARY, "host_oom_kill", how),
+            evidence=_as_evidence(evidence, shown),
+            fingerprint=fingerprint("host_oom_kill", "SIGKILL", "", ""),
+            proven=bool(named),
+        )
+    exit_ = evidence.exit or {}
+    unknown_sender = (
+        "likely the kernel's OOM killer, or a manual kill -9: check dmesg -T and the cgroup's memory.events on the node"
+    )
+    return dataclasses.replace(
+        _base(evidence, PRIMARY, "other", f"killed by SIGKILL{_sender(exit_, 'SIGKILL')}; exit -9"),
+        hint="the event signal_sent names the operator" if exit_.get("sent") == "SIGKILL" else unknown_sender,
+        fingerprint=fingerprint("other", "SIGKILL", "", ""),
+        evidence=_last_output(evidence),
+    )
+
+
+def _before_our_signal(evidence: RankEvidence, t_ns: int | None) -> bool:
+    """Whether something happened before we signalled this rank, by the clock of its own node."""
+    asked_ns = (evidence.exit or {}).get("asked_ns")
+    return t_ns is not None and asked_ns is not None and t_ns < asked_ns
+
+
+def _stopped(evidence: RankEvidence, code: int | None, signal: str | None) -> Finding:
+    """Return the finding of a rank that we ended: never a cause, but it may carry the cause's own exception."""
+    how = f"stopped by supervisor ({signal})" if signal else f"stopped by supervisor (exit {code})"
+    finding = _from_text(evidence)
+    if finding is None and _before_our_signal(evidence, (evidence.exit or {}).get("over_ns")):
+        return _base(evidence, FINE, "other", "its script had ended")
+    if finding is None:
+        return _base(evidence, STOPPED, "signal_preempted", how)
+    # A process that has recorded its exception may take seconds to exit: our signal came after it.
+    failed_itself = finding.role == PRIMARY and (code != 0 if signal is None else evidence.error is not None)
+    keeps = failed_itself or finding.role == SECONDARY
+    return dataclasses.replace(
+        finding,
+        role=STOPPED,
+        category=finding.category if keeps else "signal_preempted",
+        headline=finding.headline if keeps else how,
+        place=finding.place if failed_itself else "",
+        fingerprint=finding.fingerprint if failed_itself else "",
+    )
+
+
+def _last_line(evidence: RankEvidence) -> tuple[EvidenceLine, ...]:
+    """Return the last line of stderr, or of a text whose stream is unknown, as evidence."""
+    lines = lines_of(evidence.tail)
+    for number in range(len(lines) - 1, -1, -1):
+        file, line = evidence.place(number)
+        counts = lines[number].strip() and not _UNRELATED_WARNING.match(strip_tag(lines[number]))
+        if counts and not _OTHER_STREAM.search(file or ""):
+            return (EvidenceLine(evidence.node, evidence.rank, file, line, clip(lines[number])),)
+    return ()
+
+
+def _last_output(evidence: RankEvidence) -> tuple[EvidenceLine, ...]:
+    """Return the last line of stderr, or of stdout if stderr has nothing but torch's unrelated warnings."""
+    last = (evidence.exit or {}).get("said")
+    printed = [line for line in lines_of(evidence.tail) if line.strip()]
+    if last and all(_UNRELATED_WARNING.match(strip_tag(line)) for line in printed):
+        place = evidence.files.get("stdout"), last["line"]
+        return (EvidenceLine(evidence.node, evidence.rank, *place, clip(last["text"])),)
+    return _last_line(evidence)

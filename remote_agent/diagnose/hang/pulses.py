@@ -1,0 +1,127 @@
+"""What one rank does between two pulses: it waits, works or is idle. Pure.
+
+In: two pulses of the rank, some seconds apart (remote_agent.engine.inspect.pulse). Out: its Wait, how it is idle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+# Share of a processor: more than an idle interpreter with its threads uses, less than any work.
+BUSY_SHARE = 0.03
+# What timers and logs of an idle process may read and write per second.
+BUSY_BYTES_PER_S = 16_384
+# What stores and loggers send per second as keepalives; a process that polls a service sends more.
+BUSY_SENT_PER_S = 4096
+# How often a waiting thread wakes up to check the time, in all and per second. Each collective wakes it at least once.
+WAKES, WAKES_PER_S = 3, 0.2
+Pulse = Mapping[str, Any]
+
+STOPPED, UNRESPONSIVE, IDLE = "stopped", "unresponsive", "idle"
+# What an exception ended, in addition to "a thread" and the like of a traceback.
+SCRIPT = "the script"
+
+
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """What one rank waits for: the oldest unfinished collective of a group; group "": no collective yet."""
+
+    group: str
+    seq: int
+    op: str
+    sizes: str = ""
+    age_s: float = 0.0
+    timeout_s: float | None = None
+    backend: str = ""
+
+
+def lasting_wait(before: Pulse, now: Pulse) -> Wait | None:
+    """Return what a rank waited for in both pulses; of several collectives the oldest."""
+    waits = []
+    for name, group in now["groups"].items():
+        earlier = before["groups"].get(name, {})
+        if "seq" in group and earlier.get("seq") == group["seq"]:
+            # Setting the clock, or suspending the machine, does not make it older.
+            age_s = min(group["age_s"], earlier["age_s"] + now["t"] - before["t"])
+            calls = {key: group[key] for key in ("op", "sizes", "timeout_s", "backend")}
+            waits.append(Wait(name, group["seq"], age_s=age_s, **calls))
+    if waits:
+        return max(waits, key=lambda wait: wait.age_s)
+    # A running loop may show the same stack in each pulse.
+    if _progresses(before, now) or _wakes_often(before, now):
+        return None
+    if now["stack"] and now["inside"] and now["inside"] == before["inside"] and now["stack"] == before["stack"]:
+        return Wait("", 0, now["inside"], age_s=now["t"] - before["t"])
+    return None
+
+
+def idleness(before: Pulse, now: Pulse) -> str | None:
+    """Return how a rank is idle; None if it is not, or not known."""
+    if is_stopped(before, now):
+        return STOPPED
+    if _transfers(before, now):
+        return None
+    if now["deaf"] and before["deaf"]:
+        return UNRESPONSIVE
+    same = bool(now["stack"]) and now["stack"] == before["stack"]
+    return IDLE if same and not is_working(before, now) else None
+
+
+def is_stopped(before: Pulse, now: Pulse) -> bool:
+    """Whether it is stopped; a process that only has a limited share of a processor still progresses."""
+    return bool(now["state"] == before["state"] == "T") and not _computes(before, now)
+
+
+def is_busy(before: Pulse, now: Pulse) -> bool:
+    """Whether it is known to be active: it works, or its main thread has moved."""
+    return is_working(before, now) or bool(before["stack"] and now["stack"] and before["stack"] != now["stack"])
+
+
+def is_working(before: Pulse, now: Pulse) -> bool:
+    """Whether it computes, reads, writes, or reaches further collectives or steps."""
+    return _computes(before, now) or _transfers(before, now) or _progresses(before, now)
+
+
+def has_stepped(before: Pulse, now: Pulse) -> bool:
+    """Whether it has printed another step, or another loss if it prints no steps."""
+    return bool(now["step"] != before["step"])
+
+
+def may_receive(before: Pulse, now: Pulse) -> bool:
+    """Whether its connections carry much data, or are not known yet."""
+    is_known = before["stack"] or before["deaf"]
+    return not is_known or _sent(before, now) > BUSY_BYTES_PER_S * (now["t"] - before["t"])
+
+
+def _computes(before: Pulse, now: Pulse) -> bool:
+    return bool(now["cpu_s"] - before["cpu_s"] > BUSY_SHARE * (now["t"] - before["t"]))
+
+
+def _transfers(before: Pulse, now: Pulse) -> bool:
+    seconds = now["t"] - before["t"]
+    # D: in a read or write of the kernel.
+    if now["state"] == "D" or now["io"] - before["io"] > BUSY_BYTES_PER_S * seconds:
+        return True
+    return bool(_sent(before, now) > BUSY_SENT_PER_S * seconds)
+
+
+def _sent(before: Pulse, now: Pulse) -> int:
+    # The count of a connection is lost when it is closed.
+    return 0 if now["net"] is None or before["net"] is None else abs(now["net"] - before["net"])
+
+
+def _progresses(before: Pulse, now: Pulse) -> bool:
+    """Whether it has begun further collectives, or printed another step."""
+    earlier = {name: group["last"] for name, group in before["groups"].items()}
+    # The count starts again in a new group.
+    is_further = any(group["last"] != earlier.get(name) for name, group in now["groups"].items())
+    return has_stepped(before, now) or (bool(earlier) and is_further)
+
+
+def _wakes_often(before: Pulse, now: Pulse) -> bool:
+    """Whether its main thread goes to sleep more often than a thread that only waits."""
+    if now["sleeps"] is None or before["sleeps"] is None:
+        return False
+    return bool(now["sleeps"] - before["sleeps"] > WAKES + WAKES_PER_S * (now["t"] - before["t"]))

@@ -1,0 +1,464 @@
+"""Stalls: the ranks that a live group waits for, and what those ranks are doing. Pure.
+
+In: two pulses of each rank, some seconds apart (remote_agent.engine.inspect.pulse). Out: a Stall, or None.
+
+**Missing output alone is no stall. Ranks must wait for others, and those must be idle: no processor time, no bytes, the
+same stack; or they are stopped, hold the GIL, or have exited. A rank that computes, compiles or writes a file is waited
+for, however long it takes.** Only one case needs no waiting ranks: all are idle while main threads wait for threads,
+and one of those, or the script itself, has failed with an exception.
+
+The kernel repeats an unanswered SYN for minutes while the caller only waits. Which node drops the packets is judged by
+the other connections: an address that a third node has reached is not at fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from remote_agent.diagnose.evidence import JobContext, name_nodes
+from remote_agent.diagnose.hang.pulses import (
+    IDLE,
+    SCRIPT,
+    STOPPED,
+    UNRESPONSIVE,
+    Pulse,
+    Wait,
+    has_stepped,
+    idleness,
+    is_busy,
+    is_stopped,
+    is_working,
+    lasting_wait,
+    may_receive,
+)
+from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
+from remote_agent.diagnose.signatures import HINTS
+from remote_agent.text.names import name_ranks
+from remote_agent.text.shapes import clip, fingerprint
+
+# A main thread can run on for a while with what a failed thread had prepared; a later stall has another cause.
+LATE_S = 600.0
+MESSAGE_CHARS = 80
+# Of each kind of evidence.
+MAX_LINES = 12
+# Addresses named in one sentence.
+MAX_ENDS = 3
+
+EXITED, BEHIND, UNANSWERED = "exited", "behind", "unanswered"
+
+
+@dataclasses.dataclass(frozen=True)
+class Unanswered:
+    """The ranks whose connection attempts get no answer, and the connections of the other ranks."""
+
+    attempts: Mapping[int, Sequence[str]]
+    """By rank: addresses that had not answered in either pulse."""
+    reached: Mapping[int, Sequence[str]]
+    """By rank: addresses that it is connected to."""
+    addresses: Mapping[int, Sequence[str]]
+    """By the rank that reports them: its node's own addresses."""
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether no node of the job has any of these addresses."""
+        return not any(self._ranks_at(end) for ends in self.attempts.values() for end in ends)
+
+    def _ranks_at(self, end: str) -> list[int]:
+        """Return one rank of each node that has this address; every node has the address of docker0."""
+        return [rank for rank, own in self.addresses.items() if _host(end) in own]
+
+    def _owner(self, end: str, context: JobContext) -> str | None:
+        ranks = self._ranks_at(end)
+        return context.node_of(ranks[0]) if len(ranks) == 1 else None
+
+    def suspects(self, context: JobContext) -> list[str]:
+        """Return the nodes of which one drops the connections, in order."""
+        sides = []
+        for rank, end in ((rank, end) for rank, ends in self.attempts.items() for end in ends):
+            here, there = context.node_of(rank), self._owner(end, context)
+            third = {context.node_of(other) for other, ends in self.reached.items() if end in ends} - {here, there}
+            sides.append({here} if third else {here, there})
+        nodes = set.intersection(*sides) - {None} or set.union(*sides)
+        return sorted(node for node in nodes if node)
+
+    def text(self, context: JobContext, age: str) -> str:
+        """Return the addresses with their nodes, and why they do not answer; `age`: for how long."""
+        ends = list(dict.fromkeys(end for rank in sorted(self.attempts) for end in self.attempts[rank]))
+        named = [f"{end} ({owner})" if (owner := self._owner(end, context)) else end for end in ends[:MAX_ENDS]]
+        more = f" and {len(ends) - MAX_ENDS} more" if len(ends) > MAX_ENDS else ""
+        nodes = self.suspects(context)
+        between = "" if len(nodes) == 1 else ", or between them,"
+        drops = f"a firewall or route on {' or '.join(nodes)}{between} drops the packets"
+        why = "no node of the job has this address" if self.is_outside else drops
+        return f"no answer from {', '.join(named)}{more}{age}: {why}"
+
+    def evidence(self, context: JobContext) -> Iterator[EvidenceLine]:
+        """Yield a line for each rank whose attempts get no answer."""
+        for rank, ends in sorted(self.attempts.items()):
+            text = f"SYN sent, no answer: {', '.join(ends[:MAX_ENDS])}"
+            yield EvidenceLine(context.node_of(rank), rank, None, None, text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stall:
+    """A group that makes no progress."""
+
+    kind: str
+    """missing: some ranks never reached the collective; mismatch: ranks call different collectives; network: all
+    reached it, none has finished; unanswered: ranks wait for a connection."""
+    waits: Mapping[int, Wait]
+    missing: Mapping[int, str]
+    """The ranks at fault and why: stopped, unresponsive, idle, exited, behind, unanswered; empty for the network."""
+    where: Mapping[int, str]
+    """Where the missing ranks are, as far as known."""
+    calls: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    """The library functions that they called there."""
+    failures: Mapping[int, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """By idle rank: the exception that ended its script or one of its threads (a pulse's `ended`)."""
+    children: Mapping[int, list[Mapping[str, Any]]] = dataclasses.field(default_factory=dict)
+    """What their child processes are doing."""
+    ras: Sequence[str] = ()
+    """What NCCL's RAS service reports."""
+    unanswered: Unanswered | None = None
+    """Connection attempts of waiting ranks that get no answer."""
+
+    @property
+    def first(self) -> Wait:
+        """The longest wait of a rank that is not missing itself."""
+        held = [wait for rank, wait in self.waits.items() if rank not in self.missing] or list(self.waits.values())
+        return max(held, key=lambda wait: wait.age_s)
+
+
+def find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], exited: frozenset[int]) -> Stall | None:
+    """Return what holds these ranks up; `exited`: ranks that have succeeded while the others are running."""
+    stall = _find_stall(before, now, exited)
+    if stall is None:
+        return None
+    unanswered = _find_unanswered(before, now, stall.waits)
+    if unanswered is not None and set(stall.missing) <= set(unanswered.attempts):
+        missing = dict.fromkeys(unanswered.attempts, UNANSWERED) if unanswered.is_outside else {}
+        stall = Stall("unanswered", stall.waits, missing, _places(missing, now), unanswered=unanswered)
+    # The service reports the same on every node.
+    ras = next((now[rank]["ras"] for rank in sorted(now) if now[rank]["ras"]), ())
+    return dataclasses.replace(stall, ras=ras)
+
+
+def _find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], exited: frozenset[int]) -> Stall | None:
+    both = now.keys() & before.keys()
+    waits = _waits(before, now)
+    stopped = {rank: STOPPED for rank in both if is_stopped(before[rank], now[rank])}
+    blockers = {rank: _blockers(rank, wait, waits, now, exited) for rank, wait in waits.items()}
+    wanted = {rank for held in blockers.values() for rank in held}
+    idle = {rank: how for rank in both - set(waits) if (how := idleness(before[rank], now[rank])) is not None}
+    idle.update(dict.fromkeys(exited, EXITED))
+    # On a slow network the last ranks still receive what the first ones already have.
+    moving = {(wait.group, wait.seq) for rank, wait in waits.items() if may_receive(before[rank], now[rank])}
+    # A rank that waits for others is held up itself; a rank that waits though nobody is missing is behind.
+    behind = {rank for rank, wait in waits.items() if not blockers[rank] and (wait.group, wait.seq) not in moving}
+    idle.update(dict.fromkeys(behind, BEHIND))
+    # An idle rank may wait for a busy one invisibly, for example for a file lock.
+    busy = {rank for rank in both - set(idle) - set(waits) if is_busy(before[rank], now[rank])}
+    sure = {rank for held in blockers.values() if held.isdisjoint(busy) for rank in held}
+    missing = {rank: how for rank, how in idle.items() if rank in (sure if how == IDLE else wanted)}
+    missing.update(stopped)
+    if missing:
+        if not stopped and not set(waits) - set(missing):
+            return None
+        age_s = max((wait.age_s for wait in waits.values()), default=0.0)
+        return _missing(waits, missing, now, LATE_S + age_s)
+    if waits:
+        return _all_wait(waits, wanted, now) if set(waits) == set(now) and not moving else None
+    orphaned = {rank: IDLE for rank in both if now[rank]["parked"] and now[rank]["ended"]}
+    all_idle = both == now.keys() and all(idle.get(rank) == IDLE for rank in both)
+    return _missing(waits, orphaned, now) if orphaned and all_idle else None
+
+
+def _waits(before: Mapping[int, Pulse], now: Mapping[int, Pulse]) -> dict[int, Wait]:
+    """Return what each rank waited for in both pulses."""
+    both = now.keys() & before.keys()
+    found = {rank: wait for rank in both if (wait := lasting_wait(before[rank], now[rank])) is not None}
+    # A wait that only the stack shows counts as long as no rank makes steps.
+    is_moving = any(has_stepped(before[rank], now[rank]) for rank in both)
+    return {rank: wait for rank, wait in found.items() if wait.group or not is_moving}
+
+
+def _missing(
+    waits: Mapping[int, Wait], missing: Mapping[int, str], now: Mapping[int, Pulse], late_s: float = math.inf
+) -> Stall:
+    """Return the stall of these missing ranks; an exception of a thread older than `late_s` is unrelated."""
+    here = [rank for rank in missing if rank in now]
+    failures = {rank: now[rank]["ended"] for rank in here if missing[rank] == IDLE and now[rank]["ended"]}
+    # A script that has ended reaches no collective any more, however long ago that was.
+    return Stall(
+        "missing",
+        waits,
+        missing,
+        _places(missing, now),
+        calls={rank: now[rank]["calls"] for rank in here if now[rank]["calls"]},
+        failures={
+            rank: failure
+            for rank, failure in failures.items()
+            if failure["part"] == SCRIPT or failure["age_s"] <= late_s
+        },
+        children={rank: now[rank]["children"] for rank in here if now[rank]["children"]},
+    )
+
+
+def collectives(now: Mapping[int, Pulse]) -> int:
+    """Return how many collectives the busiest group has begun."""
+    return max((group["last"] for one in now.values() for group in one["groups"].values()), default=0)
+
+
+def is_suspect(before: Mapping[int, Pulse], now: Mapping[int, Pulse]) -> bool:
+    """Whether the stacks of these ranks are worth a look: one of them waits, or all are idle."""
+    both = now.keys() & before.keys()
+    if _waits(before, now):
+        return True
+    return bool(both) and not any(is_working(before[rank], now[rank]) for rank in both)
+
+
+def _all_wait(waits: Mapping[int, Wait], wanted: set[int], now: Mapping[int, Pulse]) -> Stall:
+    """Return the stall in which every rank waits: for the same collective, or for different ones."""
+    calls: dict[tuple[str, str, str], list[int]] = {}
+    for rank, wait in waits.items():
+        calls.setdefault((wait.group, wait.op, wait.sizes), []).append(rank)
+    if len(calls) == 1 and not wanted:
+        return Stall("network", waits, {}, {})
+    fewest = min(len(ranks) for ranks in calls.values())
+    odd = [ranks for ranks in calls.values() if len(ranks) == fewest]
+    # If no side is smaller, it is unknown which one is wrong.
+    ranks = odd[0] if len(odd) == 1 and len(calls) > 1 else []
+    return Stall("mismatch", waits, dict.fromkeys(ranks, BEHIND), _places(dict.fromkeys(waits, ""), now))
+
+
+def _blockers(
+    rank: int, wait: Wait, waits: Mapping[int, Wait], now: Mapping[int, Pulse], exited: frozenset[int]
+) -> set[int]:
+    """Return the ranks that have not reached what this one waits for."""
+    everyone = set(now) | exited
+    if not wait.group:
+        # The group is unknown: every rank that is not inside torch.distributed is missing.
+        return {other for other in everyone if other != rank and other not in waits}
+    listed = next((ranks for one in now.values() if (ranks := one["groups"].get(wait.group, {}).get("ranks"))), None)
+    # The flight record of gloo does not list the members of a group: then they are the ranks that have used it.
+    users = {other for other in now if wait.group in now[other]["groups"]}
+    members = set(listed) if listed else everyone if wait.group == "0" else users
+    arrived = {other for other in users if now[other]["groups"][wait.group]["last"] >= wait.seq}
+    return (members & everyone) - arrived - {rank}
+
+
+def _places(ranks: Mapping[int, str], now: Mapping[int, Pulse]) -> dict[int, str]:
+    return {rank: str(now[rank]["where"]) for rank in sorted(ranks) if rank in now and now[rank]["where"]}
+
+
+def missing_of(stall: Stall) -> dict[str, Any]:
+    """Return the contract's `missing` object."""
+    first = stall.first if stall.waits else None
+    return {
+        "collective": first.op if first is not None else None,
+        "seq": first.seq if first is not None and first.group else None,
+        "waiting": sorted(set(stall.waits) - set(stall.missing)),
+        "missing": sorted(stall.missing),
+        "stacks": {str(rank): place for rank, place in stall.where.items()},
+    }
+
+
+def stall_incident(stall: Stall, age_s: float, context: JobContext) -> Incident:
+    """Return the incident of a group that hangs; `age_s`: for how long already."""
+    # A rank whose thread failed is the cause; other idle ranks may wait for it invisibly.
+    ranks = tuple(sorted(stall.failures or stall.missing))
+    named = ranks if stall.unanswered is None else tuple(stall.unanswered.attempts)
+    failure = stall.failures[ranks[0]] if stall.failures else None
+    nodes = context.nodes_of(named)
+    culprit_nodes = sorted(nodes) if stall.unanswered is None else stall.unanswered.suspects(context)
+    waiting = sorted(set(stall.waits) - set(named))
+    category, scope, confidence = _classify(stall, ranks)
+    subject = f"{name_ranks(named)}{name_nodes(sorted(nodes))}: " if named else ""
+    waits = f"waits in {_call(stall.first)}" if stall.waits else ""
+    consequence = "hang_no_output" if stall.failures else category
+    kind, message = (failure["type"], failure["headline"]) if failure is not None else (stall.kind, "")
+    return Incident(
+        id=context.incident_id,
+        generation=context.generation,
+        time_ns=context.now_ns,
+        category=category,
+        scope=scope,
+        culprit_ranks=ranks,
+        culprit_node=culprit_nodes[0] if len(culprit_nodes) == 1 else None,
+        confidence=confidence,
+        summary=clip(f"{subject}{_headline(stall, waiting, age_s, context)}"),
+        evidence=tuple(_evidence(stall, context)),
+        traceback=failure["traceback"] if failure is not None else None,
+        hint=_hint(stall),
+        victims=(Victims(tuple(waiting), consequence, waits),) if waiting and ranks else (),
+        missing=missing_of(stall),
+        fingerprint=fingerprint(category, kind, "", message or " ".join(sorted(set(stall.where.values())))),
+    )
+
+
+def _evidence(stall: Stall, context: JobContext) -> Iterator[EvidenceLine]:
+    """Yield the exceptions, then where each missing rank is, then what its child processes do."""
+    for rank, failure in sorted(stall.failures.items())[:MAX_LINES]:
+        name = "error.json" if failure["part"] == SCRIPT and failure["line"] is None else "stderr.log"
+        file = f"generation_{context.generation}/rank_{rank}/{name}"
+        yield EvidenceLine(context.node_of(rank), rank, file, failure["line"], clip(failure["headline"]))
+    if stall.unanswered is not None:
+        yield from itertools.islice(stall.unanswered.evidence(context), MAX_LINES)
+    for rank, how in sorted(stall.missing.items())[:MAX_LINES]:
+        yield EvidenceLine(context.node_of(rank), rank, None, None, f"{how}: {stall.where.get(rank, 'no stack')}")
+    for rank, kind in [(rank, kind) for rank, kinds in sorted(stall.children.items()) for kind in kinds][:MAX_LINES]:
+        at = f" at {kind['where']}" if kind["where"] else ""
+        text = f"{kind['count']} x child process {kind['name']} {kind['doing']}{at}"
+        yield EvidenceLine(context.node_of(rank), rank, None, None, clip(text))
+    for line in stall.ras:
+        yield EvidenceLine(None, None, None, None, clip(f"NCCL RAS: {line}"))
+
+
+def _classify(stall: Stall, ranks: Sequence[int]) -> tuple[str, str, str]:
+    """Return category, scope and confidence."""
+    states = set(stall.missing.values())
+    scope = "one_rank" if len(ranks) == 1 else "several_or_all_ranks"
+    if stall.kind == "network":
+        return "hang_no_output", "outside_the_ranks", "supported"
+    if stall.unanswered is not None:
+        is_formed = all(stall.waits[rank].group for rank in stall.unanswered.attempts)
+        category = "nccl_network" if is_formed else "rendezvous_timeout"
+        return category, scope if ranks else "outside_the_ranks", "supported"
+    if stall.failures:
+        return "user_exception", scope, "supported"
+    if stall.kind == "mismatch" or states == {EXITED}:
+        return "collective_desync", scope, "established" if states == {EXITED} else "supported"
+    return "hang_no_output", scope, "established" if states == {STOPPED} else "supported"
+
+
+def _call(wait: Wait) -> str:
+    return f"{wait.op} {wait.seq}" if wait.group else wait.op
+
+
+_BACKENDS = {"nccl": "NCCL"}
+_STATES = {
+    STOPPED: "stopped by a signal (SIGSTOP, SIGTSTP or a debugger)",
+    UNRESPONSIVE: "holding the Python GIL, or with a stuck interpreter",
+    IDLE: "idle",
+    EXITED: "exited with code 0",
+}
+
+
+def _headline(stall: Stall, waiting: list[int], age_s: float, context: JobContext) -> str:
+    age = f" for {_duration(age_s)}"
+    timeout = _timeout_text(stall, age_s)
+    if stall.kind == "network":
+        return f"all {len(stall.waits)} ranks reached {_call(stall.first)}, which has not finished{age}{timeout}"
+    if stall.kind == "mismatch":
+        calls: dict[str, list[int]] = {}
+        for rank, wait in stall.waits.items():
+            calls.setdefault(_call(wait), []).append(rank)
+        places = "; ".join(f"{name_ranks(ranks)} in {call}" for call, ranks in sorted(calls.items()))
+        return f"the ranks are waiting in different collectives{age}{timeout}: {places}"
+    verb = "is" if len(waiting) == 1 else "are"
+    held = f"; {name_ranks(waiting)} {verb} waiting in {_call(stall.first)}" if waiting and stall.waits else ""
+    if stall.unanswered is not None:
+        return f"{stall.unanswered.text(context, age)}{held}{timeout}"
+    states = sorted(set(stall.missing.values()))
+    what = _failure_text(stall) or " or ".join(_STATES[one] if one in _STATES else _behind(stall) for one in states)
+    where = sorted(set(stall.where.values()))
+    at = f" at {', '.join(where[:3])}" if where and states != [EXITED] else ""
+    called = sorted(set(stall.calls.values()))
+    at += f" ({', '.join(called[:3])})" if at and called and BEHIND not in states and not stall.failures else ""
+    return f"{what}{at}{held}{age}{timeout}"
+
+
+def _failure_text(stall: Stall) -> str:
+    """Return what failed with which exception; empty if nothing did."""
+    failure = next(iter(stall.failures.values()), None)
+    if failure is None:
+        return ""
+    place = f" in {failure['place']}" if failure["place"] else ""
+    waiting = "Python waits for its other threads" if failure["part"] == SCRIPT else "the main thread waits"
+    return f"{failure['part']} failed with {failure['headline'][:MESSAGE_CHARS]}{place}; {waiting}"
+
+
+def _timeout_text(stall: Stall, age_s: float) -> str:
+    """Return when torch times out, if that is known."""
+    timeout_s = gives_up_in(stall, age_s)
+    if timeout_s is None:
+        return ""
+    backend = _BACKENDS.get(stall.first.backend, stall.first.backend) or "torch"
+    return f" ({backend} timeout in {_duration(timeout_s)})"
+
+
+def _duration(seconds: float) -> str:
+    """Return `40 s`, `3 min 20 s`, `1 h 5 min`."""
+    whole = int(seconds)
+    minutes, rest = divmod(whole, 60)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
+
+
+def gives_up_in(stall: Stall, age_s: float) -> float | None:
+    """Return the seconds until the collective times out; None if that is unknown or already past."""
+    timeout_s = stall.first.timeout_s if stall.waits else None
+    return timeout_s - age_s if timeout_s is not None and timeout_s > age_s else None
+
+
+def _behind(stall: Stall) -> str:
+    wait = next(stall.waits[rank] for rank, state in stall.missing.items() if state == BEHIND)
+    others = "which the others have finished" if wait.group else "which the others never reach"
+    return f"waiting in {_call(wait)}, {others},"
+
+
+def _hint(stall: Stall) -> str:
+    states = set(stall.missing.values())
+    if STOPPED in states:
+        return "kill -CONT resumes it; look for a debugger, a paused container or an operator who stopped it"
+    if stall.kind in ("network", "unanswered"):
+        return HINTS["nccl_network"]
+    if stall.kind == "mismatch" or EXITED in states:
+        return HINTS["collective_desync"]
+    if any(failure["part"] == SCRIPT for failure in stall.failures.values()):
+        return "a non-daemon thread keeps the process alive: start it with daemon=True, or end it in a finally block"
+    if stall.failures:
+        return (
+            "an exception ends only its own thread: pass it to the main thread (Future.result, a sentinel in the "
+            "queue), or end the process there (os._exit)"
+        )
+    if any("dataloader.py" in call for call in stall.calls.values()):
+        return "its DataLoader workers deliver no data; `supervisor stacks` shows their stacks too"
+    if UNRESPONSIVE in states and not stall.where:
+        return "if py-spy is installed on the node, `supervisor stacks` shows where it holds the GIL"
+    return "`supervisor stacks` shows the whole stack"
+
+
+def _find_unanswered(
+    before: Mapping[int, Mapping[str, Any]], now: Mapping[int, Mapping[str, Any]], waiting: Collection[int]
+) -> Unanswered | None:
+    """Return the attempts of these ranks that had no answer in either pulse; None: none to a node of the job.
+
+    An address outside the job counts if other ranks are connected to its port inside: it is a wrong store address.
+    """
+    addresses = {rank: one["addresses"] for rank, one in now.items()}
+    reached = {rank: one["reached"] for rank, one in now.items()}
+    own = {address for listed in addresses.values() for address in listed}
+    ports = {_port(end) for ends in reached.values() for end in ends if _host(end) in own}
+    attempts = {}
+    for rank in sorted(waiting):
+        lasting = [end for end in now[rank]["unanswered"] if end in before[rank]["unanswered"]]
+        ends = [end for end in lasting if _host(end) in own or _port(end) in ports]
+        if ends:
+            attempts[rank] = ends
+    return Unanswered(attempts, reached, addresses) if attempts else None
+
+
+def _host(end: str) -> str:
+    return end.rpartition(":")[0].strip("[]")
+
+
+def _port(end: str) -> str:
+    return end.rpartition(":")[2]

@@ -1,0 +1,97 @@
+"""Incidents: the result of a verdict, and what a journal records of them.
+
+In: the fields of one failure; journal records. Out: the contract's incident objects.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from remote_agent.wire.events import HANG_ENDED_EVENTS, EventType
+
+
+@dataclasses.dataclass(frozen=True)
+class EvidenceLine:
+    """A line that shows the failure; `line` counts from 1, None: unknown."""
+
+    node: str | None
+    rank: int | None
+    file: str | None
+    line: int | None
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Victims:
+    """Ranks that failed alike as a consequence."""
+
+    ranks: tuple[int, ...]
+    category: str
+    summary: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Incident:
+    """One failure with its verdict. `to_json` is the contract's object."""
+
+    id: int
+    generation: int
+    time_ns: int | None
+    category: str
+    scope: str
+    confidence: str
+    summary: str
+    hint: str
+    fingerprint: str
+    """Equal for the same failure in another generation or on another rank."""
+    culprit_ranks: tuple[int, ...] = ()
+    culprit_node: str | None = None
+    evidence: tuple[EvidenceLine, ...] = ()
+    traceback: str | None = None
+    exit_code: int | None = None
+    exit_signal: str | None = None
+    victims: tuple[Victims, ...] = ()
+    missing: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the incident object of the contract."""
+        return {
+            "id": self.id,
+            "generation": self.generation,
+            "time": None if self.time_ns is None else iso_time(self.time_ns),
+            "category": self.category,
+            "scope": self.scope,
+            "culprit_ranks": list(self.culprit_ranks),
+            "culprit_node": self.culprit_node,
+            "confidence": self.confidence,
+            "summary": self.summary,
+            "evidence": [dataclasses.asdict(each) for each in self.evidence],
+            "traceback": self.traceback,
+            "exit": {"code": self.exit_code, "signal": self.exit_signal},
+            "hint": self.hint,
+            "victims": [{**dataclasses.asdict(each), "ranks": list(each.ranks)} for each in self.victims],
+            "missing": None if self.missing is None else dict(self.missing),
+        }
+
+
+def incidents_in(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the incidents of a journal; those of a hang also say whether it is `ongoing`, and why it is `over`."""
+    incidents: list[dict[str, Any]] = []
+    for record in records:
+        detail = record["detail"]
+        if record["type"] == EventType.INCIDENT:
+            incidents.append({key: value for key, value in detail.items() if key != "fingerprint"})
+        elif incidents and incidents[-1].get("ongoing") and record["type"] in HANG_ENDED_EVENTS:
+            over = detail.get("reason") or detail.get("cause")
+            incidents[-1] = {**incidents[-1], "ongoing": False, "over": over}
+    return incidents
+
+
+def iso_time(t_ns: int) -> str:
+    """Return a time as 2026-11-20T10:00:00.123Z."""
+    seconds, rest = divmod(t_ns, 1_000_000_000)
+    stamp = datetime.datetime.fromtimestamp(seconds, tz=datetime.timezone.utc)
+    return f"{stamp:%Y-%m-%dT%H:%M:%S}.{rest // 1_000_000:03d}Z"

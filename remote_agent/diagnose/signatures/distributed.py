@@ -1,0 +1,91 @@
+"""Signatures of torch.distributed: its collectives, its store and rendezvous, gloo.
+
+In: nothing. Out: COLLECTIVES, RENDEZVOUS, CONNECTIONS.
+"""
+
+from __future__ import annotations
+
+from remote_agent.diagnose.signatures.signature import WRONG_SIZE, primary, secondary
+
+COLLECTIVES = (
+    primary(
+        "collective_desync",
+        r"op\.preamble\.length <= op\.nbytes",
+        title=WRONG_SIZE,
+        hint="another rank called this collective with another size; TORCH_DISTRIBUTED_DEBUG=DETAIL names it",
+    ),
+    primary("collective_desync", r"Mismatched collective detected.*around rank (?P<peer>\d+)"),
+    secondary("hang_no_output", "there are other ranks that didn't finish"),
+    primary(
+        "collective_desync",
+        r"Ranks? (?P<rank>\d+(?:, \d+)*) failed to pass monitoredBarrier",
+        title="did not reach monitoredBarrier",
+    ),
+    secondary("collective_desync", r"check rank (?P<peer>\d+) logs for faulty rank"),
+    primary(
+        "collective_desync",
+        r"Detected mismatch between collectives[\s\S]{0,2000}?but Rank (?P<peer>\d+) is running",
+        "Detected mismatch between collectives",
+        "Mismatch between collective operation types",
+        "sequence number .* doesn.t match",
+    ),
+    primary(
+        "collective_desync",
+        "appears not to match (?:sizes|strides) of the same param",
+        "DDP expects same model across all ranks",
+        r"disagreement between rank(?P<peer>0) and rank\d",
+        "Expected to have finished reduction in the prior iteration",
+    ),
+)
+RENDEZVOUS = (
+    primary(
+        "port_in_use",
+        # Not NCCL's RAS service: all jobs of a host share its port, and NCCL runs without it.
+        r"(?m:^(?!.*ras/(?<!\wras/)).*Address already in use)",
+        "EADDRINUSE",
+        "Only one usage of each socket address",
+        r"errno: 98\b",
+        title="the port is already in use",
+    ),
+    secondary(
+        "rendezvous_timeout",
+        r"/\d+ clients joined",
+        r"Timed out after \d+ seconds waiting for clients",
+        "initializing process group in store based barrier",
+    ),
+    secondary(
+        "rendezvous_timeout",
+        *(r"ssh: connect to host \S+ port \d+: ", "ssh exited with exit code 255", "Host key verification failed"),
+        "unable to reliably start one or more daemons",
+        hint="the launching host must reach every host by ssh without a password or a prompt",
+    ),
+    secondary("rendezvous_timeout", r"retr(?:ie|ei)ving ncclUniqueId from \[(?P<peer>\d+)\]"),
+    secondary(
+        "rendezvous_timeout",
+        *("client socket has timed out after", "client socket has failed to connect", "RendezvousTimeoutError"),
+        *("RendezvousClosedError", "RendezvousConnectionError", "Socket Timeout", "DistStoreError"),
+        r"wait timeout after \d+ms",
+        "Stop_waiting response is expected",
+        "Getting socket times out",
+    ),
+    primary(
+        "rendezvous_timeout",
+        *("[Gg]loo connectFullMesh failed", "[Uu]nable to find address for", r"gloo/transport/\S+\] connect \["),
+        *("Name or service not known", "Temporary failure in name resolution", "Name does not resolve"),
+    ),
+)
+CONNECTIONS = (
+    secondary(
+        "gloo_connection_reset",
+        *("Connection closed by peer", "Connection reset by peer", "Broken pipe"),
+        r"gloo/transport/\S+\] (?:Read error|writev) \[",
+        "recvBytes",
+        "sendBytes failed",
+        "DistNetworkError",
+        r"Timed out waiting \d+ms for (?:recv|send) operation",
+        "Application timeout caused pair closure",
+        "[Ss]ocket closed",
+        "Connection was likely closed",
+        "DistBackendError.*(?:store|Socket)",
+    ),
+)

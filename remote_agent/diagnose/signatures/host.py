@@ -1,0 +1,68 @@
+"""Signatures of the host: its memory, /dev/shm, and processes that crash.
+
+In: nothing. Out: MEMORY, CRASHES.
+"""
+
+from __future__ import annotations
+
+from remote_agent.diagnose.signatures.signature import NEUTRAL, killed_by, primary
+
+MEMORY = (
+    primary(
+        "host_oom_kill",
+        "oom-kill:",
+        "oom[-_]kill event",
+        *("Out of memory: Killed process", "Memory cgroup out of memory", "oom_reaper: reaped"),
+        r"task \d+: Out Of Memory",
+        "Exceeded (?:job|step) memory limit",
+        r"exceeded memory limit \(",
+        "TERM_MEMLIMIT",
+        *(r"\bOOMKilled\b", "node running low on memory", "low on resource: memory"),
+        *("invoked oom-killer", r"systemd-oomd\[\d+\]: Killed "),
+        title="killed by the host's OOM killer",
+    ),
+    killed_by(
+        *("SIGKILL", "Killed", "host_oom_kill", r"Killed(?m:(?<=^Killed)$)", r"tasks? [\d,-]+: Killed\b"),
+        title="killed by SIGKILL, most often because the host ran out of memory",
+    ),
+    primary(
+        "host_oom_kill",
+        r"\bMemoryError\b",
+        "DefaultCPUAllocator: can.?t allocate memory",
+        "Cannot allocate memory",
+        "_ArrayMemoryError",
+        "std::bad_alloc",
+        hint="the host ran out of memory: use smaller buffers or fewer DataLoader workers",
+    ),
+    primary(
+        "dataloader_worker_killed",
+        r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:exited unexpectedly|is killed by signal)",
+    ),
+    primary(
+        "bus_error_shm",
+        "Error while (?:creating|attaching to) shared memory segment",
+        "Call to posix_fallocate failed",
+        "failed to extend /dev/shm",
+        "unable to (?:allocate|open|mmap|resize) shared memory",
+        *("insufficient shared memory", "unable to write to file </torch_", "No space left on device: '/dev/shm/"),
+    ),
+    killed_by("SIGBUS", "Bus error", "bus_error_shm"),
+)
+CRASHES = (
+    killed_by(
+        "SIGSEGV", "Segmentation fault", "segfault", "Segmentation fault", "SIGSEGV rec", title="segmentation fault"
+    ),
+    killed_by("SIGILL", "Illegal instruction", "other", title="illegal instruction: built for another CPU"),
+    killed_by("SIGFPE", "Floating point exception", "other", title="arithmetic error in native code"),
+    primary(
+        "sigabrt",
+        *("double free", "corrupted size vs", "stack smashing detected", "pure virtual method called"),
+        *(rf"{name}\(\): " for name in ("malloc", "malloc_consolidate", "realloc", "munmap_chunk")),
+        r"free\(\): invalid",
+    ),
+    killed_by(
+        *("SIGABRT", "Aborted", "sigabrt"),
+        *("terminate called (?:without an active|after throw)", r"Aborted(?m:(?<=^Aborted)\b)"),
+        role=NEUTRAL,
+    ),
+)

@@ -1,0 +1,60 @@
+"""Signatures of what schedulers, launchers and servers print about the processes that they started.
+
+In: nothing. Out: ENDED, EXITED.
+"""
+
+from __future__ import annotations
+
+from remote_agent.diagnose.signatures.signature import (
+    CHILD_FAILED,
+    DIED,
+    SECONDARY,
+    killed_by,
+    neutral,
+    primary,
+    secondary,
+)
+
+# What ended the job from outside.
+ENDED = (
+    primary(
+        "signal_preempted",
+        "DUE TO PREEMPTION",
+        "DUE TO TIME LIMIT",
+        r"CANCELLED AT (?!\S+ DUE TO NODE)",
+        r"job killed: walltime \d+ exceeded",
+        "TERM_RUNLIMIT",
+        title="the scheduler ended the job",
+    ),
+    *(killed_by(*who, "signal_preempted", role=SECONDARY) for who in (("SIGTERM", "Terminated"), ("SIGHUP", "Hangup"))),
+    primary("node_lost", "DUE TO NODE FAILURE", "srun: error: Node failure on", "ORTE has lost communication"),
+    secondary(
+        "signal_preempted",
+        "closing signal SIGTERM",
+        r"Received \S*(?:Signals\.)?SIGTERM(?:: 15|\S* death signal)",
+        *("SignalException", "KeyboardInterrupt", r"got signal: (?:15|2)\b"),
+    ),
+)
+# What says that a process failed, and not why.
+EXITED = (
+    neutral(
+        "user_exception",
+        r"exitcode\s*:? [1-9]\d?\b",
+        *(rf"{of} [1-9]\d?\b" for of in ("terminated with (?:exit )?code", "crashed with exit code", "return code =")),
+        *(rf"{of} [1-9]\d?\b" for of in ("exit with status code", r"Process name: .*\s+Exit code: *", "EXIT CODE:")),
+        *("MPI_ABORT was invoked on rank", r"called MPI_Abort\("),
+        title="exited with an error code, as after an exception; its own output does not say why",
+        hint="check this rank's own stderr; with torchrun, use --redirects or --tee, and put @record on main",
+    ),
+    neutral("other", "Worker ?[Pp]roc .{1,24} died unexpectedly", title=DIED),
+    neutral("other", "Received sigquit from a child process", title=CHILD_FAILED),
+    neutral(
+        "other",
+        "A worker died or was killed while executing a task",
+        "ActorDiedError",
+        "EngineDeadError",
+        "ChildFailedError",
+        r"[Ss]ee (?:root cause above|(?:the )?stack trace)",
+        r"Exited with exit code [1-9]",
+    ),
+)

@@ -1,0 +1,86 @@
+"""Signatures of NCCL (and RCCL) and of the networks under it.
+
+In: nothing. Out: MEMORY, ERRORS.
+"""
+
+from __future__ import annotations
+
+from remote_agent.diagnose.signatures.signature import WRONG_SIZE, neutral, primary, secondary
+
+MEMORY = (
+    primary(
+        "cuda_oom",
+        "Failed to CUDA calloc",
+        "Cuda failure (?:2 )?'out of memory'",
+        title="NCCL could not allocate GPU memory",
+        hint="leave 1-2 GB of GPU memory free; call empty_cache() before a checkpoint gathers tensors",
+    ),
+    # Not the host's memory: the limit on locked memory is too low.
+    primary("nccl_network", r"ibv_(?:modify_qp|create_\w+|reg_\w+) failed"),
+)
+ERRORS = (
+    neutral("cuda_error", "unhandled cuda error", "ncclUnhandledCudaError"),
+    primary("nccl_version_mismatch", "Mismatched NCCL version detected", r"ncclMaxSharedMem \d+ exceeds"),
+    primary(
+        "other",
+        "Duplicate GPU detected",
+        title="two ranks use the same GPU",
+        hint="call torch.cuda.set_device(LOCAL_RANK) before init_process_group",
+    ),
+    primary(
+        "collective_desync",
+        r"Message truncated : received \d+ bytes instead of",
+        title=WRONG_SIZE,
+        hint="another rank called this collective with another size; TORCH_DISTRIBUTED_DEBUG=DETAIL names it",
+    ),
+    secondary(
+        "nccl_timeout_watchdog",
+        "Watchdog caught collective operation timeout",
+        *("Heartbeat monitor timed out", "watchdog got stuck for", "due to ProcessGroupNCCL watchdog hang"),
+        "Received a dump signal due to a collective timeout",
+        title="NCCL watchdog: a collective timed out",
+    ),
+    # torch prints this before any NCCL error.
+    neutral("nccl_timeout_watchdog", "Some NCCL operations have failed or timed out"),
+    secondary(
+        "nccl_remote_error",
+        *("ncclRemoteError", "remote process exited or there was a network error"),
+        "NCCL WARN .*(?:[Cc]onnection closed by remote|Connection reset by peer|Broken pipe|NET/OFI.*with error)",
+        r"Connect to \S+ failed ?: Software caused connection abort",
+        title="NCCL lost the connection to a peer",
+    ),
+    secondary(
+        "nccl_remote_error",
+        "IBV_WC_WR_FLUSH_ERR",
+        r"Got completion (?:from peer|with error)[\s\S]{0,200}?(?:error |status=(?:\w+\()?)5\b",
+    ),
+    primary(
+        "nccl_network",
+        "IBV_WC_RETRY_EXC_ERR",
+        r"Got completion (?:from peer|with error)[\s\S]{0,200}?(?:error |status=(?:\w+\()?)(?:12|4)\b",
+    ),
+    primary(
+        "nccl_network",
+        "Bootstrap : no socket interface found",
+        r"NCCL WARN Call to \w+ .*failed ?: (?:Connection timed out|No route|Connection refused|Network is unreach)",
+        "NCCL WARN NET/IB.*Got async event ?: (?:port error|device fatal)",
+        r"socketPollConnect: connect[^\n]*(?:refused|No route|timed out)",
+        r"Connect to \S+ failed ?: (?:Connection refused|No route|Connection timed out)",
+    ),
+    primary("nccl_system_error", r"nvmlDeviceGetHandleByPciBusId\(\) failed"),
+    neutral(
+        "nccl_system_error",
+        "ncclSystemError",
+        "unhandled system error",
+        "ncclInternalError",
+        "NCCL error",
+        r"Proxy Service \d+\] Failed to execute operation",
+        "NCCL communicator was aborted",
+        "DistBackendError",
+    ),
+    primary(
+        "nccl_timeout_watchdog",
+        r"\[(?P<rank>\d+(?:, \d+)*)\] (?:are the lagging ranks|finished collective #\d+, but didn't join)",
+        title="did not reach the collective, according to torch's desync report",
+    ),
+)

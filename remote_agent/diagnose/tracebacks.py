@@ -1,0 +1,272 @@
+"""Python tracebacks in text and in torch's error file.
+
+In: the text of a rank, with or without `[rank3]:` before each line; the file's bytes. Out: exceptions with frames and
+message, in order; message, call stack and time of the error file, in whatever form torch wrote it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from remote_agent.text.shapes import lines_of
+
+# Prefixes of a line: the rank, the process, the logger's time and place, in any combination.
+_TAG = re.compile(
+    r"^(?:\x1b\[[\d;]*m)*(?:\[(?:rank|default)?\d+\]: ?|\[[\w.-]+:\d+\]|\(\w+ (?:\w+=?\d+ )?pid=\d+[^)]*\) ?"
+    r"|\[\d{4}-\d\d-\d\dT[\d:.,]+Z?\] ?|(?:ERROR|WARNING|INFO|CRITICAL) \d\d-\d\d [\d:]+ \[[\w.]+:\d+\] ?)+"
+)
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:,? in (?P<function>.+?))?\s*$')
+# A frame outside of a traceback: the beginning is not in the text, or it is a SyntaxError, which has none.
+_HEADLESS = re.compile(r'^  File "[^"]+", line \d+(?:, in |$)')
+_EXCEPTION = re.compile(r"^(?P<type>(?:[\w$<>]+\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*)|\s*)$")
+_FAULT_HEAD = re.compile(r"^(?:Current thread|Thread) .*\(most recent call first\):")
+_FATAL = re.compile(r"^Fatal Python error: (?P<message>.+)$")
+_NAMED_AS_ERROR = re.compile(r"(?:Error|Exception|Interrupt|Failure|Timeout|Expired)$")
+_HEAD = "Traceback (most recent call last):"
+# A traceback that the library rich prints.
+_BOX = re.compile(r"^[╭┌].*Traceback \(most recent call last\)")
+_BOX_FRAME = re.compile(r"^[│|] (?P<file>\S+\.py):(?P<line>\d+) in (?P<function>[^\s│|]+)")
+_BOX_END = re.compile("^[╰└]")
+# Printed before the traceback of an exception that ended a thread or a task while the process kept running.
+_BACKGROUND = (
+    (re.compile(r"^Exception (?:ignored )?in thread "), "a thread"),
+    (re.compile(r"(?:Task|Future) exception was never retrieved$"), "an asyncio task"),
+    (re.compile(r"\bException in callback "), "an asyncio callback"),
+    (re.compile(r"^Process \S+:$"), "a child process"),
+)
+# asyncio prints the task below its message.
+_SUBJECT = re.compile(r"^(?:future|task|handle): <")
+# Used as the exception type where the text ends before the exception.
+TRUNCATED = "truncated traceback"
+_LINKS = ("During handling of the above exception", "The above exception was the direct cause")
+# Ends a message of several lines.
+_OTHER_TEXT = re.compile(
+    r"^\s*$|^\[[EWIF]\d{0,4} |^[EWIF]\d{4} |^\[rank\d+\]|^Fatal Python error|^\d{4}-\d\d-\d\d|^(?:Original )?Traceback"
+    r"|^Exception (?:ignored )?in |^(?:ERROR:asyncio:)?(?:Task|Future) exception was|^ERROR:|^Process \S+:$"
+    # Printed by launchers for a rank that has ended.
+    r"|^(?:srun|slurmstepd|mpirun|prterun): |\bfailed \(exitcode: |^\s*(?:time|host|rank|exitcode|error_file)\s+: "
+)
+_MESSAGE_LINES = 8
+_SPAWN = re.compile("torch/multiprocessing/spawn.py$")
+# Frames of libraries, of Python and of our own bootstrap: not where the user looks first.
+_LIBRARY = re.compile(
+    r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*)/|^<|\.pyz/|(?:^|/)remote_agent/|^torch/|\.so\b"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class StackFrame:
+    """One frame of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+    def place(self) -> str:
+        """Return train.py:88 forward."""
+        function = "" if self.function in ("", "<module>") else f" {self.function}"
+        return f"{os.path.basename(self.file)}:{self.line}{function}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """One exception with its stack, outermost frame first; first_line and last_line count from 0 in the text."""
+
+    type: str
+    message: str
+    frames: tuple[StackFrame, ...]
+    first_line: int
+    last_line: int
+    text: str
+    fault: bool = False
+    """True for a dump by faulthandler: a crash, not an exception."""
+    link: str = ""
+    """Python's sentence that links it to the exception before it; empty if there is none."""
+    background: str = ""
+    """What it ended instead of the process: a thread, an asyncio task, a child process; empty for the process."""
+
+    @property
+    def headline(self) -> str:
+        """Return type and the message's first line."""
+        first = self.message.strip().partition("\n")[0].strip()
+        return f"{self.type}: {first}" if first else self.type
+
+    @property
+    def is_wrapper(self) -> bool:
+        """Whether it is raised by torch's spawn, which prints the exception of a child process below it."""
+        return not self.message.strip() and any(_SPAWN.search(frame.file) for frame in self.frames[-1:])
+
+    @property
+    def user_frame(self) -> StackFrame | None:
+        """Return the innermost frame in the user's own code, else the innermost of all."""
+        own = [frame for frame in self.frames if not _LIBRARY.search(frame.file)]
+        return (own or list(self.frames) or [None])[-1]  # type: ignore[list-item]
+
+
+def join_traces(traces: Sequence[Trace]) -> str:
+    """Return the text of several tracebacks, chained ones with Python's sentence between them."""
+    texts: list[str] = []
+    for trace in traces:
+        if texts and trace.link:
+            texts.append(trace.link)
+        texts.append(trace.text)
+    return "\n\n".join(texts)
+
+
+def strip_tag(line: str) -> str:
+    """Return a line without the rank's tag."""
+    tag = _TAG.match(line)
+    return line if tag is None else line[tag.end() :]
+
+
+def find_traces(text: str) -> list[Trace]:
+    """Return all tracebacks and crash dumps in the text, in order."""
+    lines = [strip_tag(line) for line in lines_of(text)]
+    traces: list[Trace] = []
+    number = 0
+    while number < len(lines):
+        trace: Trace | None = None
+        if lines[number].rstrip().endswith(_HEAD):
+            trace = _read_traceback(lines, number)
+        elif _BOX.match(lines[number]):
+            trace = _read_box(lines, number)
+        elif _HEADLESS.match(lines[number]):
+            trace = _read_traceback(lines, number - 1)
+        elif _FATAL.match(lines[number]):
+            trace = _read_fault(lines, number)
+        if trace is not None:
+            if trace.link and traces:
+                trace = dataclasses.replace(trace, background=traces[-1].background)
+            traces.append(trace)
+            number = trace.last_line + 1
+        else:
+            number += 1
+    return traces
+
+
+def last_background_failure(text: str) -> Trace | None:
+    """Return the last exception that ended a thread, an asyncio task or a child process, not the process itself."""
+    return next((trace for trace in reversed(find_traces(text)) if trace.background), None)
+
+
+def _read_traceback(lines: list[str], start: int) -> Trace | None:
+    """Read the frames after this line, and the exception after them."""
+    headless = start < 0 or not lines[start].rstrip().endswith(_HEAD)
+    indent = 0 if headless else len(lines[start]) - len(lines[start].lstrip())
+    frames: list[StackFrame] = []
+    number = start + 1
+    while number < len(lines):
+        line = lines[number]
+        frame = _FRAME.match(line)
+        if frame is not None:
+            frames.append(StackFrame(frame["file"], int(frame["line"]), frame["function"] or ""))
+        elif line.strip() and len(line) - len(line.lstrip()) <= indent:
+            break
+        number += 1
+    if number >= len(lines):
+        body = "\n".join(lines[start:])
+        return None if headless or not frames else Trace(TRUNCATED, "", tuple(frames), start, number - 1, body)
+    exception = _EXCEPTION.match(lines[number].strip())
+    if exception is None or (headless and not _NAMED_AS_ERROR.search(exception["type"])):
+        return None
+    last = number
+    message = [exception["message"] or ""]
+    while last + 1 < len(lines) and len(message) < _MESSAGE_LINES and not _OTHER_TEXT.match(lines[last + 1]):
+        last += 1
+        message.append(lines[last])
+    body = "\n".join(lines[start + headless : last + 1])
+    before = next((line for line in reversed(lines[: max(start, 0)]) if line.strip()), "").strip()
+    link = before if before.startswith(_LINKS) else ""
+    intro = lines[start - 2].strip() if start > 1 and _SUBJECT.match(before) else before
+    background = next((name for pattern, name in _BACKGROUND if pattern.search(intro)), "")
+    return Trace(exception["type"], "\n".join(message), tuple(frames), start, number, body, False, link, background)
+
+
+def _read_box(lines: list[str], start: int) -> Trace | None:
+    """Read a traceback in a box, and the exception below it."""
+    end = next((number for number in range(start + 1, len(lines)) if _BOX_END.match(lines[number])), len(lines))
+    exception = _EXCEPTION.match(lines[end + 1].strip()) if end + 1 < len(lines) else None
+    if exception is None:
+        return None
+    matches = (_BOX_FRAME.match(line) for line in lines[start:end])
+    frames = tuple(
+        StackFrame(each["file"], int(each["line"]), each["function"]) for each in matches if each is not None
+    )
+    text = "\n".join(lines[start : end + 2])
+    return Trace(exception["type"], exception["message"] or "", frames, start, end + 1, text)
+
+
+def _read_fault(lines: list[str], start: int) -> Trace:
+    """Read `Fatal Python error: …` and the stack of the first thread below it."""
+    frames: list[StackFrame] = []
+    last = start
+    inside = False
+    for number in range(start + 1, len(lines)):
+        frame = _FRAME.match(lines[number])
+        if _FAULT_HEAD.match(lines[number]):
+            if inside:
+                break
+            inside = True
+        elif frame is not None and inside:
+            frames.append(StackFrame(frame["file"], int(frame["line"]), frame["function"] or ""))
+        elif lines[number].strip():
+            break
+        last = number
+    fatal = _FATAL.match(lines[start])
+    message = fatal["message"] if fatal is not None else ""
+    text = "\n".join(lines[start : last + 1])
+    return Trace("Fatal Python error", message, tuple(reversed(frames)), start, last, text, fault=True)
+
+
+# torch writes whole seconds; the file's modification time is finer, and correct unless the file was copied.
+_TIMESTAMP_SLACK_NS = 2_000_000_000
+# The year 2255: a larger number is no time.
+_TIMESTAMP_MAX_S = 9_000_000_000
+
+
+def read_error_document(text: bytes, modified_ns: int = 0) -> dict[str, Any] | None:
+    """Return {message, callstack, timestamp_ns}, None if unreadable; `modified_ns`: the file's modification time."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(document, dict) or "message" not in document:
+        return None
+    inner = document["message"]
+    if not isinstance(inner, dict):
+        return _error(inner, None, document.get("timestamp"), modified_ns)
+    extra = inner.get("extraInfo")
+    extra = extra if isinstance(extra, dict) else {}
+    return _error(inner.get("message"), extra.get("py_callstack"), extra.get("timestamp"), modified_ns)
+
+
+def _error(message: Any, callstack: Any, timestamp: Any, modified_ns: int) -> dict[str, Any]:
+    try:
+        written_s = int(timestamp)
+    except (TypeError, ValueError, OverflowError):
+        written_s = -1
+    written_ns = written_s * 1_000_000_000 if 0 <= written_s <= _TIMESTAMP_MAX_S else modified_ns
+    is_close = abs(modified_ns - written_ns) <= _TIMESTAMP_SLACK_NS
+    return {
+        "message": str(message),
+        "callstack": None if callstack is None else str(callstack),
+        "timestamp_ns": modified_ns if is_close else written_ns,
+    }
+
+
+def traces_of_error(message: str, callstack: str | None) -> list[Trace]:
+    """Return the exceptions of an error file: those of its call stack, or its message alone."""
+    traces = find_traces(callstack or "")
+    if traces:
+        return traces
+    first, _, rest = message.partition("\n")
+    exception = _EXCEPTION.match(first.strip())
+    if exception is None or not (exception["message"] or exception["type"][:1].isupper()):
+        return [Trace("", message, (), 0, 0, callstack or message)]
+    text = (exception["message"] or "") + ("\n" + rest if rest else "")
+    return [Trace(exception["type"], text, (), 0, 0, callstack or message)]

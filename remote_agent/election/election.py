@@ -1,0 +1,289 @@
+"""Find the coordinator, or become it.
+
+In: a node that has lost its coordinator; requests for votes. Out: a coordinator that more than half of the last group
+has voted for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Container
+from typing import TYPE_CHECKING, Any, Protocol, Union
+
+from remote_agent.base import clocks
+from remote_agent.coordinator import replay
+from remote_agent.coordinator.journal import Journal, chunks
+from remote_agent.election import member
+from remote_agent.wire import Answer, Channel, Items, JobSpec, Problem
+
+if TYPE_CHECKING:
+    from remote_agent.base.tasks import Tasks
+    from remote_agent.election.ballot import Ballot
+    from remote_agent.election.peers import Peers
+
+log = logging.getLogger(__name__)
+
+HEIR_PAUSES_S = (0.1, 0.3, 1.0, 2.0)
+ELECTION_PAUSE_S = 1.0
+Args = dict[str, Any]
+PeerRequest = Callable[[str, "Channel | None", Args], Awaitable[Union[Answer, Items]]]
+"""Answers one request of another agent: its node, the connection, the arguments."""
+
+
+class Office(Protocol):
+    """The coordinator's role on this node: `Office` of agent.coordinator_shell."""
+
+    @property
+    def is_held(self) -> bool: ...
+    @property
+    def connected(self) -> frozenset[str]: ...
+    def needs_term_above(self, term: int) -> bool: ...
+    def take(self, term: int, former: str) -> None: ...
+    def renew(self, term: int) -> None: ...
+
+
+class Election:
+    """Elections as one node takes part in them."""
+
+    def __init__(
+        self, spec: JobSpec, journal: Journal, ballot: Ballot, peers: Peers, office: Office, tasks: Tasks
+    ) -> None:
+        self._spec = spec
+        self._me = ballot.view.me
+        self._journal = journal
+        self._ballot = ballot
+        self._peers = peers
+        self._office = office
+        self._tasks = tasks
+        self.standing = asyncio.Lock()
+        """Held while this node asks for votes."""
+        self.trouble = ""
+        """What keeps this node from a coordinator, as last seen."""
+        self._running: asyncio.Task[None] | None = None
+        self._not_before = 0.0
+        self._refusal = ""
+        self.requests: dict[str, PeerRequest] = {
+            "vote": self._hear_vote,
+            "who": self._hear_who,
+            "announce": self._hear_announcement,
+            "take_over": self._hear_take_over,
+        }
+
+    def note_trouble(self, text: str) -> None:
+        """Note what keeps this node from a coordinator; "" for nothing."""
+        self.trouble = text
+
+    def voters(self) -> list[str]:
+        """Return the nodes whose majority elects: the last group without removed nodes; before the first, all nodes."""
+        state = replay.fold(self._spec, self._journal.records)
+        group = state.members or tuple(state.nodes)
+        return [name for name in group if state.nodes[name].status not in ("removed", "failed")]
+
+    # Questions
+
+    async def ask_around(self) -> None:
+        """Ask the others for a newer coordinator; one of an older term then renews its term."""
+        view = self._ballot.view
+        # The nodes that are connected to us follow us.
+        known = self._office.connected
+        others = [name for name in self._peers.members if name not in {self._me, view.coordinator, *known}]
+        asking = [self._peers.ask(name, "who", {"term": view.term}) for name in others]
+        for answer in await asyncio.gather(self._ask_endpoint(known), *asking):
+            # A node that voted knows the term, but maybe not the winner.
+            if answer and answer["coordinator"]:
+                term, coordinator = int(answer["term"]), str(answer["coordinator"])
+                if member.is_news(self._ballot.view, term, coordinator):
+                    self._peers.learn(answer["members"])
+                    self._ballot.follow(term, coordinator)
+
+    async def _ask_endpoint(self, connected: frozenset[str]) -> Args | None:
+        """Ask at the job's endpoint, where it has one; a coordinator announces itself there instead."""
+        if self._peers.is_endpoint({self._me, *connected}):
+            return None
+        if self._office.is_held:
+            await self._peers.ask_endpoint("announce", self._announcement())
+            return None
+        view = self._ballot.view
+        args = {"term": view.term, "where": self._peers.members[self._me]}
+        answer, trouble = await self._peers.ask_endpoint("who", args)
+        if not view.term:
+            found = answer and answer["coordinator"]
+            self.note_trouble("" if found else trouble or f"{self._spec.endpoint}: no coordinator there yet")
+        if answer:
+            # After a restart of all agents the old addresses are wrong; the endpoint learns new ones from questions.
+            self._peers.learn({name: where for name, where in answer["members"].items() if name != self._me})
+        return answer
+
+    def _announcement(self) -> Args:
+        return {"term": self._ballot.view.term, "coordinator": self._me, "members": self._peers.members}
+
+    def announce(self) -> None:
+        """Make all other nodes follow this one."""
+        for name in self._peers.members:
+            if name != self._me:
+                self._tasks.spawn(self._peers.ask(name, "announce", self._announcement()), "announce")
+
+    # Candidates
+
+    def stand_if_due(self, now: float) -> None:
+        """Start an election beside the caller, where one is due and it is this node's turn."""
+        view = self._ballot.view
+        running = self._running is not None and not self._running.done()
+        if running or now <= self._not_before or not member.leaderless(view, now):
+            return
+        # The order is a fold over the whole journal: only where it may matter.
+        candidates = [name for name in self.voters() if name != view.coordinator]
+        if member.election_due(view, candidates, now):
+            self._running = self._tasks.spawn(self._try(), "election")
+
+    async def _try(self) -> None:
+        """Ask for votes; without them not again for a while, and not in step with another candidate."""
+        voters = self.voters()
+        place = 1 + (voters.index(self._me) if self._me in voters else 0)
+        try:
+            refusal = await self.stand()
+            if refusal:
+                hint = "if they are dead: `supervisor promote` goes on without them"
+                self.note_trouble(f"not elected: {refusal}; {hint}")
+            if refusal and refusal != self._refusal:
+                log.info("not elected: %s", refusal)
+            self._refusal = refusal
+        finally:
+            self._not_before = clocks.now() + ELECTION_PAUSE_S * place
+
+    async def stand(self, force: bool = False, given_up: Container[str] = ()) -> str:
+        """Ask for votes and take the role with more than half of them; returns "" or why not.
+
+        `force`: take it in any case. `given_up`: nodes that an operator has declared dead; they are not asked.
+        """
+        async with self.standing:
+            return "" if self._office.is_held else await self._stand(force, given_up)
+
+    async def inherit(self) -> str:
+        """Take the role that its holder hands over; returns "" or why not."""
+        refusal = await self.stand()
+        for pause_s in HEIR_PAUSES_S:
+            if not refusal:
+                break
+            # Another member may not know yet who the successor is.
+            await asyncio.sleep(pause_s)
+            refusal = await self.stand()
+        return refusal
+
+    async def _stand(self, force: bool, given_up: Container[str]) -> str:
+        view = self._ballot.view
+        if not member.leaderless(view, clocks.now()):
+            return f"{view.coordinator} is in charge"
+        term = view.term + 1
+        if not force:
+            # A sounding leaves no trace: a node that cannot win must not raise everybody's term.
+            refusal = (await self._poll(term, sounding=True, given_up=given_up))[1]
+            if refusal:
+                return refusal
+        refusal = self._ballot.vote(term, self._me)
+        if refusal:
+            return refusal
+        answers, refusal = await self._poll(term, sounding=False, given_up=given_up)
+        view = self._ballot.view
+        if view.term != term or view.voted != self._me:
+            return "another candidate was first"
+        if refusal and not force:
+            return refusal
+        # The voter with the newest journal may know more than we do.
+        newest = max(answers, key=lambda answer: tuple(answer["newest"]), default=None)
+        if newest is not None and newest["records"]:
+            self._journal.take(newest["records"], reset=newest["reset"])
+        self._office.take(term, self._ballot.former)
+        self.announce()
+        return ""
+
+    async def renew(self, term: int) -> None:
+        """Raise our own term as coordinator above one that an unsuccessful candidate has left behind."""
+        if not self._office.is_held or term < self._ballot.view.term or self._ballot.vote(term + 1, self._me):
+            return
+        _, refusal = await self._poll(term + 1, sounding=False)
+        if refusal or not self._ballot.follow(term + 1, self._me):
+            log.warning("term %d: %s", term + 1, refusal)
+            return
+        self._office.renew(term + 1)
+        self.announce()
+
+    def renew_beyond(self, term: int) -> None:
+        """Renew our term as coordinator where a node is in a newer one: else it cannot follow us.
+
+        Only while we hold our group: otherwise the newer term may be that of another coordinator.
+        """
+        if self._office.needs_term_above(term):
+            self._tasks.spawn(self.renew(term), "renew the term")
+
+    async def _poll(self, term: int, *, sounding: bool, given_up: Container[str] = ()) -> tuple[list[Args], str]:
+        """Ask for votes (`sounding`: whether they would be given); returns the granting answers and "" or why not."""
+        voters = self.voters()
+        request = {"term": term, "candidate": self._me, "sounding": sounding, "journal": self._journal.tail()}
+        names = [name for name in voters if name != self._me and name not in given_up]
+        asked = {asyncio.ensure_future(self._peers.ask(name, "vote", request)): name for name in names}
+        granted: list[Args] = []
+        refused: list[str] = []
+        votes = int(self._me in voters)
+        waiting = set(asked)
+        try:
+            # A host without power answers nothing for seconds: a majority does not wait for it.
+            while waiting and not member.quorum(votes, len(voters)):
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    answer = task.result()
+                    if answer and answer["granted"]:
+                        granted.append(answer)
+                        votes += 1
+                    else:
+                        refused.append(f"{asked[task]}: {answer['reason'] if answer else 'no answer'}")
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        if member.quorum(votes, len(voters)):
+            return granted, ""
+        return granted, f"{votes} of {len(voters)} votes: more than half are needed ({'; '.join(sorted(refused))})"
+
+    # Requests of other nodes
+
+    async def _hear_vote(self, node: str, channel: Channel | None, args: Args) -> Items:
+        return self._answer_candidate(args)
+
+    async def _answer_candidate(self, args: Args) -> Items:
+        """Answer a request for a vote; a granted vote carries the records that the candidate's journal lacks."""
+        refusal = f"{self._me} is the coordinator" if self._is_coordinator() else ""
+        refusal = refusal or self._ballot.vote(int(args["term"]), str(args["candidate"]), sounding=args["sounding"])
+        answer = {"granted": not refusal, "reason": refusal}
+        if refusal or args["sounding"]:
+            yield Answer(answer)
+            return
+        theirs = args["journal"]
+        reset, records = self._journal.missing(theirs)
+        newest = [self._journal.last_term, self._journal.last_seq]
+        if newest <= [theirs["term"], theirs["seq"]]:
+            records = []
+        for chunk in chunks(records):
+            yield Answer({**answer, "newest": newest, "reset": reset, "records": chunk})
+
+    def _is_coordinator(self) -> bool:
+        return self._office.is_held and self._ballot.view.coordinator == self._me
+
+    async def _hear_who(self, node: str, channel: Channel | None, args: Args) -> Answer:
+        if "where" in args:
+            self._peers.learn({node: args["where"]})
+        self.renew_beyond(int(args["term"]))
+        view = self._ballot.view
+        return Answer({"term": view.term, "coordinator": view.coordinator, "members": self._peers.members})
+
+    async def _hear_announcement(self, node: str, channel: Channel | None, args: Args) -> Answer:
+        self._peers.learn(args["members"])
+        self._ballot.follow(int(args["term"]), str(args["coordinator"]))
+        return Answer({})
+
+    async def _hear_take_over(self, node: str, channel: Channel | None, args: Args) -> Answer:
+        refusal = await self.inherit()
+        if refusal:
+            raise Problem("election", refusal)
+        return Answer({})

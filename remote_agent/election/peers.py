@@ -1,0 +1,228 @@
+"""The other agents of the job: where they are, and connections to them by mutual TLS.
+
+In: the job's key material, addresses. Out: channels to nodes of this job, as their certificates prove; answers to
+single questions; `members.json`, read after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Container, Mapping
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.base.files import atomic_write, read_json
+from remote_agent.wire import CallFailed, Channel, Handler, Items, WireError, split_endpoint
+from remote_agent.wire.channel import refuse
+
+if TYPE_CHECKING:
+    from remote_agent.base.paths import JobFiles
+    from remote_agent.base.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 5.0
+ASK_TIMEOUT_S = 5.0
+Document = dict[str, Any]
+
+
+class PeerRefused(Exception):
+    """Nothing listens there: the agent is dead."""
+
+
+class PeerUnreachable(Exception):
+    """No answer, or not from the node we meant."""
+
+
+class Peers:
+    """The agents of one job, as this node knows them."""
+
+    def __init__(self, files: JobFiles, node: str, endpoint: str, tasks: Tasks) -> None:
+        self._files = files
+        self._node = node
+        self._endpoint = endpoint
+        self._tasks = tasks
+        self.members: dict[str, Document] = read_json(files.members)
+        """Address and port of each agent, by node."""
+        self._own: dict[str, Document] = {}
+        self._written = dict(self.members)
+        self._writing = False
+
+    @property
+    def port(self) -> int:
+        """The port at which this node's agent listens for the others; 0 before it does."""
+        return int(self.members.get(self._node, {}).get("port", 0))
+
+    def listen_at(self, address: str, port: int) -> None:
+        """Note where this node's agent listens for the others."""
+        self._own = {self._node: {"address": address, "port": port}}
+        self.learn(self._own)
+
+    def learn(self, members: Mapping[str, Mapping[str, Any]]) -> None:
+        """Note where agents are, and write it to the disk soon."""
+        # What others say of this node's own agent may be older than its last start.
+        self.members.update({**{name: dict(where) for name, where in members.items()}, **self._own})
+        if self.members != self._written and not self._writing:
+            self._writing = True
+            self._tasks.spawn(self._write(), "write the members")
+
+    async def _write(self) -> None:
+        """Write the members until the file is up to date; no promise depends on it, so nothing waits for it."""
+        try:
+            while self.members != self._written:
+                members = dict(self.members)
+                self._written = members
+                await asyncio.to_thread(atomic_write, self._files.members, json.dumps(members).encode())
+        except OSError as error:
+            log.warning("the members cannot be written: %s", error)
+        finally:
+            self._writing = False
+
+    async def connect(self, node: str, handler: Handler) -> Channel:
+        """Return a channel to a node of which the address is known; raises PeerRefused, PeerUnreachable."""
+        where = self.members[node]
+        return await connect(self._files, node, where["address"], int(where["port"]), handler)
+
+    async def is_dead(self, node: str) -> bool:
+        """Whether a node's machine answers and nothing listens at its agent's port."""
+        where = self.members[node]
+        return await is_dead(where["address"], int(where["port"]))
+
+    async def ask(self, node: str, op: str, args: Document) -> Document | None:
+        """Return another node's answer to one question, None where there is none."""
+        where = self.members.get(node)
+        if where is None or node == self._node:
+            return None
+        try:
+            return await self._ask_at(node, where["address"], int(where["port"]), op, args)
+        except (PeerRefused, PeerUnreachable):
+            return None
+
+    def is_endpoint(self, nodes: Container[str]) -> bool:
+        """Whether one of these nodes listens at the job's endpoint; also true where the job has no endpoint."""
+        port = split_endpoint(self._endpoint, 0)[1]
+        return not port or any(name in nodes and where["port"] == port for name, where in self.members.items())
+
+    async def ask_endpoint(self, op: str, args: Document) -> tuple[Document | None, str]:
+        """Return the answer of the agent at the job's endpoint, or None and the reason."""
+        try:
+            return await self._ask_at("", *split_endpoint(self._endpoint, 0), op, args), ""
+        except (PeerRefused, PeerUnreachable) as error:
+            foreign = isinstance(error.__cause__, ssl.SSLCertVerificationError)
+            return None, f"{error} (another key or another --rdzv-id there)" if foreign else str(error)
+
+    async def _ask_at(self, node: str, address: str, port: int, op: str, args: Document) -> Document | None:
+        channel = await connect(self._files, node, address, port, refuse)
+        running = asyncio.ensure_future(channel.run())
+        try:
+            return await asyncio.wait_for(_join_pieces(channel.stream(op, args)), ASK_TIMEOUT_S)
+        except (WireError, CallFailed, asyncio.TimeoutError) as error:
+            log.info("%s to %s: %s", op, node or "the endpoint", error)
+            return None
+        finally:
+            # Not close(): a host without power would be waited for.
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+async def _join_pieces(pieces: Items) -> Document:
+    """Return the pieces of an answer as one; each piece has some of its records."""
+    whole: Document = {}
+    records: list[Document] = []
+    try:
+        async for piece in pieces:
+            whole.update(piece.data)
+            records += piece.data.get("records", ())
+    finally:
+        await pieces.aclose()
+    return {**whole, "records": records}
+
+
+def _context(files: JobFiles, side: ssl.Purpose) -> ssl.SSLContext:
+    context = ssl.create_default_context(side, cafile=str(files.ca))
+    context.load_cert_chain(str(files.cert), str(files.key))
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def peer_name(writer: asyncio.StreamWriter) -> str:
+    """Return the node name in the other side's certificate, "" when there is none."""
+    certificate = writer.get_extra_info("peercert") or {}
+    names = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
+    return names[0] if names else ""
+
+
+async def listen(
+    files: JobFiles, port: int, accepted: Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+) -> tuple[asyncio.AbstractServer, int]:
+    """Serve the other agents; port 0: any. A port that is taken is replaced by a free one. Returns server and port."""
+    context = _context(files, ssl.Purpose.CLIENT_AUTH)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await accepted(peer_name(writer), reader, writer)
+        except (OSError, ssl.SSLError) as error:
+            log.info("a peer's connection ended: %s", error)
+        finally:
+            writer.close()
+
+    try:
+        listener = _listener(port)
+    except OSError as error:
+        if port == 0:
+            raise
+        log.warning("port %d is taken (%s): using a free one", port, error)
+        listener = _listener(0)
+    server = await asyncio.start_server(connected, sock=listener, ssl=context)
+    return server, int(listener.getsockname()[1])
+
+
+def _listener(port: int) -> socket.socket:
+    """Return one socket for IPv4 and IPv6: two would get two ports."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+async def connect(files: JobFiles, node: str, address: str, port: int, handler: Handler) -> Channel:
+    """Return a channel to a node ("": any node of this job); the caller runs it.
+
+    Raises PeerRefused, PeerUnreachable.
+    """
+    there = f"{node} ({address}:{port})" if node else f"{address}:{port}"
+    try:
+        context = _context(files, ssl.Purpose.SERVER_AUTH)
+        # Names of nodes are not host names (10.0.0.7 is one): we compare them ourselves.
+        context.check_hostname = False
+        reader, writer = await asyncio.wait_for(
+            asyncio.open_connection(address, port, ssl=context, server_hostname=""), CONNECT_TIMEOUT_S
+        )
+    except ConnectionRefusedError as error:
+        raise PeerRefused(f"{there}: {error}") from error
+    except (OSError, ssl.SSLError, asyncio.TimeoutError) as error:
+        raise PeerUnreachable(f"{there}: {str(error) or 'no answer'}") from error
+    if node and peer_name(writer) != node:
+        writer.close()
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(writer.wait_closed(), 1.0)
+        raise PeerUnreachable(f"{address}:{port} is {peer_name(writer) or 'nobody of this job'}, not {node}")
+    return Channel(reader, writer, handler)
+
+
+async def is_dead(address: str, port: int) -> bool:
+    """Whether the machine answers that nothing listens there."""
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(address, port), 2.0)
+    except ConnectionRefusedError:
+        return True
+    except (OSError, asyncio.TimeoutError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError, asyncio.TimeoutError):
+        await asyncio.wait_for(writer.wait_closed(), 1.0)
+    return False

@@ -1,0 +1,120 @@
+"""The directory that connects a generation's workers to their engine, and the command that starts a worker.
+
+In: a generation's log directory. Out: the bootstrap as a file, a pipe for the workers' messages, paths of their
+sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import importlib.util
+import marshal
+import os
+import pkgutil
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from remote_agent.engine.worker import HIDDEN_NAME, PIPE
+
+# The same as torchrun's run_script_path.
+RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+class BootDirectory:
+    """A private directory for one generation; call close() to remove it."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self.path = _make(log_dir)
+        self._rest = b""
+        self.requests: dict[tuple[int, str], asyncio.Future[bytes]] = {}
+        """The newest request of each kind to each rank's worker server."""
+        self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        # Also open for writing: the pipe never ends then, and workers can see that the engine is alive.
+        self.pipe = os.open(self.path / PIPE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def messages(self) -> list[tuple[str, int, int]]:
+        """Return the workers' new messages, without waiting: "main" (about to run the script) or "over", rank, ns."""
+        if self.pipe >= 0:
+            with contextlib.suppress(BlockingIOError):
+                self._rest += os.read(self.pipe, 65536)
+        *lines, self._rest = self._rest.split(b"\n")
+        messages = []
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                what, rank, t_ns = line.split()
+                messages.append((what.decode(), int(rank), int(t_ns)))
+        return messages
+
+    def socket(self, rank: int) -> str:
+        """Return the path of a rank's worker server, short enough for a socket."""
+        return f"/proc/self/fd/{self._directory}/{rank}.sock"
+
+    def has_socket(self, rank: int) -> bool:
+        """Return whether that rank has a worker server."""
+        return (self.path / f"{rank}.sock").exists()
+
+    def close(self) -> None:
+        """Remove the directory; it may be called again."""
+        if self.pipe < 0:
+            return
+        for request in self.requests.values():
+            request.cancel()
+        os.close(self.pipe)
+        os.close(self._directory)
+        self.pipe = self._directory = -1
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+@functools.lru_cache(maxsize=1)
+def _bootstrap() -> tuple[bytes, bytes]:
+    """Return the bootstrap as source and as this Python's .pyc, which saves each worker 4 ms."""
+    source = pkgutil.get_data("remote_agent.engine", "worker.py")
+    if source is None:
+        raise FileNotFoundError("remote_agent/engine/worker.py is missing from the agent")
+    code = marshal.dumps(compile(source, f"{HIDDEN_NAME}.py", "exec", dont_inherit=True))
+    # Flag 1: valid by the hash of the source, without checking the source.
+    head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
+    return source, head + code
+
+
+def _make(log_dir: Path) -> Path:
+    # Next to the logs, which last as long as the job. The system's directory is for file systems without pipes, and for
+    # paths that PYTHONPATH would split.
+    if os.pathsep not in str(log_dir):
+        with contextlib.suppress(OSError):
+            return _fill(Path(tempfile.mkdtemp(prefix=".run-", dir=log_dir)))
+    return _fill(Path(tempfile.mkdtemp(prefix="supervisor-run-")))
+
+
+def _fill(path: Path) -> Path:
+    source, compiled = _bootstrap()
+    try:
+        os.mkfifo(path / PIPE, 0o600)
+        (path / f"{HIDDEN_NAME}.py").write_bytes(source)
+        (path / "__pycache__").mkdir()
+        (path / "__pycache__" / f"{HIDDEN_NAME}.{sys.implementation.cache_tag}.pyc").write_bytes(compiled)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return path
+
+
+def command(job: str, kind: str, boot: Path, env: dict[str, str], words: list[str]) -> list[str]:
+    """Return the command that starts one worker; `words`: the script, module or program and its arguments."""
+    if kind == "binary":
+        return [sys.executable, "-I", "-S", str(boot / f"{HIDDEN_NAME}.py"), job, *words]
+    python = env.get("PYTHON_EXEC") or os.environ.get("PYTHON_EXEC") or sys.executable
+    # Python ignores this option; ps shows the job by it.
+    module = {"module": ["-m"], "run_path": ["-c", RUN_PATH]}.get(kind, [])
+    return [python, "-X", f"supervisor={job}", "-u", *module, *words]
+
+
+def add_bootstrap(env: dict[str, str], boot: Path) -> None:
+    """Put the bootstrap first on a worker's PYTHONPATH; the bootstrap's `hide` removes it again."""
+    given = env.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    here = str(boot)
+    env["PYTHONPATH"] = here if given is None else here + os.pathsep + (given or here)

@@ -1,0 +1,316 @@
+"""The agent's child process that imports torch: it starts and stops this node's workers, generation by generation.
+
+In: requests on stdin. Out: answers and notices on stdout. When stdin ends, every worker is killed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from remote_agent.base.files import open_pipes
+from remote_agent.base.proc import slurm_ending
+from remote_agent.base.tasks import within
+from remote_agent.engine.launchers import own, torch_agent
+from remote_agent.engine.launchers.launcher import Context, Launch, WorkerGroup
+from remote_agent.engine.order import OWN_VARIABLES, Order
+from remote_agent.engine.processes import Orphans, adopt_orphans
+from remote_agent.vitals.host_notes import HostNotes
+from remote_agent.wire import Answer, Channel, ChannelClosed, Problem, WireError
+
+log = logging.getLogger(__name__)
+
+# A start takes milliseconds, on a node that swaps more; a `stop` that comes meanwhile waits for it.
+START_S = 20.0
+STORE_S = 30.0
+# From the agent's death to the end of all its workers at most two seconds may pass.
+VANISH_S = 0.7
+# The share of the granted time after which we look a second time: when this process was stopped, the agent's renewal
+# may be waiting in the pipe.
+FIRST_LOOK = 0.9
+
+
+async def launch(context: Context, order: Order) -> WorkerGroup:
+    """Start the workers: by torch's own agent where the order has a rendezvous."""
+    return await (own.start(context, order) if order.rendezvous is None else torch_agent.start(context, order))
+
+
+class Engine:
+    """Carries out the agent's requests, one generation at a time."""
+
+    def __init__(self, job: str, start_workers: Launch = launch, orphans: Orphans | None = None) -> None:
+        self._job = job
+        self._start_workers = start_workers
+        self._orphans = orphans or Orphans()
+        # Only this thread starts processes: the kernel kills them when the thread that started them ends, and torch
+        # does not install its signal handlers in it.
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "torch")
+        self._torch: asyncio.Future[Any] = asyncio.ensure_future(self._in_thread(_import_torch))
+        self._current = -1
+        """The newest generation that was started."""
+        self._floor = -1
+        """Generations up to this one may no longer be started."""
+        self._group: WorkerGroup | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._starting: asyncio.Future[None] | None = None
+        self._store: Any = None
+        self._notes = HostNotes()
+        self._granted_s = 0.0
+        self._renewed = asyncio.Event()
+        """Set by each sign of life of the agent."""
+        self._outbox: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        self._ops = {
+            "hello": self._hello,
+            "lease": self._renew,
+            "prepare": self._prepare,
+            "go": self._go,
+            "stop": self._stop,
+            "stacks": self._stacks,
+            "pulse": self._pulse,
+            "signal": self._signal,
+            "keep": self._keep,
+        }
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer until the agent is gone or stands still, then end every worker."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._child_died)
+        terminated = asyncio.Event()
+        # In a Slurm step the workers get this signal too and may save; the agent decides what follows.
+        loop.add_signal_handler(signal.SIGTERM, lambda: None if slurm_ending() else terminated.set())
+        await self._serve(Channel(reader, writer, self._handle), terminated)
+
+    async def _serve(self, channel: Channel, terminated: asyncio.Event) -> None:
+        # `closed` is set before `run` has ended its handlers, and workers must not wait for those.
+        waits = (
+            channel.run(),
+            self._send_notices(channel),
+            channel.closed.wait(),
+            terminated.wait(),
+            self._wait_for_silence(),
+        )
+        tasks = [asyncio.ensure_future(wait) for wait in waits]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await self._vanish()
+
+    async def _renew(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Note that the agent is alive; for this many seconds the other nodes do not give up this node."""
+        self._granted_s = float(args["s"])
+        self._renewed.set()
+        return {}
+
+    async def _wait_for_silence(self) -> None:
+        """Return when a live agent has been silent for too long: other nodes may start the next group soon."""
+        await self._renewed.wait()
+        while await self._is_renewed(FIRST_LOOK) or await self._is_renewed(1.0 - FIRST_LOOK):
+            self._renewed.clear()
+        log.warning("no message from the agent for %.1f s", self._granted_s)
+
+    async def _is_renewed(self, share: float) -> bool:
+        return await within(self._renewed, share * self._granted_s)
+
+    async def _handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer:
+        handler = self._ops.get(op)
+        if handler is None:
+            raise Problem("unknown_op", f"unknown request to an engine: {op}")
+        return Answer(await handler(args))
+
+    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(function, *args))
+
+    async def _finish_in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run a function that cannot be undone halfway: a cancelled caller still waits for its end."""
+        running = asyncio.ensure_future(self._in_thread(function, *args))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})
+            raise
+
+    async def _torch_api(self) -> Any:
+        """Return the module torch_api once it is imported; raises Problem when it cannot be."""
+        try:
+            return await asyncio.shield(self._torch)
+        except Exception as error:  # whatever a broken installation raises
+            message = f"torch does not import: {type(error).__name__}: {error}"
+            raise Problem("engine", message, f"look at {sys.executable} -c 'import torch'") from error
+
+    async def _hello(self, args: dict[str, Any]) -> dict[str, Any]:
+        torch = await self._torch_api()
+        facts: dict[str, Any] = await self._in_thread(torch.facts)
+        return facts
+
+    async def _prepare(self, args: dict[str, Any]) -> dict[str, Any]:
+        generation = _number(args, "generation")
+        if generation <= self._floor:
+            raise Problem("stale", f"generation {generation} is over")
+        torch = await self._torch_api()
+        # The previous store belongs to an ended generation and may use this very port.
+        self._store = None
+        opening = self._in_thread(torch.open_store, str(args.get("host")), _number({"port": 0, **args}, "port"))
+        try:
+            store = await asyncio.wait_for(opening, STORE_S)
+        except (OSError, RuntimeError, ValueError, asyncio.TimeoutError) as error:
+            text = str(error).partition("\n")[0] or "no answer"
+            hint = "is the `address` of this host right?"
+            raise Problem("store", f"no store on {args.get('host')}: {text}", hint) from error
+        self._store = store if args.get("hold", True) else None
+        return {"port": store.port}
+
+    async def _go(self, args: dict[str, Any]) -> dict[str, Any]:
+        order = Order.from_args(args)
+        context = Context(self._job, self._notes, self._orphans, await self._torch_api(), self._finish_in_thread)
+        if order.generation <= self._floor:
+            raise Problem("stale", f"generation {order.generation} is over")
+        if self._starting is not None or (self._group is not None and not self._group.ended.is_set()):
+            raise Problem("busy", f"generation {self._current} still runs")
+        self._current = self._floor = order.generation
+        self._starting = asyncio.get_running_loop().create_future()
+        try:
+            self._notes.begin(Path(order.cwd), order.log_dir)
+            group = await self._start_workers(context, order)
+        except (OSError, RuntimeError, ValueError) as error:
+            await self._orphans.sweep((), VANISH_S)
+            raise Problem("start", f"workers do not start: {type(error).__name__}: {error}") from error
+        except asyncio.CancelledError:
+            # The agent no longer waits for them.
+            await self._orphans.sweep((), VANISH_S)
+            raise
+        finally:
+            self._starting.set_result(None)
+            self._starting = None
+        # Nothing else runs until the answer is sent, so no notice of this generation overtakes it.
+        self._group = group
+        self._runner = asyncio.ensure_future(group.run())
+        group.watch(lambda op, notice: self._outbox.put_nowait((op, notice)))
+        return {**group.answer(), "t_ns": time.time_ns()}
+
+    async def _stop(self, args: dict[str, Any]) -> dict[str, Any]:
+        generation = _number(args, "generation")
+        if generation < self._current:
+            raise Problem("stale", f"generation {generation} is over, {self._current} is here")
+        # A `go` that arrives after its `stop` must not start anything.
+        self._floor = max(self._floor, generation)
+        if self._starting is not None:
+            try:
+                await asyncio.wait_for(asyncio.shield(self._starting), START_S)
+            except asyncio.TimeoutError as error:
+                raise Problem("stuck", f"workers of generation {self._current} are still being started") from error
+        nothing: dict[str, Any] = {"exits": [], "stacks": {}}
+        if self._group is None:
+            return nothing
+        # An older generation is stopped too: nothing up to this one may continue.
+        answer = await self._group.stop(float(args.get("grace_s", 0.0)), bool(args.get("collect", False)))
+        return answer if self._group.generation == generation else nothing
+
+    def _live_group(self) -> WorkerGroup:
+        if self._group is None or self._group.ended.is_set():
+            raise Problem("no_workers", "no worker runs on this node")
+        return self._group
+
+    async def _stacks(self, args: dict[str, Any]) -> dict[str, Any]:
+        return await self._live_group().stacks(args.get("ranks"))
+
+    async def _pulse(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"ranks": await self._live_group().pulses(bool(args.get("stacks")))}
+
+    async def _keep(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"files": await self._live_group().keep(args.get("ranks"))}
+
+    async def _signal(self, args: dict[str, Any]) -> dict[str, Any]:
+        return {"refused": self._live_group().send(args["pids"], str(args["signal"]))}
+
+    async def _send_notices(self, channel: Channel) -> None:
+        while True:
+            op, args = await self._outbox.get()
+            try:
+                await channel.notify(op, args)
+            except ChannelClosed:
+                return
+            except WireError as error:
+                log.error("cannot send notice %s: %s", op, error)
+
+    def _child_died(self) -> None:
+        # During a start the pids of the workers are not known yet.
+        if self._group is not None and self._starting is None:
+            self._group.tend()
+
+    async def _vanish(self) -> None:
+        if self._starting is not None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._starting), VANISH_S)
+        if self._group is not None:
+            await self._group.vanish(VANISH_S)
+        await self._orphans.sweep((), VANISH_S)
+
+
+def _import_torch() -> Any:
+    # The import creates many objects that stay: collecting garbage meanwhile would take a tenth of its time or more.
+    gc.disable()
+    try:
+        return importlib.import_module("remote_agent.engine.torch_api")
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def _number(args: dict[str, Any], name: str) -> int:
+    value = args.get(name)
+    if not isinstance(value, int):
+        raise Problem("bad_request", f"{name} is not a number: {value!r}")
+    return value
+
+
+def take_wire() -> tuple[int, int]:
+    """Return private copies of stdin and stdout; then stdin is empty, and prints to stdout go to stderr."""
+    wire = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return wire
+
+
+async def _run(job: str, wire: tuple[int, int]) -> None:
+    reader, writer = await open_pipes(os.fdopen(wire[0], "rb", 0), os.fdopen(wire[1], "wb", 0))
+    await Engine(job).serve(reader, writer)
+
+
+def inherit_nothing_unusual() -> None:
+    """Undo the agent's signal handlers, mask and variables, so that workers start as under torchrun."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        # Not SIG_IGN, which a worker would inherit; a handler is reset when it starts.
+        signal.signal(number, lambda _number, _frame: None)
+    for name in OWN_VARIABLES:
+        os.environ.pop(name, None)
+
+
+def main(job: str) -> int:
+    """Serve the agent on stdin and stdout until it is gone; then end this process despite torch's threads."""
+    wire = take_wire()
+    layout = f"%(asctime)s engine {job} %(levelname)s %(message)s"
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=layout)
+    inherit_nothing_unusual()
+    adopt_orphans()
+    status = 1
+    try:
+        asyncio.new_event_loop().run_until_complete(_run(job, wire))
+        status = 0
+    except BaseException:
+        log.exception("the engine fails")
+        raise
+    finally:
+        os._exit(status)

@@ -1,0 +1,298 @@
+"""The pulse of each live rank: what it is doing at this moment, cheap enough to be read every few seconds.
+
+In: a generation's boot directory, its live ranks. Out: a pulse by rank, which remote_agent.diagnose.hang.stalls reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.base.files import read_text
+from remote_agent.base.proc import stat_fields
+from remote_agent.diagnose.hang.pulses import SCRIPT
+from remote_agent.diagnose.tracebacks import find_traces, last_background_failure, traces_of_error
+from remote_agent.engine import evidence
+from remote_agent.engine.inspect import children, sockets
+from remote_agent.engine.inspect import ras as nccl_ras
+from remote_agent.engine.inspect.children import Tree, descendants, process_tree
+from remote_agent.engine.inspect.stacks import ask, tidy
+from remote_agent.vitals.netif import own_addresses
+
+if TYPE_CHECKING:
+    from remote_agent.engine.boot_dir import BootDirectory
+    from remote_agent.engine.processes import Rank
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
+_TICKS = os.sysconf("SC_CLK_TCK")
+# Functions with which torch wraps its collectives.
+_WRAPPERS = ("wrapper", "inner", "_fn")
+# In these modules Python waits for another thread, task or process.
+_PARKED = ("threading.py", "queue.py", "selectors.py")
+# How many of the newest collectives get their times reported.
+MAX_CAME = 128
+# Children and unresponsive ranks on this node, each time.
+MAX_SPIED = 16
+MAX_KINDS = 4
+# Parts of torch.distributed that compute for long; their waiting happens in distributed_c10d.py.
+_WORKSHOPS = ("checkpoint/", "fsdp/", "optim/")
+_PICKLES = ("_object_to_tensor", "_tensor_to_object")
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
+
+
+async def pulses(boot: BootDirectory, ranks: Sequence[Rank], stacks: bool) -> dict[str, dict[str, Any]]:
+    """Return the pulse of each of these ranks.
+
+    t: monotonic seconds; state: the kernel's letter, D also when it sleeps on a file; cpu_s, io (bytes) and net (bytes
+    over TCP, None if unknown), with all descendants; sleeps: how often the main thread has gone to sleep (None if
+    unknown); deaf: its worker server does not answer; stack: a hash of the main thread's stack; where: the innermost
+    frame of the user's code; calls: the library function that it called; parked: the main thread waits for another
+    thread; over: the script is over, and Python waits for its threads; inside: the function of torch.distributed that
+    the main thread is in; groups: see `read_flight`; ended: the exception that ended its script or a thread, see
+    `ended_part`; children: {count, name, doing, where} of equal ones; unanswered, reached: for a rank that waits, the
+    remote ends that do not answer and the connected ones. One rank also has ras: messages of NCCL's service on this
+    node, and addresses: the node's own.
+    Without `stacks` the fields of the stack are empty: a dump disturbs the rank, and can end it when a C++ thread
+    enters Python at the same moment.
+    """
+    tree = process_tree()
+    asking = nccl_ras.complaints([one.pid for one in ranks] if stacks else [])
+    ras, *each = await asyncio.gather(asking, *(_pulse(boot, one, tree, stacks) for one in ranks))
+    if ras:
+        each[0]["ras"] = ras
+    if stacks and each:
+        each[0]["addresses"] = sorted(own_addresses())
+        # A rank that waits in a collective is not at fault, even when its children sleep.
+        held = {one.rank: pulse for one, pulse in zip(ranks, each) if not _waits(pulse)}
+        families = {one.rank: list(descendants(one.pid, tree)) for one in ranks}
+        sent = await children.in_time(lambda: sockets.transferred(families)) or {}
+        for one, pulse in zip(ranks, each):
+            pulse["net"] = sent.get(one.rank)
+        await _look_closer([one for one in ranks if one.rank in held], held, tree)
+        waiting = {one.pid: pulse for one, pulse in zip(ranks, each) if one.rank not in held}
+        ends = await children.in_time(lambda: sockets.remote_ends(waiting)) if waiting else None
+        for pid, (silent, reached) in (ends or {}).items():
+            waiting[pid].update(unanswered=silent, reached=reached)
+    return {str(one.rank): pulse for one, pulse in zip(ranks, each)}
+
+
+async def _pulse(boot: BootDirectory, one: Rank, tree: Tree, with_stack: bool) -> dict[str, Any]:
+    pulse: dict[str, Any] = {"t": time.monotonic(), **_process(one.pid, tree)}
+    pulse.update({"deaf": False, "stack": "", "where": "", "calls": "", "parked": False, "inside": None, "groups": {}})
+    pulse.update({"over": False, "net": None, "ended": None, "children": [], "ras": []})
+    pulse.update({"unanswered": [], "reached": [], "addresses": []})
+    if not boot.has_socket(one.rank):
+        return pulse
+    flight = await ask(boot, one.rank, True, "fr_trace_json")
+    if isinstance(flight, bytes):
+        pulse["groups"] = read_flight(flight, time.time_ns())
+    if with_stack:
+        stacks = await ask(boot, one.rank, True, "dump_traceback")
+        pulse["deaf"] = not isinstance(stacks, bytes)
+        if isinstance(stacks, bytes):
+            pulse.update(read_stack(tidy(stacks)))
+    return pulse
+
+
+def _waits(pulse: Mapping[str, Any]) -> bool:
+    return bool(pulse["inside"]) or any("seq" in group for group in pulse["groups"].values())
+
+
+async def _look_closer(ranks: Sequence[Rank], pulses_: Mapping[int, dict[str, Any]], tree: Tree) -> None:
+    """Add `ended` and `children`, which take longer, to the pulses of ranks that may block others."""
+    below = await children.children([one.pid for one in ranks], tree)
+    stackless = [one.pid for one in ranks if not pulses_[one.rank]["stack"]]
+    spied, _ = await children.spy([*stackless, *(each["pid"] for own in below.values() for each in own)][:MAX_SPIED])
+    for one in ranks:
+        pulse = pulses_[one.rank]
+        if one.pid in spied:
+            place = read_stack(spied[one.pid])
+            pulse.update({key: place[key] for key in ("where", "calls")} if pulse["deaf"] else place)
+        kinds: dict[tuple[str, str, str], int] = {}
+        for child in below.get(one.pid, ()):
+            where = read_stack(spied[child["pid"]])["where"] if child["pid"] in spied else ""
+            kind = (child["name"], child["doing"], where)
+            kinds[kind] = kinds.get(kind, 0) + 1
+        pulse["children"] = [
+            {"count": count, "name": name, "doing": doing, "where": where}
+            for (name, doing, where), count in list(kinds.items())[:MAX_KINDS]
+        ]
+    over = [(one, pulses_[one.rank]["over"]) for one in ranks]
+    ended = await children.in_time(lambda: {one.rank: ended_part(one.directory, is_over) for one, is_over in over})
+    for one in ranks:
+        pulses_[one.rank]["ended"] = (ended or {}).get(one.rank)
+
+
+def ended_part(directory: Path, is_over: bool) -> dict[str, Any] | None:
+    """Return the exception that ended the script, a thread, a task or a child of a rank that is still alive.
+
+    `is_over`: its main thread has left the script; otherwise only the others can have ended. part: what ended; type,
+    headline, place, traceback; line: its number in stderr.log, None if unknown; age_s: its least age.
+    """
+    path = directory / "stderr.log"
+    tail, lines = evidence.read_tail(path)
+    error = evidence.read_error(directory / "error.json") if is_over else None
+    if error is not None:
+        # Other threads may have printed since, and not every script prints its exceptions.
+        path = directory / "error.json"
+        trace = traces_of_error(error["message"], error["callstack"])[-1]
+        printed = next((one for one in reversed(find_traces(tail)) if one.headline == trace.headline), None)
+        part, text = SCRIPT, error["callstack"] or error["message"]
+    else:
+        ended = last_background_failure(tail)
+        if ended is None:
+            return None
+        trace = printed = ended
+        part, text = trace.background, trace.text
+    frame = trace.user_frame
+    first = None if lines is None else lines - tail.count("\n")
+    return {
+        "part": part,
+        "type": trace.type,
+        "headline": trace.headline,
+        "place": frame.place() if frame is not None else "",
+        "traceback": evidence.shortened(text.rstrip("\n")),
+        "line": None if first is None or printed is None else first + printed.last_line,
+        "age_s": round(max(0.0, time.time() - path.stat().st_mtime), 1),
+    }
+
+
+def read_stack(text: str) -> dict[str, Any]:
+    """Return stack, where, calls, parked, over and inside of the main thread, which is the last of Python's dump."""
+    frames = [match for line in text.rstrip().rpartition("\n\n")[2].split("\n") if (match := _FRAME.search(line))]
+    digest = hashlib.sha256("\n".join(match[0] for match in frames).encode()).hexdigest()[:16]
+    at = next((n for n, one in enumerate(frames) if not any(part in one["file"] for part in _LIBRARIES)), 0)
+    where = f"{os.path.basename(frames[at]['file'])}:{frames[at]['line']} in {frames[at]['name']}" if frames else ""
+    calls = f"{frames[at - 1]['name']} of {os.path.basename(frames[at - 1]['file'])}" if at else ""
+    parked = bool(frames) and os.path.basename(frames[0]["file"]) in _PARKED
+    # Python's own shutdown is the outermost frame only when the script is over.
+    last = frames[-1] if frames else None
+    over = last is not None and (os.path.basename(last["file"]), last["name"]) == ("threading.py", "_shutdown")
+    place = {"stack": digest, "where": where, "calls": calls, "parked": parked, "over": over}
+    return {**place, "inside": _inside(frames)}
+
+
+def _inside(frames: list[re.Match[str]]) -> str | None:
+    """Return the outermost function of torch.distributed among the innermost frames."""
+    function = None
+    if not frames or not _may_wait(frames[0]):
+        return None
+    for match in frames:
+        if "/torch/" not in match["file"]:
+            break
+        if "/torch/distributed/" in match["file"] and match["name"] not in _WRAPPERS:
+            function = match["name"]
+    return function
+
+
+def _may_wait(frame: re.Match[str]) -> bool:
+    """Return whether torch.distributed may be waiting for other ranks here; while it saves a file it is not."""
+    _, _, part = frame["file"].partition("/torch/distributed/")
+    # Functional collectives are called through torch.ops and have no frame in torch.distributed.
+    is_distributed = bool(part) or frame["file"].endswith("/torch/_ops.py")
+    return is_distributed and not part.startswith(_WORKSHOPS) and frame["name"] not in _PICKLES
+
+
+def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
+    """Return by process group: ranks, last, and the fields of the oldest collective that is not done.
+
+    last: number of the newest collective; seq, op, sizes, age_s, timeout_s: of the oldest one that is not done; age_s
+    is 0 where the record has no time. ranks: the group's members, None where the record does not have them. came: when
+    this rank called the newest ones over gloo.
+    """
+    try:
+        record = json.loads(text)
+        entries = _newest([one for one in record.get("entries") or () if not one.get("is_p2p")])
+        known = record.get("pg_config") or {}
+        groups: dict[str, dict[str, Any]] = {}
+        for one in entries:
+            name = str(one["process_group"][0])
+            group = groups.setdefault(name, {"ranks": _members(known.get(name)), "last": 0})
+            group["last"] = max(group["last"], int(one["collective_seq_id"]))
+            if "seq" not in group and not one.get("retired") and one.get("state") != "completed":
+                group.update(_waiting(one, now_ns))
+        stamps = {
+            int(one["collective_seq_id"]): int(one["time_created_ns"]) // 1000
+            for one in entries
+            if _kind(one) == ("0", "gloo") and one.get("time_created_ns")
+        }
+        if stamps:
+            groups["0"]["came"] = _came(stamps)
+        return groups
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        # Another torch may write another format.
+        return {}
+
+
+def _newest(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the entries of existing groups: an earlier group of the same name may have been destroyed."""
+    newest = {_kind(one): one.get("pg_id") for one in entries}
+    return [one for one in entries if one.get("pg_id") == newest[_kind(one)]]
+
+
+def _kind(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """Return group and backend."""
+    return str(entry["process_group"][0]), str(entry.get("profiling_name")).partition(":")[0]
+
+
+def _came(stamps: Mapping[int, int]) -> dict[str, Any]:
+    """Return the number and the time of a collective, and the times since then of it and of all later ones."""
+    first = end = max(stamps) + 1
+    while first - 1 in stamps and end - first < MAX_CAME:
+        first -= 1
+    t_us = stamps[first]
+    return {"first": first, "t_us": t_us, "later_us": [stamps[number] - t_us for number in range(first, end)]}
+
+
+def _waiting(entry: Mapping[str, Any], now_ns: int) -> dict[str, Any]:
+    timeout_ms = entry.get("timeout_ms")
+    call = str(entry.get("profiling_name") or "collective")
+    return {
+        "seq": int(entry["collective_seq_id"]),
+        "backend": call.rpartition(":")[0],
+        "op": call.partition(":")[2] or call,
+        "sizes": json.dumps([entry.get("input_sizes"), entry.get("input_dtypes")]),
+        "age_s": round(max(0.0, (now_ns - int(entry.get("time_created_ns") or now_ns)) / 1e9), 1),
+        "timeout_s": None if timeout_ms is None else timeout_ms / 1000,
+    }
+
+
+def _members(config: Any) -> list[int] | None:
+    ranks = config.get("ranks") if isinstance(config, dict) else None
+    try:
+        return [int(rank) for rank in json.loads(ranks)] if ranks else None
+    except (ValueError, TypeError):
+        return None
+
+
+def _process(pid: int, tree: Tree) -> dict[str, Any]:
+    """Return state, cpu_s, io and sleeps of a process; cpu_s and io with its descendants."""
+    state, ticks, count = "?", 0, 0
+    for each in descendants(pid, tree):
+        fields = stat_fields(each)
+        if fields:
+            # The parent's two sums for children include descendants that have ended.
+            ticks += sum(int(field) for field in fields[11:15])
+            count += _transferred(each)
+        if each == pid and fields:
+            state = "D" if fields[0] == "S" and children.is_at_a_file(pid) else fields[0]
+    return {"state": state, "cpu_s": round(ticks / _TICKS, 2), "io": count, "sleeps": _sleeps(pid)}
+
+
+def _sleeps(pid: int) -> int | None:
+    """Return how often a process's main thread has gone to sleep, None if unknown."""
+    lines = read_text(f"/proc/{pid}/status").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:")), None)
+
+
+def _transferred(pid: int) -> int:
+    """Return the bytes that a process has read and written."""
+    fields = dict(line.split(": ") for line in read_text(f"/proc/{pid}/io").splitlines())
+    return int(fields.get("rchar", 0)) + int(fields.get("wchar", 0))

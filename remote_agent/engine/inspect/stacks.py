@@ -1,0 +1,150 @@
+"""Stacks and flight records of live ranks, read from torch's worker server in each rank; stacks of their children.
+
+In: a generation's boot directory, ranks. Out: texts by rank, and the reason where there is none; files in the ranks'
+directories.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.engine.inspect import children
+
+if TYPE_CHECKING:
+    from remote_agent.engine.boot_dir import BootDirectory
+
+# For all live ranks together: the other nodes wait meanwhile.
+COLLECT_S = 1.5
+ANSWER_BYTES = 64 * 1024 * 1024
+SAVED = ("stacks.txt", "flight.json")
+# A file's time is that of the kernel's last tick.
+CLOCK_STEP_S = 0.02
+
+
+async def dump(boot: BootDirectory, pids: Mapping[int, int | None]) -> dict[str, Any]:
+    """Return by rank: stacks, unreachable (why there is none), children ({pid, name, doing, stack} each); and note.
+
+    `pids`: None where the rank's process has ended. `note`: why stacks of child processes are missing, if any are.
+    """
+    live = {rank: pid for rank, pid in pids.items() if pid is not None}
+    asking = _stacks(boot, {rank: pid is not None for rank, pid in pids.items()})
+    (texts, unreachable), below = await asyncio.gather(
+        asking, children.children(live.values(), children.process_tree())
+    )
+    silent = {rank: pid for rank, pid in live.items() if str(rank) in unreachable}
+    spied: dict[int, str] = {}
+    note = ""
+    if silent or any(below.values()):
+        spied, note = await children.spy(
+            [*silent.values(), *(child["pid"] for each in below.values() for child in each)]
+        )
+    for rank, pid in silent.items():
+        if pid in spied:
+            texts[str(rank)] = spied[pid]
+            del unreachable[str(rank)]
+    families = {
+        str(rank): [{**child, "stack": spied.get(child["pid"], "")} for child in below[pid]]
+        for rank, pid in live.items()
+        if below.get(pid)
+    }
+    return {"stacks": texts, "unreachable": unreachable, "children": families, "note": note if families else ""}
+
+
+async def _stacks(boot: BootDirectory, alive: Mapping[int, bool]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the stacks of ranks, and why some have none; `alive`: whether the rank's process lives."""
+    texts: dict[str, str] = {}
+    unreachable: dict[str, str] = {}
+    ranks = sorted(alive)
+    answers = await asyncio.gather(*(ask(boot, rank, alive[rank], "dump_traceback") for rank in ranks))
+    for rank, answer in zip(ranks, answers):
+        if isinstance(answer, bytes):
+            texts[str(rank)] = tidy(answer)
+        else:
+            unreachable[str(rank)] = answer
+    return texts, unreachable
+
+
+async def save(boot: BootDirectory, directories: Mapping[int, Path]) -> dict[str, str]:
+    """Save stacks and flight records of these live ranks in their directories; returns the stacks by rank."""
+    ranks = [rank for rank in sorted(directories) if boot.has_socket(rank)]
+    records = asyncio.gather(*(ask(boot, rank, True, "fr_trace_json") for rank in ranks))
+    (stacks, _), flights = await asyncio.gather(_stacks(boot, dict.fromkeys(ranks, True)), records)
+    for rank, flight in zip(ranks, flights):
+        with contextlib.suppress(OSError):
+            if str(rank) in stacks:
+                (directories[rank] / "stacks.txt").write_text(stacks[str(rank)], encoding="utf-8")
+            if isinstance(flight, bytes) and _is_json(flight):
+                (directories[rank] / "flight.json").write_bytes(flight)
+    return stacks
+
+
+async def keep(boot: BootDirectory, directories: Mapping[int, Path]) -> dict[str, list[str]]:
+    """Save stacks and flight records for an operator; returns the new files by rank."""
+    begin = time.time()
+    await save(boot, directories)
+    files = {rank: [directory / name for name in SAVED] for rank, directory in directories.items()}
+    return {
+        str(rank): [str(path) for path in paths if path.exists() and path.stat().st_mtime >= begin - CLOCK_STEP_S]
+        for rank, paths in files.items()
+    }
+
+
+async def ask(boot: BootDirectory, rank: int, alive: bool, handler: str) -> bytes | str:
+    """Return the answer of a rank's worker server, or the reason why there is none."""
+    if not alive:
+        return "the process has ended"
+    if not boot.has_socket(rank):
+        return "the script has not imported torch.distributed, or this torch has no worker server"
+    # One request at a time: two simultaneous dumps can end the rank, and a rank that holds the GIL answers both late.
+    request = boot.requests.get((rank, handler))
+    if request is None or request.done():
+        request = asyncio.ensure_future(fetch(boot.socket(rank), handler))
+        # The caller may have stopped waiting by the time it fails.
+        request.add_done_callback(lambda done: done.cancelled() or done.exception())
+        boot.requests[rank, handler] = request
+    try:
+        return await asyncio.wait_for(asyncio.shield(request), COLLECT_S)
+    except asyncio.TimeoutError:
+        return f"no answer within {COLLECT_S} s: the rank holds Python's lock (GIL), or is stopped"
+    except (OSError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+async def fetch(socket: str, handler: str) -> bytes:
+    """Return the body of a worker server's answer; raises OSError or ValueError. It has no deadline."""
+    reader, writer = await asyncio.open_unix_connection(socket)
+    try:
+        request = f"POST /handler/{handler} HTTP/1.0\r\nHost: rank\r\nContent-Length: 0\r\n\r\n"
+        writer.write(request.encode())
+        await writer.drain()
+        answer = b""
+        while len(answer) < ANSWER_BYTES and (block := await reader.read(1 << 20)):
+            answer += block
+    finally:
+        writer.close()
+    head, separator, body = answer.partition(b"\r\n\r\n")
+    status = head.split(b" ", 2)[1:2]
+    if not separator or status != [b"200"]:
+        raise ValueError(f"{handler}: {head[:200].decode('utf-8', 'replace')!r}")
+    return body
+
+
+def tidy(text: bytes) -> str:
+    """Return a traceback dump without the threads that run no Python, such as the server's own."""
+    blocks = text.decode("utf-8", "replace").rstrip("\n").split("\n\n")
+    kept = [block for block in blocks if "<no Python frame>" not in block]
+    return "\n\n".join(kept or blocks) + "\n"
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

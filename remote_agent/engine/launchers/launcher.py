@@ -1,0 +1,176 @@
+"""What a launcher is, which starts a node's workers, and the group of workers that it starts.
+
+In: an Order. Out: a WorkerGroup that reports each death, answers questions about live ranks and ends completely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.base.tasks import within
+from remote_agent.engine import evidence
+from remote_agent.engine.inspect import pulse, stacks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from remote_agent.engine.boot_dir import BootDirectory
+    from remote_agent.engine.order import Order
+    from remote_agent.engine.processes import Orphans, Rank, Worker
+    from remote_agent.vitals.host_notes import HostNotes
+
+# After SIGKILL: a process that stays longer is stuck in the kernel.
+KILL_S = 10.0
+SWEEP_S = 2.0
+STUCK_HINT = "it is stuck in the kernel: look at dmesg"
+Notify = Callable[[str, "dict[str, Any]"], None]
+Launch = Callable[["Context", "Order"], Awaitable["WorkerGroup"]]
+"""Starts one generation's workers; raises OSError, RuntimeError, ValueError, Problem, then leaves nothing behind."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What the engine shares with its launchers."""
+
+    job: str
+    notes: HostNotes
+    orphans: Orphans
+    torch: Any
+    """The module engine.torch_api, once it is imported."""
+    in_thread: Callable[..., Awaitable[Any]]
+    """Runs a function in the thread that may start processes, and waits for its end even when cancelled."""
+
+
+class WorkerGroup:
+    """One generation's workers on this node. An owner must await `run`."""
+
+    def __init__(self, context: Context, generation: int, boot: BootDirectory) -> None:
+        self.generation = generation
+        self.ended = asyncio.Event()
+        """Set when every process is dead, reported and reaped, and no process of theirs is left."""
+        self._boot = boot
+        self._notes = context.notes
+        self._orphans = context.orphans
+        self._ranks: Mapping[int, Rank] = {}
+        self._notify: Notify = lambda _op, _args: None
+        self._all_dead = asyncio.Event()
+        """Set when all children that we started are dead."""
+        self._exits: dict[int, dict[str, Any]] = {}
+
+    def answer(self) -> dict[str, Any]:
+        """Return the group's part of the answer to `go`."""
+        raise NotImplementedError
+
+    def watch(self, notify: Notify) -> None:
+        """Start to report: `notify` is called with notices in the order of events."""
+        self._notify = notify
+        asyncio.get_running_loop().add_reader(self._boot.pipe, self._read_pipe)
+
+    async def run(self) -> None:
+        """Return when the generation has ended on this node, for whatever reason."""
+        raise NotImplementedError
+
+    def tend(self) -> None:
+        """Look after orphans; call it when a child has died."""
+        raise NotImplementedError
+
+    async def stop(self, grace_s: float, collect: bool) -> dict[str, Any]:
+        """End all workers; returns their exits, and their stacks if `collect`. Raises Problem if one does not die.
+
+        A second call with a shorter grace ends them sooner.
+        """
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """Send SIGKILL to everything that is alive."""
+        raise NotImplementedError
+
+    def _children(self) -> Sequence[Worker]:
+        """Return the processes that we started and will reap."""
+        raise NotImplementedError
+
+    def _alive(self) -> list[Rank]:
+        """Return the ranks that are alive at this moment."""
+        return [rank for rank in self._ranks.values() if rank.is_alive]
+
+    async def vanish(self, deadline_s: float) -> None:
+        """Kill everything at once because the engine must end; nothing is reported."""
+        self.kill()
+        await within(self._all_dead, deadline_s)
+        await self._orphans.sweep(self._children(), deadline_s)
+        self.close()
+
+    def close(self) -> None:
+        """Stop watching and remove the workers' directory."""
+        for process in (*self._children(), *self._ranks.values()):
+            process.end_watch()
+        if self._boot.pipe >= 0:
+            asyncio.get_running_loop().remove_reader(self._boot.pipe)
+        self._boot.close()
+
+    def has_succeeded(self) -> bool:
+        """Return whether every worker has exited with 0."""
+        return False
+
+    def exits(self) -> list[dict[str, Any]]:
+        """Return the exits so far, by rank."""
+        return [self._exits[rank] for rank in sorted(self._exits)]
+
+    async def stacks(self, ranks: Iterable[int] | None) -> dict[str, Any]:
+        """Return stacks of these ranks (None: all) and of their children; see `inspect.stacks.dump`."""
+        self._alive()
+        wanted = [self._ranks[rank] for rank in (self._ranks if ranks is None else ranks) if rank in self._ranks]
+        return await stacks.dump(self._boot, {one.rank: one.pid if one.is_alive else None for one in wanted})
+
+    async def keep(self, ranks: Iterable[int] | None) -> dict[str, list[str]]:
+        """Save stacks and flight records of the live ones of these ranks (None: all); returns the files by rank."""
+        chosen = {rank: path for rank, path in self._directories().items() if ranks is None or rank in ranks}
+        return await stacks.keep(self._boot, chosen)
+
+    def send(self, pids: Mapping[str, int], name: str) -> dict[str, str]:
+        """Send a signal to the ranks that still have these pids; returns by rank why it was not sent."""
+        self._alive()
+        refused: dict[str, str] = {}
+        for rank, pid in pids.items():
+            one = self._ranks.get(int(rank))
+            if one is None or one.pid != pid:
+                refused[rank] = f"rank {rank} is no longer process {pid}"
+            elif not one.send(signal.Signals[name]):
+                refused[rank] = f"rank {rank} has ended"
+            else:
+                one.sent = name
+        return refused
+
+    async def pulses(self, with_stacks: bool) -> dict[str, Any]:
+        """Return the pulse of each live rank."""
+        return await pulse.pulses(self._boot, self._alive(), with_stacks)
+
+    async def _save_stacks(self) -> dict[str, str]:
+        return await stacks.save(self._boot, self._directories())
+
+    def _directories(self) -> dict[int, Path]:
+        return {rank.rank: rank.directory for rank in self._alive()}
+
+    def _read_pipe(self) -> None:
+        for what, rank, t_ns in self._boot.messages():
+            if what == "main":
+                self._begun(rank, t_ns)
+            elif rank in self._ranks:
+                self._ranks[rank].over_ns = t_ns
+
+    def _begun(self, rank: int, t_ns: int) -> None:
+        """Report that a rank is about to run the script."""
+        self._notify("main", {"generation": self.generation, "rank": rank, "t_ns": t_ns})
+
+    async def _evidence(self, rank: Rank) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, evidence.read_evidence, rank.directory, len(self._ranks))
+
+    async def _report_exit(self, document: dict[str, Any]) -> None:
+        document["notes"] = await self._notes.explain(document)
+        self._exits[document["rank"]] = document
+        self._notify("exited", {"generation": self.generation, "exit": document})

@@ -1,0 +1,29 @@
+"""Numbers and counts as people write them.
+
+In: ranks, numbers of things. Out: `0-2,5`, `ranks 0-3`, `2 nodes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return `0-2,5` for 0, 1, 2, 5."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return `rank 3`, `ranks 0-3,5`, or `no rank`."""
+    return f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {ranges(ranks)}" if ranks else "no rank"
+
+
+def count(number: int, one: str) -> str:
+    """Return `1 rank`, `2 ranks`."""
+    return f"{number:,} {one if number == 1 else one + 's'}"

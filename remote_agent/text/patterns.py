@@ -1,0 +1,211 @@
+"""Search patterns, with a time limit and the literals that a matching line must contain.
+
+In: a regular expression as typed. Out: a compiled pattern with literals to search for first; Problem ("pattern").
+
+Patterns run on the only thread of the agent, which also sends its heartbeats: a match that takes too long is aborted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple, TypeVar
+
+from remote_agent.text.rows import without_escapes
+from remote_agent.wire import Problem
+
+# The parser of the standard library; its old name was removed in 3.13.
+_parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
+_MAX_PATTERN = 4096
+_MAX_BRANCHES = 8
+_MAX_CHOICES = 3
+_UNBOUNDED = 64
+# Time limit for one line: some patterns take exponential or polynomial time in its length.
+LINE_S = 0.1
+_REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
+
+
+_T = TypeVar("_T")
+
+
+class TooLong(Exception):
+    """A regular expression took too long."""
+
+
+def _ring(_number: int, _frame: FrameType | None) -> None:
+    raise TooLong
+
+
+def within(seconds: float, work: Callable[[], _T]) -> _T:
+    """Return work(), a search by a regular expression; raises TooLong after this many seconds of processor time.
+
+    Processor time, because ranks may leave little of it to the agent. Python's matcher checks for signals while it
+    runs; outside of the main thread nothing can interrupt it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    before = signal.signal(signal.SIGVTALRM, _ring)
+    try:
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+        try:
+            return work()
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    finally:
+        signal.signal(signal.SIGVTALRM, before or signal.SIG_DFL)
+
+
+class Pattern(NamedTuple):
+    """A compiled pattern and how to find candidate lines."""
+
+    regex: re.Pattern[bytes]
+    choices: tuple[tuple[bytes, ...], ...]
+    """A matching line contains a member of each of these sets, in lower case when `lower`."""
+    lower: bool
+    plain: bool
+    """True when the pattern is a literal: no regular expression needs to run."""
+    scanner: re.Pattern[bytes] | None
+    """Finds a place in a text of many lines at or before the first line that matches."""
+
+    def matches(self, text: bytes) -> bool:
+        """True when the visible text matches; raises TooLong."""
+        seen = without_escapes(text)
+        return within(LINE_S, lambda: self.regex.search(seen)) is not None
+
+    def where(self, text: bytes) -> bytes | None:
+        """Return the text in which to search for `choices`; None when it has no member of one of the sets."""
+        where = text.lower() if self.lower and self.choices else text
+        return where if all(any(literal in where for literal in choice) for choice in self.choices) else None
+
+
+def ignores_case(pattern: str) -> bool:
+    """True for a pattern without a capital letter, as in lnav and vim; the one in \\S does not count."""
+    literal = re.sub(r"\\.", "", pattern)
+    return literal == literal.lower()
+
+
+def compile_pattern(pattern: str, ignore_case: bool) -> Pattern:
+    """Return the pattern ready for use; raises Problem (pattern)."""
+    if len(pattern) > _MAX_PATTERN:
+        raise Problem("pattern", f"the pattern is over {_MAX_PATTERN} characters long")
+    raw = pattern.encode("utf-8", "surrogateescape")
+    flags = re.IGNORECASE if ignore_case else 0
+    try:
+        regex = re.compile(raw, flags)
+        tree = _parser.parse(raw, flags)
+    except (re.error, OverflowError, RecursionError) as bad:
+        hint = "escape it to search for the text itself"
+        raise Problem("pattern", f"not a regular expression: {bad}", hint) from None
+    repeats = _open_repeats(tree)
+    choices: list[tuple[bytes, ...]] = []
+    if not tree.state.flags & re.IGNORECASE or ignore_case:
+        choices = sorted(_choices(tree, ignore_case), key=_worth, reverse=True)[:_MAX_CHOICES]
+    if not raw:
+        # Every line matches.
+        return Pattern(regex, (), ignore_case, True, None)
+    plain = all(str(op) == "LITERAL" for op, _ in tree) and len(choices) == 1 and len(tree) == len(choices[0][0])
+    scanner = re.compile(raw, flags | re.MULTILINE) if repeats < 2 and _scannable(tree) else None
+    return Pattern(regex, tuple(choices), ignore_case, plain, scanner)
+
+
+def _children(op: str, value: Any) -> list[Any]:
+    """Return the sub-patterns of one parsed item."""
+    if op in _REPEATS:
+        return [value[2]]
+    if op == "SUBPATTERN":
+        return [value[3]]
+    if op == "BRANCH":
+        return list(value[1])
+    if op in ("ASSERT", "ASSERT_NOT"):
+        return [value[1]]
+    if op == "ATOMIC_GROUP":
+        return [value]
+    if op == "GROUPREF_EXISTS":
+        return [part for part in value[1:] if part is not None]
+    return []
+
+
+def _open_repeats(tree: Any) -> int:
+    """Count repeats without a small bound."""
+    count = 0
+    for op, value in tree:
+        name = str(op)
+        count += name in _REPEATS and int(value[1]) >= _UNBOUNDED
+        count += sum(_open_repeats(child) for child in _children(name, value))
+    return count
+
+
+def _choices(tree: Any, lower: bool) -> list[tuple[bytes, ...]]:
+    """Return sets of literals; each match contains a member of each set."""
+    found: list[tuple[bytes, ...]] = []
+    run = bytearray()
+    for op, value in [*tree, (None, None)]:
+        name = str(op)
+        if name == "LITERAL" and value < 256:
+            run.append(value)
+            continue
+        literal = bytes(run).lower() if lower else bytes(run)
+        run = bytearray()
+        # Bytes are lowered here, characters in the pattern: both agree only for ASCII.
+        if literal and b"\n" not in literal and not (lower and max(literal) >= 0x80):
+            found.append((literal,))
+        if name == "SUBPATTERN" and not value[1]:
+            found.extend(_choices(value[3], lower))
+        elif name == "BRANCH":
+            found.extend(_branches(value[1], lower))
+        elif name in _REPEATS and value[0] >= 1:
+            found.extend(_choices(value[2], lower))
+    return found
+
+
+def _branches(branches: list[Any], lower: bool) -> list[tuple[bytes, ...]]:
+    """Return one set with the best literal of each branch, if every branch has one."""
+    members: list[bytes] = []
+    for branch in branches:
+        choices = _choices(branch, lower)
+        if not choices:
+            return []
+        members.extend(sorted(choices, key=_worth)[-1])
+    return [tuple(dict.fromkeys(members))] if len(members) <= _MAX_BRANCHES else []
+
+
+def _worth(literals: tuple[bytes, ...]) -> tuple[int, int]:
+    """Longer literals first, then fewer."""
+    return min(map(len, literals)), -len(literals)
+
+
+def _scannable(tree: Any, repeated: bool = False) -> bool:
+    """True when a match in a line is also found in a text around it, and open repeats stay within their line."""
+    for op, value in tree:
+        name = str(op)
+        if name in ("ASSERT_NOT", "ASSERT", "ATOMIC_GROUP", "POSSESSIVE_REPEAT", "GROUPREF_EXISTS"):
+            return False
+        if name == "AT" and str(value) not in ("AT_BEGINNING", "AT_BOUNDARY"):
+            return False
+        if repeated and not _avoids_newline(name, value):
+            return False
+        inside = repeated or (name in _REPEATS and int(value[1]) >= _UNBOUNDED)
+        if not all(_scannable(child, inside) for child in _children(name, value)):
+            return False
+    return True
+
+
+def _avoids_newline(op: str, value: Any) -> bool:
+    if op == "LITERAL":
+        return bool(value != 10)
+    if op == "IN":
+        return all(_member_avoids_newline(str(kind), item) for kind, item in value)
+    return op in ("ANY", "SUBPATTERN", "BRANCH", *_REPEATS)
+
+
+def _member_avoids_newline(kind: str, item: Any) -> bool:
+    if kind == "RANGE":
+        return not item[0] <= 10 <= item[1]
+    if kind == "CATEGORY":
+        return str(item) in ("CATEGORY_DIGIT", "CATEGORY_WORD")
+    return kind == "LITERAL" and item != 10

@@ -1,0 +1,138 @@
+"""Rows: the visible text of lines.
+
+In: raw lines. Out: visible text, clipped, with or without escape codes; which lines continue a record such as a
+traceback; which lines are NCCL's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from remote_agent.text.levels import ESCAPE as ESCAPE
+from remote_agent.text.levels import ESCAPES, level_of
+from remote_agent.text.levels import NCCL_MARK as NCCL_MARK
+
+# The text of a row is cut here; `log_read` returns the rest of the line.
+CLIP = 64 * 1024
+# A file of indented lines must not become one record.
+RECORD_LIMIT = 512
+# A traceback is written at once: a rank that prints indented lines must not wait for an unindented one.
+RECORD_GAP_NS = 1_000_000_000
+# A record goes on behind this many blank lines, so that few lines decide whether a line continues one.
+BLANK_LIMIT = 8
+
+_RANK_TAG = re.compile(rb"^(?:\x1b\[[\d;]*m)*(?:\[(?:rank|default)?\d+\]: ?)?")
+_LAST_OF_TRACEBACK = re.compile(rb"(?:[\w$]+\.)*[A-Z]\w*(?::\s|:?\s*$)")
+# Lines of NCCL, in the formats of all its versions, and of RCCL; without NCCL_DEBUG_FILE they go to stdout.
+_NCCL = re.compile(
+    rb"(?:\[[^\]\n]{1,64}\] ?)?(?:[\w.-]{1,255}:\d+:\d+ (?:\[-?\d+\] )?)?(?:\d+\.\d+ )?(?:\S{1,512}:\d+ )?"
+    rb"[NR]CCL (?:(?:INFO|WARN|ERROR|CALL|TRACE|ABORT) |version ?:? ?\d)"
+)
+_CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
+
+
+class Row(NamedTuple):
+    """One line: number, bytes [offset, end) without its newline, arrival (upper: no later than that)."""
+
+    line: int
+    offset: int
+    end: int
+    t_ns: int
+    upper: bool
+    text: bytes
+    known_level: int = 0
+    """Its level bit, if it is known already; it is computed only when needed."""
+    column: int = -1
+    """How many characters precede the hit in a line whose text is cut."""
+
+    @property
+    def level(self) -> int:
+        """Its level bit."""
+        return self.known_level or level_of(self.text)
+
+    @property
+    def cut(self) -> int:
+        """How many bytes of the line follow its text."""
+        return max(0, self.end - self.offset - CLIP) if len(self.text) == CLIP else 0
+
+
+def visible(raw: bytes) -> bytes:
+    """Return what a terminal finally shows of a line: the last state of a progress bar, clipped."""
+    return visible_ends(raw[:CLIP], raw[-CLIP:]) if len(raw) > CLIP else last_state(raw)
+
+
+def last_state(raw: bytes) -> bytes:
+    """Return the last state of a line that overwrites itself."""
+    if b"\r" not in raw:
+        return raw
+    shown = raw.rstrip(b"\r")
+    return shown[shown.rfind(b"\r") + 1 :]
+
+
+def seen(raw: bytes) -> bytes:
+    """Return the visible characters of a line."""
+    return without_escapes(last_state(raw))
+
+
+def without_escapes(text: bytes) -> bytes:
+    """Return a text of any number of lines without its escape codes."""
+    return ESCAPES.sub(b"", text) if b"\x1b" in text else text
+
+
+def visible_ends(head: bytes, tail: bytes) -> bytes:
+    """Return the visible text of a line over 64 KiB from its first and last 64 KiB."""
+    shown = tail.rstrip(b"\r")
+    start = shown.rfind(b"\r")
+    return shown[start + 1 :] if start >= 0 else head
+
+
+def stream_of(file: str, text: bytes) -> str:
+    """Return the stream of a line: lines of NCCL belong to nccl, whichever file they are in."""
+    return "nccl" if NCCL_MARK in text[:1024] and _NCCL.match(text) is not None else file
+
+
+def dropped_text(size: int) -> bytes:
+    """Return the line that stands for bytes that were dropped from the disk."""
+    amount = f"{size / 1e9:.1f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"
+    return f"… {amount} were dropped here: log_bound".encode()
+
+
+class RecordReader:
+    """Decides line by line which ones continue a record: indented lines and the parts of a traceback."""
+
+    __slots__ = ("_blanks", "_chained", "_continued", "_indented", "is_sure")
+
+    def __init__(self) -> None:
+        self._indented: bool | None = None
+        self._continued = False
+        self._chained = False
+        self._blanks = 0
+        self.is_sure = False
+        """True once no line before the first one read could change the answers."""
+
+    def continues(self, text: bytes) -> bool:
+        """Read the next line; returns True when it continues the one before."""
+        tag = _RANK_TAG.match(text) if text[:1] in (b"[", b"\x1b") else None
+        rest = text[tag.end() :] if tag is not None else text
+        blank = not rest.strip()
+        indented = rest[:1] in (b" ", b"\t") and not blank
+        self._blanks = self._blanks + 1 if blank else 0
+        if self._blanks > BLANK_LIMIT:
+            self._continued = self._chained = False
+            self.is_sure = True
+        if blank:
+            answer = self._continued or self._chained
+        elif indented:
+            answer = self.is_sure = True
+        elif rest.startswith(_CHAINED):
+            answer = self._continued
+        elif rest.startswith(b"Traceback (most recent call last)"):
+            answer = self._chained
+        else:
+            answer = bool(self._indented) and _LAST_OF_TRACEBACK.match(rest) is not None
+            self.is_sure = self.is_sure or self._indented is not None
+        self._chained = rest.startswith(_CHAINED) or (blank and self._chained)
+        self._indented = indented
+        self._continued = answer
+        return answer

@@ -1,0 +1,86 @@
+"""Journal events: their types, the plain words of each type, and the states in which a job has ended.
+
+In: nothing. Out: `EventType`, `JournalEvent`, `label`, the ended states. The texts with an event's details are in
+supervisor/wording/events.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, TypedDict
+
+
+class EventType(str, Enum):
+    """The type of a journal event, exactly as on the wire and in `events --json`."""
+
+    JOB_STARTED = "job_started"
+    JOB_DEGRADED = "job_degraded"
+    JOB_SUCCEEDED = "job_succeeded"
+    JOB_FAILED = "job_failed"
+    JOB_STOPPED = "job_stopped"
+    NODE_JOINED = "node_joined"
+    NODE_READY = "node_ready"
+    NODE_ADDED = "node_added"
+    NODE_LOST = "node_lost"
+    NODE_FAILED = "node_failed"
+    NODE_REMOVED = "node_removed"
+    NODE_CORDONED = "node_cordoned"
+    NODE_UNCORDONED = "node_uncordoned"
+    AGENT_LOST = "agent_lost"
+    COORDINATOR_CHANGED = "coordinator_changed"
+    COORDINATOR_PAUSED = "coordinator_paused"
+    QUORUM_LOST = "quorum_lost"
+    GENERATION_STARTED = "generation_started"
+    RANKS_ASSIGNED = "ranks_assigned"
+    GENERATION_RUNNING = "generation_running"
+    GENERATION_STOPPED = "generation_stopped"
+    RANK_FAILED = "rank_failed"
+    INCIDENT = "incident"
+    HANG_OVER = "hang_over"
+    WARNING = "warning"
+    RESTART_REQUESTED = "restart_requested"
+    REMOVE_REQUESTED = "remove_requested"
+    STOP_REQUESTED = "stop_requested"
+    ENVIRONMENT_SET = "environment_set"
+    TREE_CHANGED = "tree_changed"
+    SIGNAL_SENT = "signal_sent"
+    OPERATOR_ATTACHED = "operator_attached"
+    OPERATOR_DETACHED = "operator_detached"
+    HOOK_DELIVERED = "hook_delivered"
+    HOOK_FAILED = "hook_failed"
+    METRICS_FAILED = "metrics_failed"
+
+    def __str__(self) -> str:
+        """Return the value: the same text under every version of Python."""
+        return str(self.value)
+
+
+class JournalEvent(TypedDict):
+    """One event as `events --json` shows it. `type` is a string: a newer agent may know more types than we do."""
+
+    seq: int
+    time: str
+    type: str
+    generation: int
+    node: str | None
+    rank: int | None
+    detail: dict[str, Any]
+
+
+# Where the plain words are not the type itself with spaces.
+_LABELS: Mapping[str, str] = {
+    EventType.HANG_OVER: "hang ended",
+    EventType.TREE_CHANGED: "work tree changed",
+}
+
+# A job in one of these states never changes again.
+ENDED_STATES = frozenset({"succeeded", "failed", "stopped"})
+ENDED_EVENTS = frozenset({EventType.JOB_SUCCEEDED, EventType.JOB_FAILED, EventType.JOB_STOPPED})
+# A hang is over when the ranks make progress again, or their group has stopped.
+HANG_ENDED_EVENTS = frozenset({EventType.HANG_OVER, EventType.GENERATION_STOPPED, *ENDED_EVENTS})
+
+
+def label(kind: object) -> str:
+    """Return the plain words of an event type; of an unknown type its name with spaces."""
+    return _LABELS.get(str(kind)) or str(kind).replace("_", " ")

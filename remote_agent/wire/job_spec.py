@@ -1,0 +1,158 @@
+"""The description of a job that the supervisor sends to the agents, with torchrun's syntax for a rendezvous.
+
+In: JSON of the `start` request, words of the command line. Out: frozen objects, the same on every node.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+# The name of a job is also the name of its directory on every node.
+JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# The term of the launch. Only in this term is it certain that no node has workers of an unknown group.
+FIRST_TERM = 1
+# The default ports of torch.
+PORTS = {"c10d": 29400, "static": 29500, "etcd": 2379, "etcd-v2": 2379}
+
+
+class SpecError(ValueError):
+    """A job description that this agent cannot read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeSpec:
+    """One node of the job, in inventory order."""
+
+    name: str
+    address: str
+    """The host name or address that the other nodes connect to."""
+    nproc_per_node: str = "auto"
+    """auto, a kind of device (gpu, cpu, xpu …), or a number as text."""
+    spare: bool = False
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hook:
+    """A shell command or URL to call on events of the job. Both may contain secrets, so nothing prints them."""
+
+    on: tuple[str, ...]
+    """Some of failure, hang, recovery and end."""
+    command: str = dataclasses.field(default="", repr=False)
+    url: str = dataclasses.field(default="", repr=False)
+    timeout: float = 10.0
+    """Seconds for one attempt."""
+    retries: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class JobSpec:
+    """Everything that agents need to know about a job. Times are in seconds unless the name says otherwise."""
+
+    job: str
+    script: str
+    """Relative to the working directory, or absolute; a module name or a program by `kind`."""
+    nodes: tuple[NodeSpec, ...]
+    args: tuple[str, ...] = ()
+    kind: str = "script"
+    """script, module (`python -m`), run_path (`runpy.run_path`) or binary (no Python)."""
+    tree: str | None = None
+    """Name of the synced tree under `trees/`; None: the tree is already on the nodes."""
+    tree_digest: str = ""
+    """The digest of the synced files; empty: unknown."""
+    workdir: str = "."
+    """Working directory of the workers: relative to the tree, absolute without a tree."""
+    env: dict[str, str] = dataclasses.field(default_factory=dict)
+    min_nodes: int = 1
+    max_nodes: int = 1
+    max_restarts: int = 0
+    node_timeout: float = 15.0
+    stop_grace: float = 15.0
+    hang_after: float = 30.0
+    """How long ranks must wait for an inactive rank before it counts as a hang; 0: hangs are not detected."""
+    hang_restart: float = 0.0
+    """A group that hangs for this long is restarted, like after a failure; 0: never."""
+    join_timeout: float = 120.0
+    """How long generation 0 waits for all members before it starts with at least min_nodes."""
+    settle_timeout: float = 3.0
+    """If min_nodes is below max_nodes: how long generation 0 waits for more nodes once min_nodes are ready."""
+    coordinator_port: int = 0
+    role: str = "default"
+    log_dir: str | None = None
+    """A directory in which each node links its logs in torchrun's layout; relative to the working directory."""
+    numa_binding: str | None = None
+    """How workers are bound to CPUs: a value of torchrun's --numa-binding."""
+    signals_to_handle: str | None = None
+    virtual_local_rank: bool = False
+    rendezvous: Rendezvous | None = None
+    """None: the coordinator forms the group."""
+    hooks: tuple[Hook, ...] = ()
+    metrics_port: int = 0
+    """The port on which the coordinator serves Prometheus metrics; 0: none."""
+    log_bound: int = 0
+    """Limit in bytes for the logs of a rank on its disk, per generation; 0: no limit."""
+    created_ns: int = 0
+    endpoint: str = ""
+    """HOST:PORT of a job that any node with its certificate may join; empty: only `nodes` take part."""
+
+    def node(self, name: str) -> NodeSpec | None:
+        """Return the node of that name, or None."""
+        return next((node for node in self.nodes if node.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON document, the input of `from_json`."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> JobSpec:
+        """Read a document; raises SpecError, which names the wrong field."""
+        try:
+            known = {field.name for field in dataclasses.fields(cls)}
+            values = {key: value for key, value in data.items() if key in known}
+            values["nodes"] = tuple(NodeSpec(**node) for node in data["nodes"])
+            values["args"] = tuple(data.get("args", ()))
+            values["hooks"] = tuple(Hook(**{**hook, "on": tuple(hook["on"])}) for hook in data.get("hooks", ()))
+            if data.get("rendezvous") is not None:
+                values["rendezvous"] = Rendezvous(**data["rendezvous"])
+            return cls(**values)
+        except (KeyError, TypeError) as error:
+            raise SpecError(f"job description: {error!r}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Rendezvous:
+    """One of torch's rendezvous backends, for a job whose group torch's agents form."""
+
+    backend: str
+    """c10d, etcd-v2, etcd or static."""
+    run_id: str
+    endpoint: str = ""
+    """HOST:PORT; empty: a free port of the group's first node."""
+    conf: str = ""
+    """torchrun's K=V,…"""
+    nnodes: str = ""
+    """N or MIN:MAX, if other nodes may join; empty: the size of the group."""
+
+
+def read_conf(text: str) -> dict[str, str]:
+    """Return torchrun's K=V,… as a dict; raises ValueError, which names the invalid part."""
+    conf = {}
+    for part in text.split(","):
+        if part.strip():
+            key, equals, value = part.partition("=")
+            if not equals or not key.strip() or not value.strip():
+                raise ValueError(f"{part!r} is not K=V")
+            conf[key.strip()] = value.strip()
+    return conf
+
+
+def split_endpoint(endpoint: str, default: int) -> tuple[str, int]:
+    """Return host and port of HOST[:PORT]; raises ValueError for an invalid port."""
+    host, colon, port = endpoint.rpartition(":")
+    if not colon:
+        return endpoint, default
+    if not port.isdecimal() or not 0 < int(port) < 65536 or not host:
+        raise ValueError(f"{endpoint!r} is not HOST:PORT")
+    return host, int(port)

@@ -1,0 +1,4 @@
+"""Requests that change a job, and the repair of a job whose agents are gone.
+
+In: a hub, an operator's request. Out: the coordinator's reply. Imports `link` and `launch`.
+"""

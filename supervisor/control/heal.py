@@ -1,0 +1,216 @@
+"""Repair of a job while an operator is attached: lost agents are restarted, an orphaned group gets a coordinator.
+
+In: the hub's links and newest status. Out: requests to start, assign and promote agents, each shown as a notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import time
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.wire import CallFailed, JobSpec, SpecError, WireError
+from remote_agent.wire.events import ENDED_STATES
+from supervisor.control import promotion, resync
+from supervisor.errors import RequestFailed, SupervisorError
+from supervisor.launch import bringup
+from supervisor.launch.certificates import Authority
+from supervisor.launch.specs import merge_host, read_tree_again
+from supervisor.ssh import HostError
+
+if TYPE_CHECKING:
+    from supervisor.link.host_link import Link
+    from supervisor.link.hub import Hub
+
+# How often a node's agent is restarted within this many seconds.
+RESTARTS = 3
+RESTART_WINDOW = 600.0
+# How long after a link found no agent before it is dead: the job may just have ended, seconds.
+SETTLE = 1.5
+INTERVAL = 1.0
+IDENTITY_DEADLINE = 5.0
+STATUS_DEADLINE = 30.0
+# No agent is restarted on nodes in these states.
+OUT = ("removed", "failed", "draining")
+# How long before a link without an agent looks for one again, seconds.
+LOOK_AGAIN = 5.0
+REOPEN_DEADLINE = 20.0
+
+
+async def authority_of(hub: Hub) -> tuple[Authority, JobSpec]:
+    """Return the job's certificate authority and description from any node that has them; raises RequestFailed."""
+    last = "no host of the job answers"
+    for link in hub.opened_links():
+        try:
+            data = (await link.call("ca")).data
+            authority = Authority(data["ca"], data["ca_key"])
+            spec = hub.spec or JobSpec.from_json(data["spec"])
+            return authority, spec
+        except (CallFailed, WireError, asyncio.TimeoutError, SpecError, KeyError) as error:
+            last = f"{link.view.name}: {error}"
+    raise RequestFailed(f"cannot get the job's certificate authority: {last}")
+
+
+async def bring_up_again(hub: Hub, name: str, *, full: bool) -> dict[str, Any]:
+    """Start the agent of a host (`full`: also sync its tree), introduce it to the others, return its NodeSpec as JSON.
+
+    An agent that is alive is only introduced. Raises RequestFailed that names host and step.
+    """
+    link = hub.links.get(name)
+    if link is None:
+        raise RequestFailed(f"no host {name!r} in the inventory", "its hosts: " + " ".join(hub.links), "unknown_node")
+    try:
+        authority, spec = await authority_of(hub)
+        spec = resync.as_now(hub, merge_host(spec, link.host, hub.inventory))
+        resynced = resync.changed_since_launch(hub)
+        leaving = await _is_leaving(hub, link)
+        if leaving or not (link.opened and link.view.live):
+            if leaving:
+                # Out of the job, it would end by itself once nobody is connected to it; another one takes its place.
+                await link.try_call("exit", timeout_s=IDENTITY_DEADLINE)
+            read = functools.partial(read_tree_again, hub.inventory, spec, name) if full or resynced else None
+            material = bringup.Material(spec, authority, read=read, kept=resynced, replaces=leaving)
+            await bringup.start_on(hub, name, material)
+        elif resynced:
+            await resync.ensure(hub, link, spec)
+        await bringup.introduce(hub, link, spec)
+        return next(dataclasses.asdict(node) for node in spec.nodes if node.name == name)
+    except HostError as error:
+        link.fail(error.step, error.reason, error.hint)
+        kind = error.__cause__.kind if isinstance(error.__cause__, CallFailed) else "bring_up"
+        raise RequestFailed(f"{name}: {error.step}: {error.reason}", error.hint, kind) from error
+
+
+async def _is_leaving(hub: Hub, link: Link) -> bool:
+    """Tell whether the host's agent is out of the job and stays only so that operators can read its end."""
+    if not (link.opened and link.view.live):
+        return False
+    nodes = (await hub.call("status")).get("nodes", ())
+    # The agent of a failed node may have no engine any more.
+    out = ("removed", "failed")
+    return any(node["name"] == link.view.name and node.get("state") in out for node in nodes)
+
+
+class Healer:
+    """Checks the job of an attached operator once a second. The hub owns the task that runs `run`."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._starts: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RESTARTS))
+        self._given_up: set[str] = set()
+        self._brought: set[tuple[str, str]] = set()
+        """Nodes, and the work trees that this supervisor has tried to bring them."""
+
+    async def run(self) -> None:
+        """Check once a second; after the job's end, only for agents that do not know that it is over."""
+        hub = self._hub
+        while True:
+            await asyncio.sleep(INTERVAL)
+            if hub.launching or hub.failure is not None:
+                continue
+            controls = hub.attach == "control" and not hub.read_only
+            try:
+                if hub.ended or hub.state in ENDED_STATES:
+                    if controls:
+                        await promotion.end_cut_off(hub)
+                    continue
+                if controls:
+                    await promotion.promote_if_orphaned(hub)
+                    await self._restart_lost()
+                    await self._bring_trees()
+                self._look_again()
+            except (SupervisorError, HostError, CallFailed, WireError, asyncio.TimeoutError) as error:
+                hub.notice(f"healing: {error}", "warning")
+
+    def _dead_links(self) -> list[Link]:
+        now, links = time.monotonic(), self._hub.links.values()
+        return [link for link in links if link.opened and link.view.live is False and now - link.opened_at > SETTLE]
+
+    async def _restart_lost(self) -> None:
+        hub = self._hub
+        if not hub.status:
+            return
+        wanted = self._taking_part(*OUT)
+        dead = [link for link in self._dead_links() if link.view.name in wanted]
+        await asyncio.gather(*(self._restart(link) for link in dead))
+
+    async def _bring_trees(self) -> None:
+        """Bring nodes that came back the work tree that the group runs from, once."""
+        hub = self._hub
+        digest = str((hub.status.get("tree") or {}).get("digest"))
+        missing = {str(node["name"]) for node in hub.status.get("nodes", ()) if node.get("lacks_tree")}
+        for name in missing & self._taking_part(*OUT):
+            link = hub.links.get(name)
+            if link is None or not (link.opened and link.view.live) or (name, digest) in self._brought:
+                continue
+            self._brought.add((name, digest))
+            try:
+                _, spec = await authority_of(hub)
+                await resync.ensure(hub, link, resync.as_now(hub, spec))
+            except (SupervisorError, CallFailed, WireError, asyncio.TimeoutError) as error:
+                hub.notice(f"{name}: cannot bring it the job's work tree: {error}", "warning", name)
+            else:
+                hub.notice(f"{name}: has the job's work tree now", "info", name)
+
+    def _taking_part(self, *out: str) -> set[str]:
+        """Return the nodes of the job that are in none of these states."""
+        return {node["name"] for node in self._hub.status.get("nodes", ()) if node.get("state") not in out}
+
+    async def _restart(self, link: Link) -> None:
+        hub, name = self._hub, link.view.name
+        if not await self._is_still_dead(link):
+            return
+        status = await link.try_call("status", timeout_s=STATUS_DEADLINE)
+        if status is not None and status.get("state") in ENDED_STATES:
+            return
+        if hub.ended or hub.state in ENDED_STATES or name not in self._taking_part(*OUT):
+            # The job ended, or the node was removed, in the meantime.
+            return
+        if not self._may_start(name):
+            return
+        hub.notice(f"{name}: agent lost; restarting it", "warning", name)
+        try:
+            await bring_up_again(hub, name, full=False)
+        except (SupervisorError, CallFailed, WireError, asyncio.TimeoutError) as error:
+            if not (isinstance(error, RequestFailed) and error.kind == "already_running"):
+                hub.notice(f"{name}: {error}", "error", name)
+        else:
+            hub.notice(f"{name}: agent restarted", "info", name)
+
+    def _may_start(self, name: str) -> bool:
+        starts = self._starts[name]
+        now = time.monotonic()
+        if len(starts) == RESTARTS and now - starts[0] < RESTART_WINDOW:
+            if name not in self._given_up:
+                self._given_up.add(name)
+                self._hub.notice(
+                    f"{name}: agent lost {RESTARTS} times in {RESTART_WINDOW / 60:.0f} min; not restarted again. "
+                    f"Read agent.log on the host, then: supervisor add --node {name}",
+                    "error",
+                    name,
+                )
+            return False
+        self._given_up.discard(name)
+        starts.append(now)
+        return True
+
+    async def _is_still_dead(self, link: Link) -> bool:
+        """Connect again: another supervisor may have started an agent there."""
+        before = link.opened_at
+        link.reopen()
+        await self._hub.wait_until(lambda: link.opened and link.opened_at != before, REOPEN_DEADLINE)
+        return link.opened and link.opened_at != before and link.view.live is False
+
+    def _look_again(self) -> None:
+        """Connect again to hosts without an agent: another supervisor may have started one."""
+        now = time.monotonic()
+        for link in self._dead_links():
+            if now - link.opened_at > LOOK_AGAIN:
+                link.reopen()
+        taking_part = self._taking_part("removed")
+        for name, link in self._hub.links.items():
+            if name in taking_part and now - link.asked_at > LOOK_AGAIN:
+                link.ask_again()

@@ -1,0 +1,314 @@
+"""The requests of operators that change a job: one function for all verbs, and a handler for those that need more.
+
+In: the hub, a verb and its arguments. Out: the coordinator's reply, or RequestFailed with the reason; the outcome
+comes as events. A verb without a handler here goes to the coordinator as it is, so a new one needs no line here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.wire import CallFailed, WireError
+from remote_agent.wire.events import ENDED_STATES
+from supervisor.control import heal, promotion, resync
+from supervisor.control.replies import Entry, all_messages, entry, failed_entry
+from supervisor.errors import RequestFailed, SupervisorError, why
+
+if TYPE_CHECKING:
+    from supervisor.link.host_link import Link
+    from supervisor.link.hub import Hub
+
+# How long a node that is up may take to join the coordinator, seconds.
+JOIN_DEADLINE = 30.0
+# A request to the coordinator may have to wait for a state change in progress, seconds.
+REQUEST_DEADLINE = 60.0
+
+Args = dict[str, Any]
+Reply = dict[str, Any]
+"""`accepted`, `message`, `generation`, `seq` (of the last event before it); `nodes` or `ranks`: an Entry for each."""
+AskNode = Callable[["Link", "dict[str, int]"], Awaitable["dict[str, Entry]"]]
+
+
+async def request(hub: Hub, verb: str, args: Args) -> Reply:
+    """Carry out one verb; raises RequestFailed, Unreachable, HostError."""
+    if hub.read_only:
+        raise RequestFailed(f"{verb} refused: this supervisor is read-only", "leave --read-only out", "read_only")
+    if hub.follows:
+        # The job may have reached the requested state already.
+        await hub.heard()
+    args = {**args, "operator": hub.operator}
+    if args.get("node"):
+        args["node"] = _node_on(hub, str(args["node"]))
+    await promotion.refuse_over(hub)
+    handler = HANDLERS.get(verb)
+    return await (handler(hub, verb, args) if handler is not None else _ask_coordinator(hub, verb, args))
+
+
+async def _promote(hub: Hub, verb: str, args: Args) -> Reply:
+    return await promotion.promote(hub, args.get("node"))
+
+
+async def _resync(hub: Hub, verb: str, args: Args) -> Reply:
+    """Bring all nodes another work tree, then restart the group from it; restart nothing if a node lacks the tree."""
+    restart, nodes = await resync.spread(hub, verb, args)
+    if not restart:
+        return {**entry(False, "not all nodes have the work tree: nothing is restarted"), "nodes": nodes}
+    return {**await _ask_until_ready(hub, "restart", restart, "no_tree"), "nodes": nodes}
+
+
+async def _signal(hub: Hub, verb: str, args: Args) -> Reply:
+    """Send a signal to the processes of ranks; an agent refuses a rank whose process has been replaced."""
+    name = str(args["signal"]).upper()
+    name = name if name.startswith("SIG") else f"SIG{name}"
+    if name not in signal.Signals.__members__:
+        raise RequestFailed(f"no signal named {name}", "USR1, USR2, INT, TERM, KILL, …", "usage")
+    _refuse_stale(hub, args)
+
+    async def send(link: Link, pids: dict[str, int]) -> dict[str, Entry]:
+        request = {"pids": pids, "signal": name, "operator": args["operator"]}
+        refused = (await link.call("signal", request, timeout_s=REQUEST_DEADLINE)).data["refused"]
+        return {rank: entry(rank not in refused, refused.get(rank, "sent")) for rank in pids}
+
+    return await _ask_ranks(hub, args["ranks"], send, f"{name} sent")
+
+
+async def _keep(hub: Hub, verb: str, args: Args) -> Reply:
+    """Save stacks and flight records of ranks beside their logs."""
+
+    async def save(link: Link, pids: dict[str, int]) -> dict[str, Entry]:
+        request = {"ranks": [int(rank) for rank in pids]}
+        files = (await link.call("keep", request, timeout_s=REQUEST_DEADLINE)).data["files"]
+        none = "the rank did not answer: `supervisor stacks` says why"
+        return {rank: entry(bool(files.get(rank)), " ".join(files.get(rank, ())) or none) for rank in pids}
+
+    return await _ask_ranks(hub, args["ranks"], save, "stacks and flight records saved")
+
+
+async def _ask_ranks(hub: Hub, ranks: Iterable[int], ask: AskNode, done: str) -> Reply:
+    """Ask the nodes of these ranks at once, with the process ids known here; returns an entry for each rank."""
+    status = hub.status or await hub.call("status")
+    entries = {str(rank): entry(False, f"no rank {rank} runs in this job") for rank in sorted(ranks)}
+    pids: dict[str, dict[str, int]] = {}
+    for node in status.get("nodes", ()):
+        here = {str(rank["rank"]): rank["pid"] for rank in node.get("ranks", ()) if rank.get("pid")}
+        if chosen := {rank: pid for rank, pid in here.items() if rank in entries}:
+            pids[str(node["name"])] = chosen
+
+    async def one(node: str) -> None:
+        link = hub.links.get(node)
+        if link is None:
+            entries.update(dict.fromkeys(pids[node], entry(False, f"{node} is not in this inventory")))
+            return
+        try:
+            entries.update(await ask(link, pids[node]))
+        except (CallFailed, WireError, asyncio.TimeoutError) as error:
+            entries.update(dict.fromkeys(pids[node], entry(False, f"{node}: {why(error)}")))
+
+    await asyncio.gather(*(one(node) for node in pids))
+    accepted = [rank for rank, one_entry in entries.items() if one_entry["accepted"]]
+    if not accepted:
+        raise RequestFailed(all_messages(entries.values()), kind="ranks")
+    return {"accepted": True, "message": f"{done}: rank {', '.join(accepted)}", "ranks": entries}
+
+
+async def _add(hub: Hub, verb: str, args: Args) -> Reply:
+    """Bring a node up, then ask the coordinator to take it in."""
+    if "nodes" in args:
+        return await _add_several(hub, args)
+    name = str(args["node"])
+    if _is_open(hub):
+        # Nodes join by themselves: a torchrun there brings the agent up.
+        return await _ask_coordinator(hub, "add", args)
+    # An agent may run there already: nothing is brought up before that is known.
+    await hub.settle(nodes=[name])
+    _refuse_stale(hub, args)
+    seq = int(hub.events[-1]["seq"]) if hub.events else 0
+    was_running = any(node["name"] == name and node["state"] == "running" for node in hub.status.get("nodes", ()))
+    spec = await heal.bring_up_again(hub, name, full=True)
+    try:
+        return await _ask_until_ready(hub, "add", {**args, "spec": spec}, "not_ready")
+    except RequestFailed as refused:
+        if refused.kind == "done" and not was_running:
+            # A lost node: the coordinator admitted it as soon as its agent was back.
+            return {"accepted": True, "message": refused.message, "generation": 0, "seq": seq}
+        raise
+
+
+async def _add_several(hub: Hub, args: Args) -> Reply:
+    """Bring several nodes up at once, then ask for those that came up with one restart."""
+    names = [str(name) for name in args["nodes"]]
+    await hub.settle(nodes=names)
+    _refuse_stale(hub, args)
+    specs = await asyncio.gather(*(heal.bring_up_again(hub, name, full=True) for name in names), return_exceptions=True)
+    failed: dict[str, Entry] = {}
+    up: dict[str, dict[str, Any]] = {}
+    for name, spec in zip(names, specs, strict=True):
+        if isinstance(spec, CallFailed):
+            failed[name] = entry(False, spec.message, spec.hint)
+        elif isinstance(spec, (SupervisorError, WireError, asyncio.TimeoutError)):
+            failed[name] = failed_entry(name, spec)
+        elif isinstance(spec, BaseException):
+            raise spec
+        else:
+            up[name] = spec
+    if not up:
+        raise RequestFailed(all_messages(failed.values()), kind="bring_up")
+    args = {**args, "nodes": list(up), "specs": list(up.values())}
+    try:
+        reply = await _ask_until_ready(hub, "add", args, "not_ready")
+    except RequestFailed as refused:
+        if refused.kind != "not_ready":
+            raise
+        # Nodes that are ready need not wait for those that are not.
+        reply = await _ask_coordinator(hub, "add", {**args, "late": True})
+    nodes = reply.get("nodes") or {name: entry(True, reply["message"]) for name in up}
+    return {**reply, "nodes": {**nodes, **failed}}
+
+
+HANDLERS: dict[str, Callable[[Hub, str, Args], Awaitable[Reply]]] = {
+    "add": _add,
+    "promote": _promote,
+    "sync": _resync,
+    "rollback": _resync,
+    "signal": _signal,
+    "keep": _keep,
+}
+
+
+def _refuse_stale(hub: Hub, args: Args) -> None:
+    """Refuse a request that was made for an earlier generation, and drop the condition.
+
+    Bringing a lost node up may itself start the next generation.
+    """
+    expected = args.pop("if_generation", None)
+    newest = _generation(hub)
+    if expected is not None and expected != newest:
+        raise RequestFailed(f"generation {expected} is over: the job is in generation {newest}", kind="stale")
+
+
+async def _ask_until_ready(hub: Hub, op: str, args: Args, kind: str) -> Reply:
+    """Repeat a request that is refused with `kind`: the coordinator has not heard yet what a node's agent knows."""
+    end = time.monotonic() + JOIN_DEADLINE
+    while True:
+        try:
+            return await _ask_coordinator(hub, op, args)
+        except RequestFailed as refused:
+            if refused.kind != kind or time.monotonic() > end:
+                raise
+        await hub.wait_change(0.2)
+
+
+def _is_open(hub: Hub) -> bool:
+    """Tell whether nodes join by themselves: they have names of their own, not their hosts'."""
+    return any(link.view.identity.get("node", name) != name for name, link in hub.links.items())
+
+
+def _node_on(hub: Hub, name: str) -> str:
+    """Return the one node that joined by itself on the host of that name, else the name; raises RequestFailed."""
+    names = [str(node["name"]) for node in hub.status.get("nodes", ())]
+    nodes = [node for node in names if re.fullmatch(re.escape(name) + "-[0-9a-f]{4}", node)]
+    if not nodes or name in names or not _is_open(hub):
+        return name
+    if len(nodes) > 1:
+        raise RequestFailed(f"{name} is {len(nodes)} nodes of this job", f"name one: {' '.join(nodes)}", "unknown_node")
+    return nodes[0]
+
+
+async def _ask_coordinator(hub: Hub, op: str, args: Args) -> Reply:
+    """Send a request to the best live agent, which passes it to the coordinator; raises RequestFailed, Unreachable."""
+    generation = _generation(hub)
+    if op == "restart" and generation >= 0:
+        # The group may be restarting for another reason at this moment.
+        args.setdefault("if_generation", generation)
+    await _ensure_coordinator(hub, op, args)
+    last = ""
+    for link in hub.opened_links(live=True):
+        try:
+            return (await link.call(op, args, timeout_s=REQUEST_DEADLINE)).data
+        except CallFailed as refused:
+            raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
+        except (WireError, asyncio.TimeoutError) as broken:
+            last = f"{link.view.name}: {why(broken)}"
+            # It may have been carried out: the next agent must not carry it out a second time.
+            if generation >= 0:
+                args.setdefault("if_generation", generation)
+    if not last:
+        # Only files answer: the end of the job may not have been read yet.
+        await hub.heard()
+    await promotion.refuse_over(hub)
+    raise hub.unreachable(last or "no agent is alive there")
+
+
+async def _ensure_coordinator(hub: Hub, op: str, args: Args) -> None:
+    if await promotion.promote_if_orphaned(hub):
+        return
+    if op == "remove":
+        for name in args.get("nodes") or [args["node"]]:
+            await promotion.promote_without(hub, str(name))
+    elif op == "stop":
+        await promotion.promote_to_stop(hub)
+
+
+def _generation(hub: Hub) -> int:
+    """Return the newest generation that this hub has heard of: the journal may be ahead of the status."""
+    newest = hub.events[-1]["generation"] if hub.events else -1
+    return max(int(hub.status.get("generation", -1)), int(newest))
+
+
+# --- stacks
+
+# A node whose ranks do not answer takes 3.5 s.
+STACKS_DEADLINE = 20.0
+
+
+async def collect_stacks(hub: Hub, ranks: list[int] | None) -> dict[str, dict[str, Any]]:
+    """Return `stacks`, `unreachable` (why there is none) and `children` by rank, and `notes` by node.
+
+    `notes`: why stacks of child processes are missing. Raises Unreachable, RequestFailed.
+    """
+    status = await hub.call("status")
+    if status["state"] in ENDED_STATES:
+        raise RequestFailed(f"job {hub.job} is over: {status['state']}", kind="ended")
+    links = hub.opened_links(live=True)
+    if not links:
+        raise hub.unreachable("no agent is alive there")
+    stacks: dict[str, str] = {}
+    unreachable = _live_ranks(status, ranks)
+    children: dict[str, list[dict[str, Any]]] = {}
+    notes: dict[str, str] = {}
+
+    async def one(name: str) -> None:
+        try:
+            answer = await hub.links[name].call("stacks", {"ranks": ranks}, timeout_s=STACKS_DEADLINE)
+        except (CallFailed, WireError, asyncio.TimeoutError) as error:
+            for node in status.get("nodes", ()):
+                if node["name"] == name:
+                    reasons = {str(rank["rank"]): f"{name}: {why(error)}" for rank in node.get("ranks", ())}
+                    unreachable.update({rank: text for rank, text in reasons.items() if rank in unreachable})
+            return
+        stacks.update(answer.data.get("stacks", {}))
+        unreachable.update(answer.data.get("unreachable", {}))
+        children.update(answer.data.get("children", {}))
+        if answer.data.get("note"):
+            notes[name] = answer.data["note"]
+
+    await asyncio.gather(*(one(link.view.name) for link in links))
+    unreachable = {rank: reason for rank, reason in unreachable.items() if rank not in stacks}
+    if not stacks and not unreachable:
+        raise RequestFailed(f"job {hub.job} has no live rank" + (" of those" if ranks else ""))
+    return {"stacks": stacks, "unreachable": unreachable, "children": children, "notes": notes}
+
+
+def _live_ranks(status: Mapping[str, Any], ranks: list[int] | None) -> dict[str, str]:
+    """Return the live ranks among these (None: all), with the reason that holds until the node answers."""
+    return {
+        str(rank["rank"]): f"{node['name']} cannot be reached"
+        for node in status.get("nodes", ())
+        for rank in node.get("ranks", ())
+        if rank.get("state") in ("running", "silent", "starting") and (ranks is None or rank["rank"] in ranks)
+    }

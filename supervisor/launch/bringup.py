@@ -1,0 +1,216 @@
+"""Bring one host into a job: sync its work tree, start its agent and engine, introduce it to the others.
+
+In: a link, the job's description and certificate authority. Out: a node that the coordinator may use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.wire import CallFailed, JobSpec, WireError
+from supervisor.errors import UsageError, why
+from supervisor.launch.certificates import Authority, sign_with
+from supervisor.ssh import HostError, NodeLink, SyncError
+from supervisor.ssh.sync import Tree, push_tree
+
+if TYPE_CHECKING:
+    from supervisor.link.host_link import Link
+    from supervisor.link.hub import Hub
+
+# Deadlines in seconds. The node waits 45 s for its agent; importing torch from a cold network disk takes one or two
+# minutes; an agent that gets no coordinator ends after three.
+START_DEADLINE = 100.0
+ENGINE_DEADLINE = 150.0
+ASSIGN_DEADLINE = 30.0
+PROMOTE_DEADLINE = 30.0
+# A removed agent stays for some seconds so that its end can be read.
+REPLACE_DEADLINE = 20.0
+REPLACE_PAUSE = 0.3
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a node needs to start: the job, its certificate authority, and the tree to sync (None: it is there)."""
+
+    spec: JobSpec
+    authority: Authority
+    tree: Tree | None = None
+    read: Callable[[], Awaitable[Tree | None]] | None = None
+    """Reads the tree if the node lacks the job's tree; raises HostError, SyncError."""
+    kept: bool = False
+    """A stored version of the tree is enough: groups are switched to it."""
+    replaces: bool = False
+    """A removed agent may still run for a moment: wait for its end."""
+    is_new: bool = False
+    """The job must not exist on the host yet."""
+    begun: set[str] = field(default_factory=set)
+    """Hosts on which this launch has created the job."""
+
+
+class JobExists(HostError):
+    """A job of that name already exists on the host, and must not be changed."""
+
+
+async def prepare(hub: Hub, link: Link, node: NodeLink, material: Material) -> None:
+    """Sync the tree and start the agent, on a connection without an open job; raises HostError, CallFailed."""
+    name = link.host.name
+    if material.is_new:
+        await _refuse_known(node, material)
+    await _sync(hub, link, node, material)
+    link.progress("start", "starting the agent")
+    leaf = sign_with(material.authority.ca, material.authority.ca_key, name)
+    request = {
+        "spec": material.spec.to_json(),
+        "node": name,
+        "ca": material.authority.ca,
+        "ca_key": material.authority.ca_key,
+        "cert": leaf.cert,
+        "key": leaf.key,
+    }
+    material.begun.add(name)
+    end = time.monotonic() + (REPLACE_DEADLINE if material.replaces else 0.0)
+    while True:
+        try:
+            started = await node.start_agent(request, START_DEADLINE)
+            link.learn_script(started.get("script"))
+            return
+        except CallFailed as refused:
+            if refused.kind in ("already_running", "shared_home"):
+                material.begun.discard(name)
+            if refused.kind != "already_running" or time.monotonic() > end:
+                raise
+        except asyncio.TimeoutError as late:
+            raise HostError(name, "start", f"the agent did not start within {START_DEADLINE:g} s", "") from late
+        link.progress("start", "waiting for the old agent to end")
+        await asyncio.sleep(REPLACE_PAUSE)
+
+
+async def _sync(hub: Hub, link: Link, node: NodeLink, material: Material) -> None:
+    name = link.host.name
+    link.progress("sync", "comparing the work tree")
+    try:
+        tree = material.tree
+        if material.read is not None and not await _has_tree(node, material):
+            tree = await material.read()
+        if tree is None:
+            return
+        result = await push_tree(node, tree, lambda text: link.progress("sync", text))
+    except (SyncError, UsageError) as error:
+        raise HostError(name, "sync", error.message, error.hint) from error
+    if result.conflicts:
+        hub.notice(
+            f"{name}: files changed on the node were replaced: {' '.join(result.conflicts)}; "
+            f"the old versions are in {result.kept_in}",
+            "warning",
+            name,
+        )
+
+
+async def _has_tree(node: NodeLink, material: Material) -> bool:
+    """Tell whether the node has exactly the tree from which the job runs."""
+    spec = material.spec
+    if spec.tree is None or not spec.tree_digest:
+        return False
+    request = {"tree": spec.tree, "digest": spec.tree_digest, "kept": material.kept}
+    return bool((await node.channel.call("tree_has", request, timeout=START_DEADLINE)).data["has"])
+
+
+async def _refuse_known(node: NodeLink, material: Material) -> None:
+    """Raise JobExists if the host knows the job, HostError if another host of this launch has just created it there."""
+    job, name = material.spec.job, node.host.name
+    try:
+        known = (await node.channel.call("open", {"job": job}, timeout=START_DEADLINE)).data
+    except CallFailed as refused:
+        if refused.kind == "no_such_job":
+            return
+        raise
+    other = known.get("node")
+    if other != name and other in material.begun:
+        hint = 'set a local directory for each node: env = { SUPERVISOR_HOME = "/local/disk/supervisor" }'
+        raise HostError(name, "start", f"it shares its home directory with {other}", hint)
+    verb = "attach" if known.get("live") else "clean"
+    raise JobExists(
+        name, "start", f"a job named {job} already exists there", f"choose another --job, or: supervisor {verb} {job}"
+    )
+
+
+@contextmanager
+def _failing(link: Link, step: str = "", hint: str = "") -> Iterator[None]:
+    """Turn the errors of a request into a HostError at this step, else at the one that the link shows."""
+    try:
+        yield
+    except (CallFailed, WireError, asyncio.TimeoutError) as error:
+        advice = error.hint if isinstance(error, CallFailed) else hint
+        raise HostError(link.host.name, step or link.view.step, why(error), advice) from error
+
+
+async def engine(link: Link) -> dict[str, Any]:
+    """Wait until the node's engine has imported torch; raises HostError."""
+    link.progress("engine", "importing torch")
+    with _failing(link, "engine", "torch may load slowly from a cold disk: try again"):
+        facts = (await link.call("await_engine", timeout_s=ENGINE_DEADLINE)).data
+    link.learn_engine(facts)
+    link.progress("ready", f"torch {facts.get('torch')}, {facts.get('nproc')} ranks")
+    return facts
+
+
+async def peer_address(link: Link, spec: JobSpec) -> dict[str, Any]:
+    """Return the address and port at which the other agents reach this one; raises HostError."""
+    with _failing(link, "assign"):
+        identity = (await link.call("identity")).data
+    link.learn(identity)
+    node = spec.node(link.host.name)
+    return {"address": node.address if node is not None else link.host.address, "port": identity["peer_port"]}
+
+
+async def assign(
+    link: Link,
+    term: int,
+    coordinator: str,
+    members: dict[str, dict[str, Any]],
+    absent: dict[str, str] | None = None,
+) -> None:
+    """Send the node its coordinator, the addresses of all members, and why others are absent; raises HostError."""
+    request = {
+        "term": term,
+        "coordinator": {"node": coordinator, **members[coordinator]},
+        "members": members,
+        "absent": absent or {},
+    }
+    with _failing(link, "assign"):
+        await link.call("assign", request, timeout_s=ASSIGN_DEADLINE)
+
+
+async def start_on(hub: Hub, name: str, material: Material) -> None:
+    """Bring one host up until it can be assigned; raises HostError."""
+    link = hub.links[name]
+    with _failing(link):
+        await link.bring_up(lambda node: prepare(hub, link, node, material))
+    if not link.view.live:
+        raise HostError(name, "start", "its agent ended at once", f"read agent.log of the job on {name}")
+    await engine(link)
+
+
+async def introduce(hub: Hub, link: Link, spec: JobSpec) -> None:
+    """Assign a started agent to the coordinator of the running job; raises HostError, RequestFailed."""
+    agents = await hub.identities()
+    mine = link.view.name
+    others = {name: one for name, one in agents.items() if name != mine}
+    heads = [one for one in others.values() if one.get("coordinator")]
+    newest = max(heads, key=lambda one: (int(one.get("term") or 0), one.get("role") == "coordinator"), default=None)
+    if newest is None or newest["coordinator"] == mine:
+        # No other agent is left, or all wait for this one: it continues from the voters' journal.
+        with _failing(link, "promote"):
+            await link.call("promote", {"force": False}, timeout_s=PROMOTE_DEADLINE)
+        return
+    members: dict[str, dict[str, Any]] = {**newest.get("members", {})}
+    members[mine] = await peer_address(link, spec)
+    coordinator = str(newest["coordinator"])
+    if coordinator not in members:
+        raise HostError(mine, "assign", f"the address of the coordinator {coordinator} is unknown", "")
+    await assign(link, int(newest["term"]), coordinator, members)

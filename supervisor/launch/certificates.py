@@ -1,0 +1,118 @@
+"""The certificate authority of one job: its agents trust each other and no one else.
+
+In: the names of a job and its nodes. Out: PEM text of the authority and of one certificate per node.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+VALID = datetime.timedelta(days=3653)
+# The clocks of nodes may be behind the operator's.
+EARLIER = datetime.timedelta(days=2)
+# The limit of a common name; peers check the subject alternative name, which may be longer.
+LONGEST_COMMON_NAME = 64
+# The number of private keys of SECP256R1; a seed of more bytes, so that the remainder is evenly distributed.
+KEYS = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551 - 1
+SEED_BYTES = 48
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A job's authority: its certificate and its private key, as PEM text."""
+
+    ca: str
+    ca_key: str
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One node's certificate and private key, as PEM text."""
+
+    cert: str
+    key: str
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:LONGEST_COMMON_NAME])])
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLIER)
+        .not_valid_after(now + VALID)
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _key_of(secret: bytes, job: str) -> ec.EllipticCurvePrivateKey:
+    seed = HKDF(hashes.SHA256(), SEED_BYTES, salt=None, info=b"supervisor job " + job.encode()).derive(secret)
+    return ec.derive_private_key(int.from_bytes(seed, "big") % KEYS + 1, ec.SECP256R1())
+
+
+def make_authority(job: str, secret: bytes | None = None) -> Authority:
+    """Return a new authority for one job; with a secret, everyone who knows it gets the same key."""
+    key = ec.generate_private_key(ec.SECP256R1()) if secret is None else _key_of(secret, job)
+    name = _name(f"supervisor job {job}")
+    certificate = (
+        _builder(name, name, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Authority(certificate.public_bytes(serialization.Encoding.PEM).decode(), _pem(key))
+
+
+def sign_with(ca_pem: str, ca_key_pem: str, name: str) -> Leaf:
+    """Return a certificate for the node `name`, for server and client; raises ValueError for bad PEM."""
+    authority = x509.load_pem_x509_certificate(ca_pem.encode())
+    authority_key = serialization.load_pem_private_key(ca_key_pem.encode(), password=None)
+    if not isinstance(authority_key, ec.EllipticCurvePrivateKey):
+        raise ValueError("the authority's key is not an elliptic curve key")  # noqa: TRY004  the text is wrong, not its type
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        _builder(_name(name), authority.subject, key.public_key())
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    return Leaf(certificate.public_bytes(serialization.Encoding.PEM).decode(), _pem(key))

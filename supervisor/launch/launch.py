@@ -1,0 +1,221 @@
+"""Launch a job: connect, sync, start an agent on every host, wait for its engine, choose the coordinator.
+
+In: a hub and a Plan. Out: a job that runs by itself; or LaunchFailed, with nothing left running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.wire import FIRST_TERM, CallFailed, WireError
+from supervisor.errors import HostFailure, LaunchFailed, SupervisorError, UsageError
+from supervisor.inventory.pattern import fold
+from supervisor.launch import bringup
+from supervisor.launch.certificates import make_authority
+from supervisor.launch.specs import read_tree
+from supervisor.link.tasks import cancel_all
+from supervisor.preflight.oddities import quick
+from supervisor.ssh import HostError
+
+if TYPE_CHECKING:
+    from supervisor.link.host_link import Link
+    from supervisor.link.hub import Hub
+    from supervisor.link.view import Plan
+    from supervisor.ssh import NodeLink
+
+log = logging.getLogger(__name__)
+
+# How long an interrupted launch waits for agents to stop and their hosts to be cleaned, seconds.
+ABANDON_DEADLINE = 20.0
+# An agent that was told to end does so within a moment, or once others have read the end.
+CLEAN_TRIES = 20
+CLEAN_PAUSE = 0.5
+# How many hosts are brought up at once: they share one uplink for the sync.
+BRING_UP_LIMIT = 64
+
+
+class Launch:
+    """One launch."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._failures: dict[str, HostFailure] = {}
+        self._begun: set[str] = set()
+        self._taken: dict[str, str] = {}
+        """Hosts that already know a job of that name, with the hint for each."""
+
+    async def run(self, hub: Hub) -> None:
+        """Bring all hosts up and assign them; if that fails, undo it and raise LaunchFailed."""
+        try:
+            await self._run(hub)
+        except (SupervisorError, asyncio.CancelledError):
+            # A second interruption leaves agents behind, which end by themselves without a coordinator.
+            await asyncio.shield(asyncio.ensure_future(self._abandon(hub)))
+            raise
+
+    async def _run(self, hub: Hub) -> None:
+        spec = self._plan.spec
+        tree = await read_tree(hub.inventory, spec)
+        if tree is not None:
+            # Nodes that are added later must have the same tree.
+            spec = dataclasses.replace(spec, tree_digest=tree.digest)
+            hub.set_spec(spec)
+            self._plan = dataclasses.replace(self._plan, spec=spec)
+        material = bringup.Material(spec, make_authority(spec.job), tree, is_new=True, begun=self._begun)
+        limit = asyncio.Semaphore(BRING_UP_LIMIT)
+
+        async def one(name: str) -> None:
+            async with limit:
+                await self._bring_up(hub, name, material)
+
+        tasks = {name: asyncio.ensure_future(one(name)) for name in self._plan.hosts}
+        try:
+            late = await self._await_enough(tasks)
+            await self._begin(hub, [name for name in self._plan.hosts if name not in late])
+        except BaseException:
+            await cancel_all(tasks.values())
+            raise
+        if late:
+            hub.notice(f"the job starts without {' '.join(late)}; each joins once it is up", "warning")
+            hub.own_late({name: self._admit(hub, name, tasks[name]) for name in late})
+
+    async def _await_enough(self, tasks: Mapping[str, asyncio.Future[None]]) -> list[str]:
+        """Wait for all hosts; in an elastic job, min_nodes, then settle_timeout. Returns the hosts not yet up."""
+        spec = self._plan.spec
+        regular = {node.name for node in spec.nodes if not node.spare}
+        pending = set(tasks.values())
+        end: float | None = None
+        loop = asyncio.get_running_loop()
+        while pending:
+            rest = None if end is None else max(0.0, end - loop.time())
+            _, pending = await asyncio.wait(pending, timeout=rest, return_when=asyncio.FIRST_COMPLETED)
+            up = [name for name, task in tasks.items() if task.done() and name not in self._failures]
+            if end is not None and loop.time() >= end:
+                break
+            if end is None and spec.min_nodes < spec.max_nodes and len(regular & set(up)) >= spec.min_nodes:
+                end = loop.time() + spec.settle_timeout
+        for task in tasks.values():
+            if task.done():
+                task.result()
+        return [name for name, task in tasks.items() if not task.done()]
+
+    async def _admit(self, hub: Hub, name: str, task: asyncio.Future[None]) -> None:
+        """Admit a host that came up after the start of the job."""
+        try:
+            await task
+            if name not in self._failures:
+                await bringup.introduce(hub, hub.links[name], self._plan.spec)
+        except (SupervisorError, HostError, CallFailed, WireError, asyncio.TimeoutError) as error:
+            hub.notice(f"{name}: {error}; the job continues without it", "warning", name)
+            return
+        if name in self._failures:
+            hub.notice(f"{self._failures[name]}; the job continues without it", "warning", name)
+
+    async def _begin(self, hub: Hub, hosts: list[str]) -> None:
+        """Choose the coordinator and assign the hosts that are up; raises LaunchFailed, UsageError."""
+        spec = self._plan.spec
+        if self._taken:
+            where = " ".join(name for name in self._plan.hosts if name in self._taken)
+            # The smallest hint is `attach`, if the job is live on any host; else `clean`.
+            raise UsageError(f"a job named {spec.job} already exists on {where}", min(self._taken.values()))
+        ready = [name for name in hosts if name not in self._failures]
+        self._check_enough(hub, ready)
+        for finding in quick(hub.links[name].view for name in ready):
+            hub.notice(
+                f"{fold(finding.nodes)}: {finding.text}" + (f" ({finding.hint})" if finding.hint else ""), "warning"
+            )
+        await self._assign(hub, ready)
+        ready = [name for name in ready if name not in self._failures]
+        self._check_enough(hub, ready)
+        # Hosts that were still coming up may have failed in the meantime.
+        for name, failure in list(self._failures.items()):
+            hub.notice(f"{failure}; the job starts without it", "warning", name)
+            await self._end_agent(hub.links[name])
+
+    async def _bring_up(self, hub: Hub, name: str, material: bringup.Material) -> None:
+        try:
+            await bringup.start_on(hub, name, material)
+        except HostError as error:
+            if isinstance(error, bringup.JobExists):
+                self._taken[name] = error.hint
+            self._note(hub, hub.links[name], error)
+
+    def _note(self, hub: Hub, link: Link, error: HostError) -> None:
+        name = link.host.name
+        self._failures[name] = HostFailure(name, error.step, error.reason, error.hint)
+        link.fail(error.step, error.reason, error.hint)
+
+    def _check_enough(self, hub: Hub, ready: list[str]) -> None:
+        spec = self._plan.spec
+        if len(ready) >= spec.min_nodes:
+            return
+        total = len(self._plan.hosts)
+        raise LaunchFailed(
+            f"job {spec.job} was not started: {len(ready)} of {total} hosts came up, {spec.min_nodes} are needed",
+            tuple(self._failures.values()),
+            "fix these hosts, or lower --nnodes" if ready else "",
+        )
+
+    async def _assign(self, hub: Hub, ready: list[str]) -> None:
+        spec = self._plan.spec
+        members = {}
+        for name in list(ready):
+            try:
+                members[name] = await bringup.peer_address(hub.links[name], spec)
+            except HostError as error:
+                self._note(hub, hub.links[name], error)
+        # A spare is the coordinator only if there is no other node.
+        order = sorted(members, key=lambda name: bool((node := spec.node(name)) and node.spare))
+        if not order:
+            return
+        coordinator = order[0]
+        await asyncio.gather(*(self._tell(hub, name, coordinator, members) for name in order))
+        if coordinator in self._failures:
+            raise LaunchFailed(
+                f"job {spec.job} was not started: the connection to its coordinator {coordinator} was lost",
+                tuple(self._failures.values()),
+            )
+
+    async def _tell(self, hub: Hub, name: str, coordinator: str, members: dict[str, dict[str, Any]]) -> None:
+        try:
+            absent = {name: f"{failure.step}: {failure.reason}" for name, failure in self._failures.items()}
+            await bringup.assign(hub.links[name], FIRST_TERM, coordinator, members, absent)
+        except HostError as error:
+            self._note(hub, hub.links[name], error)
+
+    async def _abandon(self, hub: Hub) -> None:
+        """Stop what was started and remove its files on every host that still answers."""
+        undoing = [asyncio.ensure_future(self._undo(hub.links[name])) for name in sorted(self._begun)]
+        if undoing:
+            _, pending = await asyncio.wait(undoing, timeout=ABANDON_DEADLINE)
+            await cancel_all(pending)
+
+    async def _undo(self, link: Link) -> None:
+        # A start in progress cannot be cancelled: wait for its end, then undo it.
+        await link.idle(ABANDON_DEADLINE / 2)
+        if not link.connected:
+            return
+        await self._end_agent(link)
+        try:
+            await link.carry_out(lambda node: self._clean(node))
+        except (HostError, CallFailed, WireError, asyncio.TimeoutError) as error:
+            log.debug("clean on %s: %s", link.view.name, error)
+
+    async def _end_agent(self, link: Link) -> None:
+        if not (link.opened and link.view.live):
+            return
+        for op, args in (("exit", {}), ("stop", {"kill": True, "operator": "launch"})):
+            if await link.try_call(op, args, timeout_s=ABANDON_DEADLINE / 2) is not None:
+                return
+
+    async def _clean(self, node: NodeLink) -> None:
+        """Remove the job's files once its agent has ended."""
+        for _ in range(CLEAN_TRIES):
+            answer = await node.channel.call("clean", {"job": self._plan.spec.job}, timeout=ABANDON_DEADLINE / 2)
+            if not answer.data["kept"]:
+                return
+            await asyncio.sleep(CLEAN_PAUSE)

@@ -1,0 +1,376 @@
+"""The link to one host: reconnected whenever the connection is lost, until the hub closes.
+
+In: a host, the hub's job, work to do on the host (sync, start) before the job is opened.
+Out: calls and streams to the job's agent (or to the reader of its files if no agent is alive); the host's view.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Protocol
+
+from remote_agent.wire import Answer, CallFailed, ChannelClosed, WireError
+from supervisor.errors import why
+from supervisor.link.tasks import wait_event
+from supervisor.link.view import HostView
+from supervisor.ssh import AgentFile, HostError, NodeLink, connect
+
+if TYPE_CHECKING:
+    from supervisor.inventory import Host
+
+log = logging.getLogger(__name__)
+
+# Back-off between attempts to connect, seconds.
+FIRST_DELAY = 0.25
+LONGEST_DELAY = 15.0
+CONNECT_DEADLINE = 20.0
+OPEN_DEADLINE = 15.0
+
+Prepare = Callable[[NodeLink], Awaitable[None]]
+
+
+class Owner(Protocol):
+    """What a link needs from the hub that holds it."""
+
+    job: str
+    job_known: asyncio.Event
+    attach: str | None
+    operator: str
+    agent: AgentFile
+
+    def touch(self) -> None:
+        """Report a change of the link's view."""
+
+    def note_srun(self, reason: str) -> None:
+        """Report that srun is used instead of SSH."""
+
+    async def wait_change(self, timeout_s: float) -> int:
+        """Wait for a change of any link."""
+
+    async def wait_until(self, done: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until `done` returns True."""
+
+
+class _Work:
+    """Work to do once on a host before the job is opened, and its outcome."""
+
+    def __init__(self, prepare: Prepare) -> None:
+        self.prepare = prepare
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self, node: NodeLink) -> None:
+        try:
+            await self.prepare(node)
+        except (HostError, CallFailed, WireError, asyncio.TimeoutError) as error:
+            self.fail(error)
+        except Exception as error:
+            # The waiting caller needs an end too; the link's task reports the error itself.
+            self.fail(HostError(node.host.name, "bring-up", f"internal error: {error!r}"))
+            raise
+        else:
+            if not self.done.done():
+                self.done.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class Link:
+    """One host of a hub. `keep` runs until the hub closes and connects; all other methods use its connection."""
+
+    def __init__(self, host: Host, owner: Owner, *, active: bool = True, held: bool = False) -> None:
+        self.host = host
+        self.active = active
+        """False: a host of the inventory outside the job; `bring_up` and `activate` connect it."""
+        self.view = HostView(host.name)
+        self.jobs: list[dict[str, Any]] | None = None
+        """The host's answer to `jobs`, if no job has been chosen yet."""
+        self.tried = not active
+        """At least one attempt to open the job has ended, with success or an error."""
+        self.opened = False
+        """The job is open: calls reach its agent or its files."""
+        self.opened_at = 0.0
+        """time.monotonic() when the job was last opened, 0 before the first time."""
+        self.missing = False
+        """The host answers but does not know the job."""
+        self.asked_at = 0.0
+        """time.monotonic() when the host was last asked for the job; 0: never, infinite: it is not asked again."""
+        self.held = held
+        """The job does not exist yet: it is opened only after `carry_out`."""
+        self._owner = owner
+        self._node: NodeLink | None = None
+        self._work: _Work | None = None
+        self._working = False
+        self._wake = asyncio.Event()
+        self._again = False
+        self._delay = FIRST_DELAY
+
+    # --- use
+
+    async def call(
+        self, op: str, args: dict[str, Any] | None = None, body: bytes = b"", *, timeout_s: float = 30.0
+    ) -> Answer:
+        """Ask the job on this host; raises CallFailed, WireError, asyncio.TimeoutError."""
+        try:
+            return await self.node.channel.call(op, args, body, timeout=timeout_s)
+        except CallFailed as failed:
+            self._refuse_foreign(failed)
+            raise
+
+    async def try_call(self, op: str, args: dict[str, Any] | None = None, *, timeout_s: float) -> dict[str, Any] | None:
+        """Ask the job on this host; returns None if it refuses or cannot be reached."""
+        try:
+            return (await self.call(op, args, timeout_s=timeout_s)).data
+        except (CallFailed, WireError, asyncio.TimeoutError) as error:
+            log.info("%s on %s: %s", op, self.view.name, error)
+            return None
+
+    async def stream(self, op: str, args: dict[str, Any] | None = None) -> AsyncGenerator[Answer, None]:
+        """Ask the job on this host for a stream; raises CallFailed, WireError."""
+        async with aclosing(self.node.channel.stream(op, args)) as items:
+            try:
+                async for item in items:
+                    yield item
+            except CallFailed as failed:
+                self._refuse_foreign(failed)
+                raise
+
+    def _refuse_foreign(self, failed: CallFailed) -> None:
+        """Raise a clearer error if a request fails because another version of the supervisor started the agent."""
+        build = self.view.identity.get("build")
+        known = build in ("", self._owner.agent.sha256)
+        if self.view.live and not known and failed.kind in ("internal", "unknown_op"):
+            version = self.view.identity.get("version") or "an earlier version"
+            message = f"job {self._owner.job} was started by another supervisor ({version}): {failed.message}"
+            raise CallFailed("version", message, "use the one that started it") from failed
+
+    @property
+    def connected(self) -> bool:
+        """True while there is a connection, whether or not the host knows the job."""
+        return self._node is not None
+
+    async def bring_up(self, prepare: Prepare) -> None:
+        """Run `prepare`, then wait until the job is open; raises HostError, CallFailed, WireError."""
+        self.view.error = None
+        await self.carry_out(prepare)
+        while not self.opened:
+            if self.view.error is not None:
+                raise HostError(self.host.name, self.view.step, self.view.error, self.view.hint)
+            if self.missing:
+                raise HostError(self.host.name, "open", self.view.text, "")
+            await self._owner.wait_change(0.1)
+
+    async def carry_out(self, prepare: Prepare) -> None:
+        """Run `prepare` once, on a connection on which no job is open; raises HostError, CallFailed, WireError."""
+        work = _Work(prepare)
+        if self._work is not None:
+            self._work.fail(ChannelClosed("another request to bring the host up replaced it"))
+        self._work = work
+        self.activate()
+        self._wake.set()
+        await work.done
+
+    async def idle(self, timeout_s: float) -> None:
+        """Wait until no work is in progress, and the job has been opened if it exists."""
+        await self._owner.wait_until(lambda: self._work is None and not self._working, timeout_s)
+
+    def activate(self) -> None:
+        """Begin to connect, if this link was inactive."""
+        if not self.active:
+            self.active = True
+            self._wake.set()
+
+    def reopen(self) -> None:
+        """Drop the connection and connect again at once."""
+        self._again = True
+        self._wake.set()
+
+    def ask_again(self) -> None:
+        """Ask a host that did not know the job again, on the existing connection."""
+        if self.missing:
+            self._wake.set()
+
+    def progress(self, step: str, text: str) -> None:
+        """Show which step runs on the host."""
+        self.view.step, self.view.text = step, text
+        self._owner.touch()
+
+    def fail(self, step: str, reason: str, hint: str = "") -> None:
+        """Show that the host cannot take part, and why."""
+        self._set("failed", step, reason)
+        self.view.error, self.view.hint = reason, hint
+        self._owner.touch()
+
+    def learn(self, identity: dict[str, Any]) -> None:
+        """Update the identity from a newer answer, or from the same keys of a status document."""
+        self.view.identity = {**self.view.identity, **identity}
+        if "live" in identity:
+            self.view.live = bool(identity["live"])
+
+    def learn_engine(self, facts: dict[str, Any]) -> None:
+        """Set the engine's facts: torch's version, the number of ranks."""
+        self.view.engine = facts
+
+    def learn_script(self, digest: str | None) -> None:
+        """Set the hash of the script on the host."""
+        self.view.script = digest
+
+    def rank_as_source(self) -> tuple[bool, int, bool, bool, bool, int]:
+        """Return the sort key of sources: live or has the job's end, newest term, coordinator, reaches it, has the end,
+        longest journal.
+
+        An agent that was cut off when the job ended stays for an hour, and knows less than files with the end.
+        """
+        known = self.view.identity
+        ended = bool(known.get("ended"))
+        return (
+            bool(self.view.live) or ended,
+            int(known.get("term") or 0),
+            known.get("role") == "coordinator",
+            bool(known.get("coordinator_reachable", True)),
+            ended,
+            int(known.get("last_seq") or 0),
+        )
+
+    @property
+    def node(self) -> NodeLink:
+        """The connection on which the job is open; raises ChannelClosed if there is none."""
+        if self._node is None or not self.opened:
+            raise ChannelClosed(f"{self.host.name} is not connected")
+        return self._node
+
+    # --- keep
+
+    async def keep(self) -> None:
+        """Connect, open the job, wait until the connection ends, and repeat until cancelled."""
+        while True:
+            while not self.active:
+                await self._wait(None)
+            node = await self._connect()
+            if node is None:
+                await self._pause()
+                continue
+            try:
+                await self._serve(node)
+            except CallFailed as error:
+                self._down("open", error.message, error.hint)
+            except (WireError, asyncio.TimeoutError) as error:
+                self._down("open", why(error))
+            finally:
+                self._node, self.opened, self._working = None, False, False
+                await node.close()
+            self._owner.touch()
+            if not self._again and self._work is None:
+                await self._pause()
+            self._again = False
+
+    async def _connect(self) -> NodeLink | None:
+        try:
+            node = await connect(
+                self.host, agent=self._owner.agent, progress=self.progress, deadline_s=CONNECT_DEADLINE
+            )
+        except HostError as error:
+            self._down(error.step, error.reason, error.hint)
+            if self._work is not None:
+                self._work.fail(error)
+                self._work = None
+            return None
+        if node.refused is not None:
+            self._owner.note_srun(node.refused.message)
+            self.host = node.host
+        return node
+
+    async def _serve(self, node: NodeLink) -> None:
+        self._node = node
+        self.view.hello = node.hello
+        self._owner.touch()
+        while not node.closed.is_set():
+            work, self._work = self._work, None
+            if work is not None:
+                if self.opened:
+                    # After `open` the connection belongs to the job: the work needs another one.
+                    self._work, self._again = work, True
+                    return
+                self.missing = self.held = False
+                self._working = True
+                await work.run(node)
+            if not self.opened and not self.held:
+                await self._open(node)
+            self._working = False
+            await self._wait(node)
+            if self._again:
+                return
+        if self.opened:
+            self._down("link", "the connection was lost")
+
+    async def _open(self, node: NodeLink) -> None:
+        channel = node.channel
+        owner = self._owner
+        if not owner.job:
+            self.jobs = (await channel.call("jobs", timeout=OPEN_DEADLINE)).data["jobs"]
+            self.progress("jobs", f"knows {len(self.jobs)} jobs")
+            await owner.job_known.wait()
+        self.asked_at = time.monotonic()
+        try:
+            known = (await channel.call("open", {"job": owner.job}, timeout=OPEN_DEADLINE)).data
+        except CallFailed as error:
+            if error.kind != "no_such_job":
+                raise
+            self._note_missing(error.message)
+            return
+        # A node that joined by itself, through torchrun, has a name of its own.
+        if known.get("node") not in (None, self.host.name) and not self.host.local:
+            self.asked_at = math.inf
+            self._note_missing(f"shares its home with {known['node']}, and has no files of its own")
+            return
+        identity = (await channel.call("identity", timeout=OPEN_DEADLINE)).data
+        if owner.attach and identity.get("live"):
+            await channel.call("attach", {"operator": owner.operator, "mode": owner.attach}, timeout=OPEN_DEADLINE)
+        self.learn(identity)
+        self.opened, self.missing, self.tried = True, False, True
+        self.opened_at = time.monotonic()
+        self._delay = FIRST_DELAY
+        self.view.error, self.view.hint = None, ""
+        self._set("up", "agent", "agent answers" if self.view.live else "no agent; reading its files")
+
+    def _note_missing(self, text: str) -> None:
+        self.missing, self.tried = True, True
+        self.view.live = None
+        if self.view.state != "failed":
+            self._set("up", "open", text)
+        self._owner.touch()
+
+    def _set(self, state: str, step: str, text: str) -> None:
+        self.view.state, self.view.step, self.view.text = state, step, text
+        self._owner.touch()
+
+    def _down(self, step: str, reason: str, hint: str = "") -> None:
+        self.opened, self.tried = False, True
+        self.view.error, self.view.hint = reason, hint
+        self._set("lost" if self.opened_at else "failed", step, reason)
+
+    async def _pause(self) -> None:
+        """Wait before the next attempt: longer each time, with jitter; a wake-up ends the wait."""
+        delay = self._delay * random.uniform(0.8, 1.2)
+        self._delay = min(self._delay * 2, LONGEST_DELAY)
+        await wait_event(self._wake, delay)
+        self._wake.clear()
+
+    async def _wait(self, node: NodeLink | None) -> None:
+        """Wait until the connection ends or another method wakes this link."""
+        waits = [asyncio.ensure_future(self._wake.wait())]
+        if node is not None:
+            waits.append(asyncio.ensure_future(node.closed.wait()))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._wake.clear()

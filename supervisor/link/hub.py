@@ -1,0 +1,324 @@
+"""The links to the hosts of a job and the newest state of that job. Everything that works on a job takes a hub.
+
+In: an inventory, a job's name (or none: it is chosen), answers of agents.
+Out: `hosts`, `status`, `events`, `incidents`, `notices`; `wait_change`; requests to the best agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import logging
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from remote_agent.wire import CallFailed, WireError
+from supervisor.errors import HostFailure, RequestFailed, SupervisorError, Unreachable, why
+from supervisor.link.host_link import Link
+from supervisor.link.tasks import cancel_all, each, wait_event
+from supervisor.link.view import HostView, Notice, Plan
+from supervisor.ssh import AgentFile
+
+if TYPE_CHECKING:
+    from remote_agent.wire import JobSpec
+    from remote_agent.wire.events import JournalEvent
+    from supervisor.inventory import Inventory
+
+log = logging.getLogger(__name__)
+
+# How long to wait for hosts that do not answer where all of them matter, seconds.
+SETTLE_DEADLINE = 15.0
+# How long to wait for the first news of a job, seconds.
+HEARD_DEADLINE = 10.0
+# How long an agent may take for the next record of its journal, seconds.
+RECORD_DEADLINE = 30.0
+# How long an agent may take to say who it is, seconds.
+IDENTITY_DEADLINE = 5.0
+
+T = TypeVar("T")
+
+
+def operator_name() -> str:
+    """Return `user@host` of the person who runs this supervisor."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+class Hub:
+    """Links and state of one job. Any attribute may be read at any time; `wait_change` says when to look again."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        job: str | None = None,
+        *,
+        attach: str | None = None,
+        follow: bool = False,
+        live_only: bool = False,
+        read_only: bool = False,
+        plan: Plan | None = None,
+    ) -> None:
+        self.inventory = inventory
+        self.plan = plan
+        """The launch, if this supervisor launches the job."""
+        self.job = plan.spec.job if plan is not None else job or ""
+        """Empty until a job has been chosen."""
+        self.spec: JobSpec | None = plan.spec if plan is not None else None
+        """Set if this supervisor launched the job."""
+        self.attach = attach
+        """None (not recorded in the journal), "watch", or "control" (also heals the job)."""
+        self.follows = follow or attach is not None
+        """`status`, `events` and `incidents` are kept up to date."""
+        self.read_only = read_only
+        self.live_only = live_only
+        self.operator = operator_name()
+        self.agent = AgentFile.build()
+        self.launching = plan is not None
+        """True until all nodes of a launch have been assigned, or the launch has failed."""
+        wanted = frozenset(plan.hosts if plan is not None else (host.name for host in inventory.hosts))
+        self.links: dict[str, Link] = {
+            host.name: Link(host, self, active=host.name in wanted, held=self.launching and host.name in wanted)
+            for host in inventory.hosts
+        }
+        self.status: dict[str, Any] = {}
+        """The newest status document, or {}."""
+        self.events: list[JournalEvent] = []
+        """The journal from its first event, in order of `seq`, without gaps."""
+        self.incidents: list[dict[str, Any]] = []
+        """All incidents, oldest first."""
+        self.notices: list[Notice] = []
+        """What this supervisor itself did or noticed."""
+        self.failure: SupervisorError | None = None
+        """Why the launch failed, or why the job cannot be found."""
+        self.late: set[str] = set()
+        """Hosts that are still coming up although the job has started."""
+        self.ended = False
+        """True once the job is over and `events` has its last event."""
+        self.version = 0
+        """Grows with every change."""
+        self.job_known = asyncio.Event()
+        self._status_at = 0.0
+        self._changed: asyncio.Event = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- life
+
+    def begin(self) -> None:
+        """Start connecting."""
+        if self.job:
+            self.job_known.set()
+        for name, link in self.links.items():
+            self.own(link.keep(), f"link {name}")
+
+    async def close(self) -> None:
+        """End all links and all tasks."""
+        await cancel_all(self._tasks)
+        self._tasks.clear()
+
+    def own(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run a task until it ends or `close` cancels it; an error in it becomes a notice and the failure."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def own_late(self, admissions: Mapping[str, Coroutine[Any, Any, None]]) -> None:
+        """Run tasks that admit hosts to a job that started without them; a host is in `late` until its task ends."""
+        self.late.update(admissions)
+        for name, work in admissions.items():
+            self.own(self._admit(name, work), f"admit {name}")
+
+    async def _admit(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        finally:
+            self.late.discard(name)
+            self.touch()
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("task %s failed", task.get_name(), exc_info=error)
+        text = f"internal error in {task.get_name()}: {error!r}"
+        self.failure = self.failure or SupervisorError(text)
+        self.notice(text, "error")
+
+    # --- waiting
+
+    async def wait_change(self, timeout_s: float, since: int | None = None) -> int:
+        """Wait until `version` has grown (beyond `since`), at most `timeout_s`; returns the version."""
+        if since is None or self.version <= since:
+            await wait_event(self._changed, timeout_s)
+        return self.version
+
+    async def wait_until(self, done: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until `done` returns True, at most `timeout_s`."""
+        end = time.monotonic() + timeout_s
+        while not done() and time.monotonic() < end:
+            await self.wait_change(0.1)
+
+    async def settle(self, nodes: Iterable[str] | None = None, timeout_s: float = SETTLE_DEADLINE) -> list[HostView]:
+        """Wait until all hosts (or `nodes`) have answered or failed, at most `timeout_s`; returns the others."""
+        wanted = self.links if nodes is None else set(nodes)
+        links = [link for name, link in self.links.items() if link.active and name in wanted]
+        await self.wait_until(lambda: all(link.tried for link in links), timeout_s)
+        return [link.view for link in links if not link.opened and not link.missing]
+
+    async def heard(self) -> None:
+        """Wait until the status and the journal so far are known, at most HEARD_DEADLINE."""
+        await self.wait_until(self._has_heard, HEARD_DEADLINE)
+
+    def _has_heard(self) -> bool:
+        known = int(self.events[-1]["seq"]) if self.events else 0
+        # After the end the journal still records operators who attach and detach.
+        over = self.launching or self.ended
+        return over or (bool(self.status) and known >= int(self.status.get("last_seq", 0)))
+
+    # --- state
+
+    @property
+    def hosts(self) -> dict[str, HostView]:
+        """The hosts that belong to the job as far as is known, in inventory order."""
+        return {name: link.view for name, link in self.links.items() if link.active}
+
+    @property
+    def status_age_s(self) -> float:
+        """Seconds since the newest status document arrived; infinite before the first."""
+        return time.monotonic() - self._status_at if self._status_at else float("inf")
+
+    @property
+    def state(self) -> str:
+        """The job's state in the newest status document, "" before the first."""
+        return str(self.status.get("state", ""))
+
+    def opened_links(self, live: bool | None = None) -> list[Link]:
+        """Return the links on which the job answers, best first (see Link.rank_as_source)."""
+        links = [link for link in self.links.values() if link.opened and live in (None, link.view.live)]
+        return sorted(links, key=lambda link: link.rank_as_source(), reverse=True)
+
+    def touch(self) -> None:
+        """Report a change: `version` grows, and `wait_change` returns."""
+        self.version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def notice(self, text: str, level: str = "info", node: str | None = None) -> None:
+        """Show the operator something that is not in the journal."""
+        self.notices.append(Notice(time.time_ns(), text, level, node))
+        self.touch()
+
+    def note_srun(self, reason: str) -> None:
+        """Show once that srun is used instead of SSH: usually no node of an allocation accepts SSH."""
+        if all(link.host.via != "srun" for link in self.links.values()):
+            self.notice(f"srun is used instead of SSH: {reason}")
+
+    def set_job(self, name: str) -> None:
+        """Set the job that was chosen because none was named."""
+        self.job = name
+        self.job_known.set()
+        self.touch()
+
+    def set_spec(self, spec: JobSpec) -> None:
+        """Set the job's description."""
+        self.spec = spec
+
+    def set_failure(self, error: SupervisorError) -> None:
+        """Set why the job cannot be launched or found."""
+        self.failure = error
+        self.touch()
+
+    def set_status(self, status: dict[str, Any]) -> None:
+        """Set the status document, and connect to hosts that have joined the job."""
+        self.status = status
+        self._status_at = time.monotonic()
+        self.activate(node["name"] for node in status.get("nodes", ()) if node.get("state") != "removed")
+        self.touch()
+
+    def confirm_status(self) -> None:
+        """Note that the status document is still current: its agent answers and has no newer one."""
+        self._status_at = time.monotonic()
+
+    def add_event(self, event: JournalEvent) -> bool:
+        """Add the next event of the journal; returns False for one that is already there."""
+        last = int(self.events[-1]["seq"]) if self.events else 0
+        if int(event["seq"]) <= last:
+            return False
+        self.events.append(event)
+        self.touch()
+        return True
+
+    def set_incidents(self, incidents: list[dict[str, Any]]) -> None:
+        """Set all incidents so far."""
+        self.incidents = incidents
+        self.touch()
+
+    def set_ended(self) -> None:
+        """Note that the job is over and the journal is complete."""
+        self.ended = True
+        self.touch()
+
+    def activate(self, names: Iterable[str]) -> None:
+        """Connect to further hosts of the inventory."""
+        for name in names:
+            link = self.links.get(name)
+            if link is not None:
+                link.activate()
+
+    # --- requests to agents
+
+    async def call(self, op: str, args: dict[str, Any] | None = None, timeout_s: float = 30.0) -> dict[str, Any]:
+        """Send a request that changes nothing to the best agent, or to the next one when a link breaks.
+
+        Raises Unreachable, RequestFailed.
+        """
+        return (await self.ask_best(lambda link: link.call(op, args, timeout_s=timeout_s))).data
+
+    async def stream(self, op: str) -> list[dict[str, Any]]:
+        """Return all items of a stream from the best agent; raises Unreachable, RequestFailed."""
+
+        async def collect(link: Link) -> list[dict[str, Any]]:
+            return [answer.data async for answer in each(link.stream(op), RECORD_DEADLINE)]
+
+        return await self.ask_best(collect)
+
+    async def journal(self) -> list[JournalEvent]:
+        """Return all events as the best agent has them; raises Unreachable, RequestFailed."""
+        return [item["event"] for item in await self.stream("events")]
+
+    async def ask_best(self, ask: Callable[[Link], Awaitable[T]], live: bool | None = None) -> T:
+        """Ask the best agent, or the next one when a link breaks; raises Unreachable, RequestFailed."""
+        last = "no agent is alive there" if live else ""
+        for link in self.opened_links(live):
+            try:
+                return await ask(link)
+            except CallFailed as refused:
+                raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
+            except (WireError, asyncio.TimeoutError) as broken:
+                last = f"{link.view.name}: {why(broken)}"
+        raise self.unreachable(last)
+
+    async def identities(self) -> dict[str, dict[str, Any]]:
+        """Ask every live agent in reach for its identity; returns the answers by host, in inventory order."""
+        links = [link for link in self.links.values() if link.opened and link.view.live]
+
+        async def ask(link: Link) -> dict[str, Any] | None:
+            answer = await link.try_call("identity", timeout_s=IDENTITY_DEADLINE)
+            link.learn(answer or {})
+            return answer
+
+        answers = await asyncio.gather(*(ask(link) for link in links))
+        return {link.view.name: answer for link, answer in zip(links, answers, strict=True) if answer is not None}
+
+    def unreachable(self, last: str = "", hint: str = "") -> Unreachable:
+        """Return the error that names every host and why it does not answer."""
+        views = self.hosts.values()
+        lines = [str(HostFailure(view.name, view.step, view.error, view.hint)) for view in views if view.error]
+        lines += [last] if last else []
+        what = f"job {self.job}" if self.job else "any job"
+        return Unreachable("\n".join([*lines, f"cannot reach {what}"]), hint)

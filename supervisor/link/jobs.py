@@ -1,0 +1,130 @@
+"""Which job is meant, and whether it can be reached.
+
+In: a hub whose links come up one after the other; what the hosts answered to `jobs`.
+Out: one row per job; the hub's job, the moment from which it can be used, or its failure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.wire.events import ENDED_STATES
+from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError
+
+if TYPE_CHECKING:
+    from supervisor.link.hub import Hub
+
+# How long to wait for further hosts once one has answered, seconds.
+GRACE = 2.0
+
+
+def group_jobs(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return one row per job, newest first: the state on the host that knows most, all hosts, whether it is live."""
+    rows: dict[str, dict[str, Any]] = {}
+    for host, jobs in answers.items():
+        for entry in jobs:
+            row = rows.get(entry["job"])
+            if row is None:
+                row = rows[entry["job"]] = {**entry, "hosts": [], "live": False}
+                row.pop("node", None)
+                row.pop("agent_pid", None)
+            elif _age(entry) > _age(row):
+                row.update({key: entry.get(key) for key in ("state", "updated_ns", "generation", "world_size")})
+            row["hosts"].append(host)
+            row["live"] = row["live"] or bool(entry.get("live"))
+    for row in rows.values():
+        # Agents stay for some seconds after the end, and longer while a supervisor is connected.
+        row["live"] = row["live"] and row.get("state") not in ENDED_STATES
+    return sorted(rows.values(), key=lambda row: (row.get("created_ns") or 0, row["job"]), reverse=True)
+
+
+def _age(entry: Mapping[str, Any]) -> tuple[int, bool, int]:
+    """Return the sort key of what hosts know of a job: an end is newer than anything else of its generation."""
+    return entry.get("generation") or 0, entry.get("state") in ENDED_STATES, entry.get("updated_ns") or 0
+
+
+def choose_job(answers: Mapping[str, Sequence[Mapping[str, Any]]], *, live_only: bool) -> str:
+    """Return the one live job, else the newest.
+
+    `live_only`: raises UsageError where several are live, RequestFailed where all are over. Unreachable: none is known.
+    """
+    rows = group_jobs(answers)
+    live = [row for row in rows if row["live"]]
+    if len(live) == 1:
+        return str(live[0]["job"])
+    if live_only and live:
+        names = " ".join(row["job"] for row in live)
+        raise UsageError(f"{len(live)} jobs are live here: {names}", "name the one you mean")
+    if not rows:
+        raise Unreachable("these hosts know no job", "`supervisor up` starts one")
+    if live_only:
+        newest = f"the newest, {rows[0]['job']}, is over: {rows[0].get('state')}"
+        raise RequestFailed(f"no job is live on these hosts; {newest}", "`supervisor jobs` lists all of them", "ended")
+    return str((live or rows)[0]["job"])
+
+
+def is_reached(hub: Hub) -> bool:
+    """Tell whether the job can be used: its coordinator answers, or every host that answers soon has answered."""
+    opened = hub.opened_links()
+    if not opened:
+        return False
+    best = opened[0].view
+    if best.live and best.identity.get("role") == "coordinator":
+        return True
+    if all(link.tried for link in hub.links.values() if link.active):
+        return True
+    return time.monotonic() - min(link.opened_at for link in opened) > GRACE
+
+
+def find_failure(hub: Hub) -> SupervisorError | None:
+    """Return why the job cannot be used, once every host has answered or failed and none knows the job."""
+    links = [link for link in hub.links.values() if link.active]
+    if not hub.job_known.is_set() or not all(link.tried for link in links):
+        return None
+    # A host whose connection was just lost is being retried: wait for it.
+    if any(link.opened or link.opened_at for link in links):
+        return None
+    missing = [link.view.name for link in links if link.missing]
+    if not missing:
+        return hub.unreachable()
+    hint = "`supervisor jobs` lists the jobs that these hosts know"
+    return hub.unreachable(f"{', '.join(missing)}: no job named {hub.job} there", hint)
+
+
+async def seek(hub: Hub) -> None:
+    """Set the failure of a hub whose job was named by the operator, once all hosts say that they do not know it."""
+    while hub.failure is None and not hub.opened_links():
+        if all(link.missing for link in hub.links.values() if link.active):
+            failure = find_failure(hub)
+            if failure is not None:
+                hub.set_failure(failure)
+        await hub.wait_change(1.0)
+
+
+async def choose(hub: Hub) -> None:
+    """Choose the job from the answers of the hosts, and set it or the failure."""
+    since: float | None = None
+    while True:
+        links = [link for link in hub.links.values() if link.active]
+        answered = [link for link in links if link.jobs is not None]
+        if answered and since is None:
+            since = time.monotonic()
+        if all(link.tried or link.jobs is not None for link in links):
+            break
+        # Hosts that have not answered may know a job, or another one.
+        patient = hub.live_only or not any(link.jobs for link in answered)
+        if not patient and since is not None and time.monotonic() - since > GRACE:
+            break
+        await hub.wait_change(0.1)
+    try:
+        if not answered:
+            raise hub.unreachable()
+        silent = any(link.jobs is None for link in links)
+        if silent and not any(link.jobs for link in answered):
+            raise hub.unreachable(f"{' '.join(link.view.name for link in answered)}: no job known there")
+        known = {link.view.name: link.jobs or [] for link in answered}
+        hub.set_job(choose_job(known, live_only=hub.live_only))
+    except SupervisorError as error:
+        hub.set_failure(error)

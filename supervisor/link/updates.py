@@ -1,0 +1,154 @@
+"""Keeping a hub up to date: status documents, the journal without gaps, incidents.
+
+In: `watch`, `events` and `incidents` of the best agent; another agent takes over where a link breaks.
+Out: the hub's `status`, `events`, `incidents`, `ended`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from remote_agent.wire import Answer, CallFailed, WireError
+from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES, EventType, JournalEvent
+from supervisor.link.tasks import cancel_all
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from supervisor.link.host_link import Link
+    from supervisor.link.hub import Hub
+
+log = logging.getLogger(__name__)
+
+# An agent that sends nothing for this long is asked whether it is still there, seconds.
+SILENCE = 6.0
+# Before the same agent is asked again, seconds.
+REST = 0.5
+
+
+class Updates:
+    """Follows the best agent of one job. The hub owns the task that runs `run`."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def run(self) -> None:
+        """Follow the best agent; change to another one when it ends, is silent, or another one is better."""
+        hub = self._hub
+        while True:
+            link = await self._best()
+            try:
+                await self._follow(link)
+            except (CallFailed, WireError, asyncio.TimeoutError) as error:
+                log.debug("updates from %s end: %s", link.view.name, error)
+                await self._check(link)
+            if hub.ended:
+                return
+            await asyncio.sleep(REST)
+
+    async def _best(self) -> Link:
+        while True:
+            links = self._hub.opened_links()
+            # Before its agents have been assigned, a job has no status.
+            if links and not self._hub.launching:
+                return links[0]
+            await self._hub.wait_change(1.0)
+
+    async def _check(self, link: Link) -> None:
+        """Ask an agent for its identity again: after a change of coordinator another link may be the better source."""
+        try:
+            link.learn((await link.call("identity", timeout_s=SILENCE)).data)
+        except (CallFailed, WireError, asyncio.TimeoutError):
+            link.reopen()
+
+    async def _follow(self, link: Link) -> None:
+        watch = asyncio.ensure_future(self._watch(link))
+        events = asyncio.ensure_future(self._events(link))
+        try:
+            await asyncio.wait((watch, events), return_when=asyncio.FIRST_COMPLETED)
+            if self._hub.state in ENDED_STATES or not watch.done():
+                # The journal's last records may still be on their way.
+                await asyncio.wait((events,), timeout=SILENCE)
+        finally:
+            await cancel_all((watch, events))
+        errors = [task.exception() for task in (watch, events) if not task.cancelled()]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    async def _watch(self, link: Link) -> None:
+        hub = self._hub
+        stream = link.stream("watch")
+        try:
+            while True:
+                answer = await self._next(link, stream)
+                if answer is None:
+                    return
+                status = answer.data["status"]
+                link.learn({key: status[key] for key in ("term", "last_seq", "coordinator_reachable") if key in status})
+                hub.set_status(status)
+                if self._is_second_best(link):
+                    return
+        finally:
+            await stream.aclose()
+
+    async def _next(self, link: Link, stream: AsyncGenerator[Answer, None]) -> Answer | None:
+        """Return the next status, None at the end; while nothing changes, check that the agent is still there."""
+
+        async def pull() -> Answer | None:
+            try:
+                return await stream.__anext__()
+            except StopAsyncIteration:
+                return None
+
+        item = asyncio.ensure_future(pull())
+        try:
+            while True:
+                await asyncio.wait((item,), timeout=SILENCE)
+                if item.done():
+                    return await item
+                link.learn((await link.call("identity", timeout_s=SILENCE)).data)
+                self._hub.confirm_status()
+                if self._is_second_best(link):
+                    return None
+        finally:
+            if not item.done():
+                await cancel_all((item,))
+
+    def _is_second_best(self, link: Link) -> bool:
+        best = self._hub.opened_links()[:1]
+        if not best or best[0] is link:
+            return False
+        # A longer journal alone is no reason: both grow all the time.
+        return best[0].rank_as_source()[:-1] > link.rank_as_source()[:-1]
+
+    async def _events(self, link: Link) -> None:
+        hub = self._hub
+        since = int(hub.events[-1]["seq"]) if hub.events else 0
+        stream = link.stream("events", {"since": since, "follow": True})
+        try:
+            async for answer in stream:
+                event = answer.data["event"]
+                await self._take(link, event)
+                if event.get("type") in ENDED_EVENTS:
+                    await self._finish(link)
+                    return
+        finally:
+            await stream.aclose()
+
+    async def _take(self, link: Link, event: JournalEvent) -> None:
+        if self._hub.add_event(event) and event["type"] == EventType.INCIDENT:
+            await self._load_incidents(link)
+
+    async def _load_incidents(self, link: Link) -> None:
+        self._hub.set_incidents((await link.call("incidents")).data["incidents"])
+
+    async def _finish(self, link: Link) -> None:
+        hub = self._hub
+        with contextlib.suppress(CallFailed, WireError, asyncio.TimeoutError):
+            await self._load_incidents(link)
+            hub.set_status((await link.call("status")).data)
+        hub.set_ended()

@@ -1,0 +1,122 @@
+"""The log files on the nodes: which there are, and their bytes.
+
+In: answers to log_list and log_read. Out: the list of all files; the rest of a long line; the bytes of one file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.wire import Answer, CallFailed, WireError
+from supervisor.errors import RequestFailed, Unreachable, why
+
+if TYPE_CHECKING:
+    from supervisor.link.host_link import Link
+    from supervisor.link.hub import Hub
+    from supervisor.logs.rows import Row
+
+READ_SIZE = 1024 * 1024
+# How long a node may take to answer where it may have to read a file to its end first, seconds.
+READ_DEADLINE = 60.0
+
+
+def sources(session: Hub, nodes: list[str] | None) -> list[Link]:
+    """Return the links that can serve logs now; raises RequestFailed for an unknown node, Unreachable for none."""
+    for name in nodes or ():
+        if name not in session.links:
+            raise RequestFailed(f"no host {name!r} in the inventory", "its hosts: " + " ".join(session.links))
+    links = [link for name, link in session.links.items() if link.opened and (nodes is None or name in nodes)]
+    if not links:
+        raise session.unreachable()
+    return links
+
+
+async def ask(session: Hub, node: str, op: str, args: dict[str, Any], timeout_s: float = 30.0) -> Answer:
+    """Send one request to one node; raises Unreachable, RequestFailed."""
+    link = session.links.get(node)
+    if link is None:
+        raise RequestFailed(f"no host {node!r} in the inventory")
+    try:
+        return await link.call(op, args, timeout_s=timeout_s)
+    except CallFailed as refused:
+        raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
+    except (WireError, asyncio.TimeoutError) as broken:
+        raise Unreachable(f"{node}: {why(broken)}") from broken
+
+
+async def files(session: Hub, nodes: list[str] | None = None) -> list[dict[str, Any]]:
+    """Return every log file on every reachable node, with `node` added, in order of generation and rank."""
+    links = sources(session, nodes)
+
+    async def one(link: Link) -> list[dict[str, Any]]:
+        answer = await ask(session, link.view.name, "log_list", {})
+        return [{**entry, "node": link.view.name} for entry in answer.data["files"]]
+
+    found = await asyncio.gather(*(one(link) for link in links))
+    return sorted(
+        (entry for part in found for entry in part), key=lambda file: (file["generation"], file["rank"], file["stream"])
+    )
+
+
+def lost(session: Hub, nodes: list[str] | None) -> list[str]:
+    """Return the nodes whose links were lost."""
+    links = session.links.items()
+    return [name for name, link in links if link.opened_at and not link.opened and (nodes is None or name in nodes)]
+
+
+def newest(found: list[dict[str, Any]]) -> int:
+    """Return the newest generation with files on any node: a node that was removed has only older ones."""
+    return max((int(file["generation"]) for file in found), default=0)
+
+
+Asking = Callable[[str, str, dict[str, Any]], Awaitable[Answer]]
+"""A log request to a node: its name, the request, its arguments."""
+
+
+async def read_rest(asking: Asking, row: Row) -> AsyncGenerator[bytes, None]:
+    """Yield the part of a row's line that follows its text."""
+    place = {"generation": row.generation, "rank": row.rank, "stream": row.stream}
+    offset = row.offset + len(row.text)
+    end = offset + row.cut
+    while offset < end:
+        args = {**place, "offset": offset, "length": min(READ_SIZE, end - offset)}
+        answer = await asking(row.node, "log_read", args)
+        if not answer.body or int(answer.data["offset"]) > offset:
+            # It was dropped or truncated meanwhile.
+            return
+        yield answer.body
+        offset += len(answer.body)
+
+
+async def read_raw(
+    session: Hub, file: dict[str, Any], note_dropped: Callable[[int], None], *, follow: bool = False
+) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of one file; `follow`: until the job is over.
+
+    `note_dropped` is called with the number of bytes that were dropped from the node's disk.
+    """
+    place = {key: file[key] for key in ("generation", "rank", "stream")}
+    offset = 0
+    while True:
+        over = session.ended
+        args = {**place, "offset": offset, "length": READ_SIZE}
+        try:
+            answer = await ask(session, file["node"], "log_read", args, READ_DEADLINE)
+        except Unreachable:
+            if not follow or over:
+                raise
+            # The link is opened again, and the file keeps the bytes.
+            await session.wait_change(0.5)
+            continue
+        if int(answer.data["offset"]) > offset:
+            note_dropped(int(answer.data["offset"]) - offset)
+            offset = int(answer.data["offset"])
+        if answer.body:
+            yield answer.body
+            offset += len(answer.body)
+        elif not follow or over:
+            return
+        else:
+            await session.wait_change(0.5)

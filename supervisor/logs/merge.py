@@ -1,0 +1,178 @@
+"""Pages: rows of all nodes in the order of their times, next to a time.
+
+In: answers to log_merged of the nodes that hold the files. Out: pages.
+
+Rows of one time are never separated: what lies beyond the outermost row is the next page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from supervisor.errors import RequestFailed, Unreachable
+from supervisor.logs.files import READ_DEADLINE, ask, files, lost, newest, sources
+from supervisor.logs.rows import Clocks, Row
+
+if TYPE_CHECKING:
+    from remote_agent.wire import Answer
+    from supervisor.link.hub import Hub
+    from supervisor.logs.selection import Selection
+
+# The nodes give no more rows than this at once.
+MAX_ROWS = 4096
+# Longest wait for one node's rows where those of the others are wanted without them, seconds.
+PATIENCE = 2.5
+
+File = tuple[int, int, str]
+"""Generation, rank, stream."""
+Ends = dict[File, "int | None"]
+"""How many lines each file of a node has; None: the file existed before its agent, and is not indexed yet."""
+
+
+class Page(NamedTuple):
+    """Rows of all nodes by time, oldest first, without gaps between the first and the last one."""
+
+    rows: list[Row]
+    more: bool
+    """There are rows beyond the outermost one."""
+    absent: list[str]
+    """Nodes whose rows are missing: they are unreachable or did not answer in time."""
+    clocks: Clocks
+    """The clocks by which the times were converted; the next page is requested with the same ones."""
+    apart: int = 0
+    """How many lines were left out because they belong to a stream that was not asked for."""
+    since_ns: int = 0
+    until_ns: int | None = None
+    """All wanted rows between these times are here; None: unknown."""
+    counted: int = 0
+    """How many lines, filtered or not, arrived between the times that were asked for."""
+    ends: dict[str, Ends] = {}  # noqa: RUF012  never changed
+    """With `counted`: how many lines the files have, by node."""
+    before: int = 0
+    behind: int = 0
+    """With `counted`: how many lines, filtered or not, arrived before those times, and after them."""
+
+
+class Part(NamedTuple):
+    """The answer of one node: all rows from since_ns on and before until_ns (None: unknown)."""
+
+    rows: list[Row]
+    more: bool
+    apart: int
+    since_ns: int
+    until_ns: int | None
+    counted: int
+    ends: Ends | None
+    """None: not asked for."""
+    before: int = 0
+    behind: int = 0
+
+
+Joined = tuple[list[Row], bool, int, "int | None"]
+
+
+def part_of(clocks: Clocks, name: str, answer: Answer) -> Part:
+    """Return the part of a page that a node answered, with times of the coordinator's clock."""
+    data = answer.data
+    ahead_ns, more = clocks.ahead_ns(name), bool(data.get("more"))
+    since_ns, until_ns = int(data["since_ns"]) - ahead_ns, int(data["until_ns"]) - ahead_ns
+    # Rows of a file that existed before its agent have early times, and may not be indexed yet.
+    known = more or bool(data.get("complete", True))
+    apart, counted = int(data.get("apart") or 0), int(data.get("counted") or 0)
+    ends = data.get("ends")
+    by_file = None if ends is None else {(generation, rank, stream): end for generation, rank, stream, end in ends}
+    beyond = int(data.get("before") or 0), int(data.get("behind") or 0)
+    return Part(
+        clocks.rows(name, answer), more, apart, since_ns, until_ns if known else None, counted, by_file, *beyond
+    )
+
+
+def ends_of(parts: Mapping[str, Part | Unreachable]) -> dict[str, Ends]:
+    """Return the numbers of lines by node."""
+    return {name: part.ends for name, part in parts.items() if isinstance(part, Part) and part.ends is not None}
+
+
+def forth(parts: list[Part], count: int, after_ns: int) -> Joined:
+    """Return about the first `count` rows from a time on, and all rows of the parts before that time."""
+    edge_ns = min((part.until_ns for part in parts if part.more and part.until_ns is not None), default=None)
+    whole = [row for row in _by_time(parts) if edge_ns is None or row.t_ns < edge_ns]
+    begin = bisect_left(whole, after_ns, key=lambda row: row.t_ns)
+    end = min(begin + count, len(whole))
+    while begin < end < len(whole) and whole[end - 1].t_ns == whole[end].t_ns:
+        end += 1
+    if end < len(whole):
+        return whole[:end], True, after_ns, whole[end].t_ns
+    return whole, edge_ns is not None, after_ns, _newest(parts)
+
+
+def back(parts: list[Part], count: int) -> Joined:
+    """Return about the last `count` rows."""
+    edge_ns = max((part.since_ns for part in parts if part.more), default=0)
+    whole = [row for row in _by_time(parts) if row.t_ns >= edge_ns]
+    start = max(0, len(whole) - count)
+    while 0 < start < len(whole) and whole[start - 1].t_ns == whole[start].t_ns:
+        start -= 1
+    since_ns = whole[start].t_ns if start else edge_ns
+    return whole[start:], bool(edge_ns) or start > 0, since_ns, _newest(parts)
+
+
+def _by_time(parts: list[Part]) -> list[Row]:
+    return sorted(chain.from_iterable(part.rows for part in parts), key=lambda row: row.t_ns)
+
+
+def _newest(parts: list[Part]) -> int | None:
+    known = [part.until_ns for part in parts if part.until_ns is not None]
+    return min(known) if len(known) == len(parts) else None
+
+
+async def merged(
+    session: Hub,
+    selection: Selection,
+    count: int,
+    *,
+    before_ns: int | None = None,
+    after_ns: int | None = None,
+    counted: tuple[int, int] | None = None,
+    clocks: Clocks | None = None,
+    patience_s: float | None = None,
+) -> Page:
+    """Return about the last `count` rows of all nodes before a time, or the first ones from a time on.
+
+    Rows of one time are never separated: what lies beyond the outermost row is the next page. With a filter there may
+    be fewer rows than exist, or none, and from a time on also the last ones before it. `patience_s`: nodes that have
+    not answered by then are left out. Raises Unreachable, RequestFailed.
+    """
+    args = {**selection.args(), **selection.filter.args(), "count": count}
+    if selection.generation is None:
+        args["generation"] = newest(await files(session, selection.nodes))
+    clocks = clocks or Clocks(session)
+
+    async def one(name: str) -> Part | Unreachable:
+        times: dict[str, Any] = {"before_ns": clocks.at(name, before_ns), "after_ns": clocks.at(name, after_ns)}
+        if counted is not None:
+            times["counted"] = [clocks.at(name, t_ns) for t_ns in counted]
+        try:
+            answer = await ask(session, name, "log_merged", {**args, **times}, patience_s or READ_DEADLINE)
+        except Unreachable as error:
+            return error
+        try:
+            return part_of(clocks, name, answer)
+        except KeyError as missing:
+            message = f"{name}: the job was started by another supervisor: its agent does not send {missing}"
+            raise RequestFailed(message, "use the one that started it", "version") from missing
+
+    names = [link.view.name for link in sources(session, selection.nodes)]
+    answers = dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
+    failed = {name: answer for name, answer in answers.items() if isinstance(answer, Unreachable)}
+    if failed and (patience_s is None or len(failed) == len(answers)):
+        raise next(iter(failed.values()))
+    parts = [answer for answer in answers.values() if not isinstance(answer, Unreachable)]
+    rows, more, since_ns, until_ns = forth(parts, count, after_ns) if after_ns is not None else back(parts, count)
+    absent = sorted([*failed, *lost(session, selection.nodes)])
+    sums = (sum(part.apart for part in parts), since_ns, until_ns, sum(part.counted for part in parts))
+    beyond = sum(part.before for part in parts), sum(part.behind for part in parts)
+    return Page(rows, more, absent, clocks, *sums, ends_of(answers), *beyond)

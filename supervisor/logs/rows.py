@@ -1,0 +1,113 @@
+"""Rows of logs, with their times on one clock.
+
+In: rows as the nodes send them, the clock offsets in the status. Out: rows by the coordinator's clock.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from remote_agent.wire import Answer
+    from supervisor.link.hub import Hub
+
+# Times on two sets of clocks are the same within this, milliseconds.
+SAME_MS = 5.0
+
+
+class Row(NamedTuple):
+    """One line of one file; `t_ns`: its arrival, by the coordinator's clock."""
+
+    node: str
+    generation: int
+    rank: int
+    stream: str
+    line: int
+    offset: int
+    t_ns: int
+    level: str | None
+    text: bytes
+    cut: int = 0
+    """How many bytes of the line follow its text."""
+    column: int = -1
+    """How many characters precede the hit in a line whose text is cut."""
+    half: bool = False
+    """Its line is still being written; known in pages of merged rows."""
+
+
+class HasStatus(Protocol):
+    """A session, or a recording that is replayed."""
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The newest status document, or {}."""
+
+
+class Clocks:
+    """Converts times of the nodes to the coordinator's clock, by the offsets in the status at one moment.
+
+    Offsets are measured repeatedly: further pages are requested with the clocks of the first page.
+    """
+
+    def __init__(self, session: HasStatus) -> None:
+        self._session = session
+        self._ahead_ns = self._newest()
+
+    def _newest(self) -> dict[str, int]:
+        nodes = self._session.status.get("nodes", ())
+        return {node["name"]: int(float(node.get("clock_offset_ms") or 0.0) * 1e6) for node in nodes}
+
+    @property
+    def moved(self) -> bool:
+        """True when the newest offsets differ so much that rows would be out of order."""
+        return any(abs(ns - self.ahead_ns(node)) > SAME_MS * 1e6 for node, ns in self._newest().items())
+
+    def ahead_ns(self, node: str) -> int:
+        """Return by how much the node's clock is ahead of the coordinator's."""
+        return self._ahead_ns.get(node, 0)
+
+    def at(self, node: str, t_ns: int | None) -> int | None:
+        """Return the node's time at a time of the coordinator's clock."""
+        return None if t_ns is None else t_ns + self.ahead_ns(node)
+
+    def back(self, node: str, t_ns: int | None) -> int | None:
+        """Return the coordinator's time at a time of the node's clock."""
+        return None if t_ns is None else t_ns - self.ahead_ns(node)
+
+    def rows(self, node: str, answer: Answer) -> list[Row]:
+        """Return the rows of a log_merged or log_search answer, with their texts."""
+        found = answer.data.get("rows")
+        if not found:
+            return []
+        texts = answer.body.split(b"\n")
+        return [
+            self.row(node, row["generation"], row["rank"], row["stream"], row, text)
+            for row, text in zip(found, texts, strict=True)
+        ]
+
+    def row(self, node: str, generation: int, rank: int, stream: str, row: dict[str, Any], text: bytes) -> Row:
+        """Return one row of a node."""
+        t_ns = int(row.get("t_ns") or 0) - self.ahead_ns(node)
+        line, offset, cut, column = int(row["line"]), int(row["offset"]), row.get("cut", 0), row.get("column", -1)
+        more = (int(cut), int(column), bool(row.get("half")))
+        return Row(node, generation, rank, stream, line, offset, t_ns, row.get("level"), text, *more)
+
+
+def clock_error_ms(status: dict[str, Any], names: list[str] | None) -> float | None:
+    """Return the error in the order of lines of different nodes, in ms; None: one node, or unknown.
+
+    The errors of two clocks add.
+    """
+    nodes = [node for node in status.get("nodes", ()) if names is None or node["name"] in names]
+    errors = sorted(float(node["clock_error_ms"]) for node in nodes if node.get("clock_error_ms") is not None)
+    return sum(errors[-2:]) if len(errors) > 1 else None
+
+
+def now_ns(session: Hub) -> int:
+    """Return the time on the coordinator's clock, which the times of rows use, as far as the offsets are known."""
+    clocks = Clocks(session)
+    for link in session.opened_links():
+        ahead_of_us_ms = float(link.view.hello.get("clock_offset_ms") or 0.0)
+        return time.time_ns() + int(ahead_of_us_ms * 1e6) - clocks.ahead_ns(link.view.name)
+    return time.time_ns()

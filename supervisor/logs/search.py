@@ -1,0 +1,163 @@
+"""Search on all nodes at once.
+
+In: a pattern, answers to log_search. Out: rows in the order in which the nodes find them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.wire import Answer, CallFailed, WireError
+from supervisor.errors import RequestFailed, Unreachable, why
+from supervisor.link.tasks import cancel_all
+from supervisor.logs.files import files, lost, newest, sources
+from supervisor.logs.merge import Page
+from supervisor.logs.rows import Clocks, Row
+
+if TYPE_CHECKING:
+    from supervisor.link.host_link import Link
+    from supervisor.link.hub import Hub
+    from supervisor.logs.selection import Selection
+
+# A node that searches sends an answer every 10 s; before that it may index a file for up to 60 s.
+SILENCE = 90.0
+
+
+@dataclass(frozen=True)
+class _Notes:
+    """The callbacks for what answers contain notess rows."""
+
+    clocks: Clocks
+    absent: Callable[[], list[str]]
+    note_apart: Callable[[int], object] | None
+    reached: dict[str, int] | None
+    note_page: Callable[[Page], object] | None
+    note_span: Callable[[int | None, int | None], object] | None
+
+    def take(self, name: str, answer: Answer) -> None:
+        """Call them with the contents of an answer."""
+        data, clocks = answer.data, self.clocks
+        apart = int(data.get("apart") or 0)
+        if data.get("around"):
+            if self.note_page is not None:
+                self.note_page(Page(clocks.rows(name, answer), bool(data.get("more")), self.absent(), clocks, apart))
+            return
+        if self.note_apart is not None:
+            self.note_apart(apart)
+        if self.reached is not None and data.get("begun_ns"):
+            self.reached[name] = data["begun_ns"]
+        if self.note_span is not None and data.get("done"):
+            self.note_span(clocks.back(name, data.get("since_ns")), clocks.back(name, data.get("until_ns")))
+
+
+async def search(
+    session: Hub,
+    selection: Selection,
+    *,
+    pattern: str,
+    ignore_case: bool = False,
+    level: str | None = None,
+    since_ns: int | None = None,
+    until_ns: int | None = None,
+    limit: int | None = None,
+    note_apart: Callable[[int], object] | None = None,
+    reached: dict[str, int] | None = None,
+    around: int = 0,
+    near_ns: int | None = 0,
+    note_page: Callable[[Page], object] | None = None,
+    way: int = 0,
+    note_span: Callable[[int | None, int | None], object] | None = None,
+    clocks: Clocks | None = None,
+) -> AsyncGenerator[Row, None]:
+    """Yield matching rows of all nodes as they are found; raises RequestFailed, and Unreachable after all others.
+
+    `reached`: when each node was last searched; only later lines are searched, and the times are updated. A line may be
+    yielded twice. `note_apart` is called with the number of matching lines of a stream not asked for. `note_page` is
+    called, before the end, with the rows before the first hit from `near_ns` on (None: the newest hit), and then with
+    `around` rows from there on, if one node has everything: no node knows which hit is the first of several nodes.
+    `way`: the first hits of each file from `since_ns` on (1), or the last ones before `until_ns` (-1), about `limit` in
+    all; `note_span` is called for each node with the times between which no hit is missing, by `clocks` if given.
+    """
+    args = {**selection.args(), "pattern": pattern, "ignore_case": ignore_case, "level": level, "limit": limit}
+    if selection.filter:
+        args["shown"] = selection.filter.args()
+    if selection.generation is None:
+        args["generation"] = newest(await files(session, selection.nodes))
+    clocks = clocks or Clocks(session)
+    links = sources(session, selection.nodes)
+    absent = partial(lost, session, selection.nodes)
+    notes = _Notes(clocks, absent, note_apart, reached, note_page, note_span)
+    if way:
+        args |= {"way": way, "limit": None if limit is None else max(1, limit // len(links))}
+    streams = []
+    for link in links:
+        name = link.view.name
+        times = {"since_ns": clocks.at(name, since_ns), "until_ns": clocks.at(name, until_ns)}
+        if reached is not None:
+            times["again_ns"] = reached.get(name)
+        if around and len(links) == 1:
+            times |= {"around": around, "near_ns": clocks.at(name, near_ns)}
+        streams.append(_of_node(link, {**args, **times}, notes))
+    async with aclosing(_at_once(streams)) as rows:
+        async for row in rows:
+            yield row
+
+
+async def _of_node(link: Link, args: dict[str, Any], notes: _Notes) -> AsyncGenerator[list[Row], None]:
+    """Yield the hits of one node; raises RequestFailed, and Unreachable also when the node is silent too long."""
+    name = link.view.name
+    try:
+        async with aclosing(link.stream("log_search", args)) as answers:
+            while True:
+                try:
+                    answer = await asyncio.wait_for(answers.__anext__(), SILENCE)
+                except StopAsyncIteration:
+                    return
+                if not answer.data.get("around"):
+                    yield notes.clocks.rows(name, answer)
+                notes.take(name, answer)
+    except CallFailed as refused:
+        raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
+    except (WireError, asyncio.TimeoutError) as broken:
+        raise Unreachable(f"{name}: {why(broken)}") from broken
+
+
+async def _at_once(streams: list[AsyncGenerator[list[Row], None]]) -> AsyncGenerator[Row, None]:
+    """Yield the rows of all streams as they arrive; an unreachable node does not end the others."""
+    waiting = {asyncio.ensure_future(_next(stream)): stream for stream in streams}
+    broken: Unreachable | None = None
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                stream = waiting.pop(task)
+                result = task.result()
+                if isinstance(result, Unreachable):
+                    broken = result
+                elif isinstance(result, RequestFailed):
+                    raise result
+                elif result is not None:
+                    waiting[asyncio.ensure_future(_next(stream))] = stream
+                    for row in result:
+                        yield row
+        if broken is not None:
+            raise broken
+    finally:
+        await cancel_all(waiting)
+        for stream in streams:
+            await stream.aclose()
+
+
+async def _next(stream: AsyncGenerator[list[Row], None]) -> list[Row] | Unreachable | RequestFailed | None:
+    """Return the next rows of a stream, its error, or None at its end."""
+    try:
+        return await stream.__anext__()
+    except StopAsyncIteration:
+        return None
+    except (Unreachable, RequestFailed) as error:
+        return error

@@ -1,0 +1,82 @@
+"""Which log lines a reader wants: files by generation, rank and stream, and records by patterns and level.
+
+In: what was typed. Out: the arguments of log requests; lines sorted by the stream they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from remote_agent.text.rows import NCCL_MARK, stream_of
+
+LEVELS: Final = ("", "warn", "error")
+STREAMS = ("stdout", "stderr", "nccl")
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Keeps records with a line that matches `include`, none that matches `exclude`, and one that has the level."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    level: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.include or self.exclude or self.level)
+
+    def args(self) -> dict[str, Any]:
+        """Return the filter as arguments of a log request; what is not set is left out."""
+        named = {"include": list(self.include), "exclude": list(self.exclude), "level": self.level}
+        return {name: value for name, value in named.items() if value}
+
+
+ALL = Filter()
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which log files are wanted, and which of their records."""
+
+    generation: int | str | None = None
+    """A number, "all", or None: the newest (and all later ones where the log is followed)."""
+    ranks: list[int] | None = None
+    streams: tuple[str, ...] = ("stdout", "stderr")
+    """Streams of lines: a line of NCCL belongs to nccl in any file. For `live.follow`: streams of files."""
+    nodes: list[str] | None = None
+    filter: Filter = ALL
+
+    def args(self) -> dict[str, Any]:
+        """Return the files as arguments of a log request."""
+        return {"generation": self.generation, "ranks": self.ranks, "streams": list(self.streams)}
+
+
+def files_of(streams: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the files that may hold lines of these streams: without NCCL_DEBUG_FILE, NCCL writes to stdout."""
+    return STREAMS if "nccl" in streams else streams
+
+
+class Sieve:
+    """Keeps the lines of some streams, and reports once that lines of NCCL are left out."""
+
+    def __init__(self, streams: tuple[str, ...], say: Callable[[], None]) -> None:
+        self._streams = streams
+        self._say: Callable[[], None] | None = say if "nccl" not in streams else None
+
+    def holds(self, stream: str, text: bytes) -> bool:
+        """True for a line that is kept."""
+        return stream_of(stream, text) in self._streams or self.note(1)
+
+    def lines(self, stream: str, lines: bytes) -> bytes:
+        """Return those of these lines that are kept."""
+        if stream in self._streams and ("nccl" in self._streams or NCCL_MARK not in lines):
+            return lines
+        return b"".join(b"%s\n" % line for line in lines[:-1].split(b"\n") if self.holds(stream, line))
+
+    def note(self, apart: int) -> bool:
+        """Report lines that were left out, once; returns False."""
+        if apart and self._say is not None:
+            self._say()
+            self._say = None
+        return False

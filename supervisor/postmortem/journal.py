@@ -1,0 +1,141 @@
+"""What the journal of a job adds to the logs of its ranks.
+
+In: a file with journal records. Out: generations, with the exits, lost nodes, hangs and clocks that it records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.wire.events import EventType
+
+if TYPE_CHECKING:
+    from supervisor.postmortem.files import RunFile
+    from supervisor.postmortem.lines import FileLine
+
+Json = dict[str, Any]
+# Causes of a stop that are no failure: an operator requested it, or a node has come back.
+_REQUESTED = frozenset({"restart", "removed", "added", "returned", "stop"})
+
+
+@dataclasses.dataclass
+class RankRecord:
+    """What the files of a run show about one rank of one generation."""
+
+    node: str | None = None
+    lines: list[tuple[str, FileLine]] = dataclasses.field(default_factory=list)
+    error: Json | None = None
+    error_file: str = ""
+    exit: Json | None = None
+    raised_ns: int | None = None
+    """When its exception was recorded, by its node's clock: a copied error file has lost its time."""
+    shift_ns: int | None = None
+
+
+@dataclasses.dataclass
+class Generation:
+    """What the files of a run show about one generation."""
+
+    number: int
+    ranks: dict[int | None, RankRecord] = dataclasses.field(default_factory=dict)
+    lost: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
+    nodes: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    hang: Json | None = None
+    """The journal's incident of a hang that lasted until the end: no file of a rank shows it."""
+    incident: Json | None = None
+    """The journal's last incident about its end."""
+    cause: str = ""
+    """Why it was stopped, according to the journal; empty: it was not, as far as known."""
+    stop_asked: bool = False
+    failing: bool = False
+    """Whether a rank or a node failed before the job was asked to stop: the journal has no incident of that."""
+    notes: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    shifts_ns: dict[str, int] = dataclasses.field(default_factory=dict)
+    """By node: added to its time, gives the coordinator's."""
+    clock_error_ms: dict[str, float] = dataclasses.field(default_factory=dict)
+    succeeded: bool = False
+
+    def rank(self, number: int | None) -> RankRecord:
+        """Return the record of a rank; None: of the lines of no rank."""
+        return self.ranks.setdefault(number, RankRecord())
+
+    def stopped_on_request(self) -> bool:
+        """Whether it was stopped on request, and nothing had failed before."""
+        return self.cause in _REQUESTED and not (self.failing if self.cause == "stop" else self.lost)
+
+    def is_running(self) -> bool:
+        """Whether it had started, and nothing had failed or ended when the journal was read, or cut off."""
+        return bool(self.nodes) and not (self.cause or self.failing or any(rank.error for rank in self.ranks.values()))
+
+
+def read_journal(file: RunFile, runs: dict[tuple[str, int], Generation]) -> None:
+    """Add what a job's journal records: exits, lost nodes, and the node of each rank."""
+    with file.path.open(encoding="utf-8", errors="replace") as lines:
+        for text in lines:
+            # The last line may be torn.
+            with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+                event = json.loads(text)
+                number = int(event["generation"])
+                _read_event(event, runs.setdefault((file.group, number), Generation(number)))
+
+
+def _read_event(event: Json, run: Generation) -> None:
+    kind, detail = event["type"], event["detail"]
+    if kind == EventType.GENERATION_STARTED:
+        for member in detail["members"]:
+            run.nodes[member["node"]] = list(range(member["base_rank"], member["base_rank"] + member["nproc"]))
+    elif kind == EventType.RANKS_ASSIGNED:
+        run.nodes[event["node"]] = [int(rank[0]) for rank in detail["ranks"]]
+    elif kind == EventType.RANK_FAILED:
+        _read_failure(event, run)
+    elif kind == EventType.GENERATION_STOPPED:
+        _read_stop(detail, run)
+    elif kind == EventType.INCIDENT:
+        _read_incident(detail, run)
+    elif kind == EventType.STOP_REQUESTED:
+        run.stop_asked, run.cause = True, run.cause or "stop"
+    elif kind in (EventType.HANG_OVER, EventType.JOB_SUCCEEDED):
+        run.hang, run.succeeded = None, kind == EventType.JOB_SUCCEEDED
+    elif kind == EventType.NODE_LOST and event["node"] in run.nodes:
+        run.lost[event["node"]] = (int(detail.get("alive_ns") or 0), str(detail.get("reason")))
+        run.failing = run.failing or not run.stop_asked
+
+
+def _read_incident(detail: Json, run: Generation) -> None:
+    incident = {key: value for key, value in detail.items() if key not in ("ongoing", "fingerprint")}
+    if detail.get("ongoing"):
+        run.hang = incident
+    else:
+        run.incident = incident
+
+
+def _read_stop(detail: Json, run: Generation) -> None:
+    """Add why a group ended, the ranks that did not fail by themselves, and the nodes' clocks."""
+    run.cause = str(detail.get("cause") or "unknown")
+    for number, t_ns, over_ns in detail.get("left", ()):
+        ending = {"code": 0, "signal": None, "t_ns": t_ns, "over_ns": over_ns}
+        run.rank(number).exit = {**ending, "stopped_by_us": False}
+    for number, t_ns, code, signal, raised_ns, over_ns, asked_ns in detail.get("stopped", ()):
+        ending = {"code": code, "signal": signal, "t_ns": t_ns, "over_ns": over_ns, "asked_ns": asked_ns}
+        run.rank(number).exit = {**ending, "stopped_by_us": True}
+        run.rank(number).raised_ns = raised_ns
+    for node, (shift_ns, error_ns) in detail.get("clocks", {}).items():
+        run.shifts_ns[node] = shift_ns
+        run.clock_error_ms[node] = error_ns / 1e6
+
+
+def _read_failure(event: Json, run: Generation) -> None:
+    """Add a rank that failed by itself."""
+    detail = event["detail"]
+    run.failing = run.failing or not run.stop_asked
+    rank = run.rank(event["rank"])
+    rank.node = event["node"]
+    how = {"pid": detail.get("pid"), "local_rank": detail.get("local_rank"), "t_ns": detail.get("time_ns")}
+    own = {"sent": detail.get("sent"), "over_ns": detail.get("over_ns"), "stopped_by_us": False}
+    rank.exit = {**how, **detail["exit"], **own}
+    rank.raised_ns = detail.get("raised_ns")
+    rank.shift_ns = int(detail.get("shift_ns", 0))
+    run.notes.setdefault(event["node"], []).extend(detail.get("notes", ()))

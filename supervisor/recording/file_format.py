@@ -1,0 +1,71 @@
+"""The format of a recording, version 1: a zip file whose members are read one by one.
+
+In: documents, lines of logs. Out: members of the file, and back.
+
+    recording.json   {"format": "supervisor-recording", "version": 1, "job", "recorded_at", "supervisor", "logs",
+                     "end_ns", "nccl", "nccl_nodes": {node: its answer to `nccl`, or null},
+                     "hosts": [{"name", "state", "step", "text", "error", "hint", "hello", "engine"}]}
+    events.jsonl     the journal, an event a line, as `supervisor events --json` prints it
+    status.jsonl     {"t_ns", "whole", "changes"} a line: what changed in the status document (see
+                     remote_agent.wire.status_diff), since the line before or, `whole`, since an empty one
+    logs.jsonl       {"node", "generation", "rank", "stream", "size", "lines", "begin_ns", "member",
+                     "error"} a line, one a file
+    logs/…           [line, offset, t_ns, level, text] a line: the recorded lines of one file, in order, with gaps
+
+Times are nanoseconds since the epoch by the coordinator's clock. Bytes that are not UTF-8 are lone surrogates.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any, NamedTuple
+
+from supervisor.errors import UsageError
+
+FORMAT = "supervisor-recording"
+VERSION = 1
+META, EVENTS, STATUSES, LOGS = "recording.json", "events.jsonl", "status.jsonl", "logs.jsonl"
+
+# Node, generation, rank, stream.
+File = tuple[str, int, int, str]
+
+
+class RecordingError(UsageError):
+    """A file is not a recording that this version can read."""
+
+
+class Line(NamedTuple):
+    """One line of one file."""
+
+    line: int
+    offset: int
+    t_ns: int
+    level: str | None
+    text: bytes
+
+
+def line_json(line: Line) -> bytes:
+    """Return one line of a log's member."""
+    return json_line([*line[:4], line.text.decode("utf-8", "surrogateescape")])
+
+
+def read_lines(data: bytes) -> list[Line]:
+    """Return the lines of a log's member; raises ValueError, TypeError, AttributeError."""
+    # Parsing one document is ten times as fast as parsing a hundred thousand.
+    rows = json.loads(b"[%s]" % b",".join(data.splitlines()))
+    return [
+        Line(line, offset, t_ns, level, text.encode("utf-8", "surrogateescape"))
+        for line, offset, t_ns, level, text in rows
+    ]
+
+
+def json_line(document: Any) -> bytes:
+    """Return a document as one line of ASCII."""
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
+
+
+def read_time(time: str) -> int:
+    """Return the nanoseconds of a time of the contract; raises ValueError."""
+    moment = datetime.datetime.fromisoformat(time.replace("Z", "+00:00"))
+    return int(moment.timestamp()) * 1_000_000_000 + moment.microsecond * 1000

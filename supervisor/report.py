@@ -1,0 +1,359 @@
+"""The post-mortem of a job, as one document and as Markdown that is readable as plain text.
+
+In: a session, or a player at its time; facts about NCCL and the hosts. Out: JSON data without secrets; lines. Imports
+`recording`, `logs` and `wording`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from remote_agent.text.names import ranges
+from remote_agent.wire.events import ENDED_EVENTS, EventType, JournalEvent, label
+from supervisor.errors import RequestFailed, Unreachable
+from supervisor.inventory.pattern import fold
+from supervisor.logs.selection import Selection
+from supervisor.recording import redact
+from supervisor.recording.file_format import read_time
+from supervisor.wording.events import PHASES, event_text, phases_of
+from supervisor.wording.events import line as event_row
+from supervisor.wording.incidents import incident_lines
+from supervisor.wording.values import clock, one_line, safe
+
+if TYPE_CHECKING:
+    from supervisor.logs.merge import Page
+
+VERSION = 1
+# How ranks print their step; the first and the last rows of a generation are searched.
+_STEP = re.compile(rb"(?i)(?<![a-z])(?:step|iter(?:ation)?)[\"']?\s{0,4}[=:#]?\s{0,8}[\[(]?\s{0,4}(\d{1,15})(?!\.?\d)")
+ROWS = 256
+
+# Events that change which nodes take part, and requests of operators.
+MEMBERSHIP = (
+    EventType.NODE_JOINED,
+    EventType.NODE_ADDED,
+    EventType.REMOVE_REQUESTED,
+    EventType.NODE_REMOVED,
+    EventType.NODE_LOST,
+    EventType.NODE_FAILED,
+    EventType.COORDINATOR_CHANGED,
+    EventType.NODE_CORDONED,
+    EventType.NODE_UNCORDONED,
+    EventType.SIGNAL_SENT,
+    EventType.ENVIRONMENT_SET,
+    EventType.TREE_CHANGED,
+    EventType.RESTART_REQUESTED,
+    EventType.STOP_REQUESTED,
+)
+# Facts of the hosts and of torch there, in the order of the table.
+ENVIRONMENT = (
+    ("python", ("hello", "python")),
+    ("torch", ("engine", "torch")),
+    ("cuda", ("engine", "cuda")),
+    ("nccl", ("engine", "nccl")),
+    ("gpus", ("engine", "gpus")),
+    ("cpus", ("hello", "cpu_count")),
+    ("interpreter", ("hello", "executable")),
+    ("agent", ("hello", "version")),
+)
+
+Json = dict[str, Any]
+Document = Mapping[str, Any]
+
+
+class Source(Protocol):
+    """A session, or a player."""
+
+    @property
+    def status(self) -> Json:
+        """The newest status document."""
+
+    async def merged(
+        self, selection: Selection, count: int, *, before_ns: int | None = None, after_ns: int | None = None
+    ) -> Page:
+        """Rows by time."""
+
+
+async def report(
+    source: Source,
+    events: Sequence[JournalEvent],
+    incidents: Sequence[Json],
+    nccl: Json | None,
+    hosts: Iterable[Mapping[str, Any]],
+) -> Json:
+    """Return the post-mortem; steps are included if the ranks printed them."""
+    status = source.status
+    generations = [event for event in events if event["type"] == EventType.GENERATION_RUNNING]
+    steps = {int(event["generation"]): await _steps(source, int(event["generation"])) for event in generations}
+    script = status.get("script") or {}
+    ended = next((event for event in reversed(events) if event["type"] in ENDED_EVENTS), None)
+    last = ended or (events[-1] if events else None)
+    document = {
+        "report": VERSION,
+        "job": status.get("job"),
+        "script": script.get("script"),
+        "args": list(script.get("args") or ()),
+        "state": status.get("state"),
+        "reason": status.get("failure") or ((ended or {}).get("detail") or {}).get("reason"),
+        "started_at": status.get("started_at"),
+        "ended_at": ended["time"] if ended else None,
+        "lasted_s": _between(status.get("started_at"), last["time"] if last else None),
+        "coordinator": status.get("coordinator"),
+        "nodes": [
+            {
+                "name": node["name"],
+                "address": node.get("address"),
+                "state": node.get("state"),
+                "reason": node.get("reason"),
+                "ranks": [rank["rank"] for rank in node.get("ranks", ())],
+            }
+            for node in status.get("nodes", ())
+        ],
+        "world_size": status.get("world_size"),
+        "charged_restarts": status.get("restarts"),
+        "max_restarts": status.get("max_restarts"),
+        "incidents": list(incidents),
+        "generations": [_generation(event, events, steps) for event in generations],
+        "membership": [_event(event) for event in events if event["type"] in MEMBERSHIP],
+        "environment": environment(hosts),
+        "nccl": nccl,
+        "timeline": [_event(event) for event in events],
+    }
+    return dict(redact.document(document))
+
+
+def _between(begin: str | None, end: str | None) -> float | None:
+    return round((read_time(end) - read_time(begin)) / 1e9, 3) if begin and end else None
+
+
+def _event(event: Mapping[str, Any]) -> Json:
+    """Return an event with its text and the operator who requested it."""
+    keys = ("seq", "time", "type", "generation", "node", "rank")
+    by = (event.get("detail") or {}).get("operator")
+    return {**{key: event.get(key) for key in keys}, "by": by, "text": event_text(event)}
+
+
+def _generation(
+    event: JournalEvent, events: Sequence[JournalEvent], steps: Mapping[int, tuple[int, int] | None]
+) -> Json:
+    """Return one generation: its cause, the duration of each phase, and how many steps were lost."""
+    number = int(event["generation"])
+    detail = event.get("detail") or {}
+    stops = [one for one in events if one["type"] == EventType.GENERATION_STOPPED and int(one["generation"]) < number]
+    phases = phases_of(detail)
+    before, now = steps.get(number - 1), steps.get(number)
+    return {
+        "generation": number,
+        "time": event.get("time"),
+        "cause": (stops[-1].get("detail") or {}).get("cause") if stops else "launch",
+        "world_size": detail.get("world_size"),
+        **{f"{name}_ms": phases.get(name) for name in PHASES},
+        "total_ms": round(sum(phases.values()), 1) if phases else None,
+        "first_step": now[0] if now else None,
+        "last_step": now[1] if now else None,
+        # The step that was running when the group stopped may not have been printed; it is not counted.
+        "steps_lost": max(0, before[1] - now[0] + 1) if before and now else None,
+    }
+
+
+async def _steps(source: Source, generation: int) -> tuple[int, int] | None:
+    """Return the first and the last step that rank 0 printed in a generation, or None."""
+    selection = Selection(generation=generation, ranks=[0])
+    try:
+        head = await source.merged(selection, ROWS, after_ns=0)
+        tail = await source.merged(selection, ROWS)
+    except (RequestFailed, Unreachable):
+        # Its log is unreachable: the report has everything else.
+        return None
+    first = [int(match[1]) for row in head.rows for match in _STEP.finditer(row.text)]
+    last = [int(match[1]) for row in tail.rows for match in _STEP.finditer(row.text)]
+    return (first[0], last[-1]) if first and last else None
+
+
+def environment(hosts: Iterable[Mapping[str, Any]]) -> list[Json]:
+    """Return each fact with its values, the most frequent value first."""
+    known = list(hosts)
+    rows = []
+    for fact, (part, key) in ENVIRONMENT:
+        values: dict[str, list[str]] = {}
+        for host in known:
+            value = (host.get(part) or {}).get(key)
+            if value is not None:
+                values.setdefault(str(value), []).append(str(host["name"]))
+        ordered = sorted(values.items(), key=lambda item: -len(item[1]))
+        if ordered:
+            rows.append({"fact": fact, "values": [{"value": value, "nodes": names} for value, names in ordered]})
+    return rows
+
+
+# --- Markdown
+
+# More than this many events of one type in a row become one line.
+ALIKE = 3
+
+
+def lines(report: Document) -> list[str]:
+    """Return the whole report."""
+    return [
+        f"# Post-mortem of {_cell(report['job'])}",
+        "",
+        *_table(["", ""], _header(report)),
+        *_verdicts(report["incidents"]),
+        *_generations(report["generations"]),
+        *_membership(report["membership"]),
+        *_timeline(report["timeline"]),
+        *_environment(report["environment"]),
+        *_nccl(report["nccl"]),
+    ]
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None or value == "" else one_line(value).replace("|", "\\|")
+
+
+def _code(value: object) -> str:
+    text = one_line(value).replace("|", "\\|")
+    return f"`` {text} ``" if "`" in text else f"`{text}`"
+
+
+def _fenced(text: Sequence[str]) -> list[str]:
+    fence = "````" if any("```" in line for line in text) else "```"
+    return [fence, *text, fence]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    bar = [f"|{'|'.join('---' for _ in head)}|"]
+    return [f"| {' | '.join(head)} |", *bar, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def _header(report: Document) -> Iterator[list[str]]:
+    nodes = report["nodes"]
+    reason = f": {_cell(report['reason'])}" if report["reason"] else ""
+    yield ["how it ended", f"**{_cell(report['state'])}**{reason}"]
+    yield ["script", _code(" ".join(map(str, (report["script"] or "?", *report["args"]))))]
+    yield ["began", _cell(report["started_at"])]
+    ended, lasted = report["ended_at"], report["lasted_s"]
+    yield ["ended", _cell(ended) if ended else "not yet"]
+    yield ["lasted", _lasted(lasted)]
+    yield ["nodes", f"{_cell(fold([node['name'] for node in nodes]))}, world size {_cell(report['world_size'])}"]
+    yield ["coordinator", _cell(report["coordinator"])]
+    yield ["restarts charged", f"{_cell(report['charged_restarts'])} of {_cell(report['max_restarts'])}"]
+
+
+def _lasted(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    whole = int(seconds)
+    return f"{seconds:.1f} s" if seconds < 100 else f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d} h"
+
+
+def _verdicts(incidents: Sequence[Document]) -> Iterator[str]:
+    yield from ("", "## What failed", "")
+    if not incidents:
+        yield "No failure."
+    for incident in incidents:
+        traceback = incident.get("traceback")
+        first, summary, *rest = incident_lines(incident, traceback=False, utc=True)
+        yield from (f"### {one_line(summary)}", "", f"* {first}")
+        for line in rest:
+            # Details of the line before are indented further.
+            yield f"{'  ' * ((len(line) - len(line.lstrip()) - 2) // 2)}* {line.strip()}"
+        if traceback:
+            yield from ("", *_fenced(safe(traceback).rstrip("\n").splitlines()))
+        yield ""
+
+
+def _generations(rows: Sequence[Document]) -> Iterator[str]:
+    yield from ("## Launch and restarts, ms", "")
+    names = [f"{name}_ms" for name in PHASES]
+    head = ["generation", "running at", "cause", "ranks", *PHASES, "total", "steps", "steps lost"]
+    yield from _table(
+        head,
+        (
+            [
+                str(row["generation"]),
+                _cell(clock(row["time"], millis=True, utc=True)),
+                _cell(row["cause"]),
+                _cell(row["world_size"]),
+                *(_cell(row[name]) for name in (*names, "total_ms")),
+                "-" if row["first_step"] is None else f"{row['first_step']}-{row['last_step']}",
+                _cell(row["steps_lost"]),
+            ]
+            for row in rows
+        ),
+    )
+
+
+def _membership(rows: Sequence[Document]) -> Iterator[str]:
+    if rows:
+        yield from ("", "## Nodes joined and left, and operator requests", "")
+        yield from _table(
+            ["time", "what", "node", "by", ""],
+            (
+                [
+                    _cell(clock(row["time"], millis=True, utc=True)),
+                    _cell(label(row["type"])),
+                    _cell(row["node"]),
+                    _cell(row["by"]),
+                    "" if row["text"] == row["by"] else _cell(row["text"]),
+                ]
+                for row in rows
+            ),
+        )
+
+
+def _timeline(rows: Sequence[Document]) -> Iterator[str]:
+    yield from ("", "## Timeline (UTC)", "", *_fenced(list(_moments(rows))))
+
+
+def _moments(rows: Sequence[Document]) -> Iterator[str]:
+    for alike in _runs(rows):
+        shown = alike if len(alike) <= ALIKE else alike[:1]
+        for row in shown:
+            yield event_row(row, one_line(row["text"]), utc=True)
+        if len(shown) < len(alike):
+            rest = alike[1:]
+            ranks = [row["rank"] for row in rest if row["rank"] is not None]
+            who = f"ranks {ranges(ranks)}" if ranks else f"{fold([row['node'] or '?' for row in rest])}"
+            yield f"{clock(rest[-1]['time'], millis=True, utc=True)} … and {len(rest)} more until then: {who}"
+
+
+def _runs(rows: Sequence[Document]) -> Iterator[list[Document]]:
+    """Yield rows of one type and generation that follow each other."""
+    run: list[Document] = []
+    for row in rows:
+        if run and (run[0]["type"], run[0]["generation"]) != (row["type"], row["generation"]):
+            yield run
+            run = []
+        run.append(row)
+    if run:
+        yield run
+
+
+def _environment(rows: Sequence[Document]) -> Iterator[str]:
+    yield from ("", "## Environment", "")
+    if not rows:
+        yield "No host was reachable."
+        return
+    yield from _table(
+        ["fact", "value", "nodes"],
+        (
+            [_cell(row["fact"]) if not place else "", _code(one["value"]), _cell(fold(one["nodes"]))]
+            for row in rows
+            for place, one in enumerate(row["values"])
+        ),
+    )
+
+
+def _nccl(facts: Document | None) -> Iterator[str]:
+    yield from ("", "## NCCL", "")
+    if facts is None:
+        yield "No NCCL output in the logs."
+        return
+    for name, value in facts.items():
+        if name != "warnings" and value not in (None, [], ""):
+            yield f"* {name}: {_cell(' '.join(map(str, value)) if isinstance(value, list) else value)}"
+    for warning in facts.get("warnings") or ():
+        yield f"* warning: {_code(warning)}"

@@ -1,0 +1,160 @@
+"""One job as the operator uses it: the hub and all that works on it. Screens, printers and recordings use this class.
+
+In: an inventory, a job's name (or none: it is chosen) or the plan of a launch.
+Out: the state of the hub, kept up to date; requests to the job; its logs.
+
+Use: `async with Session(inventory, job, attach="control") as session: await session.ready()`. Without a name, it is the
+one live job or the newest; with `live_only`, exactly one job must be live. `follow`: keep the state up to date without
+attaching. `plan`: launch that job; `ready` raises if the launch fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
+
+from supervisor.control import heal, promotion, requests, resync
+from supervisor.errors import LaunchFailed, SupervisorError
+from supervisor.launch.launch import Launch
+from supervisor.link import jobs
+from supervisor.link.hub import Hub
+from supervisor.link.updates import Updates
+from supervisor.logs import files as log_files
+from supervisor.logs import merge
+from supervisor.logs.live import Chunk, follow
+from supervisor.logs.merge import PATIENCE, Page
+from supervisor.logs.rows import Clocks, Row
+from supervisor.logs.search import search
+from supervisor.nccl import NcclReader, to_fabric
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from remote_agent.wire import Answer
+    from supervisor.link.view import Plan
+    from supervisor.logs.selection import Selection
+    from supervisor.nccl import Fabric
+
+# Undoing a launch has deadlines of its own, which end before this one, seconds.
+CANCEL_LAUNCH = 60.0
+
+
+class Session(Hub):
+    """One job: connected to, followed, and changed. Begin it with `async with`."""
+
+    _launch_task: asyncio.Task[None] | None = None
+
+    @functools.cached_property
+    def _nccl(self) -> NcclReader:
+        return NcclReader(self)
+
+    # --- life
+
+    async def __aenter__(self) -> Session:
+        self.begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def begin(self) -> None:
+        """Start connecting, and launching if there is a plan; a second call does nothing."""
+        if self._tasks:
+            return
+        super().begin()
+        if not self.job:
+            self.own(jobs.choose(self), "choose job")
+        elif self.plan is not None:
+            self._launch_task = self.own(self._launch(self.plan), "launch")
+        else:
+            self.own(jobs.seek(self), "seek job")
+        if self.follows:
+            self.own(Updates(self).run(), "updates")
+            self.own(heal.Healer(self).run(), "heal")
+
+    async def close(self) -> None:
+        """Detach: end all links. The job is unaffected; a launch in progress is undone."""
+        await self.cancel_launch()
+        await super().close()
+
+    async def ready(self) -> None:
+        """Wait until the job is launched, or its best agent is connected; raises SupervisorError."""
+        while self.failure is None and (self.launching or not jobs.is_reached(self)):
+            await self.wait_change(0.1)
+            if not self.launching and self.failure is None:
+                self.failure = jobs.find_failure(self)
+        if self.failure is not None:
+            raise self.failure
+        if self.attach is None:
+            await promotion.promote_if_orphaned(self)
+
+    async def cancel_launch(self) -> None:
+        """Give up a launch in progress; returns once everything that was started has been stopped."""
+        if self._launch_task is not None and not self._launch_task.done():
+            # Only once: the clean-up that follows must not be cancelled as well.
+            self._launch_task.cancel()
+            await asyncio.wait([self._launch_task], timeout=CANCEL_LAUNCH)
+
+    async def _launch(self, plan: Plan) -> None:
+        try:
+            await Launch(plan).run(self)
+        except SupervisorError as error:
+            self.failure = error
+        except asyncio.CancelledError:
+            self.failure = self.failure or LaunchFailed("the launch was interrupted")
+            raise
+        finally:
+            self.launching = False
+            self.touch()
+
+    # --- requests
+
+    async def request(self, verb: str, **args: Any) -> dict[str, Any]:
+        """Change the job: restart, remove, add, stop, promote … (see actions.py); returns the reply.
+
+        Raises RequestFailed (refused, with the reason), Unreachable. The outcome comes as events.
+        """
+        return await requests.request(self, verb, args)
+
+    async def edited(self) -> dict[str, Any]:
+        """Return what has been edited in the work tree here, and which tree the group runs from (see resync.look)."""
+        return await resync.look(self)
+
+    async def stacks(self, ranks: list[int] | None) -> dict[str, dict[str, Any]]:
+        """Return the Python stacks of these ranks, or of all (see requests.collect_stacks)."""
+        return await requests.collect_stacks(self, ranks)
+
+    async def nccl(self, status: dict[str, Any] | None = None) -> Fabric:
+        """Return how NCCL connects the nodes; `status`: needed if the session does not follow the job."""
+        status = self.status if status is None else status
+        return to_fabric(await self.nccl_documents(status), status)
+
+    async def nccl_documents(self, status: dict[str, Any]) -> dict[str, dict[str, Any] | None]:
+        """Return what the agent of each node has read of NCCL's output; None for a node that does not answer."""
+        return await self._nccl.read(status)
+
+    # --- logs
+
+    async def log(self, node: str, op: str, args: dict[str, Any]) -> Answer:
+        """Send one log_* request to the node that holds the files; raises Unreachable, RequestFailed."""
+        return await log_files.ask(self, node, op, args)
+
+    def ahead_ns(self, node: str) -> int:
+        """Return by how much a node's clock, and the times in its log_window, are ahead of the coordinator's."""
+        return Clocks(self).ahead_ns(node)
+
+    def follow(self, selection: Selection, start: str = "end", first: int | None = None) -> AsyncGenerator[Chunk, None]:
+        """Yield chunks of whole lines of all nodes as they arrive (see logs.live). The session must follow the job."""
+        return follow(self, selection, start, first)
+
+    async def merged(self, selection: Selection, count: int, **bounds: Any) -> Page:
+        """Return rows of all nodes by time of arrival (see logs.merge), without nodes that do not answer in time."""
+        return await merge.merged(self, selection, count, patience_s=PATIENCE, **bounds)
+
+    def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
+        """Yield the rows that match (see logs.search)."""
+        return search(self, selection, **query)

@@ -1,0 +1,502 @@
+"""The menu of actions, the confirmation of each, and one request to the session once it is confirmed.
+
+In: a selection, answers of dialogs. Out: requests to the session, and their results as notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from textual.binding import Binding
+from textual.widgets import Button
+
+from remote_agent.text.names import count, ranges
+from remote_agent.wire import WireError
+from supervisor import actions
+from supervisor.actions import ACTIONS, Action
+from supervisor.errors import SupervisorError, why
+from supervisor.tui import times
+from supervisor.tui.dialogs.base import ButtonDialog, Confirm, ConfirmTyped, DialogButton, Menu, MenuItem, TextDialog
+from supervisor.tui.shell import Target
+from supervisor.wording import values
+from supervisor.wording.events import tree_change
+from supervisor.wording.plan import OPS, plan
+from supervisor.wording.stacks import stacks_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from supervisor.tui.model import NodeRow
+    from supervisor.tui.shell import Shell
+    from supervisor.tui.source import Source
+
+# The verbs that accept several nodes at once.
+SEVERAL_NODES: Final = ("remove", "add", "cordon", "uncordon")
+PROBLEMS: Final = (SupervisorError, WireError, OSError, asyncio.TimeoutError)
+_OUTSIDE: Final = ("removed", "spare", "lost", "failed", "")
+SIGNALS: Final = (
+    ("USR1", "many scripts save a snapshot on it; ends a script without a handler"),
+    ("TERM", "ask the process to exit; the group restarts"),
+    ("KILL", "end the process at once; the group restarts"),
+    ("INT", "Ctrl-C"),
+    ("STOP", "suspend the process until CONT, to test hangs"),
+    ("CONT", "resume the process"),
+)
+
+
+class RankSet(NamedTuple):
+    """Ranks to which an action can apply."""
+
+    key: str
+    label: str
+    ranks: list[int]
+
+
+def offered() -> list[Action]:
+    """The actions of the menu: those that change something, and the question for stacks."""
+    return [action for action in ACTIONS if action.key and action.op and (changes(action) or action.op == "stacks")]
+
+
+def changes(action: Action) -> bool:
+    """Whether it changes the job or writes files on the nodes; refused with --read-only."""
+    return action.destructive or action.op == "keep"
+
+
+def _named(action: Action, names: Sequence[str]) -> str:
+    # A button has one line.
+    return f"{action.label} {', '.join(names) if len(names) < 4 else f'({len(names)})'}" if names else action.label
+
+
+def _result_facts(results: dict[str, Any]) -> list[tuple[str, str]]:
+    """What each node or rank answered."""
+    return [(name, f"{one['message']}  {one.get('hint') or ''}".strip()) for name, one in results.items()]
+
+
+class SyncDialog(ButtonDialog):
+    """The edited files, and what can be done with them."""
+
+    BINDINGS = [Binding("y", "yes", show=False)]
+
+    def action_yes(self) -> None:
+        """Press Sync, if there is something to sync."""
+        for button in self.query("#sync").results(Button):
+            button.press()
+
+
+class ActionDialogs:
+    """The dialogs before and after an action."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+
+    # --- menu
+
+    def open_menu(self, target: Target) -> None:
+        """Show the actions, each with its target."""
+
+        def items() -> list[MenuItem]:
+            return [self._item(action, target) for action in offered()]
+
+        def chosen(name: str | None) -> None:
+            action = next((action for action in offered() if action.id == name), None)
+            if action is not None:
+                self.begin(action, target)
+
+        self._shell.push_screen(Menu(f"actions on {self._name(target)}", items), chosen)
+
+    def _item(self, action: Action, target: Target) -> MenuItem:
+        snapshot = self._shell.snapshot
+        off = self._obstacle(action)
+        if not off and not snapshot.state:
+            off = "the job cannot be reached" if snapshot.problem else "still connecting to the job"
+        elif not off and action.scope == "node" and not self._candidates(action):
+            off = "no eligible node"
+        note = action.help
+        if action.scope == "node" and (names := self._targets(action, target)):
+            note = f"{', '.join(names)}: {action.help}"
+        return MenuItem(action.id, action.key, action.label, note, off)
+
+    def _obstacle(self, action: Action) -> str:
+        if self._shell.read_only and changes(action):
+            return "this supervisor is read-only"
+        return "the job has ended" if self._shell.snapshot.ended else ""
+
+    def _name(self, target: Target) -> str:
+        if target.rank is not None:
+            return f"rank {target.rank} on {target.node}"
+        return target.node or self._shell.snapshot.job or "the job"
+
+    def _candidates(self, action: Action) -> list[NodeRow]:
+        nodes = self._shell.snapshot.nodes
+        if action.op == "add":
+            return [node for node in nodes if node.state in _OUTSIDE and not node.ranks]
+        if action.op in ("cordon", "uncordon"):
+            on = action.op == "uncordon"
+            return [node for node in nodes if node.cordoned == on and node.state not in ("removed", "")]
+        if action.op == "remove":
+            return [node for node in nodes if node.state not in ("removed", "")]
+        return [node for node in nodes if node.state in ("running", "ready")]
+
+    def _targets(self, action: Action, target: Target) -> tuple[str, ...]:
+        """The nodes to which a verb applies: the marked ones if there are any, otherwise the selected one."""
+        eligible = {row.name for row in self._candidates(action)}
+        marked = [name for name in self._shell.preferences.nodes if name in self._shell.snapshot.nodes_by_name]
+        if marked and action.op in SEVERAL_NODES:
+            return tuple(name for name in marked if name in eligible)
+        return (target.node,) if target.node in eligible else ()
+
+    # --- one action
+
+    def begin(self, action: Action, target: Target) -> None:
+        """Ask for the node or the ranks if the selection does not name them, then for confirmation."""
+        if obstacle := self._obstacle(action):
+            self._warn(f"{action.label}: {obstacle}")
+        elif action.op == "sync":
+            # Exclusive: the key may be pressed again while a large tree is read.
+            self._shell.run_worker(self._offer_sync(action), exit_on_error=False, exclusive=True, group="edited")
+        elif action.choices:
+            self._choose_value(action)
+        elif action.scope == "rank":
+            self._begin_on_ranks(action, target)
+        elif action.scope != "node":
+            self._confirm(action, ())
+        elif names := self._targets(action, target):
+            self._confirm(action, names)
+        else:
+            self._choose_node(action)
+
+    def _choose_node(self, action: Action) -> None:
+        if not self._candidates(action):
+            self._warn(f"{action.label}: no eligible node")
+            return
+
+        def items() -> list[MenuItem]:
+            rows = self._candidates(action)
+            return [MenuItem(row.name, "", row.name, f"{row.look.word}  {row.why}".strip()) for row in rows]
+
+        def chosen(name: str | None) -> None:
+            if name is not None:
+                self._confirm(action, (name,))
+
+        self._shell.push_screen(Menu(f"{action.label}: which node?", items), chosen)
+
+    def _choose_value(self, action: Action) -> None:
+        items = [MenuItem(choice.id, choice.key, choice.label, choice.help) for choice in action.choices]
+
+        def chosen(name: str | None) -> None:
+            choice = next((choice for choice in action.choices if choice.id == name), None)
+            if choice is not None:
+                self._ask_when(dataclasses.replace(action, label=f"{action.label} {choice.label}"), choice)
+
+        self._shell.push_screen(Menu(f"{action.label}: which level?", lambda: items), chosen)
+
+    def _ask_when(self, action: Action, choice: actions.Choice) -> None:
+        """Ask whether to set a value for the next restart, or to restart the group with it now."""
+        snapshot, status = self._shell.snapshot, self._shell.source.status
+        facts = [
+            ("Target", f"job {snapshot.job}"),
+            ("Effect", action.effect(status, (str(choice),))),
+            ("Restart", actions.BY_ID["job.restart"].effect(status, ())),
+        ]
+        buttons = [DialogButton("cancel", "Cancel"), DialogButton("later", "At the next restart", danger=True)]
+        buttons.append(DialogButton("now", "Restart now", danger=True))
+        generation = snapshot.generation
+
+        def answered(answer: str | None) -> None:
+            if answer in ("later", "now"):
+                args = (("env", dict(choice.env)), ("later", answer == "later"))
+                self._begin_request(dataclasses.replace(action, args=args), (), generation)
+
+        self._shell.push_screen(ButtonDialog(f"{action.label}?", facts, buttons, "cancel"), answered)
+
+    def _confirm(self, action: Action, names: tuple[str, ...]) -> None:
+        """Show target and effect; send the request once it is confirmed."""
+        snapshot, source = self._shell.snapshot, self._shell.source
+        facts = [
+            ("Target", self._target_text(action, names)),
+            ("Effect", action.effect(source.status, names)),
+        ]
+        if action.op in OPS:
+            facts += plan(str(action.op), names, source.status, source.events).facts
+        yes = _named(action, names)
+        generation = snapshot.generation
+
+        def answered(answer: str | None) -> None:
+            if answer != "yes":
+                self._shell.leave_at_end(False)
+            else:
+                self._begin_request(action, names, generation)
+
+        dialog: Confirm = Confirm(f"{action.label}?", facts, yes)
+        if action.confirm == 2 and snapshot.job:
+            dialog = ConfirmTyped(f"{action.label}?", facts, yes, snapshot.job)
+        self._shell.push_screen(dialog, answered)
+
+    def _target_text(self, action: Action, names: tuple[str, ...]) -> str:
+        snapshot = self._shell.snapshot
+        if action.scope != "rank":
+            return ", ".join(names) or f"job {snapshot.job}, {count(len(snapshot.ranks), 'rank')}"
+        rows = (snapshot.rank(int(name)) for name in names)
+        return ", ".join(f"rank {row.rank} on {row.node}" for row in rows if row is not None)
+
+    # --- actions on ranks
+
+    def _begin_on_ranks(self, action: Action, target: Target) -> None:
+        if action.confirm:
+            self._choose_signal(action, target)
+            return
+        choices = self._rank_sets(target)
+        if len(choices) == 1:
+            self._apply(action, choices[0])
+            return
+
+        def chosen(key: str | None) -> None:
+            ranks = next((ranks for ranks in choices if ranks.key == key), None)
+            if ranks is not None:
+                self._apply(action, ranks)
+
+        items = [MenuItem(ranks.key, ranks.key, ranks.label, ranges(ranks.ranks)) for ranks in choices]
+        self._shell.push_screen(Menu(f"{action.label}: which ranks?", lambda: items), chosen)
+
+    def _marked_ranks(self) -> list[int]:
+        return [rank for rank in self._shell.preferences.ranks if self._shell.snapshot.rank(rank) is not None]
+
+    def _rank_sets(self, target: Target) -> list[RankSet]:
+        """The marked ranks, the selected one, those of its node, all ranks of the job."""
+        snapshot = self._shell.snapshot
+        node = snapshot.nodes_by_name.get(target.node or "")
+        sets = [RankSet("m", "marked ranks", self._marked_ranks())]
+        if target.rank is not None:
+            sets.append(RankSet("r", f"rank {target.rank}", [target.rank]))
+        if node is not None:
+            sets.append(RankSet("n", f"node {node.name}", [row.rank for row in node.ranks]))
+        everyone = RankSet("a", "the whole job", [row.rank for row in snapshot.ranks])
+        return [*(ranks for ranks in sets if ranks.ranks), everyone]
+
+    def _apply(self, action: Action, ranks: RankSet) -> None:
+        if action.op == "stacks":
+            self._shell.push_screen(StacksDialog(self._shell.source, ranks))
+            return
+        request = dataclasses.replace(action, args=(("ranks", ranks.ranks),))
+        self._begin_request(request, tuple(str(rank) for rank in ranks.ranks), None)
+
+    def _choose_signal(self, action: Action, target: Target) -> None:
+        ranks = self._marked_ranks() or ([target.rank] if target.rank is not None else [])
+        if not ranks:
+            self._warn(f"{action.label}: select or mark a rank")
+            return
+
+        def chosen(name: str | None) -> None:
+            if name is not None:
+                args = (("ranks", ranks), ("signal", name))
+                request = dataclasses.replace(action, label=f"Send {name} to rank", args=args)
+                self._confirm(request, tuple(str(rank) for rank in ranks))
+
+        items = [MenuItem(name, name[0], name, note) for name, note in SIGNALS]
+        self._shell.push_screen(Menu(f"signal to rank {', '.join(map(str, ranks))}", lambda: items), chosen)
+
+    # --- the request
+
+    def _begin_request(self, action: Action, names: tuple[str, ...], generation: int | None) -> None:
+        self._shell.run_worker(self._send(action, names, generation), exit_on_error=False, group="requests")
+
+    async def _send(self, action: Action, names: tuple[str, ...], generation: int | None) -> None:
+        """Send one request and show its result, node by node if it applies to several."""
+        args: dict[str, Any] = dict(action.args)
+        if action.scope == "node" and len(names) == 1:
+            args["node"] = names[0]
+        elif action.scope == "node" and names:
+            args["nodes"] = list(names)
+        if action.op in (*OPS, "signal") and generation is not None:
+            # Refused if the group has changed since the user saw it.
+            args["if_generation"] = generation
+        title = _named(action, names)
+        if action.op == "add":
+            self._shell.say(f"{title}: bringing up; the job continues meanwhile", seconds=8)
+        try:
+            answer = await self._shell.source.request(str(action.op), **args)
+        except PROBLEMS as error:
+            self._refused(title, error)
+        else:
+            self._report(action, names, answer)
+
+    def _refused(self, title: str, error: Exception) -> None:
+        self._shell.leave_at_end(False)
+        text, word = why(error), "failed"
+        if isinstance(error, SupervisorError):
+            text, word = f"{error.message}\n{error.hint}".rstrip(), "refused"
+        self._shell.say(text, title=f"{title}: {word}", level="error", seconds=12)
+
+    def _report(self, action: Action, names: tuple[str, ...], answer: dict[str, Any]) -> None:
+        """Show the result of a request; nodes where it failed stay marked, and it can be tried again on them."""
+        ranks = {f"rank {rank}": one for rank, one in answer.get("ranks", {}).items()}
+        results = ranks or answer.get("nodes") or {name: {"accepted": True} for name in names}
+        failed = tuple(name for name, one in results.items() if not one["accepted"])
+        marked = self._shell.preferences.nodes
+        marked[:] = [name for name in marked if name in failed or name not in results]
+        self._shell.look_again()
+        if not failed:
+            self._shell.say(str(answer.get("message") or "accepted"), title=_named(action, names))
+            return
+        again = DialogButton(
+            "again", f"Try {failed[0] if len(failed) == 1 else f'these {len(failed)}'} again", danger=True
+        )
+
+        def answered(choice: str | None) -> None:
+            if choice == "again" and action.scope == "rank":
+                numbers = [int(name.split()[1]) for name in failed]
+                request = dataclasses.replace(action, args=(*action.args, ("ranks", numbers)))
+                self._confirm(request, tuple(map(str, numbers)))
+            elif choice == "again":
+                self._confirm(action, failed)
+
+        title = f"{action.label}: {len(results) - len(failed)} done, {len(failed)} failed"
+        buttons = [DialogButton("close", "Close"), again]
+        self._shell.push_screen(ButtonDialog(title, _result_facts(results), buttons, "close"), answered)
+
+    def _warn(self, text: str) -> None:
+        self._shell.say(text, level="warning")
+
+    # --- edited files
+
+    async def _offer_sync(self, action: Action) -> None:
+        """Read which files were edited, then ask whether to restart from them or to roll back."""
+        source = self._shell.source
+        try:
+            edited = await source.edited()
+        except PROBLEMS as error:
+            self._refused(action.label, error)
+            return
+        change, previous = edited["change"], edited["tree"].get("previous")
+        facts = [
+            ("Target", self._target_text(action, ())),
+            ("Code", tree_change(change) if change else "no file has changed since the last sync"),
+        ]
+        if previous:
+            since = values.clock_ns(previous.get("since_ns")).partition(".")[0]
+            facts.append(("Before", f"work tree {previous['digest'][:8]} of {since}, still on the nodes"))
+        facts.append(("Effect", action.effect(source.status, ())))
+        shown = ("Lost", "Downtime")
+        facts += [fact for fact in plan("restart", (), source.status, source.events).facts if fact[0] in shown]
+        buttons = [DialogButton("cancel", "Cancel")]
+        buttons += [DialogButton("sync", "Sync and restart", danger=True)] if change else []
+        buttons += [DialogButton("rollback", "Roll back", danger=True)] if previous else []
+
+        def answered(answer: str | None) -> None:
+            if answer in ("sync", "rollback"):
+                self._begin_sync(action, answer, {"digest": change["digest"]} if answer == "sync" else {})
+
+        self._shell.push_screen(SyncDialog(f"{action.label}?", facts, buttons, "cancel"), answered)
+
+    def _begin_sync(self, action: Action, verb: str, args: dict[str, Any]) -> None:
+        self._shell.run_worker(self._sync(action, verb, args), exit_on_error=False, group="requests")
+
+    async def _sync(self, action: Action, verb: str, args: dict[str, Any]) -> None:
+        if verb == "sync":
+            self._shell.say(f"{action.label}: copying the files to the nodes; the job continues meanwhile", seconds=4)
+        try:
+            answer = await self._shell.source.request(verb, **args)
+        except PROBLEMS as error:
+            self._refused(action.label, error)
+            return
+        self._shell.look_again()
+        if answer["accepted"]:
+            self._shell.say(str(answer["message"]), title=action.label)
+        else:
+            self._ask_without(action, verb, args, answer["nodes"])
+
+    def _ask_without(self, action: Action, verb: str, args: dict[str, Any], nodes: dict[str, Any]) -> None:
+        """Name the nodes that did not get the files, and ask whether to try again or to go on without them."""
+        failed = {name: one for name, one in nodes.items() if not one["accepted"]}
+        facts = [
+            *_result_facts(failed),
+            ("", "Nothing was restarted. The other nodes keep the new files for the next attempt."),
+        ]
+        buttons = [DialogButton("cancel", "Cancel"), DialogButton("again", "Try again", danger=True)]
+        if len(failed) < len(nodes):
+            who = next(iter(failed)) if len(failed) == 1 else f"these {len(failed)}"
+            buttons.append(DialogButton("partial", f"Continue without {who}", danger=True))
+
+        def answered(choice: str | None) -> None:
+            if choice in ("again", "partial"):
+                self._begin_sync(action, verb, {**args, "partial": choice == "partial"})
+
+        title = f"{action.label}: {len(failed)} of {count(len(nodes), 'node')} failed"
+        self._shell.push_screen(ButtonDialog(title, facts, buttons, "cancel"), answered)
+
+    # --- leaving
+
+    def leave(self) -> None:
+        """Ask whether to detach (the default) or to stop the job; exit at once if it has ended."""
+        snapshot, failure = self._shell.snapshot, self._shell.source.failure
+        if snapshot.ended:
+            self._shell.exit(snapshot.exit_status or 0)
+        elif failure is not None and not snapshot.state:
+            self._shell.exit(int(getattr(failure, "exit_status", 3)))
+        elif self._shell.source.launching:
+            self._ask_abort()
+        else:
+            self._ask_detach()
+
+    def _ask_detach(self) -> None:
+        job = self._shell.snapshot.job or "The job"
+        facts = [("", f"{job} continues without this screen. `supervisor attach` opens it again.")]
+        buttons = [
+            DialogButton("detach", "Detach"),
+            DialogButton("stop", "Stop the job", danger=True),
+            DialogButton("cancel", "Cancel"),
+        ]
+        if self._shell.read_only:
+            buttons.pop(1)
+
+        def answered(answer: str | None) -> None:
+            if answer == "detach":
+                self._shell.exit(0)
+            elif answer == "stop":
+                self._shell.leave_at_end(True)
+                self.begin(actions.BY_ID["job.stop"], Target())
+
+        self._shell.push_screen(ButtonDialog("Leave?", facts, buttons, "detach"), answered)
+
+    def _ask_abort(self) -> None:
+        facts = [("", "The hosts are still being brought up. Aborting stops what was started on them.")]
+        buttons = [DialogButton("cancel", "Continue"), DialogButton("abort", "Abort the launch", danger=True)]
+
+        def answered(answer: str | None) -> None:
+            if answer == "abort":
+                self._shell.run_worker(self._abort(), exit_on_error=False, group="requests")
+
+        self._shell.push_screen(ButtonDialog("Leave?", facts, buttons, "cancel"), answered)
+
+    async def _abort(self) -> None:
+        self._shell.say("stopping what was started on the hosts")
+        await self._shell.source.cancel_launch()
+        self._shell.exit(int(getattr(self._shell.source.failure, "exit_status", 3)))
+
+
+class StacksDialog(TextDialog):
+    """The Python stacks of some ranks; asks for them when it opens."""
+
+    WIDEST = 132
+
+    def __init__(self, source: Source, ranks: RankSet) -> None:
+        asked = values.clock_ns(int(times.now() * 1e9))[:8]
+        text = f"asking {count(len(ranks.ranks), 'rank')}; they keep running"
+        super().__init__(f"stacks of {ranks.label}, {asked}", text)
+        self._source = source
+        self._ranks = ranks.ranks
+
+    def on_mount(self) -> None:
+        """Ask the nodes; closing the dialog cancels that."""
+        super().on_mount()
+        self.run_worker(self._ask(), exit_on_error=False)
+
+    async def _ask(self) -> None:
+        try:
+            stacks = await self._source.stacks(self._ranks)
+        except PROBLEMS as error:
+            self.show_text(error.message if isinstance(error, SupervisorError) else why(error))
+        else:
+            self.show_text("\n".join(stacks_lines(**stacks)))

@@ -1,0 +1,223 @@
+"""The generations of a job, folded from its journal: why each began and ended, and how long each restart took.
+
+In: event objects of the contract, in order. Out: one Run per generation, oldest first. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Final
+
+from remote_agent.wire.events import EventType
+from supervisor.tui.rows.spans import entries
+from supervisor.wording.events import phases_of, tree_text
+from supervisor.wording.usage import part
+from supervisor.wording.values import clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from supervisor.tui.source import Json
+
+# What made a group stop, in a word that also says why the next one began.
+CAUSES: Final = {
+    "failure": "failure",
+    "node_lost": "node lost",
+    "restart": "operator",
+    "removed": "removal",
+    "added": "addition",
+    "returned": "return",
+    "joined": "new node",
+    "quorum": "no quorum",
+    "paused": "pause",
+    "stop": "stop",
+}
+_ENDS: Final[dict[str, tuple[str, str]]] = {
+    EventType.JOB_SUCCEEDED: ("all ranks succeeded", "done"),
+    EventType.JOB_FAILED: ("the job failed", "bad"),
+    EventType.JOB_STOPPED: ("stopped by an operator", "warn"),
+}
+
+
+@dataclasses.dataclass
+class Run:
+    """One generation."""
+
+    number: int
+    began_at: str
+    began_by: str
+    """In a word: launch, failure, operator …"""
+    because: str
+    """In a sentence."""
+    world_size: int | None
+    nodes: tuple[str, ...]
+    restarts: int
+    """Restarts charged so far."""
+    env: dict[str, str]
+    tree: str = ""
+    """Its work tree, in words; "" for that of the launch."""
+    phases: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Milliseconds; empty until it runs."""
+    ended_at: str = ""
+    how: str = ""
+    """How it ended, "" while it has not."""
+    role: str = "text"
+
+    @property
+    def took_ms(self) -> float | None:
+        """The whole restart in milliseconds."""
+        return sum(self.phases.values()) if self.phases else None
+
+
+class Runs:
+    """The generations so far; each event is read once."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        """Oldest first."""
+        self.taken = 0
+        """Events so far."""
+        self._versions: dict[str, Json] = {}
+        self._cause = ""
+        self._trees: dict[str, str] = {}
+        """By digest: a work tree in words."""
+        self._notes: dict[str, list[str]] = {}
+        """By type of event: notes since the newest generation began."""
+
+    def follow(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Read the new events of a journal."""
+        for event in events[self.taken :]:
+            self._take(event)
+        self.taken = len(events)
+
+    def differing(self) -> list[tuple[str, dict[str, tuple[str, ...]]]]:
+        """Return the facts in which nodes differ: the fact, and the nodes by value, most nodes first."""
+        differing = []
+        for name in dict.fromkeys(key for facts in self._versions.values() for key in facts):
+            values: dict[str, list[str]] = {}
+            for node, facts in self._versions.items():
+                values.setdefault(str(facts.get(name)), []).append(node)
+            if len(values) > 1:
+                ordered = sorted(values.items(), key=lambda item: -len(item[1]))
+                differing.append((name, {value: tuple(nodes) for value, nodes in ordered}))
+        return differing
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        facts = part(event, "detail")
+        kind = str(event.get("type"))
+        if kind == EventType.NODE_READY:
+            self._versions[str(event.get("node"))] = part(facts, "versions")
+        if kind == EventType.TREE_CHANGED:
+            self._trees[str(facts.get("digest"))] = f"{tree_text(facts)} at {clock(event.get('time'))}"
+        note = _NOTES.get(kind)
+        if note is not None:
+            self._notes.setdefault(kind, []).append(note(event, facts))
+        if kind == EventType.GENERATION_STARTED:
+            self._started(event, facts)
+        elif not self.runs:
+            return
+        elif kind == EventType.GENERATION_RUNNING:
+            self.runs[-1].phases = phases_of(facts)
+        elif kind == EventType.GENERATION_STOPPED:
+            self._cause = str(facts.get("cause") or "")
+            self.runs[-1].ended_at = str(event.get("time") or "")
+            self._note_end()
+        elif kind in _ENDS:
+            self._over(event, kind, facts)
+        elif self.runs[-1].ended_at and note is not None:
+            # The incident and the lost nodes follow the stop.
+            self._note_end()
+
+    def _started(self, event: Mapping[str, Any], facts: Json) -> None:
+        members = [str(one.get("node")) for one in entries(facts.get("members")) if isinstance(one, dict)]
+        last = self.runs[-1] if self.runs else None
+        number = _int(event.get("generation"))
+        self.runs.append(
+            Run(
+                number=len(self.runs) if number is None else number,
+                began_at=str(event.get("time") or ""),
+                began_by=CAUSES.get(self._cause, self._cause or "takeover") if last else "launch",
+                because=f"after {last.how}" if last else "the job was launched",
+                world_size=_int(facts.get("world_size")),
+                nodes=tuple(members),
+                restarts=_int(facts.get("restarts")) or 0,
+                env=part(facts, "env"),
+                tree=self._trees.get(str(facts.get("tree")), ""),
+            )
+        )
+        self._cause, self._notes = "", {}
+
+    def _note_end(self) -> None:
+        run = self.runs[-1]
+        run.role = "bad" if self._cause in ("failure", "node_lost", "quorum") else "warn"
+        notes = next((self._notes[kind] for kind in _BY_CAUSE.get(self._cause, ()) if kind in self._notes), [])
+        run.how = (
+            "; ".join(notes[-2:]) or _PLAIN.get(self._cause) or CAUSES.get(self._cause) or "its coordinator changed"
+        )
+
+    def _over(self, event: Mapping[str, Any], kind: str, facts: Json) -> None:
+        run = self.runs[-1]
+        text, role = _ENDS[kind]
+        run.ended_at = run.ended_at or str(event.get("time") or "")
+        run.role = role
+        if kind == EventType.JOB_FAILED:
+            text = str(facts.get("reason") or text)
+        run.how = text
+
+
+def _int(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _node_note(word: str) -> Callable[[Mapping[str, Any], Json], str]:
+    def note(event: Mapping[str, Any], facts: Json) -> str:
+        who = f" by {facts['operator']}" if facts.get("operator") else ""
+        why = f": {facts['reason']}" if facts.get("reason") and not who and word != "removed" else ""
+        return f"{event.get('node')} {word}{who}{why}"
+
+    return note
+
+
+_NOTES: Final[dict[str, Callable[[Mapping[str, Any], Json], str]]] = {
+    EventType.INCIDENT: lambda event, facts: str(facts.get("summary") or "a failure"),
+    EventType.RANK_FAILED: lambda event, facts: f"rank {event.get('rank')} failed on {event.get('node')}",
+    EventType.RESTART_REQUESTED: lambda event, facts: f"restart by {facts.get('operator') or 'an operator'}",
+    EventType.TREE_CHANGED: lambda event, facts: f"work tree {tree_text(facts)}",
+    EventType.NODE_LOST: _node_note("lost"),
+    EventType.AGENT_LOST: _node_note("lost its agent"),
+    EventType.NODE_REMOVED: _node_note("removed"),
+    EventType.NODE_ADDED: _node_note("added"),
+    EventType.NODE_READY: _node_note("is ready"),
+}
+_BY_CAUSE: Final = {
+    "failure": (EventType.INCIDENT, EventType.RANK_FAILED),
+    "node_lost": (EventType.INCIDENT, EventType.NODE_LOST, EventType.AGENT_LOST),
+    "restart": (EventType.TREE_CHANGED, EventType.RESTART_REQUESTED),
+    "removed": (EventType.NODE_REMOVED,),
+    "added": (EventType.NODE_ADDED,),
+    "returned": (EventType.NODE_READY,),
+    "joined": (EventType.NODE_READY,),
+}
+_PLAIN: Final = {
+    "failure": "a rank failed",
+    "node_lost": "a node was lost",
+    "removed": "a node was removed",
+    "quorum": "less than half of the group was reachable",
+    "paused": "the coordinator was suspended",
+    "stop": "stopped by an operator",
+}
+
+
+def bar(phases: dict[str, float], longest_ms: float, width: int) -> list[tuple[str, int]]:
+    """Return the phases with their cells in a bar; the longest restart fills the width."""
+    total = sum(phases.values())
+    if total <= 0 or longest_ms <= 0:
+        return []
+    cells = max(1, round(width * total / longest_ms))
+    parts, elapsed, used = [], 0.0, 0
+    for name, value in phases.items():
+        elapsed += value
+        end = round(cells * elapsed / total)
+        parts.append((name, end - used))
+        used = end
+    return [(name, size) for name, size in parts if size]

@@ -1,0 +1,76 @@
+"""How states are shown: a glyph with a shape of its own, a word, and only then a role for the colour.
+
+In: states of the contract. Out: glyphs, words, roles.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Look(NamedTuple):
+    """How one state is shown."""
+
+    glyph: str
+    ascii: str
+    word: str
+    role: str
+
+
+RANKS: Final[dict[str, Look]] = {
+    "starting": Look("~", "~", "starting", "start"),
+    "running": Look("■", "#", "running", "ok"),
+    "silent": Look("?", "?", "silent", "hung"),
+    "succeeded": Look("✓", "+", "succeeded", "done"),
+    "failed": Look("X", "X", "failed", "bad"),
+    "killed": Look("x", "x", "killed", "off"),
+}
+# Failed as well, and only because another rank had failed before.
+VICTIM: Final = Look("x", "x", "failed", "warn")
+NODES: Final[dict[str, Look]] = {
+    "connecting": Look("~", "~", "connecting", "start"),
+    "ready": Look("○", "o", "ready", "start"),
+    "running": Look("●", "*", "running", "ok"),
+    "draining": Look("↓", "v", "draining", "warn"),
+    "removed": Look("·", ".", "removed", "off"),
+    "lost": Look("X", "X", "lost", "bad"),
+    "failed": Look("X", "X", "failed", "bad"),
+    "spare": Look("○", "o", "spare", "off"),
+}
+JOBS: Final[dict[str, Look]] = {
+    "starting": Look("~", "~", "STARTING", "start"),
+    "running": Look("●", "*", "RUNNING", "ok"),
+    "restarting": Look("~", "~", "RESTARTING", "warn"),
+    "degraded": Look("!", "!", "DEGRADED", "warn"),
+    "succeeded": Look("✓", "+", "SUCCEEDED", "done"),
+    "failed": Look("X", "X", "FAILED", "bad"),
+    "stopped": Look("□", "o", "STOPPED", "off"),
+}
+UNKNOWN: Final = Look("-", "-", "unknown", "off")
+NO_LINK: Final = Look("-", "-", "no link", "off")
+
+# Worst first: the order of tables, and which rank speaks for its node where there is one glyph per node.
+RANK_ORDER: Final = ("failed", "silent", "starting", "killed", "running", "succeeded")
+
+
+class Glyphs:
+    """The drawing characters of one run: Unicode, or ASCII where the terminal needs it."""
+
+    def __init__(self, ascii: bool = False) -> None:  # noqa: A002
+        self.ascii = ascii
+        self.rule, self.bar, self.thumb = "-|#" if ascii else "─│┃"
+        self.more = "~" if ascii else "…"
+        """The mark of a cut."""
+        self.dot = "-" if ascii else "·"
+        """Between two facts of one line."""
+        self.pointer, self.mark = ">+" if ascii else "▸◆"
+        """Before the selected row, and before a marked one."""
+
+    def of(self, look: Look) -> str:
+        """The glyph of a state."""
+        return look.ascii if self.ascii else look.glyph
+
+    def level(self, share: float) -> str:
+        """A bar for a share between 0 and 1."""
+        levels = "0123456789" if self.ascii else "▁▂▃▄▅▆▇█"
+        return levels[min(len(levels) - 1, int(min(1.0, max(0.0, share)) * len(levels)))]

@@ -1,0 +1,116 @@
+"""What a user has set on the screens of one job, kept for the next time.
+
+In: the id of a job. Out: its Preferences, read from and written to the user's state folder; a broken file is ignored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from supervisor.logs.selection import ALL, LEVELS, Filter
+from supervisor.paths import state_dir
+from supervisor.tui.logs import bookmarks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from supervisor.tui.logs.bookmarks import Bookmark
+
+# A file has a few hundred bytes, and about 60 for each bookmark.
+JOBS_KEPT: Final = 200
+MARKS_KEPT: Final = 4096
+LARGEST: Final = 256 * 1024
+T = TypeVar("T")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclasses.dataclass
+class Preferences:
+    """What the user has set for one job."""
+
+    theme: str = ""
+    metric: str = "state"
+    problems_only: bool = False
+    log_time: bool = True
+    log_fold: bool = False
+    log_wrap: bool = False
+    log_filter: Filter = ALL
+    nodes: list[str] = dataclasses.field(default_factory=list)
+    """The marked nodes, in the order in which they were marked."""
+    ranks: list[int] = dataclasses.field(default_factory=list)
+    """The marked ranks."""
+    bookmarks: list[Bookmark] = dataclasses.field(default_factory=list)
+    """Lines of the logs, in order of time."""
+
+    def toggle_mark(self, node: str | None, rank: int | None) -> None:
+        """Mark a rank or a node, or remove its mark."""
+        if rank is not None:
+            _toggle(self.ranks, rank)
+        elif node:
+            _toggle(self.nodes, node)
+
+
+def _toggle(marked: list[T], one: T) -> None:
+    if one in marked:
+        marked.remove(one)
+    else:
+        marked.append(one)
+
+
+def _file(job: str) -> Path | None:
+    return state_dir() / "jobs" / f"{job}.json" if _NAME.fullmatch(job) else None
+
+
+def recall(job: str) -> Preferences:
+    """The preferences of a job; what is missing or invalid has its default."""
+    path = _file(job)
+    try:
+        if path is None or path.stat().st_size > LARGEST:
+            return Preferences()
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Preferences()
+    return _read(data) if isinstance(data, dict) else Preferences()
+
+
+def _read(data: dict[str, Any]) -> Preferences:
+    preferences = Preferences()
+    for name, default in dataclasses.asdict(preferences).items():
+        value = data.get(name)
+        if type(value) is not type(default):
+            continue
+        if isinstance(value, dict):
+            value = _filter(value)
+        if isinstance(value, list):
+            kind = str if name == "nodes" else int
+            chosen = [one for one in value[:MARKS_KEPT] if type(one) is kind]
+            value = bookmarks.read(value) if name == "bookmarks" else chosen
+        setattr(preferences, name, value)
+    return preferences
+
+
+def _filter(kept: dict[str, Any]) -> Filter:
+    lists = (kept.get(name) for name in ("include", "exclude"))
+    include, exclude = (tuple(one for one in each if type(one) is str) if type(each) is list else () for each in lists)
+    return Filter(include, exclude, kept["level"] if kept.get("level") in LEVELS else "")
+
+
+def keep(job: str, preferences: Preferences) -> None:
+    """Save the preferences of a job, and delete those of the jobs that were viewed longest ago."""
+    path = _file(job)
+    if path is None:
+        return
+    # A full or read-only disk must not prevent the exit.
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_text(json.dumps(dataclasses.asdict(preferences)), encoding="utf-8")
+        draft.replace(path)
+        kept = sorted(path.parent.glob("*.json"), key=lambda one: one.stat().st_mtime, reverse=True)
+        for old in kept[JOBS_KEPT:]:
+            old.unlink()

@@ -1,0 +1,216 @@
+"""One incident as lines: the culprit, what happens next, the traceback, the evidence, the victims folded.
+
+In: an incident object of the contract, a snapshot. Out: lines, and the log line that each one opens.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from remote_agent.text.names import count, name_ranks
+from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, entries, fit, whole_numbers
+from supervisor.tui.rows.wrapping import wrap
+from supervisor.wording import values
+from supervisor.wording.incidents import category_text
+
+if TYPE_CHECKING:
+    from supervisor.tui.looks import Glyphs
+    from supervisor.tui.model import Snapshot
+    from supervisor.tui.source import Json
+
+
+class LogPlace(NamedTuple):
+    """A line of a log."""
+
+    node: str
+    generation: int
+    rank: int
+    stream: str
+    line: int
+    """Counted from 1, as editors do."""
+
+
+class PageLine(NamedTuple):
+    """One line of the page."""
+
+    key: tuple[str, int]
+    row: Row
+    place: LogPlace | None = None
+    unfolds: bool = False
+
+
+class PageBuilder:
+    """Lines as they are added, section by section."""
+
+    def __init__(self, width: int, glyphs: Glyphs) -> None:
+        self.lines: list[PageLine] = []
+        self.width = width
+        self.glyphs = glyphs
+        self._section = ""
+        self._number = 0
+
+    def section(self, title: str, note: str = "", role: str = "dim") -> None:
+        """Begin a section."""
+        if self.lines:
+            self.add(EMPTY)
+        self._section, self._number = title, 0
+        rule = self.glyphs.rule
+        head: list[Span] = [(f" {title} ", "accent")]
+        used = len(title) + 2 + (len(note) + 2 if note else 0)
+        head.append((rule * max(0, self.width - used - 1), "rule"))
+        if note:
+            head.append((f" {note} ", role))
+        self.add(tuple(head))
+
+    def add(self, row: Row, place: LogPlace | None = None, unfolds: bool = False) -> None:
+        """Add a line."""
+        self.lines.append(PageLine((self._section, self._number), row, place, unfolds))
+        self._number += 1
+
+    def prose(self, text: str, role: str, indent: int = 2) -> None:
+        """Add text, wrapped."""
+        for line in wrap(text, self.width - indent - 1):
+            self.add(((" " * indent + line, role),))
+
+
+def place_of(evidence: Json, generation: int) -> LogPlace | None:
+    """Where a piece of evidence stands, if it is in one of the logs that an agent serves."""
+    path = PurePath(str(evidence.get("file") or ""))
+    rank, line = evidence.get("rank"), evidence.get("line")
+    if not isinstance(rank, int) or path.name not in ("stdout.log", "stderr.log", "nccl.log"):
+        return None
+    for part in path.parts:
+        if part.startswith("generation_") and part[11:].isdigit():
+            generation = int(part[11:])
+    return LogPlace(str(evidence.get("node") or ""), generation, rank, path.stem, line if isinstance(line, int) else 1)
+
+
+def incident_lines(incident: Json, snapshot: Snapshot, width: int, glyphs: Glyphs, *, unfolded: bool) -> list[PageLine]:
+    """The page of one incident."""
+    page = PageBuilder(width, glyphs)
+    generation = incident.get("generation") if isinstance(incident.get("generation"), int) else 0
+    _culprit(page, incident)
+    # Above the traceback, which may be longer than the screen.
+    _next(page, incident, snapshot)
+    _missing(page, incident)
+    _traceback(page, incident)
+    _evidence(page, incident, int(generation or 0))
+    _victims(page, incident, unfolded)
+    return page.lines
+
+
+def _culprit(page: PageBuilder, incident: Json) -> None:
+    confidence = clean(incident.get("confidence") or "unknown")
+    page.section("first failure", f"confidence: {confidence}", "ok" if confidence == "established" else "warn")
+    ranks, node = whole_numbers(incident.get("culprit_ranks")), incident.get("culprit_node")
+    who = name_ranks(ranks) if ranks else f"node {clean(node)}" if node else "no rank"
+    spans: list[Span] = [("  X ", "bad"), (who, "title")]
+    if node and ranks:
+        spans += [(" on ", "dim"), (clean(node), "title")]
+    spans += [
+        ("   ", ""),
+        (clean(_exit(incident)), "bad"),
+        (f"   {values.clock(incident.get('time'), millis=True)}", "dim"),
+    ]
+    if incident.get("category") not in (None, "other"):
+        spans.append((f"   {clean(category_text(incident['category']))}", "dim"))
+    page.add(tuple(spans))
+    page.prose(str(incident.get("summary") or "no summary"), "bad", 4)
+
+
+def _exit(incident: Json) -> str:
+    ended = incident.get("exit")
+    if not isinstance(ended, dict):
+        return ""
+    return str(ended.get("signal") or (f"exit {ended['code']}" if ended.get("code") is not None else ""))
+
+
+def _missing(page: PageBuilder, incident: Json) -> None:
+    missing = incident.get("missing")
+    if not isinstance(missing, dict):
+        return
+    page.section("missing ranks")
+    absent = whole_numbers(missing.get("missing"))
+    waiting = whole_numbers(missing.get("waiting"))
+    what = f"{missing.get('collective') or 'collective'} {missing.get('seq') or ''}".strip()
+    waits = f"{count(len(waiting), 'rank')} {'is' if len(waiting) == 1 else 'are'} waiting"
+    page.prose(f"{what}: {name_ranks(absent)} never reached it; {waits}", "text")
+    stacks = missing.get("stacks")
+    for rank, stack in stacks.items() if isinstance(stacks, dict) else ():
+        page.prose(f"rank {rank} was in {stack}", "dim", 4)
+
+
+def _traceback(page: PageBuilder, incident: Json) -> None:
+    text = str(incident.get("traceback") or "").rstrip()
+    if not text:
+        return
+    page.section("traceback")
+    lines = text.splitlines()
+    for line in lines:
+        last = line is lines[-1]
+        for piece in wrap(line, page.width - 4):
+            page.add(((f"   {piece}", "bad" if last else "text" if line.lstrip().startswith("File") else "dim"),))
+
+
+def _evidence(page: PageBuilder, incident: Json, generation: int) -> None:
+    found: list[Any] = [entry for entry in entries(incident.get("evidence")) if isinstance(entry, dict)]
+    if not found:
+        return
+    page.section("evidence", "enter: open the line in the log")
+    for entry in found:
+        place = place_of(entry, generation)
+        where = f"r{entry.get('rank')}" if entry.get("rank") is not None else ""
+        head = fit(f"{entry.get('node') or ''} {where}".strip(), 9, page.glyphs.more)
+        name = PurePath(str(entry.get("file") or "")).name or "-"
+        at = fit(f"{name}:{entry.get('line')}" if entry.get("line") else name, 17, page.glyphs.more)
+        mark = page.glyphs.pointer if place else " "
+        row: Row = (
+            (f" {mark} ", "key"),
+            (head + " ", "tag"),
+            (at + " ", "dim"),
+            (clean(entry.get("text") or ""), "text"),
+        )
+        page.add(row, place)
+
+
+def _victims(page: PageBuilder, incident: Json, unfolded: bool) -> None:
+    victims = [entry for entry in entries(incident.get("victims")) if isinstance(entry, dict)]
+    if not victims:
+        return
+    total = sum(len(whole_numbers(entry.get("ranks"))) for entry in victims)
+    page.section(f"victims ({total})", "enter: fold" if unfolded else "enter: unfold")
+    for entry in victims:
+        ranks = whole_numbers(entry.get("ranks"))
+        kind = clean(category_text(entry.get("category")))
+        page.add(
+            ((f"  {len(ranks):>4} x  ", "text"), (f"{kind}  ", "dim"), (name_ranks(ranks), "tag")),
+            unfolds=True,
+        )
+        if unfolded:
+            page.prose(str(entry.get("summary") or ""), "dim", 10)
+
+
+def _next(page: PageBuilder, incident: Json, snapshot: Snapshot) -> None:
+    page.section("what happens next")
+    page.prose(what_next(incident, snapshot), "text")
+    page.section("what you can do")
+    if incident.get("hint"):
+        page.prose(str(incident["hint"]), "text")
+    page.add((("  l ", "key"), ("open the log of the rank that failed first", "dim")))
+    if not snapshot.ended:
+        page.add((("  x ", "key"), ("restart, remove or add a node, stop", "dim")))
+
+
+def what_next(incident: Json, snapshot: Snapshot) -> str:
+    """What the cluster does next, in one or two sentences."""
+    if snapshot.ended:
+        reason = f": {snapshot.failure}" if snapshot.failure else ""
+        return f"The job has ended: {snapshot.state}, exit status {snapshot.exit_status}{reason}. q quits."
+    if snapshot.plan:
+        return snapshot.plan
+    later = snapshot.generation is not None and isinstance(incident.get("generation"), int)
+    if later and snapshot.generation is not None and snapshot.generation > int(incident["generation"]):
+        return f"The group was restarted: generation {snapshot.generation} is {snapshot.state}."
+    left = (snapshot.max_restarts or 0) - snapshot.restarts
+    return f"The job is {snapshot.state}; {count(max(0, left), 'restart')} left of {snapshot.max_restarts or 0}."

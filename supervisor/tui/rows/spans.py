@@ -1,0 +1,154 @@
+"""Rows of text spans that are exactly as wide as they say, before any colour is known.
+
+In: text from anywhere, roles or styles. Out: rows, and segments for the terminal.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.cells import cell_len, set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+Span = tuple[str, "str | Style"]
+"""Text and how it looks: the name of a role of the theme, or a style of its own (colours of a log line)."""
+
+Row = tuple[Span, ...]
+
+EMPTY: Final[Row] = ()
+
+# Control characters would move the cursor; marks that turn the writing direction would reorder a whole line.
+_TURNS = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0xFEFF)
+_CONTROLS: Final = {
+    **dict.fromkeys((*range(32), *range(0x7F, 0xA0)), "·"),
+    **dict.fromkeys((9, 10, 13), " "),
+    **dict.fromkeys(_TURNS, ""),
+}
+
+
+def clean(text: object) -> str:
+    """Text of a node, safe to print: no control character, no change of writing direction, one line."""
+    plain = str(text)
+    return plain if plain.isascii() and plain.isprintable() else plain.translate(_CONTROLS)
+
+
+def entries(value: object) -> list[Any]:
+    """A list of a document, or nothing where it is none: documents come from other versions as well."""
+    return value if isinstance(value, list) else []
+
+
+def whole_numbers(value: object) -> list[int]:
+    """The numbers of a list of a document."""
+    return [entry for entry in entries(value) if isinstance(entry, int) and not isinstance(entry, bool)]
+
+
+def width_of(text: str) -> int:
+    """Width in terminal cells."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def fit(text: object, width: int, more: str = "…") -> str:
+    """The text in exactly `width` cells: padded with spaces, or cut with a mark that says so."""
+    if width <= 0:
+        return ""
+    plain = clean(text)
+    size = width_of(plain)
+    if size <= width:
+        return plain + " " * (width - size)
+    if width <= len(more):
+        return set_cell_size(plain, width)
+    return set_cell_size(plain, width - len(more)) + more
+
+
+def row_width(row: Iterable[Span]) -> int:
+    """Width of a row in cells."""
+    return sum([len(text) if text.isascii() else cell_len(text) for text, _ in row])
+
+
+def fit_row(row: Sequence[Span], width: int, more: str = "…") -> Row:
+    """The row in exactly `width` cells; a cut is marked."""
+    total = row_width(row)
+    if total == width:
+        return tuple(row)
+    if total < width:
+        return (*row, (" " * (width - total), ""))
+    if width <= len(more):
+        return crop_row(row, 0, width)
+    cropped = crop_row(row, 0, width - len(more))
+    return (*cropped, (more, cropped[-1][1] if cropped else ""))
+
+
+def crop_row(row: Sequence[Span], left: int, width: int) -> Row:
+    """Exactly `width` cells of the row from cell `left` on; a wide character cut in half becomes a space."""
+    spans: list[Span] = []
+    start = 0
+    end = left + width
+    for text, role in row:
+        size = width_of(text)
+        if start + size > left and start < end:
+            piece = _crop_text(text, max(0, left - start), min(size, end - start))
+            if piece:
+                spans.append((piece, role))
+        start += size
+        if start >= end:
+            break
+    missing = end - max(start, left)
+    if missing > 0:
+        spans.append((" " * missing, ""))
+    return tuple(spans)
+
+
+def _crop_text(text: str, left: int, stop: int) -> str:
+    if text.isascii():
+        return text[left:stop]
+    if left:
+        head = set_cell_size(text, left)
+        # set_cell_size ends with a space where it cut a wide character: that half stands for a space here too.
+        cut_wide = not text.startswith(head)
+        rest = text[len(head) :]
+        return set_cell_size((" " if cut_wide else "") + rest, stop - left)
+    return set_cell_size(text, stop)
+
+
+def spread(left: Sequence[Span], end: Sequence[Span], width: int, more: str = "…") -> Row:
+    """One row with `left` at the left edge and `end` at the right one; `left` gives way where both do not fit."""
+    room = width - row_width(end)
+    if room <= 0:
+        return fit_row(end, width, more)
+    return (*fit_row(left, room, more), *end)
+
+
+def text_of(row: Iterable[Span]) -> str:
+    """The characters of a row."""
+    return "".join([text for text, _ in row])
+
+
+class Palette:
+    """The styles of a theme by role."""
+
+    def __init__(self, name: str, roles: dict[str, Style]) -> None:
+        self.name = name
+        self._roles = roles
+        self._none = Style.null()
+
+    def style(self, role: str | Style) -> Style:
+        """The style of a role; no style for a role that the theme does not know."""
+        return role if isinstance(role, Style) else self._roles.get(role, self._none)
+
+    def segments(self, row: Row, width: int, base: Style, overlay: str = "", more: str = "…") -> list[Segment]:
+        """The row in exactly `width` cells on a base style; `overlay` is a role laid over the whole row."""
+        fitted, over = fit_row(row, width, more), self.style(overlay)
+        styles = {role: self._on(base, over, role) for role in {role for _, role in fitted}}
+        return [Segment(text_of(spans), styles[role]) for role, spans in groupby(fitted, key=itemgetter(1))]
+
+    def _on(self, base: Style, over: Style, role: str | Style) -> Style:
+        style = self.style(role)
+        # What has a background of its own, a hit or an alarm, is seen on a selected row as well.
+        loud = style.bgcolor is not None or style.reverse
+        return base + over + style if loud else base + style + over

@@ -1,0 +1,250 @@
+"""Tables of nodes and ranks as rows of exact width: pure functions of a snapshot.
+
+In: `model.Snapshot`, a width, glyphs. Out: rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from remote_agent.text.names import ranges
+from supervisor.tui import looks
+from supervisor.tui.rows.spans import Row, Span, clean, fit_row, row_width, width_of
+from supervisor.tui.rows.wrapping import wrap
+from supervisor.wording import values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from supervisor.tui.looks import Glyphs
+    from supervisor.tui.model import NodeRow, RankRow, Snapshot
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Column(Generic[T]):
+    """One column of a table."""
+
+    name: str
+    width: int
+    """Cells; 0: what is left."""
+    cell: Callable[[T], Row]
+    """What stands in it."""
+    keep: float = 0
+    """Columns with the lowest number go first where there is no room; 9 always stays."""
+    at_right: bool = False
+
+
+class Table(Generic[T]):
+    """Columns laid out for one width."""
+
+    def __init__(self, columns: Sequence[Column[T]], width: int, glyphs: Glyphs) -> None:
+        self.width = width
+        self.glyphs = glyphs
+        chosen = list(columns)
+        while chosen and self._needs(chosen) > width:
+            weakest = min(chosen, key=lambda column: column.keep)
+            if weakest.keep >= 9:
+                break
+            chosen.remove(weakest)
+        self.columns = chosen
+        self._rest = max(0, width - self._needs(chosen, rest=0))
+
+    @staticmethod
+    def _needs(columns: Sequence[Column[T]], rest: int = 14) -> int:
+        return 1 + sum((column.width or rest) + 2 for column in columns) - 2
+
+    def head(self) -> Row:
+        """The names of the columns."""
+        return self._lay(lambda column: ((column.name, "head"),))
+
+    def row(self, item: T, *, faded: bool = False, marked: bool = False) -> Row:
+        """One row; faded if the facts are old."""
+        row = self._lay(lambda column: column.cell(item))
+        row = tuple((text, "off") for text, _ in row) if faded else row
+        return ((self.glyphs.mark, "mark"), *row[1:]) if marked else row
+
+    def _lay(self, cell: Callable[[Column[T]], Row]) -> Row:
+        spans: list[Span] = [(" ", "")]
+        for index, column in enumerate(self.columns):
+            if index:
+                spans.append(("  ", ""))
+            row = [(clean(text), role) for text, role in cell(column)]
+            width = column.width or self._rest
+            if column.at_right and (missing := width - row_width(row)) > 0:
+                spans += [(" " * missing, ""), *row]
+            else:
+                spans += fit_row(row, width, self.glyphs.more)
+        return tuple(spans)
+
+
+def state_cell(look: looks.Look, glyphs: Glyphs, stale: bool) -> Row:
+    """Glyph and word of a state; `-` for the glyph of an old one."""
+    return ((f"{'-' if stale else glyphs.of(look)} {look.word}", "off" if stale else look.role),)
+
+
+def step_text(step: int | None) -> str:
+    """A training step."""
+    return "-" if step is None else f"{step:,}"
+
+
+def node_columns(
+    glyphs: Glyphs, stale: bool, ranks_width: int, name_width: int, vitals: Sequence[Column[NodeRow]] = ()
+) -> list[Column[NodeRow]]:
+    """The columns of the node table; `ranks_width`: cells for one glyph per rank, 0 for none."""
+    columns: list[Column[NodeRow]] = [
+        Column("state", 12, lambda node: state_cell(node.look, glyphs, stale), 9),
+        Column("node", name_width, lambda node: ((node.name, "text"),), 9),
+    ]
+    if ranks_width:
+        columns.append(Column("ranks", ranks_width, lambda node: tuple(glyph_spans(node.ranks, glyphs, stale)), 8))
+    else:
+        columns.append(Column("ranks", 5, lambda node: ((_running(node), "text"),), 6, at_right=True))
+    columns += [
+        Column("step", 9, lambda node: ((step_text(node.train_step), "text"),), 7, at_right=True),
+        Column("output", 6, lambda node: ((values.age(node.output_age_s), "dim"),), 5, at_right=True),
+        *vitals,
+        Column("link", 10, _link, 4),
+        Column("clock", 8, lambda node: ((_offset(node.clock_offset_ms), "dim"),), 2, at_right=True),
+        Column("address", 15, lambda node: ((node.address, "dim"),), 1),
+        Column("", 0, _why, 3),
+    ]
+    return columns
+
+
+def rank_columns(
+    glyphs: Glyphs, stale: bool, name_width: int, vitals: Sequence[Column[RankRow]] = ()
+) -> list[Column[RankRow]]:
+    """The columns of the rank table."""
+    return [
+        Column("state", 11, lambda rank: state_cell(rank.look, glyphs, stale), 9),
+        Column("rank", 5, lambda rank: ((str(rank.rank), "text"),), 9, at_right=True),
+        Column("node", name_width, lambda rank: ((rank.node, "text"),), 8),
+        Column("local", 5, lambda rank: ((str(rank.local_rank), "dim"),), 2, at_right=True),
+        Column("step", 9, lambda rank: ((step_text(rank.step), "text"),), 7, at_right=True),
+        Column("output", 6, lambda rank: ((values.age(rank.output_age_s), "dim"),), 5, at_right=True),
+        Column("pid", 8, lambda rank: ((str(rank.pid or "-"), "dim"),), 3, at_right=True),
+        *vitals,
+        Column("", 0, lambda rank: ((rank.outcome, rank.look.role),), 4),
+    ]
+
+
+def _why(node: NodeRow) -> Row:
+    bad = node.state in ("failed", "lost") or (node.link in ("failed", "lost") and not node.left)
+    said = node.why if bad or (node.state in ("connecting", "removed") and not node.left) else node.reason
+    return ((said, "warn" if bad else "dim"),)
+
+
+def _link(node: NodeRow) -> Row:
+    word = "-" if node.left else {"up": "ok", "": "-"}.get(node.link, node.link)
+    return ((word, "dim" if word in ("ok", "-") else "warn"),)
+
+
+def _state(rank: RankRow) -> str:
+    return rank.state
+
+
+def _running(node: NodeRow) -> str:
+    alive = sum(rank.state in ("running", "starting") for rank in node.ranks)
+    return f"{alive}/{len(node.ranks)}" if node.ranks else "-"
+
+
+def _offset(offset_ms: float | None) -> str:
+    return "-" if offset_ms is None else f"{offset_ms:+.1f}ms"
+
+
+def glyph_spans(ranks: Sequence[RankRow], glyphs: Glyphs, stale: bool) -> list[Span]:
+    """One glyph per rank, in the colour of its state; neighbours of one look share a span."""
+    spans: list[Span] = []
+    for rank in ranks:
+        glyph = "-" if stale else glyphs.of(rank.look)
+        role = "off" if stale else rank.look.role
+        if spans and spans[-1][1] == role:
+            spans[-1] = (spans[-1][0] + glyph, role)
+        else:
+            spans.append((glyph, role))
+    return spans
+
+
+LEGEND: Final = ("running", "starting", "silent", "failed", "killed", "succeeded")
+
+
+def legend(glyphs: Glyphs, ranks: Iterable[RankRow]) -> Row:
+    """The meaning of the glyphs that occur."""
+    spans: list[Span] = []
+    present = {rank.look for rank in ranks}
+    for state in LEGEND:
+        look = looks.RANKS[state]
+        if look in present or (state == "killed" and looks.VICTIM in present):
+            word = "failed as a consequence" if state == "killed" else look.word
+            spans += [("  " if spans else "", ""), (glyphs.of(look), look.role), (f" {word}", "dim")]
+    return tuple(spans)
+
+
+def node_lines(node: NodeRow, snapshot: Snapshot, width: int) -> list[Row]:
+    """The facts of one node, with a hint if something is wrong."""
+    role = "coordinator" if node.name == snapshot.coordinator else "member" if node.ranks else "not in the group"
+    facts = [("role", role, "text"), ("state", f"{node.look.word}  {node.reason}".strip(), node.look.role)]
+    link = {"up": "ok"}.get(node.link, node.link or "not connected")
+    told = node.text if node.link == "up" and node.text else f"{node.step} {node.text}".strip()
+    facts.append(("link", f"{link}  {told}".strip(), "text" if node.link == "up" else "warn"))
+    if node.error:
+        facts.append(("why", node.error, "bad"))
+    if node.hint:
+        facts.append(("fix", node.hint, "text"))
+    if node.address:
+        offset = "" if node.clock_offset_ms is None else f"   clock {_offset(node.clock_offset_ms)}"
+        facts.append(("address", f"{node.address}{offset}", "dim"))
+    if node.ranks:
+        facts.append(("ranks", ranges([rank.rank for rank in node.ranks]), "text"))
+        for state, odd in itertools.groupby(sorted((r for r in node.ranks if r.has_problem), key=_state), _state):
+            numbers = ranges([rank.rank for rank in odd])
+            facts.append(("", f"{looks.RANKS[state].word}: {numbers}", looks.RANKS[state].role))
+    return fact_lines(facts, width)
+
+
+def fact_lines(facts: Iterable[tuple[str, str, str]], width: int) -> list[Row]:
+    """Facts as name, text and role, wrapped."""
+    lines: list[Row] = []
+    for name, text, role in facts:
+        for number, line in enumerate(wrap(text, max(20, width - 12))):
+            lines.append(((f"  {name if number == 0 else '':<9}", "dim"), (line, role)))
+    return lines
+
+
+def flow(head: Row, facts: Iterable[Row], width: int) -> list[Row]:
+    """Facts behind a head, side by side; on another line where there is no room."""
+    start: Row = head
+    lines: list[Row] = []
+    for fact in facts:
+        if lines and row_width(lines[-1]) + 3 + row_width(fact) <= width:
+            lines[-1] = (*lines[-1], ("   ", "dim"), *fact)
+        else:
+            lines.append((*start, *fact))
+            start = ((" " * row_width(head), "dim"),)
+    return lines or [head]
+
+
+def fit_parts(parts: Sequence[tuple[int, Row]], room: int, more: str, *, gap: int = 3, least: int = 1) -> Row:
+    """Parts side by side; if not all fit, those with the lowest number are dropped first, down to `least` parts."""
+    left = list(parts)
+    while len(left) > least and sum(row_width(row) + gap for _, row in left) - gap > room:
+        left.remove(min(left, key=lambda part: part[0]))
+    spans: list[Span] = []
+    for _, row in left:
+        spans += [(" " * gap if spans else "", ""), *row]
+    return tuple(spans) if row_width(spans) <= room else fit_row(spans, max(0, room), more)
+
+
+def name_width(nodes: Sequence[NodeRow]) -> int:
+    """Cells for a column of node names."""
+    return max(4, min(20, max([_cells_of(node.name) for node in nodes], default=4)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _cells_of(name: str) -> int:
+    return width_of(clean(name))

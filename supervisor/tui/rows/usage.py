@@ -1,0 +1,204 @@
+"""The usage of nodes, GPUs and ranks as columns and lines: unknown values are left out, old ones are dim.
+
+In: rows of a snapshot, the history. Out: columns of the tables, lines of the detail panes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from supervisor.tui.history import spark
+from supervisor.tui.rows.tables import Column, flow, step_text
+from supervisor.wording import usage, values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from supervisor.tui.history import History
+    from supervisor.tui.looks import Glyphs
+    from supervisor.tui.model import NodeRow, RankRow
+    from supervisor.tui.rows.spans import Row
+    from supervisor.tui.source import Json
+
+MOST_GPUS = 8
+
+
+def node_vitals(nodes: Sequence[NodeRow], glyphs: Glyphs) -> list[Column[NodeRow]]:
+    """The usage columns of the node table that are known for at least one node."""
+
+    def column(
+        name: str, width: int, keep: float, text: Callable[[Json], str], *, at_right: bool = True
+    ) -> Column[NodeRow]:
+        def cell(node: NodeRow) -> Row:
+            said = text(node.vitals) if node.vitals else "-"
+            return ((said, "off" if node.vitals_old or said == "-" else "text"),)
+
+        return Column(name, width, cell, keep, at_right)
+
+    gpus = min(MOST_GPUS, max((len(usage.gpus_of(node.vitals)) for node in nodes), default=0))
+    columns = [
+        column("gpu%", 5 + gpus, 2.6, lambda vitals: _gpus(vitals, glyphs), at_right=False),
+        column("cpu", 4, 2.5, lambda vitals: usage.percent(usage.number(vitals.get("cpu")))),
+        column("mem", 9, 2.4, _memory),
+        column("disk free", 9, 2.2, lambda vitals: usage.size(usage.number(vitals.get("disk_free")))),
+        column("net in/out", 11, 2.1, usage.traffic),
+    ]
+    # The last usage of a removed node is of no interest.
+    measured = [node for node in nodes if node.vitals and node.state != "removed"]
+    known = [each for each in columns if any(each.cell(node)[0][0] != "-" for node in measured)]
+    if any(node.vitals_old for node in measured):
+        known.append(Column("old", 6, lambda node: _age(node.vitals, node.vitals_old), 2.7, at_right=True))
+    return known
+
+
+def _age(vitals: Json, old: bool) -> Row:
+    return ((values.age(usage.number(vitals.get("age_s"))) if vitals and old else "", "warn"),)
+
+
+def _memory(vitals: usage.Document) -> str:
+    return usage.share(usage.number(vitals.get("mem_used")), usage.number(vitals.get("mem_total")))
+
+
+def _gpus(vitals: Json, glyphs: Glyphs) -> str:
+    """The mean, and one bar per GPU."""
+    used = [usage.number(gpu.get("use")) for gpu in usage.gpus_of(vitals)]
+    if not used:
+        return "-"
+    bars = "".join("-" if use is None else glyphs.level(use / 100) for use in used[:MOST_GPUS])
+    return f"{usage.percent(usage.mean(used)):>4} {bars}"
+
+
+def rank_vitals(ranks: Sequence[RankRow]) -> list[Column[RankRow]]:
+    """The columns for progress and usage of ranks: GPUs if there are any, otherwise processor and memory."""
+
+    def column(
+        name: str, width: int, keep: float, text: Callable[[RankRow], str], *, of_vitals: bool = True
+    ) -> Column[RankRow]:
+        def cell(rank: RankRow) -> Row:
+            said = text(rank)
+            return ((said, "off" if said == "-" or (of_vitals and rank.vitals_old) else "text"),)
+
+        return Column(name, width, cell, keep, at_right=True)
+
+    columns = [
+        column("loss", 9, 3, lambda rank: usage.figure(rank.progress.get("loss")), of_vitals=False),
+        column("rate", 14, 2, lambda rank: usage.rate(rank.progress), of_vitals=False),
+        column("lag", 5, 2, _lag, of_vitals=False),
+    ]
+    if any(rank.gpu for rank in ranks):
+        columns += [
+            column("gpu%", 4, 3, lambda rank: usage.percent(usage.number(rank.gpu.get("use")))),
+            column("gpu mem", 8, 3, lambda rank: _memory(rank.gpu)),
+            column("temp", 4, 2, lambda rank: _unit(rank.gpu.get("temp"), "C")),
+            column("power", 5, 2, lambda rank: _unit(rank.gpu.get("power"), "W")),
+        ]
+    else:
+        columns += [
+            column("cpu", 5, 3, lambda rank: usage.percent(usage.number(rank.vitals.get("cpu")))),
+            column("rss", 5, 3, lambda rank: usage.size(usage.number(rank.vitals.get("rss")))),
+        ]
+    known = [each for each in columns if any(each.cell(rank)[0][0] not in ("-", "0") for rank in ranks)]
+    if any(rank.vitals_old for rank in ranks):
+        known.append(Column("old", 6, lambda rank: _age(rank.vitals, rank.vitals_old), 3.5, at_right=True))
+    return known
+
+
+def _lag(rank: RankRow) -> str:
+    lag = usage.number(rank.progress.get("lag"))
+    return "-" if lag is None else f"{lag:,.0f}"
+
+
+def _unit(value: object, unit: str) -> str:
+    found = usage.number(value)
+    return "-" if found is None else f"{found:.0f}{unit}"
+
+
+def node_usage_lines(node: NodeRow, width: int) -> list[Row]:
+    """The usage of a node in full: host, then each GPU."""
+    vitals = node.vitals
+    if not vitals:
+        return []
+    host = [
+        ("cpu", usage.percent(usage.number(vitals.get("cpu")))),
+        ("memory", _memory(vitals)),
+        ("disk free", usage.size(usage.number(vitals.get("disk_free")))),
+        ("shm free", usage.size(usage.number(vitals.get("shm_free")))),
+    ]
+    age, old = usage.number(vitals.get("age_s")), node.vitals_old
+    lines = _line("uses", host, age, width, old=old)
+    lines += _line("net", [("in/out", f"{usage.traffic(vitals)} /s")], age, width, old=old)
+    for gpu in usage.gpus_of(vitals):
+        lines += _gpu_line(gpu, width, old=old)
+    return lines
+
+
+def _gpu_line(gpu: usage.Document, width: int, *, old: bool) -> list[Row]:
+    power, limit = usage.number(gpu.get("power")), usage.number(gpu.get("power_limit"))
+    facts = [
+        ("", usage.percent(usage.number(gpu.get("use")))),
+        ("", usage.share(usage.number(gpu.get("mem_used")), usage.number(gpu.get("mem_total")))),
+        ("", _unit(gpu.get("temp"), "C")),
+        ("", "-" if power is None else f"{power:.0f}W" if limit is None else f"{power:.0f}/{limit:.0f}W"),
+        ("", _unit(gpu.get("clock"), "MHz")),
+        ("ecc errors", _unit(gpu.get("ecc"), "")),
+        ("Xid", _unit(gpu.get("xid"), "")),
+    ]
+    bad = bool(usage.number(gpu.get("ecc"))) or gpu.get("xid") is not None
+    return _line(
+        f"gpu {_unit(gpu.get('index'), '')}",
+        facts,
+        usage.number(gpu.get("age_s")),
+        width,
+        old=old,
+        role="bad" if bad else "text",
+    )
+
+
+def _line(
+    name: str, facts: Sequence[tuple[str, str]], age: float | None, width: int, *, old: bool, role: str = "text"
+) -> list[Row]:
+    """Facts in as few lines as possible, without unknown ones; old ones with their age."""
+    shown: list[Row] = [
+        ((f"{label} " if label else "", "dim"), (text, "off" if old else role)) for label, text in facts if text != "-"
+    ]
+    if old:
+        shown.append(((f"{values.age(age)} old", "warn"),))
+    return flow(((f"  {name:<9}", "dim"),), shown, width)
+
+
+def rank_lines(rank: RankRow, history: History, width: int, glyphs: Glyphs) -> list[Row]:
+    """The facts of one rank, with bars of the last minutes."""
+    state: Row = ((f"{rank.look.word}  {rank.outcome}".rstrip(), rank.look.role),)
+    where = [((text, "dim"),) for text in (rank.node, f"local rank {rank.local_rank}", f"pid {rank.pid or '-'}")]
+    lines = flow((("  state    ", "dim"),), [state, *where], width)
+    if rank.step is not None:
+        lag = usage.number(rank.progress.get("lag"))
+        behind = f"   {lag:,.0f} behind the median" if lag else ""
+        lines.append((("  step     ", "dim"), (step_text(rank.step), "text"), (behind, "warn")))
+    past = history.of(rank.rank)
+    now = {
+        "loss": usage.figure(rank.progress.get("loss")),
+        "rate": usage.rate(rank.progress),
+        "pace": _pace(rank),
+    }
+    for name, text in now.items():
+        if text != "-":
+            role = "bad" if text.lstrip("-") in ("nan", "inf") else "text"
+            bars = spark(past.get(name, ()), width - 28, glyphs)
+            lines.append(((f"  {name:<9}", "dim"), (f"{text:<16}", role), (bars, "accent")))
+    used = [
+        ("cpu", usage.percent(usage.number(rank.vitals.get("cpu")))),
+        ("resident", usage.size(usage.number(rank.vitals.get("rss")))),
+    ]
+    if rank.vitals:
+        lines += _line("uses", used, usage.number(rank.vitals.get("age_s")), width, old=rank.vitals_old)
+    if rank.gpu:
+        lines += _gpu_line(rank.gpu, width, old=rank.vitals_old)
+    return lines
+
+
+def _pace(rank: RankRow) -> str:
+    pace = usage.number(rank.progress.get("steps_s"))
+    if not pace:
+        return "-"
+    return f"{1000 / pace:.0f} ms/step" if pace > 0.1 else f"{1 / pace:.0f} s/step"

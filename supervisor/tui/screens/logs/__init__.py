@@ -1,0 +1,4 @@
+"""The log screen, composed of parts: what is shown, search, filter and export.
+
+In: keys, the newest snapshot. Out: a feed in the view, and the position that the user chose in it.
+"""

@@ -1,0 +1,227 @@
+"""Which log is shown: ranks, streams, generation, filter, folded or not.
+
+In: keys, the newest snapshot. Out: a feed in the view, the line that is read, the heading.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from supervisor.logs.rows import clock_error_ms
+from supervisor.logs.selection import Filter, Selection
+from supervisor.tui.logs.feeds import BOTH, Feed, RankFeed
+from supervisor.tui.logs.folded import FoldedFeed
+from supervisor.tui.logs.merged import LATEST_NS, MergedFeed
+from supervisor.tui.rows.spans import clean
+from supervisor.tui.shell import Target
+from supervisor.tui.widgets.virtual_log import position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from supervisor.tui.logs.row import LineKey, LogRow
+    from supervisor.tui.model import Snapshot
+    from supervisor.tui.rows.incident import LogPlace
+    from supervisor.tui.rows.spans import Row
+    from supervisor.tui.shell import Shell
+    from supervisor.tui.widgets.virtual_log import VirtualLog
+
+ALL: Final[tuple[str, ...]] = (*BOTH, "nccl")
+STREAMS: Final[tuple[tuple[str, ...], ...]] = (BOTH, ("stdout",), ("stderr",), ("nccl",), ALL)
+# Every refresh of a merged view asks all nodes.
+MERGED_EVERY_S: Final = 0.25
+
+
+class ShownLog:
+    """The log in the view; `opened` is called after another one was opened."""
+
+    def __init__(self, shell: Shell, view: VirtualLog, opened: Callable[[], None]) -> None:
+        self.view = view
+        self.target = Target()
+        self.streams = BOTH
+        self.generation: int | None = None
+        """None: the newest one."""
+        self.folded = shell.preferences.log_fold
+        self.filter = shell.preferences.log_filter
+        self._shell = shell
+        self._opened = opened
+        self._last_rank: Target | None = None
+        self._rewinds = shell.replay_rewinds
+
+    # --- opening
+
+    def open_target(self, target: Target, generation: int | None = None, streams: tuple[str, ...] = BOTH) -> None:
+        """Show the log of a rank, a node or all ranks."""
+        self.target, self.generation, self.streams = target, generation, streams
+        self._open()
+
+    def open_place(self, place: LogPlace) -> None:
+        """Show one line of one stream."""
+        self.target = Target(place.node, place.rank)
+        self.generation, self.streams = place.generation, (place.stream,)
+        feed = self._open(one_file=True)
+        if feed.file is not None:
+            key = (*feed.file, place.line - 1)
+            self.view.jump(feed.index_of(key) or 0, key)
+
+    def use_filter(self, chosen: Filter) -> None:
+        """Use a filter for the next log that is opened."""
+        self.filter = chosen
+
+    def open_filtered(self, chosen: Filter, key: LineKey | None) -> None:
+        """Show what a filter passes; without a filter, show the generation of the line that is read."""
+        self.filter = chosen
+        feed = self._open()
+        if key is not None and feed.file is not None and key[0] != feed.file[0]:
+            self.generation = key[0]
+            self._open()
+
+    def _open(self, *, one_file: bool = False) -> Feed:
+        node, rank = self.target.node, self.target.rank
+        # Lines of NCCL may be in any file.
+        one_file = len(self.streams) == 1 and (one_file or self.streams != ("nccl",))
+        feed: Feed
+        if rank is not None and node and one_file and not self.filter:
+            newest = self._shell.snapshot.generation or 0
+            generation = newest if self.generation is None else self.generation
+            feed = RankFeed(self._shell.source, node, generation, rank, self.streams[0])
+        else:
+            nodes = [node] if node and rank is None else None
+            # A rank may have moved between nodes.
+            ranks = None if rank is None else [rank]
+            which = "all" if self.generation is None else self.generation
+            selection = Selection(which, ranks, self.streams, nodes, self.filter)
+            feed = (FoldedFeed if self.folded else MergedFeed)(self._shell.source, selection)
+        is_merged = feed.file is None
+        self.view.set_source(shown=is_merged)
+        self.view.open(feed, every_s=MERGED_EVERY_S if is_merged else 0.0)
+        self._shell.look_again()
+        self._opened()
+        return feed
+
+    def keep_up(self, snapshot: Snapshot) -> None:
+        """Follow a rank to another node and into the next generation, unless its log is being read."""
+        feed = self.view.feed
+        if feed is None:
+            self.open_target(self.target)
+        elif self.generation is None and self.target.rank is not None and (feed.file is None or self.view.follow):
+            row, newest = snapshot.rank(self.target.rank), snapshot.generation
+            if row is not None:
+                self.target = Target(row.node, row.rank)
+            if feed.file is not None and newest is not None and newest > feed.file[0]:
+                self._open()
+
+    def follow_replay(self) -> None:
+        """Read again when the replay was moved back in time; the line that is read stays if it exists by then."""
+        if self._rewinds != self._shell.replay_rewinds:
+            self._rewinds = self._shell.replay_rewinds
+            self._open_at_line()
+
+    def _open_at_line(self) -> None:
+        line = None if self.view.follow else self.line_read()
+        self._open()
+        if line is not None:
+            self.view.jump_to_key(*line)
+
+    # --- what the title says
+
+    def heading(self) -> str:
+        """The scope of the log in words."""
+        node, rank, feed = self.target.node, self.target.rank, self.view.feed
+        who = f"rank {rank} on {node}" if rank is not None else f"node {node}" if node else "all ranks"
+        text = f"log of {who}, {'+'.join(self.streams)}"
+        if self.generation is not None:
+            text += f", generation {self.generation}"
+        if feed is not None:
+            text += (", folded" if feed.is_folded else "") + (", without NCCL's lines" if feed.hides_nccl else "")
+        return clean(text)
+
+    def title_parts(self) -> list[tuple[int, Row]]:
+        """The state of the view, each part with its priority: the lowest is dropped first if there is no room."""
+        view = self.view
+        parts: list[tuple[int, Row]] = []
+        if view.problem and view.feed is not None and view.feed.count:
+            parts.append((4, ((clean(view.problem), "warn"),)))
+        if view.absent_text:
+            parts.append((3, ((clean(view.absent_text), "warn"),)))
+        if view.left and not view.wrap:
+            parts.append((1, ((f"column {view.left}", "dim"),)))
+        parts.append((0, self._clock_error()))
+        parts.append((5, ((" following ", "pill"),)) if view.follow else (2, position(view)))
+        if view.new_lines_text:
+            parts.append((5, ((f" {view.new_lines_text} ", "pill"),)))
+        return parts
+
+    def _clock_error(self) -> Row:
+        """How well the clocks agree by which lines of several nodes are sorted."""
+        feed = self.view.feed
+        if feed is None or feed.file is not None or feed.selection.ranks is not None:
+            return ()
+        within_ms = clock_error_ms(self._shell.source.status, feed.selection.nodes)
+        return () if within_ms is None else ((f"clocks within {within_ms:.1f} ms", "dim"),)
+
+    # --- keys
+
+    def action_scope(self) -> None:
+        """This rank, its node, all ranks, and the rank again."""
+        node, rank = self.target.node, self.target.rank
+        if rank is not None:
+            self._last_rank = self.target
+            self.open_target(Target(node))
+        elif node:
+            self.open_target(Target())
+        else:
+            first = next(iter(self._shell.snapshot.ranks), None)
+            self.open_target(self._last_rank or (Target(first.node, first.rank) if first else Target()))
+
+    def action_stream(self) -> None:
+        """The next choice of streams."""
+        at = STREAMS.index(self.streams) if self.streams in STREAMS else 0
+        self.streams = STREAMS[(at + 1) % len(STREAMS)]
+        self._open()
+
+    def action_rank(self, step: int) -> None:
+        """The log of the next or previous rank."""
+        ranks = self._shell.snapshot.ranks
+        if ranks:
+            numbers = [row.rank for row in ranks]
+            at = numbers.index(self.target.rank) if self.target.rank in numbers else -1 if step > 0 else 0
+            row = ranks[(at + step) % len(ranks)]
+            self.target = Target(row.node, row.rank)
+            self._open()
+
+    def action_generation(self, step: int) -> None:
+        """The log of the next or previous generation."""
+        newest = self._shell.snapshot.generation or 0
+        now = newest if self.generation is None else self.generation
+        wanted = max(0, now + step) if self.generation is not None or step < 0 else None
+        self.generation = None if wanted is None or wanted > newest else wanted
+        self._open()
+
+    def action_fold(self) -> None:
+        """Collapse identical lines, or show all; the line that is read stays."""
+        if self.view.feed is not None and self.view.feed.file is not None:
+            self._shell.say("one stream of one rank has nothing to fold; M widens the scope")
+            return
+        self.folded = self._shell.preferences.log_fold = not self.folded
+        self._open_at_line()
+
+    # --- the line that is read
+
+    def row_read(self) -> LogRow | None:
+        """The line to which a jump led; otherwise the last line while following, or the first one in view."""
+        rows = self.view.rows_here()
+        other = (rows[-1] if self.view.follow else rows[0]) if rows else None
+        return next((row for row in rows if row.is_at(self.view.pointer)), other)
+
+    def line_read(self) -> tuple[int, LineKey | None]:
+        """Time and key of the line that is read, or of the line of a jump in whose place its neighbour is shown."""
+        row, wanted = self.row_read(), self.view.wanted
+        if row is None:
+            return wanted or (LATEST_NS, None)
+        return wanted if wanted is not None and row.is_at(self.view.pointer) else (row.t_ns, row.key)
+
+    def time_read(self) -> int | None:
+        """When the first line in view arrived; None while following."""
+        first = next(iter(self.view.rows_here()), None)
+        return first.t_ns if first is not None and not self.view.follow else None

@@ -1,0 +1,4 @@
+"""Documents as text for people: values, status, events, incidents, stacks, usage, NCCL. Pure.
+
+In: documents of the contract. Out: lines without colour, one fact a line.
+"""

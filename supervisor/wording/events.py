@@ -1,0 +1,257 @@
+"""Journal events as text: the one wording for `events`, headless output, the screen, reports and recordings. Pure.
+
+In: events of the journal. Out: text without colour, one line an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from remote_agent.text.names import count, name_ranks, ranges
+from remote_agent.wire.events import EventType, label
+from supervisor.inventory.pattern import fold
+from supervisor.wording.values import clock, duration, one_line, safe, size
+
+Document = Mapping[str, Any]
+PHASES = ("detect", "stop", "rendezvous", "spawn", "main")
+TRACEBACK = ("Traceback (", "Original Traceback (")
+# Paths of changed files that are named in one line.
+MAX_PATHS = 4
+
+# Why a generation stopped: `cause` of the event generation_stopped.
+CAUSES: Mapping[str, str] = {
+    "failure": "a rank failed",
+    "node_lost": "a node was lost",
+    "restart": "restart by an operator",
+    "removed": "a node was removed",
+    "added": "a node was added",
+    "returned": "a node returned",
+    "joined": "a node joined",
+    "quorum": "fewer than half of the nodes were reachable",
+    "paused": "the coordinator was paused",
+    "stop": "stop by an operator",
+}
+
+
+def event_line(event: Document) -> str:
+    """Return an event in one line: local time, type, generation, node and rank, text."""
+    return line(event, event_text(event))
+
+
+def line(event: Document, text: str, *, utc: bool = False) -> str:
+    """Return the line of an event whose text is known already."""
+    generation = event.get("generation")
+    group = "" if generation is None or int(generation) < 0 else f"g{generation}"
+    time = clock(event.get("time"), millis=True, utc=utc)
+    return f"{time} {label(event.get('type')):<20} {group:<4} {place(event):<14} {text}".rstrip()
+
+
+def place(event: Document) -> str:
+    """Return the node and rank of an event: `n2 rank 5`, `n2` or nothing."""
+    rank = "" if event.get("rank") is None else f"rank {event['rank']}"
+    return " ".join(part for part in (one_line(event.get("node") or ""), rank) if part)
+
+
+def event_text(event: Document) -> str:
+    """Return what an event says beside its type and place."""
+    detail: Document = event.get("detail") or {}
+    text = _TEXTS.get(str(event.get("type")), _unknown)
+    return one_line(text(detail))
+
+
+def outcome_line(event: Document) -> str:
+    """Return how a request ended, in one line."""
+    if event.get("type") == EventType.GENERATION_RUNNING:
+        return f"generation {event.get('generation')} running: {_running(event.get('detail') or {})}"
+    text = event_text(event)
+    node = f" {one_line(event['node'])}" if event.get("node") else ""
+    return f"{label(event.get('type'))}{node}" + (f": {text}" if text else "")
+
+
+def phases_of(detail: Document) -> dict[str, float]:
+    """Return the phases of a restart in milliseconds, in order."""
+    return {name: float(detail[name]) for name in PHASES if isinstance(detail.get(name), (int, float))}
+
+
+def variables(environment: Document) -> str:
+    """Return the environment that operators have set: `NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=NET`."""
+    env = environment.get("env") or {}
+    return " ".join(f"{name}={value}" for name, value in sorted(env.items())) or "as launched"
+
+
+def tree_change(detail: Document) -> str:
+    """Return what changed in a work tree: `3 files, 12.0 kB: train.py, model.py, lib/a.py`."""
+    number = int(detail.get("files") or 0)
+    paths = [one_line(path) for path in detail.get("paths") or ()][:MAX_PATHS]
+    more = ", …" if number > len(paths) else ""
+    return f"{count(number, 'file')}, {size(int(detail.get('bytes') or 0))}: {', '.join(paths)}{more}"
+
+
+def tree_text(detail: Document) -> str:
+    """Return which work tree new groups start from, and who asked for it, or why."""
+    digest = one_line(str(detail.get("digest") or "")[:8])
+    tree = f"back to {digest}" if detail.get("rollback") else f"{digest}, {tree_change(detail)}"
+    without = f"; without {' '.join(map(one_line, detail['without']))}" if detail.get("without") else ""
+    if detail.get("reason"):
+        return f"{tree}: {one_line(detail['reason'])}"
+    return f"{tree}{without}; {_asked(detail)}"
+
+
+def exit_text(end: Document) -> str:
+    """Return `exit 1` or `killed by SIGKILL`."""
+    if end.get("signal"):
+        return f"killed by {end['signal']}"
+    return f"exit {end['code']}" if end.get("code") is not None else "ended"
+
+
+def _asked(detail: Document) -> str:
+    return f"by {detail.get('operator') or 'an operator'}"
+
+
+def _reason(detail: Document) -> str:
+    return str(detail.get("reason") or "")
+
+
+def _operator(detail: Document) -> str:
+    return str(detail.get("operator") or "")
+
+
+def _started(detail: Document) -> str:
+    nodes = fold(map(str, detail.get("nodes") or ()))
+    return f"{detail.get('script')}" + (f" on {nodes}" if nodes else "")
+
+
+def _succeeded(detail: Document) -> str:
+    restarts = detail.get("restarts")
+    return "all ranks succeeded" + (f" · {count(int(restarts), 'restart')}" if restarts else "")
+
+
+def _degraded(detail: Document) -> str:
+    return _reason(detail) or f"{detail.get('ready', '?')} nodes ready, {detail.get('needed', '?')} needed"
+
+
+def _joined(detail: Document) -> str:
+    return str((detail.get("spec") or {}).get("address") or "")
+
+
+def _ready(detail: Document) -> str:
+    parts = [count(int(detail["nproc"]), "rank") if isinstance(detail.get("nproc"), int) else ""]
+    parts += [word for word in ("returned", "spare") if detail.get(word)]
+    return ", ".join(part for part in parts if part)
+
+
+def _stop_requested(detail: Document) -> str:
+    kill = ", without the grace period" if detail.get("kill") else ""
+    return f"{_asked(detail)}{kill}" + (f": {detail['reason']}" if detail.get("reason") else "")
+
+
+def _taken_over(detail: Document) -> str:
+    return (f"took over from {detail['former']}, " if detail.get("former") else "") + f"term {detail.get('term')}"
+
+
+def _quorum(detail: Document) -> str:
+    return f"{len(detail.get('held') or ())} of {count(len(detail.get('members') or ()), 'node')} reachable"
+
+
+def _forming(detail: Document) -> str:
+    nodes = fold(str(member.get("node")) for member in detail.get("members") or ())
+    meeting = detail.get("rendezvous")
+    where = ""
+    if isinstance(meeting, Mapping):
+        where = f", {meeting.get('backend')} rendezvous at {meeting.get('endpoint')}, id {meeting.get('run_id')}"
+    return f"world size {detail.get('world_size')} on {nodes}{where}"
+
+
+def _assigned(detail: Document) -> str:
+    ranks = ranges(int(rank[0]) for rank in detail.get("ranks") or ())
+    return f"torch assigned ranks {ranks} of {detail.get('world_size')}"
+
+
+def _running(detail: Document) -> str:
+    phases = phases_of(detail)
+    text = f"world size {detail.get('world_size')}"
+    if not phases:
+        return text
+    parts = ", ".join(f"{name} {value / 1000:.2f}" for name, value in phases.items() if value >= 5)
+    return f"{text}, {duration(sum(phases.values()) / 1000)}" + (f" ({parts})" if parts else "")
+
+
+def _stopped(detail: Document) -> str:
+    cause = str(detail.get("cause") or "")
+    took = detail.get("stop_ms")
+    return CAUSES.get(cause, cause) + (
+        f"; stopped in {duration(took / 1000)}" if isinstance(took, (int, float)) else ""
+    )
+
+
+def _rank_failed(detail: Document) -> str:
+    message = detail.get("message")
+    if isinstance(message, Mapping):
+        message = message.get("message", "")
+    lines = [line.strip() for line in safe(message or "").splitlines() if line.strip()]
+    end = exit_text(detail.get("exit") or {})
+    if not lines:
+        return end
+    # The message of an error that wraps another's traceback ends with the cause.
+    return f"{end}: {lines[-1] if any(line.startswith(TRACEBACK) for line in lines) else lines[0]}"
+
+
+def _environment(detail: Document) -> str:
+    return f"{variables(detail)}, from generation {detail.get('from_generation')} on"
+
+
+def _signal(detail: Document) -> str:
+    ranks = name_ranks([int(rank) for rank in detail.get("ranks") or ()])
+    return f"{detail.get('signal')} to {ranks}, {_asked(detail)}"
+
+
+def _hook(detail: Document) -> str:
+    return _reason(detail) or f"hook {detail.get('hook')} ({detail.get('event')})"
+
+
+def _unknown(detail: Document) -> str:
+    """Return the details of an event that a newer agent wrote."""
+    return " ".join(f"{key}={one_line(value)}" for key, value in detail.items() if not isinstance(value, (dict, list)))
+
+
+_TEXTS: Mapping[str, Callable[[Document], str]] = {
+    EventType.JOB_STARTED: _started,
+    EventType.JOB_DEGRADED: _degraded,
+    EventType.JOB_SUCCEEDED: _succeeded,
+    EventType.JOB_FAILED: _reason,
+    EventType.JOB_STOPPED: _reason,
+    EventType.NODE_JOINED: _joined,
+    EventType.NODE_READY: _ready,
+    EventType.NODE_ADDED: _asked,
+    EventType.NODE_LOST: _reason,
+    EventType.NODE_FAILED: _reason,
+    EventType.NODE_REMOVED: _reason,
+    EventType.NODE_CORDONED: _asked,
+    EventType.NODE_UNCORDONED: _asked,
+    EventType.AGENT_LOST: _reason,
+    EventType.COORDINATOR_CHANGED: _taken_over,
+    EventType.COORDINATOR_PAUSED: _reason,
+    EventType.QUORUM_LOST: _quorum,
+    EventType.GENERATION_STARTED: _forming,
+    EventType.RANKS_ASSIGNED: _assigned,
+    EventType.GENERATION_RUNNING: _running,
+    EventType.GENERATION_STOPPED: _stopped,
+    EventType.RANK_FAILED: _rank_failed,
+    EventType.INCIDENT: lambda detail: str(detail.get("summary") or ""),
+    EventType.HANG_OVER: _reason,
+    EventType.WARNING: lambda detail: str(detail.get("message") or ""),
+    EventType.RESTART_REQUESTED: _asked,
+    EventType.REMOVE_REQUESTED: _asked,
+    EventType.STOP_REQUESTED: _stop_requested,
+    EventType.ENVIRONMENT_SET: _environment,
+    EventType.TREE_CHANGED: tree_text,
+    EventType.SIGNAL_SENT: _signal,
+    EventType.OPERATOR_ATTACHED: lambda detail: ", ".join(
+        str(detail[key]) for key in ("operator", "mode") if detail.get(key)
+    ),
+    EventType.OPERATOR_DETACHED: _operator,
+    EventType.HOOK_DELIVERED: _hook,
+    EventType.HOOK_FAILED: _hook,
+    EventType.METRICS_FAILED: _reason,
+}

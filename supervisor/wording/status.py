@@ -1,0 +1,187 @@
+"""The status of a job, the list of jobs and NCCL's facts as text: one-line summaries and tables. Pure.
+
+In: status and job documents, a Fabric. Out: lines without colour, rows of tables with their head first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.text.names import ranges
+from remote_agent.wire.events import ENDED_STATES
+from supervisor.inventory.pattern import fold
+from supervisor.wording import usage
+from supervisor.wording.events import variables
+from supervisor.wording.values import age, date, date_ns, one_line, or_dash, table
+
+if TYPE_CHECKING:
+    from supervisor.nccl import Fabric
+
+Document = Mapping[str, Any]
+# Hosts of a job that the list of jobs names.
+MAX_HOSTS = 12
+
+
+def header(status: Document) -> str:
+    """Return the job in one line."""
+    parts = [
+        f"job {status.get('job')}",
+        str(status.get("state")),
+        f"generation {status.get('generation')}",
+        f"world size {status.get('world_size')}",
+        f"restarts {status.get('restarts')}/{status.get('max_restarts')}",
+        f"coordinator {status.get('coordinator') or '-'}",
+        f"started {date(status.get('started_at'))}",
+    ]
+    return "  ".join(one_line(part) for part in parts)
+
+
+def node_rows(status: Document) -> list[list[str]]:
+    """Return the table of nodes, its head first."""
+    rows = [["NODE", "STATE", "GROUP", "RANKS", "ADDRESS", "CLOCK", "AGENT", "REASON"]]
+    nodes = status.get("nodes", ())
+    for node in nodes:
+        offset = node.get("clock_offset_ms")
+        ranks = [int(rank["rank"]) for rank in node.get("ranks", ())]
+        rows.append(
+            [
+                one_line(node.get("name")),
+                one_line(node.get("state")),
+                or_dash(node.get("group_rank")),
+                ranges(ranks) or "-",
+                one_line(node.get("address")),
+                "-" if offset is None else f"{float(offset):+.1f} ms",
+                or_dash(node.get("agent_pid")),
+                one_line(node.get("reason") or ""),
+            ]
+        )
+    more = usage.known_columns(usage.NODE_HEAD, [usage.node_cells(node) for node in nodes])
+    return [[*row[:-1], *known, row[-1]] for row, known in zip(rows, more, strict=True)]
+
+
+def rank_rows(status: Document) -> list[list[str]]:
+    """Return the table of ranks, its head first."""
+    rows = [["RANK", "NODE", "LOCAL", "PID", "STATE", "EXIT", "STEP", "LAST OUTPUT"]]
+    pairs = [(rank, node) for node in status.get("nodes", ()) for rank in node.get("ranks", ())]
+    pairs.sort(key=lambda pair: int(pair[0]["rank"]))
+    for rank, node in pairs:
+        code = rank.get("signal") or rank.get("exit_code")
+        rows.append(
+            [
+                str(rank["rank"]),
+                one_line(node.get("name")),
+                or_dash(rank.get("local_rank")),
+                or_dash(rank.get("pid")),
+                one_line(rank.get("state")),
+                or_dash(code),
+                or_dash(rank.get("step")),
+                age(rank.get("last_output_age_s")),
+            ]
+        )
+    more = usage.known_columns(usage.RANK_HEAD, [usage.rank_cells(node, rank) for rank, node in pairs])
+    return [[*row, *known] for row, known in zip(rows, more, strict=True)]
+
+
+def status_tail(status: Document) -> list[str]:
+    """Return the lines below the tables: what happens next, how the job ended, the newest incident."""
+    lines = [f"next: {one_line(status['plan'])}"] if status.get("plan") else []
+    if status.get("environment"):
+        lines.append(f"set by operators: {one_line(environment(status))}")
+    if (tree := status.get("tree")) and tree.get("previous"):
+        lines.append(f"work tree: {tree['digest'][:8]}, before {tree['previous']['digest'][:8]}")
+    if status.get("failure"):
+        lines.append(f"failed: {one_line(status['failure'])}")
+    incident = status.get("incident")
+    if incident:
+        over = " (over)" if incident.get("ongoing") is False else ""
+        lines.append(f"incident {incident.get('id')}{over}: {one_line(incident.get('summary'))}")
+    for one in status.get("warnings") or ():
+        who = one["node"] if one["rank"] is None else f"rank {one['rank']}"
+        lines.append(f"warning: {who}: {one_line(one['message'])}")
+    if status.get("coordinator_reachable") is False and status.get("state") not in ENDED_STATES:
+        lines.append(
+            f"note: {status.get('node')} answers, but the coordinator is unreachable; this status may be out of date"
+        )
+    return lines
+
+
+def status_lines(status: Document) -> list[str]:
+    """Return the whole status as text."""
+    ranks = rank_rows(status)
+    lines = [header(status), "", *table(node_rows(status))]
+    if len(ranks) > 1:
+        lines += ["", *table(ranks)]
+    tail = status_tail(status)
+    return [*lines, "", *tail] if tail else lines
+
+
+def environment(status: Document) -> str:
+    """Return the environment that operators have set for the workers, and since when; nothing if they have not."""
+    overrides = status.get("environment")
+    if not isinstance(overrides, Mapping):
+        return ""
+    first = int(overrides.get("from_generation") or 0)
+    waits = first > int(status.get("generation") or 0)
+    return f"{variables(overrides)}, {'from' if waits else 'since'} generation {first}"
+
+
+def job_rows(jobs: Sequence[Document]) -> list[list[str]]:
+    """Return the table of jobs, its head first."""
+    rows = [["JOB", "STATE", "LIVE", "GENERATION", "WORLD", "CREATED", "HOSTS", "SCRIPT"]]
+    for job in jobs:
+        hosts = [str(host) for host in job.get("hosts", ())]
+        shown = " ".join(hosts[:MAX_HOSTS]) + (f" +{len(hosts) - MAX_HOSTS}" if len(hosts) > MAX_HOSTS else "")
+        rows.append(
+            [
+                one_line(job.get("job")),
+                or_dash(job.get("state")),
+                "yes" if job.get("live") else "no",
+                or_dash(job.get("generation")),
+                or_dash(job.get("world_size")),
+                date_ns(job.get("created_ns")),
+                one_line(shown),
+                or_dash(job.get("script")),
+            ]
+        )
+    return rows
+
+
+# --- NCCL, the short form of the NCCL screen
+
+ODDITIES = 4
+
+
+def fabric_lines(fabric: Fabric) -> list[str]:
+    """Return version, networks and transports of the job, then the oddities, the worst first."""
+    if not fabric.nodes:
+        return []
+    parts = [fabric.all_of("version"), f"network {network(fabric)}" if fabric.common("network") else ""]
+    parts += [f"inside nodes {kinds(fabric.inside())}" if fabric.inside() else ""]
+    parts += [f"between nodes {kinds(fabric.between())}" if fabric.between() else ""]
+    parts += [f"NVLS {fabric.all_of('nvls')}" if fabric.common("nvls") else ""]
+    lines = [one_line("nccl: " + ", ".join(part for part in parts if part))]
+    lines += [f"  {'-' if odd.severity == 'info' else '!'} {one_line(odd.text)}" for odd in fabric.odd[:ODDITIES]]
+    if len(fabric.odd) > ODDITIES:
+        lines.append(f"  and {len(fabric.odd) - ODDITIES} more: the NCCL screen shows them")
+    missing = absent(fabric)
+    return [*lines, f"  missing: {missing}"] if missing else lines
+
+
+def absent(fabric: Fabric) -> str:
+    """Return the nodes without NCCL facts, and why."""
+    reasons = ((fabric.unanswered, "did not answer"), (fabric.silent, "no NCCL output"))
+    return "; ".join(f"{one_line(fold(nodes))} {why}" for nodes, why in reasons if nodes)
+
+
+def network(fabric: Fabric) -> str:
+    """Return the networks in use, that of most nodes first, with its plug-in if known."""
+    plugin = fabric.common("plugin")
+    name = fabric.all_of("network")
+    return f"{name} ({plugin})" if plugin and plugin != name else name
+
+
+def kinds(transports: Counter[str]) -> str:
+    """Return the transports, the one with most channels first."""
+    return ", ".join(kind for kind, _ in transports.most_common())

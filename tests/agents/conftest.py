@@ -1,0 +1,29 @@
+"""What tests with agents share: a stub in place of torch, and the end of connections that no loop can close."""
+
+from __future__ import annotations
+
+import gc
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="package", autouse=True)
+def stub_torch() -> Iterator[None]:
+    """Engines import the package in `stub` as torch: the real one takes more than a second of each."""
+    with pytest.MonkeyPatch.context() as patch:
+        path = os.environ.get("PYTHONPATH", "")
+        patch.setenv("PYTHONPATH", f"{Path(__file__).parent / 'stub'}{os.pathsep if path else ''}{path}")
+        yield
+
+
+@pytest.fixture
+def drop_half_open() -> Iterator[None]:
+    """After the test, forget connections that were still in their handshake: no loop can close those before 3.13."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()

@@ -1,0 +1,263 @@
+"""Real agents, engines and workers on this machine: generations, failures, membership, succession."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from remote_agent.agent.requests import LOOKS, AgentRequests
+from remote_agent.base.proc import stat_fields
+from remote_agent.coordinator.operator_requests import VERBS
+from remote_agent.wire import Answer, CallFailed
+from tests.agents.engine_process import alive
+from tests.agents.nodes import WAIT_S, Nodes
+
+pytestmark = pytest.mark.torch
+
+LIGHT = """
+import os, signal, sys, time
+from pathlib import Path
+flag = Path("stop")
+generation = os.environ["TORCHELASTIC_RESTART_COUNT"]
+Path(f"ran_{generation}_{os.environ['RANK']}").write_text(os.environ["WORLD_SIZE"])
+print("step=1", flush=True)
+while not flag.exists():
+    if Path(f"fail_{generation}_{os.environ['RANK']}").exists():
+        raise ValueError("told to fail")
+    time.sleep(0.02)
+"""
+
+
+async def refuses_who_only_looks(nodes: Nodes) -> None:
+    """An operator who is attached read-only changes nothing, whatever his own program lets him ask."""
+    channel = await nodes.nodes["n2"].open(nodes.spec.job)
+    await channel.call("attach", {"operator": "guest", "mode": "watch"}, timeout=WAIT_S)
+    agent: Any = SimpleNamespace(logs=None, files=SimpleNamespace(home=None), spec=SimpleNamespace(job=""))
+    known = {*VERBS, *AgentRequests(agent, agent).ops}
+    assert known > LOOKS
+    for op in sorted(known - LOOKS):
+        with pytest.raises(CallFailed, match=f"{op} refused: this operator is attached read-only"):
+            await channel.call(op, {"node": "n1", "ranks": [0], "signal": "SIGKILL"}, timeout=WAIT_S)
+    assert (await channel.call("status", {}, timeout=WAIT_S)).data["state"] == "running"
+
+
+def test_a_job_on_two_nodes_from_launch_to_end(tmp_path: Path) -> None:
+    """A rank fails, an engine hangs; then it succeeds, and its agents end."""
+
+    async def check() -> None:
+        async with Nodes(tmp_path, 2, LIGHT, nproc=2, stop_grace=0.0) as nodes:
+            await nodes.launch()
+            running = await nodes.until("generation_running")
+            assert running["detail"]["world_size"] == 4
+            await refuses_who_only_looks(nodes)
+            await signals_only_its_rank(nodes, running["detail"]["pids"])
+            await a_failing_rank_is_named_and_all_restart(nodes)
+            await an_engine_that_hangs_is_killed_before_the_next_group(nodes)
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded", "n2")
+            first, second = [nodes.journal(name).read_text() for name in nodes.nodes]
+            assert first == second
+            agents = [node["agent_pid"] for node in (await nodes.call("n1", "status"))["nodes"]]
+            for one in nodes.nodes.values():
+                await one.close()
+            await wait_gone(agents, 30.0)
+            status = await nodes.call("n2", "status")
+            assert status["state"] == "succeeded"
+            assert [rank["state"] for node in status["nodes"] for rank in node["ranks"]] == ["succeeded"] * 4
+
+    asyncio.run(check())
+
+
+async def signals_only_its_rank(nodes: Nodes, pids: dict[str, int]) -> None:
+    """The rank has another process by now: it is left alone."""
+    pid = pids["3"]
+    answer = await nodes.call("n2", "signal", {"pids": {"3": pid + 1, "2": pid}, "signal": "SIGKILL"})
+    assert sorted(answer["refused"]) == ["2", "3"]
+    assert (await nodes.call("n2", "signal", {"pids": {"3": pid}, "signal": "SIGCONT"}))["refused"] == {}
+    assert (await nodes.until("signal_sent"))["detail"]["ranks"] == [3]
+
+
+async def a_failing_rank_is_named_and_all_restart(nodes: Nodes) -> None:
+    (nodes.work / "fail_0_3").touch()
+    incident = (await nodes.until("incident"))["detail"]
+    assert incident["culprit_ranks"] == [3]
+    assert incident["culprit_node"] == "n2"
+    assert "told to fail" in incident["summary"]
+    await nodes.until("generation_running", generation=1)
+    end = time.monotonic() + WAIT_S
+    while len(ran := list(nodes.work.glob("ran_1_*"))) < 4:
+        assert time.monotonic() < end, ran
+        await asyncio.sleep(0.01)
+
+
+async def an_engine_that_hangs_is_killed_before_the_next_group(nodes: Nodes) -> None:
+    worker = (await nodes.until("generation_running", generation=1))["detail"]["pids"]["2"]
+    os.kill(int(stat_fields(worker)[1]), signal.SIGSTOP)
+    await nodes.call("n1", "restart")
+    started = await nodes.until("generation_started", generation=2)
+    assert not alive(worker)
+    assert [one["node"] for one in started["detail"]["members"]] == ["n1", "n2"]
+    await nodes.until("generation_running", generation=2)
+
+
+def test_workers_of_an_agent_that_stands_still_end_before_the_others_go_on(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 2, LIGHT, min_nodes=1, node_timeout=4.0) as nodes:
+            await nodes.launch()
+            worker = (await nodes.until("generation_running"))["detail"]["pids"]["1"]
+            engine = int(stat_fields(worker)[1])
+            agent = int(stat_fields(engine)[1])
+            os.kill(agent, signal.SIGSTOP)
+            await nodes.until("generation_started", generation=1)
+            assert not alive(worker)
+            assert not alive(engine)
+            await nodes.until("generation_running", generation=1)
+            os.kill(agent, signal.SIGCONT)
+            assert (await nodes.until("generation_running", generation=2))["detail"]["world_size"] == 2
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded")
+
+    asyncio.run(check())
+
+
+LEAVES = """
+import os, subprocess
+sleep = ["sleep", "600"]
+left = [subprocess.Popen(sleep).pid, subprocess.Popen(sleep, start_new_session=True).pid]
+open(f"left_{os.environ['RANK']}", "a").write(f"{left[0]} {left[1]} ")
+"""
+
+
+def test_what_dies_on_a_node_leaves_nothing_there_and_the_node_returns(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 2, LEAVES + LIGHT, min_nodes=1) as nodes:
+            await nodes.launch()
+            await a_killed_engine_is_replaced(nodes)
+            await a_killed_agent_takes_its_workers_along_and_the_rest_go_on(nodes)
+            assert (await nodes.call("n1", "status"))["restarts"] == 0
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded")
+
+    asyncio.run(check())
+
+
+async def a_killed_engine_is_replaced(nodes: Nodes) -> None:
+    worker = (await nodes.until("generation_running"))["detail"]["pids"]["1"]
+    while not (nodes.work / "ran_0_1").exists():
+        await asyncio.sleep(0.01)
+    left = [int(pid) for pid in (nodes.work / "left_1").read_text().split()]
+    agent = int(stat_fields(int(stat_fields(worker)[1]))[1])
+    os.kill(int(stat_fields(worker)[1]), signal.SIGKILL)
+    await wait_gone([worker, *left], 3.0)
+    end = time.monotonic() + 3.0
+    while any(stat_fields(pid)[:1] == ["Z"] for pid in children_of(agent)):
+        assert time.monotonic() < end, "nobody reaps what the engine left"
+        await asyncio.sleep(0.02)
+    lost = await nodes.until("node_lost")
+    assert "engine died" in lost["detail"]["reason"]
+    incident = (await nodes.until("incident"))["detail"]
+    assert (incident["category"], incident["culprit_node"]) == ("node_lost", "n2")
+
+
+async def group_of(nodes: Nodes, size: int, since: int) -> dict[str, Any]:
+    """Return the first group of that many ranks after an event; an engine may be back before the next group."""
+    while True:
+        event = await nodes.until("generation_running", since=since)
+        if event["detail"]["world_size"] == size:
+            return event
+        since = event["seq"]
+
+
+async def a_killed_agent_takes_its_workers_along_and_the_rest_go_on(nodes: Nodes) -> None:
+    running = await group_of(nodes, 2, since=(await nodes.until("node_lost"))["seq"])
+    agent = (await nodes.call("n1", "status"))["nodes"][1]["agent_pid"]
+    os.kill(agent, signal.SIGKILL)
+    await wait_gone([running["detail"]["pids"]["1"]], 2.0)
+    lost = await nodes.until("agent_lost", since=running["seq"])
+    assert lost["node"] == "n2"
+    alone = await group_of(nodes, 1, since=lost["seq"])
+    await nodes.start("n2")
+    await rejoin(nodes, "n2")
+    await group_of(nodes, 2, since=alone["seq"])
+
+
+def children_of(pid: int) -> list[int]:
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+
+
+def test_the_job_survives_its_coordinators(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 3, LIGHT, min_nodes=1) as nodes:
+            await nodes.launch()
+            await nodes.until("generation_running")
+            os.kill((await nodes.call("n1", "status"))["nodes"][0]["agent_pid"], signal.SIGKILL)
+            assert (await nodes.until("generation_running", "n2", generation=1))["detail"]["world_size"] == 2
+            status = await nodes.call("n3", "status")
+            # Where nobody can hand the role on, who asks first has the others' votes.
+            assert status["coordinator"] in ("n2", "n3")
+            assert status["restarts"] == 0
+            last = {"n2": "n3", "n3": "n2"}[status["coordinator"]]
+            await nodes.call(last, "remove", {"node": status["coordinator"]})
+            assert (await nodes.until("generation_running", last, generation=2))["detail"]["world_size"] == 1
+            status = await nodes.call(last, "status")
+            assert (status["coordinator"], status["restarts"]) == (last, 0)
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded", last)
+
+    asyncio.run(check())
+
+
+def test_operators_who_promote_a_node_at_once_make_one_coordinator(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 2, LIGHT, min_nodes=1, node_timeout=4.0) as nodes:
+            await nodes.launch()
+            await nodes.until("generation_running", "n2")
+            os.kill((await nodes.call("n1", "status"))["nodes"][0]["agent_pid"], signal.SIGKILL)
+            end = time.monotonic() + WAIT_S
+            # As long as the coordinator may live, it is in charge.
+            while isinstance(answers := await promote(nodes, 8), str):
+                assert "n1 is in charge" in answers
+                assert time.monotonic() < end, answers
+            assert {answer["coordinator"] for answer in answers} == {"n2"}
+            await nodes.until("generation_running", "n2", generation=1)
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded", "n2")
+            events = [json.loads(line) for line in nodes.journal("n2").read_text().splitlines()]
+            assert [event["type"] for event in events].count("coordinator_changed") == 1
+
+    asyncio.run(check())
+
+
+async def promote(nodes: Nodes, times: int) -> list[dict[str, Any]] | str:
+    """Ask n2 to take the role so many times at once; returns the answers, or the reason of a refusal."""
+    channels = [await nodes.nodes["n2"].open(nodes.spec.job) for _ in range(times)]
+    calls = (channel.call("promote", {"force": True}, timeout=WAIT_S) for channel in channels)
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [one for one in found if isinstance(one, BaseException)]
+    return str(refused[0]) if refused else [one.data for one in found if isinstance(one, Answer)]
+
+
+async def rejoin(nodes: Nodes, name: str) -> None:
+    """Tell a restarted agent where the coordinator is."""
+    found = await nodes.call("n1", "identity")
+    members = found["members"]
+    coordinator = {"node": found["coordinator"], **members[found["coordinator"]]}
+    await nodes.call(name, "assign", {"term": found["term"], "coordinator": coordinator, "members": members})
+
+
+async def wait_gone(pids: list[int], within_s: float) -> None:
+    """Wait until none of these processes lives."""
+    end = time.monotonic() + min(within_s, WAIT_S)
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < end, "processes outlived their agent"
+        await asyncio.sleep(0.05)

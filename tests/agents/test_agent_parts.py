@@ -1,0 +1,387 @@
+"""Parts of an agent inside the test's process: its promises, its lease, its engine link, what it sends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote_agent.agent import member_loop
+from remote_agent.agent.agent import Agent
+from remote_agent.agent.coordinator_shell import Coordinator
+from remote_agent.agent.engine_link import EngineLink, TorchrunLink
+from remote_agent.agent.requests import watch_pause
+from remote_agent.base import clocks
+from remote_agent.base.paths import JobFiles
+from remote_agent.base.proc import start_ticks
+from remote_agent.base.tasks import Tasks
+from remote_agent.election import peers
+from remote_agent.election.ballot import Ballot
+from remote_agent.election.member import Member
+from remote_agent.wire import MAX_HEADER, Answer, Channel, JobSpec, NodeSpec, Problem
+from supervisor.launch.certificates import Authority, make_authority
+from tests.agents.test_peers import files_for
+
+pytestmark = pytest.mark.usefixtures("drop_half_open")
+
+WAIT_S = 20.0
+
+
+def job_files(root: Path, name: str, authority: Authority) -> JobFiles:
+    """Write what `start` writes for an agent of a job on n1, n2 and n3."""
+    files = files_for(root / name, name, authority)
+    nodes = tuple(NodeSpec(node, "127.0.0.1", "1") for node in ("n1", "n2", "n3"))
+    files.spec.write_text(json.dumps(JobSpec("job", "train.py", nodes, node_timeout=1.0).to_json()))
+    files.node.write_text(f'{{"node": "{name}"}}')
+    return files
+
+
+@contextlib.asynccontextmanager
+async def agents(root: Path, *names: str) -> AsyncIterator[list[Agent]]:
+    """Make agents that know each other and serve their peers, and do nothing by themselves."""
+    authority = make_authority("job")
+    made = [Agent(job_files(root, name, authority)) for name in names]
+    servers: list[asyncio.AbstractServer] = []
+    try:
+        servers += [await one.listen(0) for one in made]
+        ports = {one.context.node: one.context.peers.port for one in made}
+        for one in made:
+            one.context.peers.members.update({name: {"address": "127.0.0.1", "port": ports[name]} for name in ports})
+        yield made
+    finally:
+        for server in servers:
+            server.close()
+        for one in made:
+            await one.close()
+
+
+def coordinate(agent: Agent) -> Coordinator:
+    """Make an agent the coordinator of the first term, as a launch does."""
+    own = {"node": agent.context.node, "address": "a", "port": 1}
+    agent.member.office.assign({"term": 1, "coordinator": own, "members": {}})
+    assert agent.member.office.coordinator is not None
+    return agent.member.office.coordinator
+
+
+async def until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+def record(seq: int, size: int = 0) -> dict[str, Any]:
+    return {"seq": seq, "type": "t", "generation": 0, "detail": {"text": "x" * size}, "term": 1}
+
+
+def test_what_was_agreed_to_is_known_after_a_restart_and_written_only_when_new(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            agent.context.ballot.follow(3, "n2")
+            view = agent.context.ballot.view
+            before = agent.context.files.term.stat().st_ino
+            agent.context.ballot.follow(3, "n2")
+            assert agent.context.files.term.stat().st_ino == before
+            known = agent.context.peers
+            known.learn({"n2": {"address": "a", "port": 1}})
+            known.learn({"n2": {"address": "b", "port": 1}})
+            await until(lambda: known._written == known.members and not known._writing)
+            again = peers.Peers(agent.context.files, "n1", "", Tasks())
+            assert again.members["n2"] == {"address": "b", "port": 1}
+            assert Ballot(agent.context.files.term, Member("n1", 1.0)).view.term == view.term == 3
+
+    asyncio.run(check())
+
+
+def test_a_vote_that_cannot_be_written_down_is_not_given(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1", "n2") as (one, two):
+            two.context.files.term.mkdir()
+            (two.context.files.term / "x").touch()
+            wish = {"term": 1, "candidate": "n1", "sounding": False, "journal": one.context.journal.tail()}
+            found = await one.context.peers.ask("n2", "vote", wish)
+            assert found is not None
+            assert (found["granted"], "cannot write" in found["reason"]) == (False, True)
+            assert two.context.ballot.view.term == 0
+            # It follows all the same.
+            assert two.context.ballot.follow(2, "n1")
+
+    asyncio.run(check())
+
+
+def test_a_vote_brings_what_the_candidate_lacks_however_much_it_is(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1", "n2") as (one, two):
+            large = [record(seq, 900_000) for seq in range(1, 13)]
+            two.context.journal.take(large)
+            for known, sent in ((0, 12), (10, 2), (12, 0)):
+                one.context.journal.take(large[:known], reset=True)
+                wish = {"term": known + 1, "candidate": "n1", "sounding": False, "journal": one.context.journal.tail()}
+                found = await one.context.peers.ask("n2", "vote", wish)
+                assert found is not None
+                assert (found["granted"], found["reset"], len(found["records"])) == (True, False, sent)
+                one.context.journal.take(found["records"], reset=found["reset"])
+                assert one.context.journal.records == large
+
+    asyncio.run(check())
+
+
+def test_the_lease_ends_the_workers_while_an_election_waits(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,), await asyncio.start_server(hold, "127.0.0.1", 0) as mute:
+            agent.context.peers.members["n2"] = {"address": "127.0.0.1", "port": mute.sockets[0].getsockname()[1]}
+            agent.context.ballot.follow(1, "n3")
+            agent._tasks.spawn(agent.member.keep_lease(), "lease")
+            await until(agent.member.election.standing.locked)
+            agent.member.running = 0
+            await until(lambda: agent.member.running is None)
+            assert agent.member.election.standing.locked()
+
+    asyncio.run(check())
+
+
+def test_a_go_that_is_read_after_the_lease_starts_nothing(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            agent.context.ballot.follow(1, "n2")
+            view = agent.context.ballot.view
+            agent.context.ballot.view = dataclasses.replace(view, contact=view.contact - view.node_timeout)
+            await agent.member._carry_out("go", {"generation": 0, "tree": None})
+            # Without an engine a start fails, and says so.
+            assert agent.member._reports == [{"op": "idle", "args": {"generation": 0, "exits": []}}]
+            assert agent.member.running is None
+
+    asyncio.run(check())
+
+
+def test_an_agent_that_ends_waits_once_for_all_who_do_not_answer(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            ends = [socket.socketpair() for _ in range(3)]
+            for ours, _theirs in ends:
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+                channel = Channel(*await asyncio.open_connection(sock=ours))
+                channel._writer.write(b"x" * 1_000_000)
+                agent.life.operators.add(channel)
+            began = time.monotonic()
+            await agent.close()
+            assert time.monotonic() - began < 3.5
+            for _ours, theirs in ends:
+                theirs.close()
+
+    asyncio.run(check())
+
+
+def test_a_work_tree_that_cannot_be_put_in_place_is_told_at_once(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            role = coordinate(agent)
+            agent.context.tree.name = "tree"
+            (agent.context.files.home.trees / ".state" / "tree" / "lock").mkdir(parents=True)
+            role.state = dataclasses.replace(role.state, phase="starting", generation=0, members=("n1",))
+            agent.member.order("go", {"generation": 0, "tree": "f" * 64})
+            agent.member._tasks.spawn(agent.member._carry_out_orders(), "orders")
+            await until(lambda: "Is a directory" in role.state.troubles.get("n1", ""))
+
+    asyncio.run(check())
+
+
+def test_what_could_not_be_told_is_told_to_the_next_connection(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            agent.context.ballot.follow(1, "n2")
+            failed = {"generation": 0, "message": "go: no such directory"}
+            agent.member.report("order_failed", failed)
+            assert {"op": "order_failed", "args": failed} in agent.member.introduction()["reports"]
+
+    asyncio.run(check())
+
+
+async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Say nothing until the other side has gone."""
+    await reader.read()
+    writer.close()
+
+
+def test_the_lease_is_kept_whatever_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            agent.context.ballot.follow(1, "n3")
+            # A record that no fold can read.
+            agent.context.journal.append({"seq": 1, "type": "node_ready"})
+            keeping = agent._tasks.spawn(agent.member.keep_lease(), "lease")
+            await until(lambda: [one.message for one in caplog.records].count("lease") > 1)
+            assert not keeping.done()
+
+    asyncio.run(check())
+
+
+def test_another_coordinator_has_another_clock(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            agent.context.ballot.follow(1, "n2")
+            now_ns = time.time_ns()
+            agent.member.offset.sample(now_ns, now_ns + 10**12, now_ns + 10**12)
+            agent.context.ballot.follow(2, "n2")
+            assert agent.member.facts()["offset_ns"] > 0
+            agent.context.ballot.follow(3, "n3")
+            assert agent.member.facts()["offset_ns"] == 0
+
+    asyncio.run(check())
+
+
+def test_a_big_jobs_status_is_sent_less_often_and_never_seems_old() -> None:
+    assert [watch_pause(ranks) for ranks in (0, 8, 512, 100_000)] == [0.1, 0.1, 0.512, 1.0]
+
+
+def test_a_heartbeat_tells_what_the_node_and_its_ranks_use(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            folder = agent.context.files.generation(0) / "rank_4"
+            folder.mkdir(parents=True)
+            (folder / "stdout.log").write_text("step=7 loss=0.5 tok/s=96,021\n")
+            await agent.context.logs.start()
+            member_loop = agent.member
+            assert member_loop.facts()["vitals"] is None
+            with subprocess.Popen(["sleep", "60"], env={"LOCAL_RANK": "0", "RANK": "4"}) as worker:
+                member_loop.generation = member_loop.running = 0
+                ranks = [{"rank": 4, "local_rank": 0, "pid": worker.pid}]
+                member_loop.report("started", {"generation": 0, "ranks": ranks})
+                await until(lambda: b"LOCAL_RANK" in Path(f"/proc/{worker.pid}/environ").read_bytes())
+                for _ in range(2):
+                    agent.context.vitals.measure(member_loop.workers())
+                told = member_loop.facts()
+                worker.kill()
+            assert 0 < told["vitals"]["mem_used"] < told["vitals"]["mem_total"]
+            assert told["vitals"]["disk_free"] > 0
+            rank = told["ranks"]["4"]
+            assert rank["progress"] == {"loss": 0.5, "rate": 96021.0, "unit": "tok/s", "steps_s": None, "saved": None}
+            assert rank["vitals"]["rss"] > 0
+            assert rank["vitals"]["cpu"] == 0
+            member_loop.running = None
+            assert member_loop.workers() == {}
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/nowhere/python"])
+def test_an_engine_that_does_not_come_up_makes_its_node_unfit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            role = coordinate(agent)
+            agent.member.start()
+            await until(lambda: agent.member.office.coordinator and role.state.nodes["n1"].status == "failed")
+            assert "engine" in str(role.state.nodes["n1"].reason)
+            assert agent.member.engine.ready.is_set()
+
+    monkeypatch.setattr(sys, "executable", program)
+    asyncio.run(check())
+
+
+@pytest.mark.torch
+def test_an_engine_that_keeps_dying_is_given_up_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            role = coordinate(agent)
+            agent.member.start()
+            engine = agent.member.engine
+            await asyncio.wait_for(engine.ready.wait(), WAIT_S)
+            await engine.kill()
+            await until(lambda: agent.member.office.coordinator and role.state.nodes["n1"].status == "failed")
+            # Who asks for the engine is told at once.
+            assert agent.member.engine.ready.is_set()
+            with pytest.raises(Problem, match="died 1 times in 10 minutes, last: exit status -9"):
+                agent.member.nproc()
+
+    monkeypatch.setattr(member_loop, "ENGINE_DEATHS", 1)
+    asyncio.run(check())
+
+
+def test_an_engine_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    async def check() -> None:
+        async def ignore(op: str, args: dict[str, Any]) -> None:
+            pass
+
+        link = EngineLink(files_for(tmp_path, "n1", make_authority("job")), ignore)
+        running = asyncio.ensure_future(link.run())
+        await until(lambda: link.has_started)
+        assert link._process is not None
+        os.kill(link._process.pid, signal.SIGSTOP)
+        began = clocks.now()
+        await link.close()
+        assert link._process.returncode == -signal.SIGKILL
+        assert clocks.now() - began < 5.0
+        assert await asyncio.wait_for(running, WAIT_S) == "exit status -9"
+
+    asyncio.run(check())
+
+
+def test_workers_of_a_torchrun_that_hangs_are_killed(tmp_path: Path) -> None:
+    async def check() -> None:
+        async def ignore(op: str, args: dict[str, Any]) -> None:
+            pass
+
+        async def hang(op: str, args: dict[str, Any], body: bytes) -> Answer:
+            if op != "go":
+                await asyncio.Event().wait()
+            return Answer({"ranks": [{"pid": worker.pid, "started": start_ticks(worker.pid)}]})
+
+        ours, theirs = socket.socketpair()
+        torchrun = Channel(*await asyncio.open_unix_connection(sock=theirs), hang)
+        serving = asyncio.ensure_future(torchrun.run())
+        link = TorchrunLink(files_for(tmp_path, "n1", make_authority("job")), ignore, ours.detach())
+        running = asyncio.ensure_future(link.run())
+        await until(lambda: link.has_started)
+        with subprocess.Popen(["sleep", "60"], start_new_session=True) as worker:
+            await link.call("go", {})
+            with pytest.raises(asyncio.TimeoutError):
+                await link.call("stop", {}, 0.1)
+            await link.kill()
+            assert worker.wait() == -signal.SIGKILL
+        # It sees the end of its wire, and ends as soon as it can.
+        await asyncio.wait_for(serving, WAIT_S)
+        assert await asyncio.wait_for(running, WAIT_S) == "its torchrun ended"
+
+    asyncio.run(check())
+
+
+def test_what_is_sent_to_a_member_ends_with_its_connection(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1", "n2") as (one, two):
+            role = coordinate(one)
+            wires, sent = [], []
+            for _ in range(3):
+                wires.append(await join(two, one))
+                sent.append(role._outboxes["n2"].sending)
+            # The newest is current; one that cannot be sent all ends as well.
+            role._outboxes["n2"].put("order", {"text": "x" * MAX_HEADER})
+            await until(lambda: all(task is not None and task.done() for task in sent))
+            await asyncio.wait_for(wires[2].closed.wait(), WAIT_S)
+            assert not role.connected
+            for wire in wires:
+                await wire.close()
+
+    asyncio.run(check())
+
+
+async def join(member: Agent, coordinator: Agent) -> Channel:
+    """Connect as a member does."""
+    node = coordinator.context.node
+    channel = await member.context.peers.connect(node, member.member.handler(node))
+    member._tasks.spawn(channel.run(), "a member's wire")
+    await channel.call("join", member.member.introduction(), timeout=WAIT_S)
+    return channel

@@ -1,0 +1,309 @@
+"""Connecting a host: push once, then never again; names, ports, keys and jump hosts as ssh itself would take them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from supervisor.inventory import Host, local
+from supervisor.ssh import AgentFile, HostError, NodeLink, connect, connect_all
+from supervisor.ssh.settings import for_host, hops
+from supervisor.ssh.wires import LocalWire
+from tests.agents.servers import Served, jump_host, with_hosts
+
+pytestmark = [pytest.mark.ssh, pytest.mark.usefixtures("ssh_home")]
+
+
+def _noting(steps: list[str]) -> Callable[[str, str], None]:
+    return lambda step, _text: steps.append(step)
+
+
+def test_the_agent_is_pushed_once(tmp_path: Path, agent: AgentFile) -> None:
+    async def body(served: Served) -> None:
+        (host,) = served.hosts
+        steps: list[list[str]] = []
+        for _ in range(2):
+            seen: list[str] = []
+            link = await connect(host, agent=agent, progress=_noting(seen))
+            assert link.hello["home"] == str(served.home(0) / ".supervisor")
+            assert link.hello["executable"] == sys.executable
+            assert (await link.channel.call("jobs")).data == {"jobs": []}
+            await link.close()
+            assert link.closed.is_set()
+            steps.append(seen)
+        assert steps[0] == ["resolve", "resolve", "connect", "auth", "python", "push", "start"]
+        assert steps[1] == ["resolve", "resolve", "connect", "auth", "python", "start"]
+        pushed = served.home(0) / ".supervisor" / "agents"
+        compiled = f"{agent.sha256}.{sys.implementation.cache_tag}.pyz"
+        assert {path.name for path in pushed.iterdir()} == {f"{agent.sha256}.pyz", compiled}
+        assert (pushed / f"{agent.sha256}.pyz").read_bytes() == agent.data
+        assert pushed.stat().st_mode & 0o777 == 0o700
+        assert (pushed / f"{agent.sha256}.pyz").stat().st_mode & 0o777 == 0o600
+        assert pushed.parent.stat().st_mode & 0o777 == 0o700
+
+    with_hosts(tmp_path, body)
+
+
+def test_a_damaged_agent_is_replaced(tmp_path: Path, agent: AgentFile) -> None:
+    async def body(served: Served) -> None:
+        agents = served.home(0) / ".supervisor" / "agents"
+        agents.mkdir(parents=True)
+        (agents / f"{agent.sha256}.pyz").write_bytes(agent.data[:1000])
+        link = await connect(served.hosts[0], agent=agent)
+        await link.close()
+        assert (agents / f"{agent.sha256}.pyz").read_bytes() == agent.data
+
+    with_hosts(tmp_path, body)
+
+
+def test_all_hosts_at_once_with_a_reason_for_each_that_fails(tmp_path: Path, agent: AgentFile) -> None:
+    async def body(served: Served) -> None:
+        hosts = [
+            *served.hosts,
+            dataclasses.replace(served.hosts[0], name="bad", python="no-such-python"),
+            dataclasses.replace(served.hosts[0], name="gone", port=1),
+        ]
+        for limit in (64, 1):
+            found = await connect_all(hosts, agent=agent, limit=limit)
+            assert list(found) == ["n1", "n2", "n3", "bad", "gone"]
+            links = [link for link in found.values() if isinstance(link, NodeLink)]
+            assert [link.host.name for link in links] == ["n1", "n2", "n3"]
+            assert [error.step for error in found.values() if isinstance(error, HostError)] == ["python", "connect"]
+            await asyncio.gather(*(link.close() for link in links))
+
+    with_hosts(tmp_path, body, count=3)
+
+
+def test_giving_up_in_the_middle_leaves_nothing(tmp_path: Path, agent: AgentFile) -> None:
+    async def body(served: Served) -> None:
+        slow = dataclasses.replace(served.hosts[1], prelude="sleep 60")
+        started = asyncio.Event()
+        task = asyncio.ensure_future(
+            connect_all(
+                [served.hosts[0], slow],
+                agent=agent,
+                progress=lambda name, step, text: started.set() if (name, step) == ("n2", "python") else None,
+            )
+        )
+        await started.wait()
+        while not any("sleep 60" in line for line in served.demo.processes().values()):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with_hosts(tmp_path, body, count=2)
+
+
+def test_a_link_notices_that_the_server_is_gone(tmp_path: Path, agent: AgentFile) -> None:
+    async def body(served: Served) -> None:
+        link = await connect(served.hosts[0], agent=agent)
+        os.kill(link.hello["pid"], 9)
+        await asyncio.wait_for(link.closed.wait(), 5)
+        await link.close()
+
+    with_hosts(tmp_path, body)
+
+
+def test_this_machine_needs_no_ssh(tmp_path: Path, agent: AgentFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUPERVISOR_HOME", str(tmp_path / "sup"))
+
+    async def run() -> None:
+        (host,) = local().hosts
+        link = await connect(host, agent=agent, deadline_s=30)
+        assert link.hello["home"] == str(tmp_path / "sup")
+        pid = link.hello["pid"]
+        await link.close()
+        assert not Path(f"/proc/{pid}").exists()
+
+    asyncio.run(run())
+
+
+def test_the_ssh_configuration_is_honoured(tmp_path: Path, agent: AgentFile, ssh_home: Path) -> None:
+    async def body(served: Served) -> None:
+        host = served.hosts[0]
+        known = served.demo.known_hosts.read_text().replace(f"[{host.ssh}]:{host.port}", "the-alias")
+        (ssh_home / "known").write_text("a damaged line\n" + known)
+        (ssh_home / ".ssh" / "config").write_text(
+            f"Host box*\n  HostName {host.ssh}\n  Port {host.port}\n  User {host.user}\n  HostKeyAlias the-alias\n"
+            f"  IdentityFile {host.identity_file}\n  IdentityFile ~/.ssh/missing\n  UserKnownHostsFile ~/known\n"
+            "  RequestTTY force\n  RemoteCommand /bin/false\n"
+        )
+        alias = Host(name="n1", ssh="box1", address="x", python=sys.executable)
+        link = await connect(alias, agent=agent)
+        await link.close()
+        # What hosts.toml says wins.
+        with pytest.raises(HostError, match="connection refused"):
+            await connect(dataclasses.replace(alias, port=1), agent=agent)
+        with pytest.raises(HostError, match="is not in .*empty"):
+            await connect(dataclasses.replace(alias, known_hosts=tmp_path / "empty"), agent=agent)
+
+    with_hosts(tmp_path, body)
+
+
+def test_match_final_adds_what_nothing_before_has_set(ssh_home: Path) -> None:
+    (ssh_home / ".ssh" / "config").write_text(
+        "Match final\n  User first\nHost box\n  HostName box.example.org\n  IdentityFile ~/.ssh/one\n"
+        "Match final host *.example.org\n  ProxyJump gate\n  Port 2222\nHost *\n  User early\n"
+    )
+    found = for_host(Host(name="n1", ssh="box", address="x"))
+    assert (found.host, found.user, found.port, found.jump) == ("box.example.org", "early", 2222, "gate")
+
+
+@pytest.mark.parametrize("named", ["", "IdentityAgent SSH_AUTH_SOCK", "IdentityAgent $OTHER", "IdentityAgent none"])
+def test_an_ssh_agent_may_be_named_by_a_variable(
+    tmp_path: Path, ssh_home: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    (ssh_home / ".ssh" / "config").write_text(f"Host *\n  {named}\n")
+    path = str(tmp_path / "a")
+    monkeypatch.setenv("OTHER" if "OTHER" in named else "SSH_AUTH_SOCK", path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        assert for_host(Host(name="n1", ssh="box", address="x")).agent == ("" if "none" in named else path)
+
+
+def test_host_keys_are_checked_whatever_the_configuration_says(
+    tmp_path: Path, agent: AgentFile, ssh_home: Path
+) -> None:
+    (ssh_home / ".ssh" / "config").write_text("Host *\n  UserKnownHostsFile none\n  StrictHostKeyChecking no\n")
+
+    async def body(served: Served) -> None:
+        with pytest.raises(HostError, match="is not in"):
+            await connect(dataclasses.replace(served.hosts[0], known_hosts=None), agent=agent)
+
+    with_hosts(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("[fe80::1]", "fe80::1", None), ("u@[::1]:22", "::1", 22), ("2001:db8::22", "2001:db8::22", None)],
+)
+def test_a_jump_host_may_be_an_address_with_colons(text: str, host: str, port: int | None) -> None:
+    (hop,) = hops("n1", text)
+    assert (hop.host, hop.port) == (host, port)
+
+
+def test_jump_hosts_are_shared_and_may_be_chained(tmp_path: Path, agent: AgentFile, ssh_home: Path) -> None:
+    async def body(served: Served) -> None:
+        one: dict[str, int] = {}
+        two: dict[str, int] = {}
+        async with (
+            jump_host(served.demo, "127.0.0.1", one) as first,
+            jump_host(served.demo, "127.0.0.1", two) as second,
+        ):
+            chain = f"127.0.0.1:{first},{served.hosts[0].user}@127.0.0.1:{second}"
+            hosts = [dataclasses.replace(host, proxy_jump=chain) for host in served.hosts]
+            found = await connect_all(hosts, agent=agent)
+            links = [link for link in found.values() if isinstance(link, NodeLink)]
+            assert len(links) == 3, found
+            # One connection for all: sshd on a login node would drop many that come at once.
+            assert (one["connections"], two["connections"]) == (1, 1)
+            assert (one["forwarded"], two["forwarded"]) == (1, 3)
+            await links[0].close()
+            assert (await links[1].channel.call("jobs")).data == {"jobs": []}
+            for link in links:
+                await link.close()
+            assert (one["open"], two["open"]) == (0, 0)
+            (ssh_home / ".ssh" / "config").write_text(f"Host 127.0.0.*\n  ProxyJump 127.0.0.1:{first}\n")
+            link = await connect(served.hosts[0], agent=agent)
+            assert one["connections"] == 2
+            await link.close()
+            link = await connect(dataclasses.replace(served.hosts[0], proxy_jump="none"), agent=agent)
+            assert one["connections"] == 2
+            await link.close()
+
+    with_hosts(tmp_path, body, count=3)
+
+
+def test_what_a_jump_host_refuses_is_told(tmp_path: Path, agent: AgentFile) -> None:
+    async def body(served: Served) -> None:
+        counts: dict[str, int] = {}
+        async with jump_host(served.demo, "127.0.0.1", counts) as port:
+            host = dataclasses.replace(served.hosts[0], proxy_jump=f"127.0.0.1:{port}")
+            with pytest.raises(HostError, match="is not reached from the jump host"):
+                await connect(dataclasses.replace(host, port=1), agent=agent)
+            assert counts["open"] == 0
+        async with jump_host(served.demo, "127.0.0.1", counts, forbids=True) as port:
+            with pytest.raises(HostError, match="forbidden by the server"):
+                await connect(dataclasses.replace(host, proxy_jump=f"127.0.0.1:{port}"), agent=agent)
+        with pytest.raises(HostError, match=r"n1: connect: jump host 127\.0\.0\.1: connection refused"):
+            await connect(dataclasses.replace(host, proxy_jump="127.0.0.1:1"), agent=agent)
+
+    with_hosts(tmp_path, body)
+
+
+def test_a_proxy_command_is_honoured(tmp_path: Path, agent: AgentFile, ssh_home: Path) -> None:
+    code = (
+        "import os,socket,sys,threading;s=socket.create_connection((sys.argv[1],int(sys.argv[2])));"
+        "threading.Thread(target=lambda:[s.sendall(d) for d in iter(lambda:os.read(0,9999),b'')],daemon=True).start();"
+        "[os.write(1,d) for d in iter(lambda:s.recv(9999),b'')]"
+    )
+    (ssh_home / "proxy.py").write_text(code)
+    config = f"Host *\n  ProxyCommand {sys.executable} {ssh_home / 'proxy.py'} %h %p\n"
+    (ssh_home / ".ssh" / "config").write_text(config)
+
+    async def body(served: Served) -> None:
+        link = await connect(served.hosts[0], agent=agent)
+        assert (await link.channel.call("jobs")).data == {"jobs": []}
+        await link.close()
+
+    with_hosts(tmp_path, body)
+
+
+@pytest.mark.skipif(shutil.which("ssh-agent") is None, reason="needs ssh-agent and ssh-keygen")
+def test_a_key_behind_a_passphrase_needs_an_agent(
+    tmp_path: Path, agent: AgentFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(served: Served) -> None:
+        key = asyncssh.read_private_key(served.demo.identity_file)
+        locked = tmp_path / "locked"
+        shutil.copy(served.demo.identity_file, locked)
+        subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", locked], check=True, stdout=subprocess.DEVNULL)
+        host = dataclasses.replace(served.hosts[0], identity_file=locked)
+        with pytest.raises(HostError, match="protected by a passphrase, and there is no ssh-agent") as refused:
+            await connect(host, agent=agent)
+        assert f"ssh-add {locked}" in refused.value.hint
+        socket = tmp_path / "agent.sock"
+        holder = subprocess.Popen(["ssh-agent", "-D", "-a", socket], stdout=subprocess.DEVNULL)
+        try:
+            while not socket.exists():
+                await asyncio.sleep(0.01)
+            monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
+            with pytest.raises(HostError, match="auth refused") as empty:
+                await connect(host, agent=agent)
+            assert "needs a passphrase: ssh-add" in empty.value.hint
+            async with asyncssh.connect_agent(str(socket)) as keys:
+                await keys.add_keys([key])
+            link = await connect(host, agent=agent)
+            await link.close()
+        finally:
+            holder.terminate()
+            holder.wait(5)
+
+    with_hosts(tmp_path, body)
+
+
+def test_who_does_not_wait_for_a_local_bridge_leaves_none() -> None:
+    async def run() -> None:
+        wire = LocalWire(await LocalWire.run(["sh", "-c", "echo begun; sleep 600; sleep 600"]))
+        assert await wire.reader.readline() == b"begun\n"
+        closing = asyncio.ensure_future(wire.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        assert await asyncio.wait_for(wire.wait_exit(), 5) == -signal.SIGKILL
+        # Its child holds the other end of this pipe.
+        assert await asyncio.wait_for(wire.reader.read(), 5) == b""
+
+    asyncio.run(run())

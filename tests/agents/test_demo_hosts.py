@@ -1,0 +1,159 @@
+"""The embedded hosts behave as real ones: homes apart, bytes unchanged, commands that end with their channel."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from supervisor.demo_hosts import DemoHosts, demo_hosts
+from tests.cluster import LoopbackHosts
+
+pytestmark = [pytest.mark.ssh, pytest.mark.usefixtures("ssh_home")]
+
+
+def _with_hosts(root: Path, body: Callable[[DemoHosts], Awaitable[None]], count: int = 2) -> None:
+    async def run() -> None:
+        async with demo_hosts(count, root) as hosts:
+            await asyncio.wait_for(body(hosts), 60)
+        assert hosts.processes() == {}
+
+    asyncio.run(run())
+
+
+def _connect(hosts: DemoHosts, number: int) -> AbstractAsyncContextManager[asyncssh.SSHClientConnection]:
+    host = hosts.hosts[number]
+    return asyncssh.connect(
+        host.address,
+        host.port,
+        client_keys=[str(hosts.identity_file)],
+        known_hosts=str(hosts.known_hosts),
+        config=None,
+        agent_path=None,
+    )
+
+
+def test_homes_differ_and_the_environment_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_OF_THE_OPERATOR", "x")
+
+    async def body(hosts: DemoHosts) -> None:
+        for number, host in enumerate(hosts.hosts):
+            async with _connect(hosts, number) as connection:
+                done = await connection.run('echo "$HOME"; pwd; echo ~; echo "$SECRET_OF_THE_OPERATOR"')
+                assert done.stdout == f"{host.home}\n" * 3 + "\n"
+
+    _with_hosts(tmp_path, body)
+
+
+def test_bytes_pass_unchanged_and_status_comes_back(tmp_path: Path) -> None:
+    payload = bytes(range(256)) * 8000
+
+    async def body(hosts: DemoHosts) -> None:
+        async with _connect(hosts, 0) as connection:
+            done = await connection.run("cat; echo trouble >&2; exit 9", input=payload, encoding=None)
+            assert done.stdout == payload
+            assert done.stderr == b"trouble\n"
+            assert done.exit_status == 9
+            killed = await connection.run("kill -9 $$")
+            assert killed.exit_signal is not None
+            assert killed.exit_signal[0] == "KILL"
+
+    _with_hosts(tmp_path, body)
+
+
+def test_the_system_client_gets_in(tmp_path: Path) -> None:
+    async def body(hosts: DemoHosts) -> None:
+        host = hosts.hosts[1]
+        options = [f"UserKnownHostsFile={hosts.known_hosts}", "BatchMode=yes", "StrictHostKeyChecking=yes"]
+        process = await asyncio.create_subprocess_exec(
+            *("ssh", "-F", "none", "-i", str(hosts.identity_file), "-p", str(host.port)),
+            *[word for option in options for word in ("-o", option)],
+            *(host.address, "pwd"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        out, err = await process.communicate()
+        assert (out.decode(), process.returncode) == (f"{host.home}\n", 0), err
+
+    _with_hosts(tmp_path, body)
+
+
+def test_a_wrong_key_is_refused(tmp_path: Path) -> None:
+    async def body(hosts: DemoHosts) -> None:
+        host = hosts.hosts[0]
+        with pytest.raises(asyncssh.PermissionDenied):
+            await asyncssh.connect(
+                host.address,
+                host.port,
+                client_keys=[asyncssh.generate_private_key("ssh-ed25519")],
+                known_hosts=str(hosts.known_hosts),
+                config=None,
+                agent_path=None,
+                password=None,
+            )
+
+    _with_hosts(tmp_path, body)
+
+
+def test_a_lost_connection_ends_the_command_but_not_its_daemon(tmp_path: Path) -> None:
+    async def body(hosts: DemoHosts) -> None:
+        async with _connect(hosts, 0) as connection:
+            line = "setsid sleep 601 </dev/null >/dev/null 2>&1 & echo $!; trap '' HUP; sleep 602"
+            process = await connection.create_process(line)
+            daemon = int(await process.stdout.readline())
+            # Both sleeps have the mark, and so has the shell between.
+            while not {"sleep 601", "sleep 602"} <= set(hosts.processes().values()):
+                await asyncio.sleep(0.01)
+            connection.abort()
+        while "sleep 602" in hosts.processes().values():
+            await asyncio.sleep(0.01)
+        assert hosts.processes() == {daemon: "sleep 601"}
+        os.kill(daemon, signal.SIGTERM)
+        assert await asyncio.to_thread(hosts.await_end, 30.0)
+
+    _with_hosts(tmp_path, body)
+
+
+def test_what_does_not_end_is_killed_and_named(tmp_path: Path) -> None:
+    async def body(hosts: DemoHosts) -> None:
+        async with _connect(hosts, 0) as connection:
+            line = "trap '' TERM; echo up; while :; do sleep 600; done"
+            await connection.run(f'setsid sh -c "{line}" </dev/null >$HOME/said 2>&1 & :')
+            while not (hosts.hosts[0].home / "said").read_text():
+                await asyncio.sleep(0.01)
+        killed = await asyncio.to_thread(hosts.end_processes, 0.2)
+        assert any("trap" in command for command in killed)
+        assert hosts.processes() == {}
+
+    _with_hosts(tmp_path, body)
+
+
+def test_the_inventory_is_toml_of_the_contract(tmp_path: Path) -> None:
+    async def body(hosts: DemoHosts) -> None:
+        path = hosts.inventory(tmp_path / "hosts.toml", "/usr/bin/python3", {"workdir": ".", "env": {"A": "b"}})
+        text = path.read_text()
+        assert text.count("[[hosts]]") == 3
+        assert 'env = { A = "b" }' in text
+        assert 'ssh = "127.0.0.4"' in text
+
+    _with_hosts(tmp_path, body, count=3)
+
+
+def test_loopback_hosts_stand_in_for_a_cluster(tmp_path: Path) -> None:
+    with LoopbackHosts(2) as cluster:
+        done = cluster.ssh(1, "echo ~; setsid sleep 603 </dev/null >/dev/null 2>&1 &")
+        assert done.stdout == f"{cluster.hosts[1].home}\n"
+        path = cluster.inventory(tmp_path / "hosts.toml", nproc_per_node=1)
+        assert f"port = {cluster.hosts[1].port}" in path.read_text()
+        assert any("sleep 603" in line for line in cluster.processes().values())
+        served, directory = cluster.served, cluster.directory
+    assert served.processes() == {}
+    assert not directory.exists()

@@ -1,0 +1,173 @@
+"""A real job with a failure and a restart becomes a file, and the file shows what the session showed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.logs.selection import Selection
+from supervisor.recording import writing
+from supervisor.recording.player import Player
+from supervisor.recording.reading import load
+from supervisor.recording.redact import MARK
+from supervisor.recording.writing import Limit, watch, write
+from supervisor.session import Session
+from supervisor.tui.app import SupervisorApp
+from supervisor.tui.replay import ReplayApp
+from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
+from tests.agents.test_session_verbs import Cli
+from tests.screens.screens import press, running_app
+
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
+
+# Rank 1 gives up once, at step 25 of 40, when rank 0 has done it; then they begin at step 20, and wait at 38.
+SCRIPT = """
+import os, sys, time
+rank, again = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+with open(os.environ["NCCL_DEBUG_FILE"], "w") as file:
+    print("h:1:1 [0] NCCL INFO NCCL version 2.26.2+cuda12.8", file=file)
+done = sys.argv[-1]
+for step in range(20 * again, 40):
+    print(f"step {step} | loss {1 / (step + 1):.3f}", flush=True)
+    if step == 0:
+        print("login with HF_TOKEN=hf_abcdef", flush=True)
+    while step == 38 and not os.path.exists(done + "2"):
+        time.sleep(0.01)
+    if step == 25 and not again:
+        if rank == 0:
+            open(done, "w").close()
+            time.sleep(60)
+        while not os.path.exists(done):
+            time.sleep(0.01)
+        raise ValueError("bad batch")
+"""
+ALL = Selection(generation="all", streams=("stdout", "stderr", "nccl"))
+SCREENS = "123456"
+
+
+async def screens_of(app: SupervisorApp) -> list[list[str]]:
+    """What every screen shows, without the line of the time and those of the keys."""
+    found = []
+    async with running_app(app, (100, 30)) as pilot:
+        for key in SCREENS:
+            lines = (await press(app, pilot, key)).splitlines()
+            found.append(lines[1:-2])
+    return found
+
+
+async def followed(made: Hosts, path: Path, go: Path) -> None:
+    """Record the job while it runs, and let it go on once its last step but one has been seen."""
+    async with Session(made.inventory(), follow=True) as session:
+        await session.ready()
+        watching = asyncio.ensure_future(watch(session, asyncio.Event()))
+        end = time.monotonic() + WAIT_S
+        while '"step": 38' not in json.dumps(session.status) or session.status["generation"] != 1:
+            assert time.monotonic() < end, session.status
+            await session.wait_change(0.2)
+        go.touch()
+        await write(session, path, limit=Limit(0), seen=await asyncio.wait_for(watching, WAIT_S))
+    recording = load(path)
+    assert recording.files == {}
+    # Steps are those of their time, between what the journal tells.
+    player = Player(recording, paused=True)
+    found = []
+    for t_ns in recording.status_times_ns:
+        player.seek(t_ns)
+        found.append((player.status["generation"], player.status["state"], '"step": 38' in json.dumps(player.status)))
+    assert (1, "running", True) in found
+    assert (0, "running", False) in found
+    assert found[-1][:2] == (1, "succeeded")
+    recording.close()
+
+
+async def compared(made: Hosts, path: Path) -> None:
+    """The session, asked again without a trace, and its recording at the end tell the same."""
+    recording = load(path)
+    async with Session(made.inventory(), follow=True) as session:
+        await session.ready()
+        await session.settle()
+        await session.heard()
+        while not session.ended:
+            await session.wait_change(0.5)
+        live = await screens_of(SupervisorApp(session, read_only=True))
+        rows = (await session.merged(ALL, 4096)).rows
+    async with Player(recording, recording.end_ns) as player:
+        played = await screens_of(ReplayApp(player))
+        told = (await player.merged(ALL, 4096)).rows
+        assert [event["type"] for event in player.events] == [event["type"] for event in session.events]
+        assert player.incidents == session.incidents
+    for name, one, other in zip(SCREENS, live, played, strict=True):
+        # The command of the job is on its own screen as it was given.
+        assert [line.replace("hunter2", "[redacted]") for line in one] == other, f"screen {name}"
+    secret, marked = b"HF_TOKEN=hf_abcdef", f"HF_TOKEN={MARK}".encode()
+    # Times of lines that came at once may be a nanosecond apart.
+    expected = sorted(row._replace(t_ns=0, text=row.text.replace(secret, marked)) for row in rows)
+    assert sorted(row._replace(t_ns=0) for row in told) == expected
+    assert sum(marked in row.text for row in told) == 2
+
+
+def partly(path: Path, *, whole: bool) -> None:
+    """Every line once; of a limit that is smaller than the file, the end and what surrounds evidence."""
+    recording = load(path)
+    for file, one in recording.files.items():
+        numbers = list(recording.lines(file).numbers)
+        assert numbers == sorted(set(numbers))
+        assert numbers[-1] == one["lines"] - 1
+        assert not whole or len(numbers) == one["lines"]
+    stdout, stderr = (recording.lines(("n2", 0, 1, stream)) for stream in ("stdout", "stderr"))
+    assert len(stdout.rows) == (27 if whole else 5), "four lines, and one that tells of the gap"
+    assert b"ValueError: bad batch" in stderr.rows[-1].text
+    recording.close()
+
+
+def reported(document: dict[str, Any]) -> None:
+    """The report of the job tells what happened, in numbers."""
+    first, second = document["generations"]
+    assert (first["cause"], first["first_step"], first["last_step"]) == ("launch", 0, 25)
+    assert (second["cause"], second["first_step"], second["last_step"], second["steps_lost"]) == ("failure", 20, 39, 6)
+    assert second["total_ms"] > 0
+    assert document["args"][:2] == ["--api-key", MARK]
+    assert (document["state"], document["charged_restarts"]) == ("succeeded", 1)
+    assert document["incidents"][0]["culprit_ranks"] == [1]
+    assert document["nccl"]["versions"] == ["2.26.2+cuda12.8"]
+    assert document["environment"][0]["fact"] == "python"
+
+
+def test_a_job_is_recorded_played_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, done = tmp_path / "job.rec", tmp_path / "done"
+    with hosts(tmp_path, 2) as made:
+        (made.work / "train.py").write_text(SCRIPT)
+        cli = Cli(made, monkeypatch, capfd)
+        script = ["train.py", "--api-key", "hunter2", str(done)]
+        run = cli("up", "hosts.toml", "--detach", "--job", "job-t", "--env", "NCCL_DEBUG=INFO", *script)
+        assert run.status == 0, run.err
+        asyncio.run(followed(made, tmp_path / "watched.rec", tmp_path / "done2"))
+        # What the agents still tell of a job that is over, ages and clocks, is never the same twice.
+        made.end()
+        recorded = cli("record", "h.toml", "job-t", str(path))
+        assert (recorded.status, recorded.out.decode().split(":")[0]) == (0, "job-t"), recorded.err
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert cli("record", "h.toml", str(path)).err.startswith(f"supervisor: {path} exists")
+        assert list(tmp_path.glob(".*.rec*")) == []
+        live = cli.json("report", "h.toml", "--json")
+        asyncio.run(compared(made, path))
+        monkeypatch.setattr(writing, "ROWS", 4)
+        monkeypatch.setattr(writing, "AROUND", 2)
+        for size in ("all", "30"):
+            assert cli("record", "h.toml", "--logs", size, str(tmp_path / size)).status == 0
+            partly(tmp_path / size, whole=size == "all")
+    said = cli.json("report", str(path), "--json")
+    reported(said)
+    reported(live)
+    assert said == live
+    assert b"hunter2" not in path.read_bytes()
+    assert "hunter2" not in json.dumps(said)
+    played = cli("replay", str(path), "--headless")
+    assert played.lines.count("n1:0| step 25 | loss 0.038") == 2

@@ -1,0 +1,323 @@
+"""A session on real agents: launch, watch, steer, heal, lose links, come back."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.control import heal
+from supervisor.errors import LaunchFailed, RequestFailed, Unreachable, UsageError
+from supervisor.inventory import Inventory
+from supervisor.launch import bringup
+from supervisor.launch.certificates import make_authority
+from supervisor.launch.specs import UpOptions, make_plan
+from supervisor.link import hub as hub_module
+from supervisor.logs import live as follow_module
+from supervisor.logs.live import RowReader
+from supervisor.logs.merge import merged
+from supervisor.logs.selection import Selection
+from supervisor.session import Session
+from supervisor.ssh import HostError, NodeLink
+from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
+
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
+ALL = Selection(generation="all")
+
+
+def planned(inventory: Inventory, made: Hosts, *args: str, **options: Any) -> Session:
+    # The first group has all hosts, however long a loaded machine takes to import torch.
+    options = {"settle_timeout": WAIT_S, "job": "job-t", **options}
+    plan = make_plan(inventory, UpOptions("talk.py", args, **options), made.work)
+    return Session(inventory, attach="control", plan=plan)
+
+
+async def until(session: Session, done: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not done():
+        assert session.failure is None, session.failure
+        assert time.monotonic() < end, (session.status, session.events[-3:], session.notices)
+        await session.wait_change(0.2)
+
+
+def has(session: Session, kind: str, generation: int = 0) -> bool:
+    return any(event["type"] == kind and event["generation"] >= generation for event in session.events)
+
+
+def state_of(session: Session, node: str) -> str:
+    return next((str(one["state"]) for one in session.status.get("nodes", ()) if one["name"] == node), "")
+
+
+def files_of(made: Hosts) -> dict[tuple[int, int, str], bytes]:
+    found = {}
+    for path in made.root.glob("n*/jobs/job-t/generation_*/rank_*/std*.log"):
+        generation, rank = int(path.parents[1].name.split("_")[1]), int(path.parent.name.split("_")[1])
+        found[generation, rank, path.stem] = path.read_bytes()
+    return found
+
+
+async def collect(session: Session, selection: Selection, start: str) -> dict[tuple[int, int, str], bytes]:
+    got: dict[tuple[int, int, str], bytes] = {}
+    async for chunk in session.follow(selection, start):
+        key = (chunk.generation, chunk.rank, chunk.stream)
+        assert chunk.offset == len(got.get(key, b"")) or start == "end", "a gap or a byte twice"
+        got[key] = got.get(key, b"") + chunk.data
+    return got
+
+
+def test_a_job_from_launch_to_end_over_links_that_are_lost(tmp_path: Path) -> None:
+    """No byte and no event goes with them."""
+
+    async def scenario(made: Hosts) -> None:
+        async with planned(made.inventory(), made, "400", "0.005") as session:
+            await session.ready()
+            following = asyncio.ensure_future(collect(session, ALL, "begin"))
+            for _ in range(6):
+                await asyncio.sleep(0.3)
+                for link in session.links.values():
+                    link.reopen()
+            got = await asyncio.wait_for(following, WAIT_S)
+            await until(session, lambda: session.ended)
+            assert session.state == "succeeded"
+            assert [event["seq"] for event in session.events] == list(range(1, len(session.events) + 1))
+            assert session.status["world_size"] == 2
+        files = files_of(made)
+        assert {key: text for key, text in files.items() if text} == got
+        assert files[0, 1, "stdout"].endswith(b"rank 1 half line")
+        # Read again by somebody else, from the files if the agents are gone.
+        async with Session(made.inventory()) as later:
+            await later.ready()
+            assert await later.settle() == []
+            assert later.job == "job-t"
+            assert "job_succeeded" in [event["type"] for event in await later.journal()]
+            reader = RowReader(later, Selection(streams=("stdout",), ranks=[1]))
+            rows = [row async for row in reader.there()]
+            assert b"\n".join(row.text for row in rows) == files[0, 1, "stdout"]
+            last = (await merged(later, Selection(streams=("stdout",)), 10)).rows
+            assert 10 <= len(last) <= 12
+            assert last[-1].text.endswith(b"half line")
+
+    with hosts(tmp_path, 2) as made:
+        asyncio.run(scenario(made))
+
+
+async def a_lost_agent_is_started_again_while_somebody_controls(session: Session, made: Hosts) -> None:
+    os.kill(made.agents()["n2/job-t"], signal.SIGKILL)
+    await until(session, lambda: has(session, "node_lost"))
+    await until(session, lambda: session.status.get("world_size") == 2 and has(session, "generation_running", 2))
+    assert any("agent lost; restarting it" in notice.text for notice in session.notices)
+    assert [event["seq"] for event in session.events] == list(range(1, len(session.events) + 1))
+
+
+def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
+    async def steer(session: Session, verb: str, **args: Any) -> None:
+        answer = await session.request(verb, **args)
+        await until(session, lambda: has(session, "generation_running", answer["generation"]))
+
+    async def scenario(made: Hosts) -> None:
+        async with planned(made.inventory(), made, "100000", "0.05") as session:
+            await session.ready()
+            await until(session, lambda: has(session, "generation_running"))
+            await a_lost_agent_is_started_again_while_somebody_controls(session, made)
+            await steer(session, "restart")
+            await steer(session, "remove", node="n1")
+            await until(session, lambda: session.status.get("world_size") == 1)
+            # From a tree with another name, where the script has been edited.
+            edited = made.copy_work("elsewhere")
+            script = edited.job.workdir / "talk.py"
+            script.write_text(script.read_text() + "# edited")
+            trees = made.home("n1") / "trees"
+            trees.rename(made.home("n1") / "gone")
+            async with Session(edited, follow=True, live_only=True) as other:
+                await other.ready()
+                with pytest.raises(RequestFailed, match=r"other code than the rest: .* \(newer than it: talk.py\)"):
+                    await other.request("add", node="n1")
+                # Where the node has the job's tree already, nobody cares for the files here.
+                shutil.rmtree(trees, ignore_errors=True)
+                (made.home("n1") / "gone").rename(trees)
+                await steer(other, "add", node="n1")
+                await steer(other, "remove", node="n1")
+            # From outside: nothing but the inventory is known.
+            async with Session(made.copy_work("copy"), follow=True, live_only=True) as other:
+                await other.ready()
+                await steer(other, "add", node="n1")
+                await until(other, lambda: other.status.get("world_size") == 2)
+                assert other.status["restarts"] == 0
+                with pytest.raises(RequestFailed, match="n9"):
+                    await other.request("add", node="n9")
+                with pytest.raises(RequestFailed, match="in the group already"):
+                    await other.request("add", node="n1")
+                link = other.links["n1"]
+                assert link.view.identity["build"] == other.agent.sha256
+                # As if another supervisor had started it.
+                link.learn({"build": "0" * 64, "version": "0.0.9"})
+                with pytest.raises(RequestFailed, match=r"started by another supervisor \(0\.0\.9\): log_merged: Type"):
+                    await other.log("n1", "log_merged", {"no_such": 1})
+            await session.request("stop", kill=False)
+            await until(session, lambda: session.ended)
+            assert session.state == "stopped"
+            made.end()
+            async with Session(made.inventory(), "job-t", follow=True, live_only=True) as late:
+                await late.ready()
+                with pytest.raises(RequestFailed, match="is over: stopped"):
+                    await late.request("stop", kill=False)
+            with pytest.raises(RequestFailed, match="over"):
+                await session.request("restart")
+
+    with hosts(tmp_path, 2, min_nodes=1) as made:
+        asyncio.run(scenario(made))
+
+
+def test_too_few_nodes_leave_nothing_behind(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        inventory = made.inventory(n2={"python": "/no/such/python3"})
+        async with planned(inventory, made, "5") as session:
+            with pytest.raises(LaunchFailed) as caught:
+                await session.ready()
+        assert caught.value.exit_status == 3
+        assert "1 of 2 hosts came up, 2 are needed" in str(caught.value)
+        assert str(caught.value).startswith("n2: python: ")
+        assert made.agents() == {}
+        assert list(made.root.glob("n*/jobs/job-t")) == []
+
+    with hosts(tmp_path, 2) as made:
+        asyncio.run(scenario(made))
+
+
+def test_a_launch_that_is_given_up_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        async with planned(made.inventory(), made, "5") as session:
+            end = time.monotonic() + WAIT_S
+            while not made.agents():
+                assert time.monotonic() < end
+                await session.wait_change(0.05)
+            await session.cancel_launch()
+            assert isinstance(session.failure, LaunchFailed)
+        assert made.agents() == {}
+        assert list(made.root.glob("n*/jobs/job-t")) == []
+
+    with hosts(tmp_path, 2) as made:
+        asyncio.run(scenario(made))
+
+
+def test_one_node_less_is_named_and_the_job_runs(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        inventory = made.inventory(n2={"python": "/no/such/python3"})
+        async with planned(inventory, made, "5") as session:
+            await session.ready()
+            await until(session, lambda: session.ended)
+            assert session.state == "succeeded"
+            assert any(notice.node == "n2" and "starts without it" in notice.text for notice in session.notices)
+            assert session.hosts["n2"].state == "failed"
+            assert session.hosts["n2"].error
+
+    with hosts(tmp_path, 2, min_nodes=1) as made:
+        asyncio.run(scenario(made))
+
+
+def test_a_job_that_nobody_knows(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        for job in ("no-such", None):
+            async with Session(made.inventory(), job) as session:
+                with pytest.raises(Unreachable, match="no-such there|know no job"):
+                    await session.ready()
+            # A screen does not wait for `ready`: it looks at `failure`.
+            async with Session(made.inventory(), job, attach="watch") as screen:
+                await until(screen, lambda: isinstance(screen.failure, Unreachable))
+
+    with hosts(tmp_path, 2) as made:
+        asyncio.run(scenario(made))
+
+
+def test_what_breaks_a_bring_up_is_told_to_who_waits_for_it(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        async with Session(made.inventory(), "job-t") as session:
+            link = session.links["n1"]
+            link.held = True
+
+            async def read() -> None:
+                # Such as a script that a new .gitignore leaves out.
+                raise UsageError("script talk.py is left out")
+
+            spec = make_plan(made.inventory(), UpOptions("talk.py"), made.work).spec
+            material = bringup.Material(dataclasses.replace(spec, tree=None), make_authority("job-t"), read=read)
+            with pytest.raises(HostError, match="n1: sync: script talk.py is left out"):
+                await asyncio.wait_for(
+                    link.carry_out(lambda node: bringup._sync(session, link, node, material)), WAIT_S
+                )
+
+            async def broken(node: NodeLink) -> None:
+                raise KeyError("missing")
+
+            with pytest.raises(HostError, match="internal error: KeyError"):
+                await asyncio.wait_for(link.carry_out(broken), WAIT_S)
+
+    with hosts(tmp_path, 1) as made:
+        asyncio.run(scenario(made))
+
+
+def test_a_host_that_joins_later_is_opened_by_who_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heal, "LOOK_AGAIN", 0.2)
+
+    async def scenario(made: Hosts) -> None:
+        async with planned(made.inventory(), made, "100000", "0.05", nnodes="1") as session:
+            await session.ready()
+            await until(session, lambda: has(session, "generation_running"))
+            async with Session(made.inventory(), "job-t", attach="watch") as watch:
+                await until(watch, lambda: watch.links["n2"].missing and bool(watch.status))
+                await session.request("add", node="n2")
+                await until(watch, lambda: watch.links["n2"].opened)
+            await session.request("stop", kill=True)
+
+    with hosts(tmp_path, 2) as made:
+        asyncio.run(scenario(made))
+
+
+def test_what_is_wrong_with_a_job_is_told_and_tried_again(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        (made.home("n1") / "jobs" / "broken").mkdir(parents=True)
+        async with Session(made.inventory(), "broken") as session:
+            with pytest.raises(Unreachable, match=r"the files of job broken cannot be read.*supervisor clean"):
+                await session.ready()
+            assert not session.links["n1"].missing
+
+    with hosts(tmp_path, 1) as made:
+        asyncio.run(scenario(made))
+
+
+def test_a_node_that_falls_silent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "RECORD_DEADLINE", 0.5)
+    monkeypatch.setattr(follow_module, "STUCK_WAIT", 0.5)
+
+    async def scenario(made: Hosts) -> None:
+        async with planned(made.inventory(), made, "1") as session:
+            await until(session, lambda: session.ended)
+            bridge = session.hosts["n1"].hello["pid"]
+            os.kill(bridge, signal.SIGSTOP)
+            try:
+                with pytest.raises(Unreachable, match="n1: no answer in time"):
+                    await session.journal()
+                await asyncio.wait_for(collect(session, ALL, "begin"), 10.0)
+            finally:
+                os.kill(bridge, signal.SIGCONT)
+
+    with hosts(tmp_path, 1) as made:
+        asyncio.run(scenario(made))
+
+
+def test_a_read_only_session_refuses(tmp_path: Path) -> None:
+    async def scenario(made: Hosts) -> None:
+        async with Session(made.inventory(), "any", read_only=True) as session:
+            with pytest.raises(RequestFailed, match="read-only"):
+                await session.request("stop", kill=False)
+
+    with hosts(tmp_path, 1) as made:
+        asyncio.run(scenario(made))

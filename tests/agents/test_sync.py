@@ -1,0 +1,161 @@
+"""A work tree on its way to a node: what goes over the link, and what comes of files that change meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from remote_agent.base.paths import Home
+from remote_agent.tree.sync import TreeSync
+from supervisor.inventory import local
+from supervisor.ssh import AgentFile, HostError, NodeLink, SyncError, connect, push_tree, scan
+
+pytestmark = pytest.mark.usefixtures("ssh_home")
+
+
+def _with_link(agent: AgentFile, body: Callable[[NodeLink], Awaitable[None]]) -> None:
+    async def run() -> None:
+        link = await connect(local().hosts[0], agent=agent, deadline_s=30)
+        try:
+            await asyncio.wait_for(body(link), 60)
+        finally:
+            await link.close()
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A work tree here; the node's home is beside it."""
+    monkeypatch.setenv("SUPERVISOR_HOME", str(tmp_path / "sup"))
+    root = tmp_path / "work"
+    root.mkdir()
+    return root
+
+
+def test_the_copy_is_equal_and_only_changes_travel(work: Path, agent: AgentFile) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    (work / "sub").mkdir()
+    (work / "empty").mkdir()
+    (work / "train.py").write_text("print(1)\n" * 1000)
+    (work / "sub" / "ü\n.sh").write_text("x")
+    (work / "sub" / "ü\n.sh").chmod(0o755)
+    (work / odd).write_text("odd")
+    (work / "none").write_text("")
+    (work / "link").symlink_to("../outside")
+    incompressible = random.Random(1).randbytes(9_500_000)
+    (work / "big").write_bytes(incompressible)
+
+    async def body(link: NodeLink) -> None:
+        said: list[str] = []
+        first = await push_tree(link, scan(work), said.append)
+        assert (first.sent_files, first.changed, first.removed) == (5, 8, 0)
+        # What does not shrink is sent as it is.
+        assert len(incompressible) < first.sent_bytes < len(incompressible) + 10_000
+        assert any("of 9.5 MB" in text for text in said)
+        root = Path(first.root)
+        assert (root / "big").read_bytes() == incompressible
+        assert (root / "train.py").read_text() == (work / "train.py").read_text()
+        assert (root / "sub" / "ü\n.sh").stat().st_mode & 0o777 == 0o755
+        assert (root / odd).read_text() == "odd"
+        assert os.readlink(root / "link") == "../outside"
+        assert (root / "empty").is_dir()
+        second = await push_tree(link, scan(work))
+        assert (second.sent_bytes, second.sent_files, second.changed) == (0, 0, 0)
+        (work / "train.py").write_text("print(2)\n")
+        (work / "none").unlink()
+        third = await push_tree(link, scan(work))
+        assert (third.sent_files, third.changed, third.removed) == (1, 1, 1)
+        assert third.sent_bytes < 100
+        assert third.root == first.root
+
+    _with_link(agent, body)
+
+
+def test_many_small_files_share_frames(work: Path, agent: AgentFile) -> None:
+    for number in range(3000):
+        (work / f"f{number}").write_text(f"{number} " * 20)
+
+    async def body(link: NodeLink) -> None:
+        said: list[str] = []
+        result = await push_tree(link, scan(work), said.append)
+        assert result.sent_files == 3000
+        # Sources are compressed on the way.
+        assert result.sent_bytes < 0.5 * scan(work).size
+        assert sum(" of " in text for text in said) == 1
+
+    _with_link(agent, body)
+
+
+def test_a_file_that_changed_since_the_scan_stops_the_sync(work: Path, agent: AgentFile) -> None:
+    (work / "a").write_text("one")
+    tree = scan(work)
+
+    async def body(link: NodeLink) -> None:
+        for text in ("longer", "", "two", None):
+            if text is None:
+                (work / "a").unlink()
+            else:
+                (work / "a").write_text(text)
+            with pytest.raises(SyncError, match="changed while it was being sent"):
+                await push_tree(link, tree)
+        (work / "a").write_text("one, and lines since then")
+        assert (await push_tree(link, tree)).sent_files == 1
+
+    _with_link(agent, body)
+
+
+def test_a_tree_that_somebody_else_syncs_is_waited_for(work: Path, agent: AgentFile) -> None:
+    (work / "a").write_text("one")
+    tree = scan(work)
+    other = TreeSync(Home(Path(os.environ["SUPERVISOR_HOME"])))
+
+    async def body(link: NodeLink) -> None:
+        assert other.lock(tree.name)
+        task = asyncio.ensure_future(push_tree(link, tree))
+        done, _ = await asyncio.wait([task], timeout=0.5)
+        assert not done
+        other.close()
+        assert (await task).sent_files == 1
+
+    _with_link(agent, body)
+
+
+def test_what_the_node_refuses_is_told_with_the_host(work: Path, agent: AgentFile) -> None:
+    (work / "d").mkdir()
+    (work / "d" / "f").write_text("x")
+    tree = scan(work)
+
+    async def body(link: NodeLink) -> None:
+        root = Path(os.environ["SUPERVISOR_HOME"]) / "trees" / tree.name
+        root.mkdir(parents=True)
+        (root / "d").symlink_to("/etc")
+        with pytest.raises(HostError, match="is a symbolic link on the node") as refused:
+            await push_tree(link, tree)
+        assert (refused.value.host, refused.value.step) == (link.host.name, "sync")
+        (root / "d").unlink()
+        assert (await push_tree(link, tree)).sent_files == 1
+        (root / "d" / "f").write_text("changed there")
+        result = await push_tree(link, tree)
+        assert result.conflicts == ("d/f",)
+        assert result.kept_in is not None
+        assert [path.read_text() for path in Path(result.kept_in).rglob("f")] == ["changed there"]
+
+    _with_link(agent, body)
+
+
+def test_a_lost_connection_is_told(work: Path, agent: AgentFile) -> None:
+    (work / "a").write_text("one")
+
+    async def body(link: NodeLink) -> None:
+        os.kill(link.hello["pid"], 9)
+        await asyncio.wait_for(link.closed.wait(), 5)
+        with pytest.raises(HostError, match="the connection was lost"):
+            await push_tree(link, scan(work))
+
+    _with_link(agent, body)

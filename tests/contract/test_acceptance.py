@@ -1,0 +1,254 @@
+"""What a user is promised, on four real hosts: launch, failures, scaling, survival. One test a promise."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.cluster.fixtures import hosts_of
+from tests.cluster.job import WAIT_S, Job
+from tests.cluster.scripts import BYTES, STEPS, TRAIN
+
+pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
+# What differs between two launches by its nature, or says where a file lies.
+OWN = {
+    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_MAX_RESTARTS",
+    "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "GROUP_RANK", "RANK", "ROLE_RANK", "LOCAL_RANK",
+}  # fmt: skip
+
+
+hosts = hosts_of(4, scope="function")
+trio = hosts_of(3, scope="function")
+pair = hosts_of(2, scope="function", operators=1)
+# The fewest processes that show it.
+ONE_EACH = {"nproc_per_node": 1, "min_nodes": 2, "node_timeout": 5.0}
+WORDS = ("--by-hand", "--an-option", "a value")
+
+
+def first_lines(job: Job, generation: int, ranks: int) -> list[str]:
+    """Return what the ranks of a generation of TRAIN or STEPS printed first."""
+    return [(job.files(generation, rank) / "stdout.log").read_text().splitlines()[0] for rank in range(ranks)]
+
+
+def charged(job: Job) -> set[int]:
+    """Return the numbers of restarts that were charged, as each generation's begin tells them."""
+    return {one["detail"]["restarts"] for one in job.journal() if one["type"] == "generation_started"}
+
+
+def await_end(pid: int, within_s: float, what: str) -> None:
+    """Wait until a process is gone."""
+    end = time.monotonic() + within_s
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def test_four_hosts_two_ranks_each_and_a_node_that_goes_and_comes(hosts: Cluster, tmp_path: Path) -> None:
+    """The node is the one with the coordinator and rank 0; others are in test_patterns.py."""
+    with Job(hosts, tmp_path / "work", BYTES + TRAIN, *WORDS).start() as job:
+        job.until_step(1)
+        status = job.ask("status")
+        assert (status["state"], status["world_size"], status["generation"]) == ("running", 8, 0)
+        nodes = [rank["node"] for _, rank in sorted(Job.ranks(status).items())]
+        assert nodes == ["n1", "n1", "n2", "n2", "n3", "n3", "n4", "n4"]
+        check_environment(hosts, job, tmp_path)
+        done = job.run("remove", "--node", "n1")
+        assert done.returncode == 0, done.stderr.decode()
+        check_bytes(job)
+        done = job.run("add", "--node", "n1")
+        assert done.returncode == 0, done.stderr.decode()
+        job.until_step(1)
+        for rank, line in enumerate(first_lines(job, 2, 8)):
+            assert line.startswith(f"generation 2 rank {rank} of 8 starts at epoch ")
+            assert not line.endswith(" 0")
+        job.finish()
+        assert job.wait() == 0, job.errors()
+        status = job.ask("status")
+        assert (status["state"], status["restarts"], status["generation"]) == ("succeeded", 0, 2)
+        running = [event["detail"] for event in job.journal() if event["type"] == "generation_running"]
+        assert [detail["world_size"] for detail in running] == [8, 6, 8]
+
+
+def check_environment(hosts: Cluster, job: Job, tmp_path: Path) -> None:
+    """Compare what ranks saw with what a real torchrun shows on the same host."""
+    other = tmp_path / "torchrun"
+    other.mkdir()
+    (other / "train.py").write_text(BYTES)
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    command = [torchrun, "--nnodes", "1", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", "localhost:0"]
+    command += ["--redirects", "3", "--log-dir", str(other / "logs"), "train.py", *WORDS]
+    done = hosts.exec("n1", ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(other), *command], timeout_s=WAIT_S)
+    assert done.returncode == 0, done.stderr
+    reference = json.loads((other / "environ_1.json").read_text())
+    trees = hosts.hosts[1].home / ".supervisor" / "trees"
+    found = json.loads(next(trees.glob("*/environ_3.json")).read_text())
+    ignored = {
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+        "SSH_CLIENT",
+        "SSH_CONNECTION",
+        "MAIL",
+        "SSH_TTY",
+        "HOME",
+        "SUPERVISOR_HOME",
+        "TMPDIR",  # each test host has its own
+        "LC_CTYPE",  # Python's own, under the C locale
+    }
+    ignored |= {key for key in reference["environ"] if key.startswith("SUPERVISOR_TEST")}
+    torch_keys = {key for key in reference["environ"] if key not in os.environ or key in OWN}
+    assert torch_keys - ignored <= set(found["environ"])
+    extra = {key for key in found["environ"] if key not in reference["environ"]} - ignored - set(os.environ)
+    assert not extra, extra
+    same = (torch_keys & set(found["environ"])) - OWN - ignored
+    assert {key: found["environ"][key] for key in same} == {key: reference["environ"][key] for key in same}
+    assert found["environ"]["RANK"] == "3"
+    assert (found["environ"]["GROUP_RANK"], found["environ"]["LOCAL_RANK"]) == ("1", "1")
+    assert found["argv"] == reference["argv"]
+    assert found["path0"] == found["cwd"]
+
+
+def check_bytes(job: Job) -> None:
+    """What every rank wrote is in its files, and `logs --raw` gives the very bytes: of the group that has ended."""
+    for rank in range(8):
+        out, err = ((job.files(0, rank) / f"{name}.log").read_bytes() for name in ("stdout", "stderr"))
+        lines = (f"rank {rank} line {number} ".encode() + bytes(range(256)) + b"\r\n" for number in range(2000))
+        assert out.startswith(b"".join(lines) + b"generation 0 ")
+        errors = (f"rank {rank} error {number}".encode() + b"\xff\x00 no newline" for number in range(0, 2000, 100))
+        assert err.startswith(b"".join(errors))
+        for stream, written in {0: (("stdout", out),), 5: (("stderr", err),)}.get(rank, ()):
+            done = job.run("logs", "--raw", "--generation", "0", "--rank", str(rank), "--stream", stream)
+            assert (done.returncode, done.stdout == written) == (0, True), done.stderr
+
+
+def test_a_killed_worker_is_named_and_the_job_finishes(pair: Cluster, tmp_path: Path) -> None:
+    """DDP on unequal hosts."""
+    sizes = {"hosts": {"n1": {"nproc_per_node": 2}}, "nproc_per_node": 1}
+    with Job(pair, tmp_path / "work", TRAIN, **sizes).start() as job:
+        job.until_step(2)
+        os.kill(job.pid(2), signal.SIGKILL)
+        job.until("generation_running", generation=1)
+        job.until_step(3)
+        job.finish()
+        assert job.wait() == 0, job.errors()
+        (incident,) = job.ask("incidents")["incidents"]
+        assert incident["culprit_ranks"] == [2]
+        assert incident["culprit_node"] == "n2"
+        assert incident["exit"]["signal"] == "SIGKILL"
+        assert 2 not in [rank for victims in incident["victims"] for rank in victims["ranks"]]
+        starts = first_lines(job, 1, 3)
+        assert all(line.startswith(f"generation 1 rank {rank} of 3") for rank, line in enumerate(starts)), starts
+        assert not any(line.endswith("epoch 0") for line in starts)
+        assert "rank 2" in job.errors()
+        assert charged(job) == {0, 1}
+        phases = job.until("generation_running", generation=1)["detail"]
+        assert {"detect", "stop", "rendezvous", "spawn", "main"} <= set(phases)
+
+
+def test_nobody_attached_and_the_job_heals(pair: Cluster, tmp_path: Path) -> None:
+    with Job(pair, tmp_path / "work", STEPS, nproc_per_node=1).start() as job:
+        job.until_step(1)
+        assert job.up is not None
+        victim = job.pid(1)
+        job.up.kill()
+        job.up.wait()
+        job.up = None
+        pair.cut("operator")
+        os.kill(victim, signal.SIGKILL)
+        job.until("generation_running", generation=1)
+        # From a second machine, with nothing but the inventory.
+        command = [sys.executable, "-m", "supervisor", "status", str(job.inventory), "--json"]
+        done = pair.exec("op1", command, timeout_s=WAIT_S, env={"PYTHONPATH": os.getcwd()})
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["restarts"] == 1
+        job.until_step(2)
+        pair.heal("operator")
+        told: list[int] = []
+
+        def healed(event: dict[str, Any]) -> bool:
+            told.append(event["seq"])
+            return (event["type"], event["generation"]) == ("generation_running", 1)
+
+        job.watch("events", "-f", fits=healed)
+        assert told == list(range(1, len(told) + 1))
+        with subprocess.Popen(
+            job.command("attach", "--headless"), cwd=job.work, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as attached:
+            assert attached.stdout is not None
+            assert attached.stdout.readline()
+            job.finish()
+            attached.communicate(timeout=WAIT_S)
+        assert attached.returncode == 0
+
+
+def test_nodes_are_lost_in_every_way_and_the_group_goes_on(trio: Cluster, tmp_path: Path) -> None:
+    """One job, to which nobody is attached, and one fault after the other."""
+    with Job(trio, tmp_path / "work", STEPS, **ONE_EACH).start("--detach") as job:
+        assert job.wait() == 0, job.errors()
+        job.up = None
+        job.until("generation_running", generation=0)
+        a_killed_agent_leaves_no_worker(trio, job)
+        assert job.run("add", "--node", "n3").returncode == 0
+        cut_off = a_node_that_is_cut_off_stops_its_worker_and_returns(job, 2, trio.cut, trio.heal)
+        assert not cut_off, "two groups at once"
+        a_node_that_is_cut_off_stops_its_worker_and_returns(job, 4, trio.freeze, trio.thaw)
+        job.until("generation_running", generation=6)
+        trio.crash("n1")
+        assert job.until("generation_running", generation=7)["detail"]["world_size"] == 2
+        # The first in order usually finds no rival; on a machine that is busy another may come first.
+        assert job.until("coordinator_changed")["node"] in ("n2", "n3")
+        assert charged(job) == {0}
+
+
+def a_killed_agent_leaves_no_worker(trio: Cluster, job: Job) -> None:
+    pid = job.pid(2)
+    (agent,) = (pid for pid, line in trio.processes("n3").items() if " serve " in f" {line} ")
+    os.kill(agent, signal.SIGKILL)
+    await_end(pid, 2.0, "the agent's worker lives")
+    job.until("generation_running", generation=1)
+    status = job.ask("status")
+    assert (status["world_size"], status["restarts"]) == (2, 0)
+    assert next(node for node in status["nodes"] if node["name"] == "n3")["state"] == "lost"
+
+
+def a_node_that_is_cut_off_stops_its_worker_and_returns(
+    job: Job, generation: int, begin: Callable[[str], None], end: Callable[[str], None]
+) -> bool:
+    """Return whether its worker was there when the others went on."""
+    job.until("generation_running", generation=generation)
+    worker = Path(f"/proc/{job.pid(1)}")
+    begin("n2")
+    assert job.until("generation_running", generation=generation + 1)["detail"]["world_size"] == 2
+    was_there = worker.exists()
+    end("n2")
+    assert job.until("generation_running", generation=generation + 2)["detail"]["world_size"] == 3
+    assert not worker.exists()
+    return was_there
+
+
+def test_half_a_group_goes_on_when_the_operator_removes_the_dead_half(pair: Cluster, tmp_path: Path) -> None:
+    with Job(pair, tmp_path / "work", STEPS, **{**ONE_EACH, "min_nodes": 1}).start("--detach") as job:
+        assert job.wait() == 0, job.errors()
+        job.up = None
+        job.until("generation_running", generation=0)
+        pid = job.pid(1)
+        pair.crash("n1")
+        await_end(pid, WAIT_S, "the half without a quorum trains on")
+        # Every verb looks for n1 for a while first.
+        done = job.run("remove", "--node", "n1")
+        assert done.returncode == 0, done.stderr.decode()
+        assert job.until("coordinator_changed")["node"] == "n2"
+        assert job.until("generation_running", generation=1)["detail"]["world_size"] == 1
+        assert charged(job) == {0}

@@ -1,0 +1,227 @@
+"""A group that hangs names the rank that holds it up; one that is only slow raises no alarm. Real ranks, gloo."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.postmortem.diagnosis import diagnose
+from tests.agents.engine_process import PY_SPY, SCRIPTS
+from tests.agents.nodes import Nodes
+
+pytestmark = [pytest.mark.e2e, pytest.mark.torch]
+SCRIPT = (SCRIPTS / "hangs.py").read_text()
+
+
+def job(root: Path, *modes: str, nproc: int = 2, **changes: Any) -> Nodes:
+    """Ranks of one node, in each generation with another mode; a hang is called one after two seconds."""
+    defaults: dict[str, Any] = {"hang_after": 2.0, "max_restarts": 0, "stop_grace": 0.5}
+    return Nodes(root, 1, SCRIPT, nproc=nproc, args=(",".join(modes),), **{**defaults, **changes})
+
+
+# Mode, category, what the summary says, where the others wait.
+HANGS = (
+    ("gil", "hang_no_output", "holding the Python GIL", "all_reduce"),
+    ("loader", "hang_no_output", "in <module> (__next__ of dataloader.py)", "all_reduce"),
+    ("thread", "user_exception", "a thread failed with ZeroDivisionError", "all_reduce"),
+    ("group", "hang_no_output", "waiting in new_group, which the others never reach", "all_reduce"),
+    ("init", "hang_no_output", ": idle at ", "init_process_group"),
+)
+
+
+def test_the_rank_that_holds_the_others_up_is_named(tmp_path: Path) -> None:
+    """One job: an operator restarts its group once it hangs, and the next one hangs in another way."""
+
+    async def check() -> None:
+        async with job(tmp_path, *(mode for mode, *_ in HANGS), "blocked") as nodes:
+            await nodes.launch()
+            live = []
+            for generation, (mode, category, says, collective) in enumerate(HANGS):
+                incident = (await nodes.until("incident", generation=generation))["detail"]
+                assert (incident["culprit_ranks"], incident["culprit_node"]) == ([1], "n1"), (mode, incident)
+                assert (incident["category"], incident["scope"]) == (category, "one_rank"), (mode, incident)
+                assert says in incident["summary"], (mode, incident)
+                missing = incident["missing"]
+                assert (missing["collective"], missing["waiting"], missing["missing"]) == (collective, [0], [1]), mode
+                check_evidence(mode, incident, nodes.journal("n1").parent)
+                status = await nodes.call("n1", "status")
+                assert status["state"] == "running"
+                assert [rank["state"] for rank in status["nodes"][0]["ranks"]] == ["running", "silent"], mode
+                assert "waiting for you" in status["plan"]
+                live.append((category, [1], missing))
+                await nodes.call("n1", "restart")
+            await a_port_that_is_blocked_is_told_and_not_called_a_hang_of_all(nodes, len(HANGS))
+            await nodes.call("n1", "stop", {"kill": True})
+            await nodes.until("job_stopped")
+            *told, blocked = diagnose([nodes.journal("n1").parent])["incidents"]
+            assert [(one["category"], one["culprit_ranks"], one["missing"]) for one in told] == live
+            assert (blocked["category"], blocked["culprit_node"]) == ("rendezvous_timeout", "n1")
+
+    asyncio.run(check())
+
+
+def check_evidence(mode: str, incident: dict[str, Any], files: Path) -> None:
+    lines = [(line["file"], line["line"], line["text"]) for line in incident["evidence"]]
+    if mode == "loader":
+        assert lines[-1][2].startswith("1 x child process pt_data_worker sleeps")
+        assert lines[-1][2].endswith("in __getitem__") or not PY_SPY
+    if mode == "thread":
+        assert "(gloo timeout in 29 min" in incident["summary"], incident
+        file, number, text = lines[0]
+        said = (files / file).read_text().splitlines()
+        assert said[number - 1] == text == "ZeroDivisionError: integer division or modulo by zero"
+        assert incident["traceback"].endswith(text)
+
+
+async def a_port_that_is_blocked_is_told_and_not_called_a_hang_of_all(nodes: Nodes, generation: int) -> None:
+    incident = (await nodes.until("incident", generation=generation))["detail"]
+    assert (incident["category"], incident["culprit_node"]) == ("rendezvous_timeout", "n1"), incident
+    assert "rank 1 (n1): no answer from 127.0.0.1:" in incident["summary"]
+    assert "rank 0 is waiting in init_process_group" in incident["summary"]
+
+
+# They need nobody, and no torch.
+ALONE = """
+import os, time
+for step in range(10**6):
+    print(f"step={step} loss={'nan' if os.environ['RANK'] == '0' else 1}", flush=True)
+    time.sleep(0.02)
+"""
+
+
+def test_a_stopped_rank_is_named_and_its_return_noticed(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 1, ALONE, nproc=3, hang_after=2.0) as nodes:
+            await nodes.launch()
+            pid = (await nodes.until("generation_running"))["detail"]["pids"]["2"]
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                incident = (await nodes.until("incident"))["detail"]
+                (told,) = diagnose([nodes.journal("n1").parent])["incidents"]
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            assert (told["category"], told["culprit_ranks"], told["culprit_node"]) == ("hang_no_output", [2], "n1")
+            assert (incident["culprit_ranks"], incident["confidence"]) == ([2], "established")
+            assert "stopped by a signal" in incident["summary"]
+            warning = await nodes.until("warning")
+            assert (warning["node"], warning["rank"]) == ("n1", 0)
+            assert warning["detail"]["message"].startswith("loss is nan, about step ")
+            await nodes.until("hang_over")
+            assert (await nodes.call("n1", "status"))["plan"] is None
+
+    asyncio.run(check())
+
+
+def test_a_rank_that_exits_is_named_whatever_its_status(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with job(tmp_path, "exit 3", "exit 0", max_restarts=1) as nodes:
+            await nodes.launch()
+            await nodes.until("job_failed")
+            live = [event["detail"] for event in await everything(nodes) if event["type"] == "incident"]
+            told = diagnose([nodes.journal("n1").parent])["incidents"]
+            for category, *incidents in zip(("other", "collective_desync"), live, told, strict=True):
+                for incident in incidents:
+                    assert (incident["category"], incident["culprit_ranks"]) == (category, [1]), incident
+                    assert incident["culprit_node"] == "n1"
+
+    asyncio.run(check())
+
+
+def test_ranks_in_different_collectives_are_told(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with job(tmp_path, "other", nproc=3) as nodes:
+            await nodes.launch()
+            incident = (await nodes.until("incident"))["detail"]
+            assert (incident["category"], incident["culprit_ranks"]) == ("collective_desync", [1]), incident
+            missing = incident["missing"]
+            assert (missing["waiting"], missing["missing"]) == ([0, 2], [1])
+
+    asyncio.run(check())
+
+
+def test_an_exception_that_ends_the_script_while_a_thread_keeps_its_process_is_shown(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with job(tmp_path, "over") as nodes:
+            await nodes.launch()
+            incident = (await nodes.until("incident"))["detail"]
+            assert (incident["category"], incident["culprit_ranks"]) == ("user_exception", [1]), incident
+            assert "the script failed with ValueError: no more shards in " in incident["summary"]
+            assert "Python waits for its other threads at threading.py" in incident["summary"]
+            line = incident["evidence"][0]
+            said = (nodes.journal("n1").parent / line["file"]).read_text().splitlines()
+            assert line["text"] == "ValueError: no more shards"
+            # In a group torch puts the rank before each line of it.
+            assert said[line["line"] - 1] == f"[rank1]: {line['text']}"
+            assert incident["traceback"].startswith("Traceback (most recent call last):")
+            assert incident["traceback"].endswith(line["text"])
+            assert incident["missing"]["waiting"] == [0]
+
+    asyncio.run(check())
+
+
+def test_a_hang_is_restarted_where_the_job_says_so(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with job(tmp_path, "thread", "task", hang_restart=1.0, max_restarts=1) as nodes:
+            await nodes.launch()
+            first = await nodes.until("incident")
+            again = await nodes.until("incident", since=first["seq"])
+            assert again["detail"]["culprit_ranks"] == first["detail"]["culprit_ranks"] == [1]
+            await nodes.until("generation_running", generation=1)
+            assert (await nodes.call("n1", "status"))["restarts"] == 1
+            # Now it is not a thread's exception.
+            task = (await nodes.until("incident", generation=1))["detail"]
+            assert (task["category"], task["culprit_ranks"]) == ("user_exception", [1])
+            assert "an asyncio task failed with ZeroDivisionError" in task["summary"]
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("mode", ["busy", "unrecorded"])
+def test_who_works_is_waited_for(tmp_path: Path, mode: str) -> None:
+    async def check() -> None:
+        async with job(tmp_path, mode) as nodes:
+            await nodes.launch()
+            await nodes.until("job_succeeded")
+            assert "incident" not in {event["type"] for event in await everything(nodes)}
+
+    asyncio.run(check())
+
+
+async def everything(nodes: Nodes) -> list[dict[str, Any]]:
+    """Return the journal of a job that is over."""
+    return [event async for event in nodes.events("n1")]
+
+
+# One loss on both, up to a step; the second one is the slower one all the time.
+APART = """
+import time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+for step in range(10**6):
+    time.sleep(0.003 + 0.05 * rank)
+    loss = torch.tensor(2 + 1 / (step + 1))
+    dist.all_reduce(loss)
+    print(f"step {step} loss {loss.item() + (rank == 1 and step >= 300):.6f}", flush=True)
+"""
+
+
+def test_who_is_slow_and_ranks_that_come_apart_are_warned_of(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 2, APART, hang_after=6.0) as nodes:
+            await nodes.launch()
+            slow, apart = (await nodes.until("warning"), await nodes.until("warning", rank=1))
+            assert (slow["node"], slow["rank"]) == ("n2", None)
+            assert slow["detail"]["message"].startswith("slow: the other ranks wait for its rank 1 ")
+            assert apart["detail"]["message"].startswith("loss differs from about step 3"), apart
+            assert (await nodes.call("n1", "status"))["incident"] is None
+            await nodes.call("n1", "stop", {"kill": True})
+            await nodes.until("job_stopped")
+
+    asyncio.run(check())

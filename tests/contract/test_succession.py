@@ -1,0 +1,128 @@
+"""Who coordinates when the coordinator's host is cut off, on real hosts, with nobody attached."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.cluster.fixtures import hosts_of
+from tests.cluster.job import WAIT_S, Job, journal
+from tests.cluster.scripts import LIGHT
+
+pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
+KEYS = {"nproc_per_node": 1, "min_nodes": 1, "node_timeout": 4.0}
+
+
+hosts = hosts_of(5)
+
+
+def until(fits: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+    """Return the first true answer."""
+    end = time.monotonic() + timeout_s
+    while time.monotonic() < end:
+        found = fits()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"no {what} within {timeout_s:g} s")
+
+
+def last(cluster: Cluster, node: str, job: str, kind: str, generation: int) -> dict[str, Any] | None:
+    """Return the newest event of that type of a generation not older, as that node knows it: nobody is attached."""
+    found = [one for one in journal(cluster, node, job) if one["type"] == kind and one["generation"] >= generation]
+    return found[-1] if found else None
+
+
+def workers(cluster: Cluster, node: str) -> list[int]:
+    """Return the pids of the script's processes on a host."""
+    return [pid for pid, line in cluster.processes(node).items() if line.endswith(" train.py")]
+
+
+@pytest.mark.parametrize(
+    ("away", "stay"),
+    [
+        (["n1"], ["n2", "n3"]),
+        (["n1"], ["n2", "n3", "n4"]),
+        (["n1", "n2"], ["n3", "n4", "n5"]),
+    ],
+    ids=["1 of 3", "1 of 4", "2 of 5"],
+)
+def test_the_coordinators_side_is_cut_off(hosts: Cluster, tmp_path: Path, away: list[str], stay: list[str]) -> None:
+    size = len(away) + len(stay)
+    name = f"cut{size}"
+    with Job(hosts, tmp_path / "work", LIGHT, **KEYS).start("--detach", "--nnodes", f"1:{size}", "--job", name) as job:
+        try:
+            assert job.wait() == 0, job.errors()
+            whole = until(
+                lambda: (
+                    (found := last(hosts, "n1", name, "generation_running", 0))
+                    and found["detail"]["world_size"] == size
+                    and found
+                ),
+                "whole group",
+            )
+            hosts.partition([*away], [*stay])
+            started = until(
+                lambda: last(hosts, stay[0], name, "generation_started", whole["generation"] + 1), "a group of the rest"
+            )
+            assert not any(workers(hosts, node) for node in away), "two groups at once"
+            assert started["detail"]["world_size"] == len(stay)
+            until(lambda: last(hosts, stay[0], name, "generation_running", started["generation"]), "the rest running")
+            assert last(hosts, "n1", name, "generation_started", started["generation"]) is None
+            assert all(workers(hosts, node) for node in stay)
+            hosts.heal()
+            again = until(
+                lambda: (
+                    (found := last(hosts, stay[0], name, "generation_running", started["generation"] + 1))
+                    and found["detail"]["world_size"] == size
+                    and found
+                ),
+                "one group again",
+            )
+            until(lambda: again in journal(hosts, "n1", name), "n1 has the others' journal")
+            for node in (*away, *stay):
+                seen = [one["seq"] for one in journal(hosts, node, name)]
+                assert seen == list(range(1, len(seen) + 1))
+                assert len(workers(hosts, node)) == 1
+        finally:
+            hosts.heal()
+            stopped = job.run("stop")
+        assert stopped.returncode == 0, stopped.stderr.decode()
+
+
+def test_one_of_two_holds_and_promote_lets_it_go_on(hosts: Cluster, tmp_path: Path) -> None:
+    name = "pair"
+    with Job(hosts, tmp_path / "work", LIGHT, **KEYS).start("--detach", "--nnodes", "1:2", "--job", name) as job:
+        try:
+            assert job.wait() == 0, job.errors()
+            until(
+                lambda: (
+                    (found := last(hosts, "n1", name, "generation_running", 0)) and found["detail"]["world_size"] == 2
+                ),
+                "both nodes",
+            )
+            refused = job.run("promote", "--node", "n2")
+            assert refused.returncode == 1
+            assert b"n1 is the coordinator" in refused.stderr
+            hosts.crash("n1")
+            until(lambda: not workers(hosts, "n2"), "end of n2's workers")
+            # Every verb looks for n1 for a while first.
+            held = job.run("status").stdout
+            assert b"degraded" in held
+            assert b"if n1 is dead: `supervisor promote` lets the others go on" in held
+            done = job.run("promote", timeout_s=WAIT_S)
+            assert done.returncode == 0, done.stderr.decode()
+            started = until(lambda: last(hosts, "n2", name, "generation_started", 1), "group of n2")["detail"]
+            assert (started["world_size"], started["restarts"]) == (1, 0)
+            (changed,) = (one for one in journal(hosts, "n2", name) if one["type"] == "coordinator_changed")
+            assert changed["node"] == "n2"
+        finally:
+            if "n1" not in hosts._keepers:
+                hosts.boot("n1")
+            stopped = job.run("stop")
+        assert stopped.returncode == 0, stopped.stderr.decode()

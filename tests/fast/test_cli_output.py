@@ -1,0 +1,274 @@
+"""What reaches stdout, also when the reader is slow or gone; which job, and which of its hosts, it is of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote_agent.agent.file_requests import FileRequests
+from remote_agent.base.paths import Home
+from remote_agent.wire import JobSpec, NodeSpec
+from remote_agent.wire.events import JournalEvent
+from supervisor.cli.output import Writer
+from supervisor.cli.status import contract
+from supervisor.cli.steer import find_outcome, is_success
+from supervisor.errors import RequestFailed, SupervisorError, Unreachable, UsageError
+from supervisor.inventory import Host, Inventory, JobDefaults
+from supervisor.link import jobs
+from supervisor.link.jobs import choose_job, group_jobs
+from supervisor.session import Session
+
+
+def test_the_writer_writes_all_in_order() -> None:
+    read, write = os.pipe()
+    got: list[bytes] = []
+
+    def drain() -> None:
+        while data := os.read(read, 65536):
+            got.append(data)
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    with open(write, "wb") as file:
+        writer = Writer(file)
+        for number in range(20_000):
+            writer.put(b"line %d\n" % number)
+        assert writer.close(10.0)
+    reader.join(10.0)
+    os.close(read)
+    assert b"".join(got) == b"".join(b"line %d\n" % number for number in range(20_000))
+
+
+def test_a_reader_that_is_gone_breaks_the_writer_quietly() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb", buffering=0) as file:
+        writer = Writer(file)
+        writer.put(b"x")
+        assert writer.close(10.0)
+    assert writer.broken
+    writer.put(b"y")
+    assert not writer.full
+
+
+def test_a_full_disk_is_no_reader_that_has_enough() -> None:
+    with open("/dev/full", "wb", buffering=0) as file:
+        writer = Writer(file)
+        writer.put(b"x")
+        assert writer.close(10.0)
+    with pytest.raises(SupervisorError, match="stdout: No space left on device"):
+        writer.check()
+
+
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_a_pipe_that_does_not_block_loses_nothing(buffering: int) -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    text = random.Random(1).randbytes(500_000)
+    with open(write, "wb", buffering=buffering) as file:
+        writer = Writer(file)
+        writer.put(text)
+        got = b""
+        while len(got) < len(text):
+            got += os.read(read, 65536)
+        assert writer.close(10.0)
+    os.close(read)
+    assert (got, writer.broken) == (text, False)
+
+
+def test_a_slow_reader_is_noticed_and_does_not_block_the_loop() -> None:
+    read, write = os.pipe()
+
+    async def scenario(writer: Writer) -> None:
+        for _ in range(6):
+            writer.put(b"x" * 1024 * 1024)
+        assert writer.full
+        await asyncio.wait_for(writer.room(), 1.0)
+        assert writer.full
+        assert writer.stalled_s > 0
+        assert not writer.close(0.05)
+
+    with open(write, "wb", buffering=0) as file:
+        writer = Writer(file)
+        asyncio.run(scenario(writer))
+        # A write that waits ends when its reader goes away.
+        os.close(read)
+        assert writer.close(10.0)
+    assert writer.broken
+
+
+def test_status_json_is_the_contracts_document() -> None:
+    rank = {"rank": 0, "local_rank": 0, "pid": 1, "state": "running", "exit_code": None, "signal": None, "step": 1}
+    node = {"name": "n1", "address": "a", "state": "running", "group_rank": 0, "reason": None, "ranks": [rank]}
+    warning = {"kind": "slow", "node": "n1", "rank": 0, "message": "all others wait for it"}
+    status = {"job": "j", "state": "running", "nodes": [node], "plan": "x", "term": 3, "warnings": [warning]}
+    document = contract(status)
+    assert list(document) == [
+        *("job", "state", "generation", "restarts", "max_restarts", "world_size", "coordinator", "started_at"),
+        *("nodes", "incident", "warnings"),
+    ]
+    assert document["warnings"] == [warning]
+    assert contract({"job": "j", "nodes": []})["warnings"] == []
+    assert list(document["nodes"][0]) == [
+        *("name", "address", "state", "group_rank", "reason", "agent_pid", "clock_offset_ms", "ranks"),
+        *("clock_error_ms", "vitals"),
+    ]
+    assert list(document["nodes"][0]["ranks"][0]) == [
+        *("rank", "local_rank", "pid", "state", "exit_code", "step", "last_output_age_s", "progress", "vitals"),
+    ]
+
+
+# --- outcomes
+
+
+def events(*kinds: tuple[str, int]) -> list[JournalEvent]:
+    return [
+        {"seq": seq, "time": "", "type": kind, "generation": generation, "node": None, "rank": None, "detail": {}}
+        for seq, (kind, generation) in enumerate(kinds, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("op", "since", "generation", "kinds", "outcome"),
+    [
+        ("restart", 1, 1, [("generation_running", 0), ("generation_stopped", 0), ("generation_running", 1)], 3),
+        ("restart", 1, 1, [("generation_running", 0), ("generation_stopped", 0), ("generation_started", 1)], None),
+        ("restart", 0, 2, [("generation_running", 1)], None),
+        ("restart", 0, 1, [("job_failed", 0)], 1),
+        ("remove", 0, 1, [("node_removed", 0)], 1),
+        ("remove", 0, 1, [("generation_stopped", 0), ("node_removed", 0)], None),
+        ("remove", 0, 1, [("generation_stopped", 0), ("node_removed", 0), ("generation_running", 1)], 3),
+        ("stop", 0, 1, [("generation_stopped", 0), ("generation_running", 1)], None),
+        ("stop", 0, 1, [("generation_stopped", 0), ("job_stopped", 0)], 2),
+        ("add", 0, 1, [("node_added", 0), ("generation_stopped", 0), ("generation_running", 1)], 3),
+    ],
+)
+def test_which_event_ends_a_request(
+    op: str, since: int, generation: int, kinds: list[tuple[str, int]], outcome: int | None
+) -> None:
+    found = find_outcome(events(*kinds), op, since, generation)
+    assert (found["seq"] if found else None) == outcome
+
+
+def test_what_counts_as_success() -> None:
+    assert is_success("stop", "job_stopped")
+    assert not is_success("stop", "job_failed")
+    assert is_success("restart", "generation_running")
+    assert not is_success("restart", "job_succeeded")
+
+
+# --- choosing a job
+
+
+def entry(job: str, created: int, *, live: bool = False, state: str = "running", **more: Any) -> dict[str, Any]:
+    return {"job": job, "created_ns": created, "live": live, "state": state, "generation": 0, "updated_ns": 0, **more}
+
+
+def test_the_one_live_job_is_meant_whoever_asks() -> None:
+    answers = {"n1": [entry("old", 5, state="failed"), entry("new", 1, live=True)], "n2": [entry("new", 1)]}
+    assert choose_job(answers, live_only=True) == "new"
+    assert choose_job(answers, live_only=False) == "new"
+
+
+def test_readers_take_the_newest_where_it_is_unclear() -> None:
+    assert choose_job({"n1": [entry("a", 1), entry("b", 2)]}, live_only=False) == "b"
+    both = {"n1": [entry("a", 1, live=True), entry("b", 2, live=True), entry("c", 3)]}
+    assert choose_job(both, live_only=False) == "b"
+    with pytest.raises(UsageError, match="2 jobs are live here: b a"):
+        choose_job(both, live_only=True)
+
+
+def test_no_job_to_choose() -> None:
+    with pytest.raises(RequestFailed, match="the newest, a, is over: failed"):
+        choose_job({"n1": [entry("a", 1, state="failed")]}, live_only=True)
+    with pytest.raises(Unreachable, match="know no job"):
+        choose_job({"n1": []}, live_only=False)
+
+
+def test_an_agent_that_lingers_after_the_end_is_not_a_live_job() -> None:
+    answers = {"n1": [entry("a", 1, live=True, state="succeeded")], "n2": [entry("b", 0, live=True)]}
+    assert choose_job(answers, live_only=True) == "b"
+
+
+def test_rows_take_the_state_of_the_newest_host() -> None:
+    rows = group_jobs(
+        {
+            "n1": [entry("a", 1, generation=1, updated_ns=5)],
+            "n2": [entry("a", 1, generation=4, updated_ns=2, state="failed")],
+        }
+    )
+    assert [(row["job"], row["state"], row["generation"], row["hosts"]) for row in rows] == [
+        ("a", "failed", 4, ["n1", "n2"])
+    ]
+
+
+def test_a_cut_off_node_that_goes_on_writing_does_not_hide_the_end() -> None:
+    answers = {
+        "n1": [entry("a", 1, generation=1, updated_ns=9, live=True)],
+        "n2": [entry("a", 1, generation=1, updated_ns=5, state="succeeded")],
+    }
+    assert [(row["state"], row["live"]) for row in group_jobs(answers)] == [("succeeded", False)]
+
+
+def test_the_end_in_a_nodes_files_counts_more_than_an_agent_that_was_cut_off(tmp_path: Path) -> None:
+    files = Home(tmp_path).job("a")
+    files.make()
+    nodes = tuple(NodeSpec(name, name, "1") for name in ("n1", "n2", "n3"))
+    files.spec.write_text(json.dumps(JobSpec("a", "train.py", nodes).to_json()))
+    files.node.write_text('{"node": "n2"}')
+    # An operator may still leave after the end.
+    kinds = ("job_started", "job_succeeded", "operator_detached")
+    records: list[dict[str, Any]] = [
+        {"seq": seq, "type": kind, "generation": 0, "node": None, "rank": None, "detail": {}, "time": "", "term": 1}
+        for seq, kind in enumerate(kinds, 1)
+    ]
+
+    async def identity(count: int) -> dict[str, Any]:
+        files.events.write_text("".join(f"{json.dumps(record)}\n" for record in records[:count]))
+        return (await FileRequests(files).identity({})).data
+
+    def best(**found: dict[str, Any]) -> str:
+        hosts = tuple(Host(name, ssh=name, address=name) for name in found)
+        session = Session(Inventory(Path("hosts.toml"), hosts, JobDefaults(workdir=Path())))
+        for name, one in found.items():
+            session.links[name].learn(one)
+            session.links[name].opened = True
+        return session.opened_links()[0].host.name
+
+    async def check() -> None:
+        ended, before = await identity(3), await identity(1)
+        cut_off = {"live": True, "term": 1, "role": "waiting", "coordinator_reachable": False, "last_seq": 9}
+        assert best(n1=cut_off, n2=ended) == "n2"
+        assert best(n1=cut_off, n2=before) == "n1"
+        # The end of a coordinator that was out of office: the others went on without it.
+        assert best(n1={**cut_off, "term": 2}, n2=ended) == "n1"
+        assert best(n1={**cut_off, "role": "coordinator", "coordinator_reachable": True}, n2=ended) == "n1"
+
+    asyncio.run(check())
+
+
+def test_the_one_live_job_is_chosen_when_all_hosts_have_been_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "GRACE", -1.0)
+    hosts = tuple(Host(name, ssh=name, address=name) for name in ("n1", "n2"))
+
+    async def scenario() -> None:
+        session = Session(Inventory(Path("hosts.toml"), hosts, JobDefaults(workdir=Path())), live_only=True)
+        session.links["n1"].jobs = [entry("a", 1, live=True)]
+        choosing = asyncio.ensure_future(jobs.choose(session))
+        await asyncio.sleep(0)
+        session.touch()
+        await asyncio.sleep(0.01)
+        assert not choosing.done()
+        session.links["n2"].jobs = [entry("b", 2, live=True)]
+        session.touch()
+        await choosing
+        assert isinstance(session.failure, UsageError)
+
+    asyncio.run(scenario())

@@ -1,0 +1,129 @@
+"""Succession: with elections, leases, partitions and deaths, never two groups, and after healing one again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import Phase, given
+from hypothesis import strategies as st
+
+from remote_agent.coordinator import inputs
+from remote_agent.coordinator import state as s
+from tests.examples import examples
+from tests.fast.agents_world import Agents
+from tests.fast.world import spec
+
+
+def group(size: int, seed: int = 0, spares: int = 0) -> Agents:
+    world = Agents(spec(size, spares=spares, nproc=1, min_nodes=1, max_restarts=1000), seed)
+    world.pass_time(10)
+    assert world.running() == set(list(world.agents)[: size - spares])
+    return world
+
+
+@pytest.mark.parametrize(("size", "away"), [(3, {"n1"}), (4, {"n1"}), (5, {"n1", "n2"}), (5, {"n1"})])
+def test_the_larger_side_elects_and_all_are_one_group_again(size: int, away: set[str]) -> None:
+    world = group(size)
+    world.split(away)
+    world.pass_time(60)
+    assert world.running() == set(world.agents) - away
+    world.heal()
+    world.pass_time(60)
+    assert world.running() == set(world.agents)
+    assert len(world.heads()) == 1
+
+
+def test_half_of_a_group_stays_with_the_coordinator() -> None:
+    world = group(4)
+    world.split({"n1", "n2"})
+    world.pass_time(60)
+    assert world.running() == {"n1", "n2"}
+
+
+@pytest.mark.parametrize(("size", "pause"), [(2, 5), (2, 20), (3, 5), (3, 20)])
+def test_a_coordinator_that_stood_still_blames_nobody_else(size: int, pause: int) -> None:
+    world = group(size)
+    world.freeze("n1", pause)
+    world.pass_time(30)
+    assert world.running() == set(world.agents)
+    (head,) = world.heads()
+    assert head.name == ("n2" if (size, pause) == (3, 20) else "n1")
+    assert "node_lost" not in [one["type"] for one in head.records]
+    paused = [one["detail"]["seconds"] for one in head.records if one["type"] == "coordinator_paused"]
+    assert paused == ([] if head.name == "n2" else [pytest.approx(pause, abs=1)])
+    assert head.role is not None
+    assert (head.role.generation > 0, head.role.restarts) == (pause == 20, 0)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_spare_comes_in_for_the_coordinators_node(late: bool) -> None:
+    world = group(4, spares=1)
+    if late:
+        world.split({"n4"})
+    world.die("n1")
+    world.pass_time(45)
+    world.heal()
+    world.pass_time(20)
+    assert world.running() == {"n2", "n3", "n4"}
+    (head,) = world.heads()
+    sizes = [len(one["detail"]["members"]) for one in head.records if one["type"] == "generation_started"]
+    assert sizes == ([3, 2, 3] if late else [3, 3])
+    assert head.role is not None
+    assert head.role.restarts == 0
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["split", "cut", "heal", "die", "boot", "restart", "freeze", "time", "time"]),
+        st.integers(0, 31),
+    ),
+    max_size=14,
+)
+
+
+@examples(60, derandomize=True, phases=[Phase.generate])
+@given(st.integers(2, 5), st.integers(0, 1), st.integers(0, 999), MOVES)
+def test_never_two_groups_and_one_again_after_healing(
+    size: int, spares: int, seed: int, moves: list[tuple[str, int]]
+) -> None:
+    world = group(size, seed, spares)
+    for kind, number in moves:
+        play(world, kind, number)
+        world.pass_time(1 + number % 4)
+    world.heal()
+    for name in world.agents:
+        world.boot(name)
+    world.pass_time(150)
+    heads = world.heads()
+    assert len(heads) == 1, [head.name for head in heads]
+    state = heads[0].role
+    assert state is not None
+    wanted = {name for name, node in state.nodes.items() if node.status not in ("removed", "failed")}
+    if wanted:
+        assert state.phase == s.RUNNING
+        assert world.running() <= wanted
+        assert len(world.running()) == min(len(wanted), size - spares)
+        ranks = sorted(rank for name in world.running() for rank in world.agents[name].ranks)
+        assert ranks == list(range(len(state.ranks)))
+
+
+def play(world: Agents, kind: str, number: int) -> None:
+    """One move of the random game."""
+    names = list(world.agents)
+    name = names[number % len(names)]
+    heads = world.heads()
+    if kind == "split":
+        world.split({one for place, one in enumerate(names) if number >> place & 1})
+    elif kind == "cut":
+        world.blocked.add(frozenset((name, names[(number // 5) % len(names)])))
+    elif kind == "heal":
+        world.heal()
+    elif kind == "die" and sum(agent.alive for agent in world.agents.values()) > 1:
+        world.die(name)
+    elif kind == "boot":
+        world.boot(name)
+    elif kind == "freeze":
+        world.freeze(name, number)
+    elif kind == "time":
+        world.pass_time(number)
+    elif heads and kind == "restart":
+        heads[0].feed(inputs.Restart())

@@ -1,0 +1,337 @@
+"""Modules import only from rooms above their own and in no circle; a node needs the standard library alone.
+
+`ROOMS` is the order of ARCHITECTURE.md's tree, from the bottom of the program to its entry points.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.pythons import interpreters
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A room may import rooms above it in this table. A dotted name is a package or one module.
+ROOMS = (
+    # What runs on a node, in the order of the data.
+    "remote_agent.__version__",
+    "remote_agent.wire",
+    "remote_agent.text",
+    "remote_agent.base",
+    "remote_agent.diagnose",
+    "remote_agent.logs",
+    "remote_agent.tree",
+    "remote_agent.coordinator",
+    "remote_agent.vitals",
+    "remote_agent.engine",
+    "remote_agent.election",
+    "remote_agent.agent",
+    "remote_agent.bridge",
+    "remote_agent.__main__",
+    # What runs where the operator is.
+    "supervisor.errors",
+    "supervisor.paths",
+    "supervisor.inventory",
+    "supervisor.ssh",
+    "supervisor.link",
+    "supervisor.logs",
+    "supervisor.nccl",
+    "supervisor.wording",
+    "supervisor.preflight",
+    "supervisor.launch",
+    "supervisor.handlers",
+    "supervisor.control",
+    "supervisor.session",
+    "supervisor.actions",
+    "supervisor.postmortem",
+    "supervisor.recording",
+    "supervisor.report",
+    "supervisor.tui",
+    "supervisor.demo_hosts",
+    "supervisor.cli",
+    "supervisor.__main__",
+)
+
+# What the operator's side may take from the node's: the wire, the diagnosis, the rules for patterns and records, and
+# the coordinator's preview of what a request leads to.
+SHARED = (
+    "remote_agent.wire",
+    "remote_agent.diagnose",
+    "remote_agent.text",
+    "remote_agent.coordinator.preview",
+    "remote_agent.coordinator.state",
+    "remote_agent.__version__",
+    "remote_agent",
+)
+# It runs on a node, in torchrun's process, and hands the node's side its certificate.
+TORCHRUN_HANDLER = "supervisor.handlers"
+
+# The only modules that may import torch.
+TORCH = ("remote_agent.engine.torch_api", "remote_agent.engine.worker")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name with its place; `lazy` inside a function and under TYPE_CHECKING."""
+
+    module: str
+    place: str
+    name: str
+    lazy: bool
+
+    def __str__(self) -> str:
+        return f"{self.place} imports {self.name}"
+
+
+@functools.lru_cache(None)
+def _trees() -> dict[str, tuple[Path, ast.Module]]:
+    """Return the syntax tree of each module of the product by its dotted name."""
+    trees = {}
+    for package in ("remote_agent", "supervisor"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            trees[name] = path.relative_to(ROOT), ast.parse(path.read_text(), str(path))
+    return trees
+
+
+@functools.lru_cache(None)
+def _imports() -> tuple[Import, ...]:
+    return tuple(one for module, (path, tree) in _trees().items() for one in _imports_of(module, path, tree))
+
+
+def _imports_of(module: str, path: Path, tree: ast.Module) -> Iterator[Import]:
+    lazy = {id(inner) for node in ast.walk(tree) if _defers(node) for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for name in _names(node):
+                yield Import(module, f"{path}:{node.lineno}", name, id(node) in lazy)
+
+
+def _defers(node: ast.AST) -> bool:
+    if isinstance(node, ast.If):
+        return "TYPE_CHECKING" in ast.dump(node.test)
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def _names(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    assert not node.level, "imports are absolute"
+    return [f"{node.module}.{alias.name}" for alias in node.names]
+
+
+def _in(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def _module_of(name: str) -> str:
+    """Return the module of ours that holds an imported name, or the empty string."""
+    while name and name not in _trees():
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _room(module: str) -> str:
+    return max((room for room in ROOMS if _in(module, room)), key=len, default="")
+
+
+def _check(wrong: Iterator[Import] | list[Import]) -> None:
+    lines = [str(one) for one in wrong]
+    assert not lines, "\n".join(lines)
+
+
+def test_a_room_imports_only_rooms_above_it() -> None:
+    packages = ("remote_agent", "supervisor")  # `__init__` of the root: the version and a paragraph, nothing imported
+    homeless = [module for module in _trees() if module not in packages and not _room(module)]
+    assert not homeless, f"not in the table of rooms: {homeless}"
+    wrong = []
+    for one in _imports():
+        here, there = _room(one.module), _room(_module_of(one.name))
+        if here and there and ROOMS.index(there) > ROOMS.index(here):
+            wrong.append(one)
+    _check(wrong)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside functions and for type checkers count too."""
+    graph: dict[str, set[str]] = {module: set() for module in _trees()}
+    for one in _imports():
+        if (target := _module_of(one.name)) not in ("", one.module):
+            graph[one.module].add(target)
+    circles = _components(graph)
+    assert not circles, "\n".join(" - ".join(circle) for circle in circles)
+
+
+def _components(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of modules of which each leads to each: remove what leads nowhere until nothing changes."""
+    reach = {module: _reachable(graph, module) for module in graph}
+    groups = {tuple(sorted(other for other in reach[module] if module in reach[other])) for module in graph}
+    return [list(group) for group in sorted(groups) if len(group) > 1]
+
+
+def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    todo = [start]
+    while todo:
+        for target in graph[todo.pop()] - seen:
+            seen.add(target)
+            todo.append(target)
+    return seen
+
+
+def test_no_function_assigns_to_fields_of_another_modules_object() -> None:
+    wrong = [
+        f"{path}:{line} assigns to {target}"
+        for path, tree in _trees().values()
+        for line, target in _foreign_assignments(tree)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _foreign_assignments(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """`parameter.field = …` where the parameter's type is a class of ours that another module defines."""
+    ours = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and _in(node.module or "", "remote_agent", "supervisor")
+        for alias in node.names
+    }
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        args = function.args
+        foreign = {
+            arg.arg
+            for arg in [*args.posonlyargs, *args.args, *args.kwonlyargs]
+            if arg.annotation is not None and ours & set(_words(arg.annotation))
+        }
+        for node in ast.walk(function):
+            if not isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Load):
+                continue
+            if isinstance(node.value, ast.Name) and node.value.id in foreign:
+                yield node.lineno, ast.unparse(node)
+
+
+def _words(annotation: ast.expr) -> Iterator[str]:
+    """The first name of each dotted name in an annotation, quoted or not."""
+    for node in ast.walk(annotation):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from _words(ast.parse(node.value, mode="eval").body)
+
+
+def test_a_node_needs_the_standard_library_alone() -> None:
+    allowed = set(sys.stdlib_module_names) | {"remote_agent", "torch"}
+    _check(
+        one for one in _imports() if _in(one.module, "remote_agent") and one.name.split(".")[0] not in allowed
+    )  # fmt: skip
+
+
+def test_torch_is_imported_by_its_one_door_and_by_the_ranks_alone() -> None:
+    _check(one for one in _imports() if _in(one.name, "torch") and not _in(one.module, *TORCH))
+
+
+def test_the_operators_side_takes_only_shared_rooms_of_the_nodes_side() -> None:
+    _check(
+        one
+        for one in _imports()
+        if _in(one.module, "supervisor")
+        and one.module != TORCHRUN_HANDLER
+        and _in(one.name, "remote_agent")
+        and not {_room(_module_of(one.name)), _module_of(one.name)} & {"", *SHARED}
+    )
+
+
+def test_the_wire_the_text_rules_and_the_diagnosis_need_nothing_else() -> None:
+    """The operator's side imports them, and a post mortem on any machine has no more."""
+    rooms = ("remote_agent.wire", "remote_agent.text", "remote_agent.diagnose")
+    _check(
+        one
+        for one in _imports()
+        if _in(one.module, *rooms) and _in(one.name, "remote_agent") and not _in(one.name, *rooms)
+    )
+
+
+def test_torchs_plugin_imports_nothing_until_it_is_used() -> None:
+    """torch loads it in every process that imports torch.distributed.elastic."""
+    _check(
+        one
+        for one in _imports()
+        if one.module == TORCHRUN_HANDLER and not one.lazy and one.name.split(".")[0] not in sys.stdlib_module_names
+    )
+
+
+def test_only_the_command_line_imports_the_tui_and_only_to_open_it() -> None:
+    _check(
+        one
+        for one in _imports()
+        if not _in(one.module, "supervisor.tui")
+        and _in(one.name, "supervisor.tui", "textual")
+        and not (one.lazy and _in(one.module, "supervisor.cli", "supervisor.__main__"))
+    )
+
+
+@pytest.mark.parametrize("module", ["supervisor.__main__", "supervisor.cli"])
+def test_the_command_line_starts_without_torch_and_without_a_screen(module: str) -> None:
+    code = (
+        f"import sys, {module}\n"
+        "heavy = [name for name in ('torch', 'textual', 'rich') if name in sys.modules]\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+INTERPRETERS = interpreters()
+_COMPILE = """
+import sys
+from pathlib import Path
+for path in sorted(Path(sys.argv[1]).rglob("*.py")):
+    compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True)
+"""
+_IMPORT_ALL = """
+NEED_TORCH = ("torch_api.py", "preflight.py", "torch_agent_process.py", "torchrun_handler.py")
+import importlib, sys, warnings
+from pathlib import Path
+warnings.simplefilter("error")
+sys.dont_write_bytecode = True
+root = Path(sys.argv[1])
+sys.path.insert(0, str(root))
+for path in sorted((root / "remote_agent").rglob("*.py")):
+    if path.name in ("__main__.py", "worker.py", *NEED_TORCH):
+        continue
+    parts = path.relative_to(root).with_suffix("").parts
+    importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+assert "torch" not in sys.modules
+"""
+
+
+def _run(interpreter: str, *args: str) -> None:
+    done = subprocess.run([interpreter, *args], cwd="/", capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("version", sorted(INTERPRETERS))
+def test_the_agent_compiles_imports_and_starts_on_every_python(version: str) -> None:
+    interpreter = INTERPRETERS[version]
+    _run(interpreter, "-c", _COMPILE, str(ROOT / "remote_agent"))
+    _run(interpreter, "-I", "-c", _IMPORT_ALL, str(ROOT))
+    start = f"import sys, runpy; sys.path.insert(0, {str(ROOT)!r}); sys.argv[1:] = ['connect', '--help']; "
+    _run(interpreter, "-B", "-c", start + "runpy.run_module('remote_agent', run_name='__main__')")
+
+
+@pytest.mark.parametrize("version", sorted(set(INTERPRETERS) - {"3.9"}))
+def test_the_supervisor_compiles_on_every_python(version: str) -> None:
+    _run(INTERPRETERS[version], "-c", _COMPILE, str(ROOT / "supervisor"))

@@ -1,0 +1,150 @@
+"""The journal: whole, in order, the same after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from remote_agent.coordinator import inputs, replay
+from remote_agent.coordinator.journal import Journal, chunks, public, read_records
+from remote_agent.coordinator.status import document, history
+from remote_agent.diagnose.incidents import iso_time
+from remote_agent.wire.status_diff import merge
+from tests.fast.world import World, spec
+
+
+def record(seq: int, **changes: Any) -> dict[str, Any]:
+    base = {
+        "seq": seq,
+        "time": iso_time(seq * 10**9),
+        "type": "t",
+        "generation": 0,
+        "node": None,
+        "rank": None,
+        "detail": {},
+    }
+    return {**base, "term": 1, **changes}
+
+
+def test_records_survive_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+
+    async def first() -> None:
+        journal = Journal(path)
+        journal.take([record(number) for number in (1, 2, 3)])
+        journal.close()
+
+    asyncio.run(first())
+    with path.open("a") as file:
+        file.write('{"seq": 4, "ti')
+    assert [one["seq"] for one in read_records(path)] == [1, 2, 3]
+
+    async def second() -> None:
+        journal = Journal(path)
+        journal.append(record(4))
+        journal.close()
+
+    asyncio.run(second())
+    assert [one["seq"] for one in read_records(path)] == [1, 2, 3, 4]
+
+
+def test_a_disk_that_was_full_leaves_no_gap(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+
+    async def check() -> None:
+        journal = Journal(path)
+        journal.append(record(1))
+        journal.close()
+        journal._file = open("/dev/full", "a")  # noqa: SIM115  the journal closes it
+        journal.append(record(2))
+        journal.append(record(3))
+        assert [one["seq"] for one in read_records(path)] == [1, 2, 3]
+        path.unlink()
+        path.mkdir()
+        (path / "x").touch()
+        journal.take([record(1), record(2)], reset=True)
+        journal.append(record(3))
+        (path / "x").unlink()
+        path.rmdir()
+        journal.append(record(4))
+        assert [one["seq"] for one in read_records(path)] == [1, 2, 3, 4]
+        journal.close()
+
+    asyncio.run(check())
+
+
+def test_chunks_are_bounded_by_bytes() -> None:
+    large = [record(seq, detail={"text": "x" * 400_000}) for seq in range(1, 8)]
+    found = list(chunks(large))
+    assert [one for chunk in found for one in chunk] == large
+    assert [len(chunk) for chunk in found] == [2, 2, 2, 1]
+    assert list(chunks([])) == [[]]
+
+
+def test_no_gap_and_no_duplicate_can_enter(tmp_path: Path) -> None:
+    async def check() -> None:
+        journal = Journal(tmp_path / "events.jsonl")
+        for seq in (1, 1, 3, 2, 3):
+            journal.append(record(seq))
+        assert [one["seq"] for one in journal.records] == [1, 2, 3]
+        journal.close()
+
+    asyncio.run(check())
+
+
+def test_a_follower_gets_every_record_once_and_ends(tmp_path: Path) -> None:
+    async def check() -> None:
+        journal = Journal(tmp_path / "events.jsonl")
+        journal.append(record(1))
+
+        async def follow() -> list[int]:
+            return [one["seq"] async for one in journal.follow(0)]
+
+        task = asyncio.ensure_future(follow())
+        for seq in range(2, 50):
+            journal.append(record(seq))
+            if seq % 7 == 0:
+                await asyncio.sleep(0)
+        journal.end()
+        assert await asyncio.wait_for(task, 5.0) == list(range(1, 50))
+        journal.close()
+
+    asyncio.run(check())
+
+
+def test_two_journals_with_other_tails_have_other_digests(tmp_path: Path) -> None:
+    async def check() -> None:
+        one, other = Journal(tmp_path / "a.jsonl"), Journal(tmp_path / "b.jsonl")
+        one.append(record(1))
+        other.append(record(1, type="else"))
+        assert one.digest(1) != other.digest(1)
+        assert one.digest(0) == other.digest(0) == ""
+        one.close()
+        other.close()
+
+    asyncio.run(check())
+
+
+def test_the_term_stays_between_agents() -> None:
+    assert set(public(record(1))) == {"seq", "time", "type", "generation", "node", "rank", "detail"}
+
+
+def test_times_are_utc_with_milliseconds() -> None:
+    assert iso_time(1_700_000_000_123_456_789) == "2023-11-14T22:13:20.123Z"
+
+
+def test_the_history_is_the_status_after_each_record_and_says_who_asked() -> None:
+    world = World(spec(3, min_nodes=2))
+    world.fail(1)
+    world.settle()
+    world.feed(inputs.Remove("n3", "ann@laptop"))
+    world.settle()
+    records = world.records()
+    status: dict[str, Any] = {}
+    for told in history(world.state.spec, records):
+        status = merge(status, told["changes"])
+        assert status == document(replay.fold(world.state.spec, records[: told["seq"]]), {}, None)
+    assert status["generation"] == 2
+    asked = next(record for record in records if record["type"] == "remove_requested")
+    assert (asked["node"], asked["detail"]["operator"]) == ("n3", "ann@laptop")

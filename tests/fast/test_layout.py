@@ -1,0 +1,79 @@
+"""Rules of the code: docstrings say what goes in and out, functions are short; links in documents lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import re
+from pathlib import Path
+
+import tomli
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FUNCTION_LINES = 60
+_PACKAGES = ("remote_agent", "supervisor", "examples")
+
+
+def _files(*packages: str) -> list[Path]:
+    return sorted(path.relative_to(ROOT) for package in packages for path in (ROOT / package).rglob("*.py"))
+
+
+def _test_modules() -> list[Path]:
+    # What lies in a directory that is no package is material of a test: scripts that fail, for example.
+    return [path for path in _files("tests") if (ROOT / path).with_name("__init__.py").exists()]
+
+
+def test_a_module_says_what_goes_in_and_out() -> None:
+    wrong = []
+    for path in _files(*_PACKAGES):
+        docstring = ast.get_docstring(ast.parse((ROOT / path).read_text())) or ""
+        if not docstring.partition("\n")[0].endswith((".", ":")):
+            wrong.append(f"{path}: the docstring's first line is not one sentence")
+        wrong += [f"{path}: the docstring has no {word}" for word in ("In:", "Out:") if word not in docstring]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_functions_are_small() -> None:
+    long = [
+        f"{path}:{node.lineno} {node.name}: {size} lines"
+        for path in [*_files(*_PACKAGES), *_test_modules()]
+        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (size := _size(node)) > FUNCTION_LINES
+    ]
+    assert not long, "\n".join(long)
+
+
+def _size(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def test_nothing_is_left_for_later() -> None:
+    words = ("TODO", "FIXME", "XXX", "HACK")
+    left = [f"{path}: {word}" for path in _files(*_PACKAGES) for word in words if word in (ROOT / path).read_text()]
+    assert not left, "\n".join(left)
+
+
+def test_links_lead_to_what_a_source_distribution_has() -> None:
+    project = tomli.loads((ROOT / "pyproject.toml").read_text())
+    kept = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    broken = [f"{page.relative_to(ROOT)}: {link}" for page in pages for link in _broken_links(page, kept)]
+    assert not broken, "\n".join(broken)
+
+
+def _broken_links(page: Path, kept: list[str]) -> list[str]:
+    broken = []
+    for link, anchor in re.findall(r"\]\(((?!https?:)[^)#]*)(#[^)]*)?\)", page.read_text()):
+        target = (page.parent / link).resolve() if link else page
+        if not target.exists() or not any(
+            fnmatch.fnmatch(f"/{target.relative_to(ROOT).parts[0]}", pattern) for pattern in kept
+        ):
+            broken.append(link)
+        elif anchor and anchor[1:] not in _anchors(target):
+            broken.append(link + anchor)
+    return broken
+
+
+def _anchors(page: Path) -> list[str]:
+    heads = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", head).lower().replace(" ", "-") for head in heads]

@@ -1,0 +1,77 @@
+"""Nodes that are lost, that come back, that keep failing; on the pure state machine."""
+
+from __future__ import annotations
+
+from remote_agent.coordinator import inputs, replay
+from remote_agent.coordinator import state as s
+from tests.fast.world import World, spec
+
+
+def test_a_lost_node_is_left_out_and_admitted_when_it_returns() -> None:
+    world = World(spec(3, min_nodes=2))
+    world.die("n3")
+    world.settle()
+    assert (world.world_size, world.state.restarts) == (4, 0)
+    assert world.last("incident").detail["category"] == "node_lost"
+    world.join("n3")
+    world.settle()
+    assert (world.world_size, world.state.restarts) == (6, 0)
+
+
+def test_where_the_machine_answers_it_is_the_agent_that_is_lost() -> None:
+    world = World(spec(3, min_nodes=2))
+    for alone, kinds in ((True, ["agent_lost", "node_lost"]), (False, ["node_lost"])):
+        world.machines["n3"].connected, world.machines["n3"].running = False, None
+        before = len(world.types())
+        for _ in range(2):
+            world.feed(inputs.Gone("n3", "gone", alone=alone))
+        assert [kind for kind in world.types()[before:] if kind.endswith("_lost")] == kinds
+        world.settle()
+        world.join("n3")
+        world.settle()
+        assert world.world_size == 6
+
+
+def test_a_node_that_keeps_failing_is_quarantined() -> None:
+    world = World(spec(3, min_nodes=2))
+    for _ in range(3):
+        world.die("n3")
+        world.settle()
+        world.join("n3")
+        world.settle()
+    assert world.state.nodes["n3"].status == "failed"
+    assert "quarantined" in str(world.state.nodes["n3"].reason)
+    assert world.state.members == ("n1", "n2")
+
+
+def test_a_node_that_keeps_losing_the_coordinator_is_quarantined_as_the_journal_says() -> None:
+    world = World(spec(3, min_nodes=2))
+    for _ in range(3):
+        generation, world.machines["n3"].running = world.state.generation, None
+        world.feed(inputs.Idle("n3", generation))
+        world.settle()
+    assert "quarantined" in world.last("node_lost").detail["reason"]
+    assert (world.state.nodes["n3"].status, world.state.members) == ("failed", ("n1", "n2"))
+
+
+def test_a_lost_node_that_comes_back_unable_says_why() -> None:
+    world = World(spec(3, min_nodes=2))
+    world.die("n3")
+    world.settle()
+    world.machines["n3"].connected = True
+    world.feed(inputs.Joined("n3", "n3-again", None))
+    world.feed(inputs.Unfit("n3", "torch sees no GPU here"))
+    assert (world.state.nodes["n3"].status, world.state.nodes["n3"].reason) == ("failed", "torch sees no GPU here")
+    assert replay.fold(world.state.spec, world.records()).nodes["n3"].reason == "torch sees no GPU here"
+    assert world.state.nodes["n3"].connected
+    assert world.state.phase == s.RUNNING
+
+
+def test_silence_makes_a_node_lost() -> None:
+    world = World(spec(3, min_nodes=2, node_timeout=15.0))
+    world.machines["n3"].connected = False
+    world.pass_time(16)
+    world.settle()
+    assert world.state.nodes["n3"].status == "lost"
+    assert world.world_size == 4
+    assert world.dropped == ["n3"], "a node that was only asleep must join anew"

@@ -1,0 +1,100 @@
+"""A member's lease and vote: whose orders count, and why two coordinators cannot both have a quorum."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remote_agent.election import member
+from remote_agent.election.member import Member
+
+TIMEOUT = 15.0
+
+
+def follower(name: str = "n2", **changes: Any) -> Member:
+    base = Member(me=name, node_timeout=TIMEOUT, term=1, coordinator="n1", contact=0.0)
+    return dataclasses.replace(base, **changes)
+
+
+def test_an_older_term_is_not_followed() -> None:
+    view, accepted = member.accept(follower(term=3), 2, "n4", 1.0)
+    assert not accepted
+    assert view.coordinator == "n1"
+
+
+def test_a_second_coordinator_of_the_same_term_is_not_followed() -> None:
+    assert not member.accept(follower(), 1, "n3", 1.0)[1]
+
+
+def test_a_newer_term_is_followed_and_renews_the_lease() -> None:
+    view, accepted = member.accept(follower(), 2, "n3", 9.0)
+    assert accepted
+    assert (view.coordinator, view.contact) == ("n3", 9.0)
+
+
+def test_the_lease_runs_from_when_the_answered_heartbeat_was_sent() -> None:
+    view = member.heard(follower(), 5.0)
+    assert not member.lease_over(view, 5.0 + 0.79 * TIMEOUT)
+    assert member.lease_over(view, 5.0 + 0.81 * TIMEOUT)
+
+
+def test_workers_are_dead_before_the_coordinator_may_form_a_group_without_them() -> None:
+    assert member.LEASE_SHARE < 1.0
+
+
+def test_no_vote_against_a_coordinator_in_charge() -> None:
+    _, reason = member.vote(follower(contact=10.0), 2, "n3", 12.0)
+    assert reason == "n1 is in charge"
+
+
+def test_a_vote_for_the_heir_needs_no_wait() -> None:
+    view, reason = member.vote(follower(contact=10.0, heir="n3"), 2, "n3", 10.1)
+    assert reason == ""
+    assert view.voted == "n3"
+
+
+def test_a_dead_coordinator_is_replaced_sooner_than_a_silent_one() -> None:
+    dead = member.refused(follower(contact=10.0), 10.5)
+    assert member.leaderless(dead, 10.5 + member.DEAD_MARGIN_S + 0.1)
+    assert not member.leaderless(follower(contact=10.0), 10.5 + member.DEAD_MARGIN_S + 0.1)
+
+
+def test_candidates_take_turns() -> None:
+    order = ["n2", "n3"]
+    now = 0.8 * TIMEOUT + 0.1
+    assert member.election_due(follower("n2"), order, now)
+    assert not member.election_due(follower("n3"), order, now)
+    assert member.election_due(follower("n3"), order, now + member.STAGGER_S)
+
+
+@given(
+    st.permutations(["a", "b", "c", "d", "e"]),
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["x", "y"])), max_size=12),
+)
+def test_one_term_has_one_winner(names: list[str], asks: list[tuple[int, str]]) -> None:
+    views = {name: Member(me=name, node_timeout=TIMEOUT, term=1, coordinator=None) for name in names}
+    votes: dict[str, set[str]] = {"x": set(), "y": set()}
+    for number, candidate in asks:
+        name = names[number]
+        views[name], reason = member.vote(views[name], 2, candidate, 100.0)
+        if not reason:
+            votes[candidate].add(name)
+    winners = [candidate for candidate in votes if member.quorum(len(votes[candidate]), len(names))]
+    assert len(winners) <= 1
+
+
+def test_quorum_is_more_than_half() -> None:
+    wins = [votes for votes, base in itertools.product(range(5), [4]) if member.quorum(votes, base)]
+    assert wins == [3, 4]
+    assert not member.quorum(1, 2)
+    assert member.quorum(1, 1)
+
+
+def test_before_a_coordinator_was_named_nobody_stands() -> None:
+    fresh = Member(me="n1", node_timeout=TIMEOUT)
+    assert member.leaderless(fresh, 100.0)
+    assert not member.election_due(fresh, ["n1"], 100.0)

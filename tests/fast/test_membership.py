@@ -1,0 +1,198 @@
+"""What a plan says is what the coordinator then does; what cannot be told is said to be unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remote_agent.coordinator import inputs, replay
+from remote_agent.coordinator import state as s
+from remote_agent.coordinator.operator_requests import CORDONED, answer, read
+from remote_agent.coordinator.status import document
+from remote_agent.wire import Problem
+from supervisor.wording.plan import plan
+from tests.fast.world import World, spec
+
+
+def facts(op: str, names: tuple[str, ...], status: dict[str, Any], events: tuple[Any, ...] = ()) -> dict[str, str]:
+    return dict(plan(op, names, status, events).facts)
+
+
+def carry_out(world: World, op: str, names: tuple[str, ...]) -> None:
+    for name in names:
+        world.feed(inputs.Remove(name) if op == "remove" else inputs.Add(world.state.nodes[name].spec))
+    if op == "restart":
+        world.feed(inputs.Restart())
+    world.settle()
+
+
+@pytest.mark.parametrize(
+    ("job", "lost", "op", "names"),
+    [
+        (spec(4), (), "restart", ()),
+        (spec(4), (), "remove", ("n2",)),
+        (spec(5, min_nodes=1), (), "remove", ("n2", "n4")),
+        (spec(4), (), "remove", ("n1",)),
+        (spec(4, spares=1), (), "remove", ("n2",)),
+        (spec(4, spares=1, min_nodes=2), (), "remove", ("n2",)),
+        (spec(5, spares=2), ("n2",), "remove", ("n3",)),
+        (spec(4, spares=1), (), "add", ("n4",)),
+        (spec(5, spares=2), (), "add", ("n4", "n5")),
+        (spec(4, spares=1), ("n2",), "restart", ()),
+    ],
+)
+def test_the_plan_is_what_the_coordinator_does(
+    job: Any, lost: tuple[str, ...], op: str, names: tuple[str, ...]
+) -> None:
+    world = World(job)
+    for name in lost:
+        world.die(name)
+        world.settle()
+    found = plan(op, names, document(world.state, {}, "n1"), ())
+    generation = world.state.generation
+    assert found.generation == generation
+    carry_out(world, op, names)
+    if op == "remove" and "n1" in names:
+        # The role moves, and its heir forms the group.
+        assert world.heirs == ["n2"]
+        assert "the coordinator moves from n1 to n2; rank 0 moves from n1 to n2" in dict(found.facts)["Roles"]
+        assert found.nodes == ("n2", "n3", "n4")
+        return
+    assert found.nodes == world.state.members
+    # However many nodes: one restart.
+    assert world.state.generation == generation + 1
+    assert f"-> {len(world.state.ranks)} ranks on {len(world.state.members)} nodes" in dict(found.facts)["World"]
+
+
+def test_ranks_that_move_are_told_in_runs() -> None:
+    status = document(World(spec(4)).state, {}, "n1")
+    assert facts("remove", ("n2",), status)["Ranks"] == "4-7 -> 2-5"
+    assert facts("remove", ("n4",), status)["Ranks"] == "those that stay keep their numbers"
+    assert facts("restart", (), status)["Ranks"] == "all keep their numbers"
+
+
+def test_what_is_known_of_the_past_is_told_and_nothing_else() -> None:
+    status = document(World(spec(3)).state, {}, "n1")
+    told = facts("remove", ("n3",), status)
+    assert told["Downtime"].startswith("not known")
+    assert told["Minimum"].startswith("below min_nodes (3)")
+    runs = [
+        {
+            "type": "generation_running",
+            "generation": g,
+            "detail": {"detect": 9e3, "stop": ms, "rendezvous": 100, "main": 0},
+        }
+        for g, ms in enumerate((5.0, 400.0, 900.0, 5000.0))
+    ]
+    assert facts("restart", (), status, tuple(runs))["Downtime"] == "about 1.0 s (from 3 earlier restarts)"
+    assert facts("add", ("n9",), status)["World"] == "6 ranks on 3 nodes -> 6 ranks and those of n9 on 4 nodes"
+    assert dict(plan("remove", ("n1",), {}, ()).facts)["Minimum"] == "not known"
+
+
+@pytest.mark.parametrize(
+    ("told", "lost"),
+    [
+        (((120, 100), (119, None)), "20 steps: at step 120; last snapshot: step 100"),
+        (((1, None), (1, None)), "not known: at step 1, and no rank has reported a snapshot"),
+        (((None, None),), "not known: no rank has reported a step yet"),
+    ],
+)
+def test_what_a_restart_loses_is_what_came_after_the_last_snapshot_that_was_told_of(told: Any, lost: str) -> None:
+    ranks = [
+        {"rank": rank, "step": step, "progress": {"saved": saved} if saved else None}
+        for rank, (step, saved) in enumerate(told)
+    ]
+    assert facts("restart", (), {"nodes": [{"name": "n1", "group_rank": 0, "ranks": ranks}]})["Lost"] == lost
+
+
+def test_the_plan_of_a_request_that_is_refused_says_why() -> None:
+    world = World(spec(2, min_nodes=1))
+    world.feed(inputs.Remove("n2"))
+    world.settle()
+    found = plan("remove", ("n1",), document(world.state, {}, "n1"), ())
+    assert dict(found.facts)["Refused"] == "n1 is the last node of the job; end the job with: supervisor stop"
+    # The group goes on as it is.
+    assert found.nodes == ("n1",)
+
+
+def test_a_plan_that_leaves_less_than_half_of_the_group_forms_none() -> None:
+    world = World(spec(4, min_nodes=1))
+    status = document(world.state, {}, "n1")
+    for node in status["nodes"][1:]:
+        node["state"] = "lost"
+    found = plan("restart", (), status, ())
+    assert found.nodes == ()
+    assert dict(found.facts)["World"] == "8 ranks on 4 nodes -> no group"
+
+
+def test_a_request_about_several_nodes_is_answered_for_each() -> None:
+    world = World(spec(3))
+    nodes = {"nodes": ["n1", "n2"]}
+    assert [name for name, _ in read("add", nodes, world.state)] == ["n1", "n2"]
+    world.die("n2")
+    with pytest.raises(Problem, match="not all"):
+        read("add", nodes, world.state)
+    told = answer([("n1", s.Reply(True, "n1 drains", 1)), ("n9", s.Reply(False, "no n9", 0, "unknown_node"))])
+    assert told["nodes"]["n9"] == {"accepted": False, "message": "no n9", "hint": ""}
+    assert (told["generation"], told["message"]) == (1, "n1 drains")
+    with pytest.raises(Problem, match="no n9"):
+        answer([("n9", s.Reply(False, "no n9", 0, "unknown_node"))])
+
+
+def members(world: World) -> list[str]:
+    return list(world.state.members)
+
+
+def test_a_cordoned_node_stays_until_it_is_lost_and_is_not_taken_back() -> None:
+    world = World(spec(4, min_nodes=1))
+    generation = world.state.generation
+    world.feed(inputs.Cordon("n2"))
+    world.feed(inputs.Cordon("n3"))
+    world.settle()
+    assert (world.state.generation, document(world.state, {}, "n1")["nodes"][1]["reason"]) == (generation, "cordoned")
+    # A restart, and another coordinator, keep it.
+    world.feed(inputs.Restart())
+    world.settle()
+    assert members(world) == ["n1", "n2", "n3", "n4"]
+    heir = World(spec(4, min_nodes=1), start=False)
+    heir.state = replay.take_over(world.state.spec, "n1", 2, world.records(), 0.0)
+    for name in heir.machines:
+        heir.join(name)
+    heir.settle()
+    assert members(heir) == ["n1", "n2", "n3", "n4"]
+    for name in ("n2", "n4"):
+        world.die(name)
+        world.settle()
+        without = world.state.generation
+        world.join(name)
+        world.settle()
+        # Nobody is stopped for a node that is not taken in.
+        assert (world.state.generation > without) == (name == "n4")
+    assert members(world) == ["n1", "n3", "n4"]
+    assert (world.state.nodes["n2"].status, world.state.nodes["n2"].reason) == ("spare", CORDONED)
+    found = plan("restart", (), document(world.state, {}, "n1"), ())
+    assert list(found.nodes) == members(world)
+    world.feed(inputs.Cordon("n2", on=False))
+    world.settle()
+    assert members(world) == ["n1", "n2", "n3", "n4"]
+    world.feed(inputs.Cordon("n2", on=False))
+    assert (world.replies[-1].accepted, world.replies[-1].message) == (False, "n2 is not cordoned")
+
+
+def test_a_cordoned_spare_takes_no_place_until_it_is_added() -> None:
+    world = World(spec(4, spares=1, min_nodes=2))
+    world.feed(inputs.Cordon("n4"))
+    world.die("n2")
+    world.settle()
+    assert members(world) == ["n1", "n3"]
+    without = world.state.generation
+    world.die("n4")
+    world.settle()
+    world.join("n4")
+    world.settle()
+    assert (members(world), world.state.generation) == (["n1", "n3"], without)
+    world.feed(inputs.Add(world.state.nodes["n4"].spec))
+    world.settle()
+    assert members(world) == ["n1", "n3", "n4"]
+    assert not replay.fold(world.state.spec, world.records()).nodes["n4"].cordoned

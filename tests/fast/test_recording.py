@@ -1,0 +1,296 @@
+"""Recordings: how they are read, what is shown at a time, what is refused, and the report of one."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import os
+import random
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote_agent.wire.status_diff import changes, merge
+from supervisor.cli import main
+from supervisor.cli.record import read_at, read_limit
+from supervisor.errors import RequestFailed, UsageError
+from supervisor.logs.selection import Filter, Selection
+from supervisor.recording import reading, writing
+from supervisor.recording.file_format import Line, line_json, read_lines
+from supervisor.recording.player import Player
+from supervisor.recording.reading import Lines, load
+from supervisor.recording.writing import Limit, evidence_lines
+from tests.screens import recorded, recordings
+
+REPORT = Path(__file__).parent.parent / "screens" / "snapshots" / "report.md"
+ALL = Selection(generation="all")
+
+
+class Clock:
+    """A clock that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return recordings.write(tmp_path / "job.rec")
+
+
+def test_changes_and_what_they_make() -> None:
+    old = {"state": "running", "nodes": [{"name": "n1", "x": 1}, {"name": "n2", "x": 1}]}
+    new = {"state": "running", "plan": "p", "nodes": [{"name": "n3"}, {"name": "n1", "x": 1}, {"name": "n2", "x": 2}]}
+    told = changes(old, new)
+    assert told == {"plan": "p", "nodes": [{"name": "n3"}, {"name": "n2", "x": 2}], "order": ["n3", "n1", "n2"]}
+    assert merge(old, told) == new
+    assert merge({}, changes({}, old)) == old
+    assert changes(new, new) == {}
+
+
+def test_a_line_keeps_its_bytes() -> None:
+    line = Line(3, 80, 5, "E", b"\xff\x00 caf\xc3\xa9 \x1b[31m\r")
+    assert read_lines(line_json(line) * 2) == [line, line]
+
+
+def test_gaps_are_told_and_lines_keep_their_numbers() -> None:
+    times = {5: 50, 6: 40, 1200: 90}
+    lines = Lines(Line(number, number * 10, t_ns, "I", b"line %d" % number) for number, t_ns in times.items())
+    assert [lines.total(t_ns) for t_ns in (0, 49, 50, 89, 90)] == [0, 0, 7, 7, 1201]
+    shown = {row.line: row.text for row in lines.window(0, 1201)}
+    assert list(shown) == list(range(1201))
+    assert shown[0] == shown[7] == b"(not in the recording)"
+    assert shown[4] == b"(5 lines up to here are not in the recording)"
+    assert shown[1199] == b"(1,193 lines up to here are not in the recording)"
+    assert shown[6] == b"line 6"
+
+
+def test_the_time_runs_stands_and_jumps(path: Path) -> None:
+    clock = Clock()
+    player = Player(load(path), speed=2.0, clock=clock)
+    begin, times = player.recording.begin_ns, player.recording.event_times_ns
+    assert (len(player.events), player.status["state"], player.incidents) == (2, "starting", [])
+    version = player.version
+    clock.now += 1.0
+    assert player.version > version
+    assert (player.now_ns, player.standing) == (begin + 2_000_000_000, "")
+    player.pause()
+    clock.now += 10
+    assert (player.now_ns, player.standing, player.turns) == (begin + 2_000_000_000, "paused", 0)
+    player.step(1)
+    assert player.now_ns == next(t for t in times if t > begin + 2_000_000_000)
+    player.seek(times[-2])
+    assert (player.status["state"], player.ended, [one["id"] for one in player.incidents]) == ("running", False, [1])
+    player.step(1)
+    assert (player.ended, player.standing, player.status) == (True, "end", recorded.load("failed_4x2").status)
+    player.step(-1)
+    assert (player.now_ns, player.turns, player.status["state"], player.ended) == (times[-2], 1, "running", False)
+    player.faster(1)
+    assert player.speed == 5.0
+    player.faster(-1)
+    player.faster(-1)
+    player.faster(-1)
+    assert player.speed == 1.0
+    player.seek(times[-1])
+    player.pause()
+    assert (player.now_ns, player.standing) == (begin, "")
+
+
+def test_logs_are_shown_as_they_were(path: Path) -> None:
+    recording = load(path)
+    player = Player(recording, recording.end_ns, paused=True)
+
+    async def rows(selection: Selection = ALL, count: int = 10_000, **bounds: Any) -> list[Any]:
+        return (await player.merged(selection, count, **bounds)).rows
+
+    async def scenario() -> None:
+        whole = await rows()
+        assert len(whole) == sum(one["lines"] for one in recording.files.values()) > 100
+        assert whole == sorted(whole, key=lambda row: row.t_ns)
+        # Page by page, backwards and forwards, each row once.
+        pages, before = list(await rows(count=7)), None
+        while before != (before := pages[0].t_ns):
+            pages[:0] = await rows(count=7, before_ns=before)
+        assert pages == whole
+        assert (await rows(count=5, after_ns=0))[:5] == whole[:5]
+        file = next(key for key in recording.files if key[3] == "stderr")
+        args = {"generation": file[1], "rank": file[2], "stream": file[3], "line": -2, "count": 2}
+        answer = await player.log(file[0], "log_window", args)
+        assert (len(answer.data["rows"]), answer.data["total_lines"]) == (2, recording.files[file]["lines"])
+        hits = [row async for row in player.search(ALL, pattern="out of MEMORY", ignore_case=True, level="error")]
+        assert hits
+        assert all(row.rank == 3 for row in hits)
+        # The first hits from a time on, the last ones before a time, and how far nothing is missing.
+        steps = [row async for row in player.search(ALL, pattern="step [0-9]")]
+        middle, spans = sorted(row.t_ns for row in steps)[len(steps) // 2], list[tuple[Any, Any]]()
+        for way, side in ((1, "since_ns"), (-1, "until_ns")):
+            query: dict[str, Any] = {"way": way, "limit": 5, "note_span": lambda *span: spans.append(span)}
+            near = [row async for row in player.search(ALL, pattern="step [0-9]", **query, **{side: middle})]
+            assert len(near) >= 5
+            since_ns, until_ns = spans.pop()
+            assert (since_ns if way > 0 else until_ns) == middle
+            inside = [row for row in steps if since_ns <= row.t_ns < until_ns]
+            assert near == sorted(inside, key=lambda row: row.t_ns)
+        with pytest.raises(RequestFailed, match="the pattern takes more than"):
+            _ = [row async for row in player.search(ALL, pattern=r"(.|..)+\x01")]
+        # As on the nodes: a record with all of its lines, and what is not in the recording.
+        narrow = Filter(("out of memory",), ("no such word",), "error")
+        kept = await rows(dataclasses.replace(ALL, filter=narrow))
+        assert {row.rank for row in kept if row.level} == {3}
+        tracebacks = [row for row in kept if row.text.startswith(b"Traceback")]
+        assert tracebacks
+        assert [row for row in kept if b"not in the recording" in row.text] == [
+            row for row in whole if b"not in the recording" in row.text
+        ]
+        page = await player.merged(dataclasses.replace(ALL, filter=narrow), 10, counted=(0, recording.end_ns + 1))
+        assert page.counted == len(whole)
+        player.seek(whole[50].t_ns)
+        assert [row for row in await rows() if row.t_ns > whole[50].t_ns] == []
+        assert (await player.merged(ALL, 3)).more
+        with pytest.raises(RequestFailed, match="this is a recording"):
+            await player.request("stop", kill=True)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 300])
+@pytest.mark.parametrize("files", [1, 3, 40])
+def test_pages_of_many_files_hold_each_row_once(files: int, count: int, tmp_path: Path) -> None:
+    dice = random.Random(files * count)
+    base = 1_795_169_001_000_000_000
+    logs = {
+        ("n1", 0, rank, "stdout"): [
+            Line(at, at * 9, base + t_ns, "I", b"%d" % at)
+            for at, t_ns in enumerate(sorted(dice.choices(range(60), k=dice.randrange(1, 12))))
+        ]
+        for rank in range(files)
+    }
+    recording = load(recordings.write(tmp_path / "job.rec", logs=logs))
+    whole = sorted(line.t_ns for lines in logs.values() for line in lines)
+    for now_ns in (base + 29, recording.end_ns):
+        there = [t_ns for t_ns in whole if t_ns <= now_ns]
+        for forwards in (False, True):
+            rows: list[Any] = []
+            more, edge = True, 0 if forwards else now_ns + 1
+            while more:
+                bounds = (None, edge) if forwards else (edge, None)
+                page, more = asyncio.run(reading.merged(recording, ALL, count, now_ns, *bounds))
+                assert len(page) >= min(count, len(there) - len(rows))
+                rows = rows + page if forwards else page + rows
+                edge = page[-1].t_ns + 1 if forwards else page[0].t_ns
+            assert [row.t_ns for row in rows] == there
+            assert len({(row.rank, row.line) for row in rows}) == len(there)
+
+
+def test_a_coordinator_whose_clock_is_behind_does_not_turn_the_time(tmp_path: Path) -> None:
+    session = recorded.load("failed_4x2")
+    session.events[5]["time"] = "2026-11-20T10:03:05.000Z"
+    player = Player(load(recordings.write(tmp_path / "job.rec", events=session.events)), paused=True)
+    seen = [len(player.events)]
+    while player.standing != "end":
+        player.step(1)
+        seen.append(len(player.events))
+    assert seen == sorted(seen)
+    assert seen[-1] == len(session.events)
+
+
+def test_sizes_of_logs() -> None:
+    read = [read_limit(text) for text in ("all", "none", "500k", "2M", "17")]
+    assert [limit.share(10_000) for limit in read] == [None, 0, 500_000, 2_000_000, 17]
+    assert [Limit().share(files) for files in (0, 4, 640)] == [1_000_000, 1_000_000, 100_000]
+    with pytest.raises(argparse.ArgumentTypeError, match="write all, none, or a size"):
+        read_limit("much")
+
+
+def test_what_is_no_recording_is_refused_with_one_clear_error(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = path.read_bytes()
+    broken = tmp_path / "broken.rec"
+    middle = bytearray(data)
+    middle[data.index(b"events.jsonl") + 40] ^= 0xFF
+    cases = {
+        b"": "not a recording",
+        b"step 1\n" * 100: "not a recording",
+        data[: len(data) // 2]: "the recording is cut short or damaged",
+        data[:-10]: "the recording is cut short or damaged",
+        bytes(middle): "the recording is cut short or damaged",
+        recordings.write(tmp_path / "newer.rec", version=2).read_bytes(): "written by supervisor 0.1.0, in format 2",
+        recordings.write(tmp_path / "other.rec", format="x").read_bytes(): "not a recording",
+        recordings.write(tmp_path / "odd.rec", end_ns=None).read_bytes(): "the recording is cut short or damaged",
+    }
+    for content, said in cases.items():
+        broken.write_bytes(content)
+        for verb in ("replay", "report"):
+            assert main([verb, str(broken)]) == 2
+            assert capsys.readouterr().err.startswith(f"supervisor: {broken}: {said}"), said
+    assert main(["replay", str(tmp_path / "none.rec")]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_times_of_the_command_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    recording = load(path)
+    second = 1_000_000_000
+    assert read_at(None, recording) == recording.begin_ns
+    assert read_at("end", recording) == recording.end_ns
+    assert read_at("90s", recording) - recording.begin_ns == 90 * second
+    assert read_at("2026-11-20T10:03:50Z", recording) - recording.begin_ns == 30 * second
+    with pytest.raises(UsageError, match="--at 'noon'"):
+        read_at("noon", recording)
+
+
+def test_evidence_names_its_lines() -> None:
+    session = recorded.load("failed_4x2")
+    assert evidence_lines(session.incidents) == {("n2", 0, 3, "stderr"): [8, 5], ("n1", 0, 0, "stderr"): [1]}
+
+
+def test_the_report_of_a_recording(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(path)]) == 0
+    text = capsys.readouterr().out
+    if os.environ.get("UPDATE_SNAPSHOTS") == "1":
+        REPORT.write_text(text)
+    assert text == REPORT.read_text()
+    saved = tmp_path / "report.json"
+    assert main(["report", str(path), "--json", "-o", str(saved)]) == 0
+    assert saved.stat().st_mode & 0o777 == 0o600
+    assert '"steps_lost": null' in saved.read_text()
+    assert main(["report", str(path), "job-t"]) == 2
+
+
+def test_replay_without_a_screen_prints_rows_and_events_in_order(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(path), "--headless"]) == 0
+    out, err = capfd.readouterr()
+    assert len(err.splitlines()) == len(load(path).events)
+    assert "n1:0| [GPU0] step 1 | loss 2.3060 | 1.9 ms/step" in out
+    assert main(["replay", str(path), "--headless", "--at", "end"]) == 0
+    assert "job failed" in capfd.readouterr().err
+
+
+def test_statuses_by_time_are_found_again_from_anywhere(tmp_path: Path) -> None:
+    changes_told: dict[str, Any] = {"job": "j", "nodes": [{"name": "n1", "x": None}], "order": ["n1"]}
+    history = [{"seq": 1, "changes": changes_told}]
+    history += [{"seq": seq, "changes": {"generation": seq}} for seq in range(2, 6)]
+    documents = [{"job": "j", "nodes": [{"name": "n1", "x": at}]} for at in range(150)]
+    seen = [(10 * at + 5, zlib.compress(json.dumps(one).encode())) for at, one in enumerate(documents)]
+    last = (1495, {**documents[-1], "state": "failed"})
+    made = list(writing.status_rows(history, {seq: 300 * seq for seq in range(1, 6)}, seen, last))
+    assert [row["t_ns"] for row in made] == sorted(row["t_ns"] for row in made)
+    assert sum(row["whole"] for row in made) == 1 + (len(made) - 1) // writing.WHOLE_EVERY
+    recording = load(recordings.write(tmp_path / "job.rec", statuses=made))
+    expected: list[dict[str, Any]] = []
+    status: dict[str, Any] = {}
+    for row in made:
+        status = merge({} if row["whole"] else status, row["changes"])
+        expected.append(status)
+    for count in (1, 150, 3, 64, 65, len(made), 2, 0, 130):
+        assert recording.status(count) == (expected[count - 1] if count else {})
+    assert expected[-1]["state"] == "failed"
+    assert [one["nodes"][0]["x"] for one in expected][29:33] == [29, None, 30, 31]

@@ -1,0 +1,100 @@
+"""The wire's frames: what is sent comes back, what is no frame is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remote_agent.wire import MAX_BODY, MAX_HEADER, Frame, JobSpec, ProtocolError, SpecError, encode, read_frame
+from tests.examples import examples
+
+
+async def _read(data: bytes) -> Frame | None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(data)
+    reader.feed_eof()
+    return await read_frame(reader)
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@examples(30)
+@given(st.dictionaries(st.text(), _json), st.binary(max_size=5000))
+def test_a_frame_comes_back_as_it_was(header: dict[str, Any], body: bytes) -> None:
+    assert asyncio.run(_read(encode(header, body))) == Frame(header, body)
+
+
+def test_a_long_header_is_sent_compressed() -> None:
+    rows = [{"rank": 0, "stream": "stdout", "line": line, "t_ns": line * 10**9, "level": "I"} for line in range(500)]
+    data = encode({"rows": rows}, b"body")
+    assert len(data) < 8_000
+    assert asyncio.run(_read(data)) == Frame({"rows": rows}, b"body")
+    for cut in range(1, len(data), 100):
+        with pytest.raises(ProtocolError, match="ended inside a frame"):
+            asyncio.run(_read(data[:cut]))
+
+
+@pytest.mark.parametrize(
+    "text", [b"{}", zlib.compress(b"{}")[:-1], zlib.compress(b" " * (MAX_HEADER + 1) + b"{}")], ids=["", "cut", "bomb"]
+)
+def test_a_damaged_compressed_header_is_refused(text: bytes) -> None:
+    with pytest.raises(ProtocolError, match="damaged"):
+        asyncio.run(_read((1 << 31 | len(text)).to_bytes(4, "big") + bytes(4) + text))
+
+
+def test_the_end_between_frames_is_no_error_and_inside_one_is() -> None:
+    data = encode({"op": "x"}, b"body")
+    assert asyncio.run(_read(b"")) is None
+    for cut in range(1, len(data)):
+        with pytest.raises(ProtocolError, match="ended inside a frame"):
+            asyncio.run(_read(data[:cut]))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\xff\xff\xff\xff\0\0\0\0", "frame too large"),
+        (b"\0\0\0\2\xff\xff\xff\xff", "frame too large"),
+        (b"\0\0\0\1\0\0\0\0{", "not JSON"),
+        (b"\0\0\0\2\0\0\0\0[]", "not a JSON object"),
+        (b"\0\0\0\1\0\0\0\0\xff", "not JSON"),
+        (b"\0\0\x03\xe8\0\0\0\0" + b"[" * 1000, "not JSON"),
+    ],
+)
+def test_what_is_no_frame_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(ProtocolError, match=reason):
+        asyncio.run(_read(data))
+
+
+def test_a_frame_nested_too_deeply_is_refused() -> None:
+    text = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    with pytest.raises(ProtocolError, match="not JSON"):
+        asyncio.run(_read(len(text).to_bytes(4, "big") + bytes(4) + text))
+
+
+def test_frames_over_the_limits_are_not_sent() -> None:
+    assert len(encode({}, bytes(MAX_BODY))) == 8 + 2 + MAX_BODY
+    with pytest.raises(ProtocolError):
+        encode({}, bytes(MAX_BODY + 1))
+    with pytest.raises(ProtocolError):
+        encode({"x": "y" * MAX_HEADER})
+
+
+def test_a_job_description_survives_and_a_bad_one_is_refused() -> None:
+    spec = {"job": "j", "script": "s.py", "nodes": [{"name": "n1", "address": "a"}], "args": ["x"], "new_key": 1}
+    parsed = JobSpec.from_json(spec)
+    assert JobSpec.from_json(parsed.to_json()) == parsed
+    assert parsed.node("n1") is not None
+    assert parsed.node("n2") is None
+    for broken in ({"job": "j"}, {**spec, "nodes": [{"nome": 1}]}, {**spec, "nodes": 3}):
+        with pytest.raises(SpecError):
+            JobSpec.from_json(broken)

@@ -1,0 +1,191 @@
+"""A small world around the pure coordinator: members that obey orders, messages that wait, time that is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import Any
+
+from remote_agent.coordinator import inputs, replay
+from remote_agent.coordinator import state as s
+from remote_agent.coordinator.machine import step
+from remote_agent.wire import JobSpec, NodeSpec
+
+
+def spec(nodes: int = 3, *, spares: int = 0, nproc: int = 2, **changes: Any) -> JobSpec:
+    """Return a job on n1, n2, …; the last `spares` of them are spares."""
+    regular = nodes - spares
+    found = tuple(
+        NodeSpec(f"n{number}", f"10.0.0.{number}", str(nproc), spare=number > regular) for number in range(1, nodes + 1)
+    )
+    defaults: dict[str, Any] = {"min_nodes": regular, "max_nodes": regular, "max_restarts": 3}
+    return JobSpec(job="test-job", script="train.py", nodes=found, **{**defaults, **changes})
+
+
+@dataclasses.dataclass
+class Machine:
+    """One node: what its agent would say."""
+
+    name: str
+    nproc: int = 2
+    connected: bool = False
+    running: int | None = None
+    lives: int = 0
+    ranks: tuple[int, ...] = ()
+    stuck: bool = False
+    """It does not carry out orders to stop, and says nothing of a start."""
+
+
+class World:
+    """The coordinator on n1 and its members; `deliver` lets one waiting message through, `settle` all of them."""
+
+    def __init__(self, job: JobSpec, *, start: bool = True) -> None:
+        self.now = 0.0
+        self.machines = {node.name: Machine(node.name, int(node.nproc_per_node)) for node in job.nodes}
+        self.state = replay.initial(job, "n1", self.now)
+        self.events: list[s.Emit] = []
+        self.replies: list[s.Reply] = []
+        self.heirs: list[str] = []
+        self.dropped: list[str] = []
+        self.orders: dict[str, deque[s.Send]] = {name: deque() for name in self.machines}
+        self.reports: dict[str, deque[inputs.Input]] = {name: deque() for name in self.machines}
+        if start:
+            for name in self.machines:
+                self.join(name)
+            self.settle()
+
+    # What happens
+
+    def feed(self, event: inputs.Input) -> None:
+        self.state, commands = step(self.state, event, self.now)
+        for command in commands:
+            if isinstance(command, s.Emit):
+                self.events.append(command)
+            elif isinstance(command, s.Reply):
+                self.replies.append(command)
+            elif isinstance(command, s.HandOver):
+                self.heirs.append(command.node)
+            elif isinstance(command, s.Drop):
+                self.dropped.append(command.node)
+                self.machines[command.node].connected = False
+            elif self.machines[command.node].connected:
+                self.orders[command.node].append(command)
+
+    def join(self, name: str) -> None:
+        machine = self.machines[name]
+        if not machine.connected:
+            machine.connected = True
+            self.feed(inputs.Joined(name, f"{name}-{machine.lives}", machine.running, nproc=machine.nproc))
+            self.feed(inputs.Ready(name, machine.nproc))
+
+    def die(self, name: str) -> None:
+        """The node's agent dies, its workers with it, and what it had to say is lost."""
+        machine = self.machines[name]
+        machine.connected, machine.running, machine.lives = False, None, machine.lives + 1
+        self.orders[name].clear()
+        self.reports[name].clear()
+        self.feed(inputs.Gone(name, "its agent died"))
+
+    def fail(
+        self, rank: int, message: str = "ValueError: bad", signal: str | None = None, code: int | None = 1
+    ) -> None:
+        """A rank fails by itself, if it runs."""
+        for machine in self.machines.values():
+            if rank in machine.ranks and machine.running is not None:
+                ended = self.exit(machine, rank, code=None if signal else code, signal=signal)
+                ended["error"] = (
+                    {"message": message, "callstack": "", "timestamp_ns": 1} if code and not signal else None
+                )
+                self.reports[machine.name].append(inputs.Exited(machine.name, machine.running, ended))
+
+    def finish(self) -> None:
+        """Every rank exits with 0."""
+        for machine in self.machines.values():
+            for rank in machine.ranks if machine.running is not None else ():
+                ended = self.exit(machine, rank, code=0)
+                self.reports[machine.name].append(inputs.Exited(machine.name, machine.running or 0, ended))
+
+    def exit(self, machine: Machine, rank: int, **how: Any) -> dict[str, Any]:
+        base = {
+            "rank": rank,
+            "local_rank": rank - machine.ranks[0],
+            "pid": 1000 + rank,
+            "t_ns": int(self.now * 1e9) + rank,
+        }
+        return {**base, "code": None, "signal": None, "stopped_by_us": False, "error": None, "tail": "", **how}
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time go by in steps; connected nodes keep their heartbeats."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 1.0)
+            for name, machine in self.machines.items():
+                if machine.connected:
+                    self.feed(inputs.Beat(name))
+            self.feed(inputs.Tick())
+
+    # Messages
+
+    def sent(self, name: str, op: str) -> bool:
+        """Whether such an order waits for the node."""
+        return any(order.op == op for order in self.orders[name])
+
+    def waiting(self) -> list[tuple[str, str]]:
+        """Return the queues that hold something."""
+        queues = [("order", name) for name, queue in self.orders.items() if queue]
+        return queues + [("report", name) for name, queue in self.reports.items() if queue]
+
+    def deliver(self, kind: str, name: str) -> None:
+        """Let the first message of one queue through."""
+        if kind == "report":
+            self.feed(self.reports[name].popleft())
+        else:
+            self._obey(self.machines[name], self.orders[name].popleft())
+
+    def settle(self) -> None:
+        """Deliver until nothing waits."""
+        for _ in range(10_000):
+            queues = self.waiting()
+            if not queues:
+                return
+            self.deliver(*queues[0])
+        raise AssertionError("the messages never end")
+
+    def _obey(self, machine: Machine, order: s.Send) -> None:
+        say, args, name = self.reports[machine.name], order.args, machine.name
+        if order.op == "prepare":
+            say.append(inputs.Prepared(name, args["generation"], 29500))
+        elif order.op == "go":
+            assert machine.running is None, f"{name} is told to start while it runs generation {machine.running}"
+            machine.running = args["generation"]
+            machine.ranks = tuple(range(args["base_rank"], args["base_rank"] + args["local_world_size"]))
+            if machine.stuck:
+                return
+            started = tuple((rank, local, 1000 + rank) for local, rank in enumerate(machine.ranks))
+            say.append(inputs.Started(name, args["generation"], started))
+            say.extend(inputs.Main(name, args["generation"], rank) for rank in machine.ranks)
+        elif order.op == "stop" and not machine.stuck:
+            exits: tuple[dict[str, Any], ...] = ()
+            if machine.running is not None and machine.running <= args["generation"]:
+                exits = tuple(self.exit(machine, rank, signal="SIGTERM", stopped_by_us=True) for rank in machine.ranks)
+                machine.running = None
+            say.append(inputs.Idle(name, args["generation"], exits))
+        elif order.op in ("leave", "end"):
+            machine.connected, machine.running = False, None
+
+    # What is seen
+
+    @property
+    def world_size(self) -> int:
+        return len(self.state.ranks)
+
+    def types(self) -> list[str]:
+        return [event.type for event in self.events]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the events as journal records."""
+        at = {"time": "2026-01-01T00:00:00.000Z", "term": 1}
+        return [{"seq": seq, **at, **dataclasses.asdict(event)} for seq, event in enumerate(self.events, 1)]
+
+    def last(self, kind: str) -> s.Emit:
+        return next(event for event in reversed(self.events) if event.type == kind)

@@ -1,0 +1,326 @@
+"""A job as the agents told it, played back: the documents and log bytes of the contract, behind the session's face.
+
+In: documents of tests/screens/data, or the same made for many ranks. Out: what `supervisor.tui.source.Source` asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import heapq
+import json
+import re
+import sys
+from bisect import bisect_left
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+from remote_agent.text.filters import make_filter
+from remote_agent.wire import Answer
+from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable
+from supervisor.link.view import HostView, Notice
+from supervisor.logs.merge import Ends, Page
+from supervisor.logs.rows import Clocks, Row
+from supervisor.logs.selection import Selection
+from supervisor.nccl import Fabric
+from supervisor.tui.logs.row import level_of
+
+DATA = Path(__file__).parent / "data"
+File = tuple[str, int, int, str]
+"""Node, generation, rank, stream."""
+
+
+@dataclasses.dataclass
+class Line:
+    """One recorded line."""
+
+    t_ns: int
+    level: str | None
+    text: bytes
+
+
+class RecordedSession:
+    """A session whose cluster is a recording; requests are kept in `requests`."""
+
+    def __init__(self, job: str = "train-k3f9") -> None:
+        self.job = job
+        self.hosts: dict[str, HostView] = {}
+        self.status: dict[str, Any] = {}
+        self.status_age_s = 0.2
+        self.events: list[dict[str, Any]] = []
+        self.incidents: list[dict[str, Any]] = []
+        self.notices: list[Notice] = []
+        self.launching = False
+        self.failure: SupervisorError | None = None
+        self.ended = False
+        self.version = 1
+        self.files: dict[File, list[Line]] = {}
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.refusal: RequestFailed | None = None
+        self.answer: dict[str, Any] | None = None
+        self.python_stacks: dict[str, str] = {}
+        self.log_calls = 0
+        self.latency_s = 0.0
+        self.unread: set[str] = set()
+        """Nodes whose lines never came, as they were lost before."""
+        self.cancelled = False
+        self.fabric = Fabric()
+        change = {"digest": "b" * 64, "files": 3, "bytes": 12_000, "paths": ["train.py", "model.py", "lib/data.py"]}
+        self.changes: dict[str, Any] = {"change": change, "tree": {"digest": "a" * 64, "previous": None}}
+
+    async def __aenter__(self) -> RecordedSession:
+        return self
+
+    async def __aexit__(self, *problem: object) -> None:
+        return None
+
+    def touch(self, **changes: Any) -> None:
+        """Play a newer state."""
+        for name, value in changes.items():
+            setattr(self, name, value)
+        self.version += 1
+
+    def write(self, file: File, *texts: bytes, t_ns: int | None = None, level: str | None = None) -> None:
+        """Let a rank write lines."""
+        lines = self.files.setdefault(file, [])
+        for text in texts:
+            last = max((line.t_ns for lines in self.files.values() for line in lines[-1:]), default=0)
+            lines.append(Line(t_ns if t_ns is not None else last + 1_000_000, level, text))
+
+    async def request(self, verb: str, **args: Any) -> dict[str, Any]:
+        """Accept, or refuse as told to."""
+        self.requests.append((verb, args))
+        if self.refusal is not None:
+            raise self.refusal
+        return self.answer or {"accepted": True, "message": f"{verb} accepted", "generation": 3, "seq": 40}
+
+    async def edited(self) -> dict[str, Any]:
+        """What a session would say of the work tree."""
+        return self.changes
+
+    async def stacks(self, ranks: list[int] | None) -> dict[str, Any]:
+        """The stacks of the recording, of these ranks; the rest of them cannot be reached."""
+        asked = [str(row["rank"]) for node in self.status["nodes"] for row in node["ranks"]] if ranks is None else ranks
+        wanted = [str(rank) for rank in asked]
+        found = {rank: text for rank, text in self.python_stacks.items() if rank in wanted}
+        missing = {rank: "n2: no answer in time" for rank in wanted if rank not in found}
+        return {"stacks": found, "unreachable": missing, "children": {}, "notes": {}}
+
+    async def nccl(self) -> Fabric:
+        """What the nodes would answer."""
+        return self.fabric
+
+    async def cancel_launch(self) -> None:
+        """Give up."""
+        self.cancelled = True
+        self.launching = False
+        self.failure = SupervisorError("the launch was interrupted")
+
+    async def _delay(self) -> None:
+        self.log_calls += 1
+        if self.latency_s:
+            await asyncio.sleep(self.latency_s)
+
+    async def log(self, node: str, op: str, args: dict[str, Any]) -> Answer:
+        """Answer log_window as an agent does."""
+        await self._delay()
+        if self.hosts.get(node) is not None and self.hosts[node].state != "up":
+            raise Unreachable(f"{node}: no link")
+        if op != "log_window":
+            raise RequestFailed(f"no such request: {op}", kind="unknown_op")
+        lines = self.files.get((node, args["generation"], args["rank"], args["stream"]), [])
+        at = bisect_left(lines, args.get("at_ns") or 0, key=lambda line: line.t_ns) if args.get("at_ns") else None
+        at = None if at is None else max(0, min(at, len(lines) - 1))
+        base = at if at is not None else len(lines) if args["line"] < 0 else 0
+        first = max(0, base + args["line"])
+        chosen = lines[first : first + args["count"]]
+        rows = [
+            {"line": first + at, "offset": (first + at) * 80, "t_ns": line.t_ns, "level": line.level}
+            for at, line in enumerate(chosen)
+        ]
+        data = {"line": first, "at": at, "total_lines": len(lines), "size": len(lines) * 80, "rows": rows}
+        return Answer(data, b"\n".join(line.text for line in chosen))
+
+    def ahead_ns(self, node: str) -> int:
+        """All clocks are right."""
+        return 0
+
+    def _rows(self, selection: Selection) -> list[list[Row]]:
+        newest = max((file[1] for file in self.files), default=0)
+        wanted = newest if selection.generation is None else selection.generation
+        parts = []
+        for (node, generation, rank, stream), lines in self.files.items():
+            chosen = wanted in ("all", generation) and stream in selection.streams
+            chosen = chosen and (selection.ranks is None or rank in selection.ranks)
+            if chosen and (selection.nodes is None or node in selection.nodes):
+                parts.append(
+                    [
+                        Row(node, generation, rank, stream, at, at * 80, line.t_ns, line.level, line.text)
+                        for at, line in enumerate(lines)
+                    ]
+                )
+        return parts
+
+    async def merged(
+        self,
+        selection: Selection,
+        count: int,
+        *,
+        before_ns: int | None = None,
+        after_ns: int | None = None,
+        counted: tuple[int, int] | None = None,
+        clocks: Clocks | None = None,
+    ) -> Page:
+        """The last rows by time, or the first ones."""
+        await self._delay()
+        absent = sorted(name for name, host in self.hosts.items() if host.state == "lost")
+        parts = [part for part in self._rows(selection) if not part or part[0].node not in self.unread]
+        every = list(heapq.merge(*parts, key=lambda row: (row.t_ns, row.rank, row.stream, row.line)))
+        passes = make_filter(selection.filter.include, selection.filter.exclude)
+        levels = {"": ("", "warn", "error"), "warn": ("warn", "error"), "error": ("error",)}[selection.filter.level]
+        rows = [row for row in every if passes.keeps([row.text]) and level_of(row.level) in levels]
+        if after_ns is not None:
+            rows = [row for row in rows if row.t_ns >= after_ns]
+        elif before_ns is not None:
+            rows = [row for row in rows if row.t_ns < before_ns]
+        chosen = rows[:count] if after_ns is not None else rows[-count:]
+        more, newest_ns = len(chosen) < len(rows), every[-1].t_ns + 1 if every else 0
+        span = (chosen[0].t_ns if more else 0, newest_ns if before_ns is None else before_ns)
+        if after_ns is not None:
+            span = (after_ns, chosen[-1].t_ns + 1 if more else newest_ns)
+        since_ns, until_ns = counted or (0, 0)
+        before, behind = sum(row.t_ns < since_ns for row in every), sum(row.t_ns >= until_ns for row in every)
+        lines = len(every) - before - behind
+        ends: dict[str, Ends] = {name: {} for name in self.hosts if name not in absent}
+        for part in parts:
+            if part and part[0].node in ends:
+                ends[part[0].node][part[0].generation, part[0].rank, part[0].stream] = len(part)
+        return Page(chosen, more, absent, clocks or Clocks(self), 0, *span, lines, ends, before, behind)
+
+    async def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
+        """Rows that match, file by file; with a way by time, the nearest ones."""
+        await self._delay()
+        pattern = re.compile(query["pattern"].encode(), re.IGNORECASE if query.get("ignore_case") else 0)
+        every = [row for part in self._rows(selection) for row in part]
+        passes = make_filter(selection.filter.include, selection.filter.exclude)
+        every = [row for row in every if passes.keeps([row.text])]
+        rows = [row for row in every if pattern.search(row.text) and query.get("level") in (None, row.level)]
+        limit, way = query.get("limit") or len(rows), query.get("way") or 0
+        if way:
+            since_ns, until_ns = query.get("since_ns"), query.get("until_ns")
+            rows.sort(key=lambda row: way * row.t_ns)
+            rows = [row for row in rows if (since_ns or 0) <= row.t_ns < (until_ns or sys.maxsize)]
+            if len(rows) > limit:
+                edge_ns = rows[limit - 1].t_ns
+                rows = [row for row in rows if way * row.t_ns <= way * edge_ns]
+                limit = len(rows)
+                since_ns, until_ns = (edge_ns, until_ns) if way < 0 else (since_ns, edge_ns + 1)
+            query["note_span"](since_ns, until_ns)
+        for row in rows[:limit]:
+            yield row
+
+
+def load(name: str) -> RecordedSession:
+    """A recording of tests/screens/data."""
+    data = json.loads((DATA / f"{name}.json").read_text())
+    session = RecordedSession(data.get("status", {}).get("job", "train-k3f9"))
+    session.status = data.get("status", {})
+    session.hosts = {entry["name"]: HostView(**entry) for entry in data["hosts"]}
+    session.events = data.get("events", [])
+    session.incidents = data.get("incidents", [])
+    session.launching = data.get("launching", False)
+    session.ended = session.status.get("state") in ("succeeded", "failed", "stopped")
+    if not session.status:
+        session.status_age_s = float("inf")
+    if "failure" in data:
+        session.failure = LaunchFailed(data["failure"]["message"], hint=data["failure"]["hint"])
+    for entry in data.get("logs", ()):
+        file = (entry["node"], entry["generation"], entry["rank"], entry["stream"])
+        lines = session.files.setdefault(file, [])
+        lines += [Line(line[0], line[1], line[2].encode()) for line in entry["lines"]]
+    return session
+
+
+def many(nodes: int, per_node: int, state: str = "running") -> RecordedSession:
+    """A running job of any size, as its coordinator describes it."""
+    session = RecordedSession("llama-7b")
+    entries = []
+    for at in range(nodes):
+        name = f"n{at:03d}"
+        session.hosts[name] = HostView(name, "up", "ready", "", live=True)
+        ranks = [
+            {
+                "rank": at * per_node + local,
+                "local_rank": local,
+                "pid": 4000 + at * per_node + local,
+                "state": "running",
+                "exit_code": None,
+                "signal": None,
+                "step": 18240 - (at * 7 + local) % 3,
+                "last_output_age_s": ((at * 5 + local * 3) % 40) / 10,
+            }
+            for local in range(per_node)
+        ]
+        entries.append(
+            {
+                "name": name,
+                "address": f"10.0.{at // 250}.{at % 250 + 1}",
+                "state": "running",
+                "group_rank": at,
+                "reason": None,
+                "agent_pid": 900 + at,
+                "clock_offset_ms": (at % 9 - 4) / 10,
+                "ranks": ranks,
+            }
+        )
+    session.status = {
+        "job": "llama-7b",
+        "state": state,
+        "generation": 1,
+        "restarts": 0,
+        "max_restarts": 3,
+        "min_nodes": nodes - 1,
+        "max_nodes": nodes,
+        "world_size": nodes * per_node,
+        "coordinator": "n000",
+        "started_at": "2026-11-20T10:00:00.123Z",
+        "nodes": entries,
+        "incident": None,
+        "failure": None,
+        "plan": None,
+        "script": {"kind": "script", "script": "train_gpt.py", "args": ["--steps", "500000"]},
+    }
+    return session
+
+
+GIB = 1 << 30
+
+
+def measured(session: RecordedSession, *, gpus: bool = True) -> RecordedSession:
+    """The same job with what its nodes and ranks use; the last node was measured a minute ago."""
+    nodes = session.status["nodes"]
+    for at, node in enumerate(nodes):
+        age_s = 61.0 if node is nodes[-1] else 1.2
+        devices = [
+            {
+                "index": each, "age_s": age_s, "name": "NVIDIA H100 80GB HBM3", "use": 97 - (at * 3 + each * 5) % 13,
+                "mem_used": (60 + (at + each * 3) % 17) * GIB, "mem_total": 80 * GIB, "temp": 58 + (at + each) % 15,
+                "power": 620.5 + (at * 7 + each * 11) % 70, "power_limit": 700, "clock": 1980, "ecc": 0, "xid": None,
+            }
+            for each in range(len(node["ranks"]) if gpus else 0)
+        ]  # fmt: skip
+        if devices and at == 1:
+            devices[1].update(ecc=1, xid=79, use=None)
+        node["vitals"] = {
+            "age_s": age_s, "every_s": 3.0, "cpu": 12.5 + at % 9, "mem_used": (200 + at) * GIB, "mem_total": 2048 * GIB,
+            "disk_free": 5 * GIB * 200, "disk_total": 2000 * GIB, "shm_free": 900 * GIB, "shm_total": 1024 * GIB,
+            "net_in": 1.2e9 + at * 1e7, "net_out": 8e8, "gpus": devices,
+        }  # fmt: skip
+        for local, rank in enumerate(node["ranks"]):
+            own = {"age_s": age_s, "cpu": 99.0 + local * 30, "rss": (3 + local) * GIB, "gpu": local if gpus else None}
+            lag = 7 if rank["rank"] == 2 else 0
+            loss = 1.8831 + (rank["rank"] * 7 % 10) / 1e4
+            progress = {"loss": loss, "rate": 96021.0 + rank["rank"], "unit": "tok/s", "steps_s": 2.5, "lag": lag}
+            rank.update(vitals=own, progress=progress)
+    return session

@@ -1,0 +1,149 @@
+"""The application on a recorded job, without a terminal: what is on the screen, as text of exact width.
+
+In: a recording, a size. Out: text; a comparison with the stored one (UPDATE_SNAPSHOTS=1 stores it anew).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.cells import cell_len
+from textual import events
+from textual.keys import _character_to_key, key_to_character
+from textual.pilot import Pilot
+from textual.strip import Strip
+
+from supervisor.tui.app import SupervisorApp
+from tests.screens.recorded import RecordedSession
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+SIZES = ((60, 16), (80, 24), (120, 30), (160, 48))
+# Of the processor, in seconds: on a machine under load it may take minutes until a test has had so much of it.
+DEADLINE_S = 30.0
+MARK = re.compile(r"^=== (\d+x\d+.*)\n", re.MULTILINE)
+
+
+@asynccontextmanager
+async def running(
+    session: RecordedSession, size: tuple[int, int] = (80, 24), **options: Any
+) -> AsyncIterator[tuple[SupervisorApp, Pilot[int]]]:
+    """The application with its first screen painted."""
+    app = SupervisorApp(session, **options)
+    async with running_app(app, size, ascii_only=options.get("ascii_only", False)) as pilot:
+        yield app, pilot
+
+
+@asynccontextmanager
+async def running_app(
+    app: SupervisorApp, size: tuple[int, int], *, ascii_only: bool = False
+) -> AsyncIterator[Pilot[int]]:
+    """An application with its first screen painted."""
+    # The test runner's own output may not be UTF-8, as a terminal's is.
+    app.glyphs = type(app.glyphs)(ascii_only)
+    async with app.run_test(size=size, notifications=True) as pilot:
+        await settle(app, pilot)
+        yield pilot
+
+
+def text_of(app: SupervisorApp) -> str:
+    """The screen as text; every line must have the width of the terminal."""
+    return _text_of(app, app.screen._compositor.render_strips())
+
+
+def _text_of(app: SupervisorApp, strips: Sequence[Strip]) -> str:
+    lines = [strip.text for strip in strips]
+    width, height = app.size
+    assert len(lines) == height, f"{len(lines)} lines instead of {height}"
+    for number, line in enumerate(lines):
+        assert cell_len(line) == width, f"line {number} has {cell_len(line)} cells instead of {width}: {line!r}"
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+async def settle(app: SupervisorApp, pilot: Pilot[int], turns: int = 5) -> str:
+    """Let the application work until the screen has been the same for some turns."""
+    text, same = "", 0
+    end = time.process_time() + DEADLINE_S
+    while time.process_time() < end:
+        app.tick()
+        await pilot.pause(0.008)
+        strips = app.screen._compositor.render_strips()
+        if not strips:
+            # A screen that has just been pushed is laid out in its own time.
+            same = 0
+            continue
+        now = _text_of(app, strips)
+        same = same + 1 if now == text else 0
+        text = now
+        if same >= turns:
+            return text
+    raise AssertionError("the screen does not come to rest")
+
+
+async def until(app: SupervisorApp, pilot: Pilot[int], true: Callable[[], bool]) -> None:
+    """Let the application work until something is true."""
+    end = time.process_time() + DEADLINE_S
+    while time.process_time() < end:
+        if true():
+            return
+        app.tick()
+        await pilot.pause(0.005)
+    raise AssertionError("it did not become true:\n" + text_of(app))
+
+
+async def press(app: SupervisorApp, pilot: Pilot[int], *keys: str, turns: int = 5) -> str:
+    """Press keys one after the other, and return what is on the screen then."""
+    for key in keys:
+        type_key(app, key)
+        await settle(app, pilot, min(2, turns - 1))
+    return await settle(app, pilot, turns)
+
+
+def type_key(app: SupervisorApp, key: str) -> None:
+    """Send a key as a terminal does. (`Pilot.press` waits for 60 ms or more.)"""
+    driver = app._driver
+    assert driver is not None
+    name = _character_to_key(key) if len(key) == 1 and not key.isalnum() else key
+    event = events.Key(name, key if len(key) == 1 else key_to_character(name))
+    event.set_sender(app)
+    driver.send_message(event)
+
+
+def stored(name: str) -> dict[str, str]:
+    """The stored texts of one screen by size, `80x24`, or size and mode, `80x24 ascii`."""
+    path = SNAPSHOTS / f"{name}.txt"
+    parts = MARK.split(path.read_text(encoding="utf-8")) if path.exists() else [""]
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def compare(name: str, texts: Mapping[str, str]) -> None:
+    """Compare one screen's texts with the stored ones; on a difference say where."""
+    before = stored(name)
+    if os.environ.get("UPDATE_SNAPSHOTS") == "1":
+        merged = {**before, **texts}
+        told = "".join(f"=== {size}\n{merged[size]}" for size in sorted(merged, key=_order))
+        (SNAPSHOTS / f"{name}.txt").write_text(told, encoding="utf-8")
+        return
+    diffs = [
+        "\n".join(difflib.unified_diff(old, text.splitlines(), f"{size} stored", f"{size} now", lineterm="", n=1))
+        for size, text in texts.items()
+        if (old := before.get(size, "").splitlines()) != text.splitlines()
+    ]
+    if diffs:
+        raise AssertionError("\n".join([f"{name} looks different (UPDATE_SNAPSHOTS=1 stores it)", *diffs]))
+
+
+def _order(size: str) -> tuple[str, int]:
+    cells, _, mode = size.partition(" ")
+    return mode, int(cells.partition("x")[0])
+
+
+def named(size: tuple[int, int]) -> str:
+    """A size as it is written."""
+    return f"{size[0]}x{size[1]}"

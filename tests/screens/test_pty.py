@@ -1,0 +1,221 @@
+"""The application on a real terminal: headless tests miss what a driver does."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.screens.test_robust import colours
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+from tests.screens import recorded
+from supervisor.tui.app import run_tui
+raise SystemExit(run_tui(lambda: recorded.load("running_2x2"), theme=None, read_only=False, ascii_only=False))
+"""
+DEADLINE_S = 30.0
+
+
+class Terminal:
+    """One process on a terminal of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+        self.process = process
+        self.master = master
+        self.seen = b""
+
+    def wait_for(self, text: bytes) -> None:
+        """Read until the text has come."""
+        deadline = time.monotonic() + DEADLINE_S
+        while text not in self.seen:
+            assert time.monotonic() < deadline, self.seen[-2000:]
+            self._read(deadline)
+
+    def drain(self, seconds: float) -> None:
+        """Read what comes for so long, and forget it."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self.process.poll() is None:
+            self._read(deadline)
+        self.seen = b""
+
+    def wait_for_end(self) -> int:
+        """Read until the process has ended; returns its status."""
+        deadline = time.monotonic() + DEADLINE_S
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, self.seen[-2000:]
+            self._read(time.monotonic() + 0.1)
+        return self.process.returncode
+
+    def _read(self, deadline: float) -> None:
+        ready, _, _ = select.select([self.master], [], [], max(0.0, deadline - time.monotonic()))
+        if ready:
+            try:
+                self.seen += os.read(self.master, 65536)
+            except OSError:
+                # The other end is closed: what is left to wait for is the end of the process.
+                self.process.wait(5)
+
+    def send(self, keys: bytes) -> None:
+        """Type."""
+        os.write(self.master, keys)
+
+    def leave(self, key: bytes = b"q") -> None:
+        """Ask to leave, and say yes."""
+        self.send(key)
+        self.wait_for(b"continues without this screen")
+        self.send(b"\r")
+        assert self.wait_for_end() == 0
+
+    def flood(self, keys: bytes) -> None:
+        """Type these keys, and read nothing, until what is drawn comes no further."""
+        held, since = -1, time.monotonic()
+        while time.monotonic() < since + 1.0:
+            self.send(keys)
+            time.sleep(0.02)
+            (drawn,) = struct.unpack("i", fcntl.ioctl(self.master, termios.FIONREAD, bytes(4)))
+            if drawn != held:
+                held, since = drawn, time.monotonic()
+
+    def hang_up(self) -> None:
+        """Close the window."""
+        os.close(self.master)
+        self.master = -1
+        self.process.send_signal(signal.SIGHUP)
+
+
+@contextmanager
+def terminal(
+    width: int, height: int, command: Sequence[str] = (sys.executable, "-c", PROGRAM), **environment: str
+) -> Iterator[Terminal]:
+    """The application on a recorded job, or another command, on a terminal of this size."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+    known = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
+    environment = {**known, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "TZ": "UTC", **environment}
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**environment, "PYTHONIOENCODING": "utf-8"},
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+    )
+    os.close(slave)
+    tty = Terminal(process, master)
+    try:
+        yield tty
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+        if tty.master >= 0:
+            os.close(master)
+
+
+def test_start_resize_detach() -> None:
+    with terminal(100, 30) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.wait_for(b"running")
+        fcntl.ioctl(tty.master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        os.kill(tty.process.pid, signal.SIGWINCH)
+        tty.leave()
+        # The terminal is given back: alternate screen left, cursor shown.
+        assert b"\x1b[?1049l" in tty.seen
+        assert b"\x1b[?25h" in tty.seen
+
+
+def test_stderr_may_be_a_file() -> None:
+    quiet = ("sh", "-c", 'exec "$0" -c "$1" 2>/dev/null', sys.executable, PROGRAM)
+    with terminal(80, 24, quiet) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.process.terminate()
+        assert tty.wait_for_end() == 0
+
+
+def test_control_c_asks_as_well() -> None:
+    with terminal(80, 24) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.leave(b"\x03")
+
+
+def test_sigterm_gives_the_terminal_back() -> None:
+    with terminal(80, 24) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.process.terminate()
+        assert tty.wait_for_end() == 0
+        assert b"\x1b[?1049l" in tty.seen
+
+
+def test_a_window_that_is_closed_ends_the_screen_under_a_question_too() -> None:
+    with terminal(80, 24) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.send(b"q")
+        tty.wait_for(b"continues without this screen")
+        tty.hang_up()
+        tty.process.wait(DEADLINE_S)
+
+
+def test_a_window_that_is_closed_in_the_midst_of_a_flood_ends_the_screen() -> None:
+    with terminal(160, 48) as tty:
+        tty.wait_for(b"train-k3f9")
+        # Nobody reads any more: the writer waits in the kernel, its queue fills, and all that draws waits for it.
+        tty.flood(b"?\x1b")
+        tty.hang_up()
+        tty.process.wait(DEADLINE_S)
+
+
+def test_a_pager_has_the_terminal_and_gives_it_back() -> None:
+    pager = "sh -c 'echo paged: $(grep -c . $0) $(wc -l <$0); read line; echo got: $line'"
+    with terminal(80, 24, PAGER=pager) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.send(b"4")
+        tty.wait_for(b"log of all ranks")
+        tty.seen = b""
+        tty.send(b"o")
+        tty.wait_for(b"paged: ")
+        # The job goes on meanwhile, and nothing is drawn over it; Ctrl-C is not ours.
+        at = tty.seen.index(b"paged: ")
+        os.kill(tty.process.pid, signal.SIGINT)
+        tty.send(b"typed there\n")
+        tty.wait_for(b"got: typed there")
+        end = tty.seen.index(b"got: ")
+        assert b"\x1b[" not in tty.seen[at:end]
+        tty.wait_for(b"\x1b[?1049h")
+        tty.wait_for(b"log of all ranks")
+        tty.leave()
+
+
+def test_no_color_on_a_real_terminal() -> None:
+    with terminal(80, 24, NO_COLOR="1") as tty:
+        tty.wait_for(b"running")
+        tty.leave()
+        assert colours(tty.seen.decode("utf-8", "replace")) == set()
+
+
+def test_keys_typed_at_once_with_the_first_opening_of_a_screen_are_its_own() -> None:
+    with terminal(100, 30) as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.send(b"4&lossy\rz")
+        tty.wait_for(b"+lossy")
+        tty.wait_for(b", folded")
+        tty.leave()
+
+
+def test_keys_typed_before_there_is_a_screen_are_its_own() -> None:
+    with terminal(100, 30) as tty:
+        # The line discipline, which is not off yet, makes a line feed of the enter.
+        tty.send(b"4&lossy\r")
+        tty.wait_for(b"+lossy")
+        tty.leave()

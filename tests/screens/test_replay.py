@@ -1,0 +1,133 @@
+"""A recording on the screen: the same screens, the time in the header, keys for the time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from supervisor.recording.player import Player
+from supervisor.recording.reading import load
+from supervisor.tui import keys
+from supervisor.tui.replay import ReplayApp
+from supervisor.tui.screens.logs.screen import LogsScreen
+from tests.screens import recordings
+from tests.screens.screens import compare, named, press, running_app, text_of, type_key
+
+
+@pytest.fixture
+def player(tmp_path: Path) -> Player:
+    recording = load(recordings.write(tmp_path / "job.rec"))
+    return Player(recording, recording.begin_ns + 20_000_000_000, paused=True)
+
+
+@pytest.mark.parametrize("size", [(60, 16), (120, 30)], ids=str)
+def test_header_and_keys_of_a_replay(player: Player, size: tuple[int, int]) -> None:
+    async def scenario() -> None:
+        async with running_app(ReplayApp(player), size) as pilot:
+            app = pilot.app
+            assert isinstance(app, ReplayApp)
+            compare("replay", {named(size): await press(app, pilot, "right_parenthesis")})
+
+    asyncio.run(scenario())
+
+
+def test_keys_move_the_time_on_every_screen(player: Player) -> None:
+    async def scenario() -> None:
+        app = ReplayApp(player)
+        async with running_app(app, (100, 30)) as pilot:
+            begun = await press(app, pilot, "6")
+            assert "REPLAY 10:03:40 x1 paused" in begun
+            last = begun
+            while player.standing != "end":
+                last = await press(app, pilot, ".")
+            assert app.current_mode == "incident", "as in a live session that fails"
+            assert "REPLAY 10:03:52 x1 end" in last
+            assert "FIRST FAILURE" in last
+            for key in "123456":
+                await press(app, pilot, key)
+            for _ in range(5):
+                await press(app, pilot, ",")
+            assert "REPLAY 10:03:24 x1 paused" in await press(app, pilot, "1")
+            assert "RUNNING" in text_of(app)
+            assert "FIRST FAILURE" not in text_of(app)
+            assert "no failure so far" in await press(app, pilot, "5")
+            assert "job_failed" not in await press(app, pilot, "6")
+            await press(app, pilot, "x", "S")
+            assert "read-only" in text_of(app)
+            await press(app, pilot, "escape", "p")
+            assert player.standing == ""
+            await press(app, pilot, "q")
+        assert app.return_code == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_jump_back_takes_later_lines_away_and_keeps_the_one_that_is_read(player: Player) -> None:
+    async def scenario() -> None:
+        app = ReplayApp(player)
+        async with running_app(app, (100, 30)) as pilot:
+            player.seek(player.recording.end_ns)
+            await press(app, pilot, "5", "4")
+            screen = app.screen
+            assert isinstance(screen, LogsScreen)
+            feed = screen.view.feed
+            assert feed is not None
+            newest = feed.row(feed.count - 1)
+            await press(app, pilot, ",", ",", ",", ",", ",")
+            feed = screen.view.feed
+            assert feed is not None
+            now = feed.row(feed.count - 1)
+            assert newest is not None
+            assert now is not None
+            assert now.t_ns <= player.now_ns < newest.t_ns
+            await press(app, pilot, "g")
+            top = text_of(app).splitlines()[4]
+            await press(app, pilot, ".", ",")
+            assert text_of(app).splitlines()[4] == top
+
+    asyncio.run(scenario())
+
+
+def test_a_search_in_a_replay(player: Player) -> None:
+    async def scenario() -> None:
+        app = ReplayApp(player)
+        async with running_app(app, (100, 30)) as pilot:
+            text = await press(app, pilot, "4", "slash", *"loss", "enter")
+            assert re.search(r"loss: hit ([\d,]+) of \1\b", text), "who follows is nearest to the newest"
+
+    asyncio.run(scenario())
+
+
+def test_keys_of_a_replay_are_free_elsewhere() -> None:
+    # Where a screen itself can be paused, the application decides what that means.
+    taken = {one for key in keys.KEYS if key.id != "pause" for one in key.keys.split(",")}
+    assert not taken & {one for key in keys.REPLAY for one in key.keys.split(",")}
+
+
+def test_any_keys_in_any_order(player: Player) -> None:
+    choice = [
+        *"123456pxnNfeMszt#<>[]jkgGudlmi,.()",
+        "enter",
+        "escape",
+        "tab",
+        "minus",
+        "slash",
+        "colon",
+        "question_mark",
+    ]
+    dice = random.Random(5)
+
+    async def scenario() -> None:
+        app = ReplayApp(player)
+        async with running_app(app, (100, 30)) as pilot:
+            for _ in range(150):
+                type_key(app, dice.choice(choice))
+                await pilot.pause(0.002)
+            text_of(app)
+            assert app.is_running
+
+    asyncio.run(scenario())
