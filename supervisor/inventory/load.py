@@ -25,8 +25,9 @@ from supervisor.inventory.model import (
     check_table,
     suggest_table,
 )
-from supervisor.inventory.pattern import PatternError, expand
+from supervisor.inventory.pattern import MAX_NAMES, PatternError, expand
 from supervisor.inventory.sshconfig import SshConfigError, resolve
+from supervisor.inventory.targets import CHECKS, TargetError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -61,7 +62,9 @@ def build(path: Path, document: dict[str, Any], directory: Path) -> Inventory:
     for place, host_table in _host_tables(path, document):
         values = check_table(place, host_table, "hosts")
         _resolve_files(place, values, directory)
-        hosts.extend(_expand_hosts(place, values, defaults, job))
+        hosts.extend(_expand_hosts(place, values, (defaults_place, defaults), job))
+        if len(hosts) > MAX_NAMES:
+            raise place.wrong("name", f"with it the inventory has more than {MAX_NAMES} hosts", "list fewer hosts")
     _refuse_duplicates(path, hosts)
     hooks = tuple(_hooks(path, document))
     return Inventory(path, tuple(host for host, _place in hosts), _job(job_place, job, directory, hosts), hooks)
@@ -170,7 +173,7 @@ def _check_identity(place: Place, file: Path) -> None:
 
 
 def _expand_hosts(
-    place: Place, values: dict[str, Any], defaults: dict[str, Any], job: dict[str, Any]
+    place: Place, values: dict[str, Any], defaults: tuple[Place, dict[str, Any]], job: dict[str, Any]
 ) -> list[tuple[Host, Place]]:
     if "name" not in values:
         raise place.wrong("name", "is missing", 'every host needs one: name = "gpu1"')
@@ -180,11 +183,10 @@ def _expand_hosts(
         if not JOB_NAME.fullmatch(name):
             hint = f'write ssh = "{name}" and give it a short name' if len(name) < 200 else ""
             raise place.wrong("name", f"{name!r} is not 1 to 64 letters, digits, dots, dashes or underscores", hint)
+    common = _common(place, values, *defaults)
+    common.setdefault("nproc_per_node", job.get("nproc_per_node", "auto"))
     targets = _paired(place, values, "ssh", names) or names
     addresses = _paired(place, values, "address", names)
-    merged = {**defaults, **{key: value for key, value in values.items() if key not in ("name", "ssh", "address")}}
-    common = {key: merged[key] for key in (*_SAME_FOR_ALL, *_FILES) if key in merged}
-    common.setdefault("nproc_per_node", job.get("nproc_per_node", "auto"))
     env = dict(values.get("env", {}))
     # The agent itself reads this variable, which may be set among the workers' variables.
     if "SUPERVISOR_HOME" in job.get("env", {}):
@@ -194,6 +196,25 @@ def _expand_hosts(
         address = addresses[index] if addresses else _resolve(place, targets[index], common)[0]
         hosts.append((Host(name=name, ssh=targets[index], address=address, env=dict(env), **common), place))
     return hosts
+
+
+def _common(place: Place, values: dict[str, Any], defaults_place: Place, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that all names of a pattern have, its own before those of [defaults]."""
+    common = {}
+    for key in (*_SAME_FOR_ALL, *_FILES):
+        if key in values:
+            common[key] = _checked(place, key, values[key])
+        elif key in defaults:
+            common[key] = _checked(defaults_place, key, defaults[key])
+    return common
+
+
+def _checked(place: Place, key: str, value: Any) -> Any:
+    """Return the value of a host's key; raises InventoryError for characters that no command line may have."""
+    try:
+        return CHECKS[key](value) if key in CHECKS else value
+    except TargetError as error:
+        raise place.wrong(key, str(error), error.hint) from error
 
 
 def _names(place: Place, key: str, pattern: str) -> list[str]:
@@ -214,14 +235,14 @@ def _paired(place: Place, values: dict[str, Any], key: str, names: list[str]) ->
             f"{values[key]!r} means {len(expanded)} hosts, but name = {values['name']!r} means {len(names)}",
             "both patterns must have the same length",
         )
-    return expanded
+    return [_checked(place, key, name) for name in expanded]
 
 
 def _resolve(place: Place, target: str, common: dict[str, Any]) -> tuple[str, int]:
     try:
         resolved = resolve(target, common.get("user"), common.get("port"))
     except SshConfigError as error:
-        raise place.wrong("ssh", str(error)) from error
+        raise place.wrong("ssh", str(error), error.hint) from error
     return resolved.host, resolved.port
 
 

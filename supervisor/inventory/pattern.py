@@ -10,9 +10,10 @@ import itertools
 import re
 from collections.abc import Iterable
 
-# A typing error such as n[1-10000000] must not use up the memory.
+# Of one pattern, and of an inventory. A typing error such as n[1-10000000] must not use up the memory.
 MAX_NAMES = 4096
-_RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
+SHOWN = 80
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?:/([0-9]{1,18}))?)?")
 _LAST_NUMBER = re.compile(r"(.*?)(\d+)(\D*)")
 _PART = re.compile(r"\[([^\[\]]*)\]")
 
@@ -27,8 +28,13 @@ def expand(pattern: str) -> list[str]:
     for text in split(pattern):
         names.extend(_expand_one(text.strip(), pattern))
         if len(names) > MAX_NAMES:
-            raise PatternError(f"{pattern!r} has more than {MAX_NAMES} names")
+            raise PatternError(f"{shortened(pattern)} has more than {MAX_NAMES} names")
     return names
+
+
+def shortened(pattern: str) -> str:
+    """Return a pattern for a message, in quotes."""
+    return repr(pattern if len(pattern) <= SHOWN else f"{pattern[:SHOWN]}…")
 
 
 def split(pattern: str) -> list[str]:
@@ -38,27 +44,27 @@ def split(pattern: str) -> list[str]:
     for char in pattern:
         depth += {"[": 1, "]": -1}.get(char, 0)
         if depth not in (0, 1):
-            raise PatternError(f"{pattern!r}: brackets do not match")
+            raise PatternError(f"{shortened(pattern)}: brackets do not match")
         if char == "," and depth == 0:
             pieces.append("")
         else:
             pieces[-1] += char
     if depth:
-        raise PatternError(f"{pattern!r}: a bracket is not closed")
+        raise PatternError(f"{shortened(pattern)}: a bracket is not closed")
     return pieces
 
 
 def _expand_one(text: str, pattern: str) -> list[str]:
     if not text:
-        raise PatternError(f"{pattern!r}: an empty name")
-    pieces = _PART.split(text)
-    # Every second piece was inside brackets.
-    choices = [[piece] if index % 2 == 0 else _numbers(piece, pattern) for index, piece in enumerate(pieces)]
-    count = 1
-    for choice in choices:
+        raise PatternError(f"{shortened(pattern)}: an empty name")
+    choices, count = [], 1
+    for index, piece in enumerate(_PART.split(text)):
+        # Every second piece was inside brackets.
+        choice = [piece] if index % 2 == 0 else _numbers(piece, pattern)
         count *= len(choice)
-    if count > MAX_NAMES:
-        raise PatternError(f"{pattern!r} has more than {MAX_NAMES} names")
+        if count > MAX_NAMES:
+            raise PatternError(f"{shortened(pattern)} has more than {MAX_NAMES} names")
+        choices.append(choice)
     return ["".join(combination) for combination in itertools.product(*choices)]
 
 
@@ -67,18 +73,20 @@ def _numbers(text: str, pattern: str) -> list[str]:
     for piece in text.split(","):
         match = _RANGE.fullmatch(piece.strip())
         if match is None:
-            raise PatternError(f"{pattern!r}: [{text}] is not a list of numbers and ranges such as [1-4,7]")
+            raise PatternError(
+                f"{shortened(pattern)}: [{text[:SHOWN]}] is not a list of numbers and ranges such as [1-4,7]"
+            )
         first, last, step = match[1], match[2] or match[1], int(match[3] or 1)
         padded = any(number.startswith("0") and len(number) > 1 for number in (first, last))
         if padded and len(first) != len(last):
-            raise PatternError(f"{pattern!r}: {piece} mixes widths; write {first.zfill(len(last))}-{last}")
+            raise PatternError(f"{shortened(pattern)}: {piece} mixes widths; write {first.zfill(len(last))}-{last}")
         low, high = int(first), int(last)
         if high < low:
-            raise PatternError(f"{pattern!r}: {piece} runs backwards; write {last}-{first}")
+            raise PatternError(f"{shortened(pattern)}: {piece} runs backwards; write {last}-{first}")
         if step < 1:
-            raise PatternError(f"{pattern!r}: {piece} has step 0")
-        if (high - low) // step >= MAX_NAMES:
-            raise PatternError(f"{pattern!r} has more than {MAX_NAMES} names")
+            raise PatternError(f"{shortened(pattern)}: {piece} has step 0")
+        if len(numbers) + (high - low) // step >= MAX_NAMES:
+            raise PatternError(f"{shortened(pattern)} has more than {MAX_NAMES} names")
         width = len(first) if padded else 0
         numbers.extend(str(number).zfill(width) for number in range(low, high + 1, step))
     return numbers

@@ -21,11 +21,11 @@ from supervisor.inventory.pattern import PatternError, expand, fold, split
 Document = dict[str, Any]
 # NFS and the parallel file systems of supercomputers.
 NETWORK_DISKS = frozenset({"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "afs", "cifs", "smb3"})
-_TARGET = re.compile(r"(?:(?P<user>[^@:\s]+)@)?(?P<name>[^@:\s]+)(?::(?P<port>\d+))?")
+_TARGET = re.compile(r"(?:(?P<user>[^@:\s]+)@)?(?P<name>[^@:\s]+)(?::(?P<port>[0-9]{1,5}))?")
 # OpenMPI and DeepSpeed: `host slots=8 max_slots=8`; MPICH and Intel MPI: `host:8`.
-_HOSTFILE_LINE = re.compile(r"(?P<name>[^\s:]+)(?::(?P<count>\d+))?(?P<rest>(?:\s+[\w-]+\s*=\s*\S+)*)")
+_HOSTFILE_LINE = re.compile(r"(?P<name>[^\s:]+)(?::(?P<count>[0-9]{1,9}))?(?P<rest>(?:\s+[\w-]+\s*=\s*\S+)*)")
 _SLOTS = re.compile(r"\bslots\s*=\s*(\S+)")
-_TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 def from_hosts(text: str) -> Document:
@@ -168,9 +168,10 @@ def _tasks(environ: Mapping[str, str], nodes: int) -> list[int | None]:
     counts: list[int | None] = []
     for part in environ.get("SLURM_TASKS_PER_NODE", "").split(","):
         match = _TASKS.fullmatch(part.strip())
-        if match is None:
+        times = int(match[2] or 1) if match is not None else 0
+        if match is None or len(counts) + times > nodes:
             return [None] * nodes
-        counts += [int(match[1])] * int(match[2] or 1)
+        counts += [int(match[1])] * times
     return counts if len(counts) == nodes and any(count != 1 for count in counts) else [None] * nodes
 
 

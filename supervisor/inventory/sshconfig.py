@@ -1,21 +1,33 @@
 """Read ~/.ssh/config for one host, with asyncssh's own reader.
 
-In: an alias, and user and port of hosts.toml. Out: the configuration; host name, port and user.
+In: an alias, and user and port of hosts.toml. Out: the configuration; host name, port and user, which hold only
+characters that a ProxyCommand may see.
 """
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from supervisor.inventory.targets import TargetError, check_host, check_user
 
 if TYPE_CHECKING:
     from asyncssh.config import SSHClientConfig
 
+# As ssh itself.
+MAX_INCLUDES = 16
+
 
 class SshConfigError(ValueError):
-    """~/.ssh/config cannot be read; the text names file and line."""
+    """~/.ssh/config cannot be read or used; the text names file and line, or the key."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class Resolved(NamedTuple):
@@ -40,22 +52,60 @@ def local_user() -> str:
         raise SshConfigError("this machine does not know your user name; set USER") from error
 
 
+@functools.cache
+def _reader() -> type[SSHClientConfig]:
+    """Return asyncssh's reader with ssh's limit for Include."""
+    # asyncssh takes a tenth of a second to import, and only those with a configuration file need it here.
+    from asyncssh.config import SSHClientConfig
+
+    class Reader(SSHClientConfig):
+        _opened: tuple[Path, ...] = ()
+
+        def parse(self, path: Path) -> None:
+            if path.resolve() in self._opened:
+                self._error(f"Include leads back to {path}, which is being read")
+            if len(self._opened) > MAX_INCLUDES:
+                self._error(f"Include {path}: more than {MAX_INCLUDES} files, each included by the one before")
+            opened, self._opened = self._opened, (*self._opened, path.resolve())
+            super().parse(path)
+            self._opened = opened
+
+    return Reader
+
+
 def read_config(alias: str, user: str | None, port: int | None) -> SSHClientConfig:
     """Return the configuration of an alias; `user` and `port` override the files. Raises SshConfigError."""
-    # asyncssh takes a tenth of a second to import, and only those with a configuration file need it here.
+    # Before anything is read: `Match exec` and ProxyCommand run commands.
+    _check("ssh", check_host, alias)
+    if user is not None:
+        _check("user", check_user, user)
+    config = _read(alias, user, port)
+    _check(f"HostName of {alias} in the ssh configuration", check_host, str(config.get("Hostname", alias)))
+    _check(f"User of {alias} in the ssh configuration", check_user, str(config.get("User") or local_user()))
+    return config
+
+
+def _read(alias: str, user: str | None, port: int | None) -> SSHClientConfig:
     import asyncssh
-    from asyncssh.config import ConfigParseError, SSHClientConfig
+    from asyncssh.config import ConfigParseError
 
     # asyncssh reads an empty tuple as "not given".
     given: tuple[Any, ...] = (user if user is not None else (), alias, port if port is not None else ())
     try:
-        config = SSHClientConfig.load(None, config_files(), False, False, False, local_user(), *given)
-        if config.has_match_final():
+        config = _reader().load(None, config_files(), False, False, False, local_user(), *given)
+        if cast("SSHClientConfig", config).has_match_final():
             # As ssh does: read again with `Match final`; values that are already set stay.
-            config = SSHClientConfig.load(config, config_files(), False, False, True, local_user(), *given)
+            config = _reader().load(config, config_files(), False, False, True, local_user(), *given)
     except (ConfigParseError, asyncssh.IllegalUserName, OSError, UnicodeDecodeError) as error:
         raise SshConfigError(f"cannot read the ssh configuration: {error}") from error
     return cast("SSHClientConfig", config)
+
+
+def _check(what: str, check: Callable[[str], str], value: str) -> None:
+    try:
+        check(value)
+    except TargetError as error:
+        raise SshConfigError(f"{what}: {error}", error.hint) from error
 
 
 def resolve(alias: str, user: str | None, port: int | None) -> Resolved:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.wire import JOB_NAME, JobSpec, NodeSpec, Rendezvous
 from supervisor.errors import UsageError
 from supervisor.inventory.model import ENV_NAME
+from supervisor.inventory.targets import TargetError, check_host
 from supervisor.link.view import Plan
 from supervisor.ssh import HostError
 from supervisor.ssh.sync import Tree, scan, tree_name
@@ -205,7 +206,10 @@ def _at(host: Host, options: UpOptions, inventory: Inventory) -> Host:
     """Return the host; without an inventory, with the address of --local-addr."""
     if inventory.path is not None or options.local_addr is None:
         return host
-    return dataclasses.replace(host, address=options.local_addr)
+    try:
+        return dataclasses.replace(host, address=check_host(options.local_addr))
+    except TargetError as error:
+        raise UsageError(f"--local-addr: {error}", error.hint) from error
 
 
 def node_spec(host: Host, nproc: str | None = None) -> NodeSpec:

@@ -19,12 +19,13 @@ from supervisor.errors import HostError
 from supervisor.inventory.sshconfig import config_files
 from supervisor.ssh import reasons
 from supervisor.ssh.reasons import Attempt
-from supervisor.ssh.settings import Hop, Settings, for_hop, hops
+from supervisor.ssh.settings import Settings, for_hop, hops
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from supervisor.inventory import Host
+    from supervisor.inventory.targets import Hop
 
     Progress = Callable[[str, str], None]
 
@@ -139,6 +140,9 @@ async def _handshake(
         kbdint_auth=False,
         keepalive_interval=KEEPALIVE_S,
         keepalive_count_max=KEEPALIVE_COUNT,
+        # Whatever ~/.ssh/config says: a node neither uses the operator's keys nor gets the operator's variables.
+        agent_forwarding=False,
+        send_env=[],
         login_timeout=CONNECT_DEADLINE_S,
         connect_timeout=None,
         **options,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import asyncssh
 
 from supervisor.errors import HostError
 from supervisor.inventory.sshconfig import SshConfigError, local_user, read_config
+from supervisor.inventory.targets import Hop, TargetError, parse_hops
 
 if TYPE_CHECKING:
     from asyncssh.config import SSHClientConfig
@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 DEFAULT_KEYS = ("id_ed25519_sk", "id_ecdsa_sk", "id_ed25519", "id_ecdsa", "id_rsa")
 DEFAULT_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts")
 AGENT_VARIABLE = "SSH_AUTH_SOCK"
-# An address with colons is in brackets, or has no port.
-HOP = re.compile(r"(\[(?P<six>[^\[\]]+)\]|(?P<name>[^:\[\]]+|[^:\[\]]*(:[^:\[\]]*){2,}))(:(?P<port>\d+))?")
-
-
-@dataclasses.dataclass(frozen=True)
-class Hop:
-    """One [user@]host[:port] of a ProxyJump."""
-
-    host: str
-    user: str | None = None
-    port: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,22 +82,17 @@ def for_hop(host: Host, hop: Hop) -> Settings:
 
 def hops(host: str, jump: str) -> list[Hop]:
     """Return the hops of a ProxyJump in order; raises HostError."""
-    chain = []
-    for text in jump.split(","):
-        user, _, rest = text.strip().removeprefix("ssh://").rpartition("@")
-        parts = HOP.fullmatch(rest)
-        if parts is None:
-            raise HostError(host, "resolve", f"proxy_jump {text!r} is not [user@]host[:port]")
-        port = parts["port"]
-        chain.append(Hop(parts["six"] or parts["name"], user or None, int(port) if port else None))
-    return chain
+    try:
+        return parse_hops(jump)
+    except TargetError as error:
+        raise HostError(host, "resolve", f"proxy_jump {error}", error.hint) from error
 
 
 def _config(node: str, alias: str, user: str | None, port: int | None) -> SSHClientConfig:
     try:
         return read_config(alias, user, port)
     except SshConfigError as error:
-        raise HostError(node, "resolve", str(error)) from error
+        raise HostError(node, "resolve", str(error), error.hint) from error
 
 
 def _settings(

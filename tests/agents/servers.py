@@ -12,6 +12,7 @@ import getpass
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 
@@ -85,7 +86,7 @@ class Jump(asyncssh.SSHServer):
 
 @contextlib.asynccontextmanager
 async def jump_host(
-    demo: DemoHosts, address: str, counts: dict[str, int], *, forbids: bool = False
+    demo: DemoHosts, address: str, counts: dict[str, int], *, forbids: bool = False, **options: Any
 ) -> AsyncIterator[int]:
     """Serve a jump host with the demo's keys at an address of the loopback network; yields its port."""
     host_key = asyncssh.generate_private_key("ssh-ed25519")
@@ -96,6 +97,7 @@ async def jump_host(
         server_host_keys=[host_key],
         authorized_client_keys=asyncssh.import_authorized_keys(public),
         server_factory=lambda: Jump(counts, forbids),
+        **options,
     )
     port = acceptor.get_port()
     with demo.known_hosts.open("a") as file:

@@ -18,8 +18,9 @@ import pytest
 
 from supervisor.inventory import Host, local
 from supervisor.ssh import AgentFile, HostError, NodeLink, connect, connect_all
+from supervisor.ssh.dial import dial
 from supervisor.ssh.settings import for_host, hops
-from supervisor.ssh.wires import LocalWire
+from supervisor.ssh.wires import LocalWire, SshWire
 from tests.agents.servers import Served, jump_host, with_hosts
 
 pytestmark = [pytest.mark.ssh, pytest.mark.usefixtures("ssh_home")]
@@ -183,6 +184,33 @@ def test_host_keys_are_checked_whatever_the_configuration_says(
             await connect(dataclasses.replace(served.hosts[0], known_hosts=None), agent=agent)
 
     with_hosts(tmp_path, body)
+
+
+def test_a_node_gets_neither_the_operators_ssh_agent_nor_variables(
+    tmp_path: Path, ssh_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = "Host *\n  ForwardAgent yes\n  SendEnv *\n  IdentityAgent ~/agent\n"
+    (ssh_home / ".ssh" / "config").write_text(config)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+    received: list[tuple[dict[bytes, bytes], str | None]] = []
+
+    def serve(process: asyncssh.SSHServerProcess[bytes]) -> None:
+        received.append((dict(process.channel.get_environment_bytes()), process.channel.get_agent_path()))
+        process.exit(0)
+
+    async def body(served: Served) -> None:
+        async with jump_host(served.demo, "127.0.0.1", {}, process_factory=serve) as port:
+            gate = dataclasses.replace(served.hosts[0], ssh="127.0.0.1", port=port)
+            for host in (gate, dataclasses.replace(gate, proxy_jump=f"127.0.0.1:{port}")):
+                connection, lease = await dial(host, for_host(host), lambda _step, _text: None)
+                wire = await SshWire.open(connection, lease, "env")
+                assert await wire.wait_exit() == 0
+                await wire.close()
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(ssh_home / "agent"))
+        with_hosts(tmp_path, body)
+    assert received == [({}, None)] * 2
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from supervisor.errors import UsageError
-from supervisor.inventory import Inventory, InventoryError, load, local
+from supervisor.errors import HostError, UsageError
+from supervisor.inventory import Host, Inventory, InventoryError, load, local, sshconfig, targets
 from supervisor.launch.specs import UpOptions, make_plan
+from supervisor.ssh import settings
 
 
 @pytest.fixture(autouse=True)
@@ -173,6 +175,107 @@ def test_the_ssh_configuration_gives_the_peer_address(tmp_path: Path, home: Path
     assert ".ssh/config line 2" in _refused(tmp_path, '[[hosts]]\nname = "gpu1"\n').message
 
 
+BAD = [
+    "-a",
+    "'a",
+    '"a',
+    "\\a",
+    "a$b",
+    "a`b",
+    "a;b",
+    "a&b",
+    "a|b",
+    "a<b",
+    "a>b",
+    "a(b",
+    "a{b",
+    "a*b",
+    "a?b",
+    "a~b",
+    "a#b",
+    "a!b",
+    "a%b",
+    "a,b",
+    "a\tb",
+    "é",
+    "a=b",
+    "a/b",
+    "[a",
+    "a^b",
+]
+
+
+@pytest.mark.parametrize("value", [*BAD, "a b", "a\nb", "", "x" * 300])
+def test_no_value_that_a_shell_could_read_gets_through(value: str) -> None:
+    for check in (targets.check_user, targets.check_host, targets.check_jump):
+        if check is not targets.check_jump or "," not in value:
+            with pytest.raises(targets.TargetError):
+                check(value)
+
+
+def test_what_hosts_and_users_are_called_gets_through() -> None:
+    users = ["ubuntu", "a.b-c_d", "me@corp.example", "1000", "_ci", "me:target", "a+b"]
+    assert [targets.check_user(user) for user in users] == users
+    hosts = ["gpu1", "10.0.0.1", "fe80::1%eth0", "::1", "2001:db8::22", "::ffff:10.0.0.1", "a_b.example.org.", "xn--a"]
+    assert [targets.check_host(host) for host in hosts] == hosts
+    assert targets.check_jump("me@gate:22, [fe80::1]:22") == "me@gate:22,[fe80::1]:22"
+    assert targets.check_jump("none") == "none"
+
+
+def test_no_command_of_the_ssh_configuration_sees_a_value_of_the_inventory_unchecked(
+    tmp_path: Path, home: Path
+) -> None:
+    """`Match exec` runs while the file is read, so the inventory's values are checked before."""
+    marker = tmp_path / "ran"
+    (home / ".ssh" / "config").write_text(f"Match exec 'touch {marker}'\n  ProxyCommand nc %r@%h %p\n")
+    user = '"-oProxyCommand=touch pwned;#" x'
+    assert "is not a user name" in _refused(tmp_path, ONE + f"user = '{user}'\n").message
+    with pytest.raises(sshconfig.SshConfigError, match="user: "):
+        sshconfig.read_config("n1", user, None)
+    with pytest.raises(sshconfig.SshConfigError, match="ssh: "):
+        sshconfig.read_config("a;b", None, None)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("HostName $(x)", r"HostName of n1 in the ssh configuration: '\$\(x\)' is not a host name"),
+        ("HostName %h;x", "HostName of n1 in the ssh configuration: 'n1;x' is not a host name"),
+        ("User '-l x'", "User of n1 in the ssh configuration: '-l x' is not a user name"),
+    ],
+)
+def test_the_ssh_configurations_own_values_are_checked_too(
+    tmp_path: Path, home: Path, config: str, message: str
+) -> None:
+    (home / ".ssh" / "config").write_text(f"Host n1\n  {config}\n  ProxyCommand x %r %h\n")
+    assert re.search(message, _refused(tmp_path, ONE).message)
+    with pytest.raises(HostError, match=message):
+        settings.for_host(Host("n1", "n1", "10.0.0.1"))
+
+
+def test_an_ssh_configuration_that_includes_itself_is_named(tmp_path: Path, home: Path) -> None:
+    config = home / ".ssh" / "config"
+    config.write_text("Host *\nInclude more\n")
+    (home / ".ssh" / "more").write_text("\nInclude config\n")
+    message = _refused(tmp_path, ONE).message
+    assert f"{home}/.ssh/more line 2: Include leads back to {config}" in message
+    config.write_text("Include part0\n")
+    for number in range(20):
+        (home / ".ssh" / f"part{number}").write_text(f"Include part{number + 1}\n")
+    assert "part15 line 1: Include" in _refused(tmp_path, ONE).message
+    config.write_text("Include more more\n")
+    (home / ".ssh" / "more").write_text("Host n1\n  Port 2222\n")
+    assert len(_load(tmp_path, ONE).hosts) == 1
+
+
+def test_an_inventory_has_a_largest_number_of_hosts(tmp_path: Path) -> None:
+    tables = "".join(f'[[hosts]]\nname = "{letter}[1-1366]"\naddress = "{letter}[1-1366]"\n' for letter in "abc")
+    assert (
+        "[[hosts]] c[1-1366].name: with it the inventory has more than 4096 hosts" in _refused(tmp_path, tables).message
+    )
+
+
 def test_supervisor_home_may_stand_with_the_workers_variables(tmp_path: Path) -> None:
     text = '[job]\nenv = { SUPERVISOR_HOME = "/a", X = "1" }\n[[hosts]]\nname = "n1"\n'
     text += '[[hosts]]\nname = "n2"\nenv = { SUPERVISOR_HOME = "/b" }\n'
@@ -221,7 +324,18 @@ def test_this_machine_alone_needs_no_file(monkeypatch: pytest.MonkeyPatch, tmp_p
         (ONE + 'user = ""\n', "user: is empty", "leave the key out"),
         (ONE + 'python = " python3"\n', "python: has spaces", ""),
         (ONE + 'ssh = "me@n1"\n', "ssh: 'me@n1' has a user in it", 'user = "me"'),
-        (ONE + 'ssh = "-oProxyCommand=x"\n', "is not a host name", ""),
+        (
+            ONE + 'ssh = "-oProxyCommand=x"\n',
+            "[[hosts]] n1.ssh: '-oProxyCommand=x' is not a host name",
+            "~/.ssh/config",
+        ),
+        (ONE + 'ssh = "bücher"\n', "[[hosts]] n1.ssh: 'bücher' is not a host name", "xn--"),
+        (ONE + 'address = "$(x)"\n', "[[hosts]] n1.address: '$(x)' is not a host name", "IPv6"),
+        (ONE + 'address = "10.0.0.1:22"\n', "[[hosts]] n1.address: '10.0.0.1:22' is not a host name", ""),
+        (ONE + "user = '-l'\n", "[[hosts]] n1.user: '-l' is not a user name", "begins with a letter"),
+        ("[defaults]\nuser = 'a;b'\n" + ONE, "[defaults].user: 'a;b' is not a user name", "letters, digits"),
+        ("[defaults]\nproxy_jump = 'u@g,`x`'\n" + ONE, "[defaults].proxy_jump: '`x`' is not [user@]host[:port]", "me@"),
+        (ONE + "proxy_jump = '$u@gate'\n", "[[hosts]] n1.proxy_jump: '$u@gate' is not [user@]host", "user name"),
         (ONE + 'address = "10.0.0.[1-2]"\n', "means 2 hosts, but name = 'n1' means 1", "same length"),
         ('[[hosts]]\nname = "n[1-3]"\nssh = "m[1-2]"\n', "means 2 hosts, but", "same length"),
         ('[[hosts]]\nname = "n[1-"\n', "bracket is not closed", "gpu[01-16]"),

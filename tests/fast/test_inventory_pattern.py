@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet
 from hypothesis import given
@@ -46,11 +48,27 @@ def test_names_come_in_written_order(pattern: str, names: list[str]) -> None:
         ("n[1-10000000]", "more than 4096"),
         ("n[1-100]x[1-100]", "more than 4096"),
         (",".join(["n[1-4000]"] * 2), "more than 4096"),
+        ("n[" + ",".join(["1-4096"] * 2) + "]", "more than 4096"),
+        ("n" + "[1-4096]" * 2, "more than 4096"),
+        ("n[" + "1" * 5000 + "]", "not a list of numbers"),
     ],
 )
 def test_mistakes_are_named(pattern: str, message: str) -> None:
     with pytest.raises(PatternError, match=message):
         expand(pattern)
+
+
+def test_a_pattern_that_means_too_many_names_costs_no_memory() -> None:
+    tracemalloc.start()
+    try:
+        for pattern in ("n[" + ",".join(["1-4096"] * 500) + "]", "n" + "[1-4096]" * 500):
+            with pytest.raises(PatternError, match="more than 4096") as refused:
+                expand(pattern)
+            assert len(str(refused.value)) < 200
+        _size, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8_000_000
 
 
 _range = st.builds(

@@ -80,6 +80,8 @@ def test_allocations(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], e
         (["--hosts", "a,,b"], "--hosts a,,b: '' is not a host"),
         (["--hosts", "gpu[1-"], "--hosts: 'gpu\\[1-': a bracket is not closed"),
         (["--hosts", "a,a"], "--hosts: .*two hosts are called a"),
+        (["--hosts", "x;y@a"], "--hosts: .*a.user: 'x;y' is not a user name"),
+        (["--hosts", "a$x"], r"--hosts: .*name: 'a\$x' is not 1 to 64 letters"),
         (["--hostfile", "/no/such"], "--hostfile /no/such: cannot be read: No such file"),
         (["--slurm"], "SLURM_JOB_NODELIST is not set"),
         (["--hosts", "a", "--slurm"], "--hosts and --slurm both name the hosts"),
