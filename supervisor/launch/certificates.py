@@ -6,12 +6,12 @@ In: the names of a job and its nodes. Out: PEM text of the authority and of one 
 from __future__ import annotations
 
 import datetime
+import hashlib
 from dataclasses import dataclass
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 VALID = datetime.timedelta(days=3653)
@@ -22,6 +22,8 @@ LONGEST_COMMON_NAME = 64
 # The number of private keys of SECP256R1; a seed of more bytes, so that the remainder is evenly distributed.
 KEYS = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551 - 1
 SEED_BYTES = 48
+# 64 MiB and 0.2 s of one core, once for each torchrun.
+SCRYPT_N, SCRYPT_R = 2**16, 8
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,9 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def _key_of(secret: bytes, job: str) -> ec.EllipticCurvePrivateKey:
-    seed = HKDF(hashes.SHA256(), SEED_BYTES, salt=None, info=b"supervisor job " + job.encode()).derive(secret)
+    # Whoever has seen a certificate of the job can try secrets at home, so each try must be expensive.
+    salt = b"supervisor job " + job.encode()
+    seed = hashlib.scrypt(secret, salt=salt, n=SCRYPT_N, r=SCRYPT_R, p=1, maxmem=2**28, dklen=SEED_BYTES)
     return ec.derive_private_key(int.from_bytes(seed, "big") % KEYS + 1, ec.SECP256R1())
 
 

@@ -38,10 +38,14 @@ if TYPE_CHECKING:
 # Memory for logs, and of a row besides its text; the least recently used log is dropped first.
 HELD_BYTES = 512 * 1024 * 1024
 ROW_COST = 250
+# A member may be that many times larger than it is in the file, or unpack to the free size; text is rarely above 20.
+RATIO = 50
+FREE_BYTES = 8 * 1024 * 1024
+BLOCK = 1024 * 1024
 # What is recorded of the connection to a host.
 HOST = ("name", "state", "step", "text", "error", "hint")
 _BROKEN_FILE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
-_BROKEN = (*_BROKEN_FILE, AttributeError, KeyError, TypeError, ValueError)
+_BROKEN = (*_BROKEN_FILE, AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 
 Json = dict[str, Any]
 
@@ -102,16 +106,16 @@ class Recording:
         self.path = path
         self._file = file
         self.meta: Json = _meta(path, file)
-        self.events = cast("list[JournalEvent]", _documents(file, file_format.EVENTS))
+        self.events = cast("list[JournalEvent]", _documents(path, file, file_format.EVENTS))
         # The clock of a coordinator that took over may be behind; the order of the journal is certain.
         self.event_times_ns = list(accumulate((file_format.read_time(event["time"]) for event in self.events), max))
-        self._statuses = file.read(file_format.STATUSES).splitlines()
-        rows = list(map(json.loads, self._statuses))
-        self.status_times_ns = list(accumulate((int(row["t_ns"]) for row in rows), max))
-        self._wholes = [number for number, row in enumerate(rows) if row["whole"]]
+        self._statuses = _read(path, file, file_format.STATUSES).splitlines()
+        heads = [(int(row["t_ns"]), bool(row["whole"])) for row in map(json.loads, self._statuses)]
+        self.status_times_ns = list(accumulate((t_ns for t_ns, _ in heads), max))
+        self._wholes = [number for number, (_, whole) in enumerate(heads) if whole]
         self._folded: tuple[int, Json] = (0, {})
         self.hosts = [HostView(**{key: host[key] for key in HOST}) for host in self.meta["hosts"]]
-        index = _documents(file, file_format.LOGS)
+        index = _documents(path, file, file_format.LOGS)
         self.files: dict[File, Json] = {
             (str(one["node"]), int(one["generation"]), int(one["rank"]), str(one["stream"])): one
             for one in index
@@ -121,7 +125,7 @@ class Recording:
             raise ValueError("the journal has gaps")
         # Errors in it are reported now, not in the middle of a replay.
         incidents_in(self.events)
-        for number in (*self._wholes, len(rows)):
+        for number in (*self._wholes, len(heads)):
             self.status(number)
         self.job = str(self.meta["job"])
         self.begin_ns = min([*self.event_times_ns[:1], *self.status_times_ns[:1]], default=0)
@@ -131,6 +135,7 @@ class Recording:
         """The lines of each file that pass the newest filter."""
         self._held: OrderedDict[File, Lines] = OrderedDict()
         self._held_bytes = 0
+        self._held_limit = min(HELD_BYTES, max(4 * FREE_BYTES, RATIO * path.stat().st_size))
 
     def close(self) -> None:
         """Close the file."""
@@ -169,15 +174,28 @@ class Recording:
         lines = self._held.get(file)
         if lines is None:
             try:
-                lines = Lines(file_format.read_lines(self._file.read(self.files[file]["member"])))
+                lines = Lines(self._read_lines(self.files[file]["member"]))
+            except RecordingError:
+                raise
             except (*_BROKEN, OSError) as error:
                 raise _damaged(self.path, error) from error
             self._held[file] = lines
             self._held_bytes += lines.size
-            while len(self._held) > 1 and self._held_bytes > HELD_BYTES:
-                self._held_bytes -= self._held.popitem(last=False)[1].size
+            while len(self._held) > 1 and self._held_bytes > self._held_limit:
+                oldest, dropped = self._held.popitem(last=False)
+                self._held_bytes -= dropped.size
+                self._filtered.pop(oldest, None)
         self._held.move_to_end(file)
         return lines
+
+    def _read_lines(self, member: str) -> Iterator[Line]:
+        """Yield the lines of a member; raises RecordingError once they need more memory than all logs may use."""
+        cost = 0
+        for line in file_format.read_lines(_blocks(self.path, self._file, member, self._held_limit)):
+            cost += len(line.text) + ROW_COST
+            if cost > self._held_limit:
+                raise _too_large(self.path, member)
+            yield line
 
 
 def load(path: Path) -> Recording:
@@ -208,7 +226,7 @@ def _damaged(path: Path, error: Exception) -> RecordingError:
 def _meta(path: Path, file: zipfile.ZipFile) -> Json:
     if file_format.META not in file.namelist():
         raise RecordingError(f"{path}: not a recording", "`supervisor record` makes one")
-    meta = json.loads(file.read(file_format.META))
+    meta = json.loads(_read(path, file, file_format.META))
     if meta["format"] != file_format.FORMAT:
         raise RecordingError(f"{path}: not a recording", "`supervisor record` makes one")
     if int(meta["version"]) > file_format.VERSION:
@@ -220,11 +238,34 @@ def _meta(path: Path, file: zipfile.ZipFile) -> Json:
     return dict(meta)
 
 
-def _documents(file: zipfile.ZipFile, member: str) -> list[Json]:
-    documents = [json.loads(line) for line in file.read(member).splitlines()]
+def _documents(path: Path, file: zipfile.ZipFile, member: str) -> list[Json]:
+    documents = [json.loads(line) for line in _read(path, file, member).splitlines()]
     if not all(isinstance(document, dict) for document in documents):
         raise ValueError(f"{member}: not a list of objects")
     return documents
+
+
+def _read(path: Path, file: zipfile.ZipFile, member: str) -> bytes:
+    """Return the contents of a member; raises RecordingError if they are far larger than it is in the file."""
+    limit = max(FREE_BYTES, RATIO * file.getinfo(member).compress_size)
+    return b"".join(_blocks(path, file, member, limit))
+
+
+def _blocks(path: Path, file: zipfile.ZipFile, member: str, limit: int) -> Iterator[bytes]:
+    """Yield the contents of a member as they are unpacked; raises RecordingError beyond `limit` bytes."""
+    with file.open(member) as packed:
+        while block := packed.read(BLOCK):
+            limit -= len(block)
+            if limit < 0:
+                raise _too_large(path, member)
+            yield block
+
+
+def _too_large(path: Path, member: str) -> RecordingError:
+    return RecordingError(
+        f"{path}: {member} in it is larger than any recording of this size",
+        "it is damaged, or made to use up the memory; record the job again",
+    )
 
 
 # --- the logs at one time

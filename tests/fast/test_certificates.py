@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,10 @@ def test_who_knows_the_secret_is_trusted_and_nobody_else(tmp_path: Path) -> None
         client, server = _pair(tmp_path, ours, other, "n2")
         with pytest.raises(ssl.SSLError):
             _handshake(client, server, "n2")
+
+
+def test_a_guess_of_the_secret_is_expensive_and_a_start_is_not() -> None:
+    begun = time.process_time()
+    make_authority("job", b"hunter2hunter2hunter2")
+    needed_s = time.process_time() - begun
+    assert 0.02 < needed_s < 5

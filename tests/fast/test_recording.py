@@ -8,6 +8,8 @@ import dataclasses
 import json
 import os
 import random
+import tracemalloc
+import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from supervisor.cli.record import read_at, read_limit
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.logs.selection import Filter, Selection
 from supervisor.recording import reading, writing
-from supervisor.recording.file_format import Line, line_json, read_lines
+from supervisor.recording.file_format import Line, RecordingError, line_json, read_lines
 from supervisor.recording.player import Player
 from supervisor.recording.reading import Lines, load
 from supervisor.recording.writing import Limit, evidence_lines
@@ -57,7 +59,9 @@ def test_changes_and_what_they_make() -> None:
 
 def test_a_line_keeps_its_bytes() -> None:
     line = Line(3, 80, 5, "E", b"\xff\x00 caf\xc3\xa9 \x1b[31m\r")
-    assert read_lines(line_json(line) * 2) == [line, line]
+    data = line_json(line) * 2
+    for size in (1, 7, len(data)):
+        assert list(read_lines(data[at : at + size] for at in range(0, len(data), size))) == [line, line]
 
 
 def test_gaps_are_told_and_lines_keep_their_numbers() -> None:
@@ -233,6 +237,57 @@ def test_what_is_no_recording_is_refused_with_one_clear_error(
             assert capsys.readouterr().err.startswith(f"supervisor: {broken}: {said}"), said
     assert main(["replay", str(tmp_path / "none.rec")]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("member", ["recording.json", "events.jsonl", "status.jsonl", "logs.jsonl"])
+@pytest.mark.parametrize("content", [b" " * 1000, b"[]," * 300, b'{"a":{}}\n' * 100])
+def test_a_recording_that_unpacks_to_too_much_is_refused_while_it_is_unpacked(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], member: str, content: bytes
+) -> None:
+    large = _with(path, tmp_path / "large.rec", {member: content * 50_000})
+    assert large.stat().st_size < 500_000
+    tracemalloc.start()
+    try:
+        assert main(["report", str(large)]) == 2
+        _size, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    said = f"supervisor: {large}: {member} in it is larger than any recording of this size"
+    assert capsys.readouterr().err.startswith(said)
+    assert peak < 64_000_000
+
+
+@pytest.mark.parametrize("content", [b'[0,0,0,"I",""]\n' * 2000, b'[0,0,0,"I","' + b"x" * 30_000])
+def test_a_log_that_unpacks_to_too_much_is_refused_when_it_is_shown(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setattr(reading, "FREE_BYTES", 1024 * 1024)
+    monkeypatch.setattr(reading, "RATIO", 0)
+    recording = load(_with(path, tmp_path / "large.rec", {"logs/0": content * 1000}))
+    (file,) = (file for file, one in recording.files.items() if one["member"] == "logs/0")
+    tracemalloc.start()
+    try:
+        with pytest.raises(RecordingError, match="logs/0 in it is larger than any recording of this size"):
+            recording.lines(file)
+        _size, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    recording.close()
+    assert peak < 16_000_000
+
+
+def test_a_recording_with_values_that_no_clock_has_is_damaged(path: Path, tmp_path: Path) -> None:
+    for content in (b"[" * 100_000, b'{"format":"supervisor-recording","version":Infinity}'):
+        with pytest.raises(RecordingError, match="cut short or damaged"):
+            load(_with(path, tmp_path / "odd.rec", {"recording.json": content}))
+
+
+def _with(path: Path, copy: Path, members: dict[str, bytes]) -> Path:
+    """Return a copy of a recording with other contents of some members."""
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(copy, "w", zipfile.ZIP_DEFLATED) as target:
+        for name in source.namelist():
+            target.writestr(name, members.get(name, source.read(name)))
+    return copy
 
 
 def test_times_of_the_command_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
