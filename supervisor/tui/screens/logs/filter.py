@@ -40,7 +40,8 @@ class Chips(Static):
         self.display = bool(chosen)
         level = [f"{'>=' if ascii_only else '≥'}{chosen.level}"] if chosen.level else []
         patterns = [*(f"+{text}" for text in chosen.include), *(f"-{text}" for text in chosen.exclude)]
-        self.update("  ".join([*map(clean, patterns), *level, *_counts(feed)]))
+        # At each page of the log: the size is always one line, and a layout costs more than the line.
+        self.update("  ".join([*map(clean, patterns), *level, *_counts(feed)]), layout=False)
 
 
 def _counts(feed: Feed | None) -> list[str]:
