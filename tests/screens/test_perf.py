@@ -105,7 +105,7 @@ def test_a_frame_leaves_nothing_for_the_garbage_collector(key: str) -> None:
             left = gc.collect()
         finally:
             gc.enable()
-        assert left < 10 * 10, "a layout at each frame is 40 objects, all strips are more: the collector stops the screen"
+        assert left < 10 * 10, "a layout at each frame is 40 objects, all strips are more: then the screen stops"
 
     asyncio.run(cost(session, (160, 48), work))
 
