@@ -15,16 +15,16 @@ import json
 import logging
 import os
 import signal
-import sys
 import time
 
+from remote_agent.agent import agent_log
 from remote_agent.agent.context import Context, Life
 from remote_agent.agent.engine_link import EngineLink, Notice, TorchrunLink
 from remote_agent.agent.member_loop import MemberLoop
 from remote_agent.agent.requests import serve_operators
 from remote_agent.agent.tree_requests import JobTree
 from remote_agent.base import clocks, paths
-from remote_agent.base.proc import slurm_ending
+from remote_agent.base.proc import raise_open_files, slurm_ending
 from remote_agent.base.tasks import Tasks
 from remote_agent.coordinator import inputs, replay
 from remote_agent.coordinator import state as s
@@ -32,11 +32,12 @@ from remote_agent.coordinator.formation import floor, holds_quorum
 from remote_agent.coordinator.journal import Journal
 from remote_agent.election import peers
 from remote_agent.election.ballot import Ballot
+from remote_agent.election.listener import Listener, listen
 from remote_agent.election.member import Member
 from remote_agent.engine.processes import adopt_orphans
 from remote_agent.logs import LogStore
 from remote_agent.vitals.host import HostUsage, Vitals
-from remote_agent.wire import FIRST_TERM, Channel, JobSpec, Problem
+from remote_agent.wire import FIRST_TERM, Channel, JobSpec, Problem, split_endpoint
 
 log = logging.getLogger(__name__)
 
@@ -87,11 +88,12 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._interrupted, signal.Signals(number).name)
-        server = await self.listen(context.spec.coordinator_port)
+        listener = self.listen(context.spec.coordinator_port)
         await context.logs.start()
         member.start()
         waiting = Waiting(context, member).watch() if context.spec.endpoint else self._watch_assignment()
         self._tasks.spawn(waiting, "assignment")
+        self._tasks.spawn(agent_log.keep_small(context.files.log), "agent.log")
         context.vitals.start(self._tasks, context.address, member.workers)
         claim(context, member)
         operators = await serve_operators(context, member)
@@ -102,14 +104,21 @@ class Agent:
             await self._wind_down()
         finally:
             operators.close()
-            server.close()
+            listener.close()
             await self.close()
 
-    async def listen(self, port: int) -> asyncio.AbstractServer:
-        """Serve the other agents, and note at which port."""
-        server, port = await peers.listen(self.context.files, port, self._accept)
-        self.context.peers.listen_at(self.context.address, port)
-        return server
+    def listen(self, port: int) -> Listener:
+        """Serve the other agents, and note at which port; a port that is taken is replaced by a free one."""
+        context = self.context
+        endpoint = [split_endpoint(context.spec.endpoint, 0)[0]] if context.spec.endpoint else []
+        listener = listen(context.files, port, self._accept, self._nodes, [context.address, *endpoint])
+        context.peers.listen_at(context.address, listener.port)
+        return listener
+
+    def _nodes(self) -> int:
+        """Return how many nodes the job has, or may have."""
+        spec = self.context.spec
+        return max(spec.max_nodes, len(spec.nodes), len(self.context.peers.members))
 
     async def _wind_down(self) -> None:
         """Let members and operators read the end, and hooks report it."""
@@ -190,7 +199,8 @@ class Agent:
 
 def main(job: str, torchrun: int | None = None) -> int:
     """Run the agent of a job on this node; returns the exit status. `torchrun`: a wire to the workers' torchrun."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    agent_log.begin()
+    raise_open_files()
     files = paths.Home.from_environment().job(job)
     lock = paths.lock_agent(files)
     if lock is None:

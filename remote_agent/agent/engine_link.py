@@ -15,7 +15,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.base.proc import own_command, start_ticks
+from remote_agent.base.proc import own_command, restore_open_files, start_ticks
 from remote_agent.engine.processes import Leftovers
 from remote_agent.wire import Answer, CallFailed, Channel, ChannelClosed, Problem, WireError
 
@@ -67,6 +67,8 @@ class EngineLink:
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
+        # It starts workers only when it is told to, and that is later.
+        restore_open_files(self._process.pid)
         output, feed = self._process.stdout, self._process.stdin
         assert output is not None
         assert feed is not None

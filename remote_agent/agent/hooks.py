@@ -16,6 +16,7 @@ import urllib.parse
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.base.proc import restore_open_files
 from remote_agent.base.tasks import Tasks
 from remote_agent.coordinator.journal import public
 from remote_agent.wire.events import ENDED_EVENTS, EventType
@@ -156,6 +157,7 @@ async def _run(hook: Hook, body: bytes, name: str, env: dict[str, str], cwd: str
         )
     except OSError as error:
         return f"the command cannot be started: {error.strerror}"
+    restore_open_files(process.pid)
     try:
         await asyncio.wait_for(process.communicate(body), hook.timeout)
     except asyncio.TimeoutError:

@@ -1,16 +1,20 @@
-"""Processes: their entries in /proc, their memory cgroup and Slurm step, the command that starts this program again.
+"""Processes: their entries in /proc, their limits, memory cgroup and Slurm step, the command that starts this program.
 
 In: pids, the environment. Out: fields of /proc; directories of the cgroup; what SIGTERM means; a command line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from remote_agent.base.files import read_text
+
+USER_OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def stat_fields(pid: int) -> list[str]:
@@ -30,6 +34,20 @@ def own_command(*words: str) -> list[str]:
     program = sys.argv[0] if sys.argv[0].endswith(".pyz") else ""
     # -S: start files of the installation may print; __main__ runs them once stdout is not our wire.
     return [sys.executable, *(["-S", program] if program else ["-m", "remote_agent"]), *words]
+
+
+def raise_open_files() -> None:
+    """Let this process have as many open files as the system permits: each connection and each log is one."""
+    soft, hard = USER_OPEN_FILES
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def restore_open_files(pid: int) -> None:
+    """Give a child the limit of open files that the user had: programs with `select` fail beyond 1024."""
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, USER_OPEN_FILES)
 
 
 def slurm_ending() -> str:

@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import json
 import logging
-import socket
 import ssl
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.base.files import atomic_write, read_json
@@ -142,7 +141,8 @@ async def _join_pieces(pieces: Items) -> Document:
     return {**whole, "records": records}
 
 
-def _context(files: JobFiles, side: ssl.Purpose) -> ssl.SSLContext:
+def tls_context(files: JobFiles, side: ssl.Purpose) -> ssl.SSLContext:
+    """Return how this node proves who it is, and whom it believes; raises OSError."""
     context = ssl.create_default_context(side, cafile=str(files.ca))
     context.load_cert_chain(str(files.cert), str(files.key))
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -157,38 +157,6 @@ def peer_name(writer: asyncio.StreamWriter) -> str:
     return names[0] if names else ""
 
 
-async def listen(
-    files: JobFiles, port: int, accepted: Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-) -> tuple[asyncio.AbstractServer, int]:
-    """Serve the other agents; port 0: any. A port that is taken is replaced by a free one. Returns server and port."""
-    context = _context(files, ssl.Purpose.CLIENT_AUTH)
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await accepted(peer_name(writer), reader, writer)
-        except (OSError, ssl.SSLError) as error:
-            log.info("a peer's connection ended: %s", error)
-        finally:
-            writer.close()
-
-    try:
-        listener = _listener(port)
-    except OSError as error:
-        if port == 0:
-            raise
-        log.warning("port %d is taken (%s): using a free one", port, error)
-        listener = _listener(0)
-    server = await asyncio.start_server(connected, sock=listener, ssl=context)
-    return server, int(listener.getsockname()[1])
-
-
-def _listener(port: int) -> socket.socket:
-    """Return one socket for IPv4 and IPv6: two would get two ports."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
-
-
 async def connect(files: JobFiles, node: str, address: str, port: int, handler: Handler) -> Channel:
     """Return a channel to a node ("": any node of this job); the caller runs it.
 
@@ -196,7 +164,7 @@ async def connect(files: JobFiles, node: str, address: str, port: int, handler: 
     """
     there = f"{node} ({address}:{port})" if node else f"{address}:{port}"
     try:
-        context = _context(files, ssl.Purpose.SERVER_AUTH)
+        context = tls_context(files, ssl.Purpose.SERVER_AUTH)
         # Names of nodes are not host names (10.0.0.7 is one): we compare them ourselves.
         context.check_hostname = False
         reader, writer = await asyncio.wait_for(

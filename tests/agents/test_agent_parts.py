@@ -29,6 +29,7 @@ from remote_agent.base.proc import start_ticks
 from remote_agent.base.tasks import Tasks
 from remote_agent.election import peers
 from remote_agent.election.ballot import Ballot
+from remote_agent.election.listener import Listener
 from remote_agent.election.member import Member
 from remote_agent.wire import MAX_HEADER, Answer, Channel, JobSpec, NodeSpec, Problem
 from supervisor.launch.certificates import Authority, make_authority
@@ -53,9 +54,9 @@ async def agents(root: Path, *names: str) -> AsyncIterator[list[Agent]]:
     """Make agents that know each other and serve their peers, and do nothing by themselves."""
     authority = make_authority("job")
     made = [Agent(job_files(root, name, authority)) for name in names]
-    servers: list[asyncio.AbstractServer] = []
+    servers: list[Listener] = []
     try:
-        servers += [await one.listen(0) for one in made]
+        servers += [one.listen(0) for one in made]
         ports = {one.context.node: one.context.peers.port for one in made}
         for one in made:
             one.context.peers.members.update({name: {"address": "127.0.0.1", "port": ports[name]} for name in ports})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from remote_agent.base import clocks
 from remote_agent.base.paths import Home, JobFiles
 from remote_agent.election import peers
+from remote_agent.election.listener import listen
 from remote_agent.wire import Answer, Channel
 from supervisor.launch.certificates import Authority, make_authority, sign_with
 from tests.agents.nodes import WAIT_S, Nodes
@@ -46,9 +46,9 @@ async def exchange(server_files: JobFiles, client_files: JobFiles, name: str) ->
         await Channel(reader, writer, who).run()
         served.set()
 
-    server, port = await peers.listen(server_files, 0, accepted)
+    server = listen(server_files, 0, accepted, lambda: 2)
     try:
-        channel = await peers.connect(client_files, name, "127.0.0.1", port, who)
+        channel = await peers.connect(client_files, name, "127.0.0.1", server.port, who)
         running = asyncio.ensure_future(channel.run())
         assert (await channel.call("hello", timeout=5.0)).data == {"op": "hello"}
         await channel.close()
@@ -87,11 +87,11 @@ def test_without_a_certificate_nothing_is_answered(tmp_path: Path) -> None:
         async def accepted(peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             raise AssertionError(f"{peer!r} was let in")
 
-        server, port = await peers.listen(files, 0, accepted)
+        server = listen(files, 0, accepted, lambda: 2)
         context = ssl.create_default_context(cafile=str(files.ca))
         context.check_hostname = False
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
             try:
                 # TLS 1.3 lets the client finish first; the refusal comes with the first read.
                 assert await asyncio.wait_for(reader.read(), 5.0) == b""
@@ -145,12 +145,6 @@ def test_key_material_that_cannot_be_read_is_no_crash(tmp_path: Path) -> None:
         asyncio.run(peers.connect(files, "n2", "127.0.0.1", 1, who))
 
 
-def test_the_listener_serves_one_port_on_all_addresses() -> None:
-    listener = peers._listener(0)
-    assert listener.getsockname()[1] > 0
-    os.close(listener.detach())
-
-
 def test_an_order_that_overtakes_the_answer_to_join_is_reported_too(tmp_path: Path) -> None:
     """Else a coordinator waits for a node that has stopped long ago."""
 
@@ -170,10 +164,10 @@ def test_an_order_that_overtakes_the_answer_to_join_is_reported_too(tmp_path: Pa
             channel = Channel(reader, writer, coordinate)
             await channel.run()
 
-        server, port = await peers.listen(files_for(tmp_path / "n1_played", "n1", nodes.authority), 0, accepted)
+        server = listen(files_for(tmp_path / "n1_played", "n1", nodes.authority), 0, accepted, lambda: 2)
         try:
             await nodes.start("n2")
-            head = {"node": "n1", "address": "127.0.0.1", "port": port}
+            head = {"node": "n1", "address": "127.0.0.1", "port": server.port}
             await nodes.call("n2", "assign", {"term": 1, "coordinator": head, "members": {}})
             await asyncio.wait_for(idle.wait(), 5.0)
         finally:
