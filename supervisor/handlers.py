@@ -95,7 +95,6 @@ def _secret(place: Place) -> bytes:
 
 def _local_key(path: Path) -> bytes:
     """Return this user's key for jobs on this machine alone; it is made at its first use."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:

@@ -9,8 +9,10 @@ import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+from remote_agent.base import private
 from remote_agent.base.files import try_lock
 from remote_agent.base.proc import start_ticks
 from remote_agent.wire import JOB_NAME, Problem
@@ -63,9 +65,11 @@ class Home:
         return sorted(name for name in names if JOB_NAME.fullmatch(name) and (self.jobs / name).is_dir())
 
     def make(self) -> None:
-        """Create the root and its three directories, mode 0700; raises OSError."""
-        for path in (self.root, self.agents, self.trees, self.jobs):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Create the root and its three directories, mode 0700; raises OSError, Problem if others can change them."""
+        with _trusted():
+            private.make_private(str(self.root))
+            for path in (self.agents, self.trees, self.jobs):
+                private.make_own(str(path))
 
 
 class JobFiles:
@@ -106,10 +110,20 @@ class JobFiles:
         return self.generation(generation) / f"rank_{rank}"
 
     def make(self) -> None:
-        """Create the job's directory and its tls directory, mode 0700; raises OSError."""
+        """Create the job's directory and its tls directory, mode 0700; raises OSError, Problem."""
         self.home.make()
-        self.root.mkdir(mode=0o700, exist_ok=True)
-        self.tls.mkdir(mode=0o700, exist_ok=True)
+        with _trusted():
+            private.make_own(str(self.root))
+            private.make_own(str(self.tls))
+
+
+@contextlib.contextmanager
+def _trusted() -> Iterator[None]:
+    try:
+        yield
+    except private.Untrusted as error:
+        hint = "make it yours alone (chown, chmod go-w), or set SUPERVISOR_HOME to a directory of your own"
+        raise Problem("home_not_private", str(error), hint) from error
 
 
 def lock_agent(files: JobFiles) -> int | None:

@@ -4,21 +4,21 @@ In: the zipapp as it was pushed, which runs. Out: `<its name>.<cache tag>.pyz` b
 compiled for this Python; this process and later ones run from there. Compiling takes longer than all else that an agent
 does until it answers.
 
-Its first line is the hash of all that follows: the loader runs no file that is damaged.
+Its first line is a seal that only this user can make: the loader runs no file that is damaged or that somebody else put
+there, for the supervisor knows the hash of the pushed file, but not of this one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import sys
 
+from remote_agent.base import private
+
 # Of a .pyc: found by the hash of its source, which is not compared again.
 _UNCHECKED = (1).to_bytes(4, "little")
-_HEAD = b"#%s\n"
-_HEAD_LENGTH = len(_HEAD % hashlib.sha256().hexdigest().encode())
 
 
 def is_pushed(program: str) -> bool:
@@ -30,20 +30,36 @@ def become_compiled(pushed: str) -> None:
     """Run this command from the compiled file, which is made if it is not there; returns where it cannot be written."""
     compiled = f"{os.path.splitext(pushed)[0]}.{sys.implementation.cache_tag}.pyz"
     with contextlib.suppress(OSError):
-        if not _is_whole(compiled):
+        key = _make_key(os.path.dirname(os.path.dirname(pushed)))
+        if not private.is_sealed(compiled, key):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(compiled)
-            _write(pushed, compiled)
+            _write(pushed, compiled, key)
         os.execv(sys.executable, [sys.executable, compiled, *sys.argv[1:]])
 
 
-def _is_whole(compiled: str) -> bool:
-    with contextlib.suppress(OSError), open(compiled, "rb") as file:
-        return file.read(_HEAD_LENGTH) == _HEAD % hashlib.sha256(file.read()).hexdigest().encode()
-    return False
+def _make_key(home: str) -> bytes:
+    """Return the key of this user's seals, made where there is none; raises OSError."""
+    if not private.read_key(home):
+        path = os.path.join(home, private.KEY)
+        part = f"{path}.{os.getpid()}.tmp"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(os.urandom(private.KEY_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            # Not renamed: of several processes at once, all use the key of the first.
+            with contextlib.suppress(FileExistsError):
+                os.link(part, path)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+    return private.read_key(home)
 
 
-def _write(pushed: str, compiled: str) -> None:
+def _write(pushed: str, compiled: str, key: bytes) -> None:
     import importlib.util
     import marshal
     import socket
@@ -54,7 +70,7 @@ def _write(pushed: str, compiled: str) -> None:
     try:
         with open(part, "x+b") as file, zipfile.ZipFile(pushed) as source:
             os.chmod(part, 0o600)
-            file.seek(_HEAD_LENGTH)
+            file.seek(private.SEAL_BYTES)
             with zipfile.ZipFile(file, "w") as target:
                 for entry in source.infolist():
                     data = source.read(entry)
@@ -65,10 +81,10 @@ def _write(pushed: str, compiled: str) -> None:
                         code = marshal.dumps(compile(data, where, "exec", dont_inherit=True, optimize=0))
                         head = importlib.util.MAGIC_NUMBER + _UNCHECKED + importlib.util.source_hash(data)
                         target.writestr(zipfile.ZipInfo(f"{entry.filename}c", entry.date_time), head + code)
-            file.seek(_HEAD_LENGTH)
-            head = _HEAD % hashlib.sha256(file.read()).hexdigest().encode()
+            file.seek(private.SEAL_BYTES)
+            seal = private.seal(key, file.read())
             file.seek(0)
-            file.write(head)
+            file.write(seal)
             file.flush()
             os.fsync(file.fileno())
         # Not renamed: where another one was first, processes already run from that.

@@ -54,6 +54,7 @@ class Place:
         self.host = host.strip("[]")
         self.is_here = _is_local(self.host)
         self.address = params.local_addr or own_address(self.host, self.port)
+        starting.make_home(self.files)
         _make_room(self.files)
         self.node = _node_name(self.files)
 

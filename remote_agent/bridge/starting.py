@@ -55,6 +55,14 @@ async def start(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     return {"script": script} if pid is None else {"agent_pid": pid, "script": script}
 
 
+def make_home(files: JobFiles) -> None:
+    """Make the root of all files on this node; raises Problem."""
+    try:
+        files.home.make()
+    except OSError as error:
+        raise _refusal(files, error) from error
+
+
 async def _lock(files: JobFiles) -> int:
     """Take the right to start an agent of this job here: keys of two launches must not mix. Raises Problem, OSError."""
     fd = os.open(files.root / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -121,6 +121,12 @@ def _refusal(host: Host, wire: Wire, line: bytes) -> HostError:
     if kind == "home_not_writable":
         hint = 'set env = { SUPERVISOR_HOME = "/a/directory/you/may/write" } for this host'
         return HostError(host.name, step, f"home not writable: {message}", hint)
+    if kind == "home_not_private":
+        hint = (
+            'make it yours alone (chown, chmod go-w), or set env = { SUPERVISOR_HOME = "/a/directory/of/your/own" } '
+            "for this host"
+        )
+        return HostError(host.name, step, f"home not private: {message}", hint)
     if kind == "python_too_old":
         hint = 'python 3.9 or newer is needed: set python = "/path/to/python3" for this host'
         return HostError(host.name, step, f"python too old: {message}", hint)

@@ -3,7 +3,7 @@
 In: argv (sha256, size, the agent's own arguments); the agent's bytes on stdin if the node lacks it. Out: token lines on
 stdout, then the agent.
 
-LOADER must parse under every Python, so that an old one gets a clear error. A token line is
+It must parse under every Python, so that an old one gets a clear error. A token line is
 
     SUPERVISOR-NEED                     send 8 bytes of length (big-endian) and the agent
     SUPERVISOR-ERROR {"step", "kind", "message"}
@@ -13,14 +13,20 @@ LOADER must parse under every Python, so that an old one gets a clear error. A t
 from __future__ import annotations
 
 import base64
+import functools
+import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
+
+import remote_agent
+from supervisor.ssh.agent_file import code_of
 
 NEED = b"SUPERVISOR-NEED"
 ERROR = b"SUPERVISOR-ERROR"
 
-LOADER = r"""
-import os, sys
+_CODE = r"""
+import sys
 def say(text):
     os.write(1, (text + "\n").encode("utf-8"))
 def fail(step, kind, message):
@@ -47,13 +53,7 @@ def read(count):
         count -= len(part)
     return b"".join(parts)
 def fetch(agents, path):
-    import hashlib, struct
-    home = os.path.dirname(agents)
-    try:
-        os.makedirs(home, 0o700, exist_ok=True)
-        os.makedirs(agents, 0o700, exist_ok=True)
-    except OSError as error:
-        refuse(error, home)
+    import struct
     say("SUPERVISOR-NEED")
     data = read(struct.unpack(">Q", read(8))[0])
     if hashlib.sha256(data).hexdigest() != sha:
@@ -72,13 +72,12 @@ def fetch(agents, path):
         except OSError:
             pass
         refuse(error, agents)
-def hashed(path, skipped):
-    import hashlib
+def hashed(path):
     try:
         with open(path, "rb") as file:
-            return file.read(skipped), hashlib.sha256(file.read()).hexdigest()
+            return hashlib.sha256(file.read()).hexdigest()
     except OSError:
-        return b"", ""
+        return ""
 sha = sys.argv[2]
 size = int(sys.argv[3])
 if sys.version_info[:2] < (3, 9):
@@ -86,16 +85,31 @@ if sys.version_info[:2] < (3, 9):
 if not sys.executable:
     fail("python", "python_broken", "this Python does not know its own path")
 home = os.path.abspath(os.path.expanduser(os.environ.get("SUPERVISOR_HOME") or "~/.supervisor"))
-path = os.path.join(home, "agents", sha + ".pyz")
-if hashed(path, 0)[1] != sha:
-    fetch(os.path.dirname(path), path)
+agents = os.path.join(home, "agents")
+try:
+    make_private(home)
+    make_own(agents)
+except Untrusted as error:
+    fail("push", "home_not_private", str(error))
+except OSError as error:
+    refuse(error, home)
+path = os.path.join(agents, sha + ".pyz")
+if hashed(path) != sha:
+    fetch(agents, path)
 # The agent with its bytecode, which the first start makes (remote_agent/bridge/bytecode.py).
 compiled = path[:-3] + str(sys.implementation.cache_tag) + ".pyz"
-head, found = hashed(compiled, 66)
-if head == ("#" + found + "\n").encode("ascii"):
+if is_sealed(compiled, read_key(home)):
     path = compiled
 os.execv(sys.executable, [sys.executable, path] + sys.argv[4:])
 """
+
+
+@functools.cache
+def text() -> str:
+    """Return the loader's code: the rules for private directories and sealed files of remote_agent, and its own."""
+    private = (Path(remote_agent.__file__).parent / "base" / "private.py").read_bytes()
+    return re.sub(r"\n{2,}", "\n", code_of(private).decode()) + _CODE
+
 
 # `python -c` puts the current directory, the user's home, before the standard library.
 STUB = "import sys;sys.path=[p for p in sys.path if p];import binascii;exec(binascii.a2b_base64(sys.argv[1]))"
@@ -112,7 +126,7 @@ def command(
     python: str, prelude: str | None, home: str | None, sha256: str, size: int, part: Sequence[str] = ("connect",)
 ) -> str:
     """Return the command for a node's login shell, whichever shell it is; `part`: the part of the agent to run."""
-    loader = base64.b64encode(LOADER.encode()).decode()
+    loader = base64.b64encode(text().encode()).decode()
     words = [_double(python), "-c", _double(STUB), loader, sha256, str(size), *part]
     if home:
         words = ["env", f"SUPERVISOR_HOME={_double(home, tilde=False)}", *words]

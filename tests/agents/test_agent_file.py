@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import io
+import json
 import os
 import resource
 import shutil
@@ -148,6 +150,47 @@ def test_a_damaged_agent_is_made_anew(name: str, damage: str, agent: AgentFile, 
     with zipfile.ZipFile(compiled) as archive:
         assert archive.testzip() is None
     assert {each.name for each in pushed.parent.iterdir()} == {pushed.name, compiled.name}
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+def test_a_file_with_the_compiled_agents_name_that_only_claims_to_be_it_is_not_run(
+    has_key: bool, agent: AgentFile, tmp_path: Path
+) -> None:
+    pushed = tmp_path / "agents" / f"{agent.sha256}.pyz"
+    compiled = pushed.with_suffix(f".{sys.implementation.cache_tag}.pyz")
+    if has_key:
+        _connect(agent, tmp_path)
+    pushed.parent.mkdir(exist_ok=True)
+    output = io.BytesIO()
+    with zipfile.ZipFile(output, "w") as archive:
+        archive.writestr("__main__.py", f"open({str(tmp_path / 'ran')!r}, 'w')")
+    content = output.getvalue()
+    compiled.write_bytes(b"#%s\n" % hashlib.sha256(content).hexdigest().encode() + content)
+    _connect(agent, tmp_path, again=not has_key)
+    assert not (tmp_path / "ran").exists()
+    with zipfile.ZipFile(compiled) as archive, zipfile.ZipFile(pushed) as source:
+        assert archive.read("__main__.py") == source.read("__main__.py")
+
+
+def test_a_root_that_others_may_write_to_runs_nothing(agent: AgentFile, tmp_path: Path) -> None:
+    home = tmp_path / "sup"
+    _connect(agent, home)
+    home.chmod(0o777)
+    command = loader.command(sys.executable, None, str(home), agent.sha256, len(agent.data))
+    done = subprocess.run(["sh", "-c", command], input=b"", capture_output=True, check=False, timeout=30)
+    said = json.loads(done.stdout.removeprefix(loader.ERROR))
+    assert (done.returncode, said["kind"]) == (9, "home_not_private")
+    assert said["message"] == f"other users may write to {home} (mode 0777)"
+
+
+def test_the_loader_is_parsed_by_old_pythons() -> None:
+    tree = ast.parse(loader.text(), feature_version=(3, 4))
+    new = (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.AsyncFunctionDef)
+    assert not [node for node in ast.walk(tree) if isinstance(node, new)]
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    arguments = [one for function in functions for one in (*function.args.args, *function.args.kwonlyargs)]
+    assert not [one for one in arguments if one.annotation is not None]
+    assert not [function.name for function in functions if function.returns is not None or function.args.kwonlyargs]
 
 
 def test_an_agent_that_cannot_be_compiled_runs_as_it_came(agent: AgentFile, tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ def test_a_home_that_cannot_be_written(tmp_path: Path, agent: AgentFile) -> None
 def test_a_disk_that_is_full_at_the_push(tmp_path: Path, agent: AgentFile) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0700,size=64k", "tmpfs", disk], check=True)
     try:
 
         async def body(served: Served) -> None:

@@ -118,7 +118,7 @@ def test_torch_is_missing(hosts: Cluster, inventory: Any, tmp_path: Path) -> Non
 
 def test_disk_full_at_the_push(hosts: Cluster, inventory: Any, tmp_path: Path) -> None:
     root = hosts.hosts[1].home / "small"
-    made = hosts.exec("n2", ["sh", "-c", f"mkdir {root} && mount -t tmpfs -o size=32k tmpfs {root}"])
+    made = hosts.exec("n2", ["sh", "-c", f"mkdir {root} && mount -t tmpfs -o mode=0700,size=32k tmpfs {root}"])
     assert made.returncode == 0, made.stderr
     try:
         done = up(tmp_path / "work", inventory({"n2": {"env": {"SUPERVISOR_HOME": str(root)}}}, only=["n2"]))

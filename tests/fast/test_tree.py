@@ -295,7 +295,7 @@ def test_a_damaged_state_file_only_costs_reading(node: Node) -> None:
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0700,size=24m", "tmpfs", disk], check=True)
     node = Node(disk / "sup")
     try:
         big = "x" * 12_000_000
