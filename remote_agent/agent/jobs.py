@@ -40,7 +40,7 @@ def describe(files: JobFiles) -> dict[str, Any]:
     }
     try:
         state = fold(JobSpec.from_json(spec), read_records(files.events))
-    except (SpecError, KeyError, TypeError, ValueError):
+    except SpecError:
         return described
     described.update(state=job_state(state), generation=max(0, state.generation), world_size=len(state.ranks))
     return described

@@ -16,6 +16,8 @@ from typing import Any, TextIO
 
 from remote_agent.base.files import atomic_write
 from remote_agent.base.tasks import within
+from remote_agent.wire.documents import parse_event
+from remote_agent.wire.gate import Misfit
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +29,7 @@ CHUNK_BYTES = 1024 * 1024
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return the whole records of a journal file; a half-written last line is left out."""
+    """Return the records of a journal file up to the first that cannot be read: the last line may be half-written."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -35,10 +37,11 @@ def read_records(path: Path) -> list[Record]:
     records: list[Record] = []
     for line in data.splitlines():
         try:
-            record = json.loads(line)
-        except ValueError:
-            break
-        if not isinstance(record, dict) or record.get("seq") != len(records) + 1:
+            record = dict(parse_event(line))
+            if record["seq"] != len(records) + 1:
+                raise Misfit(f"has number {record['seq']}")
+        except Misfit as error:
+            log.warning("%s: cannot be read from line %d on: %s", path, len(records) + 1, error)
             break
         records.append(record)
     return records

@@ -91,7 +91,7 @@ def _with_node(state: s.State, name: str, **changes: Any) -> s.State:
 
 
 def _node_joined(state: s.State, record: Record) -> s.State:
-    spec = NodeSpec(**record["detail"]["spec"])
+    spec = NodeSpec.from_json(record["detail"]["spec"])
     return replace(state, nodes={**state.nodes, spec.name: s.Node(spec)})
 
 
@@ -109,7 +109,7 @@ def _node_lost(state: s.State, record: Record) -> s.State:
 
 
 def _node_added(state: s.State, record: Record) -> s.State:
-    spec = NodeSpec(**record["detail"]["spec"])
+    spec = NodeSpec.from_json(record["detail"]["spec"])
     known = state.nodes.get(spec.name, s.Node(spec))
     node = replace(known, spec=spec, status="ready", reason=None, nproc=record["detail"]["nproc"], cordoned=False)
     nodes = {**state.nodes, spec.name: node}

@@ -7,13 +7,13 @@ message, in order; message, call stack and time of the error file, in whatever f
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from remote_agent.text.shapes import lines_of
+from remote_agent.wire.gate import Misfit, anything, parse, record
 
 # Prefixes of a line: the rank, the process, the logger's time and place, in any combination.
 _TAG = re.compile(
@@ -227,15 +227,15 @@ def _read_fault(lines: list[str], start: int) -> Trace:
 _TIMESTAMP_SLACK_NS = 2_000_000_000
 # The year 2255: a larger number is no time.
 _TIMESTAMP_MAX_S = 9_000_000_000
+# The message is a text, or torch's object with the text, the call stack and the time.
+_ERROR_DOCUMENT = record({"message": anything})
 
 
 def read_error_document(text: bytes, modified_ns: int = 0) -> dict[str, Any] | None:
     """Return {message, callstack, timestamp_ns}, None if unreadable; `modified_ns`: the file's modification time."""
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(document, dict) or "message" not in document:
+        document = _ERROR_DOCUMENT(parse(text))
+    except Misfit:
         return None
     inner = document["message"]
     if not isinstance(inner, dict):

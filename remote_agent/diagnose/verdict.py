@@ -69,6 +69,8 @@ class _Cause(NamedTuple):
     ranks: Sequence[int] = ()
     node: str | None = None
     missing: dict[str, Any] | None = None
+    t_ns: int | None = None
+    """When it happened, where no finding shows it."""
 
 
 def verdict(evidence: Sequence[RankEvidence], context: JobContext) -> Incident:
@@ -132,6 +134,7 @@ def _node_lost(findings: list[Finding], context: JobContext) -> _Cause | None:
         headline=f"node {node} lost: {reason}{with_ranks}{also}",
         hint=HINTS["node_lost"],
         node=node,
+        t_ns=t_ns,
     )
 
 
@@ -364,8 +367,8 @@ def _subject(cause: _Cause, context: JobContext) -> str:
 
 
 def _time(cause: _Cause, findings: list[Finding], context: JobContext) -> int | None:
-    if cause.category == "node_lost" and cause.node is not None:
-        return context.lost_nodes[cause.node][0]
+    if cause.t_ns is not None:
+        return cause.t_ns
     times = [each.t_ns for each in (cause.findings or findings) if each.t_ns is not None]
     return min(times, default=context.now_ns)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import Any
 
 # The name of a job is also the name of its directory on every node.
@@ -32,6 +33,12 @@ class NodeSpec:
     """auto, a kind of device (gpu, cpu, xpu …), or a number as text."""
     spare: bool = False
     env: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> NodeSpec:
+        """Read a document, without fields that only a newer version knows; raises TypeError."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{key: value for key, value in data.items() if key in known})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +118,7 @@ class JobSpec:
         try:
             known = {field.name for field in dataclasses.fields(cls)}
             values = {key: value for key, value in data.items() if key in known}
-            values["nodes"] = tuple(NodeSpec(**node) for node in data["nodes"])
+            values["nodes"] = tuple(NodeSpec.from_json(node) for node in data["nodes"])
             values["args"] = tuple(data.get("args", ()))
             values["hooks"] = tuple(Hook(**{**hook, "on": tuple(hook["on"])}) for hook in data.get("hooks", ()))
             if data.get("rendezvous") is not None:

@@ -52,13 +52,17 @@ def diagnose(
     runs: dict[tuple[str, int], Generation] = {}
     files = find(paths, leave_out)
     for file in files:
+        why = ""
         if file.stream == "journal":
-            read_journal(file, runs)
+            why = read_journal(file, runs)
         elif file.stream == "error":
             rank = _generation(runs, file).rank(file.rank)
             with file.path.open("rb") as text:
                 rank.error = read_error_document(text.read(ERROR_BYTES), file.path.stat().st_mtime_ns)
             rank.error_file = str(file.path)
+            why = "" if rank.error else "not an error file of torch, or damaged"
+        if why:
+            leave_out(f"{file.path}: {why}")
     logs = [file for file in files if file.stream not in ("journal", "error")]
     with closing(read_all([file.path for file in logs], progress)) as read:
         for lines, file in zip(read, logs, strict=True):

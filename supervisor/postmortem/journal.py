@@ -6,11 +6,13 @@ In: a file with journal records. Out: generations, with the exits, lost nodes, h
 from __future__ import annotations
 
 import dataclasses
-import json
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.text.names import count as count_of
+from remote_agent.wire.documents import parse_event
 from remote_agent.wire.events import EventType
+from remote_agent.wire.gate import Misfit
 
 if TYPE_CHECKING:
     from supervisor.postmortem.files import RunFile
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 # Causes of a stop that are no failure: an operator requested it, or a node has come back.
 _REQUESTED = frozenset({"restart", "removed", "added", "returned", "stop"})
+# Far longer than any record of a journal.
+LINE_BYTES = 16 << 20
 
 
 @dataclasses.dataclass
@@ -42,7 +46,7 @@ class Generation:
     number: int
     ranks: dict[int | None, RankRecord] = dataclasses.field(default_factory=dict)
     lost: dict[str, tuple[int, str]] = dataclasses.field(default_factory=dict)
-    nodes: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+    nodes: dict[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     hang: Json | None = None
     """The journal's incident of a hang that lasted until the end: no file of a rank shows it."""
     incident: Json | None = None
@@ -71,24 +75,32 @@ class Generation:
         return bool(self.nodes) and not (self.cause or self.failing or any(rank.error for rank in self.ranks.values()))
 
 
-def read_journal(file: RunFile, runs: dict[tuple[str, int], Generation]) -> None:
-    """Add what a job's journal records: exits, lost nodes, and the node of each rank."""
-    with file.path.open(encoding="utf-8", errors="replace") as lines:
-        for text in lines:
-            # The last line may be torn.
-            with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-                event = json.loads(text)
-                number = int(event["generation"])
-                _read_event(event, runs.setdefault((file.group, number), Generation(number)))
+def read_journal(file: RunFile, runs: dict[tuple[str, int], Generation]) -> str:
+    """Add what a job's journal records: exits, lost nodes, and the node of each rank.
+
+    Returns how many of its lines cannot be read, "" if all can: the last one may be cut off, a disk may have damaged
+    others.
+    """
+    count, why = 0, ""
+    with file.path.open("rb") as lines:
+        for number, line in enumerate(iter(lambda: lines.readline(LINE_BYTES), b""), 1):
+            try:
+                event = parse_event(line)
+            except Misfit as error:
+                count, why = count + 1, why or f"line {number} {error}"
+            else:
+                group = event["generation"]
+                _read_event(event, runs.setdefault((file.group, group), Generation(group)))
+    return f"{count_of(count, 'line')} cannot be read: {why}" if count else ""
 
 
-def _read_event(event: Json, run: Generation) -> None:
-    kind, detail = event["type"], event["detail"]
+def _read_event(event: Mapping[str, Any], run: Generation) -> None:
+    kind, node, detail = event["type"], event["node"], event["detail"]
     if kind == EventType.GENERATION_STARTED:
         for member in detail["members"]:
-            run.nodes[member["node"]] = list(range(member["base_rank"], member["base_rank"] + member["nproc"]))
+            run.nodes[member["node"]] = range(member["base_rank"], member["base_rank"] + member["nproc"])
     elif kind == EventType.RANKS_ASSIGNED:
-        run.nodes[event["node"]] = [int(rank[0]) for rank in detail["ranks"]]
+        run.nodes[node] = [rank for rank, _local_rank, _pid in detail["ranks"]]
     elif kind == EventType.RANK_FAILED:
         _read_failure(event, run)
     elif kind == EventType.GENERATION_STOPPED:
@@ -99,8 +111,8 @@ def _read_event(event: Json, run: Generation) -> None:
         run.stop_asked, run.cause = True, run.cause or "stop"
     elif kind in (EventType.HANG_OVER, EventType.JOB_SUCCEEDED):
         run.hang, run.succeeded = None, kind == EventType.JOB_SUCCEEDED
-    elif kind == EventType.NODE_LOST and event["node"] in run.nodes:
-        run.lost[event["node"]] = (int(detail.get("alive_ns") or 0), str(detail.get("reason")))
+    elif kind == EventType.NODE_LOST and node in run.nodes:
+        run.lost[node] = (detail.get("alive_ns") or 0, str(detail.get("reason")))
         run.failing = run.failing or not run.stop_asked
 
 
@@ -127,7 +139,7 @@ def _read_stop(detail: Json, run: Generation) -> None:
         run.clock_error_ms[node] = error_ns / 1e6
 
 
-def _read_failure(event: Json, run: Generation) -> None:
+def _read_failure(event: Mapping[str, Any], run: Generation) -> None:
     """Add a rank that failed by itself."""
     detail = event["detail"]
     run.failing = run.failing or not run.stop_asked
@@ -135,7 +147,7 @@ def _read_failure(event: Json, run: Generation) -> None:
     rank.node = event["node"]
     how = {"pid": detail.get("pid"), "local_rank": detail.get("local_rank"), "t_ns": detail.get("time_ns")}
     own = {"sent": detail.get("sent"), "over_ns": detail.get("over_ns"), "stopped_by_us": False}
-    rank.exit = {**how, **detail["exit"], **own}
+    rank.exit = {**how, "code": detail["exit"]["code"], "signal": detail["exit"]["signal"], **own}
     rank.raised_ns = detail.get("raised_ns")
-    rank.shift_ns = int(detail.get("shift_ns", 0))
+    rank.shift_ns = detail.get("shift_ns", 0)
     run.notes.setdefault(event["node"], []).extend(detail.get("notes", ()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import struct
 import zipfile
 import zlib
 from array import array
@@ -16,13 +17,14 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from remote_agent.diagnose.incidents import incidents_in
 from remote_agent.text.filters import make_filter
 from remote_agent.text.patterns import LINE_S, Pattern, TooLong, compile_pattern
 from remote_agent.text.rows import RECORD_GAP_NS, RECORD_LIMIT, RecordReader
 from remote_agent.wire import Answer, Problem
+from remote_agent.wire.documents import count, parse_event
+from remote_agent.wire.gate import Misfit, parse, record, text
 from remote_agent.wire.status_diff import merge
 from supervisor.errors import RequestFailed
 from supervisor.link.view import HostView
@@ -32,7 +34,6 @@ from supervisor.recording import file_format
 from supervisor.recording.file_format import File, Line, RecordingError
 
 if TYPE_CHECKING:
-    from remote_agent.wire.events import JournalEvent
     from supervisor.logs.selection import Filter, Selection
 
 # Memory for logs, and of a row besides its text; the least recently used log is dropped first.
@@ -44,8 +45,10 @@ FREE_BYTES = 8 * 1024 * 1024
 BLOCK = 1024 * 1024
 # What is recorded of the connection to a host.
 HOST = ("name", "state", "step", "text", "error", "hint")
-_BROKEN_FILE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
-_BROKEN = (*_BROKEN_FILE, AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+# What the library raises for a damaged file.
+_BROKEN_FILE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, struct.error, ValueError, OverflowError)
+_ENCRYPTED = 1
+_HEAD = record({"format": text, "version": count}, {"supervisor": text})
 
 Json = dict[str, Any]
 
@@ -106,30 +109,26 @@ class Recording:
         self.path = path
         self._file = file
         self.meta: Json = _meta(path, file)
-        self.events = cast("list[JournalEvent]", _documents(path, file, file_format.EVENTS))
+        self.events = [parse_event(line) for line in _read(path, file, file_format.EVENTS).splitlines()]
         # The clock of a coordinator that took over may be behind; the order of the journal is certain.
         self.event_times_ns = list(accumulate((file_format.read_time(event["time"]) for event in self.events), max))
-        self._statuses = _read(path, file, file_format.STATUSES).splitlines()
-        heads = [(int(row["t_ns"]), bool(row["whole"])) for row in map(json.loads, self._statuses)]
-        self.status_times_ns = list(accumulate((t_ns for t_ns, _ in heads), max))
-        self._wholes = [number for number, (_, whole) in enumerate(heads) if whole]
+        self.status_times_ns: list[int] = []
+        self._statuses: list[bytes] = []
+        self._wholes: list[int] = []
         self._folded: tuple[int, Json] = (0, {})
+        self._read_statuses(_read(path, file, file_format.STATUSES).splitlines())
         self.hosts = [HostView(**{key: host[key] for key in HOST}) for host in self.meta["hosts"]]
-        index = _documents(path, file, file_format.LOGS)
+        logs = [file_format.read_log(parse(line)) for line in _read(path, file, file_format.LOGS).splitlines()]
         self.files: dict[File, Json] = {
-            (str(one["node"]), int(one["generation"]), int(one["rank"]), str(one["stream"])): one
-            for one in index
+            (one["node"], one["generation"], one["rank"], one["stream"]): one
+            for one in logs
             if one["begin_ns"] is not None
         }
         if [event["seq"] for event in self.events] != list(range(1, len(self.events) + 1)):
-            raise ValueError("the journal has gaps")
-        # Errors in it are reported now, not in the middle of a replay.
-        incidents_in(self.events)
-        for number in (*self._wholes, len(heads)):
-            self.status(number)
-        self.job = str(self.meta["job"])
+            raise Misfit("the journal has gaps")
+        self.job: str = self.meta["job"]
         self.begin_ns = min([*self.event_times_ns[:1], *self.status_times_ns[:1]], default=0)
-        self.end_ns = max(int(self.meta["end_ns"]), self.begin_ns)
+        self.end_ns: int = max(self.meta["end_ns"], self.begin_ns)
         self._filter: object = None
         self._filtered: dict[File, Lines] = {}
         """The lines of each file that pass the newest filter."""
@@ -141,6 +140,20 @@ class Recording:
         """Close the file."""
         self._file.close()
 
+    def _read_statuses(self, lines: Iterable[bytes]) -> None:
+        """Read all changes of the status, and check that each one follows from those before; raises Misfit."""
+        status: Json = {}
+        for number, line in enumerate(lines):
+            row = file_format.read_status_row(parse(line))
+            try:
+                status = merge({} if row["whole"] else status, row["changes"])
+            except KeyError as missing:
+                raise Misfit(f"status.jsonl: change {number + 1} names node {missing}, which it lacks") from missing
+            self.status_times_ns.append(max([row["t_ns"], *self.status_times_ns[-1:]]))
+            self._statuses.append(file_format.json_line(row["changes"]))
+            if row["whole"]:
+                self._wholes.append(number)
+
     def status(self, count: int) -> Json:
         """Return the status after this many changes."""
         at, status = self._folded
@@ -148,9 +161,8 @@ class Recording:
         start = self._wholes[whole - 1] if whole else 0
         if not start <= at <= count:
             at, status = start, {}
-        for line in self._statuses[at:count]:
-            row = json.loads(line)
-            status = merge({} if row["whole"] else status, row["changes"])
+        for number in range(at, count):
+            status = merge({} if number == start else status, json.loads(self._statuses[number]))
         self._folded = (count, status)
         return status
 
@@ -175,9 +187,7 @@ class Recording:
         if lines is None:
             try:
                 lines = Lines(self._read_lines(self.files[file]["member"]))
-            except RecordingError:
-                raise
-            except (*_BROKEN, OSError) as error:
+            except Misfit as error:
                 raise _damaged(self.path, error) from error
             self._held[file] = lines
             self._held_bytes += lines.size
@@ -204,7 +214,7 @@ def load(path: Path) -> Recording:
         file = zipfile.ZipFile(path)
     except OSError as error:
         raise RecordingError(f"{path}: {error.strerror or error}") from error
-    except zipfile.BadZipFile as error:
+    except _BROKEN_FILE as error:
         with path.open("rb") as begin:
             if begin.read(4) == b"PK\x03\x04":
                 raise _damaged(path, error) from error
@@ -214,7 +224,7 @@ def load(path: Path) -> Recording:
     except RecordingError:
         file.close()
         raise
-    except (*_BROKEN, OSError) as error:
+    except Misfit as error:
         file.close()
         raise _damaged(path, error) from error
 
@@ -224,41 +234,48 @@ def _damaged(path: Path, error: Exception) -> RecordingError:
 
 
 def _meta(path: Path, file: zipfile.ZipFile) -> Json:
+    """Return what the recording says of itself; raises RecordingError, Misfit."""
     if file_format.META not in file.namelist():
         raise RecordingError(f"{path}: not a recording", "`supervisor record` makes one")
-    meta = json.loads(_read(path, file, file_format.META))
-    if meta["format"] != file_format.FORMAT:
+    meta = parse(_read(path, file, file_format.META))
+    head = _HEAD(meta)
+    if head["format"] != file_format.FORMAT:
         raise RecordingError(f"{path}: not a recording", "`supervisor record` makes one")
-    if int(meta["version"]) > file_format.VERSION:
+    if head["version"] > file_format.VERSION:
         raise RecordingError(
-            f"{path}: written by supervisor {meta.get('supervisor')}, in format {meta['version']}; "
+            f"{path}: written by supervisor {head.get('supervisor')}, in format {head['version']}; "
             f"this version reads up to format {file_format.VERSION}",
             "install a newer supervisor",
         )
-    return dict(meta)
-
-
-def _documents(path: Path, file: zipfile.ZipFile, member: str) -> list[Json]:
-    documents = [json.loads(line) for line in _read(path, file, member).splitlines()]
-    if not all(isinstance(document, dict) for document in documents):
-        raise ValueError(f"{member}: not a list of objects")
-    return documents
+    return dict(file_format.read_meta(meta))
 
 
 def _read(path: Path, file: zipfile.ZipFile, member: str) -> bytes:
-    """Return the contents of a member; raises RecordingError if they are far larger than it is in the file."""
-    limit = max(FREE_BYTES, RATIO * file.getinfo(member).compress_size)
-    return b"".join(_blocks(path, file, member, limit))
+    """Return the contents of a member; raises Misfit, RecordingError if they are far larger than it is in the file."""
+    return b"".join(_blocks(path, file, member, max(FREE_BYTES, RATIO * _info(file, member).compress_size)))
 
 
 def _blocks(path: Path, file: zipfile.ZipFile, member: str, limit: int) -> Iterator[bytes]:
-    """Yield the contents of a member as they are unpacked; raises RecordingError beyond `limit` bytes."""
-    with file.open(member) as packed:
-        while block := packed.read(BLOCK):
-            limit -= len(block)
-            if limit < 0:
-                raise _too_large(path, member)
-            yield block
+    """Yield the contents of a member as they are unpacked; raises Misfit, RecordingError beyond `limit` bytes."""
+    info = _info(file, member)
+    try:
+        with file.open(info) as packed:
+            while block := packed.read(BLOCK):
+                limit -= len(block)
+                if limit < 0:
+                    raise _too_large(path, member)
+                yield block
+    except (*_BROKEN_FILE, OSError) as error:
+        raise Misfit(f"{member} is damaged: {error}") from error
+
+
+def _info(file: zipfile.ZipFile, member: str) -> zipfile.ZipInfo:
+    if member not in file.NameToInfo:
+        raise Misfit(f"{member} is missing")
+    info = file.getinfo(member)
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & _ENCRYPTED:
+        raise Misfit(f"{member} is not as `supervisor record` writes it")
+    return info
 
 
 def _too_large(path: Path, member: str) -> RecordingError:
@@ -499,13 +516,13 @@ async def _kept(lines: Lines, chosen: Filter) -> list[Line]:
     patterns = make_filter(chosen.include, chosen.exclude)
     lowest = LEVELS.index(chosen.level[:1].upper()) if chosen.level else 0
     kept: list[Line] = []
-    for number, record in enumerate(_records(lines)):
+    for number, own in enumerate(_records(lines)):
         if number % RECORDS_PER_TURN == 0:
             await asyncio.sleep(0)
-        if record[0].level is None:
-            kept += record
-        elif max(LEVELS.index(line.level or "I") for line in record) >= lowest:
-            kept += record if patterns.keeps(line.text for line in record) else []
+        if own[0].level is None:
+            kept += own
+        elif max(LEVELS.index(line.level or "I") for line in own) >= lowest:
+            kept += own if patterns.keeps(line.text for line in own) else []
     return kept
 
 

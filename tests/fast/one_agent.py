@@ -15,6 +15,7 @@ from remote_agent.coordinator import state as s
 from remote_agent.coordinator.formation import holds_quorum, is_held
 from remote_agent.coordinator.machine import step
 from remote_agent.election import member
+from tests.fast.journals import check_readable
 
 if TYPE_CHECKING:
     from tests.fast.agents_world import Agents
@@ -104,6 +105,7 @@ class Agent:
 
     def record(self, emit: s.Emit) -> None:
         assert self.role is not None
+        check_readable(emit)
         found: Record = {
             "seq": len(self.records) + 1, "time": "", "type": emit.type, "generation": emit.generation,
             "node": emit.node, "rank": emit.rank, "detail": dict(emit.detail), "term": self.role.term,

@@ -24,6 +24,7 @@ from supervisor.inventory import Host, Inventory, JobDefaults
 from supervisor.link import jobs
 from supervisor.link.jobs import choose_job, group_jobs
 from supervisor.session import Session
+from tests.fast.journals import event
 
 
 def test_the_writer_writes_all_in_order() -> None:
@@ -225,10 +226,7 @@ def test_the_end_in_a_nodes_files_counts_more_than_an_agent_that_was_cut_off(tmp
     files.node.write_text('{"node": "n2"}')
     # An operator may still leave after the end.
     kinds = ("job_started", "job_succeeded", "operator_detached")
-    records: list[dict[str, Any]] = [
-        {"seq": seq, "type": kind, "generation": 0, "node": None, "rank": None, "detail": {}, "time": "", "term": 1}
-        for seq, kind in enumerate(kinds, 1)
-    ]
+    records: list[dict[str, Any]] = [{**event(seq, {"type": kind}), "term": 1} for seq, kind in enumerate(kinds, 1)]
 
     async def identity(count: int) -> dict[str, Any]:
         files.events.write_text("".join(f"{json.dumps(record)}\n" for record in records[:count]))

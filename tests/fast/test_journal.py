@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from remote_agent.coordinator import inputs, replay
 from remote_agent.coordinator.journal import Journal, chunks, public, read_records
@@ -47,6 +50,14 @@ def test_records_survive_a_restart(tmp_path: Path) -> None:
 
     asyncio.run(second())
     assert [one["seq"] for one in read_records(path)] == [1, 2, 3, 4]
+
+
+def test_a_record_that_a_disk_has_damaged_ends_what_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "events.jsonl"
+    ready = record(2, type="node_ready", node="n1", detail={"nproc": "2"})
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in (record(1), ready, record(3))))
+    assert [one["seq"] for one in read_records(path)] == [1]
+    assert "cannot be read from line 2 on: detail.nproc is not a whole number" in caplog.text
 
 
 def test_a_disk_that_was_full_leaves_no_gap(tmp_path: Path) -> None:

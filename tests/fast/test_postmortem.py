@@ -20,6 +20,7 @@ from supervisor.postmortem.diagnosis import diagnose
 from supervisor.postmortem.files import find
 from supervisor.postmortem.lines import FileLine, clean
 from supervisor.postmortem.ranks import split_ranks
+from tests.fast.journals import journal
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
 BROKEN = """Traceback (most recent call last):
@@ -139,6 +140,15 @@ def test_a_step_that_is_cancelled_after_a_tasks_death_was_ended_by_srun(
     assert (found["category"], found["culprit_ranks"]) == (category, ranks)
 
 
+def test_a_node_that_only_a_text_names_may_be_lost(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(
+        "n2:3| slurmstepd: error: *** JOB 1 ON n2 CANCELLED AT 2026-11-20T10:00:00 DUE TO NODE FAILURE ***\n"
+    )
+    found = only(diagnose([log]))
+    assert (found["category"], found["culprit_node"], found["time"]) == ("node_lost", "n2", "2026-11-20T10:00:00.000Z")
+
+
 def test_a_launchers_text_belongs_to_the_run_beside_it(tmp_path: Path) -> None:
     told = "W1121 06:37:58.309000 2085 torch/distributed/elastic: Sending process 2121 closing signal SIGTERM\n"
     write(tmp_path / "torchrun", run_x__attempt_0__0__stderr_dot_log=BROKEN)
@@ -173,7 +183,7 @@ def test_a_job_of_ours_that_succeeded_has_no_incident(tmp_path: Path) -> None:
     write(tmp_path, generation_0__rank_0__stderr_dot_log="NCCL version 2.27.3\n" + PEER, generation_0__x_dot_log="")
     assert only(diagnose([tmp_path]))["category"] == "gloo_connection_reset"
     event = {"type": "job_succeeded", "generation": 0, "node": None, "rank": None, "detail": {"reason": ""}}
-    (tmp_path / "events.jsonl").write_text(json.dumps(event) + "\n")
+    (tmp_path / "events.jsonl").write_text(journal([event]))
     assert diagnose([tmp_path])["incidents"] == []
 
 

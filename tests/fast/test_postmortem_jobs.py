@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from supervisor.cli import main
 from supervisor.postmortem.diagnosis import diagnose
+from tests.fast.journals import INCIDENT, event, journal
 from tests.fast.test_postmortem import BROKEN, PEER, only, write
 
 
@@ -32,7 +34,7 @@ def test_a_job_directory_of_ours_has_one_incident_a_failed_generation(tmp_path: 
         {"type": "generation_started", "generation": 0, "node": None, "rank": None, "detail": {"members": members}},
         {"type": "rank_failed", "generation": 0, "node": "n1", "rank": 0, "detail": {**ended, "notes": [told]}},
     ]
-    (job / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"type": "torn')
+    (job / "events.jsonl").write_text(journal(events) + '{"type": "torn')
     first, second = diagnose([job])["incidents"]
     assert (first["generation"], first["category"], first["culprit_ranks"], first["culprit_node"]) == (
         0,
@@ -47,16 +49,15 @@ def test_a_job_directory_of_ours_has_one_incident_a_failed_generation(tmp_path: 
 
 def test_the_directories_of_one_job_on_several_nodes_are_one_run(tmp_path: Path) -> None:
     """The journal tells of the exit on both nodes; the words are on one. Of two jobs of one name each has its own."""
-    start = {"type": "job_started", "generation": -1, "node": None, "rank": None, "detail": {}, "time": "10:00"}
+    start = {"type": "job_started", "generation": -1, "node": None, "rank": None, "detail": {}}
     ended = {"exit": {"code": 1, "signal": None}, "local_rank": 0, "pid": 5, "time_ns": 10**18, "message": None}
     failed = {"type": "rank_failed", "generation": 0, "node": "n2", "rank": 1, "detail": {**ended, "notes": ["told"]}}
     for node, rank, text in (("n1", 0, ""), ("n2", 1, BROKEN)):
         write(tmp_path / node / "jobs" / "train-a1", **{f"generation_0__rank_{rank}__stderr_dot_log": text})
-        journal = "".join(json.dumps(event) + "\n" for event in (start, failed))
-        (tmp_path / node / "jobs" / "train-a1" / "events.jsonl").write_text(journal)
+        (tmp_path / node / "jobs" / "train-a1" / "events.jsonl").write_text(journal([start, failed]))
     (incident,) = diagnose([tmp_path])["incidents"]
     assert (incident["category"], incident["culprit_ranks"]) == ("user_exception", [1])
-    another = json.dumps({**start, "time": "11:00"}) + "\n" + json.dumps(failed) + "\n"
+    another = journal([{**start, "time": "2026-11-20T11:00:00.000Z"}, failed])
     (tmp_path / "n1" / "jobs" / "train-a1" / "events.jsonl").write_text(another)
     assert len(diagnose([tmp_path])["incidents"]) == 2
 
@@ -77,7 +78,7 @@ def test_the_journal_shows_who_left_early_whatever_the_clocks(tmp_path: Path) ->
         {"type": "rank_failed", "generation": 0, "node": "n1", "rank": 0, "detail": ended},
         {"type": "generation_stopped", "generation": 0, "node": None, "rank": None, "detail": left},
     ]
-    (job / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (job / "events.jsonl").write_text(journal(events))
     found = only(diagnose([job]))
     assert (found["category"], found["culprit_ranks"], found["culprit_node"]) == ("collective_desync", [1], "n2")
 
@@ -101,7 +102,7 @@ def test_the_files_give_the_same_verdict_as_the_live_group(tmp_path: Path) -> No
         {"type": "generation_stopped", "generation": 0, "node": None, "rank": None, "detail": ended},
         {"type": "generation_stopped", "generation": 0, "node": None, "rank": None, "detail": {"stopped": ["torn"]}},
     ]
-    (job / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (job / "events.jsonl").write_text(journal(events))
     found = only(diagnose([job]))
     assert (found["category"], found["culprit_ranks"], found["culprit_node"]) == ("user_exception", [0], "n1")
     assert found["time"] == "2001-09-09T01:46:40.000Z"
@@ -109,9 +110,11 @@ def test_the_files_give_the_same_verdict_as_the_live_group(tmp_path: Path) -> No
 
 LOST: dict[str, Any] = {"alive_ns": 10**18, "reason": "no heartbeat for 10 s"}
 FAILED: dict[str, Any] = {"exit": {"code": 1, "signal": None}, "time_ns": 10**18}
-TOLD: dict[str, Any] = {"category": "hang_missing_rank", "culprit_ranks": [0], "missing": None, "summary": "it hangs"}
-HANG = ("incident", {**TOLD, "traceback": None, "fingerprint": "f", "ongoing": True})
+TOLD: dict[str, Any] = {**INCIDENT, "category": "hang_missing_rank", "culprit_ranks": [0], "summary": "it hangs"}
+HANG = ("incident", {**TOLD, "fingerprint": "f", "ongoing": True})
 PREEMPTED = ("incident", {**TOLD, "category": "signal_preempted", "fingerprint": "f"})
+ONE: dict[str, Any] = {"node": "n1", "rank": 0, "detail": FAILED}
+MANY = {"node": "n2", "group_rank": 1, "base_rank": 0, "nproc": 10**9}
 ASKED = ("stop_requested", {"operator": "me"})
 
 
@@ -158,7 +161,7 @@ def test_a_running_or_stopped_group_failed_only_if_the_journal_says_so(
         {"type": kind, "generation": 0, "node": "n2", "rank": 1, "detail": detail}
         for kind, detail in (("generation_started", {"members": members}), *happened)
     ]
-    (job / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (job / "events.jsonl").write_text(journal(events))
     assert [incident["category"] for incident in diagnose([job])["incidents"]] == told
 
 
@@ -167,7 +170,7 @@ def test_a_group_stopped_on_request_before_its_first_step_is_no_hang(tmp_path: P
     event = {"type": "generation_stopped", "generation": 0, "node": None, "rank": None, "detail": {"cause": "failure"}}
     for cause, found in (("failure", ["hang_no_output"]), ("stop", [])):
         event["detail"] = {"cause": cause}
-        (job / "events.jsonl").write_text(json.dumps(event) + "\n")
+        (job / "events.jsonl").write_text(journal([event]))
         assert [incident["category"] for incident in diagnose([job])["incidents"]] == found
 
 
@@ -175,7 +178,7 @@ def test_an_error_file_or_a_scheduler_may_record_an_end_that_the_journal_lacks(t
     job = write(tmp_path / "train-a1", generation_0__rank_0__stderr_dot_log=f"{BROKEN}step=9\n")
     members = [{"node": "n1", "group_rank": 0, "base_rank": 0, "nproc": 1}]
     event = {"type": "generation_started", "generation": 0, "node": None, "rank": None, "detail": {"members": members}}
-    (job / "events.jsonl").write_text(json.dumps(event) + "\n")
+    (job / "events.jsonl").write_text(journal([event]))
     assert diagnose([job])["incidents"] == []
     (job / "generation_0" / "slurm.out").write_text(
         "slurmstepd: error: *** JOB 7 CANCELLED AT 10:00 DUE TO TIME LIMIT ***\n"
@@ -185,3 +188,27 @@ def test_an_error_file_or_a_scheduler_may_record_an_end_that_the_journal_lacks(t
     said = {"message": "ValueError: 7 classes, 6 labels", "extraInfo": {"py_callstack": BROKEN}}
     (job / "generation_0" / "rank_0" / "error.json").write_text(json.dumps({"message": said}))
     assert only(diagnose([job]))["category"] == "user_exception"
+
+
+def test_what_cannot_be_read_is_said_once_and_the_rest_counts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = write(tmp_path / "train-a1", generation_0__rank_0__stderr_dot_log=BROKEN)
+    members = [{"node": "n1", "group_rank": 0, "base_rank": 0, "nproc": 1}]
+    good = journal([{"type": "generation_started", "detail": {"members": members}}, {"type": "rank_failed", **ONE}])
+    exploding = json.dumps(event(3, {"type": "generation_started", "detail": {"members": [MANY]}})) + "\n"
+    (job / "events.jsonl").write_text(f'null\n{good}{exploding}{{"type": "torn')
+    error = job / "generation_0" / "rank_0" / "error.json"
+    error.write_text('{"message": ')
+    assert main(["diagnose", str(job)]) == 0
+    out, err = capfd.readouterr()
+    assert "ValueError: 7 classes, 6 labels" in out
+    assert f"{job / 'events.jsonl'}: 3 lines cannot be read: line 1 is not an object" in err
+    assert f"{error}: not an error file of torch, or damaged" in err
+
+
+def test_a_text_that_no_encoding_has_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job = write(tmp_path / "train-a1", generation_0__rank_0__stderr_dot_log="")
+    (job / "generation_0" / "rank_0" / "error.json").write_text('{"message": "ValueError: \\udcff broke"}')
+    assert main(["diagnose", str(job)]) == 0
+    assert "ValueError: ? broke" in capfd.readouterr().out

@@ -134,6 +134,13 @@ def test_a_flight_record_entry_without_a_name_or_a_time_still_counts() -> None:
     assert [one["came"]["first"] for one in seen] == [6, 6]
 
 
+@pytest.mark.parametrize(
+    "changes", [{"collective_seq_id": 1e400}, {"process_group": []}, {"timeout_ms": "10"}, {"time_created_ns": [1]}]
+)
+def test_a_flight_record_of_another_format_is_left_out(changes: dict[str, Any]) -> None:
+    assert read_flight(json.dumps({"entries": [entry(6), {**entry(7), **changes}]}).encode(), 2 * 10**9) == {}
+
+
 def test_a_pulse_has_the_last_step_that_its_rank_printed() -> None:
     reader = StepReader()
     reader.feed("stdout", b"[100/500] loss: 0.5\n", 1)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.postmortem.diagnosis import diagnose
+from tests.fast.journals import journal
 from tests.fast.test_postmortem import BROKEN, only, write
 from tests.fast.test_verdict import OOM, RESET, judge, rank, stopped, trace
 
@@ -56,7 +57,7 @@ def test_the_last_line_of_stderr_is_shown_and_not_of_stdout(tmp_path: Path) -> N
         {"type": "rank_failed", "node": "n1", "rank": 0, "detail": ended},
         {"type": "generation_stopped", "node": None, "rank": None, "detail": {"cause": "failure", "stopped": [reset]}},
     ]
-    (job / "events.jsonl").write_text("".join(json.dumps({**event, "generation": 0}) + "\n" for event in events))
+    (job / "events.jsonl").write_text(journal(events))
     incident = only(diagnose([job]))
     assert incident["summary"].endswith("exited with code 1, last line of stderr: config broken: lr must be > 0")
     assert Path(incident["evidence"][0]["file"]).name == "stderr.log"

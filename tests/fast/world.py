@@ -10,6 +10,7 @@ from remote_agent.coordinator import inputs, replay
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.machine import step
 from remote_agent.wire import JobSpec, NodeSpec
+from tests.fast.journals import check_readable
 
 
 def spec(nodes: int = 3, *, spares: int = 0, nproc: int = 2, **changes: Any) -> JobSpec:
@@ -60,6 +61,7 @@ class World:
         self.state, commands = step(self.state, event, self.now)
         for command in commands:
             if isinstance(command, s.Emit):
+                check_readable(command)
                 self.events.append(command)
             elif isinstance(command, s.Reply):
                 self.replies.append(command)

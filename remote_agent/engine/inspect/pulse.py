@@ -25,6 +25,7 @@ from remote_agent.engine.inspect import ras as nccl_ras
 from remote_agent.engine.inspect.children import Tree, descendants, process_tree
 from remote_agent.engine.inspect.stacks import ask, tidy
 from remote_agent.vitals.netif import own_addresses
+from remote_agent.wire import documents, gate
 
 if TYPE_CHECKING:
     from remote_agent.engine.boot_dir import BootDirectory
@@ -200,6 +201,20 @@ def _may_wait(frame: re.Match[str]) -> bool:
     return is_distributed and not part.startswith(_WORKSHOPS) and frame["name"] not in _PICKLES
 
 
+_ENTRY = gate.record(
+    {"process_group": gate.row(gate.anything, gate.anything), "collective_seq_id": documents.count},
+    {"time_created_ns": gate.maybe(documents.time_ns), "timeout_ms": gate.maybe(gate.number)},
+)
+_FLIGHT_RECORD = gate.record(
+    {},
+    {
+        "entries": gate.maybe(gate.each(_ENTRY)),
+        "pg_config": gate.maybe(gate.by_name(gate.record({}, {"ranks": gate.maybe(gate.text)}))),
+    },
+)
+_RANKS = gate.each(documents.rank)
+
+
 def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
     """Return by process group: ranks, last, and the fields of the oldest collective that is not done.
 
@@ -208,27 +223,27 @@ def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
     this rank called the newest ones over gloo.
     """
     try:
-        record = json.loads(text)
-        entries = _newest([one for one in record.get("entries") or () if not one.get("is_p2p")])
-        known = record.get("pg_config") or {}
-        groups: dict[str, dict[str, Any]] = {}
-        for one in entries:
-            name = str(one["process_group"][0])
-            group = groups.setdefault(name, {"ranks": _members(known.get(name)), "last": 0})
-            group["last"] = max(group["last"], int(one["collective_seq_id"]))
-            if "seq" not in group and not one.get("retired") and one.get("state") != "completed":
-                group.update(_waiting(one, now_ns))
-        stamps = {
-            int(one["collective_seq_id"]): int(one["time_created_ns"]) // 1000
-            for one in entries
-            if _kind(one) == ("0", "gloo") and one.get("time_created_ns")
-        }
-        if stamps:
-            groups["0"]["came"] = _came(stamps)
-        return groups
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        document = _FLIGHT_RECORD(gate.parse(text))
+    except gate.Misfit:
         # Another torch may write another format.
         return {}
+    entries = _newest([one for one in document.get("entries") or () if not one.get("is_p2p")])
+    known = document.get("pg_config") or {}
+    groups: dict[str, dict[str, Any]] = {}
+    for one in entries:
+        name = _kind(one)[0]
+        group = groups.setdefault(name, {"ranks": _members(known.get(name)), "last": 0})
+        group["last"] = max(group["last"], one["collective_seq_id"])
+        if "seq" not in group and not one.get("retired") and one.get("state") != "completed":
+            group.update(_waiting(one, now_ns))
+    stamps = {
+        one["collective_seq_id"]: one["time_created_ns"] // 1000
+        for one in entries
+        if _kind(one) == ("0", "gloo") and one.get("time_created_ns")
+    }
+    if stamps:
+        groups["0"]["came"] = _came(stamps)
+    return groups
 
 
 def _newest(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -255,21 +270,21 @@ def _waiting(entry: Mapping[str, Any], now_ns: int) -> dict[str, Any]:
     timeout_ms = entry.get("timeout_ms")
     call = str(entry.get("profiling_name") or "collective")
     return {
-        "seq": int(entry["collective_seq_id"]),
+        "seq": entry["collective_seq_id"],
         "backend": call.rpartition(":")[0],
         "op": call.partition(":")[2] or call,
         "sizes": json.dumps([entry.get("input_sizes"), entry.get("input_dtypes")]),
-        "age_s": round(max(0.0, (now_ns - int(entry.get("time_created_ns") or now_ns)) / 1e9), 1),
+        "age_s": round(max(0.0, (now_ns - (entry.get("time_created_ns") or now_ns)) / 1e9), 1),
         "timeout_s": None if timeout_ms is None else timeout_ms / 1000,
     }
 
 
-def _members(config: Any) -> list[int] | None:
-    ranks = config.get("ranks") if isinstance(config, dict) else None
+def _members(config: Mapping[str, Any] | None) -> list[int] | None:
     try:
-        return [int(rank) for rank in json.loads(ranks)] if ranks else None
-    except (ValueError, TypeError):
+        ranks: list[int] = _RANKS(gate.parse((config or {}).get("ranks") or ""))
+    except gate.Misfit:
         return None
+    return ranks
 
 
 def _process(pid: int, tree: Tree) -> dict[str, Any]:

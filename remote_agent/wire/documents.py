@@ -1,0 +1,289 @@
+"""The shapes of the documents that cross wires and files: journal events, incidents, status, NCCL's facts.
+
+In: JSON. Out: `read_event`, `read_status` …: the same documents, whose fields have the types that their readers expect;
+`Misfit` for anything else. Fields that only a newer version knows stay, as long as they are plain JSON.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from remote_agent.wire.events import EventType, JournalEvent
+from remote_agent.wire.gate import (
+    Misfit,
+    Shape,
+    anything,
+    by_name,
+    each,
+    flag,
+    maybe,
+    name,
+    number,
+    parse,
+    record,
+    row,
+    text,
+    whole,
+)
+
+# More than any job has: a damaged number must not become a list of that length.
+MAX_RANKS = 1 << 17
+# In the years 1684 and 2255; anything beyond is no time. A machine without a clock believes that it is 1970.
+MAX_TIME_NS = 9_000_000_000 * 1_000_000_000
+_MOMENT = re.compile(r"(?:1[6-9]|2\d)\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{3}(?:\d{3})?)?Z")
+
+
+def moment(value: Any) -> str:
+    """Return a time as 2026-11-20T10:00:00.123Z; raises Misfit."""
+    try:
+        if _MOMENT.fullmatch(text(value)) is None:
+            raise ValueError
+        datetime.datetime.fromisoformat(value[:-1])
+    except ValueError as error:
+        raise Misfit("is not a time") from error
+    return text(value)
+
+
+count = whole(0)
+rank = whole(0, MAX_RANKS - 1)
+time_ns = whole(-MAX_TIME_NS, MAX_TIME_NS)
+generation = whole(-1)
+_document = record({})
+_exit_code = whole(-(1 << 31), 1 << 32)
+
+INCIDENT = record(
+    {
+        "id": count,
+        "generation": generation,
+        "time": maybe(moment),
+        "category": text,
+        "scope": text,
+        "culprit_ranks": each(rank),
+        "culprit_node": maybe(name),
+        "confidence": text,
+        "summary": text,
+        "evidence": each(
+            record(
+                {"node": maybe(name), "rank": maybe(rank), "file": maybe(text), "line": maybe(whole()), "text": text}
+            )
+        ),
+        "traceback": maybe(text),
+        "exit": record({"code": maybe(_exit_code), "signal": maybe(text)}),
+        "hint": text,
+        "victims": each(record({"ranks": each(rank), "category": text, "summary": text})),
+        "missing": maybe(
+            record(
+                {
+                    "collective": maybe(text),
+                    "seq": maybe(whole()),
+                    "waiting": each(rank),
+                    "missing": each(rank),
+                    "stacks": by_name(text),
+                }
+            )
+        ),
+    },
+    {"fingerprint": text, "ongoing": flag, "over": maybe(text)},
+)
+
+# --- the journal
+
+_SPEC = record({"name": name, "address": text}, {"nproc_per_node": text, "spare": flag, "env": by_name(text)})
+_PHASES = {phase: maybe(number) for phase in ("detect", "stop", "rendezvous", "spawn", "main")}
+_MEMBERS = each(record({"node": name, "base_rank": rank, "nproc": rank}))
+_MEETING = maybe(record({"backend": text, "endpoint": text, "run_id": text}))
+_EXIT = record({"code": maybe(_exit_code), "signal": maybe(text)})
+_LEFT = each(row(rank, time_ns, maybe(time_ns)))
+_STOPPED = each(row(rank, time_ns, maybe(_exit_code), maybe(text), maybe(time_ns), maybe(time_ns), maybe(time_ns)))
+_TREE = row(text, time_ns)
+_TREE_CHANGE = {"digest": text, "files": count, "bytes": count, "paths": each(text), "without": each(text)}
+_SAID_BY = {"operator": maybe(text), "reason": maybe(text)}
+
+
+def _members(value: Any) -> list[dict[str, Any]]:
+    members: list[dict[str, Any]] = _MEMBERS(value)
+    if sum(member["nproc"] for member in members) > MAX_RANKS:
+        raise Misfit(f"is a group of more than {MAX_RANKS} ranks")
+    return members
+
+
+def _detail(needed: Mapping[str, Shape] | None = None, /, **optional: Shape) -> Shape:
+    return record(needed or {}, {**_SAID_BY, **optional})
+
+
+_LOST = _detail({"status": text}, alive_ns=maybe(time_ns))
+_CORDONED = _detail({"status": text})
+_ENDED = _detail(restarts=maybe(count))
+_HOOK = _detail({"hook": count, "of": count}, event=text)
+_DETAILS: Mapping[str, Shape] = {
+    EventType.JOB_STARTED: _detail(script=text, args=each(text), nodes=each(name)),
+    EventType.JOB_DEGRADED: _detail(ready=count, needed=count),
+    EventType.JOB_SUCCEEDED: _ENDED,
+    EventType.JOB_FAILED: _ENDED,
+    EventType.JOB_STOPPED: _ENDED,
+    EventType.NODE_JOINED: _detail({"spec": _SPEC}),
+    EventType.NODE_READY: _detail({"nproc": rank}, spare=flag, returned=flag),
+    EventType.NODE_ADDED: _detail({"spec": _SPEC, "nproc": rank}),
+    EventType.NODE_LOST: _LOST,
+    EventType.NODE_FAILED: _LOST,
+    EventType.NODE_CORDONED: _CORDONED,
+    EventType.NODE_UNCORDONED: _CORDONED,
+    EventType.COORDINATOR_CHANGED: _detail(former=maybe(name), term=count),
+    EventType.QUORUM_LOST: _detail(held=each(name), members=each(name)),
+    EventType.GENERATION_STARTED: _detail(
+        {"members": _members, "restarts": count}, world_size=maybe(count), fingerprint=maybe(text), rendezvous=_MEETING
+    ),
+    EventType.RANKS_ASSIGNED: _detail({"ranks": each(row(rank, rank, whole())), "world_size": maybe(count)}),
+    EventType.GENERATION_RUNNING: _detail(world_size=maybe(count), pids=by_name(maybe(whole())), **_PHASES),
+    EventType.GENERATION_STOPPED: _detail(
+        cause=maybe(text), stop_ms=maybe(number), left=_LEFT, stopped=_STOPPED, clocks=by_name(row(whole(), whole()))
+    ),
+    EventType.RANK_FAILED: _detail(
+        {"exit": _EXIT},
+        local_rank=maybe(rank),
+        pid=maybe(whole()),
+        sent=maybe(text),
+        time_ns=maybe(time_ns),
+        shift_ns=whole(),
+        raised_ns=maybe(time_ns),
+        over_ns=maybe(time_ns),
+        notes=each(text),
+    ),
+    EventType.INCIDENT: INCIDENT,
+    EventType.WARNING: _detail({"message": text}, kind=text),
+    EventType.ENVIRONMENT_SET: _detail({"env": by_name(text), "from_generation": generation}),
+    EventType.TREE_CHANGED: _detail({"trees": row(_TREE, _TREE)}, rollback=flag, **_TREE_CHANGE),
+    EventType.SIGNAL_SENT: _detail(ranks=maybe(each(rank)), signal=maybe(text)),
+    EventType.OPERATOR_ATTACHED: _detail(mode=maybe(text)),
+    EventType.HOOK_DELIVERED: _HOOK,
+    EventType.HOOK_FAILED: _HOOK,
+}
+_ANY_DETAIL = _detail()
+# These are facts about one node.
+_OF_NODE = frozenset(
+    {
+        EventType.NODE_READY,
+        EventType.NODE_LOST,
+        EventType.NODE_FAILED,
+        EventType.NODE_REMOVED,
+        EventType.NODE_CORDONED,
+        EventType.NODE_UNCORDONED,
+        EventType.RANKS_ASSIGNED,
+        EventType.RANK_FAILED,
+    }
+)
+_EVENT = record(
+    {
+        "seq": whole(1),
+        "time": moment,
+        "type": text,
+        "generation": generation,
+        "node": maybe(name),
+        "rank": maybe(rank),
+        "detail": _document,
+    },
+    {"term": count},
+)
+
+
+def read_event(value: Any) -> JournalEvent:
+    """Return an event of the journal, also of a type that only a newer version knows; raises Misfit."""
+    event = _EVENT(value)
+    kind = event["type"]
+    try:
+        event["detail"] = _DETAILS.get(kind, _ANY_DETAIL)(event["detail"])
+    except Misfit as wrong:
+        raise wrong.inside("detail") from wrong
+    if kind in _OF_NODE:
+        name(event["node"])
+    if kind == EventType.RANK_FAILED:
+        rank(event["rank"])
+    return cast("JournalEvent", event)
+
+
+def parse_event(line: str | bytes) -> JournalEvent:
+    """Return the event in a line of a journal; raises Misfit."""
+    return read_event(parse(line))
+
+
+# --- the status
+
+_RANK = record(
+    {"rank": rank},
+    {
+        "local_rank": maybe(rank),
+        "pid": maybe(whole()),
+        "state": text,
+        "exit_code": maybe(_exit_code),
+        "signal": maybe(text),
+        "step": maybe(number),
+        "last_output_age_s": maybe(number),
+        "progress": maybe(_document),
+        "vitals": maybe(_document),
+    },
+)
+_NODE = record(
+    {"name": name},
+    {
+        "address": text,
+        "state": text,
+        "nproc": rank,
+        "spare": flag,
+        "cordoned": flag,
+        "lacks_tree": flag,
+        "group_rank": maybe(count),
+        "reason": maybe(text),
+        "agent_pid": maybe(whole()),
+        "clock_offset_ms": maybe(number),
+        "clock_error_ms": maybe(number),
+        "vitals": maybe(_document),
+        "ranks": each(_RANK),
+    },
+)
+_STATUS: Mapping[str, Shape] = {
+    "job": text,
+    "state": text,
+    "generation": generation,
+    "restarts": count,
+    "max_restarts": count,
+    "min_nodes": count,
+    "max_nodes": count,
+    "world_size": maybe(count),
+    "coordinator": maybe(name),
+    "started_at": maybe(moment),
+    "nodes": each(_NODE),
+    "incident": maybe(INCIDENT),
+    "warnings": each(record({"kind": text, "node": maybe(name), "rank": maybe(rank), "message": text})),
+    "failure": maybe(text),
+    "plan": maybe(text),
+    "environment": maybe(record({"env": by_name(text)}, {"from_generation": generation})),
+    "tree": maybe(record({"digest": text, "previous": maybe(record({"digest": text}))})),
+    "script": maybe(record({"script": maybe(text)}, {"kind": text, "args": each(text)})),
+    "term": count,
+    "last_seq": count,
+    "node": maybe(name),
+    "coordinator_reachable": maybe(flag),
+}
+read_status = record({}, _STATUS)
+read_status_changes = record({}, {**_STATUS, "order": each(name)})
+
+# --- NCCL's facts
+
+read_nccl_summary = record(
+    {}, {"versions": each(text), "networks": each(text), "interfaces": each(text), "transports": each(text),
+         "nranks": maybe(count), "nodes": maybe(count), "channels": maybe(count), "nvls": maybe(flag),
+         "warnings": each(text)}
+)  # fmt: skip
+read_nccl_node = record(
+    {"generation": generation},
+    {
+        "stamp": text,
+        "groups": each(record({"ranks": each(rank), "facts": record({}, {"env": by_name(text)})})),
+        "comms": each(row(rank, text, whole(), whole())),
+        "links": each(row(rank, text, whole(), whole(), text, whole())),
+        "warnings": each(row(rank, text, anything)),
+    },
+)
