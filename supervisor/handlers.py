@@ -57,8 +57,10 @@ def create(params: Any) -> Any:
 
 
 def _refuse(problem: Any) -> NoReturn:
+    from remote_agent.text.controls import escape_controls
+
     hint = f" ({problem.hint})" if problem.hint else ""
-    raise SystemExit(f"torchrun --rdzv-backend supervisor: {problem.message}{hint}")
+    raise SystemExit(escape_controls(f"torchrun --rdzv-backend supervisor: {problem.message}{hint}"))
 
 
 def _certificate(place: Place, secret: bytes) -> dict[str, str]:

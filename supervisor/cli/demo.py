@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from remote_agent.wire.events import ENDED_EVENTS
 from supervisor.cli.options import is_terminal, make_parser, parse
 from supervisor.demo_hosts import DemoHosts, hosts_in_thread
 from supervisor.paths import examples_dir
+from supervisor.standard_streams import write_err
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +53,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
 def run_demo(headless: bool) -> int:
     """Run the example on two embedded hosts and return the exit status of `up`; always cleans up."""
     if importlib.util.find_spec("torch") is None:
-        print(_NO_TORCH.format(python=sys.executable), file=sys.stderr)
+        write_err(_NO_TORCH.format(python=sys.executable) + "\n")
         return 1
     with (
         _terminated_as_interrupted(),
@@ -99,8 +100,7 @@ def _end_job(hosts: DemoHosts, toml: Path) -> None:
     except KeyboardInterrupt:
         log.info("interrupted again: ending everything at once")
     finally:
-        with suppress(OSError):  # the terminal may be gone
-            print("demo: ending the agents and removing the hosts", file=sys.stderr)
+        write_err("demo: ending the agents and removing the hosts\n")
         killed = hosts.end_processes(_AGENT_GRACE_S)
         if killed:
             log.warning("the demo had to kill: %s", "; ".join(killed))

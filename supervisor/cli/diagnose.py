@@ -5,7 +5,6 @@ In: paths. Out: the verdicts as text or JSON, a progress bar on a terminal.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, make_parser
 from supervisor.cli.output import write_json, write_lines
 from supervisor.errors import UsageError
+from supervisor.standard_streams import err_is_terminal, progress_bar
 from supervisor.wording.incidents import incident_lines
 
 if TYPE_CHECKING:
@@ -87,13 +87,8 @@ def _bar(paths: Sequence[Path]) -> Iterator[Callable[[int], None]]:
     """Show how much has been read, on a terminal."""
     from supervisor.postmortem.files import find, total_size
 
-    if not sys.stderr.isatty() or (size := total_size(find(paths))) < BAR_BYTES:
+    if not err_is_terminal() or (size := total_size(find(paths))) < BAR_BYTES:
         yield lambda _bytes: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading", total=size)
-        yield lambda count: bar.advance(task, count)
+    with progress_bar("reading", size) as progress:
+        yield progress

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import io
 import logging
 import os
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Sequence
 from supervisor import __version__
 from supervisor.actions import ACTIONS, BY_VERB
 from supervisor.errors import SupervisorError, UsageError
+from supervisor.standard_streams import flush_out, safe_streams, write_err, write_out
 
 INTERRUPTED = 130
 # What a shell reports for a program that wrote into a closed pipe.
@@ -43,14 +43,14 @@ def overview() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    _open_standard_files()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # Characters that the terminal's encoding lacks are escaped, as on stderr.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    with safe_streams():
+        return _run(list(sys.argv[1:] if argv is None else argv))
+
+
+def _run(words: list[str]) -> int:
     try:
         status = _dispatch(words)
-        sys.stdout.flush()
+        flush_out()
         return status
     except SupervisorError as error:
         _show_traceback()
@@ -70,39 +70,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _open_standard_files() -> None:
-    """Open stdin, stdout and stderr if the caller closed them: no other file may get their numbers."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  it lasts as long as the process
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-
-
 def say(text: str) -> None:
     """Write one message to stderr; a closed stderr is not an error."""
-    try:
-        sys.stderr.write(f"supervisor: {text}\n")
-        sys.stderr.flush()
-    except OSError:
-        pass
+    write_err(f"supervisor: {text}\n")
 
 
 def _show_traceback() -> None:
     if logging.getLogger().isEnabledFor(logging.DEBUG):
-        traceback.print_exc()
+        write_err(traceback.format_exc())
 
 
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
-        sys.stdout.write(overview())
+        write_out(overview())
         return 0 if words else UsageError.exit_status
     if words[0] in ("-V", "--version"):
-        sys.stdout.write(f"supervisor {__version__}\n")
+        write_out(f"supervisor {__version__}\n")
         return 0
     verb = words[0]
     if verb not in BY_VERB:
@@ -114,9 +97,7 @@ def _dispatch(words: list[str]) -> int:
     except FileNotFoundError as error:
         raise UsageError("the current directory has been removed", "cd to another one") from error
     # --debug lowers the level.
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.CRITICAL, format="%(asctime)s %(name)s %(levelname)s %(message)s"
-    )
+    logging.basicConfig(level=logging.CRITICAL, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     return run_verb(verb, words[1:])
 
 

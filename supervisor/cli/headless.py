@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from supervisor.errors import EXIT_STATUS, HostFailure, SupervisorError
 from supervisor.link.tasks import cancel_all
 from supervisor.link.view import local_rank_of
 from supervisor.logs.selection import Selection
+from supervisor.standard_streams import write_err
 from supervisor.wording.events import event_line
 from supervisor.wording.incidents import incident_lines
 from supervisor.wording.values import one_line
@@ -175,7 +175,7 @@ class Headless:
         return await self._end()
 
     async def _copy(self, selection: Selection, start: str, writer: Writer) -> None:
-        printer = Printer(self._session)
+        printer = Printer(self._session, overwrites=writer.is_terminal)
         chunks = self._session.follow(selection, start)
         try:
             async for chunk in chunks:
@@ -272,7 +272,7 @@ class Headless:
         lines += [line(event) for event in session.events[self._printed_events :]]
         self._printed_events = len(session.events)
         if lines:
-            _write_err(lines)
+            _write_lines(lines)
 
     def _print_incident(self) -> None:
         incidents = self._session.incidents or [one for one in [self._session.status.get("incident")] if one]
@@ -282,7 +282,7 @@ class Headless:
             lines += incident_lines(incidents[-1])
             earlier = len(incidents) - 1
             lines += [f"({earlier} earlier: supervisor incidents)"] if earlier > 0 else []
-        _write_err(lines)
+        _write_lines(lines)
 
 
 def end_of_allocation() -> str:
@@ -295,9 +295,5 @@ def attach_command(hosts: str | None, job: str) -> str:
     return " ".join(word for word in ("supervisor attach", hosts or "", job) if word)
 
 
-def _write_err(lines: list[str]) -> None:
-    try:
-        sys.stderr.write("".join(f"{line}\n" for line in lines))
-        sys.stderr.flush()
-    except (OSError, UnicodeError):
-        pass
+def _write_lines(lines: list[str]) -> None:
+    write_err("".join(f"{line}\n" for line in lines))

@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 import re
 import shutil
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from supervisor.cli.output import write_json, write_lines
 from supervisor.errors import Unreachable, UsageError
 from supervisor.inventory import sources
 from supervisor.inventory.pattern import fold
+from supervisor.standard_streams import out_is_terminal, write_out
 
 if TYPE_CHECKING:
     from supervisor.preflight.oddities import Finding, Row
@@ -43,7 +43,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     document = source.read(options.text or "")
     # An invalid inventory is reported now, not at its first use.
     inventory.build(Path(f"--from {options.kind}"), document, Path.cwd())
-    sys.stdout.write(sources.to_toml(document, f"supervisor hosts {' '.join(argv)}"))
+    write_out(sources.to_toml(document, f"supervisor hosts {' '.join(argv)}"))
     return 0
 
 
@@ -80,7 +80,7 @@ def run_check(verb: str, argv: Sequence[str]) -> int:
     else:
         out = lines(result, matrix(result), problems)
         columns = shutil.get_terminal_size().columns
-        write_lines([piece for line in out for piece in wrapped(line, columns)] if sys.stdout.isatty() else out)
+        write_lines([piece for line in out for piece in wrapped(line, columns)] if out_is_terminal() else out)
     if not result.facts:
         raise Unreachable("no host answers")
     return 3 if result.unreachable else 1 if fails else 0

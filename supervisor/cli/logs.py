@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import sys
 import warnings
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -33,6 +32,7 @@ from supervisor.logs.live import RowReader
 from supervisor.logs.rows import Clocks, now_ns
 from supervisor.logs.selection import ALL, Filter, Selection, Sieve, files_of
 from supervisor.logs.selection import STREAMS as ALL_STREAMS
+from supervisor.standard_streams import binary_out
 
 if TYPE_CHECKING:
     from supervisor.logs.rows import Row
@@ -67,7 +67,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
                 await session.heard()
             else:
                 session.set_status(await session.call("status"))
-            writer = Writer(sys.stdout.buffer)
+            writer = Writer(binary_out(), raw=options.raw)
             try:
                 await (_raw(session, options, writer) if options.raw else _lines(session, options, writer))
             finally:
@@ -257,7 +257,7 @@ async def _write(session: Session, writer: Writer, rows: list[Row], options: arg
 async def _follow(session: Session, selection: Selection, newest: int, sieve: Sieve, writer: Writer) -> None:
     """Write all bytes of the chosen files as lines."""
     whole = dataclasses.replace(selection, streams=files_of(selection.streams))
-    printer = Printer(session, sieve)
+    printer = Printer(session, sieve, overwrites=writer.is_terminal)
     async with aclosing(session.follow(whole, "begin", newest)) as chunks:
         async for chunk in chunks:
             await _put_all(writer, printer.feed(chunk))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from supervisor.actions import BY_VERB
 from supervisor.errors import UsageError
+from supervisor.standard_streams import out_is_terminal
 
 if TYPE_CHECKING:
     from supervisor.inventory import Inventory
@@ -234,7 +235,7 @@ def read_duration(text: str) -> float:
 def is_terminal() -> bool:
     """Return whether both stdin and stdout are a terminal that can show a screen."""
     try:
-        return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        return sys.stdin.isatty() and out_is_terminal() and os.environ.get("TERM") != "dumb"
     except (AttributeError, ValueError):
         return False
 

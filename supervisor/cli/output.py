@@ -10,14 +10,22 @@ import contextlib
 import json
 import os
 import select
-import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
+from remote_agent.text.controls import escape_controls, json_text
 from supervisor.errors import SupervisorError
 from supervisor.link.tasks import wait_event
+from supervisor.standard_streams import (
+    coloured_console,
+    is_terminal,
+    lines_for,
+    out_encoding,
+    out_is_terminal,
+    write_out,
+)
 from supervisor.wording.values import table
 
 # Bytes to buffer for a slow reader of stdout before reading from the nodes stops.
@@ -26,27 +34,17 @@ BUFFER_LIMIT = 4 * 1024 * 1024
 
 def write_json(document: Any) -> None:
     """Print one JSON document on one line; escapes non-ASCII characters if stdout's encoding lacks one."""
-    text = json.dumps(document, ensure_ascii=False)
+    text = json_text(document)
     try:
-        text.encode(sys.stdout.encoding or "utf-8")
+        text.encode(out_encoding())
     except UnicodeEncodeError:
         text = json.dumps(document)
-    _print(text + "\n")
+    write_out(text + "\n")
 
 
 def write_lines(lines: Sequence[str]) -> None:
     """Print lines."""
-    _print("".join(f"{line}\n" for line in lines))
-
-
-def _print(text: str) -> None:
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except ConnectionError:
-        raise
-    except OSError as error:
-        raise SupervisorError(f"stdout: {error.strerror}") from error
+    write_out("".join(f"{line}\n" for line in lines))
 
 
 def write_ranks(document: Mapping[str, Any], *, as_json: bool) -> int:
@@ -61,12 +59,7 @@ def write_ranks(document: Mapping[str, Any], *, as_json: bool) -> int:
 
 def is_rich(*, ascii_only: bool = False) -> bool:
     """Return whether stdout is a terminal that can show more than plain text."""
-    if ascii_only or os.environ.get("TERM") == "dumb":
-        return False
-    try:
-        return sys.stdout.isatty()
-    except ValueError:
-        return False
+    return not ascii_only and os.environ.get("TERM") != "dumb" and out_is_terminal()
 
 
 def write_table(rows: list[list[str]], *, rich: bool) -> None:
@@ -74,7 +67,6 @@ def write_table(rows: list[list[str]], *, rich: bool) -> None:
     if not rich:
         write_lines(table(rows))
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -82,8 +74,8 @@ def write_table(rows: list[list[str]], *, rich: bool) -> None:
     for name in rows[0]:
         shown.add_column(name, overflow="fold")
     for row in rows[1:]:
-        shown.add_row(*(Text(cell, style=STYLES.get(cell, "")) for cell in row))
-    Console().print(shown)
+        shown.add_row(*(Text(escape_controls(cell), style=STYLES.get(cell, "")) for cell in row))
+    coloured_console().print(shown)
 
 
 STYLES = {
@@ -106,10 +98,16 @@ STYLES = {
 
 
 class Writer:
-    """Writes bytes to a file in its own thread: a slow reader blocks neither the event loop nor Ctrl-C."""
+    """Writes workers' lines to a file in its own thread: a slow reader blocks neither the event loop nor Ctrl-C.
 
-    def __init__(self, file: IO[bytes]) -> None:
+    `raw`: as bytes, also on a terminal.
+    """
+
+    def __init__(self, file: IO[bytes], *, raw: bool = False) -> None:
         self._file = file
+        self.is_terminal = not raw and is_terminal(file)
+        """The lines are shown on a terminal, where they keep their colours only."""
+        self._shown: Callable[[bytes], bytes] = bytes if raw else lines_for(file)
         self._parts: list[bytes] = []
         self._waiting = 0
         self._change = threading.Condition()
@@ -128,11 +126,13 @@ class Writer:
 
     def put(self, data: bytes) -> None:
         """Queue bytes; never waits."""
-        if data and not self.broken:
-            self.used = True
+        if self.broken:
+            return
+        self.used = self.used or bool(data)
+        if shown := self._shown(data):
             with self._change:
-                self._parts.append(data)
-                self._waiting += len(data)
+                self._parts.append(shown)
+                self._waiting += len(shown)
                 self._change.notify()
 
     def check(self) -> None:

@@ -14,19 +14,20 @@ import heapq
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.diagnose.incidents import incidents_in
+from remote_agent.text.controls import escape_controls
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, in_session, is_terminal, load_target, make_parser, parse, read_duration
 from supervisor.cli.output import write_json, write_lines
 from supervisor.cli.whole_lines import line_of
 from supervisor.errors import SupervisorError, UsageError
 from supervisor.recording.writing import Limit, Seen, check_free, host_facts, watch, write
+from supervisor.standard_streams import binary_out, flush_out, lines_for, write_err
 from supervisor.wording.events import event_line
 from supervisor.wording.values import size
 
@@ -139,19 +140,21 @@ def read_at(text: str | None, recording: Recording) -> int:
 def _print(recording: Recording, at_ns: int, speed: float | None) -> int:
     """Write rows and events by time, in real time if a speed is given."""
     last_ns = at_ns
+    file = binary_out()
+    shown = lines_for(file)
     for t_ns, item in _items(recording):
         if t_ns < at_ns:
             continue
         if speed is not None and t_ns > last_ns:
-            sys.stdout.flush()
+            flush_out()
             time.sleep((t_ns - last_ns) / 1e9 / speed)
             last_ns = t_ns
         if isinstance(item, str):
-            sys.stdout.flush()
-            sys.stderr.write(f"{item}\n")
+            flush_out()
+            write_err(f"{item}\n")
         else:
-            sys.stdout.buffer.write(line_of(item))
-    sys.stdout.flush()
+            file.write(shown(line_of(item)))
+    flush_out()
     return 0
 
 
@@ -182,7 +185,7 @@ def run_report(verb: str, argv: Sequence[str]) -> int:
     from supervisor.report import lines
 
     if options.output is not None:
-        text = json.dumps(document, indent=1) if options.json else "\n".join(lines(document))
+        text = json.dumps(document, indent=1) if options.json else escape_controls("\n".join(lines(document)))
         _save(options.output, text + "\n")
     elif options.json:
         write_json(document)

@@ -7,12 +7,12 @@ arrive.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from supervisor.cli.options import add_json, in_session, make_parser, parse
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
+from supervisor.standard_streams import clear_screen
 from supervisor.wording.events import event_line
 from supervisor.wording.incidents import incident_lines
 from supervisor.wording.status import fabric_lines, header, node_rows, rank_rows, status_lines, status_tail
@@ -94,7 +94,7 @@ async def _watch(session: Session, *, as_json: bool, rich: bool) -> None:
         if session.status and session.status is not shown:
             shown = session.status
             if rich:
-                sys.stdout.write("\x1b[H\x1b[2J")
+                clear_screen()
             _show(shown, as_json=as_json, rich=rich)
             if not as_json and not rich:
                 write_lines([""])

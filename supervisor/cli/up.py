@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +27,7 @@ from supervisor.cli.options import (
 )
 from supervisor.cli.torchrun import read_rendezvous, read_timeouts
 from supervisor.errors import UsageError
+from supervisor.standard_streams import binary_out, out_is_terminal
 
 if TYPE_CHECKING:
     from supervisor.cli.torchrun import Console
@@ -151,7 +151,7 @@ def _headless(inventory: Inventory, plan: Plan, options: argparse.Namespace, con
         in_allocation = any(source.name in ("slurm", "srun") for source, _ in options.sources or ())
         stops_on = (signal.SIGINT, signal.SIGTERM) if in_allocation else (signal.SIGINT,)
         json_events = options.event_log_handler == "console"
-        watch = Headless(session, sys.stdout.buffer, console, json_events=json_events, stops_on=stops_on)
+        watch = Headless(session, binary_out(), console, json_events=json_events, stops_on=stops_on)
         return await watch.launched(detach=options.detach, hosts=source_words(options.hosts, options))
 
     return asyncio.run(launch())
@@ -183,12 +183,12 @@ def run_attach(verb: str, argv: Sequence[str]) -> int:
     if options.headless or not is_terminal():
         from supervisor.cli.headless import Headless
 
-        if not options.headless and sys.stdout.isatty() and not options.read_only:
+        if not options.headless and out_is_terminal() and not options.read_only:
             say("this terminal cannot show the TUI (TERM=dumb, or stdin is not a terminal); Ctrl-C stops the job")
 
         async def watch() -> int:
             session = Session(inventory, job, attach=mode, read_only=options.read_only)
-            return await Headless(session, sys.stdout.buffer).attached(hosts=source_words(hosts, options))
+            return await Headless(session, binary_out()).attached(hosts=source_words(hosts, options))
 
         return asyncio.run(watch())
     from supervisor.tui.app import run_tui

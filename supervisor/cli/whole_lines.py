@@ -16,7 +16,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.text.names import ranges
-from remote_agent.text.rows import CLIP
+from remote_agent.text.rows import CLIP, last_state
 from remote_agent.wire import Answer
 from supervisor.errors import RequestFailed, Unreachable
 from supervisor.link.tasks import cancel_all
@@ -24,7 +24,7 @@ from supervisor.logs import files as log_files
 from supervisor.logs.files import READ_DEADLINE, Asking
 from supervisor.logs.fold import Fold, Folder
 from supervisor.logs.rows import Row
-from supervisor.wording.values import cut_text
+from supervisor.wording.values import cut_text, one_line
 
 if TYPE_CHECKING:
     from supervisor.logs.live import Chunk
@@ -41,7 +41,16 @@ Whose = tuple[str, int, int, str]
 
 def begin_of(row: Row) -> bytes:
     """Return a row as it is printed, without its end."""
-    return f"{row.node}:{row.rank}| ".encode() + row.text
+    return _prefix(row.node, row.rank) + _one_line(row.text)
+
+
+def _prefix(node: str, rank: int) -> bytes:
+    return f"{one_line(node)}:{rank}| ".encode()
+
+
+def _one_line(text: bytes) -> bytes:
+    # A row is one line. If a node or a recording has more in it, none may look like the line of another rank.
+    return text.replace(b"\n", b"\\n")
 
 
 class LongLine:
@@ -66,10 +75,14 @@ Piece = LongLine | tuple[Whose, bytes]
 
 
 class WholeLines:
-    """Turns chunks of many ranks into whole lines; an unfinished line is held until its end arrives."""
+    """Turns chunks of many ranks into whole lines; an unfinished line is held until its end arrives.
 
-    def __init__(self, sieve: Sieve | None = None) -> None:
+    `overwrites`: of a line that overwrites itself by carriage returns, only the last state.
+    """
+
+    def __init__(self, sieve: Sieve | None = None, *, overwrites: bool = False) -> None:
         self._sieve = sieve
+        self._overwrites = overwrites
         self._held: dict[Whose, bytes | LongLine] = {}
         self._newest: dict[str, int] = {}
 
@@ -93,15 +106,20 @@ class WholeLines:
                 return self._sieved(ready)
             ready.append(held)
             held = b""
-        data = held + data
-        cut = data.rfind(b"\n") + 1
-        if cut:
-            ready.append((key, data[:cut]))
-        if len(data) - cut > LINE_LIMIT:
-            self._held[key] = LongLine(key, chunk.offset + len(chunk.data) - len(data) + cut, data[cut:])
-        elif cut < len(data):
-            self._held[key] = data[cut:]
+        lines, newline, rest = (held + data).rpartition(b"\n")
+        if newline:
+            ready.append((key, self._finally(lines) + newline))
+        rest = _without_overwritten(rest) if self._overwrites else rest
+        if len(rest) > LINE_LIMIT:
+            self._held[key] = LongLine(key, chunk.offset + len(chunk.data) - len(rest), rest)
+        elif rest:
+            self._held[key] = rest
         return self._sieved(ready)
+
+    def _finally(self, lines: bytes) -> bytes:
+        if not self._overwrites or b"\r" not in lines:
+            return lines
+        return b"\n".join(map(last_state, lines.split(b"\n")))
 
     def rest(self) -> list[Piece]:
         """Return the unfinished lines at the end of the log."""
@@ -121,15 +139,20 @@ class WholeLines:
 
     def _flush(self, node: str) -> list[Piece]:
         halves = [(key, self._held.pop(key)) for key in list(self._held) if key[0] == node]
-        return [half if isinstance(half, LongLine) else (key, half + b"\n") for key, half in halves]
+        return [half if isinstance(half, LongLine) else (key, self._finally(half) + b"\n") for key, half in halves]
+
+
+def _without_overwritten(half: bytes) -> bytes:
+    """Return the part of an unfinished line that its last state is made of."""
+    return half[half.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 
 class Printer:
-    """Turns chunks of many ranks into lines `node:rank| text`."""
+    """Turns chunks of many ranks into lines `node:rank| text`; `overwrites` as for WholeLines."""
 
-    def __init__(self, session: Session, sieve: Sieve | None = None) -> None:
+    def __init__(self, session: Session, sieve: Sieve | None = None, *, overwrites: bool = False) -> None:
         self._session = session
-        self._lines = WholeLines(sieve)
+        self._lines = WholeLines(sieve, overwrites=overwrites)
 
     def feed(self, chunk: Chunk) -> AsyncGenerator[bytes, None]:
         """Yield the lines that are complete now."""
@@ -151,7 +174,7 @@ class Printer:
 
 def prefixed(whose: Whose, lines: bytes) -> bytes:
     """Return whole lines as they are printed."""
-    prefix = f"{whose[0]}:{whose[2]}| ".encode()
+    prefix = _prefix(whose[0], whose[2])
     return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
 
@@ -218,7 +241,7 @@ def _lines(fold: Fold[Row]) -> bytes:
     if len(fold.records) == 1:
         return b"".join(map(line_of, fold.shown))
     prefix = f"[{ranges(fold.ranks)}]{'~' if fold.differs else ''}| ".encode()
-    return b"".join(prefix + row.text + _end_of(row) for row in fold.shown)
+    return b"".join(prefix + _one_line(row.text) + _end_of(row) for row in fold.shown)
 
 
 async def write_folded(

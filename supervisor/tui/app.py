@@ -18,6 +18,7 @@ from textual.css.query import NoMatches
 
 from remote_agent.wire.events import EventType
 from supervisor.paths import themes_dir
+from supervisor.standard_streams import plain_error_console
 from supervisor.tui import keys, preferences, terminal, themes
 from supervisor.tui.dialogs.actions import ActionDialogs
 from supervisor.tui.dialogs.base import Dialog
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 
     from textual.dom import DOMNode
+    from textual.filter import LineFilter
     from textual.screen import Screen
 
     from supervisor.tui.rows.incident import LogPlace
@@ -137,6 +139,9 @@ class SupervisorApp(App[int], inherit_bindings=False):
     ) -> None:
         self._no_color_wanted = _no_color()
         super().__init__(ansi_color=True if self._no_color_wanted else None)
+        # Textual's tracebacks pass through our stderr, which escapes codes for colours.
+        self.error_console = plain_error_console()
+        self._only_text = terminal.OnlyText()
         self.source = source
         self.preferences = preferences.Preferences()
         self.skins, self._problems = themes.load_all()
@@ -176,6 +181,10 @@ class SupervisorApp(App[int], inherit_bindings=False):
     def replay_rewinds(self) -> int:
         """How often a replay was moved back in time."""
         return 0
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """What the lines of all widgets pass through."""
+        return [*super().get_line_filters(), self._only_text]
 
     def _handle_exception(self, error: Exception) -> None:
         # A screen that opens while the application closes never gets its children.

@@ -1,6 +1,7 @@
 """The terminal: its file and encoding, its clipboard, another program on it, and what happens when it is closed.
 
-In: a function that leaves the screen, a command, a text. Out: that function called on a signal; the command run.
+In: a function that leaves the screen, a command, a text; the segments of every widget. Out: that function called on a
+signal; the command run; segments that hold nothing but text.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from rich.segment import Segment
+from textual.filter import LineFilter
+
 from supervisor.paths import state_dir
+from supervisor.tui.rows.spans import clean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from textual.app import App
+    from textual.color import Color
 
 # The limit of the strictest common terminal, in base64.
 LONGEST_COPY: Final = 74_994
@@ -129,6 +135,17 @@ class _Fragile:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
+
+
+class OnlyText(LineFilter):
+    """Every line of every widget passes through it: the terminal acts on nothing in a text; lines keep their width."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        """Return the segments with escapes for control characters and invisible marks."""
+        if all(segment.text.isprintable() for segment in segments):
+            return segments
+        shown = [segment._replace(text=clean(segment.text)) for segment in segments]
+        return Segment.adjust_line_length(shown, Segment.get_line_length(segments))
 
 
 def copy_sequence(text: str, env: Mapping[str, str] = os.environ) -> str | None:

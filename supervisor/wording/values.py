@@ -8,13 +8,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
-# A rank may print anything; a terminal must not act on its control characters.
-_UNSAFE = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
+from remote_agent.text.controls import escape_controls
 
 
 def safe(text: object) -> str:
-    """Return text with control characters made visible; newlines and tabs stay."""
-    return str(text).translate(_UNSAFE)
+    """Return text with control characters and invisible marks as escapes; newlines and tabs stay."""
+    return escape_controls(str(text))
 
 
 def one_line(text: object) -> str:

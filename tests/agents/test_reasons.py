@@ -8,15 +8,20 @@ import dataclasses
 import os
 import shutil
 import socket
+import socketserver
+import struct
 import subprocess
+import threading
 from pathlib import Path
 
 import asyncssh
 import pytest
 
+from supervisor.cli import main
 from supervisor.inventory import Host
 from supervisor.ssh import AgentFile, HostError, boot, connect
 from tests.agents.servers import Served, with_hosts
+from tests.hostile import HOSTILE, check_harmless
 
 pytestmark = [pytest.mark.ssh, pytest.mark.usefixtures("ssh_home")]
 
@@ -244,3 +249,35 @@ def test_a_disk_that_is_full_at_the_push(tmp_path: Path, agent: AgentFile) -> No
         with_hosts(tmp_path, body)
     finally:
         subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.parametrize("words", [["check"], ["status"], ["up"]])
+def test_what_a_server_says_before_its_key_is_checked_is_only_text(
+    tmp_path: Path, ssh_home: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    said = f"owned{HOSTILE}".encode(errors="replace")
+    # SSH_MSG_DISCONNECT: by application, the text, no language; a packet is padded to 8 bytes.
+    payload = b"\x01" + struct.pack(">II", 11, len(said)) + said + struct.pack(">I", 0)
+    padding = 8 + -(len(payload) + 5) % 8
+    packet = struct.pack(">IB", len(payload) + padding + 1, padding) + payload + bytes(padding)
+
+    class Disconnects(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(b"SSH-2.0-x\r\n" + packet)
+            while self.request.recv(4096):
+                pass
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Disconnects) as server:
+        serving = threading.Thread(target=server.serve_forever, args=(0.05,))
+        serving.start()
+        try:
+            hosts, script = tmp_path / "hosts.toml", tmp_path / "train.py"
+            hosts.write_text(f'[[hosts]]\nname = "n1"\nssh = "127.0.0.1"\nport = {server.server_address[1]}\n')
+            script.touch()
+            more = ["--headless", "--no-sync", str(script)] if words == ["up"] else []
+            assert main([*words, str(hosts), *more]) == 3
+        finally:
+            server.shutdown()
+            serving.join()
+    out, err = capsys.readouterr()
+    check_harmless(out + err)

@@ -39,6 +39,7 @@ ROOMS = (
     # What runs where the operator is.
     "supervisor.errors",
     "supervisor.paths",
+    "supervisor.standard_streams",
     "supervisor.inventory",
     "supervisor.ssh",
     "supervisor.link",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import tomli
@@ -51,6 +52,44 @@ def test_nothing_is_left_for_later() -> None:
     words = ("TODO", "FIXME", "XXX", "HACK")
     left = [f"{path}: {word}" for path in _files(*_PACKAGES) for word in words if word in (ROOT / path).read_text()]
     assert not left, "\n".join(left)
+
+
+# The sink; what Textual draws on; programs of a node and of a child process, which answer the one who asked.
+_MAY_WRITE = ("standard_streams.py", "tui/terminal.py", "ssh/loader.py", "postmortem/long_files.py")
+_WRITES = re.compile(
+    r"(?:sys\.(?:__)?|from sys import .*\b)(?:stdout|stderr)(?:__)?\b|os\.write$|traceback\.print_"
+    r"|from rich(?:\.console|\.progress)? import (?:print|Console|Progress)|import rich\b|print$"
+)
+
+
+def test_only_the_standard_streams_write_to_a_terminal() -> None:
+    """Whatever a node says goes through `supervisor/standard_streams.py`, so that no terminal acts on it."""
+    wrong = [
+        f"{path}:{line}: {text}"
+        for path in _files("supervisor")
+        if path.relative_to("supervisor").as_posix() not in _MAY_WRITE
+        for line, text in _writes(ast.parse((ROOT / path).read_text()))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def _writes(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Import | ast.ImportFrom | ast.Name):
+            text = ast.unparse(node)
+            if _WRITES.match(text):
+                yield node.lineno, text
+
+
+def test_the_rule_of_the_streams_knows_every_way_to_write() -> None:
+    ways = (
+        "print(x)", "sys.stdout.write(x)", "sys.stderr.buffer", "sys.__stderr__", "from sys import stdout",
+        "os.write(1, x)", "traceback.print_exc()", "from rich.console import Console", "from rich import print",
+        "from rich.progress import Progress", "import rich.console", "map(print, x)",
+    )  # fmt: skip
+    for way in ways:
+        assert list(_writes(ast.parse(way))), way
+    assert not list(_writes(ast.parse("self.printer.print_news(); os.writev; sys.stdin.isatty()")))
 
 
 def test_links_lead_to_what_a_source_distribution_has() -> None:

@@ -52,13 +52,14 @@ def write(
     path: Path,
     name: str = "failed_4x2",
     *,
+    session: RecordedSession | None = None,
     logs: dict[file_format.File, list[file_format.Line]] | None = None,
     events: list[dict[str, Any]] | None = None,
     statuses: list[dict[str, Any]] | None = None,
     **meta: Any,
 ) -> Path:
-    """Write a recording; `logs`, `events`, `statuses`: not those of the document; `meta`: of itself."""
-    session = load(name)
+    """Write a recording; `session`, `logs`, `events`, `statuses`: not those of the document; `meta`: of itself."""
+    session = session or load(name)
     session.events = events or session.events
     events = [
         {**event, "detail": session.incidents[0]} if event["type"] == "incident" else event for event in session.events

@@ -227,7 +227,7 @@ def test_a_pager_that_there_is_not() -> None:
         with pytest.raises(LookupError, match=said):
             terminal.pager({"PAGER": program})
     assert terminal.pager({"PAGER": "sh -c 'x y'"}) == ["sh", "-c", "x y"]
-    assert ansi.coloured(b"a\x1b[31mred\x1b[2J\x1b]0;t\x07\x08") == "a\x1b[31mred·\x1b[m"
+    assert ansi.coloured(b"a\x1b[31mred\x1b[2J\x1b[>4;2m\x08") == "a\x1b[31mred\\x1b[2J\\x1b[>4;2m\\x08\x1b[m"
 
 
 @pytest.mark.parametrize("keys", [("4",), ("3", "enter", "s")], ids=["merged", "one stream"])

@@ -14,6 +14,7 @@ from supervisor.recording.reading import load
 from supervisor.tui import keys
 from supervisor.tui.replay import ReplayApp
 from supervisor.tui.screens.logs.screen import LogsScreen
+from tests.hostile import check_harmless, hostile_session
 from tests.screens import recordings
 from tests.screens.screens import compare, named, press, running_app, text_of, type_key
 
@@ -129,5 +130,18 @@ def test_any_keys_in_any_order(player: Player) -> None:
                 await pilot.pause(0.002)
             text_of(app)
             assert app.is_running
+
+    asyncio.run(scenario())
+
+
+def test_names_and_texts_of_a_hostile_recording_are_text(tmp_path: Path) -> None:
+    recording = load(recordings.write(tmp_path / "job.rec", session=hostile_session()))
+    player = Player(recording, recording.end_ns, paused=True)
+
+    async def scenario() -> None:
+        app = ReplayApp(player)
+        async with running_app(app, (120, 40)) as pilot:
+            for key in "1234567":
+                check_harmless(await press(app, pilot, key))
 
     asyncio.run(scenario())

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.widgets import Input, Static
 
 from remote_agent.wire import Answer
 from supervisor.link.view import Notice
@@ -22,6 +23,7 @@ from supervisor.tui.dialogs.palette import CommandPalette
 from supervisor.tui.source import Source
 from supervisor.tui.widgets.lines import LineView
 from supervisor.tui.widgets.picker import Picker
+from tests.hostile import HOSTILE, check_harmless, hostile_session
 from tests.screens import recorded
 from tests.screens.screens import press, running, settle, text_of, type_key, until
 from tests.screens.test_snapshots import SCREENS, open_recording
@@ -204,21 +206,38 @@ def test_a_good_user_theme_is_taken(tmp_path: Path) -> None:
 
 def test_text_of_a_node_cannot_move_the_cursor_or_the_layout() -> None:
     async def scenario() -> None:
-        session = recorded.load("running_2x2")
-        evil = "a\x1b[2J\x1b]0;x\x07b\nc\td\u202eq [bold]e[/bold] 漢字😀"
-        session.status["nodes"][0]["reason"] = evil
+        session = hostile_session()
+        evil = f"owned{HOSTILE}\nc\td [bold]e[/bold] 漢字😀"
         session.status["plan"] = evil
-        session.status["script"]["script"] = evil
         session.events.append({"seq": 7, "time": "x", "type": evil, "generation": None, "node": evil, "detail": None})
-        session.hosts["n1"].error = evil
         session.incidents.append({"id": 1, "summary": evil, "evidence": [{"text": evil, "file": evil}], "victims": 3})
         session.notices.append(Notice(0, evil, "warning"))
         session.touch()
-        async with running(session, (90, 30)) as (app, pilot):
-            for key in "1234567":
-                text = await press(app, pilot, key)
-                assert "\x1b" not in text
-                assert "\u202e" not in text
+        async with running(session, (120, 40)) as (app, pilot):
+            for key in "12345678":
+                check_harmless(await press(app, pilot, key))
+
+    asyncio.run(scenario())
+
+
+def test_the_signal_of_the_first_failure_is_text_too() -> None:
+    async def scenario() -> None:
+        session = recorded.load("failed_4x2")
+        for node in session.status["nodes"]:
+            for rank in node["ranks"]:
+                rank["signal"] = f"SIG{HOSTILE}owned" if rank["state"] == "failed" else rank["signal"]
+        async with running(session, (160, 40)) as (app, pilot):
+            check_harmless("".join([await press(app, pilot, key) for key in "123"]))
+
+    asyncio.run(scenario())
+
+
+def test_no_widget_sends_a_control_character_whatever_text_it_is_given() -> None:
+    async def scenario() -> None:
+        async with running(recorded.load("running_2x2"), (100, 30)) as (app, pilot):
+            await app.mount(Static(f"owned{HOSTILE}|", markup=False), Input(value=f"owned{HOSTILE}"))
+            app.notify(f"owned{HOSTILE}", title=HOSTILE, markup=False)
+            check_harmless(await settle(app, pilot))
 
     asyncio.run(scenario())
 

@@ -25,6 +25,7 @@ from remote_agent.engine.engine import Engine
 from remote_agent.engine.launchers import own
 from remote_agent.engine.launchers.launcher import KILL_S, SWEEP_S, Context
 from remote_agent.engine.processes import Orphans, Worker
+from remote_agent.text.controls import escape_controls
 from remote_agent.wire import Channel
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ END_S = KILL_S + SWEEP_S + 5.0
 
 def say(job: str, text: str) -> None:
     """Print a message next to torchrun's own."""
-    sys.stderr.write(f"supervisor: job {job}: {text}\n")
+    sys.stderr.write(escape_controls(f"supervisor: job {job}: {text}\n"))
     sys.stderr.flush()
 
 

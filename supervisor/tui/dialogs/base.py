@@ -12,6 +12,7 @@ from textual import events, on
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
+from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Static
 
@@ -65,7 +66,7 @@ class Dialog(ModalScreen[T], inherit_bindings=False):
     def compose(self) -> ComposeResult:
         """Title and content in a box."""
         with Vertical(id="box") as box:
-            box.border_title = clean(self._title)
+            box.border_title = Content(clean(self._title))
             box.styles.width = self.inner_width + 6
             yield from self.content()
 

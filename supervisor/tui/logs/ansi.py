@@ -12,6 +12,7 @@ from typing import Final
 from rich.color import Color
 from rich.style import Style
 
+from remote_agent.text.controls import escape_all_but_colours
 from remote_agent.text.patterns import TooLong, within
 from remote_agent.text.rows import ESCAPE
 from supervisor.tui.rows.spans import Row, Span, clean, crop_row, row_width, text_of
@@ -60,13 +61,9 @@ def plain(raw: bytes) -> str:
 
 
 def coloured(raw: bytes) -> str:
-    """All of a line as text with its colours, without other control sequences."""
-    text, parts, start = last_state(decode(raw)), [], 0
-    for match in _ESCAPES.finditer(text):
-        parts.append(clean(_expand(text[start : match.start()])))
-        parts.append(match.group() if match.group(2) == "m" else "")
-        start = match.end()
-    return "".join([*parts, clean(_expand(text[start:])), "\x1b[m" if any(parts[1::2]) else ""])
+    """All of a line as text with its colours; other control sequences are shown as text."""
+    text = escape_all_but_colours(_expand(last_state(decode(raw)).replace("\n", " ")))
+    return f"{text}\x1b[m" if "\x1b" in text else text
 
 
 def parted(raw: bytes) -> int:

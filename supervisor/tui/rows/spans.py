@@ -13,6 +13,8 @@ from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
 from rich.style import Style
 
+from remote_agent.text.controls import escape_controls
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -23,19 +25,13 @@ Row = tuple[Span, ...]
 
 EMPTY: Final[Row] = ()
 
-# Control characters would move the cursor; marks that turn the writing direction would reorder a whole line.
-_TURNS = (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0xFEFF)
-_CONTROLS: Final = {
-    **dict.fromkeys((*range(32), *range(0x7F, 0xA0)), "·"),
-    **dict.fromkeys((9, 10, 13), " "),
-    **dict.fromkeys(_TURNS, ""),
-}
+_BREAKS: Final = {9: " ", 10: " ", 13: " "}
 
 
 def clean(text: object) -> str:
-    """Text of a node, safe to print: no control character, no change of writing direction, one line."""
+    """Text of a node, safe to print on one line: escapes for control characters and invisible marks."""
     plain = str(text)
-    return plain if plain.isascii() and plain.isprintable() else plain.translate(_CONTROLS)
+    return plain if plain.isprintable() else escape_controls(plain.translate(_BREAKS))
 
 
 def entries(value: object) -> list[Any]:
@@ -143,7 +139,7 @@ class Palette:
 
     def segments(self, row: Row, width: int, base: Style, overlay: str = "", more: str = "…") -> list[Segment]:
         """The row in exactly `width` cells on a base style; `overlay` is a role laid over the whole row."""
-        fitted, over = fit_row(row, width, more), self.style(overlay)
+        fitted, over = fit_row([(clean(text), role) for text, role in row], width, more), self.style(overlay)
         styles = {role: self._on(base, over, role) for role in {role for _, role in fitted}}
         return [Segment(text_of(spans), styles[role]) for role, spans in groupby(fitted, key=itemgetter(1))]
 
