@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.agent import orders
 from remote_agent.agent.coordinator_shell import Office
 from remote_agent.base import clocks
 from remote_agent.base.tasks import Tasks, within
@@ -410,7 +411,7 @@ class MemberLoop:
             return
         try:
             if op == "prepare":
-                done = await self.engine.call("prepare", args)
+                done = await self.engine.call("prepare", orders.prepare(self._context, args))
                 self.report("prepared", {"generation": generation, "port": done["port"]})
             else:
                 self.generation, self.running, self._reports = generation, generation, []
@@ -420,32 +421,11 @@ class MemberLoop:
                     self.report("idle", {"generation": generation, "exits": []})
                 # Else it was stopped before it began: a `go` may be read late, and the tree takes its time.
                 if self.running == generation:
-                    done = await self.engine.call("go", self._go_order(args), CALL_TIMEOUT_S * 6)
+                    done = await self.engine.call("go", orders.go(self._context, args), CALL_TIMEOUT_S * 6)
                     self.report("started", {"generation": generation, "ranks": done["ranks"]})
         except (OSError, Problem, WireError, asyncio.TimeoutError) as error:
             why = str(error) or "no answer in time"
             self.report("order_failed", {"generation": generation, "message": f"{op}: {why}"})
-
-    def _go_order(self, args: dict[str, Any]) -> dict[str, Any]:
-        """Return the coordinator's `go` with what this node knows; `set_env`: variables that operators have set."""
-        spec = self._context.spec
-        own = spec.node(self._context.node)
-        return {
-            **args,
-            "run_id": spec.job,
-            "role": spec.role,
-            "env": {**spec.env, **(own.env if own is not None else {}), **args.get("set_env", {})},
-            "cwd": self._context.workdir,
-            "kind": spec.kind,
-            "script": spec.script,
-            "args": list(spec.args),
-            "log_dir": str(self._context.files.generation(int(args["generation"]))),
-            "links": f"{spec.log_dir}/{spec.job}_{self._context.node}" if spec.log_dir else "",
-            "numa_binding": spec.numa_binding or "",
-            "signals_to_handle": spec.signals_to_handle or "",
-            "virtual_local_rank": spec.virtual_local_rank,
-            "shutdown_timeout": max(1, round(spec.stop_grace)),
-        }
 
     async def stop(self, args: dict[str, Any], margin_s: float | None = None) -> None:
         """End the workers up to a generation, and report this node idle; margin_s: what the engine has after grace."""

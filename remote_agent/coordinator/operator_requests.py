@@ -7,21 +7,17 @@ where one follows. A new verb is an input, its handler, and one line of VERBS.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from remote_agent.coordinator import code_version, formation, inputs, policy
+from remote_agent.coordinator import code_version, environment, formation, inputs, policy
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.transitions import Turn, stop_group
 from remote_agent.wire import NodeSpec, Problem
 from remote_agent.wire.events import EventType
 
 CORDONED = "cordoned: `supervisor uncordon` or `add` takes it in again"
-# The journal shows their values, so no other variable may be set this way: it could be a secret.
-SETTABLE = re.compile(r"(NCCL|TORCH|GLOO)_[A-Z0-9_]+")
-VALUE_MAX = 1024
 ACTIVE = (s.PREPARING, s.STARTING, s.RUNNING)
 Args = Mapping[str, Any]
 Named = tuple[str, inputs.Input]
@@ -63,12 +59,9 @@ def _set(turn: Turn, env: Mapping[str, str | None], operator: str) -> bool:
     """Take variables in, None: the launch's value holds again; returns whether nothing was refused."""
     state = turn.state
     for name, value in env.items():
-        if not SETTABLE.fullmatch(name):
-            hint = "secrets stay out of the journal: give others to `supervisor up --env`, or in HOSTS"
-            turn.refuse("not_settable", f"{name}: only NCCL_*, TORCH_* and GLOO_* can be set while a job runs", hint)
-            return False
-        if value is not None and (len(value) > VALUE_MAX or not value.isprintable()):
-            turn.refuse("not_settable", f"{name}: its value is longer than {VALUE_MAX} or not printable")
+        refused = environment.refusal(name, value)
+        if refused:
+            turn.refuse("not_settable", refused, "give it at the launch: `supervisor up --env`, or in HOSTS")
             return False
     changed = {**state.env, **env}
     kept = {name: value for name, value in changed.items() if value is not None}

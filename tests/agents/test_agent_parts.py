@@ -167,6 +167,21 @@ def test_a_go_that_is_read_after_the_lease_starts_nothing(tmp_path: Path) -> Non
     asyncio.run(check())
 
 
+def test_an_order_that_sets_what_may_run_a_program_starts_nothing(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            agent.context.ballot.follow(1, "n2")
+            evil = {"generation": 0, "tree": None, "set_env": {"PYTHONWARNINGS": "error", "BROWSER": "touch evil"}}
+            await agent.member.handler("n2")("order", {"op": "go", "args": evil, "term": 1}, b"")
+            agent.member._tasks.spawn(agent.member._carry_out_orders(), "orders")
+            await until(lambda: agent.member._reports)
+            (report,) = agent.member._reports
+            assert report["op"] == "order_failed"
+            assert "the coordinator's order is refused: PYTHONWARNINGS" in report["args"]["message"]
+
+    asyncio.run(check())
+
+
 def test_an_agent_that_ends_waits_once_for_all_who_do_not_answer(tmp_path: Path) -> None:
     async def check() -> None:
         async with agents(tmp_path, "n1") as (agent,):
