@@ -20,6 +20,7 @@ from supervisor.recording.file_format import read_time
 from supervisor.wording.events import PHASES, event_text, phases_of
 from supervisor.wording.events import line as event_row
 from supervisor.wording.incidents import incident_lines
+from supervisor.wording.status import condition_of
 from supervisor.wording.values import clock, one_line, safe
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ async def report(
         "script": script.get("script"),
         "args": list(script.get("args") or ()),
         "state": status.get("state"),
+        "condition": condition_of(status),
         "reason": status.get("failure") or ((ended or {}).get("detail") or {}).get("reason"),
         "started_at": status.get("started_at"),
         "ended_at": ended["time"] if ended else None,
@@ -231,10 +233,10 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def _header(report: Document) -> Iterator[list[str]]:
     nodes = report["nodes"]
     reason = f": {_cell(report['reason'])}" if report["reason"] else ""
-    yield ["how it ended", f"**{_cell(report['state'])}**{reason}"]
+    ended, lasted = report["ended_at"], report["lasted_s"]
+    yield ["how it ended" if ended else "now", f"**{_cell(report['condition'])}**{reason}"]
     yield ["script", _code(" ".join(map(str, (report["script"] or "?", *report["args"]))))]
     yield ["began", _cell(report["started_at"])]
-    ended, lasted = report["ended_at"], report["lasted_s"]
     yield ["ended", _cell(ended) if ended else "not yet"]
     yield ["lasted", _lasted(lasted)]
     yield ["nodes", f"{_cell(fold([node['name'] for node in nodes]))}, world size {_cell(report['world_size'])}"]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from remote_agent.base.tasks import Tasks
-from remote_agent.wire.events import EventType
+from remote_agent.wire.events import Condition, EventType
 
 ADDRESS = "127.0.0.1"
 REQUEST_S = 5.0
@@ -61,12 +61,6 @@ def render(status: Document) -> str:
     """Return the metrics of a status document; what is not known is left out."""
     nodes = status["nodes"]
     ranks = [(rank, {"rank": rank["rank"], "node": node["name"]}) for node in nodes for rank in node["ranks"]]
-    incident = status["incident"] or {}
-    hangs = (
-        status["state"] == "running"
-        and bool(incident.get("ongoing"))
-        and incident.get("generation") == status["generation"]
-    )
     families: tuple[Family, ...] = (
         ("job_state", "gauge", "1 for the state that the job is in.", _states(JOB_STATES, [status["state"]])),
         ("generation", "gauge", "The newest generation, -1 before the first.", [({}, status["generation"])]),
@@ -80,7 +74,7 @@ def render(status: Document) -> str:
             "Seconds since a rank's last output.",
             [(at, rank["last_output_age_s"]) for rank, at in ranks],
         ),
-        ("hang", "gauge", "1 while the group hangs.", [({}, int(hangs))]),
+        ("hang", "gauge", "1 while the group hangs.", [({}, int(status["condition"] == Condition.HUNG))]),
         *_vitals(nodes),
     )
     lines: list[str] = []

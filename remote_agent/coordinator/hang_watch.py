@@ -140,22 +140,27 @@ def _report(turn: Turn, stall: Stall) -> None:
         ranks_per_node=state.ranks_per_node(),
         now_ns=turn.wall_ns - int(age_s * 1e9),
     )
-    incident = stall_incident(stall, age_s, context)
+    incident = stall_incident(stall, context)
     first = stall.first if stall.waits else None
-    left_s = gives_up_in(stall, age_s)
     hang = {
-        "summary": incident.summary,
         "missing": missing_of(stall),
         "group": first.group if first is not None else "",
         "seq": first.seq if first is not None else 0,
-        "gives_up": None if left_s is None else iso_time(turn.wall_ns + int(left_s * 1e9)),
     }
-    turn.set(
-        incidents=number,
-        incident={**incident.to_json(), "ongoing": True},
-        watch=dataclasses.replace(state.watch, hang=hang, hang_at=turn.now),
+    turn.set(incidents=number, watch=dataclasses.replace(state.watch, hang=hang, hang_at=turn.now))
+    # Times, not durations: whoever shows them knows what time it is then.
+    turn.emit(
+        EventType.INCIDENT,
+        **incident.to_json(),
+        fingerprint=incident.fingerprint,
+        ongoing=True,
+        times_out_at=_later(turn, gives_up_in(stall, age_s)),
+        restarts_at=_later(turn, state.spec.hang_restart or None),
     )
-    turn.emit(EventType.INCIDENT, **incident.to_json(), fingerprint=incident.fingerprint, ongoing=True)
+
+
+def _later(turn: Turn, seconds: float | None) -> str | None:
+    return None if seconds is None else iso_time(turn.wall_ns + int(seconds * 1e9))
 
 
 def _resolved(turn: Turn) -> None:
@@ -164,19 +169,5 @@ def _resolved(turn: Turn) -> None:
     waited_s = turn.now - watch.since
     reason = f"training resumed after {waited_s:.0f} s"
     turn.emit(EventType.HANG_OVER, reason=reason, waited_s=round(waited_s, 1))
-    turn.set(
-        incident={**(turn.state.incident or {}), "ongoing": False},
-        watch=dataclasses.replace(watch, hang=None, key="", since=turn.now, longest_s=max(watch.longest_s, waited_s)),
-    )
-
-
-def plan(state: s.State) -> str | None:
-    """Return what follows a hang, while it lasts."""
-    if state.watch.hang is None or state.phase != s.RUNNING:
-        return None
-    allowed = state.spec.hang_restart
-    if allowed:
-        return f"the group restarts if this lasts {allowed:g} s"
-    gives_up = state.watch.hang["gives_up"]
-    until = f"; torch times out at {gives_up}" if gives_up else ""
-    return f"waiting for you{until}; `supervisor restart` starts the group again from its snapshot"
+    longest_s = max(watch.longest_s, waited_s)
+    turn.set(watch=dataclasses.replace(watch, hang=None, key="", since=turn.now, longest_s=longest_s))

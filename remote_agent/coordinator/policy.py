@@ -89,7 +89,7 @@ def _is_failure(state: s.State) -> bool:
 
 
 def _report(turn: Turn, incident: Incident) -> Incident:
-    turn.set(incidents=incident.id, incident=incident.to_json())
+    turn.set(incidents=incident.id)
     turn.emit(EventType.INCIDENT, **incident.to_json(), fingerprint=incident.fingerprint)
     return incident
 

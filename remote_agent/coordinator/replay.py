@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.coordinator import state as s
+from remote_agent.diagnose.incidents import after_event
 from remote_agent.wire import FIRST_TERM, JobSpec, NodeSpec
 from remote_agent.wire.events import EventType
 
@@ -78,7 +79,8 @@ def _empty(spec: JobSpec, me: str) -> s.State:
 
 
 def _apply(state: s.State, record: Record) -> s.State:
-    state = replace(state, term=max(state.term, int(record.get("term", 0))))
+    incident = after_event(state.incident, record)
+    state = replace(state, term=max(state.term, int(record.get("term", 0))), incident=incident)
     apply = FOLDS.get(record["type"])
     return state if apply is None else apply(state, record)
 
@@ -229,10 +231,7 @@ FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
     ),
     EventType.ENVIRONMENT_SET: _environment_set,
     EventType.TREE_CHANGED: _tree_changed,
-    EventType.INCIDENT: lambda state, record: replace(
-        state, incidents=state.incidents + 1, incident=dict(record["detail"])
-    ),
-    EventType.HANG_OVER: lambda state, _: replace(state, incident={**(state.incident or {}), "ongoing": False}),
+    EventType.INCIDENT: lambda state, _: replace(state, incidents=state.incidents + 1),
     EventType.WARNING: _warning,
     EventType.JOB_SUCCEEDED: _ended,
     EventType.JOB_FAILED: _ended,

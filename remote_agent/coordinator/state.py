@@ -88,7 +88,7 @@ class Watch:
     """What delays the group, since `since`; empty: nothing."""
     since: float = 0.0
     hang: Mapping[str, Any] | None = None
-    """summary, missing, group, seq and gives_up of the hang in the journal, while it lasts."""
+    """missing, group and seq of the hang in the journal, while it lasts."""
     hang_at: float = 0.0
     longest_s: float = 0.0
     """The longest wait that looked like a hang and was none."""

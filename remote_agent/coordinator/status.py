@@ -9,9 +9,10 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.coordinator import code_version, hang_watch, replay
+from remote_agent.coordinator import code_version, replay
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.formation import shortage
+from remote_agent.wire.events import Condition
 from remote_agent.wire.status_diff import changes
 
 if TYPE_CHECKING:
@@ -34,8 +35,53 @@ def job_state(state: s.State) -> str:
     return "starting" if state.generation <= 0 and not state.marks.get("stop") else "restarting"
 
 
+def condition(state: s.State) -> Condition:
+    """Return what the job is doing: the only rule for every screen, document and report."""
+    stops_for_good = state.cause == "failure" and state.restarts >= state.spec.max_restarts
+    if state.phase == s.ENDED:
+        # Without an end, the role is being handed over.
+        return Condition(state.ended or Condition.RESTARTING)
+    if state.cause == "stop" or (state.phase == s.STOPPING and stops_for_good):
+        return Condition.STOPPING
+    if state.phase == s.STOPPING:
+        return Condition.RESTARTING
+    if state.phase == s.RUNNING:
+        return _condition_of_group(state)
+    if state.phase == s.FORMING and state.alone_since is not None:
+        return Condition.DEGRADED
+    return Condition.LAUNCHING if state.generation <= 0 else Condition.RESTARTING
+
+
+def _condition_of_group(state: s.State) -> Condition:
+    incident = state.incident or {}
+    if incident.get("ongoing") and incident.get("generation") == state.generation:
+        return Condition.HUNG
+    if _is_importing(state):
+        return Condition.IMPORTING
+    return Condition.DEGRADED if len(state.members) < _wanted_nodes(state) else Condition.RUNNING
+
+
+def _is_importing(state: s.State) -> bool:
+    """Whether the ranks of a running group have shown nothing yet, for as long as imports may take."""
+    began, watch = state.marks.get("running"), state.watch
+    # The journal alone does not show it.
+    if began is None or state.ticked is None or state.ticked - began > SILENT_AFTER_S:
+        return False
+    return not state.stepped and watch.moved_at <= began and not any(one["groups"] for one in watch.now.values())
+
+
+def _wanted_nodes(state: s.State) -> int:
+    """Return how many nodes the group would have if all were well; what operators took out is not wanted."""
+    wanted = [
+        name
+        for name, node in state.nodes.items()
+        if name in state.members or not (node.cordoned or node.spec.spare or node.status == "removed")
+    ]
+    return min(state.spec.max_nodes, len(wanted))
+
+
 def document(state: s.State, facts: Facts, coordinator: str | None, now: float | None = None) -> dict[str, Any]:
-    """Return `status --json`; facts by node: agent_pid, clock_offset_ms, clock_error_ms, generation, vitals,
+    """Return the status document; facts by node: agent_pid, clock_offset_ms, clock_error_ms, generation, vitals,
     ranks {rank: {step, …}}.
 
     now: makes vitals as much older as it is after a node's `heard_at`.
@@ -47,6 +93,7 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
     return {
         "job": state.spec.job,
         "state": job_state(state),
+        "condition": str(condition(state)),
         "generation": state.generation,
         "restarts": state.restarts,
         "max_restarts": state.spec.max_restarts,
@@ -183,8 +230,6 @@ def _plan(state: s.State) -> str | None:
     if state.phase in (s.PREPARING, s.STARTING):
         where = f"{' '.join(state.members)}{_meeting(state)}"
         return f"starting generation {state.generation} on {where}{code_version.origin(state)}"
-    if (hang := hang_watch.plan(state)) is not None:
-        return hang
     strangers = (state.world_size or 0) - len(state.ranks)
     if state.phase == s.RUNNING and strangers > 0:
         return f"{strangers} of {state.world_size} ranks are not ours: other agents of torch joined{_meeting(state)}"

@@ -9,6 +9,7 @@ import dataclasses
 from typing import Any
 
 from remote_agent.coordinator import state as s
+from remote_agent.diagnose.incidents import after_event, iso_time
 from remote_agent.wire.events import EventType
 
 # A node that is lost this often in this time is left out until an operator adds it again.
@@ -52,8 +53,11 @@ class Turn:
         self.set(marks={**self.state.marks, name: self.now})
 
     def emit(self, kind: EventType, /, *, node: str | None = None, rank: int | None = None, **detail: Any) -> None:
-        """Write a fact to the journal."""
-        self.commands.append(s.Emit(kind, self.state.generation, node, rank, detail))
+        """Write a fact to the journal; the newest incident changes with it, as in a state read from the journal."""
+        generation, time = self.state.generation, iso_time(self.wall_ns)
+        self.commands.append(s.Emit(kind, generation, node, rank, detail))
+        record = {"type": kind, "generation": generation, "time": time, "detail": detail}
+        self.set(incident=after_event(self.state.incident, record))
 
     def warn(self, node: str, rank: int | None, kind: str, message: str) -> None:
         """Write to the journal what is no failure: of a rank, or of a node, each kind once, and not of all in many."""

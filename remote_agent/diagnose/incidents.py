@@ -10,7 +10,13 @@ import datetime
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from remote_agent.wire.events import HANG_ENDED_EVENTS, EventType
+from remote_agent.wire.events import ENDED_EVENTS, EventType, label
+
+# The states of an incident.
+OPEN, HEALED, OVER = "open", "healed", "over"
+_OPENED: Mapping[str, Any] = {"state": OPEN, "ended_at": None, "over": None}
+# Events that end an incident, or a hang.
+_CHANGES = frozenset({EventType.HANG_OVER, EventType.GENERATION_STOPPED, EventType.GENERATION_RUNNING, *ENDED_EVENTS})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,16 +84,36 @@ class Incident:
 
 
 def incidents_in(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the incidents of a journal; those of a hang also say whether it is `ongoing`, and why it is `over`."""
+    """Return the incidents of a journal, each as it stands after the last record (see `after_event`)."""
     incidents: list[dict[str, Any]] = []
     for record in records:
-        detail = record["detail"]
-        if record["type"] == EventType.INCIDENT:
-            incidents.append({key: value for key, value in detail.items() if key != "fingerprint"})
-        elif incidents and incidents[-1].get("ongoing") and record["type"] in HANG_ENDED_EVENTS:
-            over = detail.get("reason") or detail.get("cause")
-            incidents[-1] = {**incidents[-1], "ongoing": False, "over": over}
+        kind = record["type"]
+        if kind in _CHANGES:
+            incidents = [after_event(each, record) or each for each in incidents]
+        if kind == EventType.INCIDENT:
+            incidents += filter(None, [after_event(None, record)])
     return incidents
+
+
+def after_event(incident: dict[str, Any] | None, record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the newest incident of a job after one more record of its journal (type, generation, time, detail).
+
+    state: `open` until training continues (`healed`) or the job ends (`over`); ended_at: when that was; over: why.
+    A hang also has `ongoing`: false once its ranks made progress again, or were stopped.
+    """
+    kind, detail = record["type"], record["detail"]
+    if kind == EventType.INCIDENT:
+        return {**{key: value for key, value in detail.items() if key != "fingerprint"}, **_OPENED}
+    if incident is None or kind not in _CHANGES or incident["state"] != OPEN:
+        return incident
+    changed = dict(incident)
+    if incident.get("ongoing"):
+        changed.update(ongoing=False, over=detail.get("reason") or detail.get("cause"))
+    if kind != EventType.GENERATION_STOPPED:
+        healed = kind in (EventType.HANG_OVER, EventType.GENERATION_RUNNING, EventType.JOB_SUCCEEDED)
+        why = f"generation {record['generation']} is running" if kind == EventType.GENERATION_RUNNING else label(kind)
+        changed.update(state=HEALED if healed else OVER, ended_at=record["time"], over=changed["over"] or why)
+    return changed
 
 
 def iso_time(t_ns: int) -> str:

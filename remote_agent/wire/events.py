@@ -1,7 +1,7 @@
-"""Journal events: their types, the plain words of each type, and the states in which a job has ended.
+"""Journal events: their types, the plain words of each type; the conditions of a job, and those in which it has ended.
 
-In: nothing. Out: `EventType`, `JournalEvent`, `label`, the ended states. The texts with an event's details are in
-supervisor/wording/events.py.
+In: nothing. Out: `EventType`, `JournalEvent`, `label`, `Condition`, the ended states. The texts with an event's details
+are in supervisor/wording/events.py.
 """
 
 from __future__ import annotations
@@ -74,11 +74,32 @@ _LABELS: Mapping[str, str] = {
     EventType.TREE_CHANGED: "work tree changed",
 }
 
+
+class Condition(str, Enum):
+    """What a job is doing: finer than the `state` of the contract, and for people."""
+
+    LAUNCHING = "launching"
+    IMPORTING = "importing"
+    """The ranks have started; none has printed anything or reached a collective."""
+    RUNNING = "running"
+    DEGRADED = "degraded"
+    """The group runs with fewer nodes than wanted, or waits for nodes."""
+    HUNG = "hung"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"
+    """No group follows."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    def __str__(self) -> str:
+        """Return the value: the same text under every version of Python."""
+        return str(self.value)
+
+
 # A job in one of these states never changes again.
 ENDED_STATES = frozenset({"succeeded", "failed", "stopped"})
 ENDED_EVENTS = frozenset({EventType.JOB_SUCCEEDED, EventType.JOB_FAILED, EventType.JOB_STOPPED})
-# A hang is over when the ranks make progress again, or their group has stopped.
-HANG_ENDED_EVENTS = frozenset({EventType.HANG_OVER, EventType.GENERATION_STOPPED, *ENDED_EVENTS})
 
 
 def label(kind: object) -> str:

@@ -216,7 +216,9 @@ def _lasting(status: Mapping[str, Any]) -> object:
         for node in status.get("nodes", ())
         for rank in (node.get("ranks") or [{}])
     ]
-    return status.get("state"), status.get("generation"), status.get("plan"), ranks
+    incident = status.get("incident") or {}
+    known = (status.get(key) for key in ("state", "condition", "generation", "plan"))
+    return *known, incident.get("id"), incident.get("state"), incident.get("ongoing"), ranks
 
 
 def status_rows(

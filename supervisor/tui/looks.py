@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from remote_agent.wire.events import Condition
+
 
 class Look(NamedTuple):
     """How one state is shown."""
@@ -38,13 +40,16 @@ NODES: Final[dict[str, Look]] = {
     "spare": Look("○", "o", "spare", "off"),
 }
 JOBS: Final[dict[str, Look]] = {
-    "starting": Look("~", "~", "STARTING", "start"),
-    "running": Look("●", "*", "RUNNING", "ok"),
-    "restarting": Look("~", "~", "RESTARTING", "warn"),
-    "degraded": Look("!", "!", "DEGRADED", "warn"),
-    "succeeded": Look("✓", "+", "SUCCEEDED", "done"),
-    "failed": Look("X", "X", "FAILED", "bad"),
-    "stopped": Look("□", "o", "STOPPED", "off"),
+    Condition.LAUNCHING: Look("~", "~", "LAUNCHING", "start"),
+    Condition.IMPORTING: Look("~", "~", "IMPORTING", "start"),
+    Condition.RUNNING: Look("●", "*", "RUNNING", "ok"),
+    Condition.DEGRADED: Look("!", "!", "DEGRADED", "warn"),
+    Condition.HUNG: Look("?", "?", "HUNG", "hung"),
+    Condition.RESTARTING: Look("~", "~", "RESTARTING", "warn"),
+    Condition.STOPPING: Look("↓", "v", "STOPPING", "warn"),
+    Condition.SUCCEEDED: Look("✓", "+", "SUCCEEDED", "done"),
+    Condition.FAILED: Look("X", "X", "FAILED", "bad"),
+    Condition.STOPPED: Look("□", "o", "STOPPED", "off"),
 }
 UNKNOWN: Final = Look("-", "-", "unknown", "off")
 NO_LINK: Final = Look("-", "-", "no link", "off")

@@ -11,11 +11,11 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from remote_agent.wire.events import EventType
 from supervisor.errors import EXIT_STATUS, LaunchFailed
 from supervisor.tui import looks
 from supervisor.tui.rows.spans import entries, whole_numbers
 from supervisor.wording import usage
+from supervisor.wording.status import condition_of, next_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -172,6 +172,8 @@ class Snapshot:
     job: str
     state: str
     """A job state of the contract, or "" before the first status."""
+    condition: str
+    """What the job is doing, in the status document's word; "" before the first status."""
     generation: int | None
     restarts: int
     max_restarts: int | None
@@ -181,7 +183,8 @@ class Snapshot:
     started_at: str
     nodes: tuple[NodeRow, ...]
     incident: Json | None
-    plan: str
+    status: Json
+    """The document that all this is from."""
     failure: str
     """Why the job failed, in words."""
     problem: str
@@ -193,8 +196,6 @@ class Snapshot:
     ended: bool
     stale: bool
     """The status is too old to be shown as current."""
-    ran: int = -1
-    """The newest generation that has run: an incident of one before it is history."""
 
     @cached_property
     def ranks(self) -> tuple[RankRow, ...]:
@@ -219,7 +220,11 @@ class Snapshot:
     @property
     def look(self) -> looks.Look:
         """How the state of the job is shown."""
-        return looks.JOBS.get(self.state, looks.UNKNOWN)
+        return looks.JOBS.get(self.condition, looks.UNKNOWN)
+
+    def next_step(self, now_s: float) -> str:
+        """What happens next where that is not obvious; it counts, so it is made when it is drawn."""
+        return next_step(self.status, now_s)
 
     @property
     def exit_status(self) -> int | None:
@@ -244,10 +249,6 @@ def take(source: Source) -> Snapshot:
     """The session at this moment."""
     stale = source.status_age_s > STALE_S and not source.ended
     snapshot = build(source.status, source.hosts, source.incidents, job=source.job, ended=source.ended, stale=stale)
-    ran: Json = next(
-        (event for event in reversed(source.events) if event.get("type") == EventType.GENERATION_RUNNING), {}
-    )
-    snapshot = dataclasses.replace(snapshot, ran=-1 if (newest := _int(ran.get("generation"))) is None else newest)
     failure = source.failure
     if failure is None or snapshot.state:
         return dataclasses.replace(snapshot, bringing_up=source.launching)
@@ -273,6 +274,7 @@ def build(
     return Snapshot(
         job=str(status.get("job") or job or ""),
         state=str(status.get("state") or ""),
+        condition=condition_of(status),
         generation=generation,
         restarts=_int(status.get("restarts")) or 0,
         max_restarts=_int(status.get("max_restarts")),
@@ -282,7 +284,7 @@ def build(
         started_at=str(status.get("started_at") or ""),
         nodes=tuple(_node(name, documents.get(name), hosts.get(name), parts) for name in names),
         incident=incident,
-        plan=str(status.get("plan") or ""),
+        status=status,
         failure=str(status.get("failure") or ""),
         problem="",
         hint="",

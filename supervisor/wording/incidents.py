@@ -1,4 +1,4 @@
-"""Incidents as text: the cause of a failure, its victims and evidence, and what to do. Pure.
+"""Incidents as text: the cause of a failure, its victims and evidence, what became of it, and what to do. Pure.
 
 In: incident documents. Out: text without colour, one fact a line; display names of categories and confidence.
 """
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from remote_agent.text.names import name_ranks
-from supervisor.wording.events import exit_text
-from supervisor.wording.values import clock, one_line, or_dash, safe
+from supervisor.wording.events import CAUSES, exit_text
+from supervisor.wording.values import clock, elapsed, local_time, one_line, or_dash, safe
 
 if TYPE_CHECKING:
     from supervisor.wording.events import Document
@@ -51,13 +51,89 @@ def category_text(category: object) -> str:
     return CATEGORIES.get(str(category or "other")) or one_line(category).replace("_", " ")
 
 
+def is_hang(incident: Document) -> bool:
+    """Whether an incident of a job is a hang: its ranks waited, and none had failed."""
+    return "ongoing" in incident
+
+
+def is_open(incident: Document) -> bool:
+    """Whether the job has not recovered from an incident, and has not ended."""
+    return incident.get("state") == "open"
+
+
+def advice(incident: Document) -> str:
+    """Return what to do about an incident; nothing about a hang that has ended."""
+    return "" if is_hang(incident) and not incident["ongoing"] else str(incident.get("hint") or "")
+
+
+def culprit(incident: Document) -> str:
+    """Return the ranks, or the node, that an incident began with: `rank 3 on n2`; "" where none is named."""
+    ranks, node = incident.get("culprit_ranks") or (), incident.get("culprit_node")
+    where = f" on {one_line(node)}" if node else ""
+    return f"{name_ranks(ranks)}{where}" if ranks else f"node {one_line(node)}" if node else ""
+
+
+def standing(incident: Document, now_s: float | None = None, *, utc: bool = False) -> str:
+    """Return what has become of an incident: `healed 12 s ago: training resumed after 143 s`.
+
+    now_s: Unix time, for a screen that counts; without it the text has times of day. "" for a failure that is open,
+    and for a document of `diagnose`.
+    """
+    state = incident.get("state")
+    if incident.get("ongoing"):
+        lasts = f"for {_ago(incident.get('time'), now_s)}" if now_s else f"since {clock(incident.get('time'), utc=utc)}"
+        return f"hangs {lasts}{_times_out(incident, now_s, utc)}"
+    why = f": {CAUSES.get(str(incident['over']), one_line(incident['over']))}" if incident.get("over") else ""
+    if state not in ("healed", "over"):
+        return f"hang ended{why}" if why else ""
+    ended = incident.get("ended_at")
+    if now_s:
+        return f"{state} {_ago(ended, now_s)} ago{why}"
+    return f"{state} at {clock(ended, utc=utc)}{why}"
+
+
+def healed_note(incident: Document, now_s: float) -> str:
+    """Return the last incident of a job that recovered, in a few words: `healed 12 s ago: rank 3 on n2, hang`."""
+    who = culprit(incident)
+    kind = category_text(incident.get("category"))
+    return f"healed {_ago(incident.get('ended_at'), now_s)} ago: {who + ', ' if who else ''}{kind}"
+
+
+def hang_step(incident: Document, now_s: float | None = None) -> str:
+    """Return what follows a hang that lasts; now_s as in `standing`."""
+    if incident.get("restarts_at"):
+        return f"the group restarts {_at(incident['restarts_at'], now_s)} if the hang lasts"
+    # A screen has keys for that.
+    advice = "" if now_s else "; `supervisor restart` starts the group again from its snapshot"
+    return f"waiting for you{_times_out(incident, now_s)}{advice}"
+
+
+def _times_out(incident: Document, now_s: float | None, utc: bool = False) -> str:
+    at = incident.get("times_out_at")
+    return f"; torch times out {_at(at, now_s, utc)}" if at else ""
+
+
+def _at(stamp: object, now_s: float | None, utc: bool = False) -> str:
+    """Return a time that is to come: `in 29 min 5 s (18:22)`, or without now_s `at 18:22:11`."""
+    time = local_time(stamp)
+    if now_s is None or time is None:
+        return f"at {clock(stamp, utc=utc)}"
+    return f"in {elapsed(time.timestamp() - now_s)} ({time:%H:%M})"
+
+
+def _ago(stamp: object, now_s: float) -> str:
+    time = local_time(stamp)
+    return "-" if time is None else elapsed(now_s - time.timestamp())
+
+
 def incident_lines(incident: Document, *, traceback: bool = True, utc: bool = False) -> list[str]:
     """Return an incident in lines: summary, cause, evidence, traceback, victims, hint."""
     generation = or_dash(incident.get("generation"))
+    named = f"culprit: {who}" if (who := culprit(incident)) else "no culprit named"
     lines = [
         f"incident {incident.get('id')}  generation {generation}  {clock(incident.get('time'), millis=True, utc=utc)}",
         f"  {one_line(incident.get('summary'))}",
-        f"  {category_text(incident.get('category'))}, {incident.get('confidence') or 'unknown'}; {_culprit(incident)}",
+        f"  {category_text(incident.get('category'))}, {incident.get('confidence') or 'unknown'}; {named}",
     ]
     end: Document = incident.get("exit") or {}
     if end.get("code") is not None or end.get("signal"):
@@ -71,18 +147,11 @@ def incident_lines(incident: Document, *, traceback: bool = True, utc: bool = Fa
     for victim in incident.get("victims") or ():
         ranks, category = victim.get("ranks") or (), category_text(victim.get("category"))
         lines.append(f"  victims: {name_ranks(ranks)}: {category}: {one_line(victim.get('summary'))}")
-    if incident.get("over"):
-        lines.append(f"  over: {one_line(incident['over'])}")
-    elif incident.get("hint"):
-        lines.append(f"  hint: {one_line(incident['hint'])}")
+    if now := standing(incident, utc=utc):
+        lines.append(f"  state: {now}")
+    if hint := advice(incident):
+        lines.append(f"  hint: {one_line(hint)}")
     return lines
-
-
-def _culprit(incident: Document) -> str:
-    ranks = incident.get("culprit_ranks") or ()
-    node = incident.get("culprit_node")
-    where = f" on {one_line(node)}" if node else ""
-    return f"culprit: {name_ranks(ranks)}{where}" if ranks or node else "no culprit named"
 
 
 def _missing(missing: Document | None) -> list[str]:

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.text.names import ranges
-from remote_agent.wire.events import ENDED_STATES
+from remote_agent.wire.events import ENDED_STATES, Condition
 from supervisor.inventory.pattern import fold
 from supervisor.wording import usage
 from supervisor.wording.events import variables
+from supervisor.wording.incidents import hang_step, standing
 from supervisor.wording.values import age, date, date_ns, one_line, or_dash, table
 
 if TYPE_CHECKING:
@@ -24,11 +25,22 @@ Document = Mapping[str, Any]
 MAX_HOSTS = 12
 
 
+def condition_of(status: Document) -> str:
+    """Return what the job is doing: launching, importing, running, degraded, hung, restarting, stopping, or its end."""
+    return str(status.get("condition") or status.get("state") or "")
+
+
+def next_step(status: Document, now_s: float | None = None) -> str:
+    """Return what happens next where that is not obvious; now_s: Unix time, for a screen that counts."""
+    incident = status.get("incident") or {}
+    return hang_step(incident, now_s) if condition_of(status) == Condition.HUNG else str(status.get("plan") or "")
+
+
 def header(status: Document) -> str:
     """Return the job in one line."""
     parts = [
         f"job {status.get('job')}",
-        str(status.get("state")),
+        condition_of(status) or "-",
         f"generation {status.get('generation')}",
         f"world size {status.get('world_size')}",
         f"restarts {status.get('restarts')}/{status.get('max_restarts')}",
@@ -86,7 +98,8 @@ def rank_rows(status: Document) -> list[list[str]]:
 
 def status_tail(status: Document) -> list[str]:
     """Return the lines below the tables: what happens next, how the job ended, the newest incident."""
-    lines = [f"next: {one_line(status['plan'])}"] if status.get("plan") else []
+    following = next_step(status)
+    lines = [f"next: {one_line(following)}"] if following else []
     if status.get("environment"):
         lines.append(f"set by operators: {one_line(environment(status))}")
     if (tree := status.get("tree")) and tree.get("previous"):
@@ -95,8 +108,8 @@ def status_tail(status: Document) -> list[str]:
         lines.append(f"failed: {one_line(status['failure'])}")
     incident = status.get("incident")
     if incident:
-        over = " (over)" if incident.get("ongoing") is False else ""
-        lines.append(f"incident {incident.get('id')}{over}: {one_line(incident.get('summary'))}")
+        now = f" ({text})" if (text := standing(incident)) else ""
+        lines.append(f"incident {incident.get('id')}{now}: {one_line(incident.get('summary'))}")
     for one in status.get("warnings") or ():
         who = one["node"] if one["rank"] is None else f"rank {one['rank']}"
         lines.append(f"warning: {who}: {one_line(one['message'])}")

@@ -64,6 +64,12 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
+def elapsed(seconds: float) -> str:
+    """Return a duration that counts up or down on a screen, in whole seconds: `32 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = max(0, int(seconds))
+    return f"{whole} s" if whole < 60 else duration(whole)
+
+
 def age(seconds: object) -> str:
     """Return an age in at most six characters: `0.2 s`, `42 s`, `3 min`, `2 h`, `3 d`."""
     if not isinstance(seconds, (int, float)):

@@ -257,7 +257,7 @@ def test_the_metrics_of_what_is_used() -> None:
     progress = {"loss": "nan", "rate": 96021.0, "unit": "tok/s", "steps_s": 2.5, "lag": 0}
     rank = {"rank": 3, "state": "running", "step": 1, "last_output_age_s": 1, "progress": progress}
     node = {"name": "n1", "state": "running", "ranks": [{**rank, "vitals": {"cpu": 150.0, "rss": 7}}], "vitals": vitals}
-    status = {"job": "j", "state": "running", "generation": 0, "restarts": 0, "incident": None, "nodes": [node]}
+    status = {"job": "j", "state": "running", "generation": 0, "restarts": 0, "nodes": [node], "condition": "running"}
     told = {line for line in render(status).splitlines() if "node=" in line and "last_output" not in line}
     own, at = 'job="j",node="n1"', 'job="j",rank="3",node="n1"'
     assert told == {
@@ -289,7 +289,7 @@ def test_the_metrics_of_a_status() -> None:
     new = {"rank": 4, "state": "running", "step": None, "last_output_age_s": None}
     status = {
         "job": 'a"b\\', "state": "running", "generation": 2, "restarts": 1,
-        "incident": {"ongoing": True, "generation": 2},
+        "condition": "hung",
         "nodes": [
             {"name": "n1", "state": "running", "ranks": [rank, new]}, {"name": "n2", "state": "lost", "ranks": []},
         ],
@@ -310,5 +310,5 @@ def test_the_metrics_of_a_status() -> None:
     ):
         assert f"supervisor_{name} {value}" in samples
     assert not [line for line in samples if 'rank="4"' in line]
-    over = render({**status, "incident": {"ongoing": True, "generation": 1}})
+    over = render({**status, "condition": "running"})
     assert f"supervisor_hang{{{job}}} 0\n" in over

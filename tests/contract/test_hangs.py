@@ -71,7 +71,7 @@ def check_evidence(mode: str, incident: dict[str, Any], files: Path) -> None:
         assert lines[-1][2].startswith("1 x child process pt_data_worker sleeps")
         assert lines[-1][2].endswith("in __getitem__") or not PY_SPY
     if mode == "thread":
-        assert "(gloo timeout in 29 min" in incident["summary"], incident
+        assert incident["times_out_at"] > incident["time"], incident
         file, number, text = lines[0]
         said = (files / file).read_text().splitlines()
         assert said[number - 1] == text == "ZeroDivisionError: integer division or modulo by zero"
@@ -82,7 +82,7 @@ async def a_port_that_is_blocked_is_told_and_not_called_a_hang_of_all(nodes: Nod
     incident = (await nodes.until("incident", generation=generation))["detail"]
     assert (incident["category"], incident["culprit_node"]) == ("rendezvous_timeout", "n1"), incident
     assert "rank 1 (n1): no answer from 127.0.0.1:" in incident["summary"]
-    assert "rank 0 is waiting in init_process_group" in incident["summary"]
+    assert "rank 0 waiting in init_process_group" in incident["summary"]
 
 
 # They need nobody, and no torch.
@@ -112,7 +112,8 @@ def test_a_stopped_rank_is_named_and_its_return_noticed(tmp_path: Path) -> None:
             assert (warning["node"], warning["rank"]) == ("n1", 0)
             assert warning["detail"]["message"].startswith("loss is nan, about step ")
             await nodes.until("hang_over")
-            assert (await nodes.call("n1", "status"))["plan"] is None
+            healed = (await nodes.call("n1", "status"))["incident"]
+            assert (healed["state"], healed["ongoing"]) == ("healed", False)
 
     asyncio.run(check())
 
@@ -151,7 +152,7 @@ def test_an_exception_that_ends_the_script_while_a_thread_keeps_its_process_is_s
             incident = (await nodes.until("incident"))["detail"]
             assert (incident["category"], incident["culprit_ranks"]) == ("user_exception", [1]), incident
             assert "the script failed with ValueError: no more shards in " in incident["summary"]
-            assert "Python waits for its other threads at threading.py" in incident["summary"]
+            assert "Python waiting for its other threads at threading.py" in incident["summary"]
             line = incident["evidence"][0]
             said = (nodes.journal("n1").parent / line["file"]).read_text().splitlines()
             assert line["text"] == "ValueError: no more shards"

@@ -119,6 +119,38 @@ def test_status_shows_the_job_nodes_ranks_and_incident() -> None:
     assert "next: waiting for nodes" in text
 
 
+HANG: dict[str, Any] = {
+    **INCIDENT, "summary": "rank 3 (n2): stopped by a signal", "hint": "kill -CONT resumes it", "ongoing": True,
+    "times_out_at": "2026-11-20T10:30:00.000Z", "restarts_at": None, "state": "open", "ended_at": None, "over": None,
+}  # fmt: skip
+HEALED = {
+    **HANG, "ongoing": False, "state": "healed", "ended_at": "2026-11-20T10:02:23.000Z",
+    "over": "training resumed after 143 s",
+}  # fmt: skip
+
+
+def test_a_hang_has_times_of_day_where_the_text_stays() -> None:
+    status = {**STATUS, "condition": "hung", "incident": HANG}
+    text = "\n".join(status_lines(status))
+    assert text.startswith("job train-k3f9  hung  ")
+    assert "next: waiting for you; torch times out at 10:30:00; `supervisor restart` starts" in text
+    assert "incident 1 (hangs since 10:00:00; torch times out at 10:30:00): rank 3 (n2)" in text
+    assert "  hint: kill -CONT" in "\n".join(incident_lines(HANG))
+
+
+def test_what_has_healed_is_told_in_the_past_without_advice() -> None:
+    text = "\n".join([*status_lines({**STATUS, "condition": "running", "incident": HEALED}), *incident_lines(HEALED)])
+    assert "incident 1 (healed at 10:02:23: training resumed after 143 s): rank 3" in text
+    assert "  state: healed at 10:02:23: training resumed after 143 s" in text
+    for now in ("kill -CONT", "waiting for you", "times out"):
+        assert now not in text
+    failure = {**INCIDENT, "state": "healed", "ended_at": "2026-11-20T10:01:00.000Z", "over": "generation 1 is running"}
+    lines = incident_lines(failure)
+    assert lines[-2:] == ["  state: healed at 10:01:00: generation 1 is running", "  hint: lower the batch size"]
+    stopped = {**HANG, "ongoing": False, "over": "restart"}
+    assert "  state: hang ended: restart by an operator" in incident_lines(stopped)
+
+
 def test_status_of_a_job_that_has_just_begun() -> None:
     lines = status_lines({"job": "j", "state": "starting", "generation": 0, "nodes": []})
     assert lines[0].startswith("job j  starting")

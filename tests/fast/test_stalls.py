@@ -57,7 +57,7 @@ def test_reports_of_nccl_ras_are_in_the_evidence_once() -> None:
     said = ["#0-0 (fa93) MISMATCH: 3 ranks have launched up to operation 640"]
     found = stall(waiting(5), came(4), waiting(5), r0={"ras": said}, r2={"ras": said})
     assert found is not None
-    told = [line.text for line in stall_incident(found, 10.0, JobContext(world_size=3)).evidence]
+    told = [line.text for line in stall_incident(found, JobContext(world_size=3)).evidence]
     assert [text for text in told if "RAS" in text] == [f"NCCL RAS: {said[0]}"]
 
 
@@ -77,25 +77,25 @@ def dialling(*ends: str, number: int, reached: tuple[str, ...] = ()) -> dict[str
         # n3 has reached what n2 has not.
         (
             [dialling(number=1), dialling(STORE, number=2), dialling(number=3, reached=(STORE,))], (), "n2",
-            ("rank 1 (n2): no answer from 10.0.0.1:4000 (n1) for 10 s: a firewall or route on n2 drops the packets; "
-            "ranks 0,2 are waiting in init_process_group"),
+            ("rank 1 (n2): no answer from 10.0.0.1:4000 (n1): packets dropped by a firewall or route on n2; "
+            "ranks 0,2 waiting in init_process_group"),
         ),
         # Nobody has reached n1.
         (
             [dialling(number=1), dialling(STORE, PORT, number=2), dialling(PORT, number=3)], (), "n1",
-            "ranks 1-2 (n2, n3): no answer from 10.0.0.1:4000 (n1), 10.0.0.1:5000 (n1) for",
+            "ranks 1-2 (n2, n3): no answer from 10.0.0.1:4000 (n1), 10.0.0.1:5000 (n1): packets",
         ),
         # Of two nodes it may be either; and nobody knows whose 172.17.0.1 is.
-        ([dialling(number=1), dialling(STORE, number=2)], (), None, "on n1 or n2, or between them, drops"),
-        ([dialling(number=1), dialling("172.17.0.1:1", number=2)], (), "n2", "no answer from 172.17.0.1:1 for"),
+        ([dialling(number=1), dialling(STORE, number=2)], (), None, "a firewall or route on n1 or n2, or between them"),
+        ([dialling(number=1), dialling("172.17.0.1:1", number=2)], (), "n2", "no answer from 172.17.0.1:1: "),
         # A wrong MASTER_ADDR.
         (
             [dialling(number=1, reached=(STORE,)), dialling("10.255.255.1:4000", number=2)], (1,), "n2",
-            "no answer from 10.255.255.1:4000 for 10 s: no node of the job has this address; rank 0 is waiting in",
+            "no answer from 10.255.255.1:4000: no node of the job has this address; rank 0 waiting in",
         ),
         (
             [dialling(number=1, reached=(STORE,)), dialling("[fd00::1]:4000", number=2)], (1,), "n2",
-            "no answer from [fd00::1]:4000 for",
+            "no answer from [fd00::1]:4000: ",
         ),
     ],
 )  # fmt: skip
@@ -105,7 +105,7 @@ def test_a_port_that_does_not_answer_names_the_node_that_drops_it(
     found = stall(*pulses)
     assert found is not None
     context = JobContext(ranks_per_node={f"n{rank + 1}": [rank] for rank in range(len(pulses))})
-    incident = stall_incident(found, 10.0, context)
+    incident = stall_incident(found, context)
     assert (incident.category, incident.culprit_ranks, incident.culprit_node) == ("rendezvous_timeout", ranks, node)
     assert says in incident.summary
     assert (incident.missing or {})["missing"] == list(ranks)
@@ -124,7 +124,7 @@ def test_a_connection_that_is_answered_later_or_leaves_the_job_is_no_stall() -> 
     inside = {**waiting(1), **{key: both[1][key] for key in ("unanswered", "addresses")}}
     found = stall({**waiting(1), "addresses": ["10.0.0.1"]}, inside)
     assert found is not None
-    assert stall_incident(found, 10.0, JobContext()).category == "nccl_network"
+    assert stall_incident(found, JobContext()).category == "nccl_network"
 
 
 @pytest.mark.parametrize(
@@ -230,11 +230,10 @@ def test_a_rank_whose_thread_failed_is_the_cause() -> None:
     children = [{"count": 2, "name": "pt_data_worker", "doing": "sleeps in pipe_read", "where": "data.py:3 in get"}]
     found = stall(waiting(5), came(4, ended=ENDED, children=children), came(4), waiting(5))
     assert found is not None
-    incident = stall_incident(found, 40.0, JobContext(ranks_per_node={"n1": [0, 1], "n2": [2, 3]}))
+    incident = stall_incident(found, JobContext(ranks_per_node={"n1": [0, 1], "n2": [2, 3]}))
     assert (incident.category, incident.culprit_ranks, incident.culprit_node) == ("user_exception", (1,), "n1")
     assert (incident.missing or {})["missing"] == [1, 2]
-    assert "a thread failed with KeyError: 'x' in train.py:7 feed; the main thread waits at" in incident.summary
-    assert "(gloo timeout in 9 min 20 s)" in incident.summary
+    assert "a thread failed with KeyError: 'x' in train.py:7 feed; the main thread waiting at" in incident.summary
     assert incident.traceback == "Traceback …"
     lines = [(line.file, line.line, line.text) for line in incident.evidence]
     assert lines[0] == ("generation_0/rank_1/stderr.log", 12, "KeyError: 'x'")
@@ -249,9 +248,9 @@ def test_a_script_that_is_over_while_a_thread_keeps_its_process(line: int | None
     over = {**ENDED, "part": "the script", "line": line, "age_s": 86400.0}
     found = stall(waiting(5), came(4, ended=over, where="threading.py:9 in _shutdown"), waiting(5))
     assert found is not None
-    told = stall_incident(found, 40.0, JobContext(world_size=3))
+    told = stall_incident(found, JobContext(world_size=3))
     assert (told.category, told.traceback, told.evidence[0].line) == ("user_exception", "Traceback …", line)
-    assert "rank 1: the script failed with KeyError: 'x' in train.py:7 feed; Python waits for its" in told.summary
+    assert "rank 1: the script failed with KeyError: 'x' in train.py:7 feed; Python waiting for its" in told.summary
     assert ("daemon" in told.hint, told.evidence[0].file) == (True, f"generation_0/rank_1/{file}")
 
 
@@ -259,7 +258,7 @@ def test_the_evidence_of_many_ranks_is_bounded() -> None:
     children = [{"count": 1, "name": "x", "doing": "sleeps", "where": ""}]
     found = stall(waiting(5), *(came(4, ended=ENDED, children=children) for _ in range(500)))
     assert found is not None
-    incident = stall_incident(found, 40.0, JobContext())
+    incident = stall_incident(found, JobContext())
     assert (len(incident.culprit_ranks), len(incident.evidence)) == (500, 36)
 
 
@@ -268,7 +267,7 @@ def test_all_wait_for_threads_that_ended() -> None:
     found = stall(orphaned, orphaned, came(5))
     assert found is not None
     assert (dict(found.waits), sorted(found.missing)) == ({}, [0, 1])
-    incident = stall_incident(found, 30.0, JobContext(ranks_per_node={"n1": [0, 1, 2]}))
+    incident = stall_incident(found, JobContext(ranks_per_node={"n1": [0, 1, 2]}))
     assert (incident.category, incident.culprit_ranks, incident.victims) == ("user_exception", (0, 1), ())
     assert stall(orphaned, came(5), r1={"cpu_s": 5.0}) is None
     assert stall(came(5, ended=ENDED), came(5)) is None

@@ -114,7 +114,7 @@ def _fails(session: RecordedSession) -> tuple[str, int]:
             {"ranks": others[:-8], "category": "gloo_connection_reset", "summary": "connection closed by its peer"},
             {"ranks": others[-8:], "category": "signal_preempted", "summary": "SIGTERM after the group was stopped"},
         ],
-        "missing": None,
+        "missing": None, "state": "open", "ended_at": None, "over": None,
     }  # fmt: skip
     ended = {"code": 1, "signal": None}
     _tell(session, at_s, "rank_failed", 0, node=node["name"], rank=culprit, exit=ended, message=OOM[6:])
@@ -143,6 +143,7 @@ def _failed(session: RecordedSession) -> None:
     _ranks(session, ended)
     reason = f"max_restarts (0) is used up: {session.incidents[0]['summary']}"
     session.status.update(state="failed", max_restarts=0, restarts=0, failure=reason)
+    session.incidents[0].update(state="over", ended_at="2026-11-20T10:12:33.000Z", over="job failed")
     _tell(session, 12 * 60 + 33, "job_failed", 0, reason=reason)
     session.ended = True
 
@@ -164,5 +165,6 @@ def _runs_again(session: RecordedSession) -> None:
     recorded.measured(session)
     _fails(session)
     _form(session, 12 * 60 + 34, 1)
+    session.incidents[0].update(state="healed", ended_at="2026-11-20T10:12:38.000Z", over="generation 1 is running")
     _print(session, 1, 18238, 45 * 60)
     _ranks(session, lambda rank: {"state": "silent", "last_output_age_s": 94.0} if rank in (139, 332) else {})

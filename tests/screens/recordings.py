@@ -27,7 +27,8 @@ def statuses_of(session: RecordedSession) -> list[dict[str, Any]]:
         {**node, "state": "running", "ranks": [{**rank, **well} for rank in node["ranks"]]}
         for node in session.status["nodes"]
     ]
-    running = {**session.status, "state": "running", "incident": None, "failure": None, "nodes": nodes}
+    doing = {"state": "running", "condition": "running", "incident": None, "failure": None}
+    running = {**session.status, **doing, "nodes": nodes}
     moments = [("job_started", {**running, "state": "starting"}), ("generation_running", running)]
     last_ns = max(times.values())
     told: list[dict[str, Any]] = []

@@ -85,16 +85,16 @@ class Unanswered:
         nodes = set.intersection(*sides) - {None} or set.union(*sides)
         return sorted(node for node in nodes if node)
 
-    def text(self, context: JobContext, age: str) -> str:
-        """Return the addresses with their nodes, and why they do not answer; `age`: for how long."""
+    def text(self, context: JobContext) -> str:
+        """Return the addresses with their nodes, and why they do not answer."""
         ends = list(dict.fromkeys(end for rank in sorted(self.attempts) for end in self.attempts[rank]))
         named = [f"{end} ({owner})" if (owner := self._owner(end, context)) else end for end in ends[:MAX_ENDS]]
         more = f" and {len(ends) - MAX_ENDS} more" if len(ends) > MAX_ENDS else ""
         nodes = self.suspects(context)
-        between = "" if len(nodes) == 1 else ", or between them,"
-        drops = f"a firewall or route on {' or '.join(nodes)}{between} drops the packets"
+        between = "" if len(nodes) == 1 else ", or between them"
+        drops = f"packets dropped by a firewall or route on {' or '.join(nodes)}{between}"
         why = "no node of the job has this address" if self.is_outside else drops
-        return f"no answer from {', '.join(named)}{more}{age}: {why}"
+        return f"no answer from {', '.join(named)}{more}: {why}"
 
     def evidence(self, context: JobContext) -> Iterator[EvidenceLine]:
         """Yield a line for each rank whose attempts get no answer."""
@@ -267,8 +267,11 @@ def missing_of(stall: Stall) -> dict[str, Any]:
     }
 
 
-def stall_incident(stall: Stall, age_s: float, context: JobContext) -> Incident:
-    """Return the incident of a group that hangs; `age_s`: for how long already."""
+def stall_incident(stall: Stall, context: JobContext) -> Incident:
+    """Return the incident of a group that hangs; `context.now_ns`: since when.
+
+    Its texts are true of the present and of the past, and hold no duration: they are also read later.
+    """
     # A rank whose thread failed is the cause; other idle ranks may wait for it invisibly.
     ranks = tuple(sorted(stall.failures or stall.missing))
     named = ranks if stall.unanswered is None else tuple(stall.unanswered.attempts)
@@ -278,7 +281,7 @@ def stall_incident(stall: Stall, age_s: float, context: JobContext) -> Incident:
     waiting = sorted(set(stall.waits) - set(named))
     category, scope, confidence = _classify(stall, ranks)
     subject = f"{name_ranks(named)}{name_nodes(sorted(nodes))}: " if named else ""
-    waits = f"waits in {_call(stall.first)}" if stall.waits else ""
+    waits = f"waiting in {_call(stall.first)}" if stall.waits else ""
     consequence = "hang_no_output" if stall.failures else category
     kind, message = (failure["type"], failure["headline"]) if failure is not None else (stall.kind, "")
     return Incident(
@@ -290,7 +293,7 @@ def stall_incident(stall: Stall, age_s: float, context: JobContext) -> Incident:
         culprit_ranks=ranks,
         culprit_node=culprit_nodes[0] if len(culprit_nodes) == 1 else None,
         confidence=confidence,
-        summary=clip(f"{subject}{_headline(stall, waiting, age_s, context)}"),
+        summary=clip(f"{subject}{_headline(stall, waiting, context)}"),
         evidence=tuple(_evidence(stall, context)),
         traceback=failure["traceback"] if failure is not None else None,
         hint=_hint(stall),
@@ -339,7 +342,6 @@ def _call(wait: Wait) -> str:
     return f"{wait.op} {wait.seq}" if wait.group else wait.op
 
 
-_BACKENDS = {"nccl": "NCCL"}
 _STATES = {
     STOPPED: "stopped by a signal (SIGSTOP, SIGTSTP or a debugger)",
     UNRESPONSIVE: "holding the Python GIL, or with a stuck interpreter",
@@ -348,28 +350,25 @@ _STATES = {
 }
 
 
-def _headline(stall: Stall, waiting: list[int], age_s: float, context: JobContext) -> str:
-    age = f" for {_duration(age_s)}"
-    timeout = _timeout_text(stall, age_s)
+def _headline(stall: Stall, waiting: list[int], context: JobContext) -> str:
     if stall.kind == "network":
-        return f"all {len(stall.waits)} ranks reached {_call(stall.first)}, which has not finished{age}{timeout}"
+        return f"all {len(stall.waits)} ranks reached {_call(stall.first)}, and none finished it"
     if stall.kind == "mismatch":
         calls: dict[str, list[int]] = {}
         for rank, wait in stall.waits.items():
             calls.setdefault(_call(wait), []).append(rank)
         places = "; ".join(f"{name_ranks(ranks)} in {call}" for call, ranks in sorted(calls.items()))
-        return f"the ranks are waiting in different collectives{age}{timeout}: {places}"
-    verb = "is" if len(waiting) == 1 else "are"
-    held = f"; {name_ranks(waiting)} {verb} waiting in {_call(stall.first)}" if waiting and stall.waits else ""
+        return f"ranks waiting in different collectives: {places}"
+    held = f"; {name_ranks(waiting)} waiting in {_call(stall.first)}" if waiting and stall.waits else ""
     if stall.unanswered is not None:
-        return f"{stall.unanswered.text(context, age)}{held}{timeout}"
+        return f"{stall.unanswered.text(context)}{held}"
     states = sorted(set(stall.missing.values()))
     what = _failure_text(stall) or " or ".join(_STATES[one] if one in _STATES else _behind(stall) for one in states)
     where = sorted(set(stall.where.values()))
     at = f" at {', '.join(where[:3])}" if where and states != [EXITED] else ""
     called = sorted(set(stall.calls.values()))
     at += f" ({', '.join(called[:3])})" if at and called and BEHIND not in states and not stall.failures else ""
-    return f"{what}{at}{held}{age}{timeout}"
+    return f"{what}{at}{held}"
 
 
 def _failure_text(stall: Stall) -> str:
@@ -378,28 +377,8 @@ def _failure_text(stall: Stall) -> str:
     if failure is None:
         return ""
     place = f" in {failure['place']}" if failure["place"] else ""
-    waiting = "Python waits for its other threads" if failure["part"] == SCRIPT else "the main thread waits"
+    waiting = "Python waiting for its other threads" if failure["part"] == SCRIPT else "the main thread waiting"
     return f"{failure['part']} failed with {failure['headline'][:MESSAGE_CHARS]}{place}; {waiting}"
-
-
-def _timeout_text(stall: Stall, age_s: float) -> str:
-    """Return when torch times out, if that is known."""
-    timeout_s = gives_up_in(stall, age_s)
-    if timeout_s is None:
-        return ""
-    backend = _BACKENDS.get(stall.first.backend, stall.first.backend) or "torch"
-    return f" ({backend} timeout in {_duration(timeout_s)})"
-
-
-def _duration(seconds: float) -> str:
-    """Return `40 s`, `3 min 20 s`, `1 h 5 min`."""
-    whole = int(seconds)
-    minutes, rest = divmod(whole, 60)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
 
 
 def gives_up_in(stall: Stall, age_s: float) -> float | None:
@@ -410,7 +389,7 @@ def gives_up_in(stall: Stall, age_s: float) -> float | None:
 
 def _behind(stall: Stall) -> str:
     wait = next(stall.waits[rank] for rank, state in stall.missing.items() if state == BEHIND)
-    others = "which the others have finished" if wait.group else "which the others never reach"
+    others = "which the others have finished" if wait.group else "which the others never reached"
     return f"waiting in {_call(wait)}, {others},"
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from remote_agent.text.names import count, name_ranks
 from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, entries, fit, whole_numbers
 from supervisor.tui.rows.wrapping import wrap
-from supervisor.wording import values
+from supervisor.wording import incidents, values
 from supervisor.wording.incidents import category_text
 
 if TYPE_CHECKING:
@@ -86,13 +86,15 @@ def place_of(evidence: Json, generation: int) -> LogPlace | None:
     return LogPlace(str(evidence.get("node") or ""), generation, rank, path.stem, line if isinstance(line, int) else 1)
 
 
-def incident_lines(incident: Json, snapshot: Snapshot, width: int, glyphs: Glyphs, *, unfolded: bool) -> list[PageLine]:
-    """The page of one incident."""
+def incident_lines(
+    incident: Json, snapshot: Snapshot, width: int, glyphs: Glyphs, *, unfolded: bool, now_s: float
+) -> list[PageLine]:
+    """The page of one incident; now_s: Unix time."""
     page = PageBuilder(width, glyphs)
     generation = incident.get("generation") if isinstance(incident.get("generation"), int) else 0
-    _culprit(page, incident)
+    _culprit(page, incident, now_s)
     # Above the traceback, which may be longer than the screen.
-    _next(page, incident, snapshot)
+    _next(page, incident, snapshot, now_s)
     _missing(page, incident)
     _traceback(page, incident)
     _evidence(page, incident, int(generation or 0))
@@ -100,9 +102,10 @@ def incident_lines(incident: Json, snapshot: Snapshot, width: int, glyphs: Glyph
     return page.lines
 
 
-def _culprit(page: PageBuilder, incident: Json) -> None:
+def _culprit(page: PageBuilder, incident: Json, now_s: float) -> None:
     confidence = clean(incident.get("confidence") or "unknown")
-    page.section("first failure", f"confidence: {confidence}", "ok" if confidence == "established" else "warn")
+    title = "hang" if incidents.is_hang(incident) else "first failure"
+    page.section(title, f"confidence: {confidence}", "ok" if confidence == "established" else "warn")
     ranks, node = whole_numbers(incident.get("culprit_ranks")), incident.get("culprit_node")
     who = name_ranks(ranks) if ranks else f"node {clean(node)}" if node else "no rank"
     spans: list[Span] = [("  X ", "bad"), (who, "title")]
@@ -117,6 +120,8 @@ def _culprit(page: PageBuilder, incident: Json) -> None:
         spans.append((f"   {clean(category_text(incident['category']))}", "dim"))
     page.add(tuple(spans))
     page.prose(str(incident.get("summary") or "no summary"), "bad", 4)
+    if incident.get("state") != "over" and (text := incidents.standing(incident, now_s)):
+        page.prose(text, "bad" if incidents.is_open(incident) else "ok", 4)
 
 
 def _exit(incident: Json) -> str:
@@ -134,7 +139,8 @@ def _missing(page: PageBuilder, incident: Json) -> None:
     absent = whole_numbers(missing.get("missing"))
     waiting = whole_numbers(missing.get("waiting"))
     what = f"{missing.get('collective') or 'collective'} {missing.get('seq') or ''}".strip()
-    waits = f"{count(len(waiting), 'rank')} {'is' if len(waiting) == 1 else 'are'} waiting"
+    verb = ("was", "were") if incident.get("ongoing") is False else ("is", "are")
+    waits = f"{count(len(waiting), 'rank')} {verb[len(waiting) != 1]} waiting"
     page.prose(f"{what}: {name_ranks(absent)} never reached it; {waits}", "text")
     stacks = missing.get("stacks")
     for rank, stack in stacks.items() if isinstance(stacks, dict) else ():
@@ -191,26 +197,24 @@ def _victims(page: PageBuilder, incident: Json, unfolded: bool) -> None:
             page.prose(str(entry.get("summary") or ""), "dim", 10)
 
 
-def _next(page: PageBuilder, incident: Json, snapshot: Snapshot) -> None:
-    page.section("what happens next")
-    page.prose(what_next(incident, snapshot), "text")
+def _next(page: PageBuilder, incident: Json, snapshot: Snapshot, now_s: float) -> None:
+    if incidents.is_open(incident) or snapshot.ended:
+        page.section("what happens next")
+        page.prose(what_next(snapshot, now_s), "text")
     page.section("what you can do")
-    if incident.get("hint"):
-        page.prose(str(incident["hint"]), "text")
-    page.add((("  l ", "key"), ("open the log of the rank that failed first", "dim")))
+    if hint := incidents.advice(incident):
+        page.prose(hint, "text")
+    page.add((("  l ", "key"), ("open the log of the rank at fault", "dim")))
     if not snapshot.ended:
         page.add((("  x ", "key"), ("restart, remove or add a node, stop", "dim")))
 
 
-def what_next(incident: Json, snapshot: Snapshot) -> str:
+def what_next(snapshot: Snapshot, now_s: float) -> str:
     """What the cluster does next, in one or two sentences."""
     if snapshot.ended:
         reason = f": {snapshot.failure}" if snapshot.failure else ""
         return f"The job has ended: {snapshot.state}, exit status {snapshot.exit_status}{reason}. q quits."
-    if snapshot.plan:
-        return snapshot.plan
-    later = snapshot.generation is not None and isinstance(incident.get("generation"), int)
-    if later and snapshot.generation is not None and snapshot.generation > int(incident["generation"]):
-        return f"The group was restarted: generation {snapshot.generation} is {snapshot.state}."
+    if following := snapshot.next_step(now_s):
+        return following
     left = (snapshot.max_restarts or 0) - snapshot.restarts
-    return f"The job is {snapshot.state}; {count(max(0, left), 'restart')} left of {snapshot.max_restarts or 0}."
+    return f"The job is {snapshot.condition}; {count(max(0, left), 'restart')} left of {snapshot.max_restarts or 0}."

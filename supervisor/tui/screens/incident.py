@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from textual import on
 
+from supervisor.tui import times
 from supervisor.tui.rows.incident import PageLine, incident_lines
 from supervisor.tui.rows.spans import Row, clean, whole_numbers
 from supervisor.tui.screens.base import LiveScreen
@@ -49,6 +50,13 @@ class IncidentScreen(LiveScreen):
         self._unfolded = False
         self._lines: list[PageLine] = []
         self._seen = 0
+        self._drawn_s = 0
+
+    def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+        """Draw anew every second: the page says for how long, and in how long."""
+        now_s = int(times.now())
+        super().tick(snapshot, age_s, changed or now_s != self._drawn_s)
+        self._drawn_s = now_s
 
     def show(self, snapshot: Snapshot) -> None:
         """Show the incident; the one that is read stays when a new one arrives."""
@@ -64,7 +72,12 @@ class IncidentScreen(LiveScreen):
             picker.show((), lambda index: ())
             return
         self._lines = incident_lines(
-            incident, snapshot, picker.line_width or self.size.width - 1, self.shell.glyphs, unfolded=self._unfolded
+            incident,
+            snapshot,
+            picker.line_width or self.size.width - 1,
+            self.shell.glyphs,
+            unfolded=self._unfolded,
+            now_s=times.now() - (self.shell.paused_s or 0.0),
         )
         lines = self._lines
         picker.heading = f"incident {incident.get('id', '?')}, generation {incident.get('generation', '?')}"

@@ -12,7 +12,7 @@ from supervisor.tui import keys, times
 from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit_row, row_width, spread
 from supervisor.tui.rows.tables import fit_parts
 from supervisor.tui.widgets.lines import Drawn, LineView
-from supervisor.wording import values
+from supervisor.wording import incidents, values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,10 @@ def alert_rows(
     """The state of the job in one row; the failure and the next step in the other."""
     end = _age(snapshot, age_s) if paused_s is None else ((f" PAUSED {values.age(paused_s)} ", "pill"),)
     end = ((f"{replay_status} ", "warn"),) if replay_status else end
-    return _state_row(snapshot, end, width, glyphs, was=bool(replay_status)), _next_row(snapshot, age_s, width, glyphs)
+    # A frozen display stays at its time.
+    now_s = times.now() - (paused_s or 0.0)
+    state = _state_row(snapshot, end, width, glyphs, was=bool(replay_status))
+    return state, _next_row(snapshot, age_s, now_s, width, glyphs)
 
 
 def _state_row(snapshot: Snapshot, end: Row, width: int, glyphs: Glyphs, *, was: bool) -> Row:
@@ -103,41 +106,35 @@ def _age(snapshot: Snapshot, age_s: float) -> Row:
     return ((f"{values.age(age_s)} old ", "warn"),) if snapshot.stale else (("live ", "dim"),)
 
 
-def _next_row(snapshot: Snapshot, age_s: float, width: int, glyphs: Glyphs) -> Row:
+def _next_row(snapshot: Snapshot, age_s: float, now_s: float, width: int, glyphs: Glyphs) -> Row:
     if snapshot.problem:
         return fit_row(((f" X {clean(snapshot.problem)}", "bad"),), width, glyphs.more)
     if snapshot.stale and age_s != float("inf"):
         text = f" no status for {values.age(age_s)}; the job continues; reconnecting"
         return fit_row(((text, "warn"),), width, glyphs.more)
     if snapshot.ended:
-        return _end_row(snapshot, width, glyphs)
-    if snapshot.incident is not None and _is_current(snapshot):
-        return _failure_row(snapshot, width, glyphs)
-    text = snapshot.plan or _calm(snapshot)
-    return fit_row(((f" {clean(text)}", "warn" if snapshot.plan else "dim"),), width, glyphs.more)
+        return _end_row(snapshot, now_s, width, glyphs)
+    incident, following = snapshot.incident, clean(snapshot.next_step(now_s))
+    if incident is not None and incidents.is_open(incident):
+        return _failure_row(snapshot, following, now_s, width, glyphs)
+    if incident is None:
+        text, role = (following, "warn") if following else (_calm(snapshot, now_s), "dim")
+        return fit_row(((f" {text}", role),), width, glyphs.more)
+    healed = f" {clean(incidents.healed_note(incident, now_s))}"
+    rest = (f" {glyphs.dot} next: {following}", "warn") if following else (f"   {_calm(snapshot, now_s)}", "dim")
+    return spread([(healed, "ok"), rest], [("  [i] why ", "key")], width, glyphs.more)
 
 
-def _is_current(snapshot: Snapshot) -> bool:
-    """Whether an incident is current: until the next generation runs; a hang until it ends."""
-    incident = snapshot.incident or {}
-    if incident.get("ongoing") is False:
-        return False
-    number = incident.get("generation")
-    if isinstance(number, int) and number < snapshot.ran:
-        return False
-    return snapshot.state != "running" or number == snapshot.generation
-
-
-def _failure_row(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Row:
+def _failure_row(snapshot: Snapshot, following: str, now_s: float, width: int, glyphs: Glyphs) -> Row:
     end: list[Span] = [("  [i] why ", "key")]
-    left = _verdict(snapshot)
+    left = _verdict(snapshot, now_s)
     if width >= 100:
         left.append((f"  {values.clock((snapshot.incident or {}).get('time'))}", "dim"))
-    if snapshot.plan:
-        plan = f" {glyphs.dot} next: {clean(snapshot.plan)}"
+    if following:
+        plan = f" {glyphs.dot} next: {following}"
         if row_width(left) + row_width(end) + len(plan) > width:
             # Both must be shown; the details of the plan are on the incident screen.
-            end.insert(0, (plan.partition(" on ")[0].partition(";")[0].partition(" (")[0], "warn"))
+            end.insert(0, (_shortened(plan, width // 2), "warn"))
             if row_width(left[:1]) + LEAST_FAILURE + row_width(end) > width:
                 left[0], end[-1] = (" ! ", "alarm"), (" [i] ", "key")
         else:
@@ -145,19 +142,31 @@ def _failure_row(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Row:
     return spread(left, end, width, glyphs.more)
 
 
-def _verdict(snapshot: Snapshot) -> list[Span]:
-    if snapshot.incident is None:
+def _shortened(plan: str, room: int) -> str:
+    """Return a plan without details, and without its last clauses where it is longer than the room."""
+    clauses = [clause.partition(" on ")[0].partition(" (")[0] for clause in plan.split("; ")]
+    while len(clauses) > 1 and len("; ".join(clauses)) > room:
+        clauses.pop()
+    return "; ".join(clauses)
+
+
+def _verdict(snapshot: Snapshot, now_s: float) -> list[Span]:
+    incident = snapshot.incident
+    if incident is None:
         return [(" X FAILED ", "alarm"), (" ", "")]
-    summary = snapshot.incident.get("summary") or "unknown"
-    what = "HANG" if snapshot.incident.get("ongoing") else "FIRST FAILURE"
+    what = "HANG" if incidents.is_hang(incident) else "FIRST FAILURE"
+    began = values.local_time(incident.get("time"))
+    if incident.get("ongoing") and began is not None:
+        what += f" {values.elapsed(now_s - began.timestamp())}"
+    summary = incident.get("summary") or "unknown"
     return [(f" {'X' if snapshot.ended else '!'} {what} ", "alarm"), (f" {clean(summary)}", "bad")]
 
 
-def _end_row(snapshot: Snapshot, width: int, glyphs: Glyphs) -> Row:
+def _end_row(snapshot: Snapshot, now_s: float, width: int, glyphs: Glyphs) -> Row:
     status = snapshot.exit_status
     end: list[Span] = [("  [q] quit ", "key")]
     if snapshot.state == "failed":
-        left = [*_verdict(snapshot), (f" {glyphs.dot} exit status {status}", "bad")]
+        left = [*_verdict(snapshot, now_s), (f" {glyphs.dot} exit status {status}", "bad")]
         reason = snapshot.failure.partition(":")[0] if snapshot.incident else snapshot.failure
         left.append((f" {glyphs.dot} {clean(reason or 'the job failed')}", "dim"))
         return spread(left, [("  [i] why ", "key")] if snapshot.incident else end, width, glyphs.more)
@@ -173,7 +182,7 @@ def _restarts(snapshot: Snapshot) -> str:
     return count(snapshot.restarts, "restart") if snapshot.restarts else "no restart"
 
 
-def _calm(snapshot: Snapshot) -> str:
+def _calm(snapshot: Snapshot, now_s: float) -> str:
     if not snapshot.state:
         up = sum(node.link == "up" for node in snapshot.nodes)
         return f"connecting to the hosts: {up} of {len(snapshot.nodes)} up"
@@ -185,11 +194,10 @@ def _calm(snapshot: Snapshot) -> str:
         parts.append(f"coordinator {snapshot.coordinator}{gone}")
     started = values.local_time(snapshot.started_at)
     if started is not None:
-        lasted = times.now() - started.timestamp()
-        parts.append(f"up {values.duration(max(0.0, lasted))}")
+        parts.append(f"up {values.elapsed(now_s - started.timestamp())}")
     if snapshot.script:
         parts.append(snapshot.script)
-    return "   ".join(parts)
+    return clean("   ".join(parts))
 
 
 STAY = ("actions", "help", "detach", "quit", "give up")

@@ -1,0 +1,181 @@
+"""What a job is doing, in one word, at every point of its life; and what becomes of its incidents.
+
+In: the pure coordinator in a world. Out: `condition` and `incident` of the status, live and from the journal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remote_agent.coordinator import inputs, replay
+from remote_agent.coordinator.status import condition, document
+from remote_agent.diagnose.incidents import incidents_in
+from remote_agent.wire import NodeSpec
+from tests.fast.test_stalls import Watched, came, waiting
+from tests.fast.world import World, spec
+
+
+def doing(world: World) -> str:
+    return str(document(world.state, {}, "n1")["condition"])
+
+
+def trains(world: World) -> None:
+    """The ranks print steps."""
+    world.feed(inputs.Beat("n1", stepped=True, moved=True))
+
+
+def test_from_launch_to_success() -> None:
+    world = World(spec(2), start=False)
+    assert doing(world) == "launching"
+    for name in world.machines:
+        world.join(name)
+    assert doing(world) == "launching", "the group is being formed"
+    world.settle()
+    world.pass_time(1)
+    assert doing(world) == "importing", "no rank has shown anything"
+    trains(world)
+    assert doing(world) == "running"
+    world.finish()
+    world.settle()
+    assert doing(world) == "succeeded"
+
+
+def test_imports_end_with_the_first_collective_and_not_later_than_a_minute() -> None:
+    world = Watched()
+    world.pulses = {"n1": {**came(0), "groups": {}}, "n2": {**came(0), "groups": {}}}
+    world.live(20)
+    assert doing(world) == "importing"
+    world.pulses = {"n1": came(1), "n2": came(1)}
+    world.live(20)
+    assert doing(world) == "running"
+    silent = World(spec(2))
+    silent.pass_time(61)
+    assert doing(silent) == "running"
+
+
+def test_a_hang_is_no_running_job_and_its_end_is_healed() -> None:
+    world = Watched()
+    world.live(60)
+    assert doing(world) == "hung"
+    (known,) = [document(world.state, {}, "n1")["incident"]]
+    assert (known["state"], known["ended_at"], known["ongoing"]) == ("open", None, True)
+    world.pulses = {"n1": waiting(6, age_s=0.0), "n2": came(6)}
+    world.live(20)
+    assert doing(world) == "running"
+    healed = document(world.state, {}, "n1")["incident"]
+    assert (healed["state"], healed["ongoing"]) == ("healed", False)
+    assert healed["ended_at"]
+    assert healed["over"].startswith("training resumed after ")
+
+
+def test_a_hang_that_an_operator_restarts_is_open_until_the_next_group_runs() -> None:
+    world = Watched()
+    world.live(60)
+    world.feed(inputs.Restart("me"))
+    assert doing(world) == "restarting"
+    world.settle()
+    healed = document(world.state, {}, "n1")["incident"]
+    assert (healed["state"], healed["ongoing"], healed["over"]) == ("healed", False, "restart")
+
+
+def test_a_lost_node_leaves_the_job_degraded_and_its_return_does_not() -> None:
+    world = World(spec(3, min_nodes=2))
+    trains(world)
+    world.die("n3")
+    assert doing(world) == "restarting"
+    world.settle()
+    trains(world)
+    assert (doing(world), world.state.members) == ("degraded", ("n1", "n2"))
+    assert document(world.state, {}, "n1")["state"] == "running", "the contract's state says no more"
+    world.join("n3")
+    world.settle()
+    trains(world)
+    assert (doing(world), len(world.state.members)) == ("running", 3)
+
+
+def test_too_few_nodes_are_degraded() -> None:
+    world = World(spec(3))
+    world.die("n3")
+    world.settle()
+    world.pass_time(1)
+    assert doing(world) == "degraded"
+
+
+@pytest.mark.parametrize(
+    "takes_out", [inputs.Remove("n3"), inputs.Cordon("n3")], ids=["removed", "cordoned, then lost"]
+)
+def test_what_an_operator_takes_out_is_not_missed(takes_out: Any) -> None:
+    world = World(spec(3, min_nodes=2))
+    world.feed(takes_out)
+    world.settle()
+    world.die("n3")
+    world.settle()
+    trains(world)
+    assert (doing(world), world.state.members) == ("running", ("n1", "n2"))
+
+
+def test_a_spare_fills_the_place() -> None:
+    world = World(spec(4, spares=1))
+    world.die("n2")
+    world.settle()
+    trains(world)
+    assert (doing(world), world.state.members) == ("running", ("n1", "n3", "n4"))
+
+
+def test_a_job_that_ends_is_stopping_first() -> None:
+    world = World(spec(2))
+    world.feed(inputs.Stop())
+    assert doing(world) == "stopping"
+    world.settle()
+    assert doing(world) == "stopped"
+
+
+def test_a_failure_without_a_restart_left_is_no_restart() -> None:
+    world = World(spec(2, max_restarts=1))
+    trains(world)
+    world.fail(0)
+    world.deliver("report", "n1")
+    assert doing(world) == "restarting"
+    world.settle()
+    trains(world)
+    assert document(world.state, {}, "n1")["incident"]["state"] == "healed"
+    world.fail(0, "KeyError: other")
+    world.deliver("report", "n1")
+    assert doing(world) == "stopping"
+    world.settle()
+    assert doing(world) == "failed"
+    assert [(each["state"], each["over"]) for each in incidents_in(world.records())] == [
+        ("healed", "generation 1 is running"),
+        ("over", "job failed"),
+    ]
+
+
+def test_a_removed_node_that_is_added_again_is_wanted() -> None:
+    world = World(spec(2, min_nodes=1))
+    world.feed(inputs.Remove("n2"))
+    world.settle()
+    world.feed(inputs.Add(NodeSpec("n2", "10.0.0.2", "2")))
+    world.machines["n2"].lives += 1
+    world.join("n2")
+    world.settle()
+    world.die("n2")
+    world.settle()
+    trains(world)
+    assert doing(world) == "degraded"
+
+
+def test_the_journal_gives_back_condition_and_incident() -> None:
+    world = Watched()
+    world.live(60)
+    for change in (None, inputs.Restart("me"), inputs.Stop()):
+        if change is not None:
+            world.feed(change)
+        world.settle()
+        read = replay.fold(world.state.spec, world.records())
+        kept = {"ended_at"}
+        live = {key: value for key, value in (world.state.incident or {}).items() if key not in kept}
+        assert {key: value for key, value in (read.incident or {}).items() if key not in kept} == live
+        expected = {"importing": "running"}.get(condition(world.state), condition(world.state))
+        assert condition(read) == expected

@@ -1,0 +1,129 @@
+"""The two rows above every screen say what is true now: the condition of the job, a hang while it lasts and after.
+
+In: snapshots of a job that hangs, heals, degrades, stops. Out: the rows as text; durations that count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from supervisor.tui import model, times
+from supervisor.tui.looks import Glyphs
+from supervisor.tui.rows.spans import text_of
+from supervisor.tui.widgets.bars import alert_rows
+from tests.screens import recorded
+from tests.screens.conftest import NOW
+from tests.screens.screens import press, running
+from tests.screens.screens import text_of as screen_text
+
+HANG: dict[str, Any] = {
+    "id": 1, "generation": 0, "time": "2026-11-20T10:45:08.000Z", "category": "hang_no_output", "scope": "one_rank",
+    "culprit_ranks": [3], "culprit_node": "n2", "confidence": "established",
+    "summary": "rank 3 (n2): stopped by a signal (SIGSTOP, SIGTSTP or a debugger); ranks 0-2 waiting in all_reduce 44",
+    "evidence": [], "traceback": None, "exit": {"code": None, "signal": None}, "hint": "kill -CONT resumes it",
+    "victims": [], "missing": {"collective": "all_reduce", "seq": 44, "waiting": [0, 1, 2], "missing": [3]},
+    "ongoing": True, "times_out_at": "2026-11-20T11:14:47.000Z", "restarts_at": None,
+    "state": "open", "ended_at": None, "over": None,
+}  # fmt: skip
+HEALED = {
+    **HANG, "ongoing": False, "state": "healed", "ended_at": "2026-11-20T10:45:28.000Z",
+    "over": "training resumed after 20 s",
+}  # fmt: skip
+
+
+def job(condition: str, incident: dict[str, Any] | None = None, **more: Any) -> recorded.RecordedSession:
+    session = recorded.load("running_2x2")
+    session.status.update(condition=condition, incident=incident, **more)
+    session.incidents = [incident] if incident else []
+    return session
+
+
+def rows(session: recorded.RecordedSession, width: int = 160, **options: Any) -> list[str]:
+    return [text_of(row) for row in alert_rows(model.take(session), 0.2, width, Glyphs(), **options)]
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let the clock of the screens go forward, from 32 s after the hang began."""
+
+    def pass_time(seconds: float) -> None:
+        monkeypatch.setattr(times, "now", lambda: NOW + 20 + seconds)
+
+    return pass_time
+
+
+@pytest.mark.parametrize(
+    ("condition", "state", "word"),
+    [
+        ("launching", "starting", "~ LAUNCHING"),
+        ("importing", "running", "~ IMPORTING"),
+        ("running", "running", "● RUNNING"),
+        ("degraded", "running", "! DEGRADED"),
+        ("hung", "running", "? HUNG"),
+        ("restarting", "restarting", "~ RESTARTING"),
+        ("stopping", "restarting", "↓ STOPPING"),
+        ("stopped", "stopped", "□ STOPPED"),
+    ],
+)
+def test_the_first_row_has_the_condition(condition: str, state: str, word: str) -> None:
+    first, _ = rows(job(condition, HANG if condition == "hung" else None, state=state))
+    assert word in first
+
+
+def test_a_hang_counts_while_no_status_arrives(later: Any) -> None:
+    session = job("hung", HANG)
+    later(0)
+    _, second = rows(session, 240)
+    assert " ! HANG 32 s " in second
+    assert "next: waiting for you; torch times out in 29 min 7 s (11:14)" in second
+    later(70)
+    _, second = rows(session, 240)
+    assert " ! HANG 1 min 42 s " in second
+    assert "in 27 min 57 s (11:14)" in second
+    assert rows(session, 160)[1].endswith("next: waiting for you; torch times out in 27 min 57 s  [i] why ")
+    assert rows(session, 80)[1].endswith(" next: waiting for you  [i] why ")
+    _, frozen = rows(session, 240, paused_s=70.0)
+    assert " ! HANG 32 s " in frozen, "a frozen display stays at its time"
+
+
+def test_a_hang_restarts_at_a_time(later: Any) -> None:
+    later(0)
+    _, second = rows(job("hung", {**HANG, "restarts_at": "2026-11-20T10:55:40.000Z"}), 240)
+    assert "next: the group restarts in 10 min (10:55) if the hang lasts" in second
+
+
+def test_after_a_hang_its_culprit_stays_in_the_header(later: Any) -> None:
+    later(0)
+    first, second = rows(job("running", HEALED), 80)
+    assert "RUNNING" in first
+    assert second.startswith(" healed 12 s ago: rank 3 on n2, hang   ")
+    assert second.endswith("[i] why ")
+    assert "HANG" not in second
+
+
+def test_the_page_of_a_healed_hang_is_in_the_past_without_advice(later: Any) -> None:
+    later(0)
+
+    async def scenario() -> None:
+        async with running(job("hung", HANG), (100, 40)) as (app, pilot):
+            text = await press(app, pilot, "5")
+            assert "kill -CONT" in text
+            assert "hangs for 32 s; torch times out in 29 min 7 s (11:14)" in text
+            assert "rank 3 never reached it; 3 ranks are waiting" in text
+            later(2)
+            app.tick()
+            await pilot.pause()
+            assert "hangs for 34 s" in screen_text(app), "it counts although no new status has arrived"
+            session: Any = app.source
+            session.status.update(condition="running", incident=HEALED)
+            session.touch(incidents=[HEALED])
+            text = await press(app, pilot, "g")
+            assert "kill -CONT" not in text
+            assert "healed 14 s ago: training resumed after 20 s" in text
+            assert "3 ranks were waiting" in text
+            assert "waiting for you" not in text
+
+    asyncio.run(scenario())
