@@ -10,10 +10,8 @@ steers them, says what it waits for, and reports the outcome.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
-import os
 import signal
 import time
 
@@ -219,9 +217,7 @@ def main(job: str, torchrun: int | None = None) -> int:
         log.exception("the agent failed")
         return 1
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            files.sock.unlink()
-        os.close(lock)
+        paths.unlock_agent(files, lock)
     return 0
 
 

@@ -145,6 +145,15 @@ def lock_agent(files: JobFiles) -> int | None:
     return fd
 
 
+def unlock_agent(files: JobFiles, lock: int) -> None:
+    """Remove the agent's socket and release the lock; raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        # If the job's directory was removed and made again, the socket in it is another agent's.
+        if os.path.samestat(os.fstat(lock), os.stat(files.pid)):
+            files.sock.unlink()
+    os.close(lock)
+
+
 def _take(fd: int) -> bool:
     """Take the lock, retrying while no live agent holds it: agent_alive may hold it for a moment."""
     for _ in range(LOCK_TRIES):

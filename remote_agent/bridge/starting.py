@@ -16,7 +16,8 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from remote_agent.base.files import atomic_write, disk_full, open_unix, read_json, try_lock
 from remote_agent.base.paths import Home, JobFiles, agent_alive
@@ -32,6 +33,7 @@ POLL_S = 0.02
 LOG_TAIL = 4000
 # A script is text; what is larger is compared by its beginning.
 SCRIPT_MAX = 4 * 1024 * 1024
+_Answer = TypeVar("_Answer", bool, int)
 
 
 async def start(home: Home, args: dict[str, Any]) -> dict[str, Any]:
@@ -66,14 +68,14 @@ def make_home(files: JobFiles) -> None:
 async def _lock(files: JobFiles) -> int:
     """Take the right to start an agent of this job here: keys of two launches must not mix. Raises Problem, OSError."""
     fd = os.open(files.root / "start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    async def free() -> bool:
+        return try_lock(fd)
+
     try:
-        deadline = asyncio.get_running_loop().time() + START_DEADLINE_S
-        while True:
-            if try_lock(fd):
-                return fd
-            if asyncio.get_running_loop().time() > deadline:
-                raise Problem("already_running", f"another launch starts job {files.name} here", "choose another --job")
-            await asyncio.sleep(POLL_S)
+        if not await _in_time(free):
+            raise Problem("already_running", f"another launch starts job {files.name} here", "choose another --job")
+        return fd
     except BaseException:
         os.close(fd)
         raise
@@ -96,10 +98,11 @@ async def _start(files: JobFiles, node: str, args: dict[str, Any]) -> int | None
 
 
 async def await_agent(home: Home, args: dict[str, Any]) -> dict[str, Any]:
-    """Wait until the agent that is started elsewhere accepts; returns {agent_pid}. Raises Problem."""
+    """Wait until the agent that a step brings accepts; returns {agent_pid}. Raises Problem."""
     files = home.job(args.get("job"))
-    await _until_accepting(files, None)
-    return {"agent_pid": agent_alive(files)}
+    pid = await _until_begun(files)
+    await _until_accepting(files, pid)
+    return {"agent_pid": pid}
 
 
 def start_for_torchrun(files: JobFiles, args: dict[str, Any], wire: int) -> subprocess.Popen[bytes]:
@@ -207,21 +210,49 @@ def _read_pid(process: subprocess.Popen[bytes]) -> int | None:
     return int(text[-1]) if process.returncode == 0 and text else None
 
 
-async def _until_accepting(files: JobFiles, pid: int | None) -> None:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + START_DEADLINE_S
-    while loop.time() < deadline:
+async def _until_begun(files: JobFiles) -> int:
+    """Wait until an agent holds the job's lock; returns its pid. Raises Problem."""
+
+    async def begun() -> int:
+        return agent_alive(files) or 0
+
+    pid = await _in_time(begun)
+    if not pid:
+        message = f"Slurm did not start the agent's step within {START_DEADLINE_S:.0f} s"
+        raise Problem("start", message, "does the step wait for resources? see squeue --steps")
+    return pid
+
+
+async def _until_accepting(files: JobFiles, pid: int) -> None:
+    """Wait until an agent accepts; kill it if it does not. Raises Problem."""
+
+    async def accepts() -> bool:
         with contextlib.suppress(OSError):
             _reader, writer = await open_unix(files.sock)
             writer.close()
-            return
-        if pid is not None and not os.path.exists(f"/proc/{pid}"):
+            return True
+        if not os.path.exists(f"/proc/{pid}"):
             raise Problem("start", f"the agent ended while it started: {_tail(files)}")
-        await asyncio.sleep(POLL_S)
-    if pid is not None:
+        return False
+
+    if not await _in_time(accepts):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    raise Problem("start", f"the agent did not accept within {START_DEADLINE_S:.0f} s: {_tail(files)}")
+        message = f"the agent (pid {pid}) accepted no connection within {START_DEADLINE_S:.0f} s: {_tail(files)}"
+        raise Problem("start", message)
+
+
+async def _in_time(look: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    """Look until the answer is true, or the time to start is over; returns the last answer."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + START_DEADLINE_S
+    while True:
+        # Before the look: a machine that stood still has had no time to look.
+        late = loop.time() >= end
+        answer = await look()
+        if answer or late:
+            return answer
+        await asyncio.sleep(POLL_S)
 
 
 def _tail(files: JobFiles) -> str:

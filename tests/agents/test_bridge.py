@@ -19,12 +19,13 @@ from typing import Any
 
 import pytest
 
+from remote_agent.base.files import serve_unix
 from remote_agent.base.paths import Home, lock_agent
 from remote_agent.bridge import starting
 from remote_agent.tree.sync import TreeSync
 from remote_agent.wire import CallFailed, Channel, ChannelClosed, Problem
 from supervisor.ssh import AgentFile
-from tests.agents.nodes import Node, Nodes
+from tests.agents.nodes import REPOSITORY, Node, Nodes
 
 SLEEPS = "import time\ntime.sleep(600)\n"
 
@@ -292,6 +293,65 @@ def test_a_start_that_hangs_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) -
     with process, pytest.raises(Problem, match="did not start the agent within"):
         starting._read_pid(process)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_a_step_that_does_not_begin_and_an_agent_that_does_not_accept_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    files = home.job("x")
+    files.make()
+    files.log.write_text("slow to import\n")
+
+    async def awaited() -> str:
+        with pytest.raises(Problem) as refused:
+            await starting.await_agent(home, {"job": "x"})
+        return refused.value.message
+
+    monkeypatch.setattr(starting, "START_DEADLINE_S", 1.0)
+    assert asyncio.run(awaited()) == "Slurm did not start the agent's step within 1 s"
+    code = (
+        "import sys,remote_agent.base.paths as p;from pathlib import Path;"
+        "print(p.lock_agent(p.Home(Path(sys.argv[1])).job('x')),flush=True);sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as silent:
+        assert silent.stdout is not None
+        assert silent.stdout.readline()
+        message = f"the agent (pid {silent.pid}) accepted no connection within 1 s: slow to import"
+        assert asyncio.run(awaited()) == message
+        assert silent.wait() == -signal.SIGKILL
+
+
+def test_a_bridge_that_stood_still_past_its_deadline_looks_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Home(tmp_path)
+    home.job("x").make()
+    monkeypatch.setattr(starting, "START_DEADLINE_S", 0.0)
+
+    async def body() -> None:
+        looked = asyncio.Event()
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
+            looked.set()
+
+        server = await serve_unix(home.job("x").sock, accept)
+        try:
+            assert await starting.await_agent(home, {"job": "x"}) == {"agent_pid": os.getpid()}
+            await looked.wait()
+        finally:
+            server.close()
+
+    lock = lock_agent(home.job("x"))
+    assert lock is not None
+    try:
+        asyncio.run(body())
+    finally:
+        os.close(lock)
 
 
 def test_a_finished_job_is_read_from_its_files(tmp_path: Path) -> None:

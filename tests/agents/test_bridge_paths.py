@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from remote_agent.base.files import atomic_write, open_unix, serve_unix
-from remote_agent.base.paths import Home, _is_lock_of, agent_alive, lock_agent
+from remote_agent.base.paths import Home, _is_lock_of, agent_alive, lock_agent, unlock_agent
 from remote_agent.base.proc import start_ticks
 from remote_agent.wire import Problem
 
@@ -96,6 +97,23 @@ def test_the_lock_lives_and_dies_with_its_process(tmp_path: Path, repository: Pa
     assert fd is not None
     assert agent_alive(files) == os.getpid()
     os.close(fd)
+
+
+def test_an_agent_whose_directory_was_removed_leaves_the_next_agent_its_socket(tmp_path: Path) -> None:
+    files = Home(tmp_path).job("j")
+    locks = []
+    for _ in range(2):
+        shutil.rmtree(tmp_path, ignore_errors=True)
+        files.make()
+        lock = lock_agent(files)
+        assert lock is not None
+        locks.append(lock)
+        files.sock.touch()
+    unlock_agent(files, locks[0])
+    assert files.sock.exists()
+    unlock_agent(files, locks[1])
+    assert not files.sock.exists()
+    assert agent_alive(files) is None
 
 
 def test_the_lock_of_another_file_is_not_taken_for_ours() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
 ROOT = Path(__file__).parents[2]
 # What ends with an allocation: workers, agents in a step, whatever is Slurm's.
 LEFT = ("train.py", "serve --job alloc --step", "srun --jobid", "slurmstepd")
+AGENT = "serve --job alloc"
 # Needs longer to save than an engine gives to workers whose agent is gone.
 SAVES = """
 import os, signal, time
@@ -68,12 +72,18 @@ def daemons(hosts: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def slurm(hosts: Cluster, daemons: Slurm) -> Iterator[Slurm]:
-    """The same, without an allocation and without files of ours."""
+    """The same, without an allocation, an agent or files of ours."""
     yield daemons
     daemons.run("scancel", "--me")
     await_nothing_left(hosts, daemons)
     for host in hosts.hosts:
-        shutil.rmtree(host.home / ".supervisor", ignore_errors=True)
+        # Agents that were started by SSH stay a while for operators who read the outcome.
+        for pid in (pid for pid, line in hosts.processes(host).items() if AGENT in line):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+    await_nothing_left(hosts, daemons, AGENT)
+    for host in hosts.hosts:
+        shutil.rmtree(host.home / ".supervisor")
 
 
 @pytest.fixture
@@ -114,14 +124,14 @@ def journal(hosts: Cluster) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def await_nothing_left(hosts: Cluster, slurm: Slurm) -> None:
-    """Wait until there is no allocation, no step, and no process of either."""
+def await_nothing_left(hosts: Cluster, slurm: Slurm, *more: str) -> None:
+    """Wait until there is no allocation, no step, and no process of either, or with one of `more` in its command."""
     end = time.monotonic() + 40
     while slurm.run("squeue", "-h") + slurm.run("squeue", "-h", "-s"):
         assert time.monotonic() < end, slurm.run("squeue", "-s")
         time.sleep(0.1)
     for host in hosts.hosts:
-        while left := [line for line in hosts.processes(host).values() if any(word in line for word in LEFT)]:
+        while left := [line for line in hosts.processes(host).values() if any(word in line for word in (*LEFT, *more))]:
             assert time.monotonic() < end, left
             time.sleep(0.1)
 
