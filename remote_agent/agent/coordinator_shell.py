@@ -27,8 +27,9 @@ from remote_agent.coordinator.operator_requests import answer, read
 from remote_agent.coordinator.output_watch import Losses, moved
 from remote_agent.coordinator.status import document
 from remote_agent.diagnose.incidents import iso_time
+from remote_agent.text.shapes import clip
 from remote_agent.wire import Answer, Channel, NodeSpec, Problem, WireError
-from remote_agent.wire.events import EventType
+from remote_agent.wire.events import HOST_NAME, INTERFACE, EventType
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context
@@ -42,6 +43,14 @@ HAND_OVER_TIMEOUT_S = 30.0
 
 def _ranks(args: Mapping[str, Any]) -> tuple[tuple[int, int, int], ...]:
     return tuple((int(rank["rank"]), int(rank["local_rank"]), int(rank["pid"])) for rank in args["ranks"])
+
+
+def _notice(args: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return what a node says about its network; None for nothing, or for what no agent of ours says."""
+    notice = args.get("notice")
+    if not isinstance(notice, dict) or notice.get("kind") not in (INTERFACE, HOST_NAME):
+        return None
+    return {"kind": notice["kind"], "message": clip(str(notice.get("message")))}
 
 
 def _trees(args: Mapping[str, Any]) -> tuple[str, ...]:
@@ -61,7 +70,7 @@ REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], inputs.Input]] = {
     "gone": lambda node, _, args: inputs.Gone(node, str(args["reason"])),
     "prepared": lambda node, generation, args: inputs.Prepared(node, generation, int(args["port"])),
     "order_failed": lambda node, generation, args: inputs.OrderFailed(node, generation, str(args["message"])),
-    "started": lambda node, generation, args: inputs.Started(node, generation, _ranks(args)),
+    "started": lambda node, generation, args: inputs.Started(node, generation, _ranks(args), _notice(args)),
     "assigned": lambda node, generation, args: inputs.Assigned(node, generation, _ranks(args), int(args["world_size"])),
     "main": lambda node, generation, args: inputs.Main(node, generation, int(args["rank"])),
     "pulse": lambda node, generation, args: inputs.Pulses(node, generation, _pulses(args)),

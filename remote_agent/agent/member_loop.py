@@ -422,7 +422,8 @@ class MemberLoop:
                 # Else it was stopped before it began: a `go` may be read late, and the tree takes its time.
                 if self.running == generation:
                     done = await self.engine.call("go", orders.go(self._context, args), CALL_TIMEOUT_S * 6)
-                    self.report("started", {"generation": generation, "ranks": done["ranks"]})
+                    started = {name: done.get(name) for name in ("ranks", "notice")}
+                    self.report("started", {"generation": generation, **started})
         except (OSError, Problem, WireError, asyncio.TimeoutError) as error:
             why = str(error) or "no answer in time"
             self.report("order_failed", {"generation": generation, "message": f"{op}: {why}"})

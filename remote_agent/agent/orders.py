@@ -47,6 +47,7 @@ def go(context: Context, args: dict[str, Any]) -> dict[str, Any]:
         "env": {**spec.env, **(own.env if own is not None else {}), **_set_while_running(args.get("set_env") or {})},
         "run_id": spec.job,
         "role": spec.role,
+        "address": context.address,
         "cwd": context.workdir,
         "kind": spec.kind,
         "script": spec.script,

@@ -19,7 +19,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from remote_agent.agent import jobs
 from remote_agent.base.files import disk_space
 from remote_agent.base.paths import Home, agent_alive
 from remote_agent.base.proc import own_command
+from remote_agent.vitals import netif
 from remote_agent.wire import JOB_NAME, Problem
 from remote_agent.wire.events import ENDED_STATES
 
@@ -34,7 +35,6 @@ from remote_agent.wire.events import ENDED_STATES
 TORCH_S = 120.0
 TOOL_S = 10.0
 REACH_S = 3.0
-RESOLVE_S = 5.0
 SHUTDOWN_S = 5.0
 # The tree of a training script; what is larger than this is data.
 CODE_FILES = 2000
@@ -69,22 +69,22 @@ class Probe:
     async def facts(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
         """Return the node's facts.
 
-        `workdir`: whose Python files are hashed, None where the tree will be synced; `env`: what workers get on top.
+        `workdir`: whose Python files are hashed, None where the tree will be synced; `env`: what workers get on top;
+        `address`: of this node for the others.
         """
-        hostname = socket.gethostname()
-        torch, gpu_processes, driver, own_addresses = await asyncio.gather(
+        env = {**os.environ, **args["env"]}
+        torch, gpu_processes, driver, sockets = await asyncio.gather(
             self._torch(),
             # `pid, name, MiB` of each process on a GPU.
             _nvidia("--query-compute-apps=pid,process_name,used_memory"),
             _nvidia("--query-gpu=driver_version"),
-            _resolve(hostname),
+            self._sockets(str(args["address"]), env),
         )
         workdir = args.get("workdir")
         disks = (os.path.expanduser("~"), str(self._home.root))
-        env = {**os.environ, **args["env"]}
         return {
-            "hostname": hostname,
-            "own_addresses": own_addresses,
+            "hostname": socket.gethostname(),
+            "sockets": {"kind": sockets.kind, "message": sockets.notice},
             "kernel": platform.release(),
             "torch": torch,
             "driver": driver[0] if driver else None,
@@ -111,6 +111,9 @@ class Probe:
                 facts: dict[str, Any] = json.loads(out.splitlines()[-1])
                 return facts
         return {"error": _last_line(err) or f"the probe ended with {status}"}
+
+    async def _sockets(self, address: str, env: Mapping[str, str]) -> netif.Sockets:
+        return await netif.sockets(address, await netif.own_name_address(), env)
 
     def _live_jobs(self) -> list[str]:
         found = []
@@ -147,12 +150,14 @@ class Probe:
     # A collective
 
     async def collective_start(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
-        """Start this node's rank of a small group; rank 0 answers with the port of its store."""
+        """Start this node's rank of a small group, reached at `address`; rank 0 answers with the port of its store."""
         if self._child is not None:
             # Of a group that was never complete.
             await self._last_words()
+        sockets = await self._sockets(str(args["address"]), os.environ)
         self._child = await asyncio.create_subprocess_exec(
             *own_command("probe", "collective", json.dumps(args)),
+            env={**os.environ, **sockets.variables},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -248,15 +253,6 @@ def _limit(which: int) -> int | None:
     """Return a soft limit, None for unlimited."""
     soft = resource.getrlimit(which)[0]
     return None if soft == resource.RLIM_INFINITY else soft
-
-
-async def _resolve(name: str) -> list[str]:
-    """Return the addresses that this machine finds for a name, none where it finds none in time."""
-    try:
-        found = await asyncio.wait_for(asyncio.get_running_loop().getaddrinfo(name, None), RESOLVE_S)
-    except (asyncio.TimeoutError, OSError):
-        return []
-    return sorted({str(entry[4][0]) for entry in found})
 
 
 async def _run(command: list[str], timeout_s: float) -> tuple[int | None, str, str]:

@@ -105,6 +105,8 @@ class Started(GroupReport):
     """A node has started its workers: (rank, local rank, pid) each."""
 
     ranks: tuple[tuple[int, int, int], ...]
+    notice: Mapping[str, str] | None = None
+    """Kind and message: by which interface other nodes reach them, where their host name does not lead there."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from remote_agent.coordinator import code_version, formation, hang_watch, inputs
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.operator_requests import CORDONED, VERBS
 from remote_agent.coordinator.transitions import NOT_JOINED, STOP_MARGIN_S, Turn, give_up_on, lose_node, stop_group
+from remote_agent.text.names import count
 from remote_agent.wire.events import EventType
 
 # An agent that was started for a removed node and is not added by then is sent away.
@@ -29,6 +30,7 @@ STUCK = "it did not stop its workers in time"
 PAUSE_SHARE = 0.25
 # A busy machine may keep a process waiting for this long.
 PAUSE_MIN_S = 2.0
+MAX_NAMED = 4
 
 
 def step(state: s.State, event: inputs.Input, now: float, wall_ns: int = 0) -> s.Turned:
@@ -207,10 +209,23 @@ def on_started(turn: Turn, event: inputs.Started) -> None:
     state = turn.state
     if state.phase not in ALIVE:
         return
-    turn.set_node(event.node, running=event.generation)
+    turn.set_node(event.node, running=event.generation, notice=event.notice)
+    if all(turn.node(name).running == event.generation for name in state.members):
+        _warn_of_network(turn)
     # torch's agent starts its workers after the rendezvous, and reports their ranks then.
     if state.rendezvous is None:
         _take_ranks(turn, event.node, event.ranks, dict(state.ranks))
+
+
+def _warn_of_network(turn: Turn) -> None:
+    """Write each different notice of the members to the journal once, with all nodes that gave it."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for name in turn.state.members:
+        if notice := turn.node(name).notice:
+            nodes.setdefault((notice["kind"], notice["message"]), []).append(name)
+    for (kind, message), names in nodes.items():
+        others = ", ".join(names[1:]) if len(names) <= MAX_NAMED else count(len(names) - 1, "other node")
+        turn.warn(names[0], None, kind, f"{message} (also {others})" if others else message)
 
 
 def on_assigned(turn: Turn, event: inputs.Assigned) -> None:

@@ -14,7 +14,7 @@ from remote_agent.coordinator.transitions import QUARANTINE_WINDOW_S, quarantine
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
 from remote_agent.diagnose.incidents import Incident, Victims
 from remote_agent.diagnose.verdict import verdict
-from remote_agent.wire.events import EventType
+from remote_agent.wire.events import HOST_NAME, EventType
 
 if TYPE_CHECKING:
     from remote_agent.coordinator.transitions import Turn
@@ -189,6 +189,9 @@ def _judge(state: s.State, now_ns: int) -> Incident:
         now_ns=now_ns,
         host_notes=host_notes,
         clock_error_ms=clock_error_ms,
+        unreachable_names=[
+            name for name, node in state.nodes.items() if node.notice and node.notice["kind"] == HOST_NAME
+        ],
         hang=state.watch.hang["missing"] if state.watch.hang is not None else None,
     )
     return verdict(evidence, context)

@@ -48,6 +48,8 @@ class Node:
     """Digests of the work trees that its workers can start from."""
     lacks: bool = False
     """The tree of the next group is not among them: it is not ready before it has it."""
+    notice: Mapping[str, str] | None = None
+    """What its agent has said about the newest group's network: kind and message."""
     cordoned: bool = False
     """Excluded from future groups by an operator; it stays in its current one."""
 

@@ -98,6 +98,8 @@ class JobContext:
     """The contract's `missing` object of the hang that this group was in when it ended."""
     clock_error_ms: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """By node: the possible error of its corrected timestamps."""
+    unreachable_names: Sequence[str] = ()
+    """Nodes whose host name leads to a loopback address, where other nodes look for its workers."""
     host_notes: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     """By node: lines of the kernel log, the memory cgroup's counters and free space, from around the failure."""
 

@@ -50,6 +50,7 @@ _STATUS = re.compile(
 # Waiting ranks of one group are within a few collectives of each other: numbers far apart are of different groups.
 _NEAR = 16
 _UNREACHABLE = re.compile(r"client socket has failed to connect to any network address of \(([^()]{1,200})\)")
+_LOOPBACK = re.compile(r"[Gg]loo.*(?:remote=|connect )\[(127\.[\d.]+|::1)\]")
 _STORE_TIMEOUT = re.compile(r"wait timeout after \d+ms")
 _PEER_CLOSED = re.compile(
     r"\[(?P<own>\d+)\] NCCL INFO \[Service thread\] (?:Connection closed by|Could not receive type from) "
@@ -79,6 +80,7 @@ def verdict(evidence: Sequence[RankEvidence], context: JobContext) -> Incident:
     lost = _lost_first(evidence, findings)
     cause = (
         _node_lost(findings, context)
+        or _loopback(findings, context)
         or _own_failure(findings, context, lost)
         or _missing_rank(evidence, findings, context)
         or _exited_early(findings, context)
@@ -135,6 +137,26 @@ def _node_lost(findings: list[Finding], context: JobContext) -> _Cause | None:
         hint=HINTS["node_lost"],
         node=node,
         t_ns=t_ns,
+    )
+
+
+def _loopback(findings: list[Finding], context: JobContext) -> _Cause | None:
+    """The first failure is gloo's, which looked for a rank of another host at a loopback address."""
+    first = next((each for each in findings if each.role == PRIMARY), None)
+    match = _LOOPBACK.search(first.headline) if first is not None else None
+    nodes = context.ranks_per_node
+    if first is None or match is None or len(nodes) < 2:
+        return None
+    names = list(context.unreachable_names)
+    who = f"the host name of {', '.join(names)}" if names else "the host name of a node"
+    or_else = "" if names else ", or its GLOO_SOCKET_IFNAME is a loopback interface"
+    return _Cause(
+        first.category,
+        f"gloo looked for ranks of another host at {match[1]}: {who} leads to loopback there{or_else}",
+        "set GLOO_SOCKET_IFNAME in `env` of that host to the interface of its address, or correct its /etc/hosts",
+        "outside_the_ranks",
+        "established",
+        findings=[each for each in findings if each is first or _same_cause(first, each)],
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import gc
 import importlib
 import logging
@@ -27,6 +28,7 @@ from remote_agent.engine.launchers import own, torch_agent
 from remote_agent.engine.launchers.launcher import Context, Launch, WorkerGroup
 from remote_agent.engine.order import OWN_VARIABLES, Order
 from remote_agent.engine.processes import Orphans, adopt_orphans
+from remote_agent.vitals import netif
 from remote_agent.vitals.host_notes import HostNotes
 from remote_agent.wire import Answer, Channel, ChannelClosed, Problem, WireError
 
@@ -58,6 +60,8 @@ class Engine:
         # does not install its signal handlers in it.
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "torch")
         self._torch: asyncio.Future[Any] = asyncio.ensure_future(self._in_thread(_import_torch))
+        # A name server that does not answer takes seconds; torch's import takes as long.
+        self._own_name = asyncio.ensure_future(netif.own_name_address())
         self._current = -1
         """The newest generation that was started."""
         self._floor = -1
@@ -179,6 +183,7 @@ class Engine:
         self._current = self._floor = order.generation
         self._starting = asyncio.get_running_loop().create_future()
         try:
+            order, notice = await self._with_sockets(order)
             self._notes.begin(Path(order.cwd), order.log_dir)
             group = await self._start_workers(context, order)
         except (OSError, RuntimeError, ValueError) as error:
@@ -195,7 +200,16 @@ class Engine:
         self._group = group
         self._runner = asyncio.ensure_future(group.run())
         group.watch(lambda op, notice: self._outbox.put_nowait((op, notice)))
-        return {**group.answer(), "t_ns": time.time_ns()}
+        return {**group.answer(), "t_ns": time.time_ns(), "notice": notice}
+
+    async def _with_sockets(self, order: Order) -> tuple[Order, dict[str, str] | None]:
+        """Return the order with the variables by which other nodes reach its workers, and what to say about them."""
+        if order.group_world_size == 1 and order.rendezvous is None:
+            return order, None
+        given = {**os.environ, **order.env}
+        sockets = await netif.sockets(order.address, await asyncio.shield(self._own_name), given)
+        notice = {"kind": sockets.kind, "message": sockets.notice} if sockets.notice else None
+        return dataclasses.replace(order, env={**order.env, **sockets.variables}), notice
 
     async def _stop(self, args: dict[str, Any]) -> dict[str, Any]:
         generation = _number(args, "generation")

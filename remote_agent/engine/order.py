@@ -33,6 +33,8 @@ class Order:
     local_world_size: int
     world_size: int
     group_world_size: int
+    address: str
+    """Of this node, for the others."""
     master_addr: str
     master_port: int
     restart_count: int

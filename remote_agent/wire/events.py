@@ -97,6 +97,9 @@ class Condition(str, Enum):
         return str(self.value)
 
 
+# Kinds of warnings about a node's network: supervisor has set the workers' interface; other nodes cannot reach them.
+INTERFACE, HOST_NAME = "interface", "host_name"
+
 # A job in one of these states never changes again.
 ENDED_STATES = frozenset({"succeeded", "failed", "stopped"})
 ENDED_EVENTS = frozenset({EventType.JOB_SUCCEEDED, EventType.JOB_FAILED, EventType.JOB_STOPPED})

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from remote_agent.wire.events import HOST_NAME
 from supervisor.inventory.pattern import fold
 from supervisor.preflight.probe import Preflight, bad_groups
 
@@ -288,15 +289,12 @@ def _clocks(by_node: Mapping[str, Facts]) -> Iterable[Finding]:
 
 
 def _own_names(by_node: Mapping[str, Facts]) -> Iterable[Finding]:
-    """Yield nodes whose own name resolves to a loopback address, which gloo would give to the other nodes."""
-    hint = "NCCL is unaffected; for gloo set GLOO_SOCKET_IFNAME in [job] env, or correct /etc/hosts there"
+    """Yield nodes whose own host name does not lead to the address at which the other nodes reach them."""
     for node, facts in by_node.items() if len(by_node) > 1 else ():
-        addresses = facts["own_addresses"]
-        if not all(one.startswith(("127.", "::1")) for one in addresses) or "GLOO_SOCKET_IFNAME" in facts["env"]:
-            continue
-        what = f"resolves to {' '.join(addresses)} there" if addresses else "does not resolve there"
-        severity: Severity = "info" if facts["torch"].get("gpu_names") else "warning"
-        yield Finding(severity, "own name", (node,), f"its own name {what}", hint)
+        sockets = facts["sockets"]
+        if sockets["message"]:
+            severity: Severity = "warning" if sockets["kind"] == HOST_NAME else "info"
+            yield Finding(severity, "own name", (node,), sockets["message"])
 
 
 def _finding_for(node: str) -> Callable[..., Finding]:

@@ -95,7 +95,7 @@ async def _facts(link: NodeLink, inventory: Inventory, result: Preflight) -> Non
     hellos = [link.hello, *[await link.ask_hello(REACH_DEADLINE) for _ in range(PINGS)]]
     clock = min(hellos, key=lambda hello: hello["clock_error_ms"])
     workdir = None if inventory.job.sync and inventory.path is not None else str(inventory.job.workdir)
-    request = {"workdir": workdir, "env": {**inventory.job.env, **host.env}}
+    request = {"workdir": workdir, "env": {**inventory.job.env, **host.env}, "address": host.address}
     answer = await link.channel.call("facts", request, timeout=FACTS_DEADLINE)
     result.facts[host.name] = {**clock, **answer.data}
 
@@ -172,11 +172,13 @@ async def _collective(links: Sequence[NodeLink]) -> dict[str, Any]:
     """Return {"ms", "latency_ms", "bus_gb_per_s", "backend"} of an all-reduce among these nodes, or {"error"}."""
     request = {"world": len(links), "host": links[0].host.address, "timeout_s": COLLECTIVE_S}
     try:
-        opened = await links[0].channel.call("collective_start", {**request, "rank": 0}, timeout=COLLECTIVE_DEADLINE)
-        others = [
-            link.channel.call("collective_start", {**request, "rank": rank, **opened.data}, timeout=COLLECTIVE_DEADLINE)
-            for rank, link in enumerate(links[1:], 1)
-        ]
+
+        async def start(rank: int, **store: Any) -> dict[str, Any]:
+            one = {**request, "rank": rank, "address": links[rank].host.address, **store}
+            return (await links[rank].channel.call("collective_start", one, timeout=COLLECTIVE_DEADLINE)).data
+
+        opened = await start(0)
+        others = [start(rank, **opened) for rank in range(1, len(links))]
         await asyncio.gather(*others)
         ends = [
             link.channel.call("collective_end", {"timeout_s": 2 * COLLECTIVE_S}, timeout=COLLECTIVE_DEADLINE)

@@ -107,6 +107,7 @@ def order(root: Path, script: str | Path, *args: str, **changes: Any) -> dict[st
         "local_world_size": ranks,
         "world_size": ranks,
         "group_world_size": 1,
+        "address": "127.0.0.1",
         "master_addr": "127.0.0.1",
         "master_port": 29500,
         "restart_count": 0,

@@ -35,7 +35,7 @@ async def ask_and_hang_up(tmp_path: Path, repository: Path) -> tuple[int, str]:
         assert bridge.stdin is not None
         assert bridge.stdout is not None
         assert await bridge.stdout.readexactly(len(MAGIC)) == MAGIC
-        bridge.stdin.write(encode({"id": 1, "op": "facts", "args": {"env": {}, "workdir": None}}))
+        bridge.stdin.write(encode({"id": 1, "op": "facts", "args": {"env": {}, "workdir": None, "address": ""}}))
         await bridge.stdin.drain()
         child = await asyncio.to_thread(fifo.read_text)
         bridge.stdin.close()

@@ -200,3 +200,17 @@ def test_a_takeover_tells_who_was_lost_and_stops_what_still_runs() -> None:
     assert world.last("incident").detail["culprit_node"] == "n1"
     assert world.last("generation_running").detail["detect"] == 12_000.0
     assert world.state.restarts == 0
+
+
+def test_a_notice_that_all_nodes_give_is_one_warning() -> None:
+    world = World(spec(6), start=False)
+    for name in world.machines:
+        world.machines[name].notice = {"kind": "interface", "message": "use eth0"}
+        world.join(name)
+    world.settle()
+    (warning,) = [event for event in world.events if event.type == EventType.WARNING]
+    assert (warning.node, warning.rank) == ("n1", None)
+    assert warning.detail == {"kind": "interface", "message": "use eth0 (also 5 other nodes)"}
+    world.feed(inputs.Restart())
+    world.settle()
+    assert sum(event.type == EventType.WARNING for event in world.events) == 1

@@ -30,7 +30,7 @@ def facts(**changes: Any) -> dict[str, Any]:
         "cpu_count": 64,
         "live_jobs": [],
         "left_over": [],
-        "own_addresses": ["10.0.0.7"],
+        "sockets": {"kind": "", "message": ""},
         "code": None,
         "clock_offset_ms": 0.3,
         "clock_error_ms": 0.4,
@@ -72,7 +72,8 @@ def test_nodes_that_are_alike_are_fine() -> None:
         ({"code": "no directory /w"}, "error", "there is no directory /w"),
         ({"left_over": [{"pid": 4711, "mode": "engine", "job": "train-k3f9"}]}, "warning",
          "processes of train-k3f9 run without an agent: pid 4711"),
-        ({"own_addresses": ["127.0.1.1"]}, "info", "its own name resolves to 127.0.1.1 there"),
+        ({"sockets": {"kind": "interface", "message": "use eth0"}}, "info", "use eth0"),
+        ({"sockets": {"kind": "host_name", "message": "no interface"}}, "warning", "no interface"),
         ({"disk_free": {"/home/u": None}}, "warning", "/home/u does not exist"),
     ],
 )  # fmt: skip
@@ -169,16 +170,6 @@ def test_clocks_are_held_against_the_other_nodes_and_not_against_this_machine() 
     two = cluster({"gpu02": {"clock_offset_ms": 2000.0}}, 2)
     (only,) = findings(two)
     assert (only.nodes, only.text) == (("gpu02",), "its clock is +2.0 s off this machine's")
-
-
-def test_a_name_that_leads_back_to_its_host_matters_to_gloo_only() -> None:
-    debian = {"own_addresses": ["127.0.1.1"], "torch": {"torch": "2.13.0+cpu", "cuda": None, "nccl": None}}
-    found = cluster({"gpu01": debian, "gpu02": debian}, 2)
-    assert [(one.severity, one.nodes) for one in findings(found)] == [("warning", ("gpu01", "gpu02"))]
-    for one in found.facts.values():
-        one["env"] = {"GLOO_SOCKET_IFNAME": "eth0"}
-    assert findings(found) == []
-    assert findings(cluster({"gpu01": debian}, 1)) == []
 
 
 def test_where_half_differ_nobody_is_the_odd_one() -> None:

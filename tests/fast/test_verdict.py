@@ -399,3 +399,21 @@ def test_the_rank_that_peers_lost_first_is_named_unless_it_lost_connections_too(
     assert judge(*peers, ranks_per_node=nodes).culprit_ranks == (1,)
     assert not judge(*peers, stopped(1, 1, remote), ranks_per_node=nodes).culprit_ranks
     assert not judge(*peers[:1], ranks_per_node=nodes).culprit_ranks, "one word is not enough"
+
+
+MESH = (
+    "RuntimeError: Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:152] timed "
+    "out connecting: SO_ERROR: Connection refused, remote=[127.0.1.1]:55175$3"
+)
+
+
+def test_a_host_name_that_leads_to_loopback_is_the_cause_where_gloo_fails_to_connect() -> None:
+    evidence = [rank(3, 1.0, trace(MESH)), rank(1, 1.0, trace(MESH)), stopped(0, 2), stopped(2, 2)]
+    incident = judge(*evidence, unreachable_names=["n1"])
+    assert (incident.category, incident.culprit_ranks) == ("rendezvous_timeout", ())
+    assert "gloo looked for ranks of another host at 127.0.1.1: the host name of n1 leads" in incident.summary
+    assert "GLOO_SOCKET_IFNAME" in incident.hint
+    assert "the host name of a node leads" in judge(*evidence).summary
+    # On one host a loopback address is right, and the peer has failed for another reason.
+    alone = judge(rank(0, 1.0, trace(MESH)), stopped(1, 2), ranks_per_node={"n1": [0, 1]})
+    assert "Gloo connectFullMesh failed" in alone.summary

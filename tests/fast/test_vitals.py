@@ -19,7 +19,7 @@ from remote_agent.vitals.gpus.gpu import Gpu, gpu_of
 from remote_agent.vitals.gpus.nvidia_smi import parse_table
 from remote_agent.vitals.gpus.nvml import Nvml
 from remote_agent.vitals.host import HostUsage, Vitals
-from remote_agent.vitals.netif import interface_of
+from remote_agent.vitals.netif import GLOO, NCCL, TENSORPIPE, choose, interface_of
 from tests.fast.test_host_notes import write
 
 GIB = 1 << 30
@@ -285,3 +285,41 @@ def test_a_measurement_costs_little(tmp_path: Path) -> None:
     each_ms = (time.process_time() - begin) / 20 * 1000
     print(f"\none measurement with 8 ranks: {each_ms:.1f} ms")
     assert each_ms < 15
+
+
+OWN = {"127.0.0.1": "lo", "172.17.0.1": "docker0", "10.0.0.7": "eth0", "192.168.1.7": "eth1"}
+
+
+@pytest.mark.parametrize(
+    ("interface", "leads_to", "given", "variables", "kind"),
+    [
+        ("eth0", "127.0.1.1", {}, {GLOO: "eth0", TENSORPIPE: "eth0"}, "interface"),
+        ("eth0", None, {}, {GLOO: "eth0", TENSORPIPE: "eth0"}, "interface"),
+        ("eth0", "192.168.1.7", {}, {GLOO: "eth0", TENSORPIPE: "eth0"}, "interface"),
+        ("eth0", "127.0.1.1", {GLOO: "eth1"}, {TENSORPIPE: "eth0"}, "interface"),
+        ("eth0", "127.0.1.1", {GLOO: "eth1", TENSORPIPE: "eth1"}, {}, ""),
+        ("eth0", "10.0.0.7", {}, {}, ""),
+        ("eth0", "10.0.0.8", {}, {}, ""),  # a second address of some interface
+        ("lo", "127.0.1.1", {}, {}, ""),
+        (None, "10.0.0.7", {}, {}, ""),
+        (None, "127.0.1.1", {}, {}, "host_name"),
+        (None, None, {}, {}, "host_name"),
+        (None, "127.0.1.1", {GLOO: "eth0"}, {}, ""),
+    ],
+)
+def test_workers_use_the_interface_at_which_others_reach_them(
+    interface: str | None, leads_to: str | None, given: dict[str, str], variables: dict[str, str], kind: str
+) -> None:
+    answer = choose(interface, leads_to, OWN, given)
+    assert (answer.variables, answer.kind) == (variables, kind)
+    assert bool(answer.notice) == bool(kind)
+    assert all(name in answer.notice for name in variables)
+
+
+def test_nccl_is_told_the_interface_only_where_it_would_take_another() -> None:
+    own = {"127.0.0.1": "lo", "172.17.0.1": "docker0", "10.0.0.7": "virbr1"}
+    answer = choose("virbr1", "10.0.0.7", own, {})
+    assert answer.variables == {NCCL: "=virbr1"}
+    assert "NCCL would choose docker0" in answer.notice
+    assert choose("virbr1", "10.0.0.7", {**own, "10.1.0.7": "ib0"}, {}).variables == {}
+    assert choose("virbr1", "10.0.0.7", own, {NCCL: "virbr1"}).variables == {}

@@ -35,6 +35,8 @@ class Machine:
     ranks: tuple[int, ...] = ()
     stuck: bool = False
     """It does not carry out orders to stop, and says nothing of a start."""
+    notice: dict[str, str] | None = None
+    """What it says about its network when it starts workers."""
 
 
 class World:
@@ -164,7 +166,7 @@ class World:
             if machine.stuck:
                 return
             started = tuple((rank, local, 1000 + rank) for local, rank in enumerate(machine.ranks))
-            say.append(inputs.Started(name, args["generation"], started))
+            say.append(inputs.Started(name, args["generation"], started, machine.notice))
             say.extend(inputs.Main(name, args["generation"], rank) for rank in machine.ranks)
         elif order.op == "stop" and not machine.stuck:
             exits: tuple[dict[str, Any], ...] = ()
