@@ -1,78 +1,200 @@
 """Removes secrets from reports and recordings.
 
 In: texts, command lines, documents. Out: the same with `[redacted]` in place of what looks like a secret.
+
+There are two rules. By name: the value of a variable, an option, a key or a header that is named as secrets are. By
+form: what is a secret wherever it stands, such as a token of a known provider or the URL of a webhook. Ordinary logs
+must stay as they are: a name that is an ordinary word too (`token`, `pass`, `auth`) needs more than a colon behind it.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MARK = "[redacted]"
-# The end of names whose values are secrets: HF_TOKEN, apiKey, --db-password.
-_SECRET_WORDS = (
-    r"(?:pass(?:wd|word|phrase)?|secret|token|api[_-]?key|access[_-]?key|private[_-]?key|auth(?:orization)?|credentials?"
-    r"|cookie|webhook(?:_url)?|sas|dsn|pat|pwd)"
+
+# --- by name
+
+# A word in a name begins behind another character, or with a capital as in dbPassword.
+_BEGIN = r"(?:(?<![A-Za-z0-9])|(?<=[a-z0-9])(?=[A-Z]))"
+# Ends of names whose values are always secrets; the first ones also without a gap before them: PGPASSWORD.
+_SURE = (
+    r"(?i:pass(?:wd|word|phrase|code)|sshpass|secret|api[_-]?key)"
+    rf"|{_BEGIN}(?i:(?:access|account|auth|encryption|master|private|shared|signing|subscription)[_-]?key"
+    r"|webhook(?:[_-]?url)?|dsn)"
 )
-_SUFFIX = r"(?:[_.-](?:id|key|value|json|base64|[0-9]+))?"
-_NAME = re.compile(rf"(?i)(?:^|[_.-]){_SECRET_WORDS}{_SUFFIX}$")
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-# NAME=value, "name": "value", Name: value, --name value in a text; found by the end of the name.
+# Ends of names that are ordinary words, too.
+_ORDINARY = rf"{_BEGIN}(?i:token|auth(?:orization)?|credentials?|cookies?|pass|pwd|pat|sas|sig(?:nature)?)"
+_SUFFIX = r"(?:(?:[_.-]|(?<=[a-z0-9])(?=[A-Z]))(?i:id|key|value|json|base64)|[_.-]?[0-9]{1,9})?"
+_NAME = rf"(?:(?P<sure>{_SURE})|(?P<ordinary>{_ORDINARY})){_SUFFIX}"
+_END_OF_NAME = re.compile(rf"{_NAME}\Z")
+# pad_token, loss_per_token: tokens of a text.
+_TOKEN_OF_TEXT = re.compile(
+    r"(?i)(?:^|[^a-z0-9])(?:audio|begin|bos|cls|end|eos|first|image|last|mask|new|next|pad|per|predicted|prev|previous"
+    r"|prompt|sep|special|start|stop|target|text|think|tool|unk|video)[_-]\Z"
+)
+# NAME=value, "name": "value", Name: value, --name value in a text, with or without quotes, also escaped ones.
 _PAIR = re.compile(
-    rf"(?i)(?<![a-z0-9])(?P<name>{_SECRET_WORDS}{_SUFFIX})"
-    r"(?P<sep>[\"']?\s?[=:]\s?[\"']?|\s+(?=[^\s-]))(?P<value>[^\s\"',;&]+)"
+    rf"{_NAME}(?P<sep>\\{{0,8}}[\"']?[ \t]{{0,20}}(?:=>|:=|[=:](?!=))[ \t]{{0,20}}|[ \t]+(?=[^\s-]))"
+    r"(?:[bBrRuU]{0,2}(?P<quote>\\{0,8}[\"'])(?P<quoted>(?:(?!(?P=quote))(?:\\.|[^\n]))+)"
+    r"|(?P<value>(?:[^\s\"',;&\\]|\\(?![\"']))+))"
 )
 _OPTION = re.compile(r"(?:^|\s)--[\w-]{0,80}\Z")
-_URL = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)(?P<user>[^\s/:@\"']*):(?P<password>[^\s/@\"']+)@")
-_BEARER = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[A-Za-z0-9+/._~=-]{8,}")
-# Tokens of a known format.
-_SHAPES = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{16,}"
-    r"|xox[abprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)"
+_NUMBER = re.compile(r"[-+]?(?:\d{1,8}(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?[^\w]*", re.I)
+# Letters and digits mixed, as no word of a text is.
+_OPAQUE = re.compile(r"(?=[^\d]*\d)(?=[^A-Za-z]*[A-Za-z])[\w+/=%~-]{12,}")
+_SCHEMES = r"apikey|api-key|basic|bearer|key|negotiate|ntlm|splunk|sso-key|token"
+_LONG_SCHEMES = r"aws4-hmac-sha256|digest|hawk|mac|oauth"
+_NOT_SECRET = frozenset(
+    ("none", "null", "true", "false", "str", "bytes", "bool", *f"{_SCHEMES}|{_LONG_SCHEMES}".split("|"), MARK)
+)
+# Tracebacks quote code: client.get_token(…), args.password.
+_CALL = re.compile(r"(?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*\(")
+_IDENTIFIER = re.compile(r"\w*\Z")
+# Of a header, all of the value. Digest and its like have several parts.
+_AUTHORIZATION = re.compile(
+    rf"(?i)(?P<kept>\bauthorization\\{{0,8}}[\"']?\s{{0,9}}[=:]\s{{0,9}}\\{{0,8}}[\"']?(?:(?:{_SCHEMES})\s+(?=[^\s\"'\\])"
+    rf"|(?P<long>(?:{_LONG_SCHEMES})\s+)))(?(long)[^\n]+|[^\s\"'\\]+)"
+)
+_COOKIE = re.compile(r"(?i)(?P<kept>\bcookie:[ \t]*)[^\n\"']+")
+
+# --- by form
+
+_URL_PASSWORD = re.compile(r"(?P<kept>\b[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/:@\"']*:)[^\s/\"']+(?=@)")
+_URL_TOKEN = re.compile(r"(?P<kept>\b[A-Za-z][A-Za-z0-9+.-]{0,30}://)(?=[\w-]*\d)[\w-]{16,}(?=@)")
+_WEBHOOK = re.compile(
+    r"(?i)(?P<kept>https?://(?:hooks\.[^/\s]+/|(?:[\w-]+\.)?discord(?:app)?\.com/api/(?:v\d+/)?webhooks/"
+    r"|[\w.-]+\.webhook\.office\.com/|outlook\.office(?:365)?\.com/webhook/|api\.telegram\.org/bot"
+    r"|[^\s\"'<>]{1,200}?/(?:web)?hooks?/(?=(?:[\w-]{1,15}/){0,4}(?=[\w-]{0,40}\d)[\w-]{16})))[^\s\"'<>\\)]+"
+)
+_BEARER = re.compile(r"(?i)(?P<kept>\bbearer\s+)(?=\S*\d|\S{20})[A-Za-z0-9+/._~=-]{8,}")
+_BASIC = re.compile(r"(?i)(?P<kept>\bbasic\s+)(?P<value>[A-Za-z0-9+/]{6,}={0,2})")
+# Tokens of known providers.
+_TOKEN = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-(?!ssh-|ecdsa-)(?=[\w-]{0,40}\d)[\w-]{16,}"
+    r"|xox[abeprs]-[\w-]{10,}|xapp-[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|ya29\.[\w-]{20,}"
+    r"|eyJ[\w-]{10,2000}\.[\w-]{10,}\.[\w-]*|npm_[A-Za-z0-9]{30,}|pypi-(?:AgE[\w-]{16,}|[\w-]{60,})|nvapi-[\w-]{20,}"
+    r"|dckr_pat_[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,})"
 )
 _KEY_BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)")
 
 
 def is_secret(name: str) -> bool:
     """Return True if the value of a variable, an option or a key of this name is a secret."""
-    return bool(_NAME.search(_CAMEL.sub("_", name.lstrip("-"))))
+    match = _END_OF_NAME.search(name.lstrip("-"))
+    return match is not None and not _means_something_else(match) and name not in ("PWD", "sig", "signature")
 
 
 def text(value: str) -> str:
-    """Return a text without passwords in URLs, values of secret names, and tokens of a known format."""
+    """Return a text without passwords in URLs, values of secret names, and secrets of a known form."""
     low = value.lower()
-    for marks, pattern, instead in _RULES:
-        if any(mark in low for mark in marks):
+    for hint, pattern, instead in _RULES:
+        if hint.search(low):
             value = pattern.sub(instead, value)
     return value
 
 
+def _means_something_else(match: re.Match[str]) -> bool:
+    """Return whether a name that ends so is one of an ordinary thing."""
+    ordinary = match["ordinary"]
+    return ordinary is not None and ordinary.lower() == "token" and bool(_TOKEN_OF_TEXT.search(_front(match)))
+
+
+def _front(match: re.Match[str]) -> str:
+    return match.string[max(0, match.start() - 90) : match.start()]
+
+
 def _pair(match: re.Match[str]) -> str:
+    if not _holds_secret(match):
+        return match[0]
+    end = match.end("quoted") if match["quoted"] else match.end("value")
+    begin = match.start("quoted") if match["quoted"] else match.start("value")
+    at = match.start()
+    return f"{match[0][: begin - at]}{MARK}{match[0][end - at :]}"
+
+
+def _holds_secret(match: re.Match[str]) -> bool:
+    value = match["quoted"] or match["value"]
     # After a space, it is a value only if the name is that of an option.
-    front = match.string[max(0, match.start() - 90) : match.start()]
-    kept = not match["sep"].strip() and _OPTION.search(front) is None
-    kept = kept or match["value"].lower() in ("none", "null", "true", "false", "bearer", "basic", MARK)
-    return match[0] if kept else f"{match['name']}{match['sep']}{MARK}"
+    if value.lower() in _NOT_SECRET or (not match["sep"].strip() and _OPTION.search(_front(match)) is None):
+        return False
+    if match["quoted"] is None and _is_code(match, value):
+        return False
+    if match["sure"]:
+        return True
+    ordinary = match["ordinary"].lower()
+    if _means_something_else(match) or _NUMBER.fullmatch(value) or value[0] in "<[":
+        return False
+    if ordinary == "pwd" and value[0] in "/~":
+        return False
+    # In prose, an ordinary word and a colon are no name; a signature is more often one of a function.
+    if _is_prose(match) or ordinary.startswith("sig"):
+        return _OPAQUE.fullmatch(value) is not None
+    return True
 
 
-# Texts, in lower case, without which a pattern cannot match: logs have millions of lines.
-_RULES: tuple[tuple[tuple[str, ...], re.Pattern[str], Any], ...] = (
-    (("-----begin ",), _KEY_BLOCK, MARK),
-    (("://",), _URL, rf"\g<scheme>\g<user>:{MARK}@"),
-    (("bearer", "basic"), _BEARER, rf"\g<kind> {MARK}"),
-    (("hf_", "gh", "glpat-", "sk-", "xox", "akia", "asia", "aiza", "eyj"), _SHAPES, MARK),
-    (("pass", "secret", "token", "key", "auth", "cred", "cookie", "webhook", "sas", "dsn", "pat", "pwd"), _PAIR, _pair),
+def _is_prose(match: re.Match[str]) -> bool:
+    """Return whether an ordinary word stands alone, as in `auth: refused` and `token = the`."""
+    is_alone = match.start() == 0 or match.string[match.start() - 1] not in "_.-"
+    is_loose = match["sep"].lstrip().startswith(":") or match["sep"].startswith(" =")
+    return is_alone and is_loose and (match["quoted"] is None or match["ordinary"].lower() == "token")
+
+
+def _is_code(match: re.Match[str], value: str) -> bool:
+    """Return whether a value without quotes is a call, or a variable of the same name."""
+    begin = _IDENTIFIER.search(_front(match))
+    name = (begin[0] if begin is not None else "") + match.string[match.start() : match.start("sep")]
+    last = value.rstrip("),:").rpartition(".")[2]
+    return _CALL.match(value) is not None or last.lstrip("_") == name.lstrip("_")
+
+
+def _basic(match: re.Match[str]) -> str:
+    try:
+        is_login = b":" in base64.b64decode(match["value"], validate=True)
+    except binascii.Error:
+        is_login = False
+    return f"{match['kept']}{MARK}" if is_login else match[0]
+
+
+_KEPT = rf"\g<kept>{MARK}"
+_WORDS = r"(?:auth|cookie|cred|dsn|key|pass|pat|pwd|sas|secret|sig|token|webhook)"
+# Logs have millions of lines: a rule is tried only where its first expression occurs in the text in lower case.
+_RULES: tuple[tuple[re.Pattern[str], re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
+    (re.compile(hint), pattern, instead)
+    for hint, pattern, instead in (
+        ("-----begin ", _KEY_BLOCK, MARK),
+        (r"hook|//api\.telegram", _WEBHOOK, _KEPT),
+        (r"://[^\s/]*@", _URL_PASSWORD, _KEPT),
+        (r"://[\w-]+@", _URL_TOKEN, _KEPT),
+        ("authorization", _AUTHORIZATION, _KEPT),
+        ("cookie:", _COOKIE, _KEPT),
+        ("bearer", _BEARER, _KEPT),
+        (r"basic\s", _BASIC, _basic),
+        (
+            r"hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox|xapp-|akia|asia|aiza|ya29\.|eyj|npm_|pypi-|nvapi-|dckr_|sg\.",
+            _TOKEN,
+            MARK,
+        ),
+        (rf"{_WORDS}[\w.-]{{0,20}}\\{{0,8}}[\"']?[ \t]{{0,20}}[=:]|--[\w-]{{0,80}}{_WORDS}", _PAIR, _pair),
+    )
 )
 
 
 def argv(words: Sequence[str]) -> list[str]:
-    """Return a command line without the values of secret options."""
+    """Return a command line without the values of secret options and variables."""
     out: list[str] = []
     hides = False
     for word in words:
-        out.append(MARK if hides and not word.startswith("--") else text(word))
-        hides = word.startswith("-") and "=" not in word and is_secret(word)
+        name, equals, value = word.partition("=")
+        if hides and not word.startswith("--"):
+            out.append(MARK)
+        else:
+            out.append(f"{name}={MARK}" if equals and _hides(name, value) else text(word))
+        hides = word.startswith("-") and not equals and is_secret(word)
     return out
 
 
@@ -88,4 +210,4 @@ def document(value: Any) -> Any:
 
 
 def _hides(key: str, value: Any) -> bool:
-    return isinstance(value, str) and bool(value) and is_secret(key)
+    return isinstance(value, str) and bool(value) and value.lower() not in _NOT_SECRET and is_secret(key)
