@@ -19,6 +19,7 @@ from supervisor.cli.output import Writer, write_lines
 from supervisor.cli.torchrun import Console
 from supervisor.cli.whole_lines import Printer
 from supervisor.errors import EXIT_STATUS, HostFailure, SupervisorError
+from supervisor.inventory.pattern import fold
 from supervisor.link.tasks import cancel_all
 from supervisor.link.view import local_rank_of
 from supervisor.logs.selection import Selection
@@ -70,7 +71,8 @@ class Headless:
     async def launched(self, *, detach: bool, hosts: str | None) -> int:
         """Watch a launch and its job to the end (or, `detach`, until all ranks run); returns the exit status."""
         session = self._session
-        say(f"job {session.job}: bringing up {len([link for link in session.links.values() if link.active])} host(s)")
+        names = [name for name, link in session.links.items() if link.active]
+        say(f"job {session.job}: bringing up {fold(names)}" + (f" ({hosts})" if hosts else ""))
         async with self._watched():
             if not await self._until(session.ready(), self._interrupted):
                 if session.launching:

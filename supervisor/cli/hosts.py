@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor import inventory
 from supervisor.cli.entry import say
-from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
+from supervisor.cli.options import add_json, load_inventory, make_parser, parse, source_words, split_target
 from supervisor.cli.output import write_json, write_lines
 from supervisor.errors import Unreachable, UsageError
 from supervisor.inventory import sources
@@ -72,6 +72,8 @@ def run_check(verb: str, argv: Sequence[str]) -> int:
     from supervisor.preflight.probe import preflight
 
     report = (lambda text: None) if options.json else say
+    if named := source_words(hosts, options):
+        report(f"hosts: {fold([host.name for host in inventory.hosts])} ({named})")
     result = asyncio.run(preflight(inventory, collectives=options.collectives, say=report))
     problems = findings(result)
     fails = any(finding.severity == "error" for finding in problems)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from supervisor.actions import BY_VERB
+from supervisor.cli.entry import say
 from supervisor.errors import UsageError
 from supervisor.standard_streams import out_is_terminal
 
@@ -36,6 +37,8 @@ TARGET = {
 # A hidden option of every verb: shell completion reads the options from the parser.
 DESCRIBE = "--describe-options"
 WIDTH = 100
+# The usual name of an inventory.
+DEFAULT_NAME = "hosts.toml"
 
 
 class Parser(argparse.ArgumentParser):
@@ -159,7 +162,10 @@ def add_sources(parser: Parser) -> None:
 
 
 def load_inventory(hosts: str | None, options: argparse.Namespace) -> Inventory:
-    """Return the inventory that the command line names, or this machine only; raises InventoryError (a UsageError)."""
+    """Return the inventory that the command line names, or this machine only; raises InventoryError (a UsageError).
+
+    The same rule for all verbs: only what is named counts. The first line on stderr says so where nothing is named.
+    """
     from supervisor import inventory
 
     sources = options.sources or ()
@@ -170,6 +176,9 @@ def load_inventory(hosts: str | None, options: argparse.Namespace) -> Inventory:
         return inventory.load(Path(hosts))
     for source, text in sources:
         return inventory.build(Path(f"--{source.name}"), source.read(text), Path.cwd())
+    if not given(options, "json") and not given(options, "raw"):
+        unused = f"; {DEFAULT_NAME} here is not used unless you name it" if Path(DEFAULT_NAME).exists() else ""
+        say(f"hosts: this machine only{unused}")
     return inventory.local()
 
 

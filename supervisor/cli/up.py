@@ -69,7 +69,7 @@ def parse_up(argv: Sequence[str]) -> argparse.Namespace:
         if not ended:
             # Options between HOSTS and SCRIPT are still ours.
             options = parser.parse_args(words, options)
-            words, _ = _strip_dashes(options.words)
+            words, ended = _strip_dashes(options.words)
     if not words:
         raise UsageError("SCRIPT is missing", f"supervisor up {USAGE}")
     if words[0].endswith(".toml"):
@@ -79,8 +79,23 @@ def parse_up(argv: Sequence[str]) -> argparse.Namespace:
             f"supervisor up {USAGE}",
         )
     options.script, options.args = words[0], tuple(words[1:])
+    if options.hosts is None and not options.sources and not ended:
+        _refuse_inventory_after_script(options)
     torchrun.apply_environment(options)
     return options
+
+
+def _refuse_inventory_after_script(options: argparse.Namespace) -> None:
+    """Raise UsageError for `up train.py hosts.toml`, which would run on this machine only; `--` allows it."""
+    from supervisor.inventory import is_inventory
+
+    for word in options.args:
+        if word.endswith(".toml") and is_inventory(Path(word)):
+            raise UsageError(
+                f"{word} comes after {options.script}, so it is an argument of the script and names no hosts",
+                f"supervisor up {word} {options.script} …; if it is meant for the script: supervisor up -- "
+                f"{options.script} …",
+            )
 
 
 def _strip_dashes(words: list[str]) -> tuple[list[str], bool]:

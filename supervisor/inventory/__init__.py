@@ -4,8 +4,19 @@ In: a path, or a document made by `sources`. Out: an `Inventory`, or an Inventor
 write instead.
 """
 
-from supervisor.inventory.load import build, load, local
+from supervisor.inventory.load import build, is_inventory, load, local
 from supervisor.inventory.model import Host, Inventory, InventoryError, JobDefaults
 from supervisor.inventory.pattern import PatternError, expand
 
-__all__ = ["Host", "Inventory", "InventoryError", "JobDefaults", "PatternError", "build", "expand", "load", "local"]
+__all__ = [
+    "Host",
+    "Inventory",
+    "InventoryError",
+    "JobDefaults",
+    "PatternError",
+    "build",
+    "expand",
+    "is_inventory",
+    "load",
+    "local",
+]

@@ -45,6 +45,14 @@ def load(path: Path | str) -> Inventory:
     return build(path, _parse(path), path.absolute().parent)
 
 
+def is_inventory(path: Path) -> bool:
+    """Tell whether a file is TOML with a list of hosts, valid or not."""
+    try:
+        return isinstance(_parse(path).get("hosts"), list)
+    except InventoryError:
+        return False
+
+
 def build(path: Path, document: dict[str, Any], directory: Path) -> Inventory:
     """Check a document and return its inventory; raises InventoryError.
 

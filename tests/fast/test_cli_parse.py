@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -383,3 +384,39 @@ def test_json_is_json_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, encoding, "backslashreplace"))
         write_json({"text": "é…"})
         assert json.loads(out.getvalue().decode(encoding)) == {"text": "é…"}
+
+
+HOSTS_TOML = '[[hosts]]\nname = "n1"\n'
+
+
+def test_an_inventory_after_the_script_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hosts.toml").write_text(HOSTS_TOML)
+    Path("config.toml").write_text("lr = 1\n")
+    with pytest.raises(UsageError, match="hosts.toml comes after train.py") as refused:
+        parse_up(["train.py", "hosts.toml"])
+    assert "supervisor up hosts.toml train.py" in refused.value.hint
+    assert parse_up(["--", "train.py", "hosts.toml"]).args == ("hosts.toml",)
+    assert parse_up(["hosts.toml", "train.py", "hosts.toml"]).args == ("hosts.toml",)
+    assert parse_up(["--hosts", "a,b", "train.py", "hosts.toml"]).args == ("hosts.toml",)
+    assert parse_up(["train.py", "config.toml", "missing.toml"]).args == ("config.toml", "missing.toml")
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [("status", []), ("check", []), ("logs", []), ("stop", []), ("jobs", []), ("up", ["--headless", "no-such.py"])],
+)
+def test_every_command_says_first_that_it_is_about_this_machine_only(
+    verb: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hosts.toml").write_text(HOSTS_TOML)
+
+    def give_up(work: Coroutine[Any, Any, int]) -> None:
+        work.close()
+        raise UsageError("enough")
+
+    monkeypatch.setattr("asyncio.run", give_up)
+    assert main([verb, *words]) == 2
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == "supervisor: hosts: this machine only; hosts.toml here is not used unless you name it"
