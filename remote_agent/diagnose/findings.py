@@ -416,7 +416,7 @@ def _killed(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
         "likely the kernel's OOM killer, or a manual kill -9: check dmesg -T and the cgroup's memory.events on the node"
     )
     return dataclasses.replace(
-        _base(evidence, PRIMARY, "other", f"killed by SIGKILL{_sender(exit_, 'SIGKILL')}; exit -9"),
+        _base(evidence, PRIMARY, "other", f"killed by SIGKILL{_sender(exit_, 'SIGKILL')}"),
         hint="the event signal_sent names the operator" if exit_.get("sent") == "SIGKILL" else unknown_sender,
         fingerprint=fingerprint("other", "SIGKILL", "", ""),
         evidence=_last_output(evidence),

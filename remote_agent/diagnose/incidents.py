@@ -61,6 +61,8 @@ class Incident:
     exit_signal: str | None = None
     victims: tuple[Victims, ...] = ()
     missing: Mapping[str, Any] | None = None
+    at_least: bool = False
+    """Further ranks may be affected like the culprits: they were stopped before they could show it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the incident object of the contract."""
@@ -72,6 +74,7 @@ class Incident:
             "scope": self.scope,
             "culprit_ranks": list(self.culprit_ranks),
             "culprit_node": self.culprit_node,
+            "at_least": self.at_least,
             "confidence": self.confidence,
             "summary": self.summary,
             "evidence": [dataclasses.asdict(each) for each in self.evidence],

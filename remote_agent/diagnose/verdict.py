@@ -38,6 +38,8 @@ _WINDOWS_NS = {"cuda_error": 200_000_000}
 _UNEXPLAINED_WINDOW_NS = 10_000_000_000
 # No rank is blamed for these.
 _OUTSIDE = ("rendezvous_timeout", "port_in_use", "nccl_network", "node_lost")
+# What fails on one rank fails on each that gets as far: one rank alone says nothing of those that were stopped first.
+_SAME_ON_ALL = ("permission_import_missing_module",)
 # These happen to all ranks: which one was first is chance.
 _TO_ALL = ("rendezvous_timeout", "port_in_use", "node_lost", "signal_preempted")
 _MAX_EVIDENCE = 12
@@ -72,6 +74,8 @@ class _Cause(NamedTuple):
     missing: dict[str, Any] | None = None
     t_ns: int | None = None
     """When it happened, where no finding shows it."""
+    at_least: bool = False
+    """Ranks that supervisor stopped may have been about to fail alike."""
 
 
 def verdict(evidence: Sequence[RankEvidence], context: JobContext) -> Incident:
@@ -107,6 +111,7 @@ def verdict(evidence: Sequence[RankEvidence], context: JobContext) -> Incident:
         hint=cause.hint,
         victims=_victims(cause, findings, context),
         missing=cause.missing,
+        at_least=cause.at_least,
         fingerprint=_fingerprint(cause),
     )
 
@@ -193,16 +198,32 @@ def _own_failure(findings: list[Finding], context: JobContext, lost: int | None)
     waiting = [each for each in findings if each.rank is not None and each.role in (SECONDARY, STOPPED, FINE)]
     alone = first.category == "rendezvous_timeout" and len(ranks) == 1 and len(waiting) > 1
     scope = "one_rank" if alone else _scope(first, ranks, context)
+    blames_ranks = scope in ("one_rank", "several_or_all_ranks")
+    at_least = blames_ranks and _may_be_more(first, ranks, same, findings)
     return _Cause(
         findings=same,
         scope=scope,
-        confidence=confidence,
+        # Which ranks are affected is not established while some could not show it.
+        confidence="supported" if at_least and confidence == "established" else confidence,
+        at_least=at_least,
         category=first.category,
         headline=first.text,
         hint=first.hint,
-        ranks=ranks if scope in ("one_rank", "several_or_all_ranks") else [],
+        ranks=ranks if blames_ranks else [],
         node=first.node if len(nodes) == 1 and scope != "not_in_text" else None,
     )
+
+
+def _may_be_more(first: Finding, ranks: list[int], same: list[Finding], findings: list[Finding]) -> bool:
+    """Whether ranks that we stopped may have been about to fail alike: where several did, or any rank would."""
+    if len(ranks) < 2 and first.category not in _SAME_ON_ALL:
+        return False
+    return any(_is_undecided(each) for each in findings if each not in same)
+
+
+def _is_undecided(finding: Finding) -> bool:
+    """Whether we stopped a rank whose text shows no failure of its own, nor of others."""
+    return finding.role == STOPPED and finding.category == "signal_preempted"
 
 
 def _same_cause(first: Finding, other: Finding) -> bool:
@@ -385,7 +406,7 @@ def _subject(cause: _Cause, context: JobContext) -> str:
     nodes = [cause.node] if cause.node is not None else [each.node for each in cause.findings]
     if len(ranks) > 1 and len(ranks) == context.world_size:
         return f"all {len(ranks)} ranks{name_nodes(nodes)}: "
-    return f"{name_ranks(ranks)}{name_nodes(nodes)}: "
+    return f"{'at least ' if cause.at_least else ''}{name_ranks(ranks)}{name_nodes(nodes)}: "
 
 
 def _time(cause: _Cause, findings: list[Finding], context: JobContext) -> int | None:
@@ -420,7 +441,8 @@ def _victims(cause: _Cause, findings: list[Finding], context: JobContext) -> tup
         ranks = tuple(sorted(_ranks_of(alike)))
         times = f"{len(ranks)} x " if len(ranks) > 1 else ""
         later = "later: " if alike[0].role == PRIMARY else ""
-        victims.append(Victims(ranks, category, f"{times}{later}{alike[0].text}"))
+        too = "; may be affected too" if cause.at_least and _is_undecided(alike[0]) else ""
+        victims.append(Victims(ranks, category, f"{times}{later}{alike[0].text}{too}"))
     lost = [name for name in context.lost_nodes if name != cause.node or cause.category != "node_lost"]
     victims.extend(
         Victims(tuple(context.ranks_of(name)), "node_lost", f"node {name} lost: {context.lost_nodes[name][1]}")

@@ -86,7 +86,16 @@ INCIDENT = record(
             )
         ),
     },
-    {"fingerprint": text, "ongoing": flag, "over": maybe(text)},
+    {
+        "fingerprint": text,
+        "at_least": flag,
+        "state": text,
+        "ended_at": maybe(moment),
+        "over": maybe(text),
+        "ongoing": flag,
+        "times_out_at": maybe(moment),
+        "restarts_at": maybe(moment),
+    },
 )
 
 # --- the journal
@@ -246,6 +255,7 @@ _NODE = record(
 _STATUS: Mapping[str, Shape] = {
     "job": text,
     "state": text,
+    "condition": text,
     "generation": generation,
     "restarts": count,
     "max_restarts": count,

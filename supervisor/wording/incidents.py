@@ -70,7 +70,8 @@ def culprit(incident: Document) -> str:
     """Return the ranks, or the node, that an incident began with: `rank 3 on n2`; "" where none is named."""
     ranks, node = incident.get("culprit_ranks") or (), incident.get("culprit_node")
     where = f" on {one_line(node)}" if node else ""
-    return f"{name_ranks(ranks)}{where}" if ranks else f"node {one_line(node)}" if node else ""
+    more = "at least " if incident.get("at_least") else ""
+    return f"{more}{name_ranks(ranks)}{where}" if ranks else f"node {one_line(node)}" if node else ""
 
 
 def standing(incident: Document, now_s: float | None = None, *, utc: bool = False) -> str:

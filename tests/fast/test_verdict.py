@@ -62,7 +62,7 @@ def test_the_contract_s_example() -> None:
     assert answer.pop("hint")
     assert answer == {
         "id": 7, "generation": 2, "time": "2026-11-18T11:06:41.123Z", "category": "cuda_oom", "scope": "one_rank",
-        "culprit_ranks": [3], "culprit_node": "n2", "confidence": "established",
+        "culprit_ranks": [3], "culprit_node": "n2", "at_least": False, "confidence": "established",
         "summary": "rank 3 (n2): CUDA out of memory in train.py:88 forward",
         "traceback": OOM.strip(), "exit": {"code": 1, "signal": None},
         "victims": [
@@ -73,6 +73,31 @@ def test_the_contract_s_example() -> None:
         ],
         "missing": None,
     }  # fmt: skip
+
+
+MISSING = trace("ModuleNotFoundError: No module named 'einops'", 3, "<module>")
+
+
+def test_ranks_that_were_stopped_before_they_got_there_may_be_affected_too() -> None:
+    """An import fails on every rank that gets as far; those that we stopped first are neither blamed nor cleared."""
+    incident = judge(rank(0, 1.0, MISSING), rank(1, 1.01, MISSING), stopped(2, 1.1), stopped(3, 1.1, "a warning"))
+    assert (incident.category, incident.culprit_ranks) == ("permission_import_missing_module", (0, 1))
+    assert incident.summary.startswith("at least ranks 0-1 (n1): ")
+    assert (incident.confidence, incident.at_least) == ("supported", True)
+    assert [each.summary for each in incident.victims] == ["2 x stopped by supervisor (SIGTERM); may be affected too"]
+    alone = judge(rank(0, 1.0, MISSING), stopped(1, 1.1), stopped(2, 1.1), stopped(3, 1.1))
+    assert (alone.summary[:15], alone.confidence) == ("at least rank 0", "supported")
+    everywhere = judge(*(rank(number, 1.0, MISSING) for number in range(4)))
+    assert (everywhere.summary[:11], everywhere.confidence, everywhere.at_least) == (
+        "all 4 ranks",
+        "established",
+        False,
+    )
+
+
+def test_a_rank_that_had_lost_its_peer_is_not_affected() -> None:
+    incident = judge(rank(0, 1.0, OOM), rank(1, 1.0, OOM), stopped(2, 1.1, RESET), stopped(3, 1.1, RESET))
+    assert (incident.culprit_ranks, incident.confidence, incident.at_least) == ((0, 1), "established", False)
 
 
 def test_the_order_of_the_evidence_does_not_matter() -> None:
@@ -140,8 +165,10 @@ def test_the_same_exception_everywhere_is_one_cause() -> None:
     assert all_of_them.victims == ()
     some = judge(rank(2, 1, same[2]), rank(3, 1.1, same[3]), stopped(0, 1.2), stopped(1, 1.2))
     assert (some.culprit_ranks, some.culprit_node) == ((2, 3), "n2")
-    assert some.summary.startswith("ranks 2-3 (n2): FileNotFoundError")
-    assert [(each.ranks, each.summary) for each in some.victims] == [((0, 1), "2 x stopped by supervisor (SIGTERM)")]
+    assert some.summary.startswith("at least ranks 2-3 (n2): FileNotFoundError")
+    assert [(each.ranks, each.summary) for each in some.victims] == [
+        ((0, 1), "2 x stopped by supervisor (SIGTERM); may be affected too")
+    ]
 
 
 def test_ranks_that_recorded_the_same_exception_before_our_signal_share_the_cause() -> None:
@@ -183,7 +210,7 @@ def test_a_failure_before_the_loss_of_a_node_is_the_cause() -> None:
 def test_a_kill_from_outside_is_distinguished_from_the_oom_killer() -> None:
     incident = judge(rank(3, 1, "", None, "SIGKILL"), rank(0, 1.2, RESET))
     assert incident.category == "other"
-    assert incident.summary == "rank 3 (n2): killed by SIGKILL from outside (not by supervisor); exit -9"
+    assert incident.summary == "rank 3 (n2): killed by SIGKILL from outside (not by supervisor)"
     assert incident.confidence == "supported"
     notes = {"n2": ["Out of memory: Killed process 4003 (python) total-vm:99kB"]}
     incident = judge(rank(3, 1, "", None, "SIGKILL"), rank(0, 1.2, RESET), host_notes=notes)

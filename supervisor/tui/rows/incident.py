@@ -107,7 +107,8 @@ def _culprit(page: PageBuilder, incident: Json, now_s: float) -> None:
     title = "hang" if incidents.is_hang(incident) else "first failure"
     page.section(title, f"confidence: {confidence}", "ok" if confidence == "established" else "warn")
     ranks, node = whole_numbers(incident.get("culprit_ranks")), incident.get("culprit_node")
-    who = name_ranks(ranks) if ranks else f"node {clean(node)}" if node else "no rank"
+    more = "at least " if incident.get("at_least") else ""
+    who = f"{more}{name_ranks(ranks)}" if ranks else f"node {clean(node)}" if node else "no rank"
     spans: list[Span] = [("  X ", "bad"), (who, "title")]
     if node and ranks:
         spans += [(" on ", "dim"), (clean(node), "title")]
