@@ -16,6 +16,7 @@ from textual import events
 from textual.app import App, ScreenStackError
 from textual.css.query import NoMatches
 
+from remote_agent.text.controls import escape_controls
 from remote_agent.wire.events import EventType
 from supervisor.paths import themes_dir
 from supervisor.standard_streams import plain_error_console
@@ -275,6 +276,8 @@ class SupervisorApp(App[int], inherit_bindings=False):
         if not text:
             self.say("nothing to copy here: select a row")
             return
+        # It may be pasted into a shell, which acts on control characters.
+        text = escape_controls(text)
         sequence = terminal.copy_sequence(text)
         if sequence is not None and self._driver is not None:
             self._driver.write(sequence)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.cli import main
 from supervisor.link.hub import SETTLE_DEADLINE
 from supervisor.logs.files import files, read_raw
 from supervisor.logs.live import RowReader
@@ -21,6 +22,7 @@ from tests.agents.test_session import has, planned, until
 from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
 from tests.agents.test_session_verbs import PROGRAM, Cli
 from tests.bench import odd
+from tests.hostile import HOSTILE, Screen, check_harmless
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 # The first generation goes on until it is stopped, and says something then; the second one ends by itself.
@@ -134,6 +136,43 @@ def _check_filter(cli: Cli) -> None:
     last = [f"n1:0| ERROR True {number}" for number in range(2997, 3000)]
     assert cli("logs", "h.toml", "-f", "--include", "^error", "--tail", "3").lines == last
     assert cli("logs", "h.toml", "--include", "[").status == cli("logs", "h.toml", "--exclude", "(").status == 2
+
+
+# A bar, a line in colour that does not end it, and one that overwrites its prefix.
+HOSTILE_LINES = (
+    b"\r 5%|#\r10%|##\n\x1b[31mred "
+    + HOSTILE.replace("\r", "").encode(errors="surrogateescape")
+    + b"\nlost\rn9:9| forged\n"
+)
+HOSTILE_RANK = f"import sys; sys.stdout.buffer.write({HOSTILE_LINES!r})"
+
+
+def test_a_rank_owns_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with hosts(tmp_path, 1) as made:
+        (made.work / "hostile.py").write_text(HOSTILE_RANK)
+        cli = Cli(made, monkeypatch, capfd)
+
+        def on_terminal(*words: str) -> str:
+            screen = Screen()
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "stdout", screen)
+                assert main(words) == 0
+            return screen.text
+
+        ran = on_terminal("up", "h.toml", "--headless", "--job", "job-t", "hostile.py")
+        for shown in (ran, *(on_terminal("logs", "h.toml", *more) for more in ([], ["-f"], ["--fold"]))):
+            check_harmless(shown, colours=True)
+            bar, red, forged = shown.splitlines()
+            assert (bar, forged) == ("n1:0| 10%|##", "n1:0| n9:9| forged")
+            assert (red[:14], red[-3:]) == ("n1:0| \x1b[31mred", "\x1b[m")
+        raw = on_terminal("logs", "h.toml", "--raw", "--rank", "0")
+        assert raw.encode(errors="surrogateescape") == HOSTILE_LINES
+        # capfd decodes it and takes the carriage returns for ends of lines.
+        piped = cli("logs", "h.toml", "-f").out.decode()
+        assert HOSTILE.partition("\r")[0] in piped
+        assert "n1:0| lost\nn9:9| forged\n" in piped.replace("\r", "\n")
 
 
 # Both ranks do each step together, as ranks do that train, and print the same but for their number.

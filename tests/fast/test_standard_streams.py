@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from remote_agent.engine.launchers import inside_torchrun
 from remote_agent.text.controls import escape_all_but_colours, escape_controls, json_text
+from remote_agent.wire import Problem
+from supervisor import handlers
 from supervisor.cli import entry, main
 from supervisor.cli.output import Writer, write_json, write_table
 from supervisor.cli.whole_lines import WholeLines, line_of, lines_of, prefixed
@@ -214,6 +217,14 @@ def test_a_hostile_recording(recording: Path, monkeypatch: pytest.MonkeyPatch, w
 def test_a_report_in_a_file_is_harmless_too(recording: Path, tmp_path: Path) -> None:
     assert main(["report", str(recording), "-o", str(tmp_path / "report.md")]) == 0
     check_harmless((tmp_path / "report.md").read_text())
+
+
+def test_torchruns_plugin_says_only_text(capsys: pytest.CaptureFixture[str]) -> None:
+    inside_torchrun.say(f"job{HOSTILE}", f"owned {HOSTILE}")
+    check_harmless(capsys.readouterr().err)
+    with pytest.raises(SystemExit) as ended:
+        handlers._refuse(Problem("taken", f"owned {HOSTILE}", HOSTILE))
+    check_harmless(str(ended.value))
 
 
 # --- workers' lines

@@ -13,6 +13,7 @@ from textual.widgets import Input
 from remote_agent.wire import Answer
 from supervisor.errors import Unreachable
 from supervisor.logs.merge import Page
+from supervisor.logs.rows import Row
 from supervisor.logs.selection import Selection
 from supervisor.recording.player import Player
 from supervisor.recording.reading import load
@@ -24,6 +25,7 @@ from supervisor.tui.replay import ReplayApp
 from supervisor.tui.screens.logs import export
 from supervisor.tui.screens.logs.export import Export, LineFormat
 from supervisor.wording import values
+from tests.hostile import HOSTILE, check_harmless
 from tests.screens import recordings
 from tests.screens.screens import press, running, running_app, settle, text_of, type_key, until
 from tests.screens.test_feeds import ALL, Cluster, NodeLink, run
@@ -217,6 +219,11 @@ def test_how_much_is_saved_goes_by_lines_where_most_came_at_once(
         assert save.progress_text() == "100% saved, 1,000 lines"
 
     asyncio.run(scenario())
+
+
+def test_a_name_in_an_exported_line_is_text() -> None:
+    row = Row(f"n1{HOSTILE}", 0, 3, "stdout", 0, 0, 5, None, b"owned\x1b]0;x\x07")
+    check_harmless(LineFormat(time=False, source=True, colour=True).line(row).decode().removesuffix("\n"))
 
 
 def test_a_pager_that_there_is_not() -> None:

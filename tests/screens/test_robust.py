@@ -15,10 +15,11 @@ from textual.widgets import Input, Static
 
 from remote_agent.wire import Answer
 from supervisor.link.view import Notice
+from supervisor.paths import state_dir
 from supervisor.session import Session
 from supervisor.tui import themes
 from supervisor.tui.app import SupervisorApp
-from supervisor.tui.dialogs.base import Dialog
+from supervisor.tui.dialogs.base import Dialog, TextDialog
 from supervisor.tui.dialogs.palette import CommandPalette
 from supervisor.tui.source import Source
 from supervisor.tui.widgets.lines import LineView
@@ -238,6 +239,19 @@ def test_no_widget_sends_a_control_character_whatever_text_it_is_given() -> None
             await app.mount(Static(f"owned{HOSTILE}|", markup=False), Input(value=f"owned{HOSTILE}"))
             app.notify(f"owned{HOSTILE}", title=HOSTILE, markup=False)
             check_harmless(await settle(app, pilot))
+
+    asyncio.run(scenario())
+
+
+def test_a_title_and_a_copy_are_text() -> None:
+    async def scenario() -> None:
+        async with running(recorded.load("running_2x2"), (100, 30)) as (app, pilot):
+            app.push_screen(TextDialog(f"owned [bold]x[/nope]{HOSTILE}", f"owned {HOSTILE}\n[/nope]"))
+            shown = await settle(app, pilot)
+            check_harmless(shown)
+            assert "[bold]x[/nope]" in shown
+            await press(app, pilot, "y")
+            check_harmless((state_dir() / "copied.txt").read_text())
 
     asyncio.run(scenario())
 

@@ -24,6 +24,7 @@ from supervisor.tui.dialogs.base import TextDialog
 from supervisor.tui.dialogs.record import RecordDialog
 from supervisor.tui.logs import ansi
 from supervisor.tui.logs.merged import LATEST_NS
+from supervisor.tui.rows.spans import clean
 from supervisor.tui.widgets.ask import Ask
 from supervisor.wording import values
 from supervisor.wording.values import cut_text
@@ -60,7 +61,7 @@ class LineFormat:
     def line(self, row: Row) -> bytes:
         """One line of the file; without its newline if its text is cut."""
         when = f"{values.date_ns(row.t_ns, millis=True)} " if self.time else ""
-        who = f"{row.node}:{row.rank}| " if self.source else ""
+        who = f"{clean(row.node)}:{row.rank}| " if self.source else ""
         return f"{when}{who}".encode("utf-8", "replace") + self.text(row.text) + (b"" if row.cut else b"\n")
 
     def text(self, raw: bytes) -> bytes:
