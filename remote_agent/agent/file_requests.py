@@ -10,10 +10,12 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Union
 
+from remote_agent.base.files import read_text
 from remote_agent.coordinator import replay
 from remote_agent.coordinator.journal import Record, public, read_records
 from remote_agent.coordinator.status import document, history
 from remote_agent.diagnose.incidents import incidents_in
+from remote_agent.election import authorities
 from remote_agent.logs import LogStore
 from remote_agent.logs.nccl import read_facts, read_map
 from remote_agent.wire import Answer, Items, JobSpec, Problem
@@ -35,8 +37,9 @@ class JobRequests:
         self.spec = spec
         self.logs = logs
         self._records = records
+        self._program = spec.program_digest()
         self.ops: dict[str, Op] = {
-            "ca": self.ca,
+            "describe": self.describe,
             "events": self.events,
             "history": self.history,
             "incidents": self.incidents,
@@ -83,10 +86,13 @@ class JobRequests:
         stamp = str(args.get("stamp", ""))
         return Answer(await asyncio.get_running_loop().run_in_executor(None, read_map, self.logs.root, stamp))
 
-    async def ca(self, args: dict[str, Any]) -> Answer:
-        """Answer with the job's authority and description, so that the operator can admit a node."""
-        spec = self.spec.to_json()
-        return Answer({"ca": self.files.ca.read_text(), "ca_key": self.files.ca_key.read_text(), "spec": spec})
+    async def describe(self, args: dict[str, Any]) -> Answer:
+        """Answer with the job's description and the authorities that this node believes, for another node."""
+        return Answer({"ca": read_text(self.files.ca), "spec": self.spec.to_json()})
+
+    def basis(self) -> dict[str, Any]:
+        """Return fingerprints of what `describe` answers: nodes of one job agree on them."""
+        return {"authorities": authorities.read(self.files.ca), "program": self._program}
 
 
 class FileRequests(JobRequests):
@@ -125,6 +131,7 @@ class FileRequests(JobRequests):
                 "last_seq": len(self._journal),
                 "incarnation": "",
                 "members": {},
+                **self.basis(),
             }
         )
 

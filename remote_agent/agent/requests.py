@@ -22,7 +22,7 @@ from remote_agent.coordinator import state as s
 from remote_agent.coordinator.journal import public
 from remote_agent.coordinator.operator_requests import VERBS
 from remote_agent.coordinator.status import document
-from remote_agent.election import member
+from remote_agent.election import authorities, member
 from remote_agent.wire import Answer, Channel, Items, Problem, WireError
 from remote_agent.wire.events import ENDED_STATES
 
@@ -67,6 +67,7 @@ class AgentRequests(JobRequests):
             keep=self.keep,
             exit=self.exit,
             over=self.over,
+            trust=self.trust,
         )
 
     async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
@@ -109,11 +110,17 @@ class AgentRequests(JobRequests):
                 "last_seq": context.journal.last_seq,
                 "incarnation": self._member.incarnation,
                 "members": context.peers.members,
+                **self.basis(),
                 "version": __version__,
                 # Of the very code that runs here; empty where it is no zipapp.
                 "build": code.name.partition(".")[0] if code.suffix == ".pyz" else "",
             }
         )
+
+    async def trust(self, args: dict[str, Any]) -> Answer:
+        """Believe further authorities that the operator has made; the next connection counts. Raises Problem."""
+        authorities.add(self.files.ca, str(args["ca"]))
+        return Answer(self.basis())
 
     async def assign(self, args: dict[str, Any]) -> Answer:
         """Accept the coordinator that the launching supervisor names."""

@@ -96,10 +96,9 @@ class JobFiles:
         self.tls = root / "tls"
         """The directory of the agent's keys, mode 0700."""
         self.ca = self.tls / "ca.pem"
+        """The certificates of the authorities that this agent believes; their keys are nowhere."""
         self.cert = self.tls / "cert.pem"
         self.key = self.tls / "key.pem"
-        self.ca_key = self.tls / "ca_key.pem"
-        """The authority's private key, with which any operator can admit another node."""
 
     def generation(self, generation: int) -> Path:
         """Return the directory of one generation."""

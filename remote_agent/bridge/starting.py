@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from remote_agent.base.files import atomic_write, disk_full, open_unix, read_json, try_lock
 from remote_agent.base.paths import Home, JobFiles, agent_alive
+from remote_agent.election import authorities
 from remote_agent.wire import JobSpec, Problem, SpecError
 
 # Many agents on one machine, or a machine that swaps: one that has ended is known at once.
@@ -164,10 +165,14 @@ def _refuse_second(files: JobFiles, node: str) -> None:
 
 def _write(files: JobFiles, node: str, args: dict[str, Any]) -> None:
     files.make()
-    for name, path in (("ca", files.ca), ("cert", files.cert), ("key", files.key), ("ca_key", files.ca_key)):
-        content = args.get(name)
-        if isinstance(content, str) and content:
-            atomic_write(path, content.encode())
+    if args.get("cert"):
+        for name, path in (("ca", files.ca), ("cert", files.cert), ("key", files.key)):
+            atomic_write(path, str(args[name]).encode())
+    elif files.cert.exists() and files.key.exists():
+        # A lost agent starts again: it stays who it was.
+        authorities.add(files.ca, str(args.get("ca", "")))
+    else:
+        raise Problem("no_certificate", f"{files.tls} has no certificate of this node", "remove it and add it again")
     atomic_write(files.spec, json.dumps(args["spec"]).encode())
     atomic_write(files.node, json.dumps({"node": node, "hostname": socket.gethostname()}).encode())
 

@@ -55,10 +55,15 @@ class _Reader(asyncio.StreamReader):
 class Listener:
     """Accepts the other agents' connections until `close`."""
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, nodes: Callable[[], int], accepted: Accepted):
-        """Begin; `nodes`: how many nodes the job may have; `accepted` serves a connection of the named node."""
+    def __init__(self, sock: socket.socket, files: JobFiles, nodes: Callable[[], int], accepted: Accepted) -> None:
+        """Begin; `nodes`: how many nodes the job may have; `accepted` serves a connection of the named node.
+
+        Raises OSError.
+        """
         self._sock = sock
-        self._context = context
+        self._files = files
+        self._read_at = files.ca.stat()
+        self._context = tls_context(files, ssl.Purpose.CLIENT_AUTH)
         self._nodes = nodes
         self._accepted = accepted
         self._loop = asyncio.get_running_loop()
@@ -146,14 +151,22 @@ class Listener:
         try:
             # The buffers of TLS take 300 KB, so they wait for somebody who speaks.
             await asyncio.wait_for(self._await_bytes(sock), HANDSHAKE_S)
+            context = self._current_context()
         except BaseException:
             sock.close()
             raise
         rest_s = max(LEAST_S, end - self._loop.time())
         transport, _ = await self._loop.connect_accepted_socket(
-            lambda: protocol, sock, ssl=self._context, ssl_handshake_timeout=rest_s
+            lambda: protocol, sock, ssl=context, ssl_handshake_timeout=rest_s
         )
         return asyncio.StreamWriter(transport, protocol, reader, self._loop), reader
+
+    def _current_context(self) -> ssl.SSLContext:
+        """Return whom this node believes; operators add authorities while the agent runs."""
+        now = self._files.ca.stat()
+        if (now.st_ino, now.st_mtime_ns) != (self._read_at.st_ino, self._read_at.st_mtime_ns):
+            self._context, self._read_at = tls_context(self._files, ssl.Purpose.CLIENT_AUTH), now
+        return self._context
 
     async def _await_bytes(self, sock: socket.socket) -> None:
         """Wait until the other side has sent something; raises ConnectionResetError if it has closed instead."""
@@ -189,7 +202,6 @@ def listen(
 
     `addresses`: at which others reach this node; if that is one of the loopback, nothing else is listened on.
     """
-    context = tls_context(files, ssl.Purpose.CLIENT_AUTH)
     own = _loopback(addresses)
     try:
         sock = _bind(own, port)
@@ -198,7 +210,11 @@ def listen(
             raise
         log.warning("port %d is taken (%s): using a free one", port, error)
         sock = _bind(own, 0)
-    return Listener(sock, context, nodes, accepted)
+    try:
+        return Listener(sock, files, nodes, accepted)
+    except OSError:
+        sock.close()
+        raise
 
 
 def _loopback(addresses: Iterable[str]) -> str:

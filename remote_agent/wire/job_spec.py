@@ -6,6 +6,8 @@ In: JSON of the `start` request, words of the command line. Out: frozen objects,
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -111,6 +113,11 @@ class JobSpec:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON document, the input of `from_json`."""
         return dataclasses.asdict(self)
+
+    def program_digest(self) -> str:
+        """Return a hash of what the job runs and how: of all but its nodes and the digest of its files."""
+        common = dataclasses.asdict(dataclasses.replace(self, nodes=(), tree_digest=""))
+        return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> JobSpec:

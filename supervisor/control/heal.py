@@ -1,6 +1,7 @@
 """Repair of a job while an operator is attached: lost agents are restarted, an orphaned group gets a coordinator.
 
-In: the hub's links and newest status. Out: requests to start, assign and promote agents, each shown as a notice.
+In: the hub's links and newest status. Out: requests to start, assign, promote and instruct agents, most of them shown
+as notices.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import time
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.wire import CallFailed, JobSpec, SpecError, WireError
+from remote_agent.wire import CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES
-from supervisor.control import promotion, resync
+from supervisor.control import admission, promotion, resync
 from supervisor.errors import RequestFailed, SupervisorError
+from supervisor.inventory.pattern import fold
 from supervisor.launch import bringup
-from supervisor.launch.certificates import Authority
 from supervisor.launch.specs import merge_host, read_tree_again
 from supervisor.ssh import HostError
 
 if TYPE_CHECKING:
+    from remote_agent.wire import JobSpec
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
 
@@ -40,48 +42,46 @@ LOOK_AGAIN = 5.0
 REOPEN_DEADLINE = 20.0
 
 
-async def authority_of(hub: Hub) -> tuple[Authority, JobSpec]:
-    """Return the job's certificate authority and description from any node that has them; raises RequestFailed."""
-    last = "no host of the job answers"
-    for link in hub.opened_links():
-        try:
-            data = (await link.call("ca")).data
-            authority = Authority(data["ca"], data["ca_key"])
-            spec = hub.spec or JobSpec.from_json(data["spec"])
-            return authority, spec
-        except (CallFailed, WireError, asyncio.TimeoutError, SpecError, KeyError) as error:
-            last = f"{link.view.name}: {error}"
-    raise RequestFailed(f"cannot get the job's certificate authority: {last}")
-
-
-async def bring_up_again(hub: Hub, name: str, *, full: bool) -> dict[str, Any]:
+async def bring_up_again(hub: Hub, name: str, *, full: bool, issuer: admission.Issuer | None = None) -> dict[str, Any]:
     """Start the agent of a host (`full`: also sync its tree), introduce it to the others, return its NodeSpec as JSON.
 
-    An agent that is alive is only introduced. Raises RequestFailed that names host and step.
+    An agent that is alive is only introduced. `issuer` certifies a node that is new here. Raises RequestFailed that
+    names host and step.
     """
     link = hub.links.get(name)
     if link is None:
         raise RequestFailed(f"no host {name!r} in the inventory", "its hosts: " + " ".join(hub.links), "unknown_node")
     try:
-        authority, spec = await authority_of(hub)
-        spec = resync.as_now(hub, merge_host(spec, link.host, hub.inventory))
+        spec = resync.as_now(hub, merge_host(await admission.description(hub), link.host, hub.inventory))
         resynced = resync.changed_since_launch(hub)
         leaving = await _is_leaving(hub, link)
         if leaving or not (link.opened and link.view.live):
             if leaving:
                 # Out of the job, it would end by itself once nobody is connected to it; another one takes its place.
                 await link.try_call("exit", timeout_s=IDENTITY_DEADLINE)
-            read = functools.partial(read_tree_again, hub.inventory, spec, name) if full or resynced else None
-            material = bringup.Material(spec, authority, read=read, kept=resynced, replaces=leaving)
-            await bringup.start_on(hub, name, material)
+            await _start(hub, link, spec, issuer or admission.Issuer(hub, spec.job), full=full, replaces=leaving)
         elif resynced:
             await resync.ensure(hub, link, spec)
+        await admission.spread(hub)
         await bringup.introduce(hub, link, spec)
         return next(dataclasses.asdict(node) for node in spec.nodes if node.name == name)
     except HostError as error:
         link.fail(error.step, error.reason, error.hint)
         kind = error.__cause__.kind if isinstance(error.__cause__, CallFailed) else "bring_up"
         raise RequestFailed(f"{name}: {error.step}: {error.reason}", error.hint, kind) from error
+
+
+async def _start(hub: Hub, link: Link, spec: JobSpec, issuer: admission.Issuer, *, full: bool, replaces: bool) -> None:
+    """Start the agent of a host under the certificate that it has, or under a new one; raises HostError."""
+    name, resynced = link.view.name, resync.changed_since_launch(hub)
+    believed = await admission.authorities(hub)
+    authority = None if admission.is_certified(hub, link) else issuer.authority()
+    if authority is not None and (untold := admission.untold(hub, name)):
+        hub.notice(f"{fold(untold)}: cannot be told now that {name} is new; done once it is linked again", "warning")
+    read = functools.partial(read_tree_again, hub.inventory, spec, name) if full or resynced else None
+    pems = "".join(believed.values())
+    material = bringup.Material(spec, authority, pems, read=read, kept=resynced, replaces=replaces)
+    await bringup.start_on(hub, name, material)
 
 
 async def _is_leaving(hub: Hub, link: Link) -> bool:
@@ -118,6 +118,7 @@ class Healer:
                         await promotion.end_cut_off(hub)
                     continue
                 if controls:
+                    await admission.spread(hub)
                     await promotion.promote_if_orphaned(hub)
                     await self._restart_lost()
                     await self._bring_trees()
@@ -148,8 +149,7 @@ class Healer:
                 continue
             self._brought.add((name, digest))
             try:
-                _, spec = await authority_of(hub)
-                await resync.ensure(hub, link, resync.as_now(hub, spec))
+                await resync.ensure(hub, link, resync.as_now(hub, await admission.description(hub)))
             except (SupervisorError, CallFailed, WireError, asyncio.TimeoutError) as error:
                 hub.notice(f"{name}: cannot bring it the job's work tree: {error}", "warning", name)
             else:

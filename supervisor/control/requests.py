@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES
-from supervisor.control import heal, promotion, resync
+from supervisor.control import admission, heal, promotion, resync
 from supervisor.control.replies import Entry, all_messages, entry, failed_entry
 from supervisor.errors import RequestFailed, SupervisorError, why
 
@@ -144,7 +144,9 @@ async def _add_several(hub: Hub, args: Args) -> Reply:
     names = [str(name) for name in args["nodes"]]
     await hub.settle(nodes=names)
     _refuse_stale(hub, args)
-    specs = await asyncio.gather(*(heal.bring_up_again(hub, name, full=True) for name in names), return_exceptions=True)
+    issuer = admission.Issuer(hub, hub.job)
+    bringing = [heal.bring_up_again(hub, name, full=True, issuer=issuer) for name in names]
+    specs = await asyncio.gather(*bringing, return_exceptions=True)
     failed: dict[str, Entry] = {}
     up: dict[str, dict[str, Any]] = {}
     for name, spec in zip(names, specs, strict=True):

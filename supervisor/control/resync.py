@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.wire import CallFailed, JobSpec, SpecError, WireError
+from remote_agent.wire import CallFailed, JobSpec, WireError
+from supervisor.control import admission
 from supervisor.control.replies import Entry, entry, failed_entry
 from supervisor.errors import RequestFailed, SupervisorError
 from supervisor.launch.specs import read_tree, read_tree_again
@@ -51,7 +52,7 @@ async def look(hub: Hub) -> dict[str, Any]:
     Raises RequestFailed if the job has no synced tree, SyncError, UsageError.
     """
     known = await _known(hub)
-    tree = await _read(hub, await _spec(hub))
+    tree = await _read(hub, await admission.description(hub))
     change = None if tree.digest == known["digest"] else await _compare(hub, tree)
     return {"change": None if change is None else {"digest": change.digest, **change.summary()}, "tree": known}
 
@@ -70,7 +71,7 @@ async def spread(hub: Hub, verb: str, args: dict[str, Any]) -> tuple[dict[str, A
             raise RequestFailed("there is no previous work tree: nothing has been synced since the launch")
         change = Change(str(previous["digest"]))
     else:
-        tree = await _read(hub, await _spec(hub))
+        tree = await _read(hub, await admission.description(hub))
         if args.get("digest") not in (None, tree.digest):
             raise RequestFailed("the work tree has changed since it was compared", "compare again", "stale")
         if tree.digest == known["digest"]:
@@ -125,15 +126,6 @@ async def _known(hub: Hub) -> dict[str, Any]:
             "not_synced",
         )
     return known
-
-
-async def _spec(hub: Hub) -> JobSpec:
-    if hub.spec is not None:
-        return hub.spec
-    try:
-        return JobSpec.from_json((await hub.call("ca"))["spec"])
-    except (SpecError, KeyError) as error:
-        raise RequestFailed(f"the job's description cannot be read: {error}") from error
 
 
 async def _read(hub: Hub, spec: JobSpec) -> Tree:

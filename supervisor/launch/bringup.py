@@ -1,6 +1,6 @@
 """Bring one host into a job: sync its work tree, start its agent and engine, introduce it to the others.
 
-In: a link, the job's description and certificate authority. Out: a node that the coordinator may use.
+In: a link, the job's description, an authority that certifies the node. Out: a node that the coordinator may use.
 """
 
 from __future__ import annotations
@@ -35,10 +35,13 @@ REPLACE_PAUSE = 0.3
 
 @dataclass(frozen=True)
 class Material:
-    """What a node needs to start: the job, its certificate authority, and the tree to sync (None: it is there)."""
+    """What a node needs to start: the job, who certifies it, and the tree to sync (None: it is there)."""
 
     spec: JobSpec
-    authority: Authority
+    authority: Authority | None
+    """Certifies the node; None: it has a certificate that the others believe."""
+    believed: str = ""
+    """PEM text of the other authorities that certify nodes of the job."""
     tree: Tree | None = None
     read: Callable[[], Awaitable[Tree | None]] | None = None
     """Reads the tree if the node lacks the job's tree; raises HostError, SyncError."""
@@ -63,15 +66,11 @@ async def prepare(hub: Hub, link: Link, node: NodeLink, material: Material) -> N
         await _refuse_known(node, material)
     await _sync(hub, link, node, material)
     link.progress("start", "starting the agent")
-    leaf = sign_with(material.authority.ca, material.authority.ca_key, name)
-    request = {
-        "spec": material.spec.to_json(),
-        "node": name,
-        "ca": material.authority.ca,
-        "ca_key": material.authority.ca_key,
-        "cert": leaf.cert,
-        "key": leaf.key,
-    }
+    request = {"spec": material.spec.to_json(), "node": name, "ca": material.believed}
+    if material.authority is not None:
+        leaf = sign_with(material.authority.ca, material.authority.ca_key, name)
+        # Its own comes first: by that others see later whether they believe it.
+        request |= {"ca": material.authority.ca + material.believed, "cert": leaf.cert, "key": leaf.key}
     material.begun.add(name)
     end = time.monotonic() + (REPLACE_DEADLINE if material.replaces else 0.0)
     while True:

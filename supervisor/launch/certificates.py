@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -31,7 +31,8 @@ class Authority:
     """A job's authority: its certificate and its private key, as PEM text."""
 
     ca: str
-    ca_key: str
+    ca_key: str = field(repr=False)
+    """Only in the memory of the command that made it: whoever has it can be any node."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,15 @@ def _key_of(secret: bytes, job: str) -> ec.EllipticCurvePrivateKey:
     salt = b"supervisor job " + job.encode()
     seed = hashlib.scrypt(secret, salt=salt, n=SCRYPT_N, r=SCRYPT_R, p=1, maxmem=2**28, dklen=SEED_BYTES)
     return ec.derive_private_key(int.from_bytes(seed, "big") % KEYS + 1, ec.SECP256R1())
+
+
+def fingerprints(text: str) -> dict[str, str]:
+    """Return each certificate of a PEM text by its SHA-256, in order; raises ValueError."""
+    certificates = x509.load_pem_x509_certificates(text.encode())
+    return {
+        one.fingerprint(hashes.SHA256()).hex(): one.public_bytes(serialization.Encoding.PEM).decode()
+        for one in certificates
+    }
 
 
 def make_authority(job: str, secret: bytes | None = None) -> Authority:

@@ -15,7 +15,7 @@ from remote_agent.wire import FIRST_TERM, CallFailed, WireError
 from supervisor.errors import HostFailure, LaunchFailed, SupervisorError, UsageError
 from supervisor.inventory.pattern import fold
 from supervisor.launch import bringup
-from supervisor.launch.certificates import make_authority
+from supervisor.launch.certificates import fingerprints, make_authority
 from supervisor.launch.specs import read_tree
 from supervisor.link.tasks import cancel_all
 from supervisor.preflight.oddities import quick
@@ -65,7 +65,9 @@ class Launch:
             spec = dataclasses.replace(spec, tree_digest=tree.digest)
             hub.set_spec(spec)
             self._plan = dataclasses.replace(self._plan, spec=spec)
-        material = bringup.Material(spec, make_authority(spec.job), tree, is_new=True, begun=self._begun)
+        authority = make_authority(spec.job)
+        hub.believe(fingerprints(authority.ca))
+        material = bringup.Material(spec, authority, tree=tree, is_new=True, begun=self._begun)
         limit = asyncio.Semaphore(BRING_UP_LIMIT)
 
         async def one(name: str) -> None:

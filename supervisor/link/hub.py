@@ -53,6 +53,9 @@ def operator_name() -> str:
 class Hub:
     """Links and state of one job. Any attribute may be read at any time; `wait_change` says when to look again."""
 
+    version = 0
+    """Grows with every change."""
+
     def __init__(
         self,
         inventory: Inventory,
@@ -71,6 +74,8 @@ class Hub:
         """Empty until a job has been chosen."""
         self.spec: JobSpec | None = plan.spec if plan is not None else None
         """Set if this supervisor launched the job."""
+        self.authorities: dict[str, str] = {}
+        """The authorities that nodes should believe, as far as this session knows: PEM text by fingerprint."""
         self.attach = attach
         """None (not recorded in the journal), "watch", or "control" (also heals the job)."""
         self.follows = follow or attach is not None
@@ -100,8 +105,6 @@ class Hub:
         """Hosts that are still coming up although the job has started."""
         self.ended = False
         """True once the job is over and `events` has its last event."""
-        self.version = 0
-        """Grows with every change."""
         self.job_known = asyncio.Event()
         self._status_at = 0.0
         self._changed: asyncio.Event = asyncio.Event()
@@ -227,6 +230,10 @@ class Hub:
     def set_spec(self, spec: JobSpec) -> None:
         """Set the job's description."""
         self.spec = spec
+
+    def believe(self, authorities: Mapping[str, str]) -> None:
+        """Note authorities that the nodes should believe, as PEM text by fingerprint."""
+        self.authorities.update(authorities)
 
     def set_failure(self, error: SupervisorError) -> None:
         """Set why the job cannot be launched or found."""

@@ -103,7 +103,7 @@ class Nodes:
         """Start one agent; returns its identity."""
         leaf = sign_with(self.authority.ca, self.authority.ca_key, name)
         args = {
-            "spec": self.spec.to_json(), "node": name, "ca": self.authority.ca, "ca_key": self.authority.ca_key,
+            "spec": self.spec.to_json(), "node": name, "ca": self.authority.ca,
             "cert": leaf.cert, "key": leaf.key,
         }  # fmt: skip
         channel = await self.nodes[name].connect()

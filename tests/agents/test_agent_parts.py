@@ -182,6 +182,17 @@ def test_an_order_that_sets_what_may_run_a_program_starts_nothing(tmp_path: Path
     asyncio.run(check())
 
 
+def test_no_agent_can_tell_another_whom_to_believe(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            agent.context.ballot.follow(1, "n2")
+            for op in ("trust", "describe"):
+                with pytest.raises(Problem, match="no such request between agents"):
+                    await agent.member.handler("n2")(op, {"ca": make_authority("job").ca}, b"")
+
+    asyncio.run(check())
+
+
 def test_an_agent_that_ends_waits_once_for_all_who_do_not_answer(tmp_path: Path) -> None:
     async def check() -> None:
         async with agents(tmp_path, "n1") as (agent,):

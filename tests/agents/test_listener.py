@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from remote_agent.base.paths import JobFiles
+from remote_agent.election import authorities, peers
 from remote_agent.election import listener as listening
-from remote_agent.election import peers
 from remote_agent.election.listener import PER_NODE, STRANGERS, listen
-from remote_agent.wire import Channel
+from remote_agent.wire import Channel, Problem, WireError
 from supervisor.launch.certificates import make_authority
 from tests.agents.nodes import WAIT_S, Nodes
 from tests.agents.test_peers import files_for, who
@@ -34,7 +35,8 @@ class Port:
         authority = make_authority("job")
         self.n2 = files_for(root / "n2", "n2", authority)
         self.ended = 0
-        self.listener = listen(files_for(root / "n1", "n1", authority), 0, self._serve, lambda: NODES, ["127.0.0.1"])
+        self.n1 = files_for(root / "n1", "n1", authority)
+        self.listener = listen(self.n1, 0, self._serve, lambda: NODES, ["127.0.0.1"])
         self._writers: list[asyncio.StreamWriter] = []
         self._running: list[asyncio.Task[None]] = []
 
@@ -49,9 +51,9 @@ class Port:
         self._writers.append(writer)
         return reader
 
-    async def join(self) -> Channel:
-        """Connect as n2 and ask once."""
-        channel = await peers.connect(self.n2, "n1", "127.0.0.1", self.listener.port, who)
+    async def join(self, files: JobFiles | None = None) -> Channel:
+        """Connect as n2, or as the node of these files, and ask once."""
+        channel = await peers.connect(files or self.n2, "n1", "127.0.0.1", self.listener.port, who)
         self._running.append(asyncio.ensure_future(channel.run()))
         assert (await channel.call("hello", timeout=WAIT_S)).data == {"op": "hello"}
         return channel
@@ -128,6 +130,29 @@ def test_a_node_has_few_connections_and_the_most_silent_one_goes_first(tmp_path:
         assert not any(one.closed.is_set() for one in channels[2:])
 
     at_port(tmp_path, check)
+
+
+def test_an_authority_counts_from_the_next_connection_on(tmp_path: Path) -> None:
+    async def check(port: Port) -> None:
+        added = make_authority("job")
+        stranger = files_for(tmp_path / "n3", "n3", added)
+        stranger.ca.write_text(stranger.ca.read_text() + port.n2.ca.read_text())
+        with pytest.raises((peers.PeerUnreachable, WireError)):
+            await port.join(stranger)
+        authorities.add(port.n1.ca, added.ca)
+        await port.join(stranger)
+        await port.join()
+
+    at_port(tmp_path, check)
+
+
+def test_what_is_no_certificate_changes_nothing(tmp_path: Path) -> None:
+    files = files_for(tmp_path, "n1", make_authority("job"))
+    before = files.ca.read_bytes()
+    with pytest.raises(Problem, match="not a certificate"):
+        authorities.add(files.ca, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    authorities.add(files.ca, before.decode())
+    assert files.ca.read_bytes() == before
 
 
 def test_no_descriptor_for_a_connection_is_no_busy_loop(
