@@ -98,8 +98,15 @@ class Action:
     """It changes the group's members: it has --dry-run and accepts several nodes."""
     immediate: bool = False
     """The answer is the outcome: no event follows that the sub-command would wait for."""
+    guarded: bool = False
+    """The screen sends the generation that it showed: the agents refuse the request once that is over."""
     outcomes: tuple[EventType, ...] = ()
     """Events that end the request, in addition to generation_running and the end of the job."""
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether it applies to several nodes at once."""
+        return self.scope == "node" and (self.plan or self.immediate)
 
     def effect(self, status: Status, targets: Targets) -> str:
         """Return what will happen to these nodes or ranks, in one line."""
@@ -130,30 +137,31 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action(
         "job.restart", "restart", "r", "Restart group", "restart the whole worker group",
-        confirm=1, destructive=True, op="restart", plan=True,
+        confirm=1, destructive=True, op="restart", plan=True, guarded=True,
         impact="stops all {group} and starts them again as generation {next}, from their last snapshot; not charged to"
         " max_restarts",
     ),
     Action(
-        "job.sync", "", "R", "Sync files", "copy edited files to the nodes and restart from them, or roll back",
+        "job.sync", "", "R", "Sync files", "restart from the edited files, or roll back",
         confirm=1, destructive=True, op="sync",
         impact="copies the files to all nodes while the group keeps running; then restarts all {group} from them as "
         "generation {next}, from the last snapshot; not charged to max_restarts",
     ),
     Action(
         "nccl.debug", "", "n", "NCCL debug", "set NCCL's log level for the next group",
-        confirm=1, destructive=True, op="restart", choices=NCCL_LEVELS,
+        confirm=1, destructive=True, op="restart", choices=NCCL_LEVELS, guarded=True,
         impact="sets {who} for the workers of future groups; NCCL writes to each rank's nccl.log",
     ),
     Action(
         "node.remove", "remove", "m", "Remove node", "remove nodes from the job",
-        scope="node", confirm=1, destructive=True, op="remove", plan=True, outcomes=(EventType.NODE_REMOVED,),
+        scope="node", confirm=1, destructive=True, op="remove", plan=True, guarded=True,
+        outcomes=(EventType.NODE_REMOVED,),
         impact="drains {who} ({ranks}); the group restarts as generation {next} with world size {left}{moved}; not "
         "charged to max_restarts",
     ),
     Action(
         "node.add", "add", "a", "Add node", "add nodes of the inventory to the job",
-        scope="node", confirm=1, destructive=True, op="add", plan=True,
+        scope="node", confirm=1, destructive=True, op="add", plan=True, guarded=True,
         impact="brings {who} up while the group keeps running; then stops all {group} and starts them with {who} as "
         "generation {next}; not charged to max_restarts",
     ),
@@ -187,16 +195,17 @@ ACTIONS: tuple[Action, ...] = (
     ),
     Action(
         "rank.signal", "signal", "s", "Signal rank", "send a signal to the processes of ranks",
-        scope="rank", confirm=1, destructive=True, op="signal", runner="stacks.run_signal",
+        scope="rank", confirm=1, destructive=True, op="signal", guarded=True,
+        runner="stacks.run_signal",
         impact="sends the signal to the process of rank {who} only; an unhandled signal ends the process (CONT does "
         "not), and the group restarts",
     ),
     Action(
-        "rank.keep", "", "f", "Save flight", "save stacks and flight records next to the logs of ranks",
+        "rank.keep", "", "f", "Save flight", "save stacks and flight records next to the logs",
         scope="rank", op="keep",
     ),
     Action(
-        "rank.stacks", "stacks", "d", "Dump stacks", "show Python stacks of live ranks, equal ones grouped",
+        "rank.stacks", "stacks", "d", "Dump stacks", "show Python stacks of live ranks, grouped",
         scope="rank", op="stacks", runner="stacks",
         impact="reads the Python stack of every rank; the ranks keep running",
     ),

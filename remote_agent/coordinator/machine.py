@@ -328,7 +328,7 @@ def on_tick(turn: Turn, event: inputs.Tick) -> None:
             turn.send(name, "leave", reason="it is not in the job, and was not added")
             continue
         if node.connected and name != state.me and turn.now - node.seen > timeout:
-            lose_node(turn, name, f"no heartbeat for {timeout:g} s")
+            lose_node(turn, name, f"no heartbeat within {timeout:g} s")
             turn.commands.append(s.Drop(name))
     _keep_quorum(turn)
     _keep_deadline(turn)

@@ -224,7 +224,8 @@ def _plan(state: s.State) -> str | None:
     """Say what happens next, where that is not obvious from the state."""
     if state.phase == s.STOPPING:
         waits = " ".join(sorted(state.waiting))
-        return f"stopping generation {state.generation} ({state.cause}); waiting for {waits}"
+        cause = str(state.cause).replace("_", " ")
+        return f"stopping generation {state.generation} ({cause}); waiting for {waits}"
     if state.phase == s.FORMING and state.alone_since is not None:
         return f"waiting for nodes: {shortage(state)}; bring one back or add one"
     if state.phase in (s.PREPARING, s.STARTING):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from remote_agent.wire.events import EventType
 from supervisor.tui.rows.spans import entries
-from supervisor.wording.events import phases_of, tree_text
+from supervisor.wording.events import CAUSES, cause_text, phases_of, tree_text
 from supervisor.wording.usage import part
 from supervisor.wording.values import clock
 
@@ -19,19 +19,6 @@ if TYPE_CHECKING:
 
     from supervisor.tui.source import Json
 
-# What made a group stop, in a word that also says why the next one began.
-CAUSES: Final = {
-    "failure": "failure",
-    "node_lost": "node lost",
-    "restart": "operator",
-    "removed": "removal",
-    "added": "addition",
-    "returned": "return",
-    "joined": "new node",
-    "quorum": "no quorum",
-    "paused": "pause",
-    "stop": "stop",
-}
 _ENDS: Final[dict[str, tuple[str, str]]] = {
     EventType.JOB_SUCCEEDED: ("all ranks succeeded", "done"),
     EventType.JOB_FAILED: ("the job failed", "bad"),
@@ -136,7 +123,7 @@ class Runs:
             Run(
                 number=len(self.runs) if number is None else number,
                 began_at=str(event.get("time") or ""),
-                began_by=CAUSES.get(self._cause, self._cause or "takeover") if last else "launch",
+                began_by=self._word() if last else "launch",
                 because=f"after {last.how}" if last else "the job was launched",
                 world_size=_int(facts.get("world_size")),
                 nodes=tuple(members),
@@ -147,13 +134,15 @@ class Runs:
         )
         self._cause, self._notes = "", {}
 
+    def _word(self) -> str:
+        known = CAUSES.get(self._cause)
+        return known.word if known else self._cause or "takeover"
+
     def _note_end(self) -> None:
         run = self.runs[-1]
         run.role = "bad" if self._cause in ("failure", "node_lost", "quorum") else "warn"
         notes = next((self._notes[kind] for kind in _BY_CAUSE.get(self._cause, ()) if kind in self._notes), [])
-        run.how = (
-            "; ".join(notes[-2:]) or _PLAIN.get(self._cause) or CAUSES.get(self._cause) or "its coordinator changed"
-        )
+        run.how = "; ".join(notes[-2:]) or cause_text(self._cause) or "its coordinator changed"
 
     def _over(self, event: Mapping[str, Any], kind: str, facts: Json) -> None:
         run = self.runs[-1]
@@ -197,14 +186,6 @@ _BY_CAUSE: Final = {
     "added": (EventType.NODE_ADDED,),
     "returned": (EventType.NODE_READY,),
     "joined": (EventType.NODE_READY,),
-}
-_PLAIN: Final = {
-    "failure": "a rank failed",
-    "node_lost": "a node was lost",
-    "removed": "a node was removed",
-    "quorum": "less than half of the group was reachable",
-    "paused": "the coordinator was suspended",
-    "stop": "stopped by an operator",
 }
 
 

@@ -6,7 +6,7 @@ In: events of the journal. Out: text without colour, one line an event.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from remote_agent.text.names import count, name_ranks, ranges
 from remote_agent.wire.events import EventType, label
@@ -19,19 +19,34 @@ TRACEBACK = ("Traceback (", "Original Traceback (")
 # Paths of changed files that are named in one line.
 MAX_PATHS = 4
 
-# Why a generation stopped: `cause` of the event generation_stopped.
-CAUSES: Mapping[str, str] = {
-    "failure": "a rank failed",
-    "node_lost": "a node was lost",
-    "restart": "restart by an operator",
-    "removed": "a node was removed",
-    "added": "a node was added",
-    "returned": "a node returned",
-    "joined": "a node joined",
-    "quorum": "fewer than half of the nodes were reachable",
-    "paused": "the coordinator was paused",
-    "stop": "stop by an operator",
+
+class Cause(NamedTuple):
+    """Why a generation stopped."""
+
+    word: str
+    """What the next generation began with, in a table."""
+    text: str
+
+
+# By `cause` of the event generation_stopped.
+CAUSES: Mapping[str, Cause] = {
+    "failure": Cause("failure", "a rank failed"),
+    "node_lost": Cause("node lost", "a node was lost"),
+    "restart": Cause("operator", "restart by an operator"),
+    "removed": Cause("removal", "a node was removed"),
+    "added": Cause("addition", "a node was added"),
+    "returned": Cause("return", "a node returned"),
+    "joined": Cause("new node", "a node joined"),
+    "quorum": Cause("no quorum", "fewer than half of the nodes were reachable"),
+    "paused": Cause("pause", "the coordinator was paused"),
+    "stop": Cause("stop", "stop by an operator"),
 }
+
+
+def cause_text(cause: object) -> str:
+    """Return why a generation stopped; a cause that only a newer version knows as it is."""
+    known = CAUSES.get(str(cause))
+    return known.text if known else one_line(cause)
 
 
 def event_line(event: Document) -> str:
@@ -180,9 +195,7 @@ def _running(detail: Document) -> str:
 def _stopped(detail: Document) -> str:
     cause = str(detail.get("cause") or "")
     took = detail.get("stop_ms")
-    return CAUSES.get(cause, cause) + (
-        f"; stopped in {duration(took / 1000)}" if isinstance(took, (int, float)) else ""
-    )
+    return cause_text(cause) + (f"; stopped in {duration(took / 1000)}" if isinstance(took, (int, float)) else "")
 
 
 def _rank_failed(detail: Document) -> str:

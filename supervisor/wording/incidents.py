@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from remote_agent.text.names import name_ranks
-from supervisor.wording.events import CAUSES, exit_text
+from supervisor.wording.events import cause_text, exit_text
 from supervisor.wording.values import clock, elapsed, local_time, one_line, or_dash, safe
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def standing(incident: Document, now_s: float | None = None, *, utc: bool = Fals
     if incident.get("ongoing"):
         lasts = f"for {_ago(incident.get('time'), now_s)}" if now_s else f"since {clock(incident.get('time'), utc=utc)}"
         return f"hangs {lasts}{_times_out(incident, now_s, utc)}"
-    why = f": {CAUSES.get(str(incident['over']), one_line(incident['over']))}" if incident.get("over") else ""
+    why = f": {cause_text(incident['over'])}" if incident.get("over") else ""
     if state not in ("healed", "over"):
         return f"hang ended{why}" if why else ""
     ended = incident.get("ended_at")

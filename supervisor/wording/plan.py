@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from remote_agent.coordinator.state import State
 
 Json = Mapping[str, Any]
-OPS: Final = ("restart", "remove", "add")
 # The phases of a restart that somebody asks for: it has no failure to detect.
 PHASES: Final = ("stop", "rendezvous", "spawn", "main")
 # Runs of ranks with new numbers that are listed.

@@ -15,7 +15,7 @@ OLD_ROUNDS = 3
 _RATES = ("tok/s", "samples/s", "it/s")
 # JSON has no such numbers: they arrive as text.
 _WORDS = ("nan", "-nan", "inf", "-inf")
-_UNITS = ("", "K", "M", "G", "T", "P")
+_UNITS = ("B", "K", "M", "G", "T", "P")
 
 
 def number(value: object) -> float | None:
@@ -43,7 +43,7 @@ def percent(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Return bytes as `800M`, `1.2G`, `71G`."""
+    """Return bytes as `109B`, `800M`, `1.2G`, `71G`."""
     if value is None:
         return "-"
     power = _power(value)

@@ -15,7 +15,7 @@ from supervisor.cli.entry import overview
 from supervisor.errors import RequestFailed
 from supervisor.inventory import Inventory, JobDefaults
 from supervisor.session import Session
-from supervisor.tui.dialogs.actions import changes
+from supervisor.tui.dialogs.actions import changes, offered
 
 STATUS: dict[str, Any] = {
     "job": "train-k3f9",
@@ -28,6 +28,12 @@ STATUS: dict[str, Any] = {
         {"name": "n3", "group_rank": None, "ranks": []},
     ],
 }
+
+
+def test_the_menu_has_room_for_every_text_at_80_columns() -> None:
+    for action in offered():
+        target = "n01: " if action.scope == "node" else ""
+        assert len(target + action.help) <= 52, action.help
 
 
 def test_ids_verbs_and_keys_are_unique() -> None:

@@ -108,7 +108,7 @@ def test_the_files_give_the_same_verdict_as_the_live_group(tmp_path: Path) -> No
     assert found["time"] == "2001-09-09T01:46:40.000Z"
 
 
-LOST: dict[str, Any] = {"alive_ns": 10**18, "reason": "no heartbeat for 10 s"}
+LOST: dict[str, Any] = {"alive_ns": 10**18, "reason": "no heartbeat within 10 s"}
 FAILED: dict[str, Any] = {"exit": {"code": 1, "signal": None}, "time_ns": 10**18}
 TOLD: dict[str, Any] = {**INCIDENT, "category": "hang_missing_rank", "culprit_ranks": [0], "summary": "it hangs"}
 HANG = ("incident", {**TOLD, "fingerprint": "f", "ongoing": True})

@@ -189,17 +189,17 @@ def test_what_we_stopped_is_never_a_cause() -> None:
 
 
 def test_a_lost_node_outranks_the_connections_it_broke() -> None:
-    lost = {"n2": (START + SECOND, "no heartbeat for 15 s")}
+    lost = {"n2": (START + SECOND, "no heartbeat within 15 s")}
     incident = judge(rank(0, 1.2, RESET), rank(1, 1.2, RESET), lost_nodes=lost)
     assert (incident.category, incident.scope, incident.culprit_node) == ("node_lost", "outside_the_ranks", "n2")
     assert incident.culprit_ranks == ()
     assert incident.confidence == "established"
-    assert incident.summary == "node n2 lost: no heartbeat for 15 s (ranks 2-3)"
+    assert incident.summary == "node n2 lost: no heartbeat within 15 s (ranks 2-3)"
     assert incident.victims[0].ranks == (0, 1)
 
 
 def test_a_failure_before_the_loss_of_a_node_is_the_cause() -> None:
-    lost = {"n2": (START + 5 * SECOND, "no heartbeat for 15 s")}
+    lost = {"n2": (START + 5 * SECOND, "no heartbeat within 15 s")}
     incident = judge(rank(0, 1, OOM), lost_nodes=lost)
     assert (incident.category, incident.culprit_ranks) == ("cuda_oom", (0,))
     assert incident.victims[-1].category == "node_lost"

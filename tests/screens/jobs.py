@@ -151,9 +151,9 @@ def _failed(session: RecordedSession) -> None:
 def _starts_again(session: RecordedSession) -> None:
     _fails(session)
     lost = session.status["nodes"][-1]
-    _tell(session, 12 * 60 + 46, "node_lost", 0, node=lost["name"], reason="no heartbeat for 15 s")
+    _tell(session, 12 * 60 + 46, "node_lost", 0, node=lost["name"], reason="no heartbeat within 15 s")
     _form(session, 12 * 60 + 46.1, 1, runs=False, without=1)
-    lost.update(state="lost", reason="no heartbeat for 15 s", group_rank=None, ranks=[])
+    lost.update(state="lost", reason="no heartbeat within 15 s", group_rank=None, ranks=[])
     host = session.hosts[lost["name"]]
     host.state, host.step, host.live = "lost", "connect", None
     host.error, host.hint = "connection refused by 10.0.0.8 port 22", "is sshd running there? next attempt in 8 s"

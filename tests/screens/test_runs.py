@@ -63,9 +63,9 @@ def ended(cause: str, *told: tuple[str, dict[str, Any]]) -> list[Run]:
         ("failure", [("rank_failed", {"node": "n1", "rank": 1})], "failure", "rank 1 failed on n1"),
         ("removed", [("node_removed", {"node": "n2", "reason": "removed by an operator"})], "removal", "n2 removed"),
         ("node_lost", [("node_lost", {"node": "n2", "reason": "cut off"})], "node lost", "n2 lost: cut off"),
-        ("paused", [], "pause", "the coordinator was suspended"),
-        ("quorum", [], "no quorum", "less than half of the group was reachable"),
-        ("something new", [], "something new", "its coordinator changed"),
+        ("paused", [], "pause", "the coordinator was paused"),
+        ("quorum", [], "no quorum", "fewer than half of the nodes were reachable"),
+        ("something new", [], "something new", "something new"),
     ],
 )
 def test_why_a_group_ended_is_why_the_next_one_began(

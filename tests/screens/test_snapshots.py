@@ -61,7 +61,7 @@ def open_recording(name: str) -> recorded.RecordedSession:
         session = recorded.many(int(nodes), int(per_node))
         for node, local, state in ((17, 3, "failed"), (17, 4, "starting"), (41, 6, "silent"), (5, 2, "killed")):
             session.status["nodes"][node]["ranks"][local]["state"] = state
-        session.status["nodes"][52].update(state="lost", reason="no heartbeat for 15 s")
+        session.status["nodes"][52].update(state="lost", reason="no heartbeat within 15 s")
         return session
     return recorded.load(name)
 

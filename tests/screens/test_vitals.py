@@ -32,7 +32,7 @@ def snapshot(nodes: int = 4, *, gpus: bool = True) -> Snapshot:
     ("used", "total", "text"),
     [
         (71 << 30, 80 << 30, "71/80G"), (5 << 30, 8 << 30, "5.0/8.0G"), (201 << 30, 2 << 40, "201G/2.0T"),
-        (0, 80 << 30, "0/80G"), (None, 80 << 30, "-"), (900, None, "900"), (1023 << 20, None, "1.0G"),
+        (0, 80 << 30, "0/80G"), (None, 80 << 30, "-"), (900, None, "900B"), (1023 << 20, None, "1.0G"),
     ],
 )  # fmt: skip
 def test_bytes_in_short(used: float | None, total: float | None, text: str) -> None:

@@ -22,7 +22,7 @@ from supervisor.tui.dialogs.base import ButtonDialog, Confirm, ConfirmTyped, Dia
 from supervisor.tui.shell import Target
 from supervisor.wording import values
 from supervisor.wording.events import tree_change
-from supervisor.wording.plan import OPS, plan
+from supervisor.wording.plan import plan
 from supervisor.wording.stacks import stacks_lines
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from supervisor.tui.shell import Shell
     from supervisor.tui.source import Source
 
-# The verbs that accept several nodes at once.
-SEVERAL_NODES: Final = ("remove", "add", "cordon", "uncordon")
 PROBLEMS: Final = (SupervisorError, WireError, OSError, asyncio.TimeoutError)
 _OUTSIDE: Final = ("removed", "spare", "lost", "failed", "")
 SIGNALS: Final = (
@@ -143,7 +141,7 @@ class ActionDialogs:
         """The nodes to which a verb applies: the marked ones if there are any, otherwise the selected one."""
         eligible = {row.name for row in self._candidates(action)}
         marked = [name for name in self._shell.preferences.nodes if name in self._shell.snapshot.nodes_by_name]
-        if marked and action.op in SEVERAL_NODES:
+        if marked and action.takes_several:
             return tuple(name for name in marked if name in eligible)
         return (target.node,) if target.node in eligible else ()
 
@@ -218,7 +216,7 @@ class ActionDialogs:
             ("Target", self._target_text(action, names)),
             ("Effect", action.effect(source.status, names)),
         ]
-        if action.op in OPS:
+        if action.plan:
             facts += plan(str(action.op), names, source.status, source.events).facts
         yes = _named(action, names)
         generation = snapshot.generation
@@ -309,7 +307,7 @@ class ActionDialogs:
             args["node"] = names[0]
         elif action.scope == "node" and names:
             args["nodes"] = list(names)
-        if action.op in (*OPS, "signal") and generation is not None:
+        if action.guarded and generation is not None:
             # Refused if the group has changed since the user saw it.
             args["if_generation"] = generation
         title = _named(action, names)

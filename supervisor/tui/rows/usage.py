@@ -108,6 +108,11 @@ def _lag(rank: RankRow) -> str:
     return "-" if lag is None else f"{lag:,.0f}"
 
 
+def _per_second(value: object) -> str:
+    size = usage.size(usage.number(value))
+    return size if size == "-" else f"{size}/s"
+
+
 def _unit(value: object, unit: str) -> str:
     found = usage.number(value)
     return "-" if found is None else f"{found:.0f}{unit}"
@@ -126,7 +131,8 @@ def node_usage_lines(node: NodeRow, width: int) -> list[Row]:
     ]
     age, old = usage.number(vitals.get("age_s")), node.vitals_old
     lines = _line("uses", host, age, width, old=old)
-    lines += _line("net", [("in/out", f"{usage.traffic(vitals)} /s")], age, width, old=old)
+    net = [(way, _per_second(vitals.get(f"net_{way}"))) for way in ("in", "out")]
+    lines += _line("net", net, age, width, old=old)
     for gpu in usage.gpus_of(vitals):
         lines += _gpu_line(gpu, width, old=old)
     return lines
