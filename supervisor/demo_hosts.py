@@ -108,6 +108,8 @@ class _Server:
     address: str
     mark: str
     sessions: set[asyncio.Task[None]] = field(default_factory=set)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Ends all sessions: a session that is cancelled while it ends its command could not wait for the command."""
 
     def environment(self) -> dict[str, str]:
         """Return the environment of a login, without the operator's variables."""
@@ -141,21 +143,20 @@ class _Server:
         try:
             await self._until_over(process, child)
         finally:
-            try:
-                await _end_group(child)
-            finally:
-                # It closes itself only in a later turn of the loop, which may not happen; there is no public way.
-                child._transport.close()  # type: ignore[attr-defined]
+            await _end_group(child)
 
     async def _until_over(self, process: asyncssh.SSHServerProcess[bytes], child: asyncio.subprocess.Process) -> None:
-        closed = asyncio.ensure_future(process.wait_closed())
-        answered = asyncio.ensure_future(_answer(process, child))
+        ends = [
+            asyncio.ensure_future(process.wait_closed()),
+            asyncio.ensure_future(_answer(process, child)),
+            asyncio.ensure_future(self.over.wait()),
+        ]
         try:
-            await asyncio.wait({closed, answered}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            closed.cancel()
-            answered.cancel()
-            await asyncio.gather(closed, answered, return_exceptions=True)
+            for task in ends:
+                task.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
 
 
 async def _answer(process: asyncssh.SSHServerProcess[bytes], child: asyncio.subprocess.Process) -> None:
@@ -202,14 +203,17 @@ async def _copy_out(source: asyncio.StreamReader, target: asyncssh.SSHWriter[byt
 
 async def _end_group(child: asyncio.subprocess.Process) -> None:
     """End a command whose channel has closed, with its process group; a daemon outside the group stays."""
-    if child.returncode is not None:
-        return
-    os.killpg(child.pid, signal.SIGHUP)
     try:
-        await asyncio.wait_for(child.wait(), _HANGUP_GRACE_S)
+        if child.returncode is None:
+            _signal(-child.pid, signal.SIGHUP)
+            await asyncio.wait_for(child.wait(), _HANGUP_GRACE_S)
     except asyncio.TimeoutError:
-        os.killpg(child.pid, signal.SIGKILL)
-        await child.wait()
+        _signal(-child.pid, signal.SIGKILL)
+    finally:
+        # Before the wait: asyncio reports the end of a process only once its pipes are closed, which a daemon may keep
+        # open. It closes itself only in a later turn of the loop, which may not happen; there is no public way.
+        child._transport.close()  # type: ignore[attr-defined]
+    await child.wait()
 
 
 @asynccontextmanager
@@ -254,10 +258,9 @@ async def demo_hosts(count: int, root: Path) -> AsyncIterator[DemoHosts]:
 async def _close(acceptors: Sequence[asyncssh.SSHAcceptor], servers: Sequence[_Server]) -> None:
     for acceptor in acceptors:
         acceptor.close()
-    sessions = [task for server in servers for task in server.sessions]
-    for task in sessions:
-        task.cancel()
-    await asyncio.gather(*sessions, return_exceptions=True)
+    for server in servers:
+        server.over.set()
+    await asyncio.gather(*(task for server in servers for task in server.sessions), return_exceptions=True)
     for acceptor in acceptors:
         await asyncio.wait_for(acceptor.wait_closed(), 5.0)
 
@@ -316,6 +319,7 @@ def marked_processes(mark: str) -> dict[int, str]:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process, or to a group, whose number is negative, if there is one still."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

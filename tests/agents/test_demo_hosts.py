@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -120,6 +123,30 @@ def test_a_lost_connection_ends_the_command_but_not_its_daemon(tmp_path: Path) -
         assert await asyncio.to_thread(hosts.await_end, 30.0)
 
     _with_hosts(tmp_path, body)
+
+
+STAYS = """
+import os, signal, time
+signal.signal(signal.SIGHUP, lambda *_: open("hung_up", "w").close())
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_hosts_that_go_reap_a_command_that_is_just_being_ended(tmp_path: Path) -> None:
+    async def run() -> int:
+        async with demo_hosts(1, tmp_path) as hosts, _connect(hosts, 0) as connection:
+            process = await connection.create_process(f"exec {shlex.join([sys.executable, '-c', STAYS])}")
+            pid = int(await process.stdout.readline())
+            connection.abort()
+            while not (hosts.hosts[0].home / "hung_up").exists():
+                await asyncio.sleep(0.01)
+        assert not Path(f"/proc/{pid}").exists()
+        return pid
+
+    # A process that nobody has waited for would be reported by Python as it is collected.
+    assert asyncio.run(run())
+    gc.collect()
 
 
 def test_what_does_not_end_is_killed_and_named(tmp_path: Path) -> None:
