@@ -97,6 +97,10 @@ class HostError(SupervisorError):
         self.reason = reason
 
 
+class JobInTheWay(HostError):
+    """A job on the host forbids this launch, which has changed nothing there; `reason` says so without the host."""
+
+
 class SyncError(SupervisorError):
     """The work tree on this machine cannot be sent."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_agent.agent import jobs
 from remote_agent.base.paths import Home, check_name
-from remote_agent.tree.sync import TreeSync
+from remote_agent.tree.sync import TreeSync, left_in
 from remote_agent.wire import Problem
 
 if TYPE_CHECKING:
@@ -84,15 +84,24 @@ class TreeRequests:
         await lock(self._sync, tree)
         try:
             plan = await self._in_turn(self._sync.plan, tree, body)
-            if plan.changed or plan.removed:
-                self._refuse_used(tree)
+            alone = bool(args.get("alone"))
+            if alone or plan.changed or plan.removed:
+                self._refuse_used(tree, alone=alone)
+            left = await self._in_turn(left_in, plan)
         except BaseException:
             self._sync.close()
             raise
-        return {"missing": list(plan.missing), **_numbers(plan)}
+        return {"missing": list(plan.missing), "left": left[:MAX_LISTED], **_numbers(plan)}
 
-    def _refuse_used(self, tree: str) -> None:
+    def _refuse_used(self, tree: str, *, alone: bool = False) -> None:
+        """Refuse if another job runs from the tree; `alone`: because it does, not because its files would change."""
         user = jobs.running_from(self._home, tree, self._job)
+        if user is not None and alone:
+            hint = (
+                f"watch it: supervisor attach {user}; --job NAME gives this job a work tree of its own; --force shares "
+                f"the files of {user}, its snapshots too"
+            )
+            raise Problem("tree_in_use", f"job {user} is live and runs from the same work tree", hint)
         if user is not None:
             hint = f"stop {user} first, or launch with --no-sync to run the files that are there"
             raise Problem("tree_in_use", f"job {user} runs from tree {tree}, whose files would change", hint)

@@ -41,6 +41,29 @@ READ_SIZE = 1024 * 1024
 BLOBS = "versions/blobs"
 
 
+def left_in(plan: SyncPlan) -> list[str]:
+    """Return what no sync has brought into a tree, newest first: files, and directories as `out/`.
+
+    Directories in which synced files lie are searched; Python's own caches are not listed.
+    """
+    brought = {*plan.manifest.files, *plan.manifest.links, *plan.state.files}
+    parents = plan.manifest.parents() | {path[: path.rindex("/")] for path in plan.state.files if "/" in path}
+    found: list[tuple[int, str]] = []
+    waiting = [""]
+    while waiting:
+        base = waiting.pop()
+        # A script that still runs may remove what we look at.
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(plan.root / base):
+                path = f"{base}{entry.name}"
+                is_dir = entry.is_dir(follow_symlinks=False)
+                if is_dir and path in parents:
+                    waiting.append(f"{path}/")
+                elif path not in brought and entry.name != "__pycache__":
+                    found.append((-entry.stat(follow_symlinks=False).st_mtime_ns, f"{path}/" if is_dir else path))
+    return [path for _, path in sorted(found)]
+
+
 class TreeSync:
     """The syncs of one connection: one tree at a time, locked from plan to commit."""
 

@@ -56,6 +56,9 @@ def parse_up(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--no-sync", "--no_sync", action="store_true", help="do not copy the work tree: it is on the nodes already"
     )
+    parser.add_argument(
+        "--force", action="store_true", help="launch although another job runs from the same work tree, and share it"
+    )
     add_screen(parser)
     add_sources(parser)
     torchrun.add_torchrun(parser)
@@ -127,6 +130,7 @@ def job_options(options: argparse.Namespace) -> UpOptions:
         role=options.role or "default",
         env=check_env(options.env),
         sync=not options.no_sync,
+        force=options.force,
         standalone=bool(options.standalone),
         local_addr=options.local_addr,
         log_dir=options.log_dir if options.log_dir != os.devnull else None,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, JobSpec, WireError
-from supervisor.errors import UsageError, why
+from supervisor.errors import JobInTheWay, UsageError, why
 from supervisor.launch.certificates import Authority, sign_with
 from supervisor.ssh import HostError, NodeLink, SyncError
 from supervisor.ssh.sync import Tree, push_tree
@@ -53,10 +53,10 @@ class Material:
     """The job must not exist on the host yet."""
     begun: set[str] = field(default_factory=set)
     """Hosts on which this launch has created the job."""
-
-
-class JobExists(HostError):
-    """A job of that name already exists on the host, and must not be changed."""
+    left: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By host: what the work tree has beside the files that were sent."""
+    shares_tree: bool = False
+    """Another job may run from the same work tree."""
 
 
 async def prepare(hub: Hub, link: Link, node: NodeLink, material: Material) -> None:
@@ -98,9 +98,11 @@ async def _sync(hub: Hub, link: Link, node: NodeLink, material: Material) -> Non
             tree = await material.read()
         if tree is None:
             return
-        result = await push_tree(node, tree, lambda text: link.progress("sync", text))
+        alone = material.is_new and not material.shares_tree
+        result = await push_tree(node, tree, lambda text: link.progress("sync", text), alone=alone)
     except (SyncError, UsageError) as error:
         raise HostError(name, "sync", error.message, error.hint) from error
+    material.left[name] = result.left
     if result.conflicts:
         hub.notice(
             f"{name}: files changed on the node were replaced: {' '.join(result.conflicts)}; "
@@ -120,7 +122,7 @@ async def _has_tree(node: NodeLink, material: Material) -> bool:
 
 
 async def _refuse_known(node: NodeLink, material: Material) -> None:
-    """Raise JobExists if the host knows the job, HostError if another host of this launch has just created it there."""
+    """Raise JobInTheWay if the host knows the job, HostError if another host of this launch has created it there."""
     job, name = material.spec.job, node.host.name
     try:
         known = (await node.channel.call("open", {"job": job}, timeout=START_DEADLINE)).data
@@ -133,9 +135,8 @@ async def _refuse_known(node: NodeLink, material: Material) -> None:
         hint = 'set a local directory for each node: env = { SUPERVISOR_HOME = "/local/disk/supervisor" }'
         raise HostError(name, "start", f"it shares its home directory with {other}", hint)
     verb = "attach" if known.get("live") else "clean"
-    raise JobExists(
-        name, "start", f"a job named {job} already exists there", f"choose another --job, or: supervisor {verb} {job}"
-    )
+    hint = f"choose another --job, or: supervisor {verb} {job}"
+    raise JobInTheWay(name, "start", f"a job named {job} already exists", hint)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import FIRST_TERM, CallFailed, WireError
-from supervisor.errors import HostFailure, LaunchFailed, SupervisorError, UsageError
+from supervisor.errors import HostFailure, JobInTheWay, LaunchFailed, SupervisorError, UsageError
 from supervisor.inventory.pattern import fold
 from supervisor.launch import bringup
 from supervisor.launch.certificates import fingerprints, make_authority
@@ -36,6 +36,10 @@ CLEAN_TRIES = 20
 CLEAN_PAUSE = 0.5
 # How many hosts are brought up at once: they share one uplink for the sync.
 BRING_UP_LIMIT = 64
+# A launch that cannot succeed waits this long for the errors of its other hosts, seconds: one look shows them together.
+LAST_REPORTS_S = 2.0
+# How many files of earlier runs a notice names.
+MAX_NAMED = 4
 
 
 class Launch:
@@ -45,8 +49,9 @@ class Launch:
         self._plan = plan
         self._failures: dict[str, HostFailure] = {}
         self._begun: set[str] = set()
-        self._taken: dict[str, str] = {}
-        """Hosts that already know a job of that name, with the hint for each."""
+        self._left: dict[str, tuple[str, ...]] = {}
+        self._in_the_way: dict[str, JobInTheWay] = {}
+        """Hosts with a job that forbids this one."""
 
     async def run(self, hub: Hub) -> None:
         """Bring all hosts up and assign them; if that fails, undo it and raise LaunchFailed."""
@@ -67,7 +72,15 @@ class Launch:
             self._plan = dataclasses.replace(self._plan, spec=spec)
         authority = make_authority(spec.job)
         hub.believe(fingerprints(authority.ca))
-        material = bringup.Material(spec, authority, tree=tree, is_new=True, begun=self._begun)
+        material = bringup.Material(
+            spec,
+            authority,
+            tree=tree,
+            is_new=True,
+            begun=self._begun,
+            left=self._left,
+            shares_tree=self._plan.shares_tree,
+        )
         limit = asyncio.Semaphore(BRING_UP_LIMIT)
 
         async def one(name: str) -> None:
@@ -86,16 +99,22 @@ class Launch:
             hub.own_late({name: self._admit(hub, name, tasks[name]) for name in late})
 
     async def _await_enough(self, tasks: Mapping[str, asyncio.Future[None]]) -> list[str]:
-        """Wait for all hosts; in an elastic job, min_nodes, then settle_timeout. Returns the hosts not yet up."""
+        """Wait for all hosts; in an elastic job, min_nodes, then settle_timeout. Returns the hosts not yet up.
+
+        Where the launch can no longer succeed, the others may only report what is wrong with them too.
+        """
         spec = self._plan.spec
         regular = {node.name for node in spec.nodes if not node.spare}
         pending = set(tasks.values())
         end: float | None = None
+        hopeless = False
         loop = asyncio.get_running_loop()
         while pending:
             rest = None if end is None else max(0.0, end - loop.time())
             _, pending = await asyncio.wait(pending, timeout=rest, return_when=asyncio.FIRST_COMPLETED)
             up = [name for name, task in tasks.items() if task.done() and name not in self._failures]
+            if not hopeless and (self._in_the_way or len(tasks) - len(self._failures) < spec.min_nodes):
+                hopeless, end = True, loop.time() + LAST_REPORTS_S
             if end is not None and loop.time() >= end:
                 break
             if end is None and spec.min_nodes < spec.max_nodes and len(regular & set(up)) >= spec.min_nodes:
@@ -119,17 +138,19 @@ class Launch:
 
     async def _begin(self, hub: Hub, hosts: list[str]) -> None:
         """Choose the coordinator and assign the hosts that are up; raises LaunchFailed, UsageError."""
-        spec = self._plan.spec
-        if self._taken:
-            where = " ".join(name for name in self._plan.hosts if name in self._taken)
+        if self._in_the_way:
             # The smallest hint is `attach`, if the job is live on any host; else `clean`.
-            raise UsageError(f"a job named {spec.job} already exists on {where}", min(self._taken.values()))
+            first = min(self._in_the_way.values(), key=lambda error: error.hint)
+            where = [name for name in self._plan.hosts if name in self._in_the_way]
+            where = [name for name in where if self._in_the_way[name].reason == first.reason]
+            raise UsageError(f"{first.reason} on {' '.join(where)}", first.hint)
         ready = [name for name in hosts if name not in self._failures]
         self._check_enough(hub, ready)
         for finding in quick(hub.links[name].view for name in ready):
             hub.notice(
                 f"{fold(finding.nodes)}: {finding.text}" + (f" ({finding.hint})" if finding.hint else ""), "warning"
             )
+        self._tell_of_left_files(hub, ready)
         await self._assign(hub, ready)
         ready = [name for name in ready if name not in self._failures]
         self._check_enough(hub, ready)
@@ -138,12 +159,26 @@ class Launch:
             hub.notice(f"{failure}; the job starts without it", "warning", name)
             await self._end_agent(hub.links[name])
 
+    def _tell_of_left_files(self, hub: Hub, ready: list[str]) -> None:
+        """Name what earlier runs have left in the work tree, before the script finds it."""
+        nodes: dict[tuple[str, ...], list[str]] = {}
+        for name in ready:
+            if left := self._left.get(name):
+                nodes.setdefault(left, []).append(name)
+        for left, names in nodes.items():
+            more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
+            hub.notice(
+                f"{fold(names)}: the work tree has files of earlier runs, which the script will find: "
+                f"{' '.join(left[:MAX_NAMED])}{more} (--job NAME: a tree without them)",
+                "warning",
+            )
+
     async def _bring_up(self, hub: Hub, name: str, material: bringup.Material) -> None:
         try:
             await bringup.start_on(hub, name, material)
         except HostError as error:
-            if isinstance(error, bringup.JobExists):
-                self._taken[name] = error.hint
+            if isinstance(error, JobInTheWay):
+                self._in_the_way[name] = error
             self._note(hub, hub.links[name], error)
 
     def _note(self, hub: Hub, link: Link, error: HostError) -> None:
@@ -155,9 +190,11 @@ class Launch:
         spec = self._plan.spec
         if len(ready) >= spec.min_nodes:
             return
-        total = len(self._plan.hosts)
+        total, failed = len(self._plan.hosts), len(self._failures)
+        others = "" if len(ready) + failed == total else f" and {failed} failed"
         raise LaunchFailed(
-            f"job {spec.job} was not started: {len(ready)} of {total} hosts came up, {spec.min_nodes} are needed",
+            f"job {spec.job} was not started: {len(ready)} of {total} hosts came up{others}, "
+            f"{spec.min_nodes} are needed",
             tuple(self._failures.values()),
             "fix these hosts, or lower --nnodes" if ready else "",
         )

@@ -53,6 +53,8 @@ class UpOptions:
     role: str = "default"
     env: dict[str, str] = field(default_factory=dict)
     sync: bool = True
+    force: bool = False
+    """Run from a tree from which another job runs."""
     standalone: bool = False
     local_addr: str | None = None
     log_dir: str | None = None
@@ -87,7 +89,10 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
         args=options.args,
         kind=options.kind,
         nodes=tuple(node_spec(_at(host, options, inventory), nproc) for host in hosts),
-        tree=tree_name(defaults.workdir) if syncs else None,
+        # What a script writes stays in its tree: another script, or a job with a name of its own, does not find it.
+        tree=tree_name(defaults.workdir, f"script {script}" if options.job is None else f"job {job}")
+        if syncs
+        else None,
         workdir="." if syncs else str(defaults.workdir if inventory.path is not None else cwd),
         env={**defaults.env, **options.env},
         min_nodes=min_nodes,
@@ -105,7 +110,8 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
         rendezvous=make_rendezvous(options, job, len(hosts)),
         created_ns=time.time_ns(),
     )
-    return Plan(dataclasses.replace(spec, **passed_on(defaults)), tuple(host.name for host in hosts))
+    hosts_to_bring_up = tuple(host.name for host in hosts)
+    return Plan(dataclasses.replace(spec, **passed_on(defaults)), hosts_to_bring_up, shares_tree=options.force)
 
 
 def passed_on(defaults: JobDefaults) -> dict[str, Any]:

@@ -60,6 +60,8 @@ class Plan:
     spec: JobSpec
     hosts: tuple[str, ...]
     """The hosts to bring up, in inventory order."""
+    shares_tree: bool = False
+    """Another job may run from the same work tree."""
 
 
 def local_rank_of(events: Sequence[JournalEvent], generation: int, rank: int) -> int | None:

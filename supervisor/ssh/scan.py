@@ -67,14 +67,17 @@ class Tree:
         return hashlib.sha256(json.dumps([files, self.links]).encode()).hexdigest()
 
 
-def tree_name(workdir: Path) -> str:
-    """Return the tree's name on the nodes: the directory's name and a hash of operator and path."""
+def tree_name(workdir: Path, user: str = "") -> str:
+    """Return the tree's name on the nodes: the directory's name and a hash of operator, path and `user`.
+
+    `user`: the script or the job that has a copy of its own, with the files that it writes there.
+    """
     try:
         operator = local_user()
     except SshConfigError:
         operator = str(os.getuid())
     path = os.path.abspath(workdir)
-    digest = hashlib.sha256(f"{operator}\0{path}".encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    digest = hashlib.sha256(f"{operator}\0{path}\0{user}".encode("utf-8", "surrogateescape")).hexdigest()[:8]
     label = re.sub(r"[^A-Za-z0-9._-]", "-", os.path.basename(path)).strip("-._")[:40]
     return f"{label or 'tree'}-{digest}"
 

@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
-from supervisor.errors import HostError, SyncError
+from supervisor.errors import HostError, JobInTheWay, SyncError
 from supervisor.ssh.scan import Tree, TreeFile, human, scan, tree_name
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class SyncResult:
     conflicts: tuple[str, ...] = ()
     """Files that had been changed on the node; those versions are kept in `kept_in`."""
     kept_in: str | None = None
+    left: tuple[str, ...] = ()
+    """Files and directories in the copy that no sync has brought, newest first."""
 
 
 @dataclasses.dataclass
@@ -61,23 +63,26 @@ async def push_tree(
     progress: Callable[[str], None] | None = None,
     *,
     keep: Sequence[str] = (),
+    alone: bool = False,
 ) -> SyncResult:
     """Make a node's copy equal to the tree here; raises HostError, SyncError.
 
     If a job is open, its agent stores a new version next to the copy from which the group runs; `keep`: the digests of
-    older versions to keep.
+    older versions to keep. `alone`: raise JobInTheWay if a live job runs from the copy, even if no file would change.
     """
     report = progress or _ignore
     name = link.host.name
     try:
         packed = await asyncio.to_thread(manifest, tree)
         report(f"comparing {len(tree.files)} files ({human(tree.size)})")
-        plan = (await link.channel.call("tree_plan", {"tree": tree.name}, packed, timeout=PLAN_DEADLINE_S)).data
+        request = {"tree": tree.name, "alone": alone}
+        plan = (await link.channel.call("tree_plan", request, packed, timeout=PLAN_DEADLINE_S)).data
         sent_bytes, sent_files = await _send(link, tree, set(plan["missing"]), report)
         request = {"tree": tree.name, "digest": tree.digest, "keep": list(keep)}
         done = (await link.channel.call("tree_commit", request, timeout=COMMIT_DEADLINE_S)).data
     except CallFailed as error:
-        raise HostError(name, "sync", _reason(error), error.hint) from error
+        refused = JobInTheWay if alone and error.kind == "tree_in_use" else HostError
+        raise refused(name, "sync", _reason(error), error.hint) from error
     except asyncio.TimeoutError:
         raise HostError(name, "sync", "timeout: the node does not answer", "try again, or set sync = false") from None
     except WireError as error:
@@ -92,6 +97,7 @@ async def push_tree(
         removed=done["removed"],
         conflicts=tuple(done["conflicts"]),
         kept_in=done["kept_in"],
+        left=tuple(plan.get("left", ())),
     )
 
 

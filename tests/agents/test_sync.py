@@ -73,6 +73,11 @@ def test_the_copy_is_equal_and_only_changes_travel(work: Path, agent: AgentFile)
         assert (third.sent_files, third.changed, third.removed) == (1, 1, 1)
         assert third.sent_bytes < 100
         assert third.root == first.root
+        (root / "out").mkdir()
+        for place in ("snapshot.pt", "out/loss.txt", "sub/cache"):
+            (root / place).write_text("by the script")
+        (root / "__pycache__").mkdir()
+        assert (third.left, set((await push_tree(link, scan(work))).left)) == ((), {"snapshot.pt", "out/", "sub/cache"})
 
     _with_link(agent, body)
 

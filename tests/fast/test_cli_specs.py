@@ -192,3 +192,14 @@ def test_a_host_that_joins_takes_its_place_in_the_order(work: Path) -> None:
     first = inventory.host("n1")
     assert first is not None
     assert merge_host(spec, first, inventory) is spec
+
+
+def test_a_script_and_a_named_job_have_work_trees_of_their_own(work: Path) -> None:
+    def tree(**options: Any) -> str | None:
+        return make_plan(hosts_of(work), UpOptions(**options), work).spec.tree
+
+    assert tree(script="train.py") == tree(script="./train.py", args=("--lr", "1"))
+    (work / "eval.py").write_text("")
+    trees = [tree(script="train.py"), tree(script="eval.py"), *(tree(script="train.py", job=job) for job in "ab")]
+    assert len(set(trees)) == len(trees)
+    assert tree(script="train.py", job="a") == tree(script="eval.py", job="a")
