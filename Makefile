@@ -3,7 +3,7 @@
 # make test         all checks: ruff, mypy, every test
 # make lint         ruff, mypy and codespell alone
 # make coverage     every test, with the coverage of lines and branches
-# make nightly      the long ones: the fast tests on every Python here, 20 times the random examples, benchmarks
+# make nightly      the long ones: every Python here, 20 times the random examples, more damaged inputs, benchmarks
 # make bench        timings against clush and torchrun, printed as tables
 # make screenshots  the pictures of the README, from a real job
 # make clean        remove what these made
@@ -25,7 +25,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-TESTS := tests/contract tests/agents tests/screens tests/fast
+TESTS := tests/contract tests/agents tests/screens tests/fuzz tests/fast
 WORKERS := $(shell echo $$((2 * $$(nproc))))
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH := 2.13.0
@@ -81,7 +81,7 @@ coverage: system $(STAMP)
 
 nightly: system lint
 	$(BIN)/python -m tests.pythons
-	SUPERVISOR_EXAMPLES=20 $(PYTEST) $(TESTS)
+	SUPERVISOR_EXAMPLES=20 SUPERVISOR_FUZZ_S=120 $(PYTEST) $(TESTS)
 	$(BIN)/python -m tests.bench
 
 screenshots: $(STAMP)

@@ -126,12 +126,13 @@ def _node_cordoned(state: s.State, record: Record) -> s.State:
 
 def _generation_started(state: s.State, record: Record) -> s.State:
     detail = record["detail"]
+    members = [member for member in detail["members"] if member["node"] in state.nodes]
     ranks: dict[int, s.Rank] = {}
-    names = {member["node"] for member in detail["members"]}
+    names = {member["node"] for member in members}
     for name, node in state.nodes.items():
         if node.status == "ready" and name not in names:
             state = _with_node(state, name, status="spare")
-    for member in detail["members"]:
+    for member in members:
         state = _with_node(state, member["node"], status="running", reason=None, nproc=member["nproc"])
         for local_rank in range(member["nproc"]):
             number = member["base_rank"] + local_rank
@@ -140,7 +141,7 @@ def _generation_started(state: s.State, record: Record) -> s.State:
         state,
         phase=s.STARTING,
         generation=record["generation"],
-        members=tuple(member["node"] for member in detail["members"]),
+        members=tuple(member["node"] for member in members),
         ranks=ranks,
         restarts=detail["restarts"],
         fingerprint=detail.get("fingerprint"),

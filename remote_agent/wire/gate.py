@@ -106,7 +106,7 @@ def each(shape: Shape) -> Shape:
     """Return the shape of a list of such values."""
 
     def read(value: Any) -> list[Any]:
-        if not isinstance(value, list):
+        if not isinstance(value, (list, tuple)):
             raise Misfit("is not a list")
         try:
             return [shape(one) for one in value]

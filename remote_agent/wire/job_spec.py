@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from remote_agent.wire import gate
+
 # The name of a job is also the name of its directory on every node.
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # The term of the launch. Only in this term is it certain that no node has workers of an unknown group.
@@ -37,10 +39,9 @@ class NodeSpec:
     env: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> NodeSpec:
-        """Read a document, without fields that only a newer version knows; raises TypeError."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{key: value for key, value in data.items() if key in known})
+    def from_json(cls, data: object) -> NodeSpec:
+        """Read a document, without fields that only a newer version knows; raises Misfit."""
+        return cls(**_fields(cls, data))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,19 +121,17 @@ class JobSpec:
         return hashlib.sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> JobSpec:
+    def from_json(cls, data: object) -> JobSpec:
         """Read a document; raises SpecError, which names the wrong field."""
+        shapes = {
+            "nodes": gate.each(NodeSpec.from_json),
+            "hooks": gate.each(lambda hook: Hook(**_fields(Hook, hook))),
+            "rendezvous": gate.maybe(lambda meeting: Rendezvous(**_fields(Rendezvous, meeting))),
+        }
         try:
-            known = {field.name for field in dataclasses.fields(cls)}
-            values = {key: value for key, value in data.items() if key in known}
-            values["nodes"] = tuple(NodeSpec.from_json(node) for node in data["nodes"])
-            values["args"] = tuple(data.get("args", ()))
-            values["hooks"] = tuple(Hook(**{**hook, "on": tuple(hook["on"])}) for hook in data.get("hooks", ()))
-            if data.get("rendezvous") is not None:
-                values["rendezvous"] = Rendezvous(**data["rendezvous"])
-            return cls(**values)
-        except (KeyError, TypeError) as error:
-            raise SpecError(f"job description: {error!r}") from error
+            return cls(**_fields(cls, data, shapes))
+        except gate.Misfit as error:
+            raise SpecError(f"job description: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +147,31 @@ class Rendezvous:
     """torchrun's K=V,…"""
     nnodes: str = ""
     """N or MIN:MAX, if other nodes may join; empty: the size of the group."""
+
+
+# The shape of a field by its type.
+_SHAPES: Mapping[str, gate.Shape] = {
+    "str": gate.text,
+    "int": gate.whole(),
+    "float": gate.number,
+    "bool": gate.flag,
+    "str | None": gate.maybe(gate.text),
+    "tuple[str, ...]": gate.each(gate.text),
+    "dict[str, str]": gate.by_name(gate.text),
+}
+
+
+def _fields(cls: Any, data: object, shapes: Mapping[str, gate.Shape] | None = None) -> dict[str, Any]:
+    """Return the fields of a dataclass that a document has; `shapes`: of those of another type. Raises Misfit."""
+    needed: dict[str, gate.Shape] = {}
+    optional: dict[str, gate.Shape] = {}
+    for field in dataclasses.fields(cls):
+        shape = (shapes or {}).get(field.name) or _SHAPES[str(field.type)]
+        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        (optional if has_default else needed)[field.name] = shape
+    values = gate.record(needed, optional)(data)
+    known = {**needed, **optional}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known}
 
 
 def read_conf(text: str) -> dict[str, str]:

@@ -52,11 +52,12 @@ def run(verb: str, argv: Sequence[str]) -> int:
     if options.json:
         write_json(document)
     else:
-        write_lines(_text(document))
+        write_lines(lines_of(document))
     return 0
 
 
-def _text(document: dict[str, Any]) -> list[str]:
+def lines_of(document: dict[str, Any]) -> list[str]:
+    """Return the verdicts and the facts about NCCL as text."""
     lines: list[str] = []
     for incident in document["incidents"]:
         lines += [*([""] if lines else []), *incident_lines(incident)]

@@ -157,7 +157,7 @@ def _resolve_files(place: Place, values: dict[str, Any], directory: Path) -> Non
         _check_identity(place, values["identity_file"])
     known_hosts = values.get("known_hosts")
     # A missing file is reported later, for each host, with the command that creates it.
-    if known_hosts is not None and known_hosts.exists():
+    if known_hosts is not None and os.path.exists(known_hosts):
         _check_readable(place, "known_hosts", known_hosts)
 
 

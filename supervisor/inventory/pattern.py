@@ -12,9 +12,11 @@ from collections.abc import Iterable
 
 # Of one pattern, and of an inventory. A typing error such as n[1-10000000] must not use up the memory.
 MAX_NAMES = 4096
+# No name of a host is longer.
+MAX_CHARS = 255
 SHOWN = 80
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?:/([0-9]{1,18}))?)?")
-_LAST_NUMBER = re.compile(r"(.*?)(\d+)(\D*)")
+_LAST_NUMBER = re.compile(r"(?<![0-9])([0-9]{1,18})([^0-9]*)\Z")
 _PART = re.compile(r"\[([^\[\]]*)\]")
 
 
@@ -65,6 +67,8 @@ def _expand_one(text: str, pattern: str) -> list[str]:
         if count > MAX_NAMES:
             raise PatternError(f"{shortened(pattern)} has more than {MAX_NAMES} names")
         choices.append(choice)
+    if sum(max(map(len, choice)) for choice in choices) > MAX_CHARS:
+        raise PatternError(f"{shortened(pattern)}: a name is longer than {MAX_CHARS} characters")
     return ["".join(combination) for combination in itertools.product(*choices)]
 
 
@@ -94,16 +98,22 @@ def _numbers(text: str, pattern: str) -> list[str]:
 
 def fold(names: Iterable[str]) -> str:
     """Return names as a short pattern, `gpu[01-03,07],login`; `expand` returns the same names."""
-    parsed = {name: _LAST_NUMBER.fullmatch(name) for name in names}
+    parsed = {name: _LAST_NUMBER.search(name) for name in names}
     # gpu10 continues gpu01 to gpu09, but n10 continues n9: a width with a leading zero holds for all of that length.
-    padded = {(one[1], one[3], len(one[2])) for one in parsed.values() if one is not None and one[2].startswith("0")}
+    padded = {(*_around(one), len(one[1])) for one in parsed.values() if one is not None and one[1].startswith("0")}
     groups: dict[tuple[str, int, str], list[int]] = {}
     for one in parsed.values():
         if one is not None:
-            width = len(one[2]) if (one[1], one[3], len(one[2])) in padded else 0
-            groups.setdefault((one[1], width, one[3]), []).append(int(one[2]))
+            before, after = _around(one)
+            width = len(one[1]) if (before, after, len(one[1])) in padded else 0
+            groups.setdefault((before, width, after), []).append(int(one[1]))
     groups_as_text = [_fold_group(*key, sorted(set(numbers))) for key, numbers in groups.items()]
     return ",".join([*groups_as_text, *(name for name, one in parsed.items() if one is None)])
+
+
+def _around(number: re.Match[str]) -> tuple[str, str]:
+    """Return what a name has before and after its last number."""
+    return number.string[: number.start()], number[2]
 
 
 def _fold_group(before: str, width: int, after: str, numbers: list[int]) -> str:

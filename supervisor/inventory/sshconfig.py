@@ -87,7 +87,6 @@ def read_config(alias: str, user: str | None, port: int | None) -> SSHClientConf
 
 def _read(alias: str, user: str | None, port: int | None) -> SSHClientConfig:
     import asyncssh
-    from asyncssh.config import ConfigParseError
 
     # asyncssh reads an empty tuple as "not given".
     given: tuple[Any, ...] = (user if user is not None else (), alias, port if port is not None else ())
@@ -96,7 +95,8 @@ def _read(alias: str, user: str | None, port: int | None) -> SSHClientConfig:
         if cast("SSHClientConfig", config).has_match_final():
             # As ssh does: read again with `Match final`; values that are already set stay.
             config = _reader().load(config, config_files(), False, False, True, local_user(), *given)
-    except (ConfigParseError, asyncssh.IllegalUserName, OSError, UnicodeDecodeError) as error:
+    except (asyncssh.IllegalUserName, OSError, ValueError, RuntimeError) as error:
+        # What pathlib raises for a path or a pattern of Include comes as it is.
         raise SshConfigError(f"cannot read the ssh configuration: {error}") from error
     return cast("SSHClientConfig", config)
 

@@ -73,7 +73,7 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
         raise UsageError(f"--standalone means this machine alone, and {inventory.path} names hosts", "leave one out")
     defaults = inventory.job
     syncs = inventory.path is not None and defaults.sync and options.sync
-    if syncs and not defaults.workdir.is_dir():
+    if syncs and not os.path.isdir(defaults.workdir):
         raise UsageError(f"{inventory.path}: [job].workdir: {defaults.workdir}: there is no such directory")
     script = locate_script(options, defaults.workdir, cwd, syncs=syncs, local=inventory.path is None)
     strangers = options.rendezvous is not None
@@ -293,10 +293,10 @@ def locate_script(options: UpOptions, workdir: Path, cwd: Path, *, syncs: bool, 
     if local:
         _check_there(cwd / script, script, f"in {cwd}")
         return script
-    if not syncs and not workdir.is_dir():
+    if not syncs and not os.path.isdir(workdir):
         # The tree is only on the nodes.
         return script
-    place = next((path for path in (cwd / script, workdir / script) if path.exists()), workdir / script)
+    place = next((path for path in (cwd / script, workdir / script) if os.path.exists(path)), workdir / script)
     looked = f"in {cwd}" if cwd == workdir else f"in {cwd} or in the workdir {workdir}"
     _check_there(place, script, looked)
     inside = _inside(place, workdir)
@@ -312,9 +312,9 @@ def locate_script(options: UpOptions, workdir: Path, cwd: Path, *, syncs: bool, 
 
 
 def _check_there(path: Path, script: str, looked: str) -> None:
-    if path.is_dir() and not (path / "__main__.py").exists():
+    if os.path.isdir(path) and not os.path.exists(path / "__main__.py"):
         raise UsageError(f"script {script} is a directory")
-    if not path.exists():
+    if not os.path.exists(path):
         raise UsageError(f"script {script} does not exist {looked}")
 
 

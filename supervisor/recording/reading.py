@@ -14,7 +14,8 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -201,11 +202,12 @@ class Recording:
     def _read_lines(self, member: str) -> Iterator[Line]:
         """Yield the lines of a member; raises RecordingError once they need more memory than all logs may use."""
         cost = 0
-        for line in file_format.read_lines(_blocks(self.path, self._file, member, self._held_limit)):
-            cost += len(line.text) + ROW_COST
-            if cost > self._held_limit:
-                raise _too_large(self.path, member)
-            yield line
+        with closing(_blocks(self.path, self._file, member, self._held_limit)) as blocks:
+            for line in file_format.read_lines(blocks):
+                cost += len(line.text) + ROW_COST
+                if cost > self._held_limit:
+                    raise _too_large(self.path, member)
+                yield line
 
 
 def load(path: Path) -> Recording:
@@ -255,7 +257,7 @@ def _read(path: Path, file: zipfile.ZipFile, member: str) -> bytes:
     return b"".join(_blocks(path, file, member, max(FREE_BYTES, RATIO * _info(file, member).compress_size)))
 
 
-def _blocks(path: Path, file: zipfile.ZipFile, member: str, limit: int) -> Iterator[bytes]:
+def _blocks(path: Path, file: zipfile.ZipFile, member: str, limit: int) -> Generator[bytes, None, None]:
     """Yield the contents of a member as they are unpacked; raises Misfit, RecordingError beyond `limit` bytes."""
     info = _info(file, member)
     try:

@@ -108,7 +108,7 @@ def _settings(
         files = [identity]
     else:
         named: Any = config.get("IdentityFile", [])
-        files = [Path(name).expanduser() for name in named or (f"~/.ssh/{key}" for key in DEFAULT_KEYS)]
+        files = [_file(name) for name in named or (f"~/.ssh/{key}" for key in DEFAULT_KEYS)]
     keys, locked = [], []
     for file in files:
         state = _key_state(label, file, strict=identity is not None)
@@ -150,7 +150,12 @@ def _known_hosts(config: SSHClientConfig) -> tuple[Path, ...]:
             *(DEFAULT_KNOWN_HOSTS[:2] if user is None else user),
             *(DEFAULT_KNOWN_HOSTS[2:] if everybody is None else everybody),
         )
-    return tuple(Path(name).expanduser() for name in names)
+    return tuple(map(_file, names))
+
+
+def _file(name: str) -> Path:
+    """Return the file of a name in the configuration; absolute, as only that keeps `~nobody` from being expanded."""
+    return Path(os.path.abspath(os.path.expanduser(name)))
 
 
 def _key_state(label: str, file: Path, strict: bool) -> str:

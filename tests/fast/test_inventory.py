@@ -269,6 +269,21 @@ def test_an_ssh_configuration_that_includes_itself_is_named(tmp_path: Path, home
     assert len(_load(tmp_path, ONE).hosts) == 1
 
 
+@pytest.mark.parametrize("path", ["~nobody.here/x", "part**", "x" * 5000])
+def test_a_path_of_the_ssh_configuration_that_is_none_is_an_error_of_it(tmp_path: Path, home: Path, path: str) -> None:
+    (home / ".ssh" / "config").write_text(f"IdentityFile {path}\nUserKnownHostsFile {path}\n")
+    assert settings.for_host(Host("n1", "n1", "10.0.0.1")).keys == ()
+    (home / ".ssh" / "config").write_text(f"Include {path}\n")
+    if path[0] != "x":
+        assert "cannot read the ssh configuration" in _refused(tmp_path, ONE).message
+
+
+def test_a_working_directory_with_too_long_a_name_is_not_there(tmp_path: Path) -> None:
+    inventory = _load(tmp_path, f'[job]\nworkdir = "{"x" * 5000}"\n' + ONE)
+    with pytest.raises(UsageError, match="there is no such directory"):
+        make_plan(inventory, UpOptions(script="t.py"), tmp_path)
+
+
 def test_an_inventory_has_a_largest_number_of_hosts(tmp_path: Path) -> None:
     tables = "".join(f'[[hosts]]\nname = "{letter}[1-1366]"\naddress = "{letter}[1-1366]"\n' for letter in "abc")
     assert (

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supervisor.inventory import PatternError, expand
+from supervisor.inventory.pattern import fold
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,7 @@ def test_names_come_in_written_order(pattern: str, names: list[str]) -> None:
         ("n[" + ",".join(["1-4096"] * 2) + "]", "more than 4096"),
         ("n" + "[1-4096]" * 2, "more than 4096"),
         ("n[" + "1" * 5000 + "]", "not a list of numbers"),
+        ("n[1-4]" + "9" * 300, "a name is longer than 255 characters"),
     ],
 )
 def test_mistakes_are_named(pattern: str, message: str) -> None:
@@ -82,3 +84,8 @@ _bracket = st.lists(_range, min_size=1, max_size=3).map(",".join) | _padded
 def test_the_names_are_those_of_clustershell(brackets: list[str]) -> None:
     pattern = "n" + "x".join(f"[{bracket}]" for bracket in brackets)
     assert set(expand(pattern)) == set(NodeSet(pattern, resolver=RESOLVER_NOGROUP))
+
+
+def test_names_with_numbers_that_nobody_writes_are_shown_as_they_are() -> None:
+    long = "n" + "9" * 50_000
+    assert fold([long, "n1", "n2", "n\u0663", "n1x" * 20_000]) == f"n[1-2],{'n1x' * 20_000},{long},n\u0663"

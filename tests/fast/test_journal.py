@@ -159,3 +159,11 @@ def test_the_history_is_the_status_after_each_record_and_says_who_asked() -> Non
     assert status["generation"] == 2
     asked = next(record for record in records if record["type"] == "remove_requested")
     assert (asked["node"], asked["detail"]["operator"]) == ("n3", "ann@laptop")
+
+
+def test_a_group_with_a_node_that_the_journal_lacks_is_taken_over_without_it() -> None:
+    members = [{"node": name, "group_rank": at, "base_rank": at, "nproc": 1} for at, name in enumerate(("n1", "n9"))]
+    started = record(1, type="generation_started", detail={"members": members, "restarts": 0})
+    state = replay.take_over(spec(2), "n1", 2, [started], 0.0)
+    assert state.members == ("n1",)
+    assert state.waiting == {"n1"}

@@ -95,6 +95,13 @@ def test_a_job_description_survives_and_a_bad_one_is_refused() -> None:
     assert JobSpec.from_json(parsed.to_json()) == parsed
     assert parsed.node("n1") is not None
     assert parsed.node("n2") is None
-    for broken in ({"job": "j"}, {**spec, "nodes": [{"nome": 1}]}, {**spec, "nodes": 3}):
+    wrong: list[dict[str, Any]] = [
+        {"nodes": [{"nome": 1}]},
+        {"nodes": 3},
+        {"env": {"A": 1}},
+        {"min_nodes": "2"},
+        {"hooks": [{"on": [1]}]},
+    ]
+    for broken in ({"job": "j"}, *({**spec, **one} for one in wrong), [spec]):
         with pytest.raises(SpecError):
             JobSpec.from_json(broken)
