@@ -26,7 +26,7 @@ from remote_agent.base.proc import raise_open_files, slurm_ending
 from remote_agent.base.tasks import Tasks
 from remote_agent.coordinator import inputs, replay
 from remote_agent.coordinator import state as s
-from remote_agent.coordinator.formation import floor, holds_quorum
+from remote_agent.coordinator.formation import floor, holds_quorum, shortage
 from remote_agent.coordinator.journal import Journal
 from remote_agent.election import peers
 from remote_agent.election.ballot import Ballot
@@ -265,7 +265,7 @@ class Waiting:
             state = member.office.coordinator.state
             text = short_of(state, context.node)
             if not text and state.phase == s.FORMING and not holds_quorum(state, clocks.now()):
-                text = f"waiting for at least half of the last group ({' '.join(state.members)})"
+                text = f"waiting for nodes of the last group: {shortage(state)}"
             # The coordinator ends a job that has too few nodes, for all of them.
             return text, False
         if member.channel is None:

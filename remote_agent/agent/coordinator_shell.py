@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from remote_agent.agent import metrics
@@ -29,7 +29,7 @@ from remote_agent.coordinator.status import document
 from remote_agent.diagnose.incidents import iso_time
 from remote_agent.text.shapes import clip
 from remote_agent.wire import Answer, Channel, NodeSpec, Problem, WireError
-from remote_agent.wire.events import HOST_NAME, INTERFACE, EventType
+from remote_agent.wire.events import ENDED_EVENTS, HOST_NAME, INTERFACE, EventType
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context
@@ -68,6 +68,7 @@ REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], inputs.Input]] = {
     "ready": lambda node, _, args: inputs.Ready(node, int(args["nproc"]), args.get("versions", {}), _trees(args)),
     "unfit": lambda node, _, args: inputs.Unfit(node, str(args["reason"])),
     "gone": lambda node, _, args: inputs.Gone(node, str(args["reason"])),
+    "recorded": lambda node, generation, args: inputs.Recorded(node, generation, int(args["term"])),
     "prepared": lambda node, generation, args: inputs.Prepared(node, generation, int(args["port"])),
     "order_failed": lambda node, generation, args: inputs.OrderFailed(node, generation, str(args["message"])),
     "started": lambda node, generation, args: inputs.Started(node, generation, _ranks(args), _notice(args)),
@@ -114,8 +115,10 @@ class Outbox:
 class Coordinator:
     """The coordinator of the job, in this agent."""
 
-    def __init__(self, context: Context, own: OwnNode, state: s.State) -> None:
+    def __init__(self, context: Context, own: OwnNode, state: s.State, retire: Callable[[str], None]) -> None:
+        """Take the role; `retire` is called with the successor when this node is removed."""
         self._context = context
+        self._retire = retire
         self._journal = context.journal
         self._me = context.node
         self._own = own
@@ -136,7 +139,8 @@ class Coordinator:
         """Begin; `absent`: nodes that never came up, with the reason."""
         self.hooks.start(self._journal.records)
         if not self._journal.records:
-            self._record(s.Emit(EventType.JOB_STARTED, -1, detail=self._description()))
+            author = {"coordinator": self._me, "disk": self._context.ballot.disk}
+            self._record(s.Emit(EventType.JOB_STARTED, -1, detail={**self._description(), **author}))
         for name, reason in absent.items():
             self.feed(inputs.Unfit(name, reason))
         self._tasks.spawn(self._tick(), "coordinator tick")
@@ -182,7 +186,7 @@ class Coordinator:
             elif isinstance(command, s.Drop):
                 self._drop(command.node)
             elif isinstance(command, s.HandOver):
-                self._tasks.spawn(self._hand_over(command.node), "hand over")
+                self._retire(command.node)
             else:
                 reply = command
         if commands or not isinstance(event, (inputs.Tick, inputs.Beat)):
@@ -244,7 +248,8 @@ class Coordinator:
         ready: dict[str, Any] = next((one["args"] for one in args.get("reports", ()) if one["op"] == "ready"), {})
         self._clocks[node] = clocks.Clock.from_report(args)
         nproc, incarnation, reason = ready.get("nproc"), str(args["incarnation"]), str(args["reason"])
-        self.feed(inputs.Joined(node, incarnation, args.get("running"), reason, nproc, _trees(ready)))
+        running, disk = args.get("running"), str(args["disk"])
+        self.feed(inputs.Joined(node, incarnation, running, reason, nproc, _trees(ready), disk))
         for report in args.get("reports", ()):
             self.hear(node, report["op"], report["args"])
 
@@ -320,9 +325,21 @@ class Coordinator:
         if emit.type is EventType.JOB_STARTED:
             self.state = dataclasses.replace(self.state, started_at=now)
         self._journal.append(record)
+        if emit.type is EventType.GENERATION_PROPOSED:
+            self._tasks.spawn(self._secure(emit.generation), "write the proposal")
         for outbox in self._outboxes.values():
             outbox.put("journal", {"records": [record], "reset": False})
         self.hooks.hear(record)
+
+    async def _secure(self, generation: int) -> None:
+        """Count this node among those that have the proposal on disk, once it has."""
+        term = self.state.term
+        try:
+            await self._context.ballot.secure(self._journal)
+        except OSError as error:
+            log.warning("generation %d: %s", generation, error)
+            return
+        self.feed(inputs.Recorded(self._me, generation, term))
 
     def _description(self) -> dict[str, Any]:
         spec = self.state.spec
@@ -352,7 +369,7 @@ class Coordinator:
         for outbox in self._outboxes.values():
             outbox.put(op, args)
 
-    async def _hand_over(self, heir: str) -> None:
+    async def hand_over(self, heir: str) -> None:
         """Name the successor to all, and let it ask for votes once it has the whole journal."""
         self._moved = {"heir": heir, "term": self.state.term}
         self.notify_all("moved", self._moved)
@@ -363,9 +380,8 @@ class Coordinator:
                 await self.flushed(HAND_OVER_TIMEOUT_S)
                 await outbox.channel.call("take_over", {"term": self.state.term}, timeout=HAND_OVER_TIMEOUT_S)
             except (WireError, Problem, asyncio.TimeoutError) as error:
-                # The others elect one of themselves once we are gone.
+                # The others elect one of themselves.
                 log.warning("%s did not take over: %s", heir, error)
-        self._context.life.finish("it was removed from the job", linger=False)
 
     async def flushed(self, timeout: float) -> None:
         """Wait until every member has been sent everything, for at most that long."""
@@ -416,6 +432,16 @@ class Office:
         """The nodes that are connected to this coordinator."""
         return self.coordinator.connected if self.coordinator is not None else frozenset()
 
+    def is_short(self) -> bool:
+        """Whether this node is the coordinator, and waits for nodes."""
+        return self.coordinator is not None and self.coordinator.is_short()
+
+    def give_up(self, nodes: Iterable[str]) -> None:
+        """Go on without these nodes, where they are out of reach: an operator declares them dead."""
+        if self.coordinator is not None:
+            for name in nodes:
+                self.coordinator.feed(inputs.GivenUp(name))
+
     def needs_term_above(self, term: int) -> bool:
         """Whether this coordinator holds its group, in an older term than that."""
         state = self.coordinator.state if self.coordinator is not None else None
@@ -433,7 +459,8 @@ class Office:
         if not context.ballot.follow(int(args["term"]), named["node"]):
             raise Problem("stale", f"this job is in term {context.ballot.view.term} already")
         if named["node"] == me and not self.is_held:
-            coordinator = self._begin(replay.initial(context.spec, me, clocks.now()), dict(args.get("absent") or {}))
+            state = replay.initial(context.spec, me, clocks.now(), context.ballot.disk)
+            coordinator = self._begin(state, dict(args.get("absent") or {}))
             coordinator.hear_join(me, self._own.introduction())
 
     def take(self, term: int, former: str) -> None:
@@ -450,9 +477,25 @@ class Office:
         coordinator.hear_join(me, self._own.introduction())
 
     def _begin(self, state: s.State, absent: dict[str, str]) -> Coordinator:
-        self.coordinator = coordinator = Coordinator(self._context, self._own, state)
+        self.coordinator = coordinator = Coordinator(self._context, self._own, state, self._retire)
         coordinator.start(absent)
         return coordinator
+
+    def _retire(self, heir: str) -> None:
+        """Stop being in charge at once, and let that node take over."""
+        self._context.ballot.name_successor(heir)
+        self._tasks.spawn(self._hand_over(heir), "hand over")
+
+    async def _hand_over(self, heir: str) -> None:
+        """Give the role away, and end this agent once a group has formed without it: it may need this node's vote."""
+        journal = self._context.journal
+        if self.coordinator is not None:
+            await self.coordinator.hand_over(heir)
+        await self.close()
+        async for record in journal.follow(journal.last_seq):
+            if record["type"] in (EventType.GENERATION_STARTED, *ENDED_EVENTS):
+                break
+        self._context.life.finish("it was removed from the job", linger=False)
 
     def renew(self, term: int) -> None:
         """Stay the coordinator, in a newer term."""

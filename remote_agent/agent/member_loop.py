@@ -24,6 +24,7 @@ from remote_agent.coordinator.state import HEARTBEAT_S
 from remote_agent.election import member, peers
 from remote_agent.election.election import Election, PeerRequest
 from remote_agent.wire import Answer, CallFailed, Channel, Handler, Items, Problem, WireError
+from remote_agent.wire.events import EventType
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context
@@ -83,7 +84,7 @@ class MemberLoop:
         # Notices that count only from the coordinator that this node follows.
         self._notices: dict[str, Callable[[str, dict[str, Any]], None]] = {
             "order": self._take_order,
-            "journal": lambda _, args: context.journal.take(args["records"], reset=args["reset"]),
+            "journal": self._take_records,
             "members": lambda _, args: context.peers.learn(args["members"]),
             "moved": lambda _, args: self._ballot.name_successor(args["heir"]),
         }
@@ -133,6 +134,21 @@ class MemberLoop:
         if term == self._ballot.view.term or self._ballot.follow(term, node):
             self.order(args["op"], args["args"])
 
+    def _take_records(self, _: str, args: dict[str, Any]) -> None:
+        self._context.journal.take(args["records"], reset=args["reset"])
+        for record in args["records"]:
+            if record["type"] == EventType.GENERATION_PROPOSED:
+                self._tasks.spawn(self._record(record), "write the proposal")
+
+    async def _record(self, proposal: dict[str, Any]) -> None:
+        """Report a proposal as recorded, once it is on disk."""
+        try:
+            await self._ballot.secure(self._context.journal)
+        except OSError as error:
+            log.warning("generation %d: %s", proposal["generation"], error)
+            return
+        self.report("recorded", {"generation": proposal["generation"], "term": proposal["term"]})
+
     # The coordinator
 
     def _follow_another(self, coordinator: str) -> None:
@@ -146,6 +162,7 @@ class MemberLoop:
             "term": self._ballot.view.term,
             "incarnation": self.incarnation,
             "journal": self._context.journal.tail(),
+            "disk": self._ballot.disk,
             "running": self.running,
             "reason": self._reason,
             "address": self._context.address,
@@ -165,7 +182,7 @@ class MemberLoop:
 
     def report(self, op: str, args: dict[str, Any]) -> None:
         """Report to the coordinator; what concerns this generation is reported again after a new connection."""
-        if op in ("started", "assigned", "main", "exited", "idle", "order_failed"):
+        if op in ("recorded", "started", "assigned", "main", "exited", "idle", "order_failed"):
             self._reports.append({"op": op, "args": args})
         if self.office.coordinator is not None:
             self.office.coordinator.hear(self._context.node, op, args)

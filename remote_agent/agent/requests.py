@@ -17,7 +17,7 @@ from remote_agent import __version__
 from remote_agent.agent.file_requests import JobRequests
 from remote_agent.agent.tree_requests import TreeRequests
 from remote_agent.base import clocks, files
-from remote_agent.coordinator import inputs, replay
+from remote_agent.coordinator import replay
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.journal import public
 from remote_agent.coordinator.operator_requests import VERBS
@@ -192,19 +192,20 @@ class AgentRequests(JobRequests):
     async def promote(self, args: dict[str, Any]) -> Answer:
         """Let this node ask for votes, because an operator asks for it; raises Problem when it does not get them.
 
-        `force`: also without votes; then `given_up` are the nodes that the operator declares dead.
+        `force`: also without votes; then `given_up` are the nodes that the operator declares dead. A coordinator that
+        waits for too many nodes goes on without those.
         """
         office, election = self._member.office, self._member.election
+        given_up = args.get("given_up", ())
         if not office.is_held:
-            given_up = args.get("given_up", ())
             refusal = await election.stand(given_up=given_up)
             if refusal and args.get("force"):
                 refusal = await election.stand(force=True, given_up=given_up)
-                if office.coordinator is not None:
-                    for name in given_up:
-                        office.coordinator.feed(inputs.GivenUp(name))
             if refusal:
                 raise Problem("election", refusal)
+        elif args.get("force") and not office.is_short():
+            raise Problem("in_charge", f"{self._context.node} is the coordinator, and has enough nodes")
+        office.give_up(given_up)
         return Answer({"term": self._context.ballot.view.term, "coordinator": self._context.node})
 
     async def stacks(self, args: dict[str, Any]) -> Answer:

@@ -34,10 +34,20 @@ def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
             file.flush()
             os.fsync(fd)
         os.replace(temporary, path)
+        _sync_directory(path.parent)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _sync_directory(path: Path) -> None:
+    """Make the names in a directory durable, as after a loss of power a new name may be gone with its content."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def read_json(path: Path) -> dict[str, Any]:

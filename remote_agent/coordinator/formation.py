@@ -5,10 +5,12 @@ In: a Turn whose group is to be formed. Out: prepare and go orders, generation_s
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from remote_agent.coordinator import hang_watch
 from remote_agent.coordinator import state as s
+from remote_agent.coordinator.quorum import Group, lacking
 from remote_agent.coordinator.transitions import NOT_JOINED, Turn, lose_node, stop_group
 from remote_agent.wire import FIRST_TERM, PORTS, read_conf, split_endpoint
 from remote_agent.wire.events import EventType
@@ -50,10 +52,15 @@ def try_form(turn: Turn) -> None:
     if len(group) < floor(state) or not holds_quorum(state, turn.now):
         _wait_for_nodes(turn, len(group))
         return
+    generation, disks = state.generation + 1, state.disks(group)
+    author = state.me, state.nodes[state.me].disk
     turn.set(
         phase=s.PREPARING,
-        generation=state.generation + 1,
+        generation=generation,
         members=tuple(group),
+        groups=(*state.groups, Group(generation, state.term, disks, author)),
+        recorded=frozenset(),
+        port=None,
         ranks={},
         waiting=frozenset(),
         mains=frozenset(),
@@ -67,7 +74,6 @@ def try_form(turn: Turn) -> None:
         cause=None,
         alone_since=None,
         enough_since=None,
-        given_up=frozenset(),
         deadline=turn.now + PREPARE_TIMEOUT_S,
     )
     for name, node in state.nodes.items():
@@ -75,6 +81,7 @@ def try_form(turn: Turn) -> None:
             turn.set_node(name, status="running", reason=None)
         elif node.status == "ready" and node.ready:
             turn.set_node(name, status="spare", reason=FULL)
+    turn.emit(EventType.GENERATION_PROPOSED, node=state.me, members=disks, disk=author[1])
     prepare(turn)
 
 
@@ -82,7 +89,8 @@ def prepare(turn: Turn, returned: str | None = None) -> None:
     """Have the group's store opened, where that is ours to do; `returned`: a node whose order or answer may be lost."""
     opener = opener_of(turn.state)
     if opener is None:
-        go(turn, 0)
+        turn.set(port=0)
+        go_when_recorded(turn)
     elif returned in (None, opener[0]):
         turn.send(opener[0], "prepare", **opener[1])
 
@@ -166,11 +174,14 @@ def is_held(state: s.State, name: str, now: float) -> bool:
     return name == state.me or now - state.nodes[name].held <= HELD_SHARE * state.spec.node_timeout
 
 
+def held(state: s.State, now: float) -> list[str]:
+    """Return the nodes that are connected and have lately known that they are ours."""
+    return [name for name, node in state.nodes.items() if node.connected and is_held(state, name, now)]
+
+
 def holds_quorum(state: s.State, now: float) -> bool:
-    """Whether we hold at least half of the last generation, less those that were removed."""
-    base = [name for name in state.members if state.nodes[name].status != "removed" and name not in state.given_up]
-    held = [name for name in base if state.nodes[name].connected and is_held(state, name, now)]
-    return 2 * len(held) >= len(base)
+    """Whether we hold enough nodes of every group that may have formed."""
+    return lacking(state.groups, state.disks(held(state, now)), state.given_up) is None
 
 
 def _wait_for_nodes(turn: Turn, ready: int) -> None:
@@ -191,15 +202,30 @@ def _wait_for_nodes(turn: Turn, ready: int) -> None:
 def shortage(state: s.State) -> str:
     """Say why no group can be formed now, and which nodes are left out for good unless an operator adds them."""
     fewer = len(choose(state)) < floor(state)
-    reason = "fewer than min_nodes are ready" if fewer else "less than half of the last group is here"
+    connected = state.disks([name for name, node in state.nodes.items() if node.connected])
+    group = lacking(state.groups, connected, state.given_up)
+    reason = "fewer than min_nodes are ready"
+    if not fewer:
+        others = "" if group is None else f" ({group.needed} must be; if the others are dead: `supervisor promote`)"
+        reason = f"too few nodes of the last group are connected{others}"
     out = [f"{name}: {node.reason}" for name, node in state.nodes.items() if node.status == "failed"]
     return "; ".join([reason, *out])
 
 
-def go(turn: Turn, port: int) -> None:
+def go_when_recorded(turn: Turn) -> None:
+    """Start the group once its store is open and enough nodes of those before it have its proposal on disk."""
+    state = turn.state
+    recorded = state.disks(state.recorded)
+    if state.port is not None and lacking(state.groups[:-1], recorded, state.given_up) is None:
+        _go(turn, state.port)
+
+
+def _go(turn: Turn, port: int) -> None:
     """Order every member to start its workers, with ranks in inventory order (torch's agents assign their own)."""
     state = turn.state
     spec = state.spec
+    turn.set(groups=(dataclasses.replace(state.groups[-1], formed=True),), given_up=frozenset())
+    send_away(turn)
     nodes = [turn.node(name) for name in state.members]
     world = sum(node.nproc for node in nodes)
     joining = rendezvous_of(state, port)
@@ -264,6 +290,15 @@ def running_when_all_are(turn: Turn) -> None:
     detail: dict[str, Any] = {**phases, "world_size": state.world_size or len(state.ranks)}
     detail["pids"] = {str(rank.rank): rank.pid for rank in state.ranks.values()}
     turn.emit(EventType.GENERATION_RUNNING, **detail)
+
+
+def send_away(turn: Turn) -> None:
+    """Let removed nodes end, unless a group that may have formed names them: the next one may need them."""
+    state = turn.state
+    for name, node in state.nodes.items():
+        if node.leaves and node.connected and not any(name in group.members for group in state.groups):
+            turn.set_node(name, leaves=False)
+            turn.send(name, "leave", reason="it was removed from the job")
 
 
 def is_full(state: s.State, name: str) -> bool:

@@ -42,6 +42,7 @@ class Joined(Report):
     nproc: int | None = None
     """How many ranks it runs, where its engine is up already."""
     trees: tuple[str, ...] = ()
+    disk: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +92,13 @@ class Gone(Report):
 @dataclasses.dataclass(frozen=True)
 class GivenUp(Report):
     """An operator declares a node dead, and its workers with it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded(GroupReport):
+    """A node has the proposal of that generation and term on disk."""
+
+    term: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import logging
+import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -73,6 +75,11 @@ class Journal:
         """The term in which the newest record was made."""
         return int(self.records[-1].get("term", 0)) if self.records else 0
 
+    @property
+    def age(self) -> tuple[int, int]:
+        """Term and number of the newest record: of two journals, the newer one has the larger pair."""
+        return self.last_term, self.last_seq
+
     def digest(self, seq: int) -> str:
         """Return a short hash of the record with that number, to compare two journals; "" for 0."""
         if not 0 < seq <= len(self.records):
@@ -112,6 +119,14 @@ class Journal:
         self.records.append(record)
         self._write()
         self._wake()
+
+    def sync(self) -> None:
+        """Make the file durable: what it holds is there after a loss of power, too; raises OSError."""
+        if self._file is None:
+            self._write()
+        if self._file is None:
+            raise OSError(errno.EIO, "the journal cannot be written", str(self._path))
+        os.fsync(self._file.fileno())
 
     def end(self) -> None:
         """Let followers end once they have read all."""

@@ -110,14 +110,19 @@ def on_joined(turn: Turn, event: inputs.Joined) -> None:
         incarnation=event.incarnation,
         ready=node.ready and not fresh,
         lacks=False,
+        disk=event.disk,
+        leaves=node.leaves and not fresh,
     )
+    if node.disk != event.disk:
+        turn.set(recorded=turn.state.recorded - {event.node})
     state = turn.state
     if state.phase == s.ENDED:
         # Not while the role is handed over: then the job goes on without us.
         if state.ended is not None:
             turn.send(event.node, "end", state=state.ended)
     elif node.status == "removed" and not fresh:
-        turn.send(event.node, "leave", reason="it was removed from the job")
+        turn.set_node(event.node, leaves=True)
+        formation.send_away(turn)
     elif event.node in state.members and state.phase in (s.STARTING, s.RUNNING) and event.running != state.generation:
         lose_node(turn, event.node, f"{event.reason}, its workers are gone")
         turn.set_node(event.node, connected=True, seen=turn.now)
@@ -202,7 +207,15 @@ def on_prepared(turn: Turn, event: inputs.Prepared) -> None:
     state = turn.state
     opener = formation.opener_of(state) if state.phase == s.PREPARING else None
     if opener is not None and event.node == opener[0]:
-        formation.go(turn, event.port)
+        turn.set(port=event.port)
+        formation.go_when_recorded(turn)
+
+
+def on_recorded(turn: Turn, event: inputs.Recorded) -> None:
+    state = turn.state
+    if state.phase == s.PREPARING and event.term == state.groups[-1].term:
+        turn.set(recorded=state.recorded | {event.node})
+        formation.go_when_recorded(turn)
 
 
 def on_started(turn: Turn, event: inputs.Started) -> None:
@@ -323,7 +336,8 @@ def on_tick(turn: Turn, event: inputs.Tick) -> None:
     turn.set(ticked=turn.now)
     timeout = state.spec.node_timeout
     for name, node in state.nodes.items():
-        if node.status == "removed" and node.connected and turn.now - node.joined > UNWANTED_S:
+        unwanted = node.status == "removed" and node.connected and turn.now - node.joined > UNWANTED_S
+        if unwanted and not any(name in group.members for group in state.groups):
             turn.set_node(name, connected=False)
             turn.send(name, "leave", reason="it is not in the job, and was not added")
             continue
@@ -340,9 +354,8 @@ def _keep_quorum(turn: Turn) -> None:
     state = turn.state
     if state.phase not in (s.PREPARING, s.STARTING, s.RUNNING):
         return
-    held = [name for name in state.members if formation.is_held(state, name, turn.now)]
-    if 2 * len(held) < len(state.members):
-        turn.emit(EventType.QUORUM_LOST, held=held, members=list(state.members))
+    if not formation.holds_quorum(state, turn.now):
+        turn.emit(EventType.QUORUM_LOST, held=formation.held(state, turn.now), members=list(state.members))
         stop_group(turn, "quorum", kill=True)
 
 
@@ -394,6 +407,7 @@ HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     inputs.Gone: on_gone,
     inputs.GivenUp: on_given_up,
     inputs.Prepared: on_prepared,
+    inputs.Recorded: on_recorded,
     inputs.Started: on_started,
     inputs.Assigned: on_assigned,
     inputs.OrderFailed: on_order_failed,

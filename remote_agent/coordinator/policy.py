@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.coordinator import code_version
 from remote_agent.coordinator import state as s
-from remote_agent.coordinator.formation import patience
+from remote_agent.coordinator.formation import patience, send_away
 from remote_agent.coordinator.transitions import QUARANTINE_WINDOW_S, quarantined
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
 from remote_agent.diagnose.incidents import Incident, Victims
@@ -133,11 +133,11 @@ def _came_early(state: s.State) -> bool:
 
 
 def remove(turn: Turn, name: str) -> None:
-    """Take a node out for good; its agent leaves once it has read the journal's end."""
-    turn.set_node(name, status="removed", reason="removed by an operator")
+    """Take a node out for good; its agent leaves once a group without it has formed."""
+    leaves = turn.node(name).connected and name != turn.state.me
+    turn.set_node(name, status="removed", reason="removed by an operator", leaves=leaves)
     turn.emit(EventType.NODE_REMOVED, node=name, reason="removed by an operator")
-    if name != turn.state.me and turn.node(name).connected:
-        turn.send(name, "leave", reason="it was removed from the job")
+    send_away(turn)
 
 
 def _form_again(turn: Turn) -> None:

@@ -15,8 +15,9 @@ from remote_agent.coordinator import inputs
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.machine import step
 from remote_agent.coordinator.operator_requests import ACTIVE, VERBS
+from remote_agent.coordinator.quorum import Group, first
 from remote_agent.wire import JobSpec, NodeSpec
-from remote_agent.wire.events import ENDED_STATES
+from remote_agent.wire.events import ENDED_STATES, EventType
 
 Document = Mapping[str, Any]
 
@@ -53,6 +54,9 @@ def preview(status: Document, op: str, names: Sequence[str]) -> Preview:
                 # The successor forms the next group.
                 state = dataclasses.replace(state, me=command.node, phase=s.FORMING, ended=None)
                 waiting.append(inputs.Tick())
+            elif isinstance(command, s.Emit) and command.type is EventType.GENERATION_PROPOSED:
+                connected = [name for name, node in state.nodes.items() if node.connected]
+                waiting.extend(inputs.Recorded(name, command.generation, state.term) for name in connected)
             elif isinstance(command, s.Send) and command.op == "stop":
                 waiting.append(inputs.Idle(command.node, int(command.args["generation"])))
             elif isinstance(command, s.Send) and command.op == "prepare":
@@ -83,15 +87,18 @@ def _read_status(status: Document) -> s.State:
         min_nodes=int(status.get("min_nodes") or 1),
         max_nodes=int(status.get("max_nodes") or len(described) or 1),
     )
+    me = str(status.get("coordinator") or "")
+    group = Group(generation, 0, dict.fromkeys(members, ""), (me, ""), formed=True)
     return s.State(
         spec=spec,
-        me=str(status.get("coordinator") or ""),
+        me=me,
         term=0,
         nodes={str(node["name"]): _read_node(node, generation) for node in described},
         phase=phase,
         generation=generation,
         members=members,
         ranks=ranks,
+        groups=(group,) if members else first(me, ""),
         ended=status["state"] if phase == s.ENDED else None,
     )
 

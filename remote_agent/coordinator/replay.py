@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.coordinator import quorum
 from remote_agent.coordinator import state as s
 from remote_agent.diagnose.incidents import after_event
 from remote_agent.wire import FIRST_TERM, JobSpec, NodeSpec
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
     from remote_agent.coordinator.journal import Record
 
 
-def initial(spec: JobSpec, me: str, now: float) -> s.State:
-    """Return the state of a job that has not begun."""
-    return s.State(spec=spec, me=me, term=FIRST_TERM, nodes=_named(spec), deadline=now + spec.join_timeout)
+def initial(spec: JobSpec, me: str, now: float, disk: str = "") -> s.State:
+    """Return the state of a job that has not begun; `disk`: which one this node has."""
+    nodes, groups = _named(spec), quorum.first(me, disk)
+    return s.State(spec=spec, me=me, term=FIRST_TERM, nodes=nodes, groups=groups, deadline=now + spec.join_timeout)
 
 
 def _named(spec: JobSpec) -> dict[str, s.Node]:
@@ -37,7 +39,8 @@ def take_over(spec: JobSpec, me: str, term: int, records: Iterable[Record], now:
     if state.phase == s.ENDED:
         return replace(state, term=term)
     nodes = {name: _expected(node, now - away_s) for name, node in state.nodes.items()}
-    ran = state.phase in (s.STARTING, s.RUNNING)
+    # A group that was only proposed may have been started by its author.
+    ran = state.phase in (s.PREPARING, s.STARTING, s.RUNNING)
     cause = state.cause or ("node_lost" if ran else None)
     waiting = frozenset(name for name in state.members if nodes[name].status != "removed") if ran else frozenset()
     return replace(
@@ -79,8 +82,9 @@ def _empty(spec: JobSpec, me: str) -> s.State:
 
 
 def _apply(state: s.State, record: Record) -> s.State:
+    term = max(state.term, int(record.get("term", 0)))
     incident = after_event(state.incident, record)
-    state = replace(state, term=max(state.term, int(record.get("term", 0))), incident=incident)
+    state = replace(state, term=term, incident=incident, groups=quorum.apply(state.groups, record))
     apply = FOLDS.get(record["type"])
     return state if apply is None else apply(state, record)
 
@@ -122,6 +126,13 @@ def _node_added(state: s.State, record: Record) -> s.State:
 def _node_cordoned(state: s.State, record: Record) -> s.State:
     on = record["type"] == EventType.NODE_CORDONED
     return _with_node(state, record["node"], cordoned=on, status=str(record["detail"]["status"]))
+
+
+def _generation_proposed(state: s.State, record: Record) -> s.State:
+    members = tuple(name for name in record["detail"]["members"] if name in state.nodes)
+    for name in members:
+        state = _with_node(state, name, status="running", reason=None)
+    return replace(state, phase=s.PREPARING, generation=record["generation"], members=members, ranks={})
 
 
 def _generation_started(state: s.State, record: Record) -> s.State:
@@ -222,6 +233,7 @@ FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
     EventType.NODE_ADDED: _node_added,
     EventType.NODE_CORDONED: _node_cordoned,
     EventType.NODE_UNCORDONED: _node_cordoned,
+    EventType.GENERATION_PROPOSED: _generation_proposed,
     EventType.GENERATION_STARTED: _generation_started,
     EventType.RANKS_ASSIGNED: _ranks_assigned,
     EventType.GENERATION_RUNNING: _generation_running,

@@ -6,10 +6,11 @@ In: nothing. Out: `State`, and the `Command` types that the shell carries out in
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 if TYPE_CHECKING:
+    from remote_agent.coordinator.quorum import Groups, Votes
     from remote_agent.diagnose.hang.stragglers import Straggler
     from remote_agent.wire import JobSpec, NodeSpec
     from remote_agent.wire.events import EventType
@@ -50,6 +51,10 @@ class Node:
     """The tree of the next group is not among them: it is not ready before it has it."""
     notice: Mapping[str, str] | None = None
     """What its agent has said about the newest group's network: kind and message."""
+    disk: str = ""
+    """Which disk its agent has: with another one it has forgotten its promises."""
+    leaves: bool = False
+    """It was removed, and stays only until a group without it has formed."""
     cordoned: bool = False
     """Excluded from future groups by an operator; it stays in its current one."""
 
@@ -166,8 +171,14 @@ class State:
     """The work tree before, and that of the next group; empty: that of the launch."""
     tree_new_since: int | None = None
     """The generation that ran when it was asked for, until a later one has made a step; None: it is not new."""
+    groups: Groups = ()
+    """Those that may have formed: what a next one depends on."""
+    recorded: frozenset[str] = frozenset()
+    """Nodes that have the newest proposal on disk."""
+    port: int | None = None
+    """Of the store of the group that is being prepared, once it is open; 0: it is not ours."""
     given_up: frozenset[str] = frozenset()
-    """Nodes of the last group that an operator called dead: they do not count for its quorum."""
+    """Nodes that an operator called dead: no quorum counts them."""
     blames: tuple[tuple[float, str], ...] = ()
     """When a failure that a machine can cause by itself was found on which node."""
 
@@ -177,6 +188,10 @@ class State:
         for rank in self.ranks.values():
             numbers.setdefault(rank.node, []).append(rank.rank)
         return numbers
+
+    def disks(self, names: Collection[str]) -> Votes:
+        """Return the disks of those nodes, as votes."""
+        return {name: self.nodes[name].disk for name in names if name in self.nodes}
 
     def with_killed(self, node: str | None = None) -> State:
         """Return the state once the ranks that still lived, of one node or of all, are dead."""

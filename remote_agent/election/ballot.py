@@ -1,22 +1,30 @@
-"""The term and the vote of one node, on disk before anyone else learns of them.
+"""What one node has promised: its term and its vote, on disk before anyone else learns of them.
 
 In: coordinators and candidates, with their terms. Out: the node's `Member` view; `term.json`, read after a restart.
+
+`disk` tells the node from one of the same name that has forgotten its promises. A promise that cannot be written is
+given all the same, as a full disk must not keep a job from going on; but first the file with `disk` is deleted, which
+needs no space. After a restart the node is then another one, and no older group counts it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
+import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remote_agent.base import clocks
 from remote_agent.base.files import atomic_write, read_json
 from remote_agent.election import member
 
 if TYPE_CHECKING:
+    from remote_agent.coordinator.journal import Journal
     from remote_agent.election.member import Member
 
 log = logging.getLogger(__name__)
@@ -28,10 +36,13 @@ class Ballot:
     def __init__(self, path: Path, view: Member) -> None:
         """Begin with the term and the vote of the last run; its lease does not count any more."""
         self._path = path
-        self._written = read_json(path)
+        self._written: dict[str, Any] | None = read_json(path)
+        """What is on disk; None: nothing, and nothing is written any more."""
         self.view = view
-        term = self._written.get("term")
-        if isinstance(term, int):
+        term, disk = self._written.get("term"), self._written.get("disk")
+        self.disk = secrets.token_hex(8)
+        if isinstance(term, int) and isinstance(disk, str):
+            self.disk = disk
             self.view = dataclasses.replace(view, term=term, voted=self._written.get("voted"))
         self.former = ""
         """The last coordinator that was another node."""
@@ -49,11 +60,7 @@ class Ballot:
             return False
         if coordinator != self.view.me:
             self.former = coordinator
-        try:
-            self._write(self.view)
-        except OSError as error:
-            # Only a vote is a promise: a full disk must not keep this node from following.
-            log.warning("term %d cannot be written: %s", term, error)
+        self._write(self.view)
         if coordinator != self._followed:
             self._followed = coordinator
             for listener in self._listeners:
@@ -69,12 +76,16 @@ class Ballot:
         view, refusal = member.vote(self.view, term, candidate, clocks.now())
         if refusal or sounding:
             return refusal
-        try:
-            self._write(view)
-        except OSError as error:
-            return f"{view.me} cannot write its vote: {error}"
+        self._write(view)
         self.view = view
         return ""
+
+    async def secure(self, journal: Journal) -> None:
+        """Make the journal durable; raises OSError where that fails and the node cannot give up its disk either."""
+        try:
+            await asyncio.to_thread(journal.sync)
+        except OSError as error:
+            self._give_up_disk(error)
 
     def renew_lease(self, sent: float) -> None:
         """Note that the coordinator has answered what was sent at that time."""
@@ -85,11 +96,23 @@ class Ballot:
         self.view = member.refused(self.view, clocks.now())
 
     def name_successor(self, node: str) -> None:
-        """Note whom the coordinator has named as its successor."""
-        self.view = dataclasses.replace(self.view, heir=node)
+        """Note whom the coordinator has named as its successor; if that was this node, it is in charge no more."""
+        mine = self.view.coordinator == self.view.me
+        self.view = dataclasses.replace(self.view, heir=node, coordinator=None if mine else self.view.coordinator)
 
     def _write(self, view: Member) -> None:
-        term = view.to_json()
-        if term != self._written:
-            atomic_write(self._path, json.dumps(term).encode())
-            self._written = term
+        promise = {**view.to_json(), "disk": self.disk}
+        if self._written is None or promise == self._written:
+            return
+        try:
+            atomic_write(self._path, json.dumps(promise).encode())
+            self._written = promise
+        except OSError as error:
+            self._give_up_disk(error)
+
+    def _give_up_disk(self, error: OSError) -> None:
+        if self._written is not None:
+            log.warning("promises cannot be written: %s; after a restart this node counts as a new one", error)
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()
+            self._written = None

@@ -1,18 +1,18 @@
 """Find the coordinator, or become it.
 
-In: a node that has lost its coordinator; requests for votes. Out: a coordinator that more than half of the last group
-has voted for.
+In: a node that has lost its coordinator; requests for votes. Out: a coordinator for which enough nodes of every group
+that may have formed have voted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from remote_agent.base import clocks
-from remote_agent.coordinator import replay
+from remote_agent.coordinator import quorum, replay
 from remote_agent.coordinator.journal import Journal, chunks
 from remote_agent.election import member
 from remote_agent.wire import Answer, Channel, Items, JobSpec, Problem
@@ -75,7 +75,7 @@ class Election:
         self.trouble = text
 
     def voters(self) -> list[str]:
-        """Return the nodes whose majority elects: the last group without removed nodes; before the first, all nodes."""
+        """Return who may stand, in turn: the last group without removed nodes; before the first, all nodes."""
         state = replay.fold(self._spec, self._journal.records)
         group = state.members or tuple(state.nodes)
         return [name for name in group if state.nodes[name].status not in ("removed", "failed")]
@@ -152,8 +152,8 @@ class Election:
         finally:
             self._not_before = clocks.now() + ELECTION_PAUSE_S * place
 
-    async def stand(self, force: bool = False, given_up: Container[str] = ()) -> str:
-        """Ask for votes and take the role with more than half of them; returns "" or why not.
+    async def stand(self, force: bool = False, given_up: Collection[str] = ()) -> str:
+        """Ask for votes and take the role with enough of them; returns "" or why not.
 
         `force`: take it in any case. `given_up`: nodes that an operator has declared dead; they are not asked.
         """
@@ -171,7 +171,7 @@ class Election:
             refusal = await self.stand()
         return refusal
 
-    async def _stand(self, force: bool, given_up: Container[str]) -> str:
+    async def _stand(self, force: bool, given_up: Collection[str]) -> str:
         view = self._ballot.view
         if not member.leaderless(view, clocks.now()):
             return f"{view.coordinator} is in charge"
@@ -200,7 +200,7 @@ class Election:
 
     async def renew(self, term: int) -> None:
         """Raise our own term as coordinator above one that an unsuccessful candidate has left behind."""
-        if not self._office.is_held or term < self._ballot.view.term or self._ballot.vote(term + 1, self._me):
+        if not self._is_coordinator() or term < self._ballot.view.term or self._ballot.vote(term + 1, self._me):
             return
         _, refusal = await self._poll(term + 1, sounding=False)
         if refusal or not self._ballot.follow(term + 1, self._me):
@@ -217,34 +217,43 @@ class Election:
         if self._office.needs_term_above(term):
             self._tasks.spawn(self.renew(term), "renew the term")
 
-    async def _poll(self, term: int, *, sounding: bool, given_up: Container[str] = ()) -> tuple[list[Args], str]:
-        """Ask for votes (`sounding`: whether they would be given); returns the granting answers and "" or why not."""
-        voters = self.voters()
+    async def _poll(self, term: int, *, sounding: bool, given_up: Collection[str] = ()) -> tuple[list[Args], str]:
+        """Ask for votes (`sounding`: whether they would be given); returns the granting answers and "" or why not.
+
+        The votes are counted by the groups of the newest journal among the voters: ours may be old.
+        """
         request = {"term": term, "candidate": self._me, "sounding": sounding, "journal": self._journal.tail()}
-        names = [name for name in voters if name != self._me and name not in given_up]
+        names = [name for name in self._peers.members if name != self._me and name not in given_up]
         asked = {asyncio.ensure_future(self._peers.ask(name, "vote", request)): name for name in names}
         granted: list[Args] = []
         refused: list[str] = []
-        votes = int(self._me in voters)
+        votes = {self._me: self._ballot.disk}
+        newest = self._journal.age
+        groups = quorum.in_journal(self._journal.records)
         waiting = set(asked)
         try:
-            # A host without power answers nothing for seconds: a majority does not wait for it.
-            while waiting and not member.quorum(votes, len(voters)):
+            # A host without power answers nothing for seconds: a quorum does not wait for it.
+            while waiting and quorum.lacking(groups, votes, given_up) is not None:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     answer = task.result()
-                    if answer and answer["granted"]:
-                        granted.append(answer)
-                        votes += 1
-                    else:
+                    if not answer or not answer["granted"]:
                         refused.append(f"{asked[task]}: {answer['reason'] if answer else 'no answer'}")
+                        continue
+                    granted.append(answer)
+                    votes[asked[task]] = str(answer["disk"])
+                    if tuple(answer["newest"]) > newest:
+                        newest = tuple(answer["newest"])
+                        groups = tuple(quorum.Group.from_json(group) for group in answer["groups"])
         finally:
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-        if member.quorum(votes, len(voters)):
+        lacking = quorum.lacking(groups, votes, given_up)
+        if lacking is None:
             return granted, ""
-        return granted, f"{votes} of {len(voters)} votes: more than half are needed ({'; '.join(sorted(refused))})"
+        reasons = "; ".join(sorted(refused))
+        return granted, f"votes of {' '.join(sorted(votes))}; needed: {lacking.needed} ({reasons})"
 
     # Requests of other nodes
 
@@ -252,22 +261,27 @@ class Election:
         return self._answer_candidate(args)
 
     async def _answer_candidate(self, args: Args) -> Items:
-        """Answer a request for a vote; a granted vote carries the records that the candidate's journal lacks."""
+        """Answer a request for a vote, with the groups of our journal; a granted one also with its newer records."""
         refusal = f"{self._me} is the coordinator" if self._is_coordinator() else ""
         refusal = refusal or self._ballot.vote(int(args["term"]), str(args["candidate"]), sounding=args["sounding"])
-        answer = {"granted": not refusal, "reason": refusal}
-        if refusal or args["sounding"]:
+        answer = {"granted": not refusal, "reason": refusal, "disk": self._ballot.disk}
+        if refusal:
+            yield Answer(answer)
+            return
+        groups = [group.to_json() for group in quorum.in_journal(self._journal.records)]
+        answer.update(newest=self._journal.age, groups=groups)
+        if args["sounding"]:
             yield Answer(answer)
             return
         theirs = args["journal"]
         reset, records = self._journal.missing(theirs)
-        newest = [self._journal.last_term, self._journal.last_seq]
-        if newest <= [theirs["term"], theirs["seq"]]:
+        if self._journal.age <= (theirs["term"], theirs["seq"]):
             records = []
         for chunk in chunks(records):
-            yield Answer({**answer, "newest": newest, "reset": reset, "records": chunk})
+            yield Answer({**answer, "reset": reset, "records": chunk})
 
     def _is_coordinator(self) -> bool:
+        """Whether this node is the coordinator, and has not named a successor."""
         return self._office.is_held and self._ballot.view.coordinator == self._me
 
     async def _hear_who(self, node: str, channel: Channel | None, args: Args) -> Answer:

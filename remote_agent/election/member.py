@@ -103,8 +103,3 @@ def vote(member: Member, term: int, candidate: str, now: float) -> tuple[Member,
     if in_charge and candidate not in (member.heir, member.coordinator):
         return member, f"{member.coordinator} is in charge"
     return dataclasses.replace(member, term=term, voted=candidate, coordinator=None), ""
-
-
-def quorum(votes: int, base: int) -> bool:
-    """Whether that many votes are more than half of the last group."""
-    return 2 * votes > base

@@ -31,6 +31,7 @@ class EventType(str, Enum):
     COORDINATOR_CHANGED = "coordinator_changed"
     COORDINATOR_PAUSED = "coordinator_paused"
     QUORUM_LOST = "quorum_lost"
+    GENERATION_PROPOSED = "generation_proposed"
     GENERATION_STARTED = "generation_started"
     RANKS_ASSIGNED = "ranks_assigned"
     GENERATION_RUNNING = "generation_running"

@@ -77,7 +77,7 @@ async def promote_without(hub: Hub, gone: str) -> None:
         return
     agents = await hub.identities()
     if agents and not any(map(_is_led, agents.values())):
-        await _promote_by_force(hub, agents)
+        await _promote_by_force(hub, agents, [gone])
 
 
 async def promote(hub: Hub, node: str | None) -> dict[str, Any]:
@@ -94,9 +94,15 @@ async def promote(hub: Hub, node: str | None) -> dict[str, Any]:
     agents = await hub.identities()
     if not agents:
         raise hub.unreachable("no agent is alive there")
+    known = {name for one in agents.values() for name in one.get("members", ())}
+    away = sorted(known - set(agents))
+    seq = max(int(one.get("last_seq", 0)) for one in agents.values())
     for name, one in agents.items():
         if _is_led(one):
-            head = one.get("coordinator")
+            head = str(one.get("coordinator"))
+            if node in (None, head) and await _goes_on(hub, head, away):
+                message = f"{head} goes on without {' '.join(away)}"
+                return {"accepted": True, "message": message, "generation": 0, "seq": seq}
             raise RequestFailed(
                 f"{head} is the coordinator, and {name} reaches it",
                 f"to choose another coordinator: supervisor remove --node {head}",
@@ -106,10 +112,19 @@ async def promote(hub: Hub, node: str | None) -> dict[str, Any]:
         raise RequestFailed(f"no agent of the job answers on {node}", f"in reach: {' '.join(agents)}", "unreachable")
     if not any(one.get("coordinator") for one in agents.values()):
         raise RequestFailed("the job has had no coordinator yet", "its launch was given up: supervisor stop", "launch")
-    known = {name for one in agents.values() for name in one.get("members", ())}
-    seq = max(int(one.get("last_seq", 0)) for one in agents.values())
-    promoted = await _promote_by_force(hub, [node] if node else list(agents), sorted(known - set(agents)))
+    promoted = await _promote_by_force(hub, [node] if node else list(agents), away)
     return {"accepted": True, "message": f"{promoted} is the coordinator now", "generation": 0, "seq": seq}
+
+
+async def _goes_on(hub: Hub, head: str, away: list[str]) -> bool:
+    """Let a coordinator that waits for too many nodes go on without those out of reach; tell whether it did wait."""
+    request = {"force": True, "given_up": away, "operator": hub.operator}
+    link = hub.links.get(head)
+    return (
+        bool(away)
+        and link is not None
+        and await link.try_call("promote", request, timeout_s=PROMOTE_DEADLINE) is not None
+    )
 
 
 async def _promote_by_force(hub: Hub, names: Iterable[str], given_up: Iterable[str] = ()) -> str:

@@ -246,6 +246,7 @@ _TEXTS: Mapping[str, Callable[[Document], str]] = {
     EventType.COORDINATOR_CHANGED: _taken_over,
     EventType.COORDINATOR_PAUSED: _reason,
     EventType.QUORUM_LOST: _quorum,
+    EventType.GENERATION_PROPOSED: lambda detail: "with " + " ".join(detail.get("members") or ()),
     EventType.GENERATION_STARTED: _forming,
     EventType.RANKS_ASSIGNED: _assigned,
     EventType.GENERATION_RUNNING: _running,

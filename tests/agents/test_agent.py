@@ -239,9 +239,9 @@ def test_operators_who_promote_a_node_at_once_make_one_coordinator(tmp_path: Pat
 
 
 async def promote(nodes: Nodes, times: int) -> list[dict[str, Any]] | str:
-    """Ask n2 to take the role so many times at once; returns the answers, or the reason of a refusal."""
+    """Ask n2 to go on without n1 so many times at once; returns the answers, or the reason of a refusal."""
     channels = [await nodes.nodes["n2"].open(nodes.spec.job) for _ in range(times)]
-    calls = (channel.call("promote", {"force": True}, timeout=WAIT_S) for channel in channels)
+    calls = (channel.call("promote", {"force": True, "given_up": ["n1"]}, timeout=WAIT_S) for channel in channels)
     found = await asyncio.gather(*calls, return_exceptions=True)
     refused = [one for one in found if isinstance(one, BaseException)]
     return str(refused[0]) if refused else [one.data for one in found if isinstance(one, Answer)]

@@ -57,6 +57,8 @@ slurmctld slurmctld
 slurmd slurmd
 srun slurm-client
 munged munge
+spin spin
+gcc gcc
 LIST
     # Together is quicker; where one is not to be had, the others still are.
     if [ ${#missing[@]} -gt 0 ] && ! install "${missing[@]}"; then

@@ -95,6 +95,33 @@ def test_the_coordinators_side_is_cut_off(hosts: Cluster, tmp_path: Path, away: 
         assert stopped.returncode == 0, stopped.stderr.decode()
 
 
+def test_cuts_one_after_the_other_leave_one_group(hosts: Cluster, tmp_path: Path) -> None:
+    """n3 falls out, then n1 and n2 lose each other: n2 and n3 were more than half of the first group, not of the last."""
+    name = "order"
+    with Job(hosts, tmp_path / "work", LIGHT, **KEYS).start("--detach", "--nnodes", "1:3", "--job", name) as job:
+        try:
+            assert job.wait() == 0, job.errors()
+            for cut, left in ((None, 3), ("n3", 2), ("n2", 1)):
+                if cut is not None:
+                    hosts.cut("n1", cut)
+
+                def is_left(size: int = left) -> bool:
+                    found = last(hosts, "n1", name, "generation_running", 0)
+                    return found is not None and found["detail"]["world_size"] == size
+
+                until(is_left, f"group of {left}")
+            # As long as both would need to elect, and to start.
+            end = time.monotonic() + 5 * KEYS["node_timeout"]
+            while time.monotonic() < end:
+                assert not workers(hosts, "n2") + workers(hosts, "n3"), "two groups at once"
+                time.sleep(0.2)
+            assert len(workers(hosts, "n1")) == 1
+        finally:
+            hosts.heal()
+            stopped = job.run("stop")
+        assert stopped.returncode == 0, stopped.stderr.decode()
+
+
 def test_one_of_two_holds_and_promote_lets_it_go_on(hosts: Cluster, tmp_path: Path) -> None:
     name = "pair"
     with Job(hosts, tmp_path / "work", LIGHT, **KEYS).start("--detach", "--nnodes", "1:2", "--job", name) as job:

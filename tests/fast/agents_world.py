@@ -32,9 +32,9 @@ class Agents:
         first = next(iter(self.agents.values()))
         for agent in self.agents.values():
             agent.follow(1, first.name)
-        first.role = replay.initial(job, first.name, self.now)
-        first.record(s.Emit(EventType.JOB_STARTED, -1))
-        first.feed(inputs.Joined(first.name, f"{first.name}-0", None, nproc=1))
+        first.role = replay.initial(job, first.name, self.now, first.disk)
+        first.record(s.Emit(EventType.JOB_STARTED, -1, detail={"coordinator": first.name, "disk": first.disk}))
+        first.feed(inputs.Joined(first.name, f"{first.name}-0", None, nproc=1, disk=first.disk))
         first.feed(inputs.Ready(first.name, 1))
 
     def reach(self, one: str, other: str) -> bool:

@@ -10,11 +10,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.coordinator import inputs, replay
+from remote_agent.coordinator import inputs, quorum, replay
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.formation import holds_quorum, is_held
 from remote_agent.coordinator.machine import step
 from remote_agent.election import member
+from remote_agent.wire.events import EventType
 from tests.fast.journals import check_readable
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 TICK_S = 0.25
 ANSWER_S = 5.0
 PAUSE_S = 1.0
+LEAVE_S = 30.0
 Record = dict[str, Any]
 
 
@@ -33,7 +35,19 @@ class Candidacy:
     term: int
     until: float
     sounding: bool = True
-    granted: set[str] = dataclasses.field(default_factory=set)
+    votes: dict[str, tuple[str, list[Record]]] = dataclasses.field(default_factory=dict)
+    """By voter: its disk and its journal."""
+
+
+def newest(votes: Mapping[str, tuple[str, list[Record]]]) -> list[Record]:
+    """Return the newest of the voters' journals."""
+    return max((records for _, records in votes.values()), key=lambda one: (one[-1]["term"] if one else 0, len(one)))
+
+
+def is_enough(votes: Mapping[str, tuple[str, list[Record]]]) -> bool:
+    """Whether these votes are enough of every group that may have formed."""
+    disks = {name: disk for name, (disk, _) in votes.items()}
+    return quorum.lacking(quorum.in_journal(newest(votes)), disks) is None
 
 
 class Agent:
@@ -43,6 +57,7 @@ class Agent:
         self.world, self.name = world, name
         self.records: list[Record] = []
         self.lives = 0
+        self.disks = 0
         self.folded: tuple[int, list[str]] = (-1, [])
         self.boot(0, None)
 
@@ -60,6 +75,17 @@ class Agent:
         self.ranks: tuple[int, ...] = ()
         self.candidacy: Candidacy | None = None
         self.pause = 0.0
+        self.leaving: tuple[int, float] | None = None
+        """It has handed over: from which record on it waits for a group without it, until when it keeps the role."""
+
+    @property
+    def disk(self) -> str:
+        return f"{self.name}.{self.disks}"
+
+    def lose_disk(self) -> None:
+        """Forget everything, while the agent is dead."""
+        self.records, self.folded, self.disks = [], (-1, []), self.disks + 1
+        self.view = member.Member(self.name, self.world.job.node_timeout)
 
     def base(self) -> list[str]:
         if self.folded[0] == len(self.records):
@@ -101,7 +127,8 @@ class Agent:
             for name in self.linked:
                 self.world.send(self.name, name, "moved", {"heir": command.node})
             self.world.send(self.name, command.node, "take_over", {})
-            self.leave()
+            self.view = dataclasses.replace(self.view, heir=command.node, coordinator=None)
+            self.leaving = len(self.records), self.world.now + LEAVE_S
 
     def record(self, emit: s.Emit) -> None:
         assert self.role is not None
@@ -111,8 +138,15 @@ class Agent:
             "node": emit.node, "rank": emit.rank, "detail": dict(emit.detail), "term": self.role.term,
         }  # fmt: skip
         self.records.append(found)
+        if emit.type is EventType.GENERATION_PROPOSED:
+            self.acknowledge(self.name, found)
         for name in self.linked:
             self.world.send(self.name, name, "journal", found)
+
+    def acknowledge(self, head: str, proposal: Mapping[str, Any]) -> None:
+        """Say that a proposal is on disk."""
+        event = inputs.Recorded(self.name, proposal["generation"], proposal["term"])
+        self.world.send(self.name, head, "report", {"event": event})
 
     def say(self, event: inputs.Input) -> None:
         if self.role is not None:
@@ -150,6 +184,13 @@ class Agent:
 
     def tick(self) -> None:
         world, now = self.world, self.world.now
+        if self.leaving is not None:
+            formed = any(one["type"] == "generation_started" for one in self.records[self.leaving[0] :])
+            if formed:
+                self.leave()
+                return
+            if now > self.leaving[1]:
+                self.role, self.linked = None, set()
         if self.role is not None:
             self.view = member.heard(self.view, now)
             self.feed(inputs.Beat(self.name))
@@ -210,25 +251,26 @@ class Agent:
         other.records, other.folded = list(self.records), (-1, [])
         incarnation = f"{other.name}-{other.lives}"
         running = other.running[1] if other.running else None
-        self.feed(inputs.Joined(other.name, incarnation, running, nproc=1))
+        self.feed(inputs.Joined(other.name, incarnation, running, nproc=1, disk=other.disk))
         self.feed(inputs.Ready(other.name, 1))
+        if self.records and self.records[-1]["type"] == "generation_proposed":
+            other.acknowledge(self.name, self.records[-1])
 
     def renew(self, term: int) -> None:
         """Ask for a newer term while in charge; at once, as the others stand still."""
         assert self.role is not None
-        if not holds_quorum(self.role, self.world.now):
+        if self.view.coordinator != self.name or not holds_quorum(self.role, self.world.now):
             return
         view, reason = member.vote(self.view, term + 1, self.name, self.world.now)
         if reason:
             return
         self.view = view
-        voters = self.base()
-        granted = int(self.name in voters)
-        for name in voters:
-            other = self.world.agents[name]
-            if name != self.name and other.alive and self.world.reach(self.name, name):
-                granted += other.give_vote(term + 1, self.name, sounding=False)
-        if member.quorum(granted, len(voters)):
+        votes = {self.name: (self.disk, self.records)}
+        for name, other in self.world.agents.items():
+            reached = name != self.name and other.alive and self.world.reach(self.name, name)
+            if reached and other.give_vote(term + 1, self.name, sounding=False):
+                votes[name] = (other.disk, other.records)
+        if is_enough(votes):
             self.follow(term + 1, self.name)
             self.role = dataclasses.replace(self.role, term=term + 1)
             self.announce()
@@ -247,16 +289,15 @@ class Agent:
     def poll(self) -> None:
         candidacy = self.candidacy
         assert candidacy is not None
-        voters = self.base()
-        candidacy.granted = {self.name} & set(voters)
-        for name in voters:
+        candidacy.votes = {self.name: (self.disk, self.records)}
+        for name in self.world.agents:
             if name != self.name:
                 self.world.send(self.name, name, "vote", {"term": candidacy.term, "sounding": candidacy.sounding})
         self.count()
 
     def count(self) -> None:
         candidacy = self.candidacy
-        if candidacy is None or not member.quorum(len(candidacy.granted), len(self.base())):
+        if candidacy is None or not is_enough(candidacy.votes):
             return
         if candidacy.sounding:
             self.view, reason = member.vote(self.view, candidacy.term, self.name, self.world.now)
@@ -266,6 +307,7 @@ class Agent:
             candidacy.sounding = False
             self.poll()
         elif self.view.term == candidacy.term and self.view.voted == self.name:
+            self.records, self.folded = list(newest(candidacy.votes)), (-1, [])
             self.take_role(candidacy.term)
 
     def take_role(self, term: int) -> None:
@@ -275,7 +317,7 @@ class Agent:
         self.follow(term, self.name)
         self.joined, self.linked = None, set()
         running = self.running[1] if self.running else None
-        self.feed(inputs.Joined(self.name, f"{self.name}-{self.lives}", running, nproc=1))
+        self.feed(inputs.Joined(self.name, f"{self.name}-{self.lives}", running, nproc=1, disk=self.disk))
         self.feed(inputs.Ready(self.name, 1))
         self.announce()
 
@@ -309,7 +351,7 @@ class Agent:
             self.stand()
 
     def hear_member(self, source: str, kind: str, args: Mapping[str, Any]) -> None:
-        if self.role is None or source not in self.linked:
+        if self.role is None or source not in {self.name, *self.linked}:
             return
         if kind == "report":
             self.feed(args["event"])
@@ -321,16 +363,12 @@ class Agent:
         send = self.world.send
         if kind == "vote":
             granted = self.give_vote(args["term"], source, sounding=args["sounding"])
-            send(self.name, source, "voted", {**args, "granted": granted, "records": list(self.records)})
+            answer = {**args, "granted": granted, "disk": self.disk, "records": list(self.records)}
+            send(self.name, source, "voted", answer)
         elif kind == "voted":
             mine = self.candidacy
             if mine and args["granted"] and (mine.term, mine.sounding) == (args["term"], args["sounding"]):
-                mine.granted.add(source)
-                theirs = args["records"]
-                newer = theirs and (theirs[-1]["term"], len(theirs)) > (
-                    self.records[-1]["term"] if self.records else 0, len(self.records))  # fmt: skip
-                if not mine.sounding and newer:
-                    self.records, self.folded = list(theirs), (-1, [])
+                mine.votes[source] = (args["disk"], args["records"])
                 self.count()
 
     def hear_coordinator(self, source: str, kind: str, args: Mapping[str, Any]) -> None:
@@ -342,6 +380,8 @@ class Agent:
         elif kind == "journal":
             if args["seq"] == len(self.records) + 1:
                 self.records.append(dict(args))
+                if args["type"] == "generation_proposed":
+                    self.acknowledge(source, args)
         elif kind == "beaten":
             self.view = member.heard(self.view, args["sent"])
         elif kind == "moved":

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from typing import Any
-
-from hypothesis import given
-from hypothesis import strategies as st
 
 from remote_agent.election import member
 from remote_agent.election.member import Member
@@ -69,29 +65,6 @@ def test_candidates_take_turns() -> None:
     assert member.election_due(follower("n2"), order, now)
     assert not member.election_due(follower("n3"), order, now)
     assert member.election_due(follower("n3"), order, now + member.STAGGER_S)
-
-
-@given(
-    st.permutations(["a", "b", "c", "d", "e"]),
-    st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["x", "y"])), max_size=12),
-)
-def test_one_term_has_one_winner(names: list[str], asks: list[tuple[int, str]]) -> None:
-    views = {name: Member(me=name, node_timeout=TIMEOUT, term=1, coordinator=None) for name in names}
-    votes: dict[str, set[str]] = {"x": set(), "y": set()}
-    for number, candidate in asks:
-        name = names[number]
-        views[name], reason = member.vote(views[name], 2, candidate, 100.0)
-        if not reason:
-            votes[candidate].add(name)
-    winners = [candidate for candidate in votes if member.quorum(len(votes[candidate]), len(names))]
-    assert len(winners) <= 1
-
-
-def test_quorum_is_more_than_half() -> None:
-    wins = [votes for votes, base in itertools.product(range(5), [4]) if member.quorum(votes, base)]
-    assert wins == [3, 4]
-    assert not member.quorum(1, 2)
-    assert member.quorum(1, 1)
 
 
 def test_before_a_coordinator_was_named_nobody_stands() -> None:

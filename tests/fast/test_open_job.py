@@ -90,9 +90,9 @@ def test_a_node_beyond_max_nodes_stands_by() -> None:
         world.pass_time(1)
         world.settle()
     assert world.state.nodes["n3"].status == "spare"
-    world.die("n1")
+    world.die("n2")
     world.settle()
-    assert world.state.members == ("n2", "n3")
+    assert world.state.members == ("n1", "n3")
 
 
 def test_every_journal_names_the_nodes_in_the_order_in_which_they_came() -> None:

@@ -8,7 +8,7 @@ from tests.fast.world import World, spec
 
 
 def test_what_an_operator_sets_holds_from_the_next_group_on_and_outlives_the_coordinator() -> None:
-    world = World(spec(2, min_nodes=1))
+    world = World(spec(3, min_nodes=1))
     world.feed(inputs.Restart("me", {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}, later=True))
     assert world.replies[-1].message == "it holds from generation 1 on"
     assert world.last("environment_set").detail["from_generation"] == 1
@@ -17,8 +17,9 @@ def test_what_an_operator_sets_holds_from_the_next_group_on_and_outlives_the_coo
         assert part in world.replies[-1].message
     world.state = replay.take_over(world.state.spec, "n2", 2, world.records(), world.now)
     world.die("n1")
-    world.machines["n2"].connected = False
-    world.join("n2")
+    for name in ("n2", "n3"):
+        world.machines[name].connected = False
+        world.join(name)
     world.settle()
     assert world.last("generation_started").detail["env"] == {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}
     world.feed(inputs.Restart("me", {"NCCL_ALGO": None}))

@@ -73,6 +73,7 @@ def started(nnodes: str = "") -> World:
         world.feed(inputs.Joined(name, f"{name}-1"))
         world.feed(inputs.Ready(name, 1))
     world.feed(inputs.Prepared("n1", 0, 4711))
+    world.feed(inputs.Recorded("n1", 0, 1))
     for name in ("n1", "n2"):
         world.feed(inputs.Started(name, 0, ()))
     return world

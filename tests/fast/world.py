@@ -10,6 +10,7 @@ from remote_agent.coordinator import inputs, replay
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.machine import step
 from remote_agent.wire import JobSpec, NodeSpec
+from remote_agent.wire.events import EventType
 from tests.fast.journals import check_readable
 
 
@@ -65,6 +66,11 @@ class World:
             if isinstance(command, s.Emit):
                 check_readable(command)
                 self.events.append(command)
+                if command.type is EventType.GENERATION_PROPOSED:
+                    for name, machine in self.machines.items():
+                        if machine.connected:
+                            report = inputs.Recorded(name, command.generation, self.state.term)
+                            self.reports[name].append(report)
             elif isinstance(command, s.Reply):
                 self.replies.append(command)
             elif isinstance(command, s.HandOver):

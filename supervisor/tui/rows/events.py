@@ -33,6 +33,7 @@ _MARKS: Final[dict[str, tuple[str, str]]] = {
     EventType.RESTART_REQUESTED: ("~", "warn"),
     EventType.REMOVE_REQUESTED: ("~", "warn"),
     EventType.GENERATION_STOPPED: ("~", "start"),
+    EventType.GENERATION_PROPOSED: ("~", "start"),
     EventType.GENERATION_STARTED: ("~", "start"),
     EventType.NODE_REMOVED: (".", "off"),
     EventType.NODE_CORDONED: ("!", "warn"),

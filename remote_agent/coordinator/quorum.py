@@ -1,0 +1,118 @@
+"""Who may form a group: the rule of ARCHITECTURE.md ("Who decides"), word for word.
+
+In: the groups of a journal that may have formed; the nodes that vote, or that have a record on disk. Out: yes or no.
+
+A node is its name and its disk: an agent that comes back without its disk has forgotten what it promised, so it is not
+the node that an older group names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.wire.events import EventType
+
+if TYPE_CHECKING:
+    from remote_agent.coordinator.journal import Record
+
+Votes = Mapping[str, str]
+"""By node: its disk."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A group of which a journal says that it was proposed."""
+
+    generation: int
+    term: int
+    members: Votes
+    author: tuple[str, str] = ("", "")
+    """The coordinator that proposed it, and its disk: exactly half of the members is enough with it."""
+    formed: bool = False
+    """Its workers may have been started: the journal goes on after enough nodes had the proposal on disk."""
+
+    def is_enough(self, votes: Votes, dead: Collection[str] = ()) -> bool:
+        """Whether these nodes are more than half of the group, or half with its author.
+
+        `dead`: nodes that an operator declared dead; they do not count.
+        """
+        members = {name: disk for name, disk in self.members.items() if name not in dead}
+        count = sum(votes.get(name) == disk for name, disk in members.items())
+        name, disk = self.author
+        return 2 * count > len(members) or (2 * count == len(members) and votes.get(name) == disk)
+
+    @property
+    def needed(self) -> str:
+        """Which nodes are enough, in words."""
+        names = sorted(self.members)
+        if len(names) == 1:
+            return names[0]
+        tie = f", or half of them with {self.author[0]}" if len(names) % 2 == 0 else ""
+        return f"more than half of {' '.join(names)}{tie}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the group as it is sent."""
+        return {**dataclasses.asdict(self), "author": list(self.author)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Group:
+        """Return a group that was sent; raises KeyError, TypeError, ValueError."""
+        name, disk = data["author"]
+        members = {str(member): str(its) for member, its in data["members"].items()}
+        numbers = int(data["generation"]), int(data["term"])
+        return cls(*numbers, members, (str(name), str(disk)), bool(data["formed"]))
+
+
+Groups = tuple[Group, ...]
+"""The newest group that has formed, then those proposed after it, oldest first; empty: the job has not begun."""
+
+
+def lacking(groups: Groups, votes: Votes, dead: Collection[str] = ()) -> Group | None:
+    """Return the first group of which these nodes are not enough; None: they may form the next one.
+
+    Without any group nobody may.
+    """
+    if not groups:
+        return Group(-1, 0, {"": ""})
+    return next((group for group in groups if not group.is_enough(votes, dead)), None)
+
+
+def first(node: str, disk: str) -> Groups:
+    """Return the groups of a job that begins: until there is one, the node that the launch named forms it alone."""
+    return (Group(-1, 0, {node: disk}, (node, disk), formed=True),)
+
+
+def apply(groups: Groups, record: Record) -> Groups:
+    """Return the groups after one more record of the journal."""
+    kind = record["type"]
+    if kind == EventType.JOB_STARTED:
+        detail = record["detail"]
+        return first(str(detail.get("coordinator", "")), str(detail.get("disk", "")))
+    if kind == EventType.GENERATION_PROPOSED:
+        detail, term = record["detail"], int(record["term"])
+        author = str(record["node"]), str(detail["disk"])
+        return (*groups, Group(record["generation"], term, dict(detail["members"]), author))
+    if kind not in (EventType.GENERATION_STARTED, EventType.GENERATION_STOPPED) or not groups or groups[-1].formed:
+        return groups
+    newest = groups[-1]
+    if kind == EventType.GENERATION_STARTED:
+        return (dataclasses.replace(newest, formed=True),)
+    # Its own author gave it up before it started: nobody else could have started it.
+    gave_up = (newest.generation, newest.term) == (record["generation"], int(record["term"]))
+    return groups[:-1] if gave_up else groups
+
+
+def in_journal(records: Sequence[Record]) -> Groups:
+    """Return the groups of a whole journal."""
+    at = len(records) - 1
+    while at >= 0 and records[at]["type"] != EventType.GENERATION_STARTED:
+        at -= 1
+    generation = records[at]["generation"] if at >= 0 else None
+    while at >= 0 and (records[at]["type"] != EventType.GENERATION_PROPOSED or records[at]["generation"] != generation):
+        at -= 1
+    groups: Groups = ()
+    for record in records[max(0, at) :]:
+        groups = apply(groups, record)
+    return groups
