@@ -1,7 +1,7 @@
 """The rule of who may form a group, checked in all its histories by a model checker: protocol.pml, run by spin.
 
 The model is written from the words of ARCHITECTURE.md, "Who decides"; it shares nothing with the code. `FLAWS` are
-parts of the rule that are taken away one at a time: without each of them two groups run at once, and spin must find out.
+parts of the rule that are taken away one at a time: without each of them two groups run at once, and spin must see it.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_the_coordinators_side_is_cut_off(hosts: Cluster, tmp_path: Path, away: 
 
 
 def test_cuts_one_after_the_other_leave_one_group(hosts: Cluster, tmp_path: Path) -> None:
-    """n3 falls out, then n1 and n2 lose each other: n2 and n3 were more than half of the first group, not of the last."""
+    """n3 falls out, then n1 and n2 lose each other: n2 and n3 were most of the first group, not of the last."""
     name = "order"
     with Job(hosts, tmp_path / "work", LIGHT, **KEYS).start("--detach", "--nnodes", "1:3", "--job", name) as job:
         try:

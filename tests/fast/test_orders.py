@@ -11,7 +11,7 @@ import pytest
 
 from remote_agent.agent import orders
 from remote_agent.base.paths import Home
-from remote_agent.coordinator import environment, formation
+from remote_agent.coordinator import environment, formation, quorum
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.transitions import Turn
 from remote_agent.engine.order import Order
@@ -132,11 +132,13 @@ def test_another_way_to_meet_is_refused(described: Rendezvous | None, ordered_me
 def test_what_the_coordinator_really_sends_is_a_whole_order_for_the_engine(tmp_path: Path) -> None:
     own = context()
     members = {node.name: s.Node(node, nproc=2) for node in own.spec.nodes}
+    groups = (*quorum.first("n2", ""), quorum.Group(4, 1, {"n1": "", "n2": ""}, ("n2", "")))
     state = s.State(
-        own.spec, "n2", term=1, nodes=members, members=("n1", "n2"), generation=4, env={"NCCL_DEBUG": "INFO"}
-    )
+        own.spec, "n2", term=1, nodes=members, members=("n1", "n2"), generation=4, env={"NCCL_DEBUG": "INFO"},
+        groups=groups, recorded=frozenset({"n2"}), port=29500,
+    )  # fmt: skip
     turn = Turn(state, 0.0, 0)
-    formation.go(turn, 29500)
+    formation.go_when_recorded(turn)
     sent = next(one for one in turn.commands if isinstance(one, s.Send) and one.node == "n1")
     own.workdir = str(tmp_path)
     order = Order.from_args(orders.go(own, dict(sent.args)))
