@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from supervisor.launch.specs import UpOptions
     from supervisor.link.view import Plan
     from supervisor.session import Session
+    from supervisor.tui.source import Source
 
 USAGE = "[HOSTS] [options] SCRIPT [ARGS…]"
 EPILOG = """\
@@ -183,7 +185,24 @@ def _tui(inventory: Inventory, plan: Plan, options: argparse.Namespace) -> int:
     def session() -> Session:
         return Session(inventory, attach="control", plan=plan, read_only=options.read_only)
 
-    return run_tui(session, theme=options.theme, read_only=options.read_only, ascii_only=options.ascii)
+    part = partial(say_what_is_next, source_words(options.hosts, options))
+    return run_tui(session, theme=options.theme, read_only=options.read_only, ascii_only=options.ascii, part=part)
+
+
+def say_what_is_next(hosts: str | None, source: Source) -> None:
+    """Leave on the terminal what the user of a screen needs next: the error of a launch, the command to attach."""
+    from supervisor.cli.headless import attach_command
+    from supervisor.wording.values import one_line
+
+    status, failure = source.status, source.failure
+    job = str(status.get("job") or "")
+    if failure is not None and not status:
+        say(str(failure))
+    elif not source.ended:
+        say(f"job {job} continues; watch it with: {attach_command(hosts, job)}")
+    elif status.get("state") == "failed":
+        why = one_line(status.get("failure") or "")
+        say(f"job {job} failed: {why}\n  hint: {attach_command(hosts, job).replace('attach', 'incidents', 1)}")
 
 
 # --- attach
@@ -215,4 +234,5 @@ def run_attach(verb: str, argv: Sequence[str]) -> int:
     def make() -> Session:
         return Session(inventory, job, attach=mode, read_only=options.read_only)
 
-    return run_tui(make, theme=options.theme, read_only=options.read_only, ascii_only=options.ascii)
+    part = partial(say_what_is_next, source_words(hosts, options))
+    return run_tui(make, theme=options.theme, read_only=options.read_only, ascii_only=options.ascii, part=part)

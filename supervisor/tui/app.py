@@ -528,20 +528,35 @@ def _settle_memory() -> None:
     gc.set_threshold(20_000, 20, 100)
 
 
-async def run_app(session_factory: Callable[[], SessionContext], make: Callable[[Source], SupervisorApp]) -> int:
-    """Show a session until the user leaves; returns the exit status."""
+def _say_nothing(_source: Source) -> None:
+    """Leave the terminal as it was."""
+
+
+async def run_app(
+    session_factory: Callable[[], SessionContext],
+    make: Callable[[Source], SupervisorApp],
+    part: Callable[[Source], None] = _say_nothing,
+) -> int:
+    """Show a session until the user leaves; returns the exit status. `part`: called when the screen is gone."""
     async with session_factory() as source:
         app = make(source)
         with terminal.held(lambda: app.exit(DETACHED)):
             status = await app.run_async()
+        part(source)
         return status if status is not None else app.return_code or DETACHED
 
 
 def run_tui(
-    session_factory: Callable[[], SessionContext], *, theme: str | None, read_only: bool, ascii_only: bool
+    session_factory: Callable[[], SessionContext],
+    *,
+    theme: str | None,
+    read_only: bool,
+    ascii_only: bool,
+    part: Callable[[Source], None] = _say_nothing,
 ) -> int:
     """Show a session until the user leaves; returns 0 detached or succeeded, 1 failed, 3 launch failed, 4 stopped.
 
+    `part` is called when the terminal is as it was, and the session still there.
     Raises UsageError for a bad config.toml before anything is started.
     """
     changed_keys = keys.load_changes()
@@ -549,4 +564,4 @@ def run_tui(
     def make(source: Source) -> SupervisorApp:
         return SupervisorApp(source, theme=theme, read_only=read_only, ascii_only=ascii_only, changed_keys=changed_keys)
 
-    return asyncio.run(run_app(session_factory, make))
+    return asyncio.run(run_app(session_factory, make, part))

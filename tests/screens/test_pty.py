@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.screens.test_robust import colours
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -219,3 +221,38 @@ def test_keys_typed_before_there_is_a_screen_are_its_own() -> None:
         tty.send(b"4&lossy\r")
         tty.wait_for(b"+lossy")
         tty.leave()
+
+
+ATTACH = """
+import supervisor.session
+from supervisor.cli import main
+from tests.screens import recorded
+supervisor.session.Session = lambda *_, **__: recorded.load("{}")
+raise SystemExit(main(["attach", "--hosts", "n1,n2"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("recording", "keys", "status", "text"),
+    [
+        (
+            "running_2x2",
+            b"q\r",
+            0,
+            b"job train-k3f9 continues; watch it with: supervisor attach --hosts n1,n2 train-k3f9",
+        ),
+        ("launch_failed", b"q", 3, b"2 of 6 hosts came up"),
+        ("failed_4x2", b"q", 1, b"hint: supervisor incidents --hosts n1,n2 train-k3f9"),
+    ],
+)
+def test_what_the_user_needs_next_stays_on_the_terminal(recording: str, keys: bytes, status: int, text: bytes) -> None:
+    with terminal(100, 30, (sys.executable, "-c", ATTACH.format(recording))) as tty:
+        tty.wait_for(b"\x1b[?1049h")
+        for key in keys:
+            if key == ord("\r"):
+                tty.wait_for(b"continues without this screen")
+            tty.send(bytes([key]))
+        tty.wait_for(b"\x1b[?1049l")
+        tty.seen = tty.seen.rpartition(b"\x1b[?1049l")[2]
+        tty.wait_for(text)
+        assert tty.wait_for_end() == status
