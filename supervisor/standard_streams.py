@@ -103,6 +103,11 @@ def write_err(text: str) -> None:
         pass
 
 
+def as_lines(lines: Iterable[str]) -> str:
+    """Return each text as exactly one line: what a node puts into one must not look like a line of ours."""
+    return "".join([line.replace("\n", "\\n") + "\n" for line in lines])
+
+
 def flush_out() -> None:
     """Flush stdout."""
     sys.stdout.flush()

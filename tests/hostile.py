@@ -25,21 +25,22 @@ _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 
 
 def with_hostile_texts(document: Any, keep: tuple[str, ...] = ()) -> Any:
-    """The document with HOSTILE at the end of each text, but not under the keys to keep."""
+    """The document with HOSTILE at the end of each text, but not of times, and not under the keys to keep."""
     if isinstance(document, str):
         return document + HOSTILE
     if isinstance(document, list):
         return [with_hostile_texts(one, keep) for one in document]
     if isinstance(document, dict):
-        return {key: value if key in keep else with_hostile_texts(value, keep) for key, value in document.items()}
+        kept = {key for key in document if key in keep or key == "time" or key.endswith("_at")}
+        return {key: value if key in kept else with_hostile_texts(value, keep) for key, value in document.items()}
     return document
 
 
-def hostile_session() -> RecordedSession:
+def hostile_session(name: str = "failed_4x2") -> RecordedSession:
     """A job with HOSTILE in every name and text but the types of its events, and in the lines of its ranks."""
-    session = recorded.load("failed_4x2")
+    session = recorded.load(name)
     session.job += HOSTILE
-    keep = ("time", "started_at", "type")
+    keep = ("type",)
     session.status = with_hostile_texts(session.status, keep)
     session.events = with_hostile_texts(session.events, keep)
     session.incidents = with_hostile_texts(session.incidents, keep)

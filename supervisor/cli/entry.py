@@ -9,6 +9,7 @@ import difflib
 import importlib
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -72,7 +73,8 @@ def _run(words: list[str]) -> int:
 
 def say(text: str) -> None:
     """Write one message to stderr; a closed stderr is not an error."""
-    write_err(f"supervisor: {text}\n")
+    # Only our own messages begin a line, also where a node has put several lines into one.
+    write_err("supervisor: {}\n".format(re.sub(r"\n(?!  )", "\n  ", text)))
 
 
 def _show_traceback() -> None:

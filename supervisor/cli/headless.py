@@ -23,7 +23,7 @@ from supervisor.inventory.pattern import fold
 from supervisor.link.tasks import cancel_all
 from supervisor.link.view import local_rank_of
 from supervisor.logs.selection import Selection
-from supervisor.standard_streams import write_err
+from supervisor.standard_streams import as_lines, write_err
 from supervisor.wording.events import event_line
 from supervisor.wording.incidents import incident_lines
 from supervisor.wording.values import one_line
@@ -298,4 +298,4 @@ def attach_command(hosts: str | None, job: str) -> str:
 
 
 def _write_lines(lines: list[str]) -> None:
-    write_err("".join(f"{line}\n" for line in lines))
+    write_err(as_lines(lines))

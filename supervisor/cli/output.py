@@ -19,6 +19,7 @@ from remote_agent.text.controls import escape_controls, json_text
 from supervisor.errors import SupervisorError
 from supervisor.link.tasks import wait_event
 from supervisor.standard_streams import (
+    as_lines,
     coloured_console,
     is_terminal,
     lines_for,
@@ -44,7 +45,7 @@ def write_json(document: Any) -> None:
 
 def write_lines(lines: Sequence[str]) -> None:
     """Print lines."""
-    write_out("".join(f"{line}\n" for line in lines))
+    write_out(as_lines(lines))
 
 
 def write_ranks(document: Mapping[str, Any], *, as_json: bool) -> int:

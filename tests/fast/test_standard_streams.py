@@ -18,7 +18,7 @@ from remote_agent.text.controls import escape_all_but_colours, escape_controls, 
 from remote_agent.wire import Problem
 from supervisor import handlers
 from supervisor.cli import entry, main
-from supervisor.cli.output import Writer, write_json, write_table
+from supervisor.cli.output import Writer, write_json, write_ranks, write_table
 from supervisor.cli.whole_lines import WholeLines, line_of, lines_of, prefixed
 from supervisor.errors import HostFailure, LaunchFailed, RequestFailed
 from supervisor.logs.fold import Folder
@@ -104,6 +104,13 @@ def test_whatever_a_command_writes(monkeypatch: pytest.MonkeyPatch, run: Callabl
     main(["status"])
     check_harmless(screen.text)
     assert sys.stdout is screen, "the stream is as it was before"
+
+
+def test_no_text_of_a_node_looks_like_a_line_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    entry.say(str(LaunchFailed("x\nsupervisor: y", (HostFailure("n1", "auth", "a\nn2: ready"),), "do z")))
+    assert capsys.readouterr().err == "supervisor: n1: auth: a\n  n2: ready\n  x\n  supervisor: y\n  hint: do z\n"
+    write_ranks({"ranks": {0: {"message": "a\nrank 1: done", "accepted": True}}}, as_json=False)
+    assert capsys.readouterr().out == "rank 0: a\\nrank 1: done\n"
 
 
 def test_a_table_has_no_colours_but_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 from textual.widgets import Input, Static
 
 from remote_agent.wire import Answer
+from supervisor.errors import HostFailure, LaunchFailed
 from supervisor.link.view import Notice
 from supervisor.paths import state_dir
 from supervisor.session import Session
@@ -217,6 +218,21 @@ def test_text_of_a_node_cannot_move_the_cursor_or_the_layout() -> None:
         async with running(session, (120, 40)) as (app, pilot):
             for key in "12345678":
                 check_harmless(await press(app, pilot, key))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["launch", "launch_failed"])
+def test_hosts_that_are_brought_up_say_only_text(name: str) -> None:
+    async def scenario() -> None:
+        session = hostile_session(name)
+        failures = (HostFailure("n2", "auth", f"owned {HOSTILE}", HOSTILE),)
+        session.failure = LaunchFailed(f"owned {HOSTILE}", failures, HOSTILE) if session.failure else None
+        async with running(session, (120, 40)) as (app, pilot):
+            assert app.current_mode == "launch"
+            check_harmless(await settle(app, pilot))
+            for key in ("enter", "r", "escape", "q"):
+                check_harmless(await press(app, pilot, key) + "owned")
 
     asyncio.run(scenario())
 
