@@ -46,8 +46,8 @@ class Unreachable(SupervisorError):
 
 
 def why(error: BaseException) -> str:
-    """Return the text of an error on a connection; a timeout has none of its own."""
-    return str(error) or "no answer in time"
+    """Return the text of an error on a connection, without the host's name; a timeout has none of its own."""
+    return error.reason if isinstance(error, HostError) else str(error) or "no answer in time"
 
 
 @dataclass(frozen=True)

@@ -277,7 +277,7 @@ _STATUS: Mapping[str, Shape] = {
     "node": maybe(name),
     "coordinator_reachable": maybe(flag),
 }
-read_status = record({}, _STATUS)
+read_status = record({key: _STATUS[key] for key in ("job", "state", "generation", "nodes")}, _STATUS)
 read_status_changes = record({}, {**_STATUS, "order": each(name)})
 
 # --- NCCL's facts

@@ -22,6 +22,12 @@ PROTOCOL = 1
 MAGIC = b"SUPERVISOR-AGENT %d\n" % PROTOCOL
 MAX_HEADER = 8 * 1024 * 1024
 MAX_BODY = 8 * 1024 * 1024
+# Of the values in a header, by their marks: an empty object takes three bytes here and some hundred in memory.
+MAX_OBJECTS = 1 << 17
+MAX_VALUES = 1 << 19
+# A compressed header may unpack to this, or to that many times its length.
+MAX_UNPACKED = 256 * 1024
+MAX_RATIO = 100
 _LENGTHS = struct.Struct(">II")
 # This bit of a header's length marks a compressed header; headers from this many bytes on are compressed.
 _PACKED = 1 << 31
@@ -48,16 +54,26 @@ def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     if len(text) > MAX_HEADER or len(body) > MAX_BODY:
         raise ProtocolError(f"frame too large: header {len(text)} bytes, body {len(body)} bytes")
-    if len(text) < _PACKED_FROM:
+    _check_values(text)
+    packed = zlib.compress(text, 1) if len(text) >= _PACKED_FROM else text
+    if packed is text or len(text) > _most_unpacked(packed):
         return _LENGTHS.pack(len(text), len(body)) + text + body
-    text = zlib.compress(text, 1)
-    return _LENGTHS.pack(len(text) | _PACKED, len(body)) + text + body
+    return _LENGTHS.pack(len(packed) | _PACKED, len(body)) + packed + body
 
 
-def _unpack(text: bytes) -> bytes:
+def _check_values(text: bytes) -> None:
+    if text.count(b"{") + text.count(b"[") > MAX_OBJECTS or text.count(b",") > MAX_VALUES:
+        raise ProtocolError("frame too large: its header has too many values")
+
+
+def _most_unpacked(packed: bytes) -> int:
+    return min(MAX_HEADER, max(MAX_UNPACKED, MAX_RATIO * len(packed)))
+
+
+def _unpack(packed: bytes) -> bytes:
     unpacking = zlib.decompressobj()
     try:
-        text = unpacking.decompress(text, MAX_HEADER)
+        text = unpacking.decompress(packed, _most_unpacked(packed))
     except zlib.error as bad:
         raise ProtocolError("a frame's header is damaged") from bad
     if not unpacking.eof:
@@ -84,6 +100,7 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
         raise ProtocolError("the stream ended inside a frame") from short
     if is_packed:
         text = _unpack(text)
+    _check_values(text)
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as bad:

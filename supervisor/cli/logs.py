@@ -67,6 +67,9 @@ def run(verb: str, argv: Sequence[str]) -> int:
                 await session.heard()
             else:
                 session.set_status(await session.call("status"))
+            for link in session.links.values():
+                if link.is_malformed:
+                    say(f"{link.view.name}: {link.view.error}; its log is not shown")
             writer = Writer(binary_out(), raw=options.raw)
             try:
                 await (_raw(session, options, writer) if options.raw else _lines(session, options, writer))

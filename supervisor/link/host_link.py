@@ -19,7 +19,7 @@ from remote_agent.wire import Answer, CallFailed, ChannelClosed, WireError
 from supervisor.errors import why
 from supervisor.link.tasks import wait_event
 from supervisor.link.view import HostView
-from supervisor.ssh import AgentFile, HostError, NodeLink, connect
+from supervisor.ssh import AgentFile, HostError, MalformedAnswer, NodeLink, connect
 
 if TYPE_CHECKING:
     from supervisor.inventory import Host
@@ -46,6 +46,9 @@ class Owner(Protocol):
 
     def touch(self) -> None:
         """Report a change of the link's view."""
+
+    def notice(self, text: str, level: str = "info", node: str | None = None) -> None:
+        """Show the operator something about a host."""
 
     def note_srun(self, reason: str) -> None:
         """Report that srun is used instead of SSH."""
@@ -102,6 +105,8 @@ class Link:
         """The host answers but does not know the job."""
         self.asked_at = 0.0
         """time.monotonic() when the host was last asked for the job; 0: never, infinite: it is not asked again."""
+        self.is_malformed = False
+        """Since the job was last opened the host gave an answer that nobody can read: logs are read from the others."""
         self.held = held
         """The job does not exist yet: it is opened only after `carry_out`."""
         self._owner = owner
@@ -120,6 +125,9 @@ class Link:
         """Ask the job on this host; raises CallFailed, WireError, asyncio.TimeoutError."""
         try:
             return await self.node.channel.call(op, args, body, timeout=timeout_s)
+        except MalformedAnswer as wrong:
+            self._distrust(wrong)
+            raise
         except CallFailed as failed:
             self._refuse_foreign(failed)
             raise
@@ -138,9 +146,19 @@ class Link:
             try:
                 async for item in items:
                     yield item
+            except MalformedAnswer as wrong:
+                self._distrust(wrong)
+                raise
             except CallFailed as failed:
                 self._refuse_foreign(failed)
                 raise
+
+    def _distrust(self, wrong: MalformedAnswer) -> None:
+        """Show what the host answered, and prefer all others as sources."""
+        if not self.is_malformed:
+            self._owner.notice(f"{self.view.name}: {wrong.reason}", "warning", self.view.name)
+        self.is_malformed = True
+        self.fail(wrong.step, wrong.reason, wrong.hint)
 
     def _refuse_foreign(self, failed: CallFailed) -> None:
         """Raise a clearer error if a request fails because another version of the supervisor started the agent."""
@@ -222,15 +240,16 @@ class Link:
         """Set the hash of the script on the host."""
         self.view.script = digest
 
-    def rank_as_source(self) -> tuple[bool, int, bool, bool, bool, int]:
-        """Return the sort key of sources: live or has the job's end, newest term, coordinator, reaches it, has the end,
-        longest journal.
+    def rank_as_source(self) -> tuple[bool, bool, int, bool, bool, bool, int]:
+        """Return the sort key of sources: answers are well-formed, live or has the job's end, newest term, coordinator,
+        reaches it, has the end, longest journal.
 
         An agent that was cut off when the job ended stays for an hour, and knows less than files with the end.
         """
         known = self.view.identity
         ended = bool(known.get("ended"))
         return (
+            not self.is_malformed,
             bool(self.view.live) or ended,
             int(known.get("term") or 0),
             known.get("role") == "coordinator",
@@ -335,6 +354,7 @@ class Link:
             await channel.call("attach", {"operator": owner.operator, "mode": owner.attach}, timeout=OPEN_DEADLINE)
         self.learn(identity)
         self.opened, self.missing, self.tried = True, False, True
+        self.is_malformed = False
         self.opened_at = time.monotonic()
         self._delay = FIRST_DELAY
         self.view.error, self.view.hint = None, ""

@@ -301,14 +301,23 @@ class Hub:
     async def ask_best(self, ask: Callable[[Link], Awaitable[T]], live: bool | None = None) -> T:
         """Ask the best agent, or the next one when a link breaks; raises Unreachable, RequestFailed."""
         last = "no agent is alive there" if live else ""
-        for link in self.opened_links(live):
+        asked: set[str] = set()
+        while True:
+            links = [link for link in self.opened_links(live) if link.view.name not in asked]
+            if not links and asked and any(link.active and not link.tried for link in self.links.values()):
+                # Those that were first have failed: another one may still be connecting.
+                await self.settle()
+                continue
+            if not links:
+                raise self.unreachable(last)
+            link = links[0]
+            asked.add(link.view.name)
             try:
                 return await ask(link)
             except CallFailed as refused:
                 raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
             except (WireError, asyncio.TimeoutError) as broken:
                 last = f"{link.view.name}: {why(broken)}"
-        raise self.unreachable(last)
 
     async def identities(self) -> dict[str, dict[str, Any]]:
         """Ask every live agent in reach for its identity; returns the answers by host, in inventory order."""

@@ -27,7 +27,11 @@ def sources(session: Hub, nodes: list[str] | None) -> list[Link]:
     for name in nodes or ():
         if name not in session.links:
             raise RequestFailed(f"no host {name!r} in the inventory", "its hosts: " + " ".join(session.links))
-    links = [link for name, link in session.links.items() if link.opened and (nodes is None or name in nodes)]
+    links = [
+        link
+        for name, link in session.links.items()
+        if link.opened and not link.is_malformed and (nodes is None or name in nodes)
+    ]
     if not links:
         raise session.unreachable()
     return links
@@ -51,7 +55,12 @@ async def files(session: Hub, nodes: list[str] | None = None) -> list[dict[str, 
     links = sources(session, nodes)
 
     async def one(link: Link) -> list[dict[str, Any]]:
-        answer = await ask(session, link.view.name, "log_list", {})
+        try:
+            answer = await ask(session, link.view.name, "log_list", {})
+        except Unreachable:
+            if link.is_malformed and len(links) > 1:
+                return []
+            raise
         return [{**entry, "node": link.view.name} for entry in answer.data["files"]]
 
     found = await asyncio.gather(*(one(link) for link in links))
@@ -61,9 +70,10 @@ async def files(session: Hub, nodes: list[str] | None = None) -> list[dict[str, 
 
 
 def lost(session: Hub, nodes: list[str] | None) -> list[str]:
-    """Return the nodes whose links were lost."""
+    """Return the nodes whose links were lost, or whose answers nobody can read."""
     links = session.links.items()
-    return [name for name, link in links if link.opened_at and not link.opened and (nodes is None or name in nodes)]
+    absent = [name for name, link in links if link.opened_at and (not link.opened or link.is_malformed)]
+    return [name for name in absent if nodes is None or name in nodes]
 
 
 def newest(found: list[dict[str, Any]]) -> int:

@@ -305,8 +305,8 @@ class RowReader:
         except CallFailed as refused:
             raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
         except (WireError, asyncio.TimeoutError) as broken:
-            # `coming` resumes where a lost link left off.
-            if not whole:
+            # `coming` resumes where a lost link left off; a host whose answer nobody can read ends no other's log.
+            if not whole and not link.is_malformed:
                 raise Unreachable(f"{name}: {why(broken)}") from broken
 
     async def coming(self, first: int | None = None) -> AsyncGenerator[list[Row], None]:

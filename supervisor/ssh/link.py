@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import asyncssh
 
-from remote_agent.wire import CallFailed, Channel, WireError
+from remote_agent.wire import CallFailed, WireError
 from supervisor.errors import HostError
 from supervisor.ssh import boot, reasons
+from supervisor.ssh.answers import HostChannel, MalformedAnswer
 from supervisor.ssh.dial import dial, hang_up
 from supervisor.ssh.reasons import Attempt
 from supervisor.ssh.settings import for_host
@@ -54,7 +55,7 @@ class NodeLink:
         """Why SSH failed, if srun is used instead."""
         self.hello: dict[str, Any] = {}
         self.closed = asyncio.Event()
-        self.channel = Channel(wire.reader, wire.writer)
+        self.channel = HostChannel(host.name, wire.reader, wire.writer)
         self._wire = wire
         self._owner = asyncio.ensure_future(self._run())
 
@@ -176,6 +177,9 @@ async def _greet(host: Host, wire: Wire, refused: HostError | None, agent: Agent
     except CallFailed as error:
         await link.close()
         raise HostError(host.name, "push", f"{error.kind.replace('_', ' ')}: {error.message}", error.hint) from error
+    except MalformedAnswer:
+        await link.close()
+        raise
     except (WireError, asyncio.TimeoutError) as error:
         said = link.said()
         await link.close()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
 from supervisor.errors import HostError, JobInTheWay, SyncError
+from supervisor.ssh.answers import MalformedAnswer
 from supervisor.ssh.scan import Tree, TreeFile, human, scan, tree_name
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ async def push_tree(
         raise refused(name, "sync", _reason(error), error.hint) from error
     except asyncio.TimeoutError:
         raise HostError(name, "sync", "timeout: the node does not answer", "try again, or set sync = false") from None
+    except MalformedAnswer:
+        raise
     except WireError as error:
         hint = "try again: files already sent are kept"
         raise HostError(name, "sync", f"the connection was lost: {error}", hint) from error

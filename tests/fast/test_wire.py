@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 import zlib
 from typing import Any
 
@@ -49,6 +50,31 @@ def test_a_long_header_is_sent_compressed() -> None:
 def test_a_damaged_compressed_header_is_refused(text: bytes) -> None:
     with pytest.raises(ProtocolError, match="damaged"):
         asyncio.run(_read((1 << 31 | len(text)).to_bytes(4, "big") + bytes(4) + text))
+
+
+@pytest.mark.parametrize("part", [b"{},", b'{"":0},', b"[],", b"[[]],", b"0.5,", b'"ab",', b'{"a":[{}]},'])
+def test_a_small_frame_costs_little_memory(part: bytes) -> None:
+    text = b'{"x":[' + (part * (MAX_HEADER // len(part) - 10)).rstrip(b",") + b"]}"
+    packed = zlib.compress(text, 9)
+    assert len(packed) < 50_000
+    for length, content in ((1 << 31 | len(packed), packed), (len(text), text)):
+        tracemalloc.start()
+        try:
+            with pytest.raises(ProtocolError, match="too large"):
+                asyncio.run(_read(length.to_bytes(4, "big") + bytes(4) + content))
+            _size, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 60_000_000
+
+
+def test_a_header_that_packs_very_well_still_arrives() -> None:
+    header = {"x": ["0" * 1000] * 4000}
+    data = encode(header)
+    assert len(data) > 1_000_000, "a receiver would refuse it compressed"
+    assert asyncio.run(_read(data)) == Frame(header, b"")
+    with pytest.raises(ProtocolError, match="too many values"):
+        encode({"x": [0] * (1 << 20)})
 
 
 def test_the_end_between_frames_is_no_error_and_inside_one_is() -> None:

@@ -1,0 +1,291 @@
+"""The gate for what nodes answer: one shape for each request, and an error of that host for everything else.
+
+In: a request and its answer. Out: the same answer, whose fields have the types that their readers expect; or a
+MalformedAnswer, which names the host, the request and the field. Code behind the gate needs no checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from remote_agent.wire import Answer, Channel, Items, WireError
+from remote_agent.wire.documents import INCIDENT as _INCIDENT
+from remote_agent.wire.documents import (
+    MAX_RANKS,
+    MAX_TIME_NS,
+    count,
+    generation,
+    rank,
+    read_event,
+    read_nccl_node,
+    read_nccl_summary,
+    read_status,
+    read_status_changes,
+    time_ns,
+)
+from remote_agent.wire.gate import Misfit, by_name, each, flag, maybe, name, number, record, row, text, whole
+from supervisor.errors import HostError
+
+
+class MalformedAnswer(HostError, WireError):
+    """A host's answer is not of the shape that it should have: as if its connection had failed."""
+
+
+Read = Callable[[Any, bytes], Any]
+"""Returns an answer's document; gets its body too. Raises Misfit."""
+LEVELS = ("D", "I", "W", "E", None)
+MAX_STREAM = 64
+_LARGE = 2**62
+
+_port = whole(0, 65535)
+_nothing = record({})
+_file = {"generation": generation, "rank": rank, "stream": name}
+_clock = {"clock_offset_ms": number, "clock_error_ms": number}
+_members = by_name(record({"address": text, "port": _port}))
+
+_HELLO = {
+    "version": text,
+    "hostname": text,
+    "user": text,
+    "python": text,
+    "executable": text,
+    "home": text,
+    "cpu_count": count,
+    "disk_free": maybe(count),
+    "shm_free": maybe(count),
+    "time_ns": time_ns,
+    "pid": count,
+}
+_TORCH = {"torch": text, "cuda": maybe(text), "nccl": maybe(text)}
+_JOB = {
+    "job": name,
+    "node": maybe(name),
+    "live": flag,
+    "agent_pid": maybe(count),
+    "tree": maybe(text),
+    "script": maybe(text),
+    "created_ns": maybe(time_ns),
+    "updated_ns": maybe(time_ns),
+    "state": text,
+    "generation": generation,
+    "world_size": count,
+}
+_BASIS = {"authorities": each(text), "program": text}
+_IDENTITY = record(
+    {"job": name, "node": name, "term": count, "role": text, "live": flag, "last_seq": count, "members": _members},
+    {
+        "coordinator": maybe(name),
+        "coordinator_reachable": flag,
+        "peer_port": _port,
+        "ended": flag,
+        "version": text,
+        "build": text,
+        **_BASIS,
+    },
+)
+_FACTS = record(
+    {
+        "sockets": record({"kind": text, "message": text}),
+        "torch": record({}, {**_TORCH, "error": text, "gpu_names": each(text)}),
+        "driver": maybe(text),
+        "gpu_processes": maybe(each(text)),
+        "env": by_name(text),
+        "disk_free": by_name(maybe(count)),
+        "shm": maybe(record({"total": count, "free": count})),
+        "memlock": maybe(count),
+        "open_files": maybe(count),
+        "load": number,
+        "live_jobs": each(text),
+        "left_over": each(record({"pid": count, "job": text})),
+        "code": maybe(text),
+    },
+    # They stand beside those of `hello`.
+    {**{key: shape for key, shape in _HELLO.items() if key != "disk_free"}, **_clock},
+)
+_TREE_CHANGES = {"root": text, "changed": count, "removed": count, "conflicts": each(text)}
+_ENTRY = record({"accepted": flag, "message": text}, {"hint": text})
+_REPLY = record({"accepted": flag, "message": text}, {"generation": generation, "seq": count, "nodes": by_name(_ENTRY)})
+_POSITIONS = each(row(generation, rank, name, whole(0, _LARGE)))
+_PAGE = {
+    "apart": count,
+    "more": flag,
+    "complete": flag,
+    "around": flag,
+    "done": flag,
+    "counted": count,
+    "before": count,
+    "behind": count,
+    "begun_ns": maybe(time_ns),
+    "since_ns": maybe(time_ns),
+    "until_ns": maybe(time_ns),
+    "ends": maybe(each(row(generation, rank, name, maybe(count)))),
+    "first": maybe(generation),
+    "after": _POSITIONS,
+}
+
+
+def _facts(value: Any) -> Any:
+    facts = _FACTS(value)
+    if not facts["disk_free"]:
+        raise Misfit("disk_free is empty")
+    if not facts["torch"].keys() & {"torch", "error"}:
+        raise Misfit("torch.torch is missing")
+    return facts
+
+
+def _identity(value: Any) -> Any:
+    identity = _IDENTITY(value)
+    if identity["live"] and identity["node"] not in identity["members"]:
+        raise Misfit("members has no address of the node itself")
+    return identity
+
+
+def _rows(files: bool) -> Callable[[Any], list[dict[str, Any]]]:
+    """Return the shape of rows; `files`: each names its file. Checked by hand: there may be millions."""
+
+    def is_row(one: Any) -> bool:
+        if type(one) is not dict:
+            return False
+        get = one.get
+        numbers: tuple[Any, ...] = (get("line"), get("offset"), get("cut", 0), get("column", 0))
+        if not all(type(value) is int and -_LARGE <= value <= _LARGE for value in numbers) or numbers[1] < 0:
+            return False
+        t_ns = get("t_ns")
+        if get("level") not in LEVELS or not (t_ns is None or (type(t_ns) is int and abs(t_ns) <= MAX_TIME_NS)):
+            return False
+        return not files or (
+            type(group := get("generation")) is int
+            and -1 <= group <= _LARGE
+            and type(place := get("rank")) is int
+            and 0 <= place < MAX_RANKS
+            and type(stream := get("stream")) is str
+            and len(stream) < MAX_STREAM
+        )
+
+    def read(value: Any) -> list[dict[str, Any]]:
+        if not isinstance(value, list) or not all(map(is_row, value)):
+            raise Misfit("is not a list of rows")
+        return value
+
+    return read
+
+
+def _plain(shape: Callable[[Any], Any]) -> Read:
+    return lambda data, _body: shape(data)
+
+
+def _with_rows(*, files: bool, **needed: Any) -> Read:
+    """Return the reader of a page: as many rows as its body has lines."""
+    shape = record(needed, {**_PAGE, "rows": _rows(files)})
+
+    def read(data: Any, body: bytes) -> Any:
+        page = shape(data)
+        rows = page.get("rows")
+        if (body.count(b"\n") + 1 != len(rows)) if rows else body:
+            raise Misfit(f"rows has {len(rows or ())} rows, but not as many texts")
+        return page
+
+    return read
+
+
+_CHUNK = record({**_file, "offset": whole(0, _LARGE)}, {"t_ns": maybe(time_ns), "dropped": count, "replaced": flag})
+_BEGINNING = record({}, {"first": maybe(generation), "after": _POSITIONS})
+
+
+def _follow(data: Any, body: bytes) -> Any:
+    return (_CHUNK if body or "offset" in data else _BEGINNING)(data)
+
+
+SHAPES: Mapping[str, Read] = {
+    **{op: _plain(_nothing) for op in ("attach", "assign", "exit", "over", "tree_put", "tree_free")},
+    **{op: _plain(_REPLY) for op in ("restart", "remove", "add", "cordon", "uncordon", "stop")},
+    "hello": _plain(record({"protocol": count, **_HELLO})),
+    "jobs": _plain(record({"jobs": each(record(_JOB))})),
+    "open": _plain(record({"live": flag, "node": maybe(name)})),
+    "start": _plain(record({}, {"agent_pid": count, "script": maybe(text)})),
+    "await_agent": _plain(record({"agent_pid": maybe(count)})),
+    "clean": _plain(record({"removed": each(text), "kept": each(text), "bytes": count})),
+    "facts": _plain(_facts),
+    "listen": _plain(record({"port": _port, "token": text})),
+    "reach": _plain(record({"reached": by_name(record({}, {"ms": number, "error": text}))})),
+    "collective_start": _plain(record({}, {"port": _port})),
+    "collective_end": lambda data, _body: record({} if "error" in data else {"ms": number}, {"error": text})(data),
+    "identity": _plain(_identity),
+    "await_engine": _plain(record({"torch": text, "nproc": rank}, {**_TORCH, "python": text})),
+    "status": _plain(read_status),
+    "watch": _plain(record({"status": read_status})),
+    "events": _plain(record({"event": read_event})),
+    "history": _plain(record({"seq": count, "changes": read_status_changes})),
+    "incidents": _plain(record({"incidents": each(_INCIDENT)}, {"nccl": maybe(read_nccl_summary)})),
+    "nccl": _plain(read_nccl_node),
+    # JobSpec.from_json has the shape of a description.
+    "describe": _plain(record({"ca": text, "spec": _nothing})),
+    "trust": _plain(record(_BASIS)),
+    "promote": _plain(record({"term": count, "coordinator": name})),
+    "signal": _plain(record({"refused": by_name(text)})),
+    "keep": _plain(record({"files": by_name(each(text))})),
+    "stacks": _plain(
+        record(
+            {"stacks": by_name(text), "unreachable": by_name(text)},
+            {"children": by_name(each(record({"name": text, "doing": text, "stack": text}))), "note": maybe(text)},
+        )
+    ),
+    "tree_has": _plain(record({"has": flag})),
+    "tree_plan": _plain(record({"missing": each(text), "left": each(text), **_TREE_CHANGES})),
+    "tree_commit": _plain(record({"kept_in": maybe(text), **_TREE_CHANGES})),
+    "tree_differences": _plain(record({"files": count, "changed": each(row(text, count)), "removed": each(text)})),
+    "log_list": _plain(
+        record(
+            {
+                "files": each(
+                    record(
+                        {**_file, "size": whole(0, _LARGE)},
+                        {"lines": maybe(count), "first_ns": maybe(time_ns), "last_ns": maybe(time_ns)},
+                    )
+                )
+            }
+        )
+    ),
+    "log_read": _plain(record({"offset": whole(0, _LARGE)}, {"size": whole(0, _LARGE), "eof": flag})),
+    "log_window": _with_rows(
+        files=False, line=whole(), total_lines=maybe(count), size=whole(0, _LARGE), at=maybe(whole()), rows=_rows(False)
+    ),
+    "log_merged": _with_rows(files=True),
+    "log_search": _with_rows(files=True),
+    "log_rows": _with_rows(files=True),
+    "log_follow": _follow,
+}
+"""How the answer to each request is read; of a stream, each item."""
+
+
+def read_answer(host: str, op: str, answer: Answer) -> Answer:
+    """Return a host's answer to a request, or one item of it; raises MalformedAnswer."""
+    try:
+        return Answer(SHAPES[op](answer.data, answer.body), answer.body)
+    except Misfit as wrong:
+        reason = f"its answer to `{op}` is malformed: {wrong}"
+        hint = "does it run another version of supervisor, or something else under that name?"
+        raise MalformedAnswer(host, op, reason, hint) from wrong
+
+
+class HostChannel(Channel):
+    """The channel to one host: what comes through it has the shape that its readers expect."""
+
+    def __init__(self, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        super().__init__(reader, writer)
+        self._host = host
+
+    async def call(
+        self, op: str, args: dict[str, Any] | None = None, body: bytes = b"", timeout: float = 30.0
+    ) -> Answer:
+        """Return the answer to one request; raises MalformedAnswer, CallFailed, ChannelClosed, asyncio.TimeoutError."""
+        return read_answer(self._host, op, await super().call(op, args, body, timeout))
+
+    async def stream(self, op: str, args: dict[str, Any] | None = None) -> Items:
+        """Yield the items of one request; raises MalformedAnswer, CallFailed, ChannelClosed."""
+        async with aclosing(super().stream(op, args)) as items:
+            async for item in items:
+                yield read_answer(self._host, op, item)

@@ -1,0 +1,217 @@
+"""What nodes answer passes one gate: whatever a node sends, it is that host's error or its readers can use it."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import copy
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remote_agent.wire import Answer, Channel, Items, WireError
+from supervisor.errors import HostError, why
+from supervisor.link.jobs import choose_job
+from supervisor.nccl import to_fabric
+from supervisor.preflight import oddities
+from supervisor.preflight.probe import Preflight
+from supervisor.ssh.answers import SHAPES, HostChannel, MalformedAnswer, read_answer
+from supervisor.wording.events import event_line
+from supervisor.wording.incidents import incident_lines
+from supervisor.wording.plan import plan
+from supervisor.wording.status import fabric_lines, job_rows, status_lines
+from tests.screens import recorded
+
+ROOT = Path(__file__).parents[2]
+Body = Callable[[HostChannel], Any]
+
+HELLO: dict[str, Any] = {
+    "protocol": 1, "version": "1", "hostname": "n2", "user": "u", "python": "3.11.2", "executable": "/bin/python3",
+    "home": "/h", "cpu_count": 8, "disk_free": 10**12, "shm_free": None, "time_ns": 1_700_000_000 * 10**9, "pid": 7,
+}  # fmt: skip
+FACTS: dict[str, Any] = {
+    "hostname": "n2", "sockets": {"kind": "", "message": "odd"}, "kernel": "6", "driver": None, "gpu_processes": None,
+    "torch": {"torch": "2.13.0", "cuda": None, "nccl": None, "gpu_names": [], "python": "3.11", "gpus": 0},
+    "env": {"NCCL_DEBUG": "INFO"}, "disk_free": {"/root": 10**12, "/h": None}, "shm": {"total": 10**9, "free": 10**9},
+    "memlock": None, "open_files": 1024, "load": 0.5, "live_jobs": ["j"], "left_over": [{"pid": 3, "job": "j"}],
+    "code": None,
+}  # fmt: skip
+JOBS: dict[str, Any] = {
+    "jobs": [
+        {"job": "j", "node": "n2", "live": True, "agent_pid": 3, "tree": None, "script": "t.py", "created_ns": 10**18,
+         "updated_ns": None, "state": "running", "generation": 0, "world_size": 2}
+    ]
+}  # fmt: skip
+NCCL: dict[str, Any] = {
+    "generation": 0, "stamp": "0:1", "groups": [{"ranks": [0, 1], "facts": {"version": "2.26", "env": {"A": "1"}}}],
+    "comms": [[0, "c", 0, 2]], "links": [[0, "c", 0, 1, "P2P/CUMEM", 2]], "warnings": [[1, "connect returned", 5]],
+}  # fmt: skip
+ROW = {"generation": 0, "rank": 1, "stream": "stdout", "line": 5, "offset": 70, "t_ns": 10**18, "level": "I", "cut": 3}
+# Also what JSON has no word for, and Python reads.
+OTHERS: tuple[Any, ...] = (None, "x\ud800", "", -7, 1.5, 10**30, float("nan"), True, [], {}, [[[]]], {"a": []}, ["n1"])
+
+
+def _job() -> recorded.RecordedSession:
+    session = recorded.load("failed_4x2")
+    session.status["nodes"][0]["vitals"] = {"age_s": 0.5, "every_s": 2, "cpu": 5, "gpus": [{"index": 0, "use": 3}]}
+    session.status["nodes"][0]["ranks"][0]["progress"] = {"loss": "nan", "rate": 5, "unit": "it/s", "lag": 0}
+    session.status["warnings"] = [{"kind": "slow", "node": "n1", "rank": None, "message": "slow"}]
+    session.status["tree"] = {"digest": "a" * 64, "previous": {"digest": "b" * 64}}
+    session.status["nodes"] = session.status["nodes"][:2]
+    for event in session.events:
+        if event["type"] == "incident":
+            event["detail"] = session.incidents[0]
+    return session
+
+
+def _variants(document: Any) -> Iterator[Any]:
+    """Yield the document with each of its parts left out, or something else in its place."""
+    for path in _paths(document, ()):
+        for other in (..., *OTHERS):
+            variant = copy.deepcopy(document)
+            holder = variant
+            for key in path[:-1]:
+                holder = holder[key]
+            if other is ...:
+                del holder[path[-1]]
+            else:
+                holder[path[-1]] = other
+            yield variant
+
+
+def _paths(document: Any, at: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    keys: Any = document if isinstance(document, dict) else range(len(document)) if isinstance(document, list) else ()
+    for key in keys:
+        yield (*at, key)
+        yield from _paths(document[key], (*at, key))
+
+
+def _show_status(status: dict[str, Any]) -> None:
+    status_lines(status)
+    for op in ("restart", "remove", "add"):
+        plan(op, ["n2"], status, [])
+    to_fabric({"n1": None}, status)
+
+
+def _show_facts(facts: dict[str, Any]) -> None:
+    clock = {"clock_offset_ms": 0.1, "clock_error_ms": 0.1}
+    result = Preflight(addresses={"n1": "10.0.0.1", "n2": "10.0.0.2"})
+    result.facts = {"n1": {**HELLO, **clock, **FACTS}, "n2": {**HELLO, **clock, **facts}}
+    oddities.matrix(result)
+    oddities.findings(result)
+
+
+def _show_jobs(answer: dict[str, Any]) -> None:
+    known = {"n1": JOBS["jobs"], "n2": answer["jobs"]}
+    job_rows([{**one, "hosts": ["n2"]} for one in answer["jobs"]])
+    choose_job(known, live_only=False)
+
+
+def _show_fabric(answer: dict[str, Any]) -> None:
+    fabric_lines(to_fabric({"n1": NCCL, "n2": answer}, _job().status))
+
+
+CASES: dict[str, tuple[str, Any, Callable[[Any], object]]] = {
+    "status": ("status", _job().status, _show_status),
+    "watch": ("watch", {"status": _job().status}, lambda item: _show_status(item["status"])),
+    "facts": ("facts", FACTS, _show_facts),
+    "jobs": ("jobs", JOBS, _show_jobs),
+    "nccl": ("nccl", NCCL, _show_fabric),
+    "incidents": (
+        "incidents",
+        {"incidents": _job().incidents, "nccl": None},
+        lambda answer: [incident_lines(incident) for incident in answer["incidents"]],
+    ),
+    **{
+        f"events-{number}": ("events", {"event": event}, lambda item: event_line(item["event"]))
+        for number, event in enumerate(_job().events)
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_document_with_any_part_wrong_is_refused_or_can_be_shown(case: str) -> None:
+    op, document, show = CASES[case]
+    show(read_answer("n2", op, Answer(copy.deepcopy(document))).data)
+    refused = 0
+    for variant in _variants(document):
+        try:
+            data = read_answer("n2", op, Answer(variant)).data
+        except MalformedAnswer:
+            refused += 1
+        else:
+            show(data)
+    assert refused > 20
+
+
+def test_rows_are_as_many_as_texts_and_have_numbers_that_exist() -> None:
+    for op in ("log_merged", "log_search", "log_rows"):
+        assert read_answer("n2", op, Answer({"rows": [ROW, ROW]}, b"a\nb")).data["rows"] == [ROW, ROW]
+        assert read_answer("n2", op, Answer({"apart": 3})).data == {"apart": 3}
+        for rows, body in (([ROW], b"a\nb"), ([ROW, ROW], b"a"), ([], b"a"), ([{}], b"a"), ([7], b"a"), ({}, b"a")):
+            with pytest.raises(MalformedAnswer, match="rows"):
+                read_answer("n2", op, Answer({"rows": rows}, body))
+        for key in ("generation", "rank", "stream", "line", "offset", "t_ns", "level", "cut"):
+            others: tuple[Any, ...] = ("x" * 99, 1.5, [], {}, 2**70, True)
+            for other in others:
+                with pytest.raises(MalformedAnswer, match="rows"):
+                    read_answer("n2", op, Answer({"rows": [{**ROW, key: other}]}, b"a"))
+    for data in ({}, {"offset": 3}, {"generation": 0, "rank": 0, "stream": "stdout", "offset": "3"}):
+        with pytest.raises(MalformedAnswer):
+            read_answer("n2", "log_follow", Answer(data, b"text"))
+
+
+def test_every_request_of_the_program_has_a_shape() -> None:
+    asked = {op for path in (ROOT / "supervisor").rglob("*.py") for op in _requests(ast.parse(path.read_text()))}
+    assert {"hello", "status", "log_merged", "tree_put", "collective_end"} <= asked
+    assert not asked - SHAPES.keys()
+
+
+def _requests(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        at = {"call": 0, "stream": 0, "try_call": 0, "ask": 2}.get(name)
+        argument = node.args[at] if at is not None and len(node.args) > at else None
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+            yield argument.value
+
+
+def test_a_malformed_answer_is_the_hosts_error_and_the_channel_goes_on() -> None:
+    hello = {key: value for key, value in HELLO.items() if key != "time_ns"}
+
+    async def answer(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        return {"hello": Answer(hello), "tree_has": Answer({"has": True})}.get(op) or _items()
+
+    async def _items() -> Items:
+        yield Answer({"event": json.loads(json.dumps(_job().events[0]))})
+        yield Answer({"event": {}})
+
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        channel = HostChannel("n2", *await asyncio.open_connection(sock=ours))
+        other = Channel(*await asyncio.open_connection(sock=theirs), answer)
+        owners = [asyncio.ensure_future(one.run()) for one in (channel, other)]
+        try:
+            with pytest.raises(
+                HostError, match="n2: hello: its answer to `hello` is malformed: time_ns is missing"
+            ) as e:
+                await channel.call("hello")
+            assert isinstance(e.value, WireError)
+            assert why(e.value) == "its answer to `hello` is malformed: time_ns is missing"
+            items = channel.stream("events")
+            assert (await items.__anext__()).data["event"]["seq"] == 1
+            with pytest.raises(MalformedAnswer, match="n2: events: .*seq is missing"):
+                await items.__anext__()
+            assert (await channel.call("tree_has")).data == {"has": True}
+        finally:
+            await channel.close()
+            await other.close()
+            await asyncio.wait_for(asyncio.gather(*owners), 5)
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
