@@ -103,6 +103,7 @@ class Healer:
         self._given_up: set[str] = set()
         self._brought: set[tuple[str, str]] = set()
         """Nodes, and the work trees that this supervisor has tried to bring them."""
+        self._spreading: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Check once a second; after the job's end, only for agents that do not know that it is over."""
@@ -118,13 +119,18 @@ class Healer:
                         await promotion.end_cut_off(hub)
                     continue
                 if controls:
-                    await admission.spread(hub)
+                    self._spread()
                     await promotion.promote_if_orphaned(hub)
                     await self._restart_lost()
                     await self._bring_trees()
                 self._look_again()
             except (SupervisorError, HostError, CallFailed, WireError, asyncio.TimeoutError) as error:
                 hub.notice(f"healing: {error}", "warning")
+
+    def _spread(self) -> None:
+        """Tell nodes whom to believe, beside the other checks: one that does not answer must not delay them."""
+        if self._spreading is None or self._spreading.done():
+            self._spreading = self._hub.own(admission.spread(self._hub), "spread authorities")
 
     def _dead_links(self) -> list[Link]:
         now, links = time.monotonic(), self._hub.links.values()

@@ -8,11 +8,13 @@ import errno
 import os
 import resource
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from remote_agent.agent import agent_log
 from remote_agent.base.paths import JobFiles
 from remote_agent.election import authorities, peers
 from remote_agent.election import listener as listening
@@ -230,6 +232,12 @@ def test_idle_connections_harm_neither_the_agent_nor_its_job(tmp_path: Path) -> 
         assert (await nodes.call("n1", "status"))["state"] == "running"
         for _, writer in strangers:
             writer.close()
+        with open(job / "agent.log", "ab") as as_the_engine:
+            as_the_engine.write(b"what torch prints\n" * 100_000)
+        end = time.monotonic() + WAIT_S
+        while (job / "agent.log").stat().st_size > agent_log.LIMIT:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.05)
         (nodes.work / "stop").touch()
         await nodes.until("job_succeeded")
         assert int((nodes.work / "limit").read_text()) == USERS_LIMIT
