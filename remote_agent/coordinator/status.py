@@ -65,7 +65,7 @@ def _is_importing(state: s.State) -> bool:
     """Whether the ranks of a running group have shown nothing yet, for as long as imports may take."""
     began, watch = state.marks.get("running"), state.watch
     # The journal alone does not show it.
-    if began is None or state.ticked is None or state.ticked - began > SILENT_AFTER_S:
+    if began is None or (state.ticked or began) - began > SILENT_AFTER_S:
         return False
     return not state.stepped and watch.moved_at <= began and not any(one["groups"] for one in watch.now.values())
 

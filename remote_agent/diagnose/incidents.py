@@ -90,12 +90,16 @@ def incidents_in(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the incidents of a journal, each as it stands after the last record (see `after_event`)."""
     incidents: list[dict[str, Any]] = []
     for record in records:
-        kind = record["type"]
-        if kind in _CHANGES:
-            incidents = [after_event(each, record) or each for each in incidents]
-        if kind == EventType.INCIDENT:
-            incidents += filter(None, [after_event(None, record)])
+        incidents = incidents_after(incidents, record)
     return incidents
+
+
+def incidents_after(incidents: list[dict[str, Any]], record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the incidents of a journal after one more record; the same list where it changes nothing."""
+    if record["type"] in _CHANGES:
+        incidents = [after_event(each, record) or each for each in incidents]
+    new = after_event(None, record)
+    return incidents if new is None else [*incidents, new]
 
 
 def after_event(incident: dict[str, Any] | None, record: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from remote_agent.diagnose.incidents import incidents_after
 from remote_agent.wire import CallFailed, WireError
 from supervisor.errors import HostFailure, RequestFailed, SupervisorError, Unreachable, why
 from supervisor.link.host_link import Link
@@ -96,7 +97,7 @@ class Hub:
         self.events: list[JournalEvent] = []
         """The journal from its first event, in order of `seq`, without gaps."""
         self.incidents: list[dict[str, Any]] = []
-        """All incidents, oldest first."""
+        """All incidents, oldest first, each as it stands after the last event."""
         self.notices: list[Notice] = []
         """What this supervisor itself did or noticed."""
         self.failure: SupervisorError | None = None
@@ -251,18 +252,13 @@ class Hub:
         """Note that the status document is still current: its agent answers and has no newer one."""
         self._status_at = time.monotonic()
 
-    def add_event(self, event: JournalEvent) -> bool:
-        """Add the next event of the journal; returns False for one that is already there."""
+    def add_event(self, event: JournalEvent) -> None:
+        """Add the next event of the journal, unless it is already there; incidents change with it."""
         last = int(self.events[-1]["seq"]) if self.events else 0
         if int(event["seq"]) <= last:
-            return False
+            return
         self.events.append(event)
-        self.touch()
-        return True
-
-    def set_incidents(self, incidents: list[dict[str, Any]]) -> None:
-        """Set all incidents so far."""
-        self.incidents = incidents
+        self.incidents = incidents_after(self.incidents, event)
         self.touch()
 
     def set_ended(self) -> None:

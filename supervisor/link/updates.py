@@ -1,6 +1,6 @@
 """Keeping a hub up to date: status documents, the journal without gaps, incidents.
 
-In: `watch`, `events` and `incidents` of the best agent; another agent takes over where a link breaks.
+In: `watch` and `events` of the best agent; another agent takes over where a link breaks.
 Out: the hub's `status`, `events`, `incidents`, `ended`.
 """
 
@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from remote_agent.wire import Answer, CallFailed, WireError
-from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES, EventType, JournalEvent
+from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES
 from supervisor.link.tasks import cancel_all
 
 if TYPE_CHECKING:
@@ -132,23 +132,15 @@ class Updates:
         try:
             async for answer in stream:
                 event = answer.data["event"]
-                await self._take(link, event)
+                hub.add_event(event)
                 if event.get("type") in ENDED_EVENTS:
                     await self._finish(link)
                     return
         finally:
             await stream.aclose()
 
-    async def _take(self, link: Link, event: JournalEvent) -> None:
-        if self._hub.add_event(event) and event["type"] == EventType.INCIDENT:
-            await self._load_incidents(link)
-
-    async def _load_incidents(self, link: Link) -> None:
-        self._hub.set_incidents((await link.call("incidents")).data["incidents"])
-
     async def _finish(self, link: Link) -> None:
         hub = self._hub
         with contextlib.suppress(CallFailed, WireError, asyncio.TimeoutError):
-            await self._load_incidents(link)
             hub.set_status((await link.call("status")).data)
         hub.set_ended()

@@ -17,7 +17,7 @@ from textual.app import App, ScreenStackError
 from textual.css.query import NoMatches
 
 from remote_agent.text.controls import escape_controls
-from remote_agent.wire.events import EventType
+from remote_agent.wire.events import Condition, EventType
 from supervisor.paths import themes_dir
 from supervisor.standard_streams import plain_error_console
 from supervisor.tui import keys, preferences, terminal, themes
@@ -103,6 +103,8 @@ class Keyboard:
 
 _LEVELS: Final[dict[str, Level]] = {"warning": "warning", "error": "error"}
 TICK_S: Final = 1 / 8
+# A job that gets into one of these rings the terminal's bell.
+CALLS_FOR_HELP: Final = (Condition.HUNG, Condition.DEGRADED, Condition.FAILED)
 HISTORY: Final = 32
 DETACHED: Final = 0
 # How often the user's theme files are checked for changes, seconds.
@@ -165,6 +167,8 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self.history = History()
         self.keyboard = Keyboard(self, self._take_typed)
         self._drawn: tuple[int, bool] = (-1, False)
+        self._title = ""
+        self._condition = ""
         self._redraw_wanted = True
         self._paused_at: float | None = None
         self._history: list[str] = []
@@ -250,9 +254,22 @@ class SupervisorApp(App[int], inherit_bindings=False):
         if screen is not None and screen.is_mounted and screen.size:
             screen.tick(self.snapshot, source.status_age_s, changed)
         if changed:
+            self._tell_terminal()
             if isinstance(self.screen, Dialog) and self.screen.is_mounted:
                 self.screen.tick()
             self._steer()
+
+    def _tell_terminal(self) -> None:
+        """Set the terminal's title, and ring its bell when the job comes to need somebody."""
+        title, condition = self.snapshot.title, self.snapshot.condition
+        if title != self._title and self._driver is not None:
+            if not self._title:
+                self._driver.write(terminal.keep_title_sequence())
+            self._driver.write(terminal.title_sequence(title))
+            self._title = title
+        if condition != self._condition and self._condition and condition in CALLS_FOR_HELP and not self.replay_status:
+            self.bell()
+        self._condition = condition
 
     def _tick_paused(self) -> None:
         """Redraw what the user changes, from the state at which the display was frozen."""
@@ -400,7 +417,9 @@ class SupervisorApp(App[int], inherit_bindings=False):
             self.set_skin(self.preferences.theme)
 
     def on_unmount(self) -> None:
-        """Save the preferences of this job."""
+        """Give the terminal its title back, and save the preferences of this job."""
+        if self._title and self._driver is not None:
+            self._driver.write(terminal.keep_title_sequence(back=True))
         if not self._no_color_wanted:
             self.preferences.theme = self.palette.name
         if self._recalled:

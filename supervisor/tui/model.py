@@ -227,6 +227,12 @@ class Snapshot:
         return next_step(self.status, now_s)
 
     @property
+    def title(self) -> str:
+        """The job in a few words: the title of the terminal."""
+        word = self.look.word if self.condition else "LAUNCH FAILED" if self.problem else "CONNECTING"
+        return f"{word} {self.job or 'supervisor'}"
+
+    @property
     def exit_status(self) -> int | None:
         """The exit status of a job that is over."""
         return EXIT_STATUS.get(self.state)

@@ -148,6 +148,20 @@ class OnlyText(LineFilter):
         return Segment.adjust_line_length(shown, Segment.get_line_length(segments))
 
 
+# Terminals that show what they do not know of titles.
+_WITHOUT_TITLE: Final = ("linux", "vt", "dumb")
+
+
+def title_sequence(title: str, env: Mapping[str, str] = os.environ) -> str:
+    """The sequence that sets the terminal's title, "" where there is none."""
+    return "" if env.get("TERM", "").startswith(_WITHOUT_TITLE) else f"{_ESC}]2;{clean(title)}\a"
+
+
+def keep_title_sequence(env: Mapping[str, str] = os.environ, *, back: bool = False) -> str:
+    """The sequence that keeps the terminal's title for later, or brings the kept one back."""
+    return "" if env.get("TERM", "").startswith(_WITHOUT_TITLE) else f"{_ESC}[{23 if back else 22};2t"
+
+
 def copy_sequence(text: str, env: Mapping[str, str] = os.environ) -> str | None:
     """The OSC 52 sequence that copies a text, wrapped for tmux or screen; None if the text is too long."""
     data = base64.b64encode(text.encode()).decode()

@@ -82,8 +82,10 @@ def standing(incident: Document, now_s: float | None = None, *, utc: bool = Fals
     """
     state = incident.get("state")
     if incident.get("ongoing"):
-        lasts = f"for {_ago(incident.get('time'), now_s)}" if now_s else f"since {clock(incident.get('time'), utc=utc)}"
-        return f"hangs {lasts}{_times_out(incident, now_s, utc)}"
+        began = incident.get("time")
+        # What follows is a line of its own on a screen.
+        since = f"since {clock(began, utc=utc)}{_times_out(incident, None, utc)}"
+        return f"hangs for {_ago(began, now_s)}" if now_s else f"hangs {since}"
     why = f": {cause_text(incident['over'])}" if incident.get("over") else ""
     if state not in ("healed", "over"):
         return f"hang ended{why}" if why else ""
@@ -95,9 +97,11 @@ def standing(incident: Document, now_s: float | None = None, *, utc: bool = Fals
 
 def healed_note(incident: Document, now_s: float) -> str:
     """Return the last incident of a job that recovered, in a few words: `healed 12 s ago: rank 3 on n2, hang`."""
-    who = culprit(incident)
-    kind = category_text(incident.get("category"))
-    return f"healed {_ago(incident.get('ended_at'), now_s)} ago: {who + ', ' if who else ''}{kind}"
+    # The name of no category says less than how the rank ended.
+    is_known = incident.get("category") not in (None, "other")
+    what = category_text(incident["category"]) if is_known else exit_text(incident.get("exit") or {})
+    facts = ", ".join(part for part in (culprit(incident), what) if part)
+    return f"healed {_ago(incident.get('ended_at'), now_s)} ago: {facts}"
 
 
 def hang_step(incident: Document, now_s: float | None = None) -> str:

@@ -5,6 +5,7 @@ In: the pure coordinator in a world. Out: `condition` and `incident` of the stat
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from remote_agent.coordinator import inputs, replay
 from remote_agent.coordinator.status import condition, document
 from remote_agent.diagnose.incidents import incidents_in
 from remote_agent.wire import NodeSpec
+from supervisor.inventory import Inventory, JobDefaults
+from supervisor.session import Session
 from tests.fast.test_stalls import Watched, came, waiting
 from tests.fast.world import World, spec
 
@@ -164,6 +167,23 @@ def test_a_removed_node_that_is_added_again_is_wanted() -> None:
     world.settle()
     trains(world)
     assert doing(world) == "degraded"
+
+
+def test_who_follows_a_journal_knows_what_became_of_an_incident() -> None:
+    """A screen that had the hang on it must not need to ask again when it is over."""
+    world = Watched()
+    world.live(60)
+    session = Session(Inventory(None, (), JobDefaults(Path())), "any")
+    records: Any = world.records()
+    for event in records:
+        session.add_event(event)
+    assert [(each["state"], each["ongoing"]) for each in session.incidents] == [("open", True)]
+    world.pulses = {"n1": waiting(6, age_s=0.0), "n2": came(6)}
+    world.live(20)
+    records = world.records()
+    for event in records:
+        session.add_event(event)
+    assert [(each["state"], each["ongoing"]) for each in session.incidents] == [("healed", False)]
 
 
 def test_the_journal_gives_back_condition_and_incident() -> None:

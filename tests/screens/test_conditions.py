@@ -13,6 +13,7 @@ import pytest
 from supervisor.tui import model, times
 from supervisor.tui.looks import Glyphs
 from supervisor.tui.rows.spans import text_of
+from supervisor.tui.terminal import title_sequence
 from supervisor.tui.widgets.bars import alert_rows
 from tests.screens import recorded
 from tests.screens.conftest import NOW
@@ -73,6 +74,32 @@ def test_the_first_row_has_the_condition(condition: str, state: str, word: str) 
     assert word in first
 
 
+def test_the_terminal_has_the_condition_in_its_title_and_rings_when_it_gets_worse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        session = job("running")
+        async with running(session) as (app, pilot):
+            written: list[str] = []
+            assert app._driver is not None
+            monkeypatch.setattr(app._driver, "write", written.append)
+            monkeypatch.setattr(app, "bell", lambda: written.append("bell"))
+            assert app._title == "RUNNING train-k3f9"
+            for condition in ("hung", "hung", "running", "degraded"):
+                session.status = {**session.status, "condition": condition}
+                session.touch()
+                app.tick()
+                await pilot.pause()
+            assert [text for text in written if text.startswith("\x1b]2;")] == [
+                f"\x1b]2;{word} train-k3f9\a" for word in ("HUNG", "RUNNING", "DEGRADED")
+            ]
+            assert written.count("bell") == 2
+        assert written[-1] == "\x1b[23;2t", "the terminal gets its own title back"
+        assert title_sequence("x", {"TERM": "linux"}) == ""
+
+    asyncio.run(scenario())
+
+
 def test_a_hang_counts_while_no_status_arrives(later: Any) -> None:
     session = job("hung", HANG)
     later(0)
@@ -102,6 +129,8 @@ def test_after_a_hang_its_culprit_stays_in_the_header(later: Any) -> None:
     assert second.startswith(" healed 12 s ago: rank 3 on n2, hang   ")
     assert second.endswith("[i] why ")
     assert "HANG" not in second
+    killed = {**HEALED, "category": "other", "exit": {"code": None, "signal": "SIGKILL"}}
+    assert rows(job("running", killed))[1].startswith(" healed 12 s ago: rank 3 on n2, killed by SIGKILL   ")
 
 
 def test_the_page_of_a_healed_hang_is_in_the_past_without_advice(later: Any) -> None:
@@ -111,7 +140,8 @@ def test_the_page_of_a_healed_hang_is_in_the_past_without_advice(later: Any) -> 
         async with running(job("hung", HANG), (100, 40)) as (app, pilot):
             text = await press(app, pilot, "5")
             assert "kill -CONT" in text
-            assert "hangs for 32 s; torch times out in 29 min 7 s (11:14)" in text
+            assert "hangs for 32 s" in text
+            assert "waiting for you; torch times out in 29 min 7 s (11:14)" in text
             assert "rank 3 never reached it; 3 ranks are waiting" in text
             later(2)
             app.tick()

@@ -109,12 +109,13 @@ def _culprit(page: PageBuilder, incident: Json, now_s: float) -> None:
     ranks, node = whole_numbers(incident.get("culprit_ranks")), incident.get("culprit_node")
     more = "at least " if incident.get("at_least") else ""
     who = f"{more}{name_ranks(ranks)}" if ranks else f"node {clean(node)}" if node else "no rank"
-    spans: list[Span] = [("  X ", "bad"), (who, "title")]
+    mark: Span = ("  ? ", "hung") if incidents.is_hang(incident) else ("  X ", "bad")
+    spans: list[Span] = [mark, (who, "title")]
     if node and ranks:
         spans += [(" on ", "dim"), (clean(node), "title")]
+    if how := clean(_exit(incident)):
+        spans += [("   ", ""), (how, "bad")]
     spans += [
-        ("   ", ""),
-        (clean(_exit(incident)), "bad"),
         (f"   {values.clock(incident.get('time'), millis=True)}", "dim"),
     ]
     if incident.get("category") not in (None, "other"):
@@ -164,9 +165,9 @@ def _evidence(page: PageBuilder, incident: Json, generation: int) -> None:
     found: list[Any] = [entry for entry in entries(incident.get("evidence")) if isinstance(entry, dict)]
     if not found:
         return
-    page.section("evidence", "enter: open the line in the log")
-    for entry in found:
-        place = place_of(entry, generation)
+    places = [place_of(entry, generation) for entry in found]
+    page.section("evidence", "enter: open the line in the log" if any(places) else "")
+    for entry, place in zip(found, places, strict=True):
         where = f"r{entry.get('rank')}" if entry.get("rank") is not None else ""
         head = fit(f"{entry.get('node') or ''} {where}".strip(), 9, page.glyphs.more)
         name = PurePath(str(entry.get("file") or "")).name or "-"

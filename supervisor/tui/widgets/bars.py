@@ -188,7 +188,7 @@ def _calm(snapshot: Snapshot, now_s: float) -> str:
         return f"connecting to the hosts: {up} of {len(snapshot.nodes)} up"
     if snapshot.launching:
         return "waiting for the nodes"
-    parts = ["no failure"] if snapshot.incident is None else [_restarts(snapshot)]
+    parts = ["no failure"] if snapshot.incident is None else [_restarts(snapshot)] if snapshot.restarts else []
     if snapshot.coordinator:
         gone = "" if snapshot.coordinator_reachable else " (unreachable)"
         parts.append(f"coordinator {snapshot.coordinator}{gone}")
