@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hostile import check_harmless
 from tests.screens.test_robust import colours
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +26,20 @@ PROGRAM = """
 from tests.screens import recorded
 from supervisor.tui.app import run_tui
 raise SystemExit(run_tui(lambda: recorded.load("running_2x2"), theme=None, read_only=False, ascii_only=False))
+"""
+CRASHING = """
+from supervisor.standard_streams import safe_streams
+from supervisor.tui import app
+from tests.hostile import HOSTILE
+from tests.screens import recorded
+
+def tick(self):
+    raise ValueError(f"owned {HOSTILE}")
+
+app.SupervisorApp.tick = tick
+with safe_streams():
+    status = app.run_tui(lambda: recorded.load("running_2x2"), theme=None, read_only=False, ascii_only=False)
+raise SystemExit(status)
 """
 DEADLINE_S = 30.0
 
@@ -256,3 +271,13 @@ def test_what_the_user_needs_next_stays_on_the_terminal(recording: str, keys: by
         tty.seen = tty.seen.rpartition(b"\x1b[?1049l")[2]
         tty.wait_for(text)
         assert tty.wait_for_end() == status
+
+
+def test_an_error_of_the_program_is_plain_text_on_the_terminal() -> None:
+    with terminal(120, 40, (sys.executable, "-c", CRASHING)) as tty:
+        tty.wait_for(b"ValueError: owned")
+        tty.wait_for(b"\\udc9b")
+        assert tty.wait_for_end() == 1
+        _, _, shown = tty.seen.decode().rpartition("\x1b[?1006l")
+        check_harmless(shown.replace("\r\n", "\n"))
+        assert "\\x1b[3" not in shown, "the colours of the traceback"
