@@ -193,7 +193,7 @@ class AgentRequests(JobRequests):
         """Let this node ask for votes, because an operator asks for it; raises Problem when it does not get them.
 
         `force`: also without votes; then `given_up` are the nodes that the operator declares dead. A coordinator that
-        waits for too many nodes goes on without those.
+        waits for too many nodes goes on without those (`went_on`).
         """
         office, election = self._member.office, self._member.election
         given_up = args.get("given_up", ())
@@ -203,10 +203,10 @@ class AgentRequests(JobRequests):
                 refusal = await election.stand(force=True, given_up=given_up)
             if refusal:
                 raise Problem("election", refusal)
-        elif args.get("force") and not office.is_short():
-            raise Problem("in_charge", f"{self._context.node} is the coordinator, and has enough nodes")
+        went_on = office.is_short()
         office.give_up(given_up)
-        return Answer({"term": self._context.ballot.view.term, "coordinator": self._context.node})
+        term = self._context.ballot.view.term
+        return Answer({"term": term, "coordinator": self._context.node, "went_on": went_on})
 
     async def stacks(self, args: dict[str, Any]) -> Answer:
         """Answer with the Python stacks of this node's live ranks."""

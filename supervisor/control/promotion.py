@@ -120,11 +120,10 @@ async def _goes_on(hub: Hub, head: str, away: list[str]) -> bool:
     """Let a coordinator that waits for too many nodes go on without those out of reach; tell whether it did wait."""
     request = {"force": True, "given_up": away, "operator": hub.operator}
     link = hub.links.get(head)
-    return (
-        bool(away)
-        and link is not None
-        and await link.try_call("promote", request, timeout_s=PROMOTE_DEADLINE) is not None
-    )
+    if not away or link is None:
+        return False
+    answer = await link.try_call("promote", request, timeout_s=PROMOTE_DEADLINE)
+    return answer is not None and bool(answer.get("went_on"))
 
 
 async def _promote_by_force(hub: Hub, names: Iterable[str], given_up: Iterable[str] = ()) -> str:
