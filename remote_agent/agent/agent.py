@@ -22,6 +22,7 @@ from remote_agent.agent.member_loop import MemberLoop
 from remote_agent.agent.requests import serve_operators
 from remote_agent.agent.tree_requests import JobTree
 from remote_agent.base import clocks, paths
+from remote_agent.base.ports import NoFreePort
 from remote_agent.base.proc import raise_open_files, slurm_ending
 from remote_agent.base.tasks import Tasks
 from remote_agent.coordinator import inputs, replay
@@ -109,7 +110,9 @@ class Agent:
         """Serve the other agents, and note at which port; a port that is taken is replaced by a free one."""
         context = self.context
         endpoint = [split_endpoint(context.spec.endpoint, 0)[0]] if context.spec.endpoint else []
-        listener = listen(context.files, port, self._accept, self._nodes, [context.address, *endpoint])
+        listener = listen(
+            context.files, port, self._accept, self._nodes, [context.address, *endpoint], context.spec.ports
+        )
         context.peers.listen_at(context.address, listener.port)
         return listener
 
@@ -213,6 +216,9 @@ def main(job: str, torchrun: int | None = None) -> int:
 
     try:
         asyncio.run(live())
+    except NoFreePort as error:
+        log.error("%s", error)
+        return 1
     except Exception:
         log.exception("the agent failed")
         return 1

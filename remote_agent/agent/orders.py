@@ -34,7 +34,8 @@ RANKS = (
 
 def prepare(context: Context, args: dict[str, Any]) -> dict[str, Any]:
     """Return the coordinator's `prepare` for this node, which opens a store at its own address only."""
-    return {**{name: args[name] for name in STORE if name in args}, "host": context.address}
+    own = {"host": context.address, "ports": context.spec.ports}
+    return {**{name: args[name] for name in STORE if name in args}, **own}
 
 
 def go(context: Context, args: dict[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from typing import Any
 from remote_agent.agent import jobs
 from remote_agent.base.files import disk_space
 from remote_agent.base.paths import Home, agent_alive
+from remote_agent.base.ports import NoFreePort, listening
 from remote_agent.base.proc import own_command
 from remote_agent.vitals import netif
 from remote_agent.wire import JOB_NAME, Problem
@@ -128,7 +129,10 @@ class Probe:
     # Who reaches whom
 
     async def listen(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
-        """Listen on a free port, as a store will, until the bridge ends; who connects reads a token."""
+        """Listen on a free port (of the range `ports`), as a store will, until the bridge ends; raises Problem.
+
+        Who connects reads a token.
+        """
 
         async def greet(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(ConnectionError):
@@ -136,8 +140,10 @@ class Probe:
                 await writer.drain()
             writer.close()
 
-        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-        sock = socket.create_server(("", 0), family=family, dualstack_ipv6=family == socket.AF_INET6)
+        try:
+            sock = listening(str(args.get("ports") or ""))
+        except NoFreePort as error:
+            raise Problem("ports", str(error), "ss -ltnp shows what uses them") from error
         self._server = await asyncio.start_server(greet, sock=sock)
         return {"port": sock.getsockname()[1], "token": self._token}
 

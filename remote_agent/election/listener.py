@@ -20,6 +20,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.base.ports import bind, listening
 from remote_agent.base.tasks import Tasks
 from remote_agent.election.peers import peer_name, tls_context
 
@@ -196,20 +197,25 @@ class Listener:
 
 
 def listen(
-    files: JobFiles, port: int, accepted: Accepted, nodes: Callable[[], int], addresses: Iterable[str] = ()
+    files: JobFiles,
+    port: int,
+    accepted: Accepted,
+    nodes: Callable[[], int],
+    addresses: Iterable[str] = (),
+    ports: str = "",
 ) -> Listener:
-    """Serve the other agents; port 0: any. A port that is taken is replaced by a free one.
+    """Serve the other agents; raises OSError. Port 0, or one that is taken: a free one, of the range `ports` if given.
 
     `addresses`: at which others reach this node; if that is one of the loopback, nothing else is listened on.
     """
     own = _loopback(addresses)
     try:
-        sock = _bind(own, port)
+        sock = bind(own, port) if port else listening(ports, own)
     except OSError as error:
         if port == 0:
             raise
         log.warning("port %d is taken (%s): using a free one", port, error)
-        sock = _bind(own, 0)
+        sock = listening(ports, own)
     try:
         return Listener(sock, files, nodes, accepted)
     except OSError:
@@ -228,12 +234,3 @@ def _loopback(addresses: Iterable[str]) -> str:
     except ValueError:
         return ""
     return plain.pop() if own and len(plain) == 1 else ""
-
-
-def _bind(address: str, port: int) -> socket.socket:
-    """Return a listening socket; without an address one for IPv4 and IPv6, as two would get two ports."""
-    if address:
-        return socket.create_server((address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))

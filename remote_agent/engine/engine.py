@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from remote_agent.base.files import open_pipes
+from remote_agent.base.ports import NoFreePort
 from remote_agent.base.proc import slurm_ending
 from remote_agent.base.tasks import within
 from remote_agent.engine.launchers import own, torch_agent
@@ -163,9 +164,12 @@ class Engine:
         torch = await self._torch_api()
         # The previous store belongs to an ended generation and may use this very port.
         self._store = None
-        opening = self._in_thread(torch.open_store, str(args.get("host")), _number({"port": 0, **args}, "port"))
+        port, ports = _number({"port": 0, **args}, "port"), str(args.get("ports") or "")
+        opening = self._in_thread(torch.open_store, str(args.get("host")), port, ports)
         try:
             store = await asyncio.wait_for(opening, STORE_S)
+        except NoFreePort as error:
+            raise Problem("ports", f"no store: {error}", "ss -ltnp shows what uses them") from error
         except (OSError, RuntimeError, ValueError, asyncio.TimeoutError) as error:
             text = str(error).partition("\n")[0] or "no answer"
             hint = "is the `address` of this host right?"

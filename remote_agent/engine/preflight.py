@@ -40,12 +40,15 @@ def collective(args: dict[str, Any]) -> dict[str, Any]:
     """
     timeout = timedelta(seconds=float(args["timeout_s"]))
     rank, world, host = int(args["rank"]), int(args["world"]), str(args["host"])
-    store = distributed.TCPStore(  # type: ignore[attr-defined]
-        host, int(args.get("port") or 0), is_master=rank == 0, wait_for_workers=False, timeout=timeout
-    )
     if rank == 0:
+        store = torch_api.open_store(host, 0, str(args.get("ports") or ""))
+        store.set_timeout(timeout)
         sys.stdout.write(json.dumps({"port": store.port}) + "\n")
         sys.stdout.flush()
+    else:
+        store = distributed.TCPStore(  # type: ignore[attr-defined]
+            host, int(args["port"]), is_master=False, wait_for_workers=False, timeout=timeout
+        )
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     backend = "nccl" if device != "cpu" else "gloo"
     distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)

@@ -34,6 +34,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.launcher import api
 
+from remote_agent.base.ports import listening
+
 __all__ = [
     "ChildFailedError",
     "HashStore",
@@ -101,10 +103,16 @@ def _devices() -> dict[str, int]:
     return counts
 
 
-def open_store(host: str, port: int = 0) -> TCPStore:
-    """Serve a fresh store, on a free port for 0; raises OSError or RuntimeError when `host` is not this machine."""
+def open_store(host: str, port: int = 0, ports: str = "") -> TCPStore:
+    """Serve a fresh store, on a free port (of the range `ports`) for 0; raises NoFreePort.
+
+    Raises OSError or RuntimeError when `host` is not this machine.
+    """
     # torch would retry a name that does not resolve until its timeout.
     socket.getaddrinfo(host, None)
+    if ports and not port:
+        with listening(ports) as free:
+            port = free.getsockname()[1]
     return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
 
 

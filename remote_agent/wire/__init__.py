@@ -33,6 +33,7 @@ from remote_agent.wire.job_spec import (
     Rendezvous,
     SpecError,
     read_conf,
+    read_ports,
     split_endpoint,
 )
 
@@ -62,5 +63,6 @@ __all__ = [
     "encode",
     "read_conf",
     "read_frame",
+    "read_ports",
     "split_endpoint",
 ]

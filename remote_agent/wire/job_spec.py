@@ -89,6 +89,8 @@ class JobSpec:
     settle_timeout: float = 3.0
     """If min_nodes is below max_nodes: how long generation 0 waits for more nodes once min_nodes are ready."""
     coordinator_port: int = 0
+    ports: str = ""
+    """FIRST-LAST: where agents and stores listen for other nodes; empty: at any free port."""
     role: str = "default"
     log_dir: str | None = None
     """A directory in which each node links its logs in torchrun's layout; relative to the working directory."""
@@ -172,6 +174,16 @@ def _fields(cls: Any, data: object, shapes: Mapping[str, gate.Shape] | None = No
     values = gate.record(needed, optional)(data)
     known = {**needed, **optional}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items() if name in known}
+
+
+def read_ports(text: str) -> range:
+    """Return the ports of FIRST-LAST; port 0, any, for an empty text. Raises ValueError."""
+    if not text:
+        return range(1)
+    first, _, last = text.partition("-")
+    if not (first.strip().isdecimal() and last.strip().isdecimal()) or not 0 < int(first) < int(last) < 65536:
+        raise ValueError(f"{text!r} is not FIRST-LAST, two or more ports from 1 to 65535")
+    return range(int(first), int(last) + 1)
 
 
 def read_conf(text: str) -> dict[str, str]:

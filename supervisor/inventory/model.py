@@ -12,6 +12,7 @@ import re
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.wire import read_ports
 from supervisor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class JobDefaults:
     exclude: tuple[str, ...] = ()
     env: dict[str, str] = dataclasses.field(default_factory=dict)
     coordinator_port: int = 0
+    ports: str = ""
+    """FIRST-LAST: where agents and stores listen; empty: at any free port."""
     node_timeout: float = 15.0
     """Seconds without a heartbeat after which a node is lost."""
     stop_grace: float = 15.0
@@ -198,6 +201,15 @@ def seconds(zero: bool) -> Callable[[Place, str, Any], float]:
     return check
 
 
+def port_range(place: Place, key: str, value: Any) -> str:
+    """Check for FIRST-LAST, a range of two or more ports; return it without blanks."""
+    try:
+        ports = read_ports(line(place, key, value))
+    except ValueError as error:
+        raise place.wrong(key, str(error), f'write {key} = "29500-29999"') from error
+    return f"{ports[0]}-{ports[-1]}"
+
+
 def nproc(place: Place, key: str, value: Any) -> str:
     """Check for auto, gpu, cpu, xpu or a number of 1 or more; return it as text."""
     if isinstance(value, str) and (value in NPROC_WORDS or (value.isdecimal() and int(value) > 0)):
@@ -272,6 +284,7 @@ JOB: dict[str, Any] = {
     "exclude": texts,
     "env": environment,
     "coordinator_port": whole(0, 65535),
+    "ports": port_range,
     "node_timeout": seconds(zero=False),
     "stop_grace": seconds(zero=True),
     "hang_after": seconds(zero=True),

@@ -66,9 +66,9 @@ async def preflight(inventory: Inventory, *, collectives: bool = False, say: Say
         result.facts = {host.name: result.facts[host.name] for host in inventory.hosts if host.name in result.facts}
         if len(up) > 1:
             say("connecting every node to every other")
-            await _reach(up, result)
+            await _reach(up, inventory.job.ports, result)
         if collectives and len(up) > 1:
-            result.collectives = await _rounds(up, say)
+            result.collectives = await _rounds(up, inventory.job.ports, say)
     finally:
         await asyncio.gather(*(link.close() for link in links.values() if isinstance(link, NodeLink)))
     return result
@@ -100,11 +100,11 @@ async def _facts(link: NodeLink, inventory: Inventory, result: Preflight) -> Non
     result.facts[host.name] = {**clock, **answer.data}
 
 
-async def _reach(links: dict[str, NodeLink], result: Preflight) -> None:
+async def _reach(links: dict[str, NodeLink], ports: str, result: Preflight) -> None:
     targets: dict[str, dict[str, Any]] = {}
 
     async def listen(link: NodeLink) -> None:
-        answer = await link.channel.call("listen", timeout=REACH_DEADLINE)
+        answer = await link.channel.call("listen", {"ports": ports}, timeout=REACH_DEADLINE)
         targets[link.host.name] = {"address": link.host.address, **answer.data}
 
     async def reach(link: NodeLink) -> None:
@@ -117,7 +117,7 @@ async def _reach(links: dict[str, NodeLink], result: Preflight) -> None:
     await _all(links, result, "reach", reach)
 
 
-async def _rounds(links: dict[str, NodeLink], say: Say) -> list[dict[str, Any]]:
+async def _rounds(links: dict[str, NodeLink], ports: str, say: Say) -> list[dict[str, Any]]:
     """Return the outcome of two rounds of pairwise all-reduces, as in DLRover's network check.
 
     In the second round each suspect is paired with a good node: a suspect that fails again is bad, any other one had a
@@ -125,13 +125,13 @@ async def _rounds(links: dict[str, NodeLink], say: Say) -> list[dict[str, Any]]:
     """
     names = list(links)
     say(f"all-reduce in pairs, round 1 of 2: {len(names)} nodes")
-    groups = await _round(1, pairs(names), links)
+    groups = await _round(1, pairs(names), links, ports)
     suspects = [name for group in bad_groups(groups) for name in group["nodes"]]
     batches = again(suspects, [name for name in names if name not in suspects])
     if batches:
         say(f"round 2 of 2: {len(suspects)} suspects")
     for batch in batches:
-        groups += await _round(2, batch, links)
+        groups += await _round(2, batch, links, ports)
     return groups
 
 
@@ -163,14 +163,16 @@ def again(suspects: Sequence[str], good: Sequence[str]) -> list[list[list[str]]]
     return [[[suspect, partner] for suspect, partner in zip(batch, good)] for batch in batches[:BATCHES]]  # noqa: B905
 
 
-async def _round(number: int, groups: Sequence[list[str]], links: dict[str, NodeLink]) -> list[dict[str, Any]]:
-    outcomes = await asyncio.gather(*(_collective([links[name] for name in group]) for group in groups))
+async def _round(
+    number: int, groups: Sequence[list[str]], links: dict[str, NodeLink], ports: str
+) -> list[dict[str, Any]]:
+    outcomes = await asyncio.gather(*(_collective([links[name] for name in group], ports) for group in groups))
     return [{"round": number, "nodes": group, **outcome} for group, outcome in zip(groups, outcomes, strict=True)]
 
 
-async def _collective(links: Sequence[NodeLink]) -> dict[str, Any]:
+async def _collective(links: Sequence[NodeLink], ports: str) -> dict[str, Any]:
     """Return {"ms", "latency_ms", "bus_gb_per_s", "backend"} of an all-reduce among these nodes, or {"error"}."""
-    request = {"world": len(links), "host": links[0].host.address, "timeout_s": COLLECTIVE_S}
+    request = {"world": len(links), "host": links[0].host.address, "timeout_s": COLLECTIVE_S, "ports": ports}
     try:
 
         async def start(rank: int, **store: Any) -> dict[str, Any]:

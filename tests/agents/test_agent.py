@@ -261,3 +261,18 @@ async def wait_gone(pids: list[int], within_s: float) -> None:
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < end, "processes outlived their agent"
         await asyncio.sleep(0.05)
+
+
+def test_agents_and_stores_listen_in_the_range_that_the_job_names(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with Nodes(tmp_path, 2, LIGHT, ports="21700-21799") as nodes:
+            await nodes.launch()
+            started = await nodes.until("generation_started")
+            listens = [(await nodes.call(name, "identity"))["peer_port"] for name in nodes.nodes]
+            listens.append(int(started["detail"]["master"].rpartition(":")[2]))
+            assert len(set(listens)) == 3
+            assert all(21700 <= port <= 21799 for port in listens), listens
+            (nodes.work / "stop").touch()
+            await nodes.until("job_succeeded")
+
+    asyncio.run(check())

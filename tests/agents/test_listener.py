@@ -16,6 +16,7 @@ import pytest
 
 from remote_agent.agent import agent_log
 from remote_agent.base.paths import JobFiles
+from remote_agent.base.ports import bind
 from remote_agent.election import authorities, peers
 from remote_agent.election import listener as listening
 from remote_agent.election.listener import PER_NODE, STRANGERS, listen
@@ -194,7 +195,7 @@ def test_no_descriptor_for_a_connection_is_no_busy_loop(
 )
 def test_only_a_job_of_this_machine_listens_on_the_loopback_alone(addresses: list[str], host: str) -> None:
     assert listening._loopback(addresses) == host
-    with listening._bind(host, 0) as sock:
+    with bind(host, 0) as sock:
         assert sock.getsockname()[0] == (host or "::")
 
 

@@ -99,6 +99,7 @@ sync = true
 exclude = ["*.pt", "data/"]
 env = { NCCL_DEBUG = "WARN" }
 coordinator_port = 0
+ports = "29500 - 29999"
 node_timeout = 15.0
 stop_grace = 15.0
 log_bound = "2G"
@@ -128,6 +129,7 @@ env = { NCCL_SOCKET_IFNAME = "eth0" }
     assert last.known_hosts == home / ".ssh" / "known_hosts"
     assert last.env == {"NCCL_SOCKET_IFNAME": "eth0"}
     job = inventory.job
+    assert job.ports == "29500-29999"
     assert (job.min_nodes, job.max_nodes, job.exclude) == (2, 4, ("*.pt", "data/"))
     assert (job.workdir, job.env) == (tmp_path / "work", {"NCCL_DEBUG": "WARN"})
     assert job.log_bound == 2 * 1024**3
@@ -329,6 +331,9 @@ def test_this_machine_alone_needs_no_file(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("min_nodes = 3\n" + ONE, "min_nodes: unknown table", "belongs in [job]"),
         ("[job]\nmin_node = 3\n" + ONE, "[job].min_node: unknown key", "did you mean min_nodes?"),
         ("[job]\nmin-nodes = 3\n" + ONE, "[job].min-nodes: unknown key", "did you mean min_nodes?"),
+        ('[job]\nports = "29500"\n' + ONE, "[job].ports: '29500' is not FIRST-LAST", 'ports = "29500-29999"'),
+        ('[job]\nports = "3-2"\n' + ONE, "[job].ports: '3-2' is not FIRST-LAST", "ports ="),
+        ("[job]\nports = 29500\n" + ONE, "[job].ports: must be text", "ports ="),
         ("[job]\nzzz = 3\n" + ONE, "[job].zzz: unknown key", "known keys: coordinator_port"),
         ('[job]\nuser = "x"\n' + ONE, "[job].user: unknown key", "belongs in [defaults] or [[hosts]]"),
         (ONE + "min_nodes = 3\n", "[[hosts]] n1.min_nodes: unknown key", "belongs in [job]"),

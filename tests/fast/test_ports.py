@@ -1,0 +1,52 @@
+"""Where we listen for other nodes: in the range that a firewall lets through, or anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from remote_agent.base.ports import NoFreePort, bind, listening
+from remote_agent.wire import read_ports
+
+HERE = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def neighbours() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Yield two sockets that listen at consecutive ports."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            first = stack.enter_context(bind(HERE, 0))
+            try:
+                second = stack.enter_context(bind(HERE, first.getsockname()[1] + 1))
+            except (OSError, OverflowError):
+                continue
+            break
+        yield first, second
+
+
+def test_the_first_free_port_of_the_range_is_taken_and_a_full_one_is_named() -> None:
+    with neighbours() as (first, second):
+        low, high = first.getsockname()[1], second.getsockname()[1]
+        with pytest.raises(NoFreePort, match=f"no port is free in {low}-{high}, the range that `ports` in"):
+            listening(f"{low}-{high}", HERE)
+        second.close()
+        with listening(f"{low}-{high}", HERE) as free:
+            assert free.getsockname()[1] == high
+    with listening() as anywhere:
+        assert anywhere.getsockname()[1] > 0
+
+
+def test_an_address_that_is_not_ours_is_not_called_a_full_range() -> None:
+    with pytest.raises(OSError, match="assign requested address") as refused:
+        listening("29500-29501", "192.0.2.1")
+    assert not isinstance(refused.value, NoFreePort)
+
+
+@pytest.mark.parametrize("text", ["29500", "2-1", "5-5", "0-9", "1-65536", "a-b", "1-2-3", "-"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not FIRST-LAST"):
+        read_ports(text)
