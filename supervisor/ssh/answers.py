@@ -146,15 +146,23 @@ def _identity(value: Any) -> Any:
 def _rows(files: bool) -> Callable[[Any], list[dict[str, Any]]]:
     """Return the shape of rows; `files`: each names its file. Checked by hand: there may be millions."""
 
+    def is_cut(one: dict[str, Any]) -> bool:
+        return all(type(value) is int and abs(value) <= _LARGE for value in (one.get("cut", 0), one.get("column", 0)))
+
     def is_row(one: Any) -> bool:
         if type(one) is not dict:
             return False
         get = one.get
-        numbers: tuple[Any, ...] = (get("line"), get("offset"), get("cut", 0), get("column", 0))
-        if not all(type(value) is int and -_LARGE <= value <= _LARGE for value in numbers) or numbers[1] < 0:
+        line, offset, t_ns = get("line"), get("offset"), get("t_ns", 0)
+        if (
+            type(line) is not int
+            or type(offset) is not int
+            or not (-_LARGE <= line <= _LARGE and 0 <= offset <= _LARGE)
+        ):
             return False
-        t_ns = get("t_ns")
-        if get("level") not in LEVELS or not (t_ns is None or (type(t_ns) is int and abs(t_ns) <= MAX_TIME_NS)):
+        if t_ns is not None and (type(t_ns) is not int or abs(t_ns) > MAX_TIME_NS):
+            return False
+        if get("level") not in LEVELS or (("cut" in one or "column" in one) and not is_cut(one)):
             return False
         return not files or (
             type(group := get("generation")) is int
