@@ -37,7 +37,6 @@ class JobRequests:
         self.spec = spec
         self.logs = logs
         self._records = records
-        self._program = spec.program_digest()
         self.ops: dict[str, Op] = {
             "describe": self.describe,
             "events": self.events,
@@ -92,7 +91,7 @@ class JobRequests:
 
     def basis(self) -> dict[str, Any]:
         """Return fingerprints of what `describe` answers: nodes of one job agree on them."""
-        return {"authorities": authorities.read(self.files.ca), "program": self._program}
+        return {"authorities": authorities.read(self.files.ca), "program": self.spec.program_digest()}
 
 
 class FileRequests(JobRequests):
