@@ -288,7 +288,7 @@ def build(
         coordinator=str(status.get("coordinator") or ""),
         coordinator_reachable=bool(status.get("coordinator_reachable", True)),
         started_at=str(status.get("started_at") or ""),
-        nodes=tuple(_node(name, documents.get(name), hosts.get(name), parts) for name in names),
+        nodes=tuple(_node(name, documents.get(name), hosts.get(name), parts, ended=ended) for name in names),
         incident=incident,
         status=status,
         failure=str(status.get("failure") or ""),
@@ -314,12 +314,17 @@ def _parts(incident: Json) -> dict[int, str]:
     return {**parts, **dict.fromkeys(whole_numbers(incident.get("culprit_ranks")), "culprit")}
 
 
-def _node(name: str, document: Json | None, host: Host | None, parts: Mapping[int, str]) -> NodeRow:
+def _node(
+    name: str, document: Json | None, host: Host | None, parts: Mapping[int, str], *, ended: bool = False
+) -> NodeRow:
     data = document or {}
+    # Ages are of the last status: after the end of the job they would stand still.
+    last = {"last_output_age_s": None} if ended else {}
     link = host.state if host is not None else ""
     state = str(data.get("state") or "") or {"up": "ready"}.get(link, link)
     vitals = usage.part(data, "vitals")
-    ranks = tuple([_rank(name, vitals, rank, parts) for rank in entries(data.get("ranks")) if isinstance(rank, dict)])
+    rows = [{**rank, **last} if last else rank for rank in entries(data.get("ranks")) if isinstance(rank, dict)]
+    ranks = tuple([_rank(name, vitals, rank, parts) for rank in rows])
     return NodeRow(
         name=name,
         state=state,

@@ -13,6 +13,7 @@ import pytest
 from supervisor.tui import model, times
 from supervisor.tui.looks import Glyphs
 from supervisor.tui.rows.spans import text_of
+from supervisor.tui.rows.tables import legend
 from supervisor.tui.terminal import title_sequence
 from supervisor.tui.widgets.bars import alert_rows
 from tests.screens import recorded
@@ -98,6 +99,16 @@ def test_the_terminal_has_the_condition_in_its_title_and_rings_when_it_gets_wors
         assert title_sequence("x", {"TERM": "linux"}) == ""
 
     asyncio.run(scenario())
+
+
+def test_after_the_end_no_age_stands_still_and_ranks_that_we_ended_are_no_victims() -> None:
+    session = job("stopped", state="stopped")
+    session.ended = True
+    for rank in (rank for node in session.status["nodes"] for rank in node["ranks"]):
+        rank.update(state="killed", signal="SIGKILL", last_output_age_s=5.4)
+    snapshot = model.take(session)
+    assert {rank.output_age_s for rank in snapshot.ranks} == {None}
+    assert text_of(legend(Glyphs(), snapshot.ranks)) == "x killed"
 
 
 def test_a_hang_counts_while_no_status_arrives(later: Any) -> None:

@@ -179,8 +179,10 @@ def legend(glyphs: Glyphs, ranks: Iterable[RankRow]) -> Row:
     present = {rank.look for rank in ranks}
     for state in LEGEND:
         look = looks.RANKS[state]
-        if look in present or (state == "killed" and looks.VICTIM in present):
-            word = "failed as a consequence" if state == "killed" else look.word
+        words = [look.word] if look in present else []
+        if state == "killed" and looks.VICTIM in present:
+            words.insert(0, "failed as a consequence")
+        if word := " or ".join(words):
             spans += [("  " if spans else "", ""), (glyphs.of(look), look.role), (f" {word}", "dim")]
     return tuple(spans)
 
