@@ -56,6 +56,7 @@ class AgentRequests(JobRequests):
         self.ops.update(
             identity=self.identity,
             assign=self.assign,
+            introduce=self.introduce,
             await_engine=self.await_engine,
             status=self.status,
             watch=self.watch,
@@ -125,6 +126,11 @@ class AgentRequests(JobRequests):
     async def assign(self, args: dict[str, Any]) -> Answer:
         """Accept the coordinator that the launching supervisor names."""
         self._member.office.assign(args)
+        return Answer({})
+
+    async def introduce(self, args: dict[str, Any]) -> Answer:
+        """Learn where the other agents listen: those that came back have other ports than this node knows."""
+        self._context.peers.learn(args["members"])
         return Answer({})
 
     async def await_engine(self, args: dict[str, Any]) -> Answer:

@@ -88,7 +88,8 @@ class Election:
         # The nodes that are connected to us follow us.
         known = self._office.connected
         others = [name for name in self._peers.members if name not in {self._me, view.coordinator, *known}]
-        asking = [self._peers.ask(name, "who", {"term": view.term}) for name in others]
+        question = {"term": view.term, "where": self._peers.members.get(self._me)}
+        asking = [self._peers.ask(name, "who", question) for name in others]
         for answer in await asyncio.gather(self._ask_endpoint(known), *asking):
             # A node that voted knows the term, but maybe not the winner.
             if answer and answer["coordinator"]:
@@ -223,6 +224,7 @@ class Election:
         The votes are counted by the groups of the newest journal among the voters: ours may be old.
         """
         request = {"term": term, "candidate": self._me, "sounding": sounding, "journal": self._journal.tail()}
+        request["where"] = self._peers.members.get(self._me)
         names = [name for name in self._peers.members if name != self._me and name not in given_up]
         asked = {asyncio.ensure_future(self._peers.ask(name, "vote", request)): name for name in names}
         granted: list[Args] = []
@@ -258,7 +260,13 @@ class Election:
     # Requests of other nodes
 
     async def _hear_vote(self, node: str, channel: Channel | None, args: Args) -> Items:
+        self._learn(node, args)
         return self._answer_candidate(args)
+
+    def _learn(self, node: str, args: Args) -> None:
+        """Note where a node that asks us listens: it may have come back with another port."""
+        if args.get("where"):
+            self._peers.learn({node: args["where"]})
 
     async def _answer_candidate(self, args: Args) -> Items:
         """Answer a request for a vote, with the groups of our journal; a granted one also with its newer records."""
@@ -285,8 +293,7 @@ class Election:
         return self._office.is_held and self._ballot.view.coordinator == self._me
 
     async def _hear_who(self, node: str, channel: Channel | None, args: Args) -> Answer:
-        if "where" in args:
-            self._peers.learn({node: args["where"]})
+        self._learn(node, args)
         self.renew_beyond(int(args["term"]))
         view = self._ballot.view
         return Answer({"term": view.term, "coordinator": view.coordinator, "members": self._peers.members})

@@ -101,6 +101,8 @@ class Healer:
         self._hub = hub
         self._starts: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RESTARTS))
         self._given_up: set[str] = set()
+        self._introduced: dict[str, tuple[float, dict[str, Any]]] = {}
+        """By host: since when its link is open, and what its agent was told of the others."""
         self._brought: set[tuple[str, str]] = set()
         """Nodes, and the work trees that this supervisor has tried to bring them."""
         self._spreading: asyncio.Task[None] | None = None
@@ -130,7 +132,26 @@ class Healer:
     def _spread(self) -> None:
         """Tell nodes whom to believe, beside the other checks: one that does not answer must not delay them."""
         if self._spreading is None or self._spreading.done():
-            self._spreading = self._hub.own(admission.spread(self._hub), "spread authorities")
+            self._spreading = self._hub.own(self._tell(), "tell the nodes of each other")
+
+    async def _tell(self) -> None:
+        await admission.spread(self._hub)
+        await self._introduce()
+
+    async def _introduce(self) -> None:
+        """Tell all agents where the others listen: those that came back together know old ports only."""
+        live = self._hub.opened_links(live=True)
+        where: dict[str, Any] = {}
+        for link in live:
+            node, members = str(link.view.identity.get("node")), link.view.identity.get("members") or {}
+            if node in members:
+                where[node] = members[node]
+        for link in live:
+            name, known = link.view.name, link.view.identity.get("members") or {}
+            said = (link.opened_at, where)
+            if any(known.get(node) != at for node, at in where.items()) and self._introduced.get(name) != said:
+                self._introduced[name] = said
+                await link.try_call("introduce", {"members": where}, timeout_s=IDENTITY_DEADLINE)
 
     def _dead_links(self) -> list[Link]:
         now, links = time.monotonic(), self._hub.links.values()

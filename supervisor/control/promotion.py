@@ -48,7 +48,7 @@ async def promote_if_orphaned(hub: Hub) -> bool:
     agents = await hub.identities()
     if not agents or any(map(_is_led, agents.values())):
         return False
-    if not any(one.get("coordinator") for one in agents.values()):
+    if not any(one.get("term") for one in agents.values()):
         # Another supervisor is still launching this job.
         return False
     for name in agents:
@@ -110,7 +110,7 @@ async def promote(hub: Hub, node: str | None) -> dict[str, Any]:
             )
     if node is not None and node not in agents:
         raise RequestFailed(f"no agent of the job answers on {node}", f"in reach: {' '.join(agents)}", "unreachable")
-    if not any(one.get("coordinator") for one in agents.values()):
+    if not any(one.get("term") for one in agents.values()):
         raise RequestFailed("the job has had no coordinator yet", "its launch was given up: supervisor stop", "launch")
     promoted = await _promote_by_force(hub, [node] if node else list(agents), away)
     return {"accepted": True, "message": f"{promoted} is the coordinator now", "generation": 0, "seq": seq}

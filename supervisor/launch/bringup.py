@@ -204,9 +204,8 @@ async def introduce(hub: Hub, link: Link, spec: JobSpec) -> None:
     heads = [one for one in others.values() if one.get("coordinator")]
     newest = max(heads, key=lambda one: (int(one.get("term") or 0), one.get("role") == "coordinator"), default=None)
     if newest is None or newest["coordinator"] == mine:
-        # No other agent is left, or all wait for this one: it continues from the voters' journal.
-        with _failing(link, "promote"):
-            await link.call("promote", {"force": False}, timeout_s=PROMOTE_DEADLINE)
+        # No other agent is left, or all wait for this one: it continues from the voters' journal, once they are enough.
+        await link.try_call("promote", {"force": False}, timeout_s=PROMOTE_DEADLINE)
         return
     members: dict[str, dict[str, Any]] = {**newest.get("members", {})}
     members[mine] = await peer_address(link, spec)

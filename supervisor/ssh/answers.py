@@ -208,7 +208,7 @@ def _follow(data: Any, body: bytes) -> Any:
 
 
 SHAPES: Mapping[str, Read] = {
-    **{op: _plain(_nothing) for op in ("attach", "assign", "exit", "over", "tree_put", "tree_free")},
+    **{op: _plain(_nothing) for op in ("attach", "assign", "introduce", "exit", "over", "tree_put", "tree_free")},
     **{op: _plain(_REPLY) for op in ("restart", "remove", "add", "cordon", "uncordon", "stop")},
     "hello": _plain(record({"protocol": count, **_HELLO})),
     "jobs": _plain(record({"jobs": each(record(_JOB))})),
@@ -232,7 +232,7 @@ SHAPES: Mapping[str, Read] = {
     # JobSpec.from_json has the shape of a description.
     "describe": _plain(record({"ca": text, "spec": _nothing})),
     "trust": _plain(record(_BASIS)),
-    "promote": _plain(record({"term": count, "coordinator": name})),
+    "promote": _plain(record({"term": count, "coordinator": name, "went_on": flag})),
     "signal": _plain(record({"refused": by_name(text)})),
     "keep": _plain(record({"files": by_name(each(text))})),
     "stacks": _plain(

@@ -118,6 +118,24 @@ async def a_lost_agent_is_started_again_while_somebody_controls(session: Session
     assert [event["seq"] for event in session.events] == list(range(1, len(session.events) + 1))
 
 
+@pytest.mark.parametrize("killed", [("n1", "n3"), ("n1", "n2", "n3")], ids=" ".join)
+def test_agents_that_are_killed_together_come_back_as_one_job(tmp_path: Path, killed: tuple[str, ...]) -> None:
+    async def scenario(made: Hosts) -> None:
+        async with planned(made.inventory(), made, "100000", "0.05") as session:
+            await session.ready()
+            await until(session, lambda: has(session, "generation_running"))
+            for name in killed:
+                os.kill(made.agents()[f"{name}/job-t"], signal.SIGKILL)
+            await until(session, lambda: has(session, "coordinator_changed"))
+            await until(session, lambda: session.status.get("world_size") == 3 and session.status["state"] == "running")
+            assert [event["seq"] for event in session.events] == list(range(1, len(session.events) + 1))
+            await session.request("stop", kill=True)
+            await until(session, lambda: session.ended)
+
+    with hosts(tmp_path, 3, min_nodes=1) as made:
+        asyncio.run(scenario(made))
+
+
 def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
     async def steer(session: Session, verb: str, **args: Any) -> None:
         answer = await session.request(verb, **args)
