@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from textual.widgets import Input, Static
 
+from remote_agent.diagnose.incidents import incidents_after
 from remote_agent.wire import Answer
 from supervisor.errors import HostFailure, LaunchFailed
 from supervisor.link.view import Notice
@@ -356,12 +357,19 @@ def test_an_incident_of_a_group_that_was_replaced_is_no_news() -> None:
             last = session.events[-1]
             ran = {**last, "seq": last["seq"] + 1, "type": "generation_running", "generation": generation}
             session.events.append(ran)
-            session.touch(status={**session.status, "generation": generation})
+            session.incidents = incidents_after(session.incidents, ran)
+            healed = {"generation": generation, "incident": session.incidents[-1]}
+            session.touch(status={**session.status, **healed})
             # The next group is being stopped, and why is not known yet.
-            assert "FIRST FAILURE" not in await settle(app, pilot)
+            text = await settle(app, pilot)
+            assert "FIRST FAILURE" not in text
+            assert "ago: rank 3 on n2, CUDA out" in text
             # A spare has come in.
-            session.touch(status={**session.status, "state": "running", "plan": None, "restarts": 0})
-            assert "no restart   " in await settle(app, pilot)
+            running_again = {"state": "running", "condition": "running", "plan": None, "restarts": 0}
+            session.touch(status={**session.status, **running_again})
+            text = await settle(app, pilot)
+            assert "RUNNING" in text
+            assert "ago: rank 3 on n2, CUDA out" in text
 
     asyncio.run(scenario())
 
