@@ -98,8 +98,8 @@ class TreeRequests:
         user = jobs.running_from(self._home, tree, self._job)
         if user is not None and alone:
             hint = (
-                f"watch it: supervisor attach {user}; --job NAME gives this job a work tree of its own; --force shares "
-                f"the files of {user}, its snapshots too"
+                f"watch it: supervisor attach HOSTS {user}; --job NAME gives this job a work tree of its own; --force "
+                f"shares the files of {user}, its snapshots too"
             )
             raise Problem("tree_in_use", f"job {user} is live and runs from the same work tree", hint)
         if user is not None:

@@ -135,7 +135,7 @@ async def _refuse_known(node: NodeLink, material: Material) -> None:
         hint = 'set a local directory for each node: env = { SUPERVISOR_HOME = "/local/disk/supervisor" }'
         raise HostError(name, "start", f"it shares its home directory with {other}", hint)
     verb = "attach" if known.get("live") else "clean"
-    hint = f"choose another --job, or: supervisor {verb} {job}"
+    hint = f"choose another --job, or: supervisor {verb} HOSTS {job}"
     raise JobInTheWay(name, "start", f"a job named {job} already exists", hint)
 
 

@@ -143,7 +143,11 @@ class Launch:
             first = min(self._in_the_way.values(), key=lambda error: error.hint)
             where = [name for name in self._plan.hosts if name in self._in_the_way]
             where = [name for name in where if self._in_the_way[name].reason == first.reason]
-            raise UsageError(f"{first.reason} on {' '.join(where)}", first.hint)
+            # --hosts and --hostfile are known here without their values: then the word HOSTS stays.
+            path = hub.inventory.path
+            named = path is None or path.suffix == ".toml"
+            hint = first.hint.replace("HOSTS ", "" if path is None else f"{path} ") if named else first.hint
+            raise UsageError(f"{first.reason} on {' '.join(where)}", hint)
         ready = [name for name in hosts if name not in self._failures]
         self._check_enough(hub, ready)
         for finding in quick(hub.links[name].view for name in ready):

@@ -180,7 +180,7 @@ def test_a_tree_in_use_is_not_changed_under_a_job(tmp_path: Path) -> None:
         assert (await channel.call("tree_plan", {"tree": "t"}, packed(b"x"))).data["changed"] == 0
         with pytest.raises(CallFailed, match="job running is live and runs from the same work tree") as refused:
             await channel.call("tree_plan", {"tree": "t", "alone": True}, packed(b"x"))
-        assert all(word in refused.value.hint for word in ("supervisor attach running", "--job NAME", "--force"))
+        assert all(word in refused.value.hint for word in ("supervisor attach HOSTS running", "--job NAME", "--force"))
         with pytest.raises(CallFailed) as refused:
             await channel.call("tree_plan", {"tree": "t"}, packed(b"y"))
         assert refused.value.kind == "tree_in_use"

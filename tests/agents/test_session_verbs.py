@@ -201,7 +201,7 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         again = cli("up", "hosts.toml", "--headless", "--job", "job-t", "talk.py", "1")
         assert again.status == 2
         assert "a job named job-t already exists on n1 n2" in again.err
-        assert "supervisor attach job-t" in again.err
+        assert f"supervisor attach {made.inventory().path} job-t" in again.err
         assert cli.json("status", "h.toml", "--json")["state"] == "running"
         # Where its agent is gone, its files are still those of a job that runs.
         os.kill(made.agents()["n2/job-t"], signal.SIGKILL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,7 +44,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, start_on: StartOn, **job: Any) -> li
     monkeypatch.setattr("supervisor.launch.launch.LAST_REPORTS_S", 0.05)
     plan = Plan(spec(4, **job), ("n1", "n2", "n3", "n4"))
     hub: Any = SimpleNamespace(
-        inventory=None,
+        inventory=SimpleNamespace(path=Path("hosts.toml")),
         links={name: link(name) for name in plan.hosts},
         notice=lambda text, *_: notices.append(text),
         own_late=lambda _tasks: None,
@@ -70,11 +71,13 @@ def test_a_live_job_with_the_same_tree_is_in_the_way_on_the_first_host_that_says
     async def start_on(name: str, _material: bringup.Material) -> None:
         if name != "n3":
             await asyncio.Event().wait()
-        raise JobInTheWay(name, "sync", "job old is live and runs from the same work tree", "supervisor attach old")
+        raise JobInTheWay(
+            name, "sync", "job old is live and runs from the same work tree", "supervisor attach HOSTS old"
+        )
 
     with pytest.raises(UsageError, match="job old is live and runs from the same work tree on n3") as refused:
         launch(monkeypatch, start_on)
-    assert (refused.value.exit_status, refused.value.hint) == (2, "supervisor attach old")
+    assert (refused.value.exit_status, refused.value.hint) == (2, "supervisor attach hosts.toml old")
 
 
 def test_files_of_earlier_runs_are_named_before_the_script_finds_them(monkeypatch: pytest.MonkeyPatch) -> None:
