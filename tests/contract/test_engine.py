@@ -18,6 +18,7 @@ import pytest
 from remote_agent.engine.engine import _import_torch
 from remote_agent.wire import CallFailed
 from tests.agents.engine_process import PY_SPY, SCRIPTS, SharedEngine, engine, speak
+from tests.fast.test_ports import neighbours
 
 pytestmark = pytest.mark.torch
 
@@ -95,6 +96,16 @@ def test_a_store_on_an_address_that_is_not_ours(shared: SharedEngine) -> None:
     failed = refused(shared, "prepare", generation=shared.generation(), host="no-such-host.invalid")
     assert failed.kind == "store"
     assert "no-such-host.invalid" in failed.message
+
+
+def test_a_store_listens_in_the_range_that_the_job_names(shared: SharedEngine) -> None:
+    with neighbours() as (first, second):
+        low, high = first.getsockname()[1], second.getsockname()[1]
+        args: dict[str, Any] = {"host": "127.0.0.1", "ports": f"{low}-{high}"}
+        failed = refused(shared, "prepare", generation=shared.generation(), **args)
+        assert (failed.kind, f"no port is free in {low}-{high}" in failed.message) == ("ports", True)
+        second.close()
+        assert shared.do(shared.engine.call("prepare", generation=shared.generation(), **args))["port"] == high
 
 
 def test_two_nodes_reduce_over_the_store_of_the_first(tmp_path: Path) -> None:
