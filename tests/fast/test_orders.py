@@ -101,8 +101,8 @@ def test_program_and_directories_are_those_of_this_node_whatever_is_ordered() ->
 
 
 def test_a_store_is_opened_at_the_nodes_own_address() -> None:
-    asked = {"generation": 3, "host": "192.0.2.9", "port": 0, "hold": True, "more": "x"}
-    wanted = {"generation": 3, "host": "10.0.0.1", "port": 0, "hold": True}
+    asked = {"generation": 3, "host": "192.0.2.9", "port": 0, "hold": True, "ports": "1-9", "more": "x"}
+    wanted = {"generation": 3, "host": "10.0.0.1", "port": 0, "hold": True, "ports": ""}
     assert orders.prepare(context(), asked) == wanted
 
 
