@@ -17,6 +17,7 @@ from supervisor.recording.reading import load
 from supervisor.recording.redact import MARK
 from supervisor.recording.writing import Limit, watch, write
 from supervisor.session import Session
+from supervisor.tui import times
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.replay import ReplayApp
 from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
@@ -88,16 +89,20 @@ async def followed(made: Hosts, path: Path, go: Path) -> None:
 async def compared(made: Hosts, path: Path) -> None:
     """The session, asked again without a trace, and its recording at the end tell the same."""
     recording = load(path)
+    # What counts on a screen counts to the same time on both.
+    now_s = recording.end_ns / 1e9
     async with Session(made.inventory(), follow=True) as session:
         await session.ready()
         await session.settle()
         await session.heard()
         while not session.ended:
             await session.wait_change(0.5)
-        live = await screens_of(SupervisorApp(session, read_only=True))
+        with times.read_from(lambda: now_s):
+            live = await screens_of(SupervisorApp(session, read_only=True))
         rows = (await session.merged(ALL, 4096)).rows
     async with Player(recording, recording.end_ns) as player:
-        played = await screens_of(ReplayApp(player))
+        with times.read_from(lambda: now_s):
+            played = await screens_of(ReplayApp(player))
         told = (await player.merged(ALL, 4096)).rows
         assert [event["type"] for event in player.events] == [event["type"] for event in session.events]
         assert player.incidents == session.incidents
