@@ -15,6 +15,7 @@ from remote_agent.diagnose.incidents import EvidenceLine
 from remote_agent.diagnose.signatures import HINTS, SIGNATURES, Signature
 from remote_agent.diagnose.signatures.signature import GENERIC, NEUTRAL, PRIMARY, SECONDARY, WRONG_SIZE
 from remote_agent.diagnose.tracebacks import TRUNCATED, Trace, find_traces, join_traces, strip_tag, traces_of_error
+from remote_agent.text.names import read_number
 from remote_agent.text.shapes import clip, fingerprint, lines_of
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def read_rank(evidence: RankEvidence, notes: Sequence[str] = ()) -> Finding:
     finding = _read(evidence, notes)
     raised = _RAISED_ON.search(evidence.tail) if finding.role == PRIMARY and not finding.named else None
     if raised is not None:
-        finding = dataclasses.replace(finding, named=tuple(int(rank) for rank in raised[1].split(", ")))
+        finding = dataclasses.replace(finding, named=tuple(map(read_number, raised[1].split(", "))))
     related = _RELATED_NOTES.get(finding.category)
     if finding.role != PRIMARY or not notes:
         return finding

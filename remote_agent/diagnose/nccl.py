@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from remote_agent.text.names import read_number
 from remote_agent.text.shapes import clip
 
 _WORD = re.compile(r"\b[NR]CCL\b")
@@ -136,7 +137,7 @@ class NcclProcess:
         for name, word, pattern in facts:
             for match in pattern.finditer(text) if word in text else ():
                 value = next(group for group in match.groups() if group is not None)
-                self._add(name, int(value) if name in _LARGEST else value)
+                self._add(name, read_number(value) if name in _LARGEST else value)
 
     def _read_interfaces(self, line: str) -> None:
         addresses = _LISTED.search(line) if "Using" in line or "OOB" in line else None
@@ -156,7 +157,7 @@ class NcclProcess:
             if is_direct:
                 self._add("transport", "GDRDMA")
             device = _SOCKET.match(match["rest"]) if name == "NET/Socket" else None
-            for interface in self._sockets[int(device[1]) :][:1] if device is not None else ():
+            for interface in self._sockets[read_number(device[1]) :][:1] if device is not None else ():
                 self._add("interface", interface)
 
     def _read_nvls(self, line: str) -> None:
@@ -164,7 +165,7 @@ class NcclProcess:
         if _NVLS_UNAVAILABLE in line:
             self._add("nvls", False)
         elif counts:
-            self._add("nvls", any(map(int, counts)))
+            self._add("nvls", any(map(read_number, counts)))
         elif _NVLS_USED.search(line):
             self._add("nvls", True)
 
@@ -194,7 +195,7 @@ class NcclProcess:
                 self._add("devices", ())
 
     def _read_comm(self, match: re.Match[str], thread: str) -> None:
-        rank, nranks = int(match["rank"]), int(match["nranks"])
+        rank, nranks = read_number(match["rank"]), read_number(match["nranks"])
         self._named_last = self._named_last or bool(match["done"] and match["at"] not in self._at)
         key = match["id"] or self._at.get(match["at"]) or f"?{nranks}"
         self._at[match["at"]] = key
@@ -213,14 +214,14 @@ class NcclProcess:
         match = _LINK.match(text)
         if match is None:
             if (ring := _RING.match(text)) is not None:
-                self._add("rings", int(ring[1]))
+                self._add("rings", read_number(ring[1]))
             return
-        src, dst = int(match["src"]), int(match["dst"])
+        src, dst = read_number(match["src"]), read_number(match["dst"])
         comm = None if self._named_last else self._comm_of(thread, dst if match["receive"] else src)
         transport, is_direct = _transport_of(match)
         links = self._early if comm is None else self._links
         key = (comm.key if comm is not None else "", src, dst, f"{transport}/GDRDMA" if is_direct else transport)
-        links.setdefault(key, set()).add(int(match["channel"]))
+        links.setdefault(key, set()).add(read_number(match["channel"]))
 
     def _comm_of(self, thread: str, own: int) -> Comm | None:
         """Return the newest communicator in which the process has that rank, if possible one of this thread."""

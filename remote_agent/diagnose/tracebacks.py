@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from remote_agent.text.names import read_number
 from remote_agent.text.shapes import lines_of
 from remote_agent.wire.gate import Misfit, anything, parse, record
 
@@ -164,7 +165,7 @@ def _read_traceback(lines: list[str], start: int) -> Trace | None:
         line = lines[number]
         frame = _FRAME.match(line)
         if frame is not None:
-            frames.append(StackFrame(frame["file"], int(frame["line"]), frame["function"] or ""))
+            frames.append(StackFrame(frame["file"], read_number(frame["line"]), frame["function"] or ""))
         elif line.strip() and len(line) - len(line.lstrip()) <= indent:
             break
         number += 1
@@ -195,7 +196,7 @@ def _read_box(lines: list[str], start: int) -> Trace | None:
         return None
     matches = (_BOX_FRAME.match(line) for line in lines[start:end])
     frames = tuple(
-        StackFrame(each["file"], int(each["line"]), each["function"]) for each in matches if each is not None
+        StackFrame(each["file"], read_number(each["line"]), each["function"]) for each in matches if each is not None
     )
     text = "\n".join(lines[start : end + 2])
     return Trace(exception["type"], exception["message"] or "", frames, start, end + 1, text)
@@ -213,7 +214,7 @@ def _read_fault(lines: list[str], start: int) -> Trace:
                 break
             inside = True
         elif frame is not None and inside:
-            frames.append(StackFrame(frame["file"], int(frame["line"]), frame["function"] or ""))
+            frames.append(StackFrame(frame["file"], read_number(frame["line"]), frame["function"] or ""))
         elif lines[number].strip():
             break
         last = number

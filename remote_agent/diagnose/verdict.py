@@ -27,7 +27,7 @@ from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
 from remote_agent.diagnose.signatures import HINTS
 from remote_agent.diagnose.signatures.signature import CHILD_FAILED, DIED, PRIMARY, SECONDARY, WRONG_SIZE
 from remote_agent.diagnose.tracebacks import Trace, last_background_failure
-from remote_agent.text.names import name_ranks
+from remote_agent.text.names import name_ranks, read_number
 from remote_agent.text.shapes import clip, fingerprint, lines_of, shape
 
 # The same failure on another rank within this time has the same cause.
@@ -503,7 +503,7 @@ def _lost_first(evidence: Sequence[RankEvidence], findings: Sequence[Finding]) -
         match = next(closed, None)
         if match is not None and each.rank is not None:
             # Both the ranks and the devices of a node are numbered consecutively.
-            named.add(each.rank - int(match["own"]) + int(match["other"]))
+            named.add(each.rank - read_number(match["own"]) + read_number(match["other"]))
             reports += 1
     victims = {each.rank for each in findings if each.role in (SECONDARY, STOPPED)}
     return named.pop() if reports > 1 and len(named) == 1 and not named & victims else None
@@ -559,7 +559,11 @@ class _TimedOut(NamedTuple):
 def _find_missing(evidence: Sequence[RankEvidence], context: JobContext) -> dict[str, Any] | None:
     """Return the missing ranks: {collective, seq, waiting, missing, stacks}; None if the texts do not show them."""
     matches = ((each.rank, _WORK.search(each.tail)) for each in evidence)
-    waits = [_TimedOut(rank, int(work[1]), work[2]) for rank, work in matches if rank is not None and work is not None]
+    waits = [
+        _TimedOut(rank, read_number(work[1]), work[2])
+        for rank, work in matches
+        if rank is not None and work is not None
+    ]
     if not waits:
         return None
     queued = _queued(evidence, waits)
@@ -590,7 +594,9 @@ def _queued(evidence: Sequence[RankEvidence], waits: list[_TimedOut]) -> dict[in
     states = {each.rank: match for each in evidence if each.rank is not None and (match := _STATUS.search(each.tail))}
     groups = Counter(states[wait.rank]["group"] for wait in waits if wait.rank in states)
     group = groups.most_common(1)[0][0] if groups else None
-    queued = {rank: int(state["number"]) for rank, state in states.items() if groups and state["group"] == group}
+    queued = {
+        rank: read_number(state["number"]) for rank, state in states.items() if groups and state["group"] == group
+    }
     return {**{wait.rank: wait.seq for wait in waits if wait.rank not in states}, **queued}
 
 

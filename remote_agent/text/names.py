@@ -1,11 +1,16 @@
 """Numbers and counts as people write them.
 
-In: ranks, numbers of things. Out: `0-2,5`, `ranks 0-3`, `2 nodes`.
+In: ranks, numbers of things, digits in a text. Out: numbers; `0-2,5`, `ranks 0-3`, `2 nodes`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+
+
+def read_number(digits: str) -> int:
+    """Return the number that digits in a text stand for, of its first 18 where it has more: no program prints those."""
+    return int(digits[:18])
 
 
 def ranges(numbers: Iterable[int]) -> str:

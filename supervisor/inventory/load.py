@@ -89,12 +89,25 @@ def _parse(path: Path) -> dict[str, Any]:
         raise InventoryError(f"{path}: cannot be read: {error.strerror}") from error
     try:
         # Some editors write a byte order mark.
-        return tomllib.loads(data.decode("utf-8-sig"))
+        document = tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise InventoryError(f"{path}: line {line}: not UTF-8 text") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        # Not only TOMLDecodeError: a number may have too many digits, and lists too many lists in them.
         raise InventoryError(f"{path}: not valid TOML: {error}", _toml_hint(str(error), data.decode())) from error
+    if not _fits(document):
+        raise InventoryError(f"{path}: not valid TOML: a number does not fit into 64 bits")
+    return document
+
+
+def _fits(value: object) -> bool:
+    """Return whether all whole numbers in a value fit into 64 bits, which is what TOML promises."""
+    if isinstance(value, dict):
+        return all(map(_fits, value.values()))
+    if isinstance(value, list):
+        return all(map(_fits, value))
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 def _toml_hint(message: str, content: str) -> str:

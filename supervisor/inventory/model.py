@@ -12,6 +12,7 @@ import re
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.text.names import read_number
 from remote_agent.wire import read_ports
 from supervisor.errors import UsageError
 
@@ -157,7 +158,7 @@ def truth(place: Place, key: str, value: Any) -> bool:
 
 def size(place: Place, key: str, value: Any) -> int:
     """Check for a size with a unit (K, M, G or T, powers of 1024); return bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", value) if isinstance(value, str) else None
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT])(?:i?B)?", value) if isinstance(value, str) else None
     if match is None:
         raise place.wrong(key, f"must be a size, not {value!r}", f'write {key} = "2G"')
     count = int(float(match[1]) * 1024 ** ("KMGT".index(match[2]) + 1))
@@ -212,7 +213,7 @@ def port_range(place: Place, key: str, value: Any) -> str:
 
 def nproc(place: Place, key: str, value: Any) -> str:
     """Check for auto, gpu, cpu, xpu or a number of 1 or more; return it as text."""
-    if isinstance(value, str) and (value in NPROC_WORDS or (value.isdecimal() and int(value) > 0)):
+    if isinstance(value, str) and (value in NPROC_WORDS or (value.isdecimal() and read_number(value) > 0)):
         return value
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return str(value)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from remote_agent.text.names import read_number
 from supervisor.inventory.model import InventoryError
 from supervisor.inventory.pattern import PatternError, expand, fold, split
 
@@ -43,7 +44,7 @@ def from_hosts(text: str) -> Document:
         if match["user"]:
             entry["user"] = match["user"]
         if match["port"]:
-            entry["port"] = int(match["port"])
+            entry["port"] = read_number(match["port"])
         hosts.append(entry)
     return {"hosts": hosts}
 
@@ -80,9 +81,9 @@ def _slots(match: re.Match[str], where: str) -> int | None:
     text = given[1] if given is not None else match["count"]
     if text is None:
         return None
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or read_number(text) < 1:
         raise InventoryError(f"{where}: slots={text}: must be a number above 0", "leave it out for one rank per GPU")
-    return int(text)
+    return read_number(text)
 
 
 def _entry(name: str, nproc: int | None) -> Document:
@@ -158,8 +159,8 @@ def gpus_per_node(environ: Mapping[str, str]) -> int | None:
     for name in ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"):
         # A type may precede it: h100:8.
         text = environ.get(name, "").rpartition(":")[2]
-        if text.isdecimal() and int(text) > 0:
-            return int(text)
+        if text.isdecimal() and read_number(text) > 0:
+            return read_number(text)
     return None
 
 

@@ -66,6 +66,8 @@ def _reader() -> type[SSHClientConfig]:
                 self._error(f"Include leads back to {path}, which is being read")
             if len(self._opened) > MAX_INCLUDES:
                 self._error(f"Include {path}: more than {MAX_INCLUDES} files, each included by the one before")
+            if b"\0" in path.read_bytes():
+                raise SshConfigError(f"{path} has a NUL character")
             opened, self._opened = self._opened, (*self._opened, path.resolve())
             super().parse(path)
             self._opened = opened

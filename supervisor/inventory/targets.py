@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from remote_agent.text.names import read_number
+
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@:-]{0,127}")
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
 _SIX = re.compile(r"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f.]{0,15}){2,8}(?:%[A-Za-z0-9_.-]{1,32})?")
@@ -66,7 +68,9 @@ def parse_hops(value: str) -> list[Hop]:
             if parts is None:
                 raise TargetError(f"{rest!r} is not host[:port]", _HOST_HINT)
             host = check_host(parts["six"] or parts["name"])
-            chain.append(Hop(host, check_user(user) if at else None, int(parts["port"]) if parts["port"] else None))
+            chain.append(
+                Hop(host, check_user(user) if at else None, read_number(parts["port"]) if parts["port"] else None)
+            )
         except TargetError as error:
             hint = f"write for example me@login.example.org:22; {error.hint}"
             raise TargetError(f"{text!r} is not [user@]host[:port]", hint) from error

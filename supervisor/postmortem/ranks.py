@@ -13,6 +13,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 
+from remote_agent.text.names import read_number
 from supervisor.postmortem.lines import FileLine, without_json, without_prefixes
 
 # Tags of every line: a line without one belongs to no rank.
@@ -160,14 +161,14 @@ class _Reader:
     def _untagged(self, text: str) -> tuple[int | None, str | None]:
         section = _SECTION.match(text)
         if section is not None:
-            self._section = int(section["rank"]) if section["edge"] == "Begin" else None
+            self._section = read_number(section["rank"]) if section["edge"] == "Begin" else None
         if self._section is not None:
             return self._section, None
         record = _first(_RECORD_TAGS, text) if text[:1] in _RECORD_BEGINS else None
         # The processes of a server print at once: this may begin before another line has ended.
         record = record or (_SCHEDULER.search(text) if "Scheduler hit an exception" in text else None)
         if record is not None:
-            self._record = (int(record["rank"]), None)
+            self._record = (read_number(record["rank"]), None)
             return self._record
         nccl = _nccl(text)
         if nccl is not None:
@@ -184,7 +185,7 @@ class _Reader:
     def _launcher(self, text: str) -> tuple[int | None, str | None] | None:
         banner = _BANNER.match(text)
         if banner is not None:
-            self._banner = int(banner["rank"])
+            self._banner = read_number(banner["rank"])
             return self._banner, None
         if self._banner is not None and _BANNER_REST.match(text):
             return self._banner, None
@@ -195,7 +196,7 @@ class _Reader:
 
     def _rank(self, match: re.Match[str]) -> int | None:
         """Return the rank that a match names; None if ranks of several nodes have that number."""
-        number = int(match["rank"])
+        number = read_number(match["rank"])
         return self._globals.get(number, number) if _LOCAL.search(match.group()) else number
 
 
@@ -225,7 +226,7 @@ def _global_ranks(lines: Sequence[FileLine]) -> dict[int, int | None]:
     for line in lines:
         match = _LOCAL_TO_GLOBAL.search(line.text) if "rank" in line.text else None
         if match is not None:
-            local, rank = int(match["local"] or match["local2"]), int(match["rank"] or match["rank2"])
+            local, rank = read_number(match["local"] or match["local2"]), read_number(match["rank"] or match["rank2"])
             known[local] = rank if known.get(local, rank) == rank else None
     return known
 
@@ -238,7 +239,7 @@ def _banner_heads(lines: Sequence[FileLine]) -> dict[int, tuple[int, str | None,
         for before in range(max(0, index - 2), index) if banner is not None else ():
             head = _BANNER_HEAD.match(lines[before].text)
             if banner is not None and head is not None:
-                heads[before] = int(banner["rank"]), head["node"], lines[before].text
+                heads[before] = read_number(banner["rank"]), head["node"], lines[before].text
     return heads
 
 
@@ -251,10 +252,10 @@ def _nccl_ranks(lines: Sequence[FileLine], several_hosts: bool) -> dict[tuple[st
         if nccl is None:
             continue
         process = (nccl["host"], nccl["pid"])
-        seen.setdefault(process, set()).add(int(nccl["device"]))
+        seen.setdefault(process, set()).add(read_number(nccl["device"]))
         own = _NCCL_RANK.search(line.text)
         if own is not None:
-            printed.setdefault(process, int(own["rank"] or own["rank2"]))
+            printed.setdefault(process, read_number(own["rank"] or own["rank2"]))
     one_host = len({host for host, _ in seen}) == 1 and not several_hosts
     # A thread that has set no device prints the first; a process with several devices prints more than one.
     shown = {process: numbers - {0} or numbers for process, numbers in seen.items()}
@@ -262,6 +263,6 @@ def _nccl_ranks(lines: Sequence[FileLine], several_hosts: bool) -> dict[tuple[st
     # Two processes with the same device are on different hosts.
     distinct = len(set(devices.values())) == len(devices) and all(len(numbers) == 1 for numbers in shown.values())
     # A rank without such a device is on another node.
-    tagged = {int(tag[1]) for line in lines if "[rank" in line.text and (tag := _TORCH_TAG.search(line.text))}
+    tagged = {read_number(tag[1]) for line in lines if "[rank" in line.text and (tag := _TORCH_TAG.search(line.text))}
     all_here = tagged <= set(devices.values())
     return devices if one_host and distinct and all_here and not printed else printed

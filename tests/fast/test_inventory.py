@@ -278,12 +278,23 @@ def test_a_path_of_the_ssh_configuration_that_is_none_is_an_error_of_it(tmp_path
     (home / ".ssh" / "config").write_text(f"Include {path}\n")
     if path[0] != "x":
         assert "cannot read the ssh configuration" in _refused(tmp_path, ONE).message
+    (home / ".ssh" / "config").write_text("IdentityFile \0\n")
+    assert "config has a NUL character" in _refused(tmp_path, ONE).message
 
 
 def test_a_working_directory_with_too_long_a_name_is_not_there(tmp_path: Path) -> None:
     inventory = _load(tmp_path, f'[job]\nworkdir = "{"x" * 5000}"\n' + ONE)
     with pytest.raises(UsageError, match="there is no such directory"):
         make_plan(inventory, UpOptions(script="t.py"), tmp_path)
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000, "9" * 30, "0x" + "f" * 5000])
+def test_a_value_that_no_reader_of_toml_takes_is_an_error_of_the_file(tmp_path: Path, value: str) -> None:
+    assert "not valid TOML" in _refused(tmp_path, f"{ONE}port = {value}\n").message
+
+
+def test_a_size_of_thousands_of_digits_is_none(tmp_path: Path) -> None:
+    assert "must be a size" in _refused(tmp_path, f'[job]\nlog_bound = "{"9" * 5000}G"\n{ONE}').message
 
 
 def test_an_inventory_has_a_largest_number_of_hosts(tmp_path: Path) -> None:

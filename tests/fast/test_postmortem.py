@@ -149,6 +149,22 @@ def test_a_node_that_only_a_text_names_may_be_lost(tmp_path: Path) -> None:
     assert (found["category"], found["culprit_node"], found["time"]) == ("node_lost", "n2", "2026-11-20T10:00:00.000Z")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        BROKEN.replace("88", "8" * 5000),
+        tagged(f"[rank{'7' * 5000}]: ", BROKEN),
+        f"[Rank 1] WorkNCCL(SeqNum={'9' * 5000}, OpType=ALLREDUCE) timed out\n",
+        f"h:1:1 [0] NCCL INFO comm 0x1 rank {'9' * 5000} nRanks {'9' * 5000} - Init COMPLETE\n",
+    ],
+    ids=["line", "rank", "collective", "NCCL"],
+)
+def test_a_number_of_thousands_of_digits_is_no_error(tmp_path: Path, text: str) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(f"{text}{BROKEN}")
+    assert only(diagnose([log]))["category"] == "user_exception"
+
+
 def test_a_launchers_text_belongs_to_the_run_beside_it(tmp_path: Path) -> None:
     told = "W1121 06:37:58.309000 2085 torch/distributed/elastic: Sending process 2121 closing signal SIGTERM\n"
     write(tmp_path / "torchrun", run_x__attempt_0__0__stderr_dot_log=BROKEN)

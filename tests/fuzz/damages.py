@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 from tests.fuzz.driver import Damage
 
 # Never larger than this: the limits of the driver are for inputs of a usual size.
 MAX_BYTES = 256 * 1024
+NUMBER = re.compile(rb"[0-9]+")
 ODD_BYTES = (
     b"\0",
     b"\xff",
@@ -78,11 +80,42 @@ def lines(dice: random.Random, data: bytes) -> bytes:
     return b"".join(every)
 
 
+def number(dice: random.Random, data: bytes) -> bytes:
+    """Put another number in the place of one."""
+    numbers = list(NUMBER.finditer(data))
+    if not numbers:
+        return data
+    one = dice.choice(numbers)
+    odd = dice.choice((b"0", b"-1", b"1", b"7", b"00012", b"4294967296", b"9" * 19, b"9" * 400, b"9" * 5000, b"1e400"))
+    return data[: one.start()] + odd + data[one.end() :]
+
+
 def of_bytes(dice: random.Random, data: bytes) -> bytes:
     """Damage bytes and lines, once or a few times."""
     for _ in range(dice.choice((1, 1, 1, 2, 5))):
-        data = dice.choice((flip, cut, repeat, insert, lines, lines))(dice, data)[:MAX_BYTES]
+        data = dice.choice((flip, cut, repeat, insert, number, lines, lines))(dice, data)[:MAX_BYTES]
     return data
+
+
+TAGS = (
+    "[rank{rank}]: ", "[default{rank}]:", "n{node}:{rank}| ", "{rank}: ", "[1,{rank}]<stderr>:", "[rank: {rank}] ",
+    "[Rank {rank}] ", "node-{node}: ", "srun: error: n{node}: task {rank}: ", "slurmstepd: error: ",
+    "[2025-02-01 07:03:55 TP{rank}] ", "[rank={rank}] || ", "n{node}:41{rank}:41{rank} [{rank}] NCCL INFO ",
+    "2026-11-20T10:00:0{rank}.5Z stderr F ", '{{"rank": {rank}, "msg": "x"}}',
+)  # fmt: skip
+
+
+def tag(dice: random.Random, data: bytes) -> bytes:
+    """Put the tag of a rank, a node or a launcher before some lines."""
+    tags = dice.sample(TAGS, dice.choice((1, 1, 3)))
+    share, ranks = dice.choice((0.1, 1.0)), dice.choice((1, 2, 8))
+
+    def mark() -> bytes:
+        if dice.random() > share:
+            return b""
+        return dice.choice(tags).format(rank=dice.randrange(ranks), node=dice.randrange(3)).encode()
+
+    return b"".join(mark() + line for line in data.splitlines(keepends=True))
 
 
 def mixed(others: list[bytes]) -> Damage:
@@ -95,7 +128,9 @@ def mixed(others: list[bytes]) -> Damage:
             at = dice.randrange(len(every) + 1)
             every[at:at] = dice.choices(pool, k=dice.choice((1, 4)))
             data = b"".join(every)
-        return of_bytes(dice, data)
+        if dice.random() < 0.4:
+            data = tag(dice, data)
+        return data[:MAX_BYTES] if dice.random() < 0.3 else of_bytes(dice, data)
 
     return damage
 

@@ -106,3 +106,29 @@ def logs() -> list[bytes]:
     texts += [path.read_text(errors="replace")[:40_000] for path in sorted(CORPUS.glob("nccl/*.log"))]
     texts.append("n2:3| slurmstepd: error: *** JOB 1 ON n2 CANCELLED AT 2026-11-20T10:00:00 DUE TO NODE FAILURE ***\n")
     return [text.encode() for text in texts if text.strip()]
+
+
+def directories() -> list[bytes]:
+    """Return runs of several files, each after a line with its path."""
+    error = json.dumps(
+        {"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": TRACE, "timestamp": "9"}}}
+    )
+    ours = {
+        "job/events.jsonl": journal(EVENTS),
+        "job/agent.log": "agent\n",
+        "job/generation_0/rank_0/stderr.log": "begin\n",
+        "job/generation_0/rank_1/stderr.log": TRACE,
+        "job/generation_0/rank_1/error.json": error,
+        "job/generation_0/rank_2/nccl.log": "gpu-a:1:1 [0] NCCL INFO NCCL version 2.27.3+cuda12.8\n",
+        "job/generation_0/torchrun.log": "W1121 06:37:58.309 2085 torch/distributed/elastic: closing signal SIGTERM\n",
+    }
+    torchrun = {f"x/attempt_{number}/{rank}/stderr.log": TRACE for number in range(2) for rank in range(2)}
+    nodes = {f"{node}/job/events.jsonl": journal(EVENTS) for node in ("n1", "n2")}
+    loose = {"slurm-7.out": "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2025-01-01T10:00:05 ***\n"}
+    runs = [
+        ours,
+        {**torchrun, "x/attempt_0/0/error.json": error},
+        {**nodes, **loose},
+        {"rank_0.stdout.log": TRACE, **loose},
+    ]
+    return ["".join(f"--- {path}\n{text}" for path, text in run.items()).encode() for run in runs]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,28 @@ def test_text(tmp_path: Path) -> None:
 
     texts = seeds.logs()
     fuzz(run, texts, damages.mixed(texts), (UsageError,))
+
+
+def test_directories(tmp_path: Path) -> None:
+    """The input is several files, each after a line `--- path`: logs, journals, error files."""
+    root = tmp_path / "logs"
+
+    def run(data: bytes) -> None:
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir()
+        for part in data.split(b"--- ")[1:]:
+            name, _, text = part.partition(b"\n")
+            parts = [re.sub(r"[^\w.-]", "_", part)[:80] for part in name.decode("utf-8", "replace").split("/")]
+            path = root.joinpath(*(part for part in parts[-6:] if part.strip(".")))
+            if path == root:
+                continue
+            if not path.exists() and not any(above.is_file() for above in path.parents):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(text)
+        show([root])
+
+    real = seeds.directories()
+    fuzz(run, real, damages.mixed([*real, *seeds.journals()]), (UsageError,))
 
 
 def job_in(root: Path) -> Path:

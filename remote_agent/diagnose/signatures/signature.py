@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from remote_agent.text.names import read_number
+
 # What a match says about the rank that printed it: PRIMARY may be the cause; GENERIC may be the cause where nothing is
 # more specific; SECONDARY usually marks a rank that failed as a consequence; NEUTRAL wraps a reason printed elsewhere.
 PRIMARY, GENERIC, SECONDARY, NEUTRAL = "primary", "generic", "secondary", "neutral"
@@ -44,8 +46,8 @@ class Signature:
         groups = {} if match is None else match.groupdict()
         ranks, peer = groups.get("rank"), groups.get("peer")
         return {
-            "named": tuple(int(rank) for rank in ranks.split(", ")) if ranks else (),
-            "peer": int(peer) if peer else None,
+            "named": tuple(map(read_number, ranks.split(", "))) if ranks else (),
+            "peer": read_number(peer) if peer else None,
         }
 
 
