@@ -29,7 +29,7 @@ HANGS = (
     ("gil", "hang_no_output", "holding the Python GIL", "all_reduce"),
     ("loader", "hang_no_output", "in <module> (__next__ of dataloader.py)", "all_reduce"),
     ("thread", "user_exception", "a thread failed with ZeroDivisionError", "all_reduce"),
-    ("group", "hang_no_output", "waiting in new_group, which the others never reach", "all_reduce"),
+    ("group", "hang_no_output", "waiting in new_group, which the others never reached", "all_reduce"),
     ("init", "hang_no_output", ": idle at ", "init_process_group"),
 )
 
@@ -50,9 +50,8 @@ def test_the_rank_that_holds_the_others_up_is_named(tmp_path: Path) -> None:
                 assert (missing["collective"], missing["waiting"], missing["missing"]) == (collective, [0], [1]), mode
                 check_evidence(mode, incident, nodes.journal("n1").parent)
                 status = await nodes.call("n1", "status")
-                assert status["state"] == "running"
+                assert (status["state"], status["condition"]) == ("running", "hung")
                 assert [rank["state"] for rank in status["nodes"][0]["ranks"]] == ["running", "silent"], mode
-                assert "waiting for you" in status["plan"]
                 live.append((category, [1], missing))
                 await nodes.call("n1", "restart")
             await a_port_that_is_blocked_is_told_and_not_called_a_hang_of_all(nodes, len(HANGS))
