@@ -5,6 +5,7 @@ In: a recording, a size. Out: text; a comparison with the stored one (UPDATE_SNA
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import os
 import re
@@ -84,6 +85,33 @@ async def settle(app: SupervisorApp, pilot: Pilot[int], turns: int = 5) -> str:
         if same >= turns:
             return text
     raise AssertionError("the screen does not come to rest")
+
+
+async def rest(app: SupervisorApp, pilot: Pilot[int]) -> str:
+    """Let an application on a recording work until it has nothing to do, and one more tick changes nothing."""
+    text = ""
+    end = time.process_time() + DEADLINE_S
+    while time.process_time() < end:
+        app.tick()
+        await pilot.pause(0.008)
+        await _run_what_is_ready(app)
+        before, text = text, text_of(app)
+        if text == before:
+            return text
+    raise AssertionError("the screen does not come to rest")
+
+
+async def _run_what_is_ready(app: SupervisorApp) -> None:
+    """Let the event loop run until all tasks wait for a time or something from outside, and the screen is laid out."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(0)
+        if loop._ready:  # type: ignore[attr-defined]
+            continue
+        screen = app.screen
+        if not (screen._layout_required or screen._scroll_required or screen._dirty_widgets or screen._callbacks):
+            return
+        screen._on_timer_update()
 
 
 async def until(app: SupervisorApp, pilot: Pilot[int], true: Callable[[], bool]) -> None:

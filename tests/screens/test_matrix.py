@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from rich.segment import Segment
+from textual.pilot import Pilot
 
 from supervisor.tui.app import SupervisorApp
 from tests.screens.jobs import RANKS, job
-from tests.screens.screens import SIZES, compare, named, press, running, stored
+from tests.screens.screens import SIZES, compare, named, rest, running, stored, type_key
 
 # Keys from any screen to each, in the order of the walk.
 SCREENS = {
@@ -64,12 +65,21 @@ async def walk(ranks: int, over: Sequence[str], check: Check | None = None, **op
         for size in SIZES:
             await pilot.resize_terminal(*size)
             for name, keys in ways.items():
-                texts[name][named(size)] = await press(app, pilot, *keys, turns=4)
+                texts[name][named(size)] = await typed(app, pilot, *keys)
                 if check is not None:
                     check(app)
                 if len(app.screen_stack) > 1:
-                    await press(app, pilot, "escape", turns=1)
+                    await typed(app, pilot, "escape")
     return texts
+
+
+async def typed(app: SupervisorApp, pilot: Pilot[int], *keys: str) -> str:
+    """Press keys, and return what is on the screen once the application has nothing to do."""
+    text = ""
+    for key in keys:
+        type_key(app, key)
+        text = await rest(app, pilot)
+    return text
 
 
 def without_bar(text: str) -> list[str]:
