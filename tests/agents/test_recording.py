@@ -20,9 +20,10 @@ from supervisor.session import Session
 from supervisor.tui import times
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.replay import ReplayApp
+from supervisor.tui.widgets.feed_view import FeedView
 from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
 from tests.agents.test_session_verbs import Cli
-from tests.screens.screens import press, running_app
+from tests.screens.screens import press, running_app, settle, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
@@ -56,8 +57,10 @@ async def screens_of(app: SupervisorApp) -> list[list[str]]:
     found = []
     async with running_app(app, (100, 30)) as pilot:
         for key in SCREENS:
-            lines = (await press(app, pilot, key)).splitlines()
-            found.append(lines[1:-2])
+            await press(app, pilot, key)
+            # Lines of a log come from the nodes.
+            await until(app, pilot, lambda: all(view.rows_here() for view in app.screen.query(FeedView)))
+            found.append((await settle(app, pilot)).splitlines()[1:-2])
     return found
 
 
