@@ -19,11 +19,11 @@ from remote_agent.agent import orders
 from remote_agent.agent.coordinator_shell import Office
 from remote_agent.base import clocks
 from remote_agent.base.tasks import Tasks, within
-from remote_agent.coordinator.formation import HELD_SHARE
+from remote_agent.coordinator.formation import held_until
 from remote_agent.coordinator.state import HEARTBEAT_S
 from remote_agent.election import member, peers
 from remote_agent.election.election import Election, PeerRequest
-from remote_agent.wire import Answer, CallFailed, Channel, Handler, Items, Problem, WireError
+from remote_agent.wire import Answer, CallFailed, Channel, Handler, Items, Problem, WireError, leases
 from remote_agent.wire.events import EventType
 
 if TYPE_CHECKING:
@@ -41,13 +41,6 @@ CALL_TIMEOUT_S = 10.0
 STOP_MARGIN_S = 30.0
 # Without grace: workers that hold a GPU may take seconds to die; an engine that is killed must import torch again.
 KILL_MARGIN_S = 5.0
-LEASE_CHECK_S = 0.1
-# What an engine has to stop its workers: less than the time between the end of a lease and the next group.
-LEASE_MARGIN_S = 2.5
-# How often the engine's lease is renewed; of node_timeout.
-RENEWAL_SHARE = 1 / 30
-# A busy machine may keep us waiting for this long.
-SILENCE_MIN_S = 2.0
 Progress = Mapping[int, Mapping[str, Any]]
 """By rank, as `LogStore.progress` returns it."""
 
@@ -322,7 +315,7 @@ class MemberLoop:
     async def _beat(self, channel: Channel) -> None:
         """Send heartbeats until the wire ends or another coordinator is known."""
         timeout_s = self._context.spec.node_timeout
-        interval = min(HEARTBEAT_S, timeout_s / 15)
+        interval = min(HEARTBEAT_S, leases.HEARTBEAT * timeout_s)
         name = self._ballot.view.coordinator
         while self._ballot.view.coordinator == name and not channel.closed.is_set():
             sent = clocks.now()
@@ -373,7 +366,7 @@ class MemberLoop:
     async def keep_lease(self) -> None:
         """Check the lease until cancelled, whatever fails."""
         while True:
-            await asyncio.sleep(LEASE_CHECK_S)
+            await asyncio.sleep(leases.LOOK_S)
             try:
                 await self._check_lease(clocks.now())
             except Exception:
@@ -389,16 +382,25 @@ class MemberLoop:
         if self.running is not None and self._lease_is_over():
             away_s = now - self._ballot.view.contact
             log.warning("the coordinator has not answered for %.1f s: stopping the workers", away_s)
-            await self.stop({"generation": self.running, "grace_s": 0.0, "collect": False}, LEASE_MARGIN_S)
+            margin_s = leases.STOP * self._context.spec.node_timeout
+            await self.stop({"generation": self.running, "grace_s": 0.0, "collect": False}, margin_s)
         self.election.stand_if_due(clocks.now())
 
     async def _keep_engine_lease(self) -> None:
         """Prove to the engine until cancelled that this agent is alive: an engine without it stops its workers."""
         timeout_s = self._context.spec.node_timeout
         while True:
-            share = HELD_SHARE if self.office.is_held else member.LEASE_SHARE
-            await self.engine.renew(max(SILENCE_MIN_S, share * timeout_s))
-            await asyncio.sleep(min(HEARTBEAT_S, RENEWAL_SHARE * timeout_s))
+            await self.engine.renew(self._left_s(clocks.now()) + leases.STOP * timeout_s)
+            await asyncio.sleep(min(HEARTBEAT_S, leases.RENEWAL * timeout_s))
+
+    def _left_s(self, now: float) -> float:
+        """Return for how long workers may live here if nothing is heard any more; without workers the whole lease."""
+        timeout_s, coordinator = self._context.spec.node_timeout, self.office.coordinator
+        if self.running is None:
+            return leases.LEASE * timeout_s
+        if coordinator is not None:
+            return max(0.0, held_until(coordinator.state, now) - now)
+        return max(0.0, self._ballot.view.contact + leases.LEASE * timeout_s - now)
 
     # Orders
 

@@ -12,7 +12,7 @@ from remote_agent.coordinator import hang_watch
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.quorum import Group, lacking
 from remote_agent.coordinator.transitions import NOT_JOINED, Turn, lose_node, stop_group
-from remote_agent.wire import FIRST_TERM, PORTS, read_conf, split_endpoint
+from remote_agent.wire import FIRST_TERM, PORTS, leases, read_conf, split_endpoint
 from remote_agent.wire.events import EventType
 
 # A store opens in milliseconds; a node that takes longer than this for it has a problem.
@@ -20,8 +20,6 @@ PREPARE_TIMEOUT_S = 30.0
 STARTED_TIMEOUT_S = 60.0
 # Why a node that could take part is kept as a spare.
 FULL = "the group is full (max_nodes): it stands by as a spare"
-# Of node_timeout: from here on a member may have given us up, so it no longer counts for our quorum.
-HELD_SHARE = 0.6
 # How long too few nodes are waited for before the job counts as failed.
 ALONE_TIMEOUT_S = 3600.0
 # torch's own default (RendezvousTimeout of dynamic_rendezvous.py).
@@ -171,12 +169,25 @@ def _limit(state: s.State) -> int:
 
 def is_held(state: s.State, name: str, now: float) -> bool:
     """Whether a node has lately known that it is ours."""
-    return name == state.me or now - state.nodes[name].held <= HELD_SHARE * state.spec.node_timeout
+    return name == state.me or now - state.nodes[name].held <= leases.HELD * state.spec.node_timeout
 
 
 def held(state: s.State, now: float) -> list[str]:
-    """Return the nodes that are connected and have lately known that they are ours."""
-    return [name for name, node in state.nodes.items() if node.connected and is_held(state, name, now)]
+    """Return the nodes that are connected and have lately known that they are ours, and ourselves."""
+    return [
+        name for name, node in state.nodes.items() if name == state.me or (node.connected and is_held(state, name, now))
+    ]
+
+
+def held_until(state: s.State, now: float) -> float:
+    """Return until when we hold enough nodes if none of them is heard again."""
+    ends = {name: state.nodes[name].held + leases.HELD * state.spec.node_timeout for name in held(state, now)}
+    ends[state.me] = now + leases.HELD * state.spec.node_timeout
+    for end in sorted(ends.values(), reverse=True):
+        there = [name for name, until in ends.items() if until >= end]
+        if lacking(state.groups, state.disks(there), state.given_up) is None:
+            return end
+    return now
 
 
 def holds_quorum(state: s.State, now: float) -> bool:
@@ -202,7 +213,7 @@ def _wait_for_nodes(turn: Turn, ready: int) -> None:
 def shortage(state: s.State) -> str:
     """Say why no group can be formed now, and which nodes are left out for good unless an operator adds them."""
     fewer = len(choose(state)) < floor(state)
-    connected = state.disks([name for name, node in state.nodes.items() if node.connected])
+    connected = state.disks([name for name, node in state.nodes.items() if node.connected or name == state.me])
     group = lacking(state.groups, connected, state.given_up)
     reason = "fewer than min_nodes are ready"
     if not fewer:

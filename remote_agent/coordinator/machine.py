@@ -19,6 +19,7 @@ from remote_agent.coordinator import state as s
 from remote_agent.coordinator.operator_requests import CORDONED, VERBS
 from remote_agent.coordinator.transitions import NOT_JOINED, STOP_MARGIN_S, Turn, give_up_on, lose_node, stop_group
 from remote_agent.text.names import count
+from remote_agent.wire import leases
 from remote_agent.wire.events import EventType
 
 # An agent that was started for a removed node and is not added by then is sent away.
@@ -83,7 +84,7 @@ def _notice_pause(turn: Turn) -> list[str]:
         seconds=round(pause, 1),
         reason=f"its agent, or the whole machine, stood still for {pause:.0f} s",
     )
-    if pause <= formation.HELD_SHARE * timeout:
+    if pause <= leases.HELD * timeout:
         return []
     if state.phase in (s.PREPARING, s.STARTING, s.RUNNING):
         stop_group(turn, "paused", kill=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.coordinator import code_version
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.formation import patience, send_away
+from remote_agent.coordinator.quorum import without
 from remote_agent.coordinator.transitions import QUARANTINE_WINDOW_S, quarantined
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
 from remote_agent.diagnose.incidents import Incident, Victims
@@ -36,6 +37,7 @@ def after_stop(turn: Turn) -> None:
     stop_ms = round((turn.now - state.marks.get("stop", turn.now)) * 1000, 1)
     failed = _is_failure(state)
     turn.emit(EventType.GENERATION_STOPPED, cause=cause, stop_ms=stop_ms, **(_ends(state) if failed else {}))
+    turn.set(groups=without(state.groups, state.generation, state.term))
     incident = _report(turn, _judge(turn.state, turn.wall_ns)) if failed else None
     for name in state.members:
         if turn.node(name).status == "running":

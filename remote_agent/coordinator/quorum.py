@@ -96,11 +96,15 @@ def apply(groups: Groups, record: Record) -> Groups:
         return (*groups, Group(record["generation"], term, dict(detail["members"]), author))
     if kind not in (EventType.GENERATION_STARTED, EventType.GENERATION_STOPPED) or not groups or groups[-1].formed:
         return groups
-    newest = groups[-1]
     if kind == EventType.GENERATION_STARTED:
-        return (dataclasses.replace(newest, formed=True),)
-    # Its own author gave it up before it started: nobody else could have started it.
-    gave_up = (newest.generation, newest.term) == (record["generation"], int(record["term"]))
+        return (dataclasses.replace(groups[-1], formed=True),)
+    return without(groups, record["generation"], int(record["term"]))
+
+
+def without(groups: Groups, generation: int, term: int) -> Groups:
+    """Return the groups without one that its author gave up before it started: nobody else could have started it."""
+    newest = groups[-1]
+    gave_up = not newest.formed and (newest.generation, newest.term) == (generation, term)
     return groups[:-1] if gave_up else groups
 
 

@@ -60,7 +60,11 @@ class Ballot:
             return False
         if coordinator != self.view.me:
             self.former = coordinator
-        self._write(self.view)
+        try:
+            self._write(self.view)
+        except OSError as error:
+            # Only a vote is a promise.
+            log.warning("term %d cannot be written: %s", term, error)
         if coordinator != self._followed:
             self._followed = coordinator
             for listener in self._listeners:
@@ -76,7 +80,10 @@ class Ballot:
         view, refusal = member.vote(self.view, term, candidate, clocks.now())
         if refusal or sounding:
             return refusal
-        self._write(view)
+        try:
+            self._write(view)
+        except OSError as error:
+            return f"{view.me} cannot write its vote: {error}"
         self.view = view
         return ""
 

@@ -3,7 +3,7 @@
 In: orders' terms, contacts, votes asked for, now. Out: the next Member and yes or no.
 
 A member holds a lease from its coordinator: the time at which it sent the newest heartbeat that was answered, plus
-LEASE_SHARE of node_timeout. After that it kills its workers, and may elect. The coordinator, for its part, stops its
+leases.LEASE of node_timeout. After that it kills its workers, and may elect. The coordinator, for its part, stops its
 workers when it has not held half of the group for a shorter time, and forms a new group only after node_timeout.
 """
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-LEASE_SHARE = 0.8
+from remote_agent.wire import leases
+
 # The workers of an agent that died are gone within this time (its engine sees the end of its pipe).
 DEAD_MARGIN_S = 2.5
 # Candidates ask one after the other, so that the first in order usually finds no rival.
@@ -69,7 +70,7 @@ def refused(member: Member, now: float) -> Member:
 
 def lease_over(member: Member, now: float) -> bool:
     """Whether our workers must be dead by now."""
-    return now - member.contact > LEASE_SHARE * member.node_timeout
+    return now - member.contact > leases.LEASE * member.node_timeout
 
 
 def leaderless(member: Member, now: float) -> bool:
@@ -87,7 +88,7 @@ def election_due(member: Member, order: list[str], now: float) -> bool:
     # Term 0: no coordinator is named yet; that is up to the launch.
     if not member.term or member.me not in order or not leaderless(member, now):
         return False
-    start = member.contact + LEASE_SHARE * member.node_timeout
+    start = member.contact + leases.LEASE * member.node_timeout
     if member.dead_since is not None:
         start = min(start, member.dead_since + DEAD_MARGIN_S)
     return now > start + STAGGER_S * order.index(member.me)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from remote_agent.wire import gate
+from remote_agent.wire import gate, leases
 
 # The name of a job is also the name of its directory on every node.
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -131,9 +131,12 @@ class JobSpec:
             "rendezvous": gate.maybe(lambda meeting: Rendezvous(**_fields(Rendezvous, meeting))),
         }
         try:
-            return cls(**_fields(cls, data, shapes))
+            spec = cls(**_fields(cls, data, shapes))
         except gate.Misfit as error:
             raise SpecError(f"job description: {error}") from error
+        if not leases.holds(spec.node_timeout):
+            raise SpecError(f"node_timeout: must be at least {leases.MIN_NODE_TIMEOUT_S:g} seconds")
+        return spec
 
 
 @dataclasses.dataclass(frozen=True)

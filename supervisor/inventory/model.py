@@ -13,7 +13,7 @@ import urllib.parse
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.text.names import read_number
-from remote_agent.wire import read_ports
+from remote_agent.wire import leases, read_ports
 from supervisor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -202,6 +202,15 @@ def seconds(zero: bool) -> Callable[[Place, str, Any], float]:
     return check
 
 
+def node_timeout(place: Place, key: str, value: Any) -> float:
+    """Check for a node_timeout whose shares do not overlap: leases.py has the table."""
+    given = seconds(zero=False)(place, key, value)
+    if not leases.holds(given):
+        least = leases.MIN_NODE_TIMEOUT_S
+        raise place.wrong(key, f"must be at least {least:g} seconds, not {given:g}", f"write {key} = {least:g}")
+    return given
+
+
 def port_range(place: Place, key: str, value: Any) -> str:
     """Check for FIRST-LAST, a range of two or more ports; return it without blanks."""
     try:
@@ -286,7 +295,7 @@ JOB: dict[str, Any] = {
     "env": environment,
     "coordinator_port": whole(0, 65535),
     "ports": port_range,
-    "node_timeout": seconds(zero=False),
+    "node_timeout": node_timeout,
     "stop_grace": seconds(zero=True),
     "hang_after": seconds(zero=True),
     "hang_restart": seconds(zero=True),

@@ -44,7 +44,7 @@ def job_files(root: Path, name: str, authority: Authority) -> JobFiles:
     """Write what `start` writes for an agent of a job on n1, n2 and n3."""
     files = files_for(root / name, name, authority)
     nodes = tuple(NodeSpec(node, "127.0.0.1", "1") for node in ("n1", "n2", "n3"))
-    files.spec.write_text(json.dumps(JobSpec("job", "train.py", nodes, node_timeout=1.0).to_json()))
+    files.spec.write_text(json.dumps(JobSpec("job", "train.py", nodes, node_timeout=3.0).to_json()))
     files.node.write_text(f'{{"node": "{name}"}}')
     return files
 

@@ -384,6 +384,11 @@ def test_this_machine_alone_needs_no_file(monkeypatch: pytest.MonkeyPatch, tmp_p
         (ONE + 'env = "A=1"\n', "env: must be a table", "{ NAME"),
         ('[job]\nexclude = "*.pt"\n' + ONE, "exclude: must be a list", '["*.pt"'),
         ("[job]\nnode_timeout = 0\n" + ONE, "node_timeout: must be more than 0 seconds", ""),
+        (
+            "[job]\nnode_timeout = 2\n" + ONE,
+            "node_timeout: must be at least 3 seconds, not 2",
+            "write node_timeout = 3",
+        ),
         ('[job]\nstop_grace = "5s"\n' + ONE, "stop_grace: must be a number of seconds", "15.0"),
         ("[job]\nstop_grace = nan\n" + ONE, "stop_grace: must be 0 or more seconds", ""),
         ("[job]\nmax_restarts = -1\n" + ONE, "max_restarts: must be 0 or more", ""),

@@ -7,6 +7,7 @@ from typing import Any
 
 from remote_agent.election import member
 from remote_agent.election.member import Member
+from remote_agent.wire import leases
 
 TIMEOUT = 15.0
 
@@ -39,7 +40,13 @@ def test_the_lease_runs_from_when_the_answered_heartbeat_was_sent() -> None:
 
 
 def test_workers_are_dead_before_the_coordinator_may_form_a_group_without_them() -> None:
-    assert member.LEASE_SHARE < 1.0
+    """From the words of leases.py: one share and the end of the workers fit before the next share begins."""
+    for timeout in (3.0, 3.5, 4.0, 6.0, 13.0, 15.0, 60.0, 3600.0):
+        end = (leases.STOP + leases.DEATH) * timeout + leases.LOOK_S
+        assert leases.HELD * timeout + end <= leases.LEASE * timeout
+        assert leases.LEASE * timeout + end <= timeout
+        assert leases.holds(timeout)
+    assert not any(leases.holds(timeout) for timeout in (0.0, 0.5, 1.0, 2.9))
 
 
 def test_no_vote_against_a_coordinator_in_charge() -> None:
