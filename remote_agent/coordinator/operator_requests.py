@@ -18,6 +18,8 @@ from remote_agent.wire import NodeSpec, Problem
 from remote_agent.wire.events import EventType
 
 CORDONED = "cordoned: `supervisor uncordon` or `add` takes it in again"
+# Later, what starts may be stuck, and an operator wants it to begin anew.
+JUST_BEGUN_S = 5.0
 ACTIVE = (s.PREPARING, s.STARTING, s.RUNNING)
 Args = Mapping[str, Any]
 Named = tuple[str, inputs.Input]
@@ -28,7 +30,10 @@ def _over(turn: Turn) -> bool:
     state = turn.state
     if state.phase != s.ENDED:
         return False
-    turn.refuse("over", f"the job is over: {state.ended or 'its coordinator moved'}")
+    if state.ended is None:
+        turn.refuse("moved", "the coordinator is moving to another node", "try again in a moment")
+    else:
+        turn.refuse("over", f"the job is over: {state.ended}")
     return True
 
 
@@ -46,6 +51,10 @@ def on_restart(turn: Turn, event: inputs.Restart) -> None:
     if event.later:
         turn.reply(f"it holds from generation {turn.state.env_from} on")
         return
+    changes = bool(event.env or event.tree)
+    if not changes and _has_just_begun(turn):
+        turn.commands.append(s.Reply(True, "a new generation is starting already", turn.state.generation))
+        return
     turn.emit(EventType.RESTART_REQUESTED, operator=event.operator)
     if turn.state.phase not in ACTIVE:
         turn.reply("a new generation is being formed already")
@@ -53,6 +62,13 @@ def on_restart(turn: Turn, event: inputs.Restart) -> None:
     turn.reply("the group restarts")
     turn.mark("cause")
     stop_group(turn, "restart")
+
+
+def _has_just_begun(turn: Turn) -> bool:
+    """Whether a group is being started, not for long: one more restart would change nothing."""
+    state = turn.state
+    since = state.marks.get("go", turn.now) if state.phase == s.STARTING else turn.now
+    return state.phase in (s.PREPARING, s.STARTING) and turn.now - since < JUST_BEGUN_S
 
 
 def _set(turn: Turn, env: Mapping[str, str | None], operator: str) -> bool:

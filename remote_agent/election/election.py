@@ -260,6 +260,9 @@ class Election:
     # Requests of other nodes
 
     async def _hear_vote(self, node: str, channel: Channel | None, args: Args) -> Items:
+        # Who asks is known from its certificate: nobody asks for another node.
+        if str(args["candidate"]) != node:
+            raise Problem("bad_request", f"{node} asks for a vote for another node")
         self._learn(node, args)
         return self._answer_candidate(args)
 
@@ -299,12 +302,19 @@ class Election:
         return Answer({"term": view.term, "coordinator": view.coordinator, "members": self._peers.members})
 
     async def _hear_announcement(self, node: str, channel: Channel | None, args: Args) -> Answer:
+        if str(args["coordinator"]) != node:
+            raise Problem("bad_request", f"{node} announces another node")
         self._peers.learn(args["members"])
-        self._ballot.follow(int(args["term"]), str(args["coordinator"]))
+        self._ballot.follow(int(args["term"]), node)
         return Answer({})
 
     async def _hear_take_over(self, node: str, channel: Channel | None, args: Args) -> Answer:
-        refusal = await self.inherit()
+        refusal = await self.inherit() if node == self._handed_over_by() else f"{node} is not the coordinator"
         if refusal:
             raise Problem("election", refusal)
         return Answer({})
+
+    def _handed_over_by(self) -> str | None:
+        """Return the coordinator that has named this node its successor."""
+        view = self._ballot.view
+        return view.coordinator if view.heir == self._me else None

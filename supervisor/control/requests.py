@@ -25,8 +25,13 @@ if TYPE_CHECKING:
 
 # How long a node that is up may take to join the coordinator, seconds.
 JOIN_DEADLINE = 30.0
-# A request to the coordinator may have to wait for a state change in progress, seconds.
+# How long an agent may take to answer for its own ranks, seconds.
 REQUEST_DEADLINE = 60.0
+# How long one agent may take to pass a request to the coordinator and to answer; how long all of them, seconds.
+ASK_DEADLINE = 12.0
+VERB_DEADLINE = 25.0
+# Between two tries while the coordinator moves to another node, seconds.
+MOVING_PAUSE = 0.3
 
 Args = dict[str, Any]
 Reply = dict[str, Any]
@@ -228,10 +233,25 @@ async def _ask_coordinator(hub: Hub, op: str, args: Args) -> Reply:
         # The group may be restarting for another reason at this moment.
         args.setdefault("if_generation", generation)
     await _ensure_coordinator(hub, op, args)
+    end, moving = time.monotonic() + VERB_DEADLINE, False
+    while True:
+        try:
+            return await _ask_once(hub, op, args, generation, end)
+        except RequestFailed as refused:
+            # The next coordinator is asked as soon as there is one.
+            moving = refused.kind == "moved" or (moving and refused.kind in ("no_coordinator", "not_coordinator"))
+            if not moving or time.monotonic() > end:
+                raise
+        await hub.wait_change(MOVING_PAUSE)
+
+
+async def _ask_once(hub: Hub, op: str, args: Args, generation: int, end: float) -> Reply:
+    """Ask the agents one after the other until one answers; raises RequestFailed, Unreachable."""
     last = ""
     for link in hub.opened_links(live=True):
+        left = max(1.0, end - time.monotonic())
         try:
-            return (await link.call(op, args, timeout_s=REQUEST_DEADLINE)).data
+            return (await link.call(op, args, timeout_s=min(ASK_DEADLINE, left))).data
         except CallFailed as refused:
             raise RequestFailed(refused.message, refused.hint, refused.kind) from refused
         except (WireError, asyncio.TimeoutError) as broken:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import resource
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from remote_agent.election import member
+from remote_agent.election.ballot import Ballot
 from remote_agent.election.member import Member
 from remote_agent.wire import leases
 
@@ -72,6 +77,35 @@ def test_candidates_take_turns() -> None:
     assert member.election_due(follower("n2"), order, now)
     assert not member.election_due(follower("n3"), order, now)
     assert member.election_due(follower("n3"), order, now + member.STAGGER_S)
+
+
+@contextlib.contextmanager
+def nothing_can_be_written() -> Iterator[None]:
+    """As on a full disk: files can be made and deleted, and take no byte."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_promise_that_cannot_be_written_holds_until_the_restart_and_then_the_node_is_another_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "term.json"
+    ballot = Ballot(path, Member("n2", TIMEOUT))
+    assert ballot.vote(1, "n1") == ""
+    disk = ballot.disk
+    assert Ballot(path, Member("n2", TIMEOUT)).disk == disk
+    with nothing_can_be_written():
+        assert ballot.vote(2, "n3") == ""
+        assert ballot.vote(2, "n1") != ""
+    assert (ballot.disk, ballot.view.voted) == (disk, "n3")
+    # Not even when there is space again: the journal may lack what it said it had.
+    assert ballot.vote(3, "n1") == ""
+    again = Ballot(path, Member("n2", TIMEOUT))
+    assert (again.view.term, again.disk == disk) == (0, False)
 
 
 def test_before_a_coordinator_was_named_nobody_stands() -> None:
