@@ -159,7 +159,16 @@ class Election:
         `force`: take it in any case. `given_up`: nodes that an operator has declared dead; they are not asked.
         """
         async with self.standing:
-            return "" if self._office.is_held else await self._stand(force, given_up)
+            if self._office.is_held:
+                return ""
+            if not force and self._is_removed():
+                return f"{self._me} was removed from the job"
+            return await self._stand(force, given_up)
+
+    def _is_removed(self) -> bool:
+        """Whether an operator has removed this node: it votes until a group without it has formed, and leads none."""
+        own = replay.fold(self._spec, self._journal.records).nodes.get(self._me)
+        return own is not None and own.status == "removed"
 
     async def inherit(self) -> str:
         """Take the role that its holder hands over; returns "" or why not."""

@@ -39,6 +39,7 @@ class NodeLink:
     stuck: bool = False
     opened: bool = True
     opened_at: float = 1.0
+    is_malformed: bool = False
 
     @property
     def view(self) -> SimpleNamespace:
