@@ -4,7 +4,8 @@ In: orders' terms, contacts, votes asked for, now. Out: the next Member and yes 
 
 A member holds a lease from its coordinator: the time at which it sent the newest heartbeat that was answered, plus
 leases.LEASE of node_timeout. After that it kills its workers, and may elect. The coordinator, for its part, stops its
-workers when it has not held half of the group for a shorter time, and forms a new group only after node_timeout.
+workers when it has not held enough nodes of its group for a shorter time, and forms a new group only after
+node_timeout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A member's lease and vote: whose orders count, and why two coordinators cannot both have a quorum."""
+"""A member's lease and vote: whose orders count, what a vote promises, and how long workers live without an answer."""
 
 from __future__ import annotations
 
