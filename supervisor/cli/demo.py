@@ -96,6 +96,7 @@ def _end_job(hosts: DemoHosts, toml: Path) -> None:
     """End what `up` left running: a detached job, and agents that wait for their end to be read."""
     try:
         if hosts.processes() and not _is_over(hosts):
+            write_err("demo: its hosts are part of this process, so the job ends with it\n")
             _stop(toml)
     except KeyboardInterrupt:
         log.info("interrupted again: ending everything at once")
