@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from remote_agent.text.names import ranges
-from remote_agent.wire.events import ENDED_EVENTS, EventType, JournalEvent, label
+from remote_agent.wire.events import ENDED_EVENTS, PHASES, EventType, JournalEvent, label
 from supervisor.errors import RequestFailed, Unreachable
 from supervisor.inventory.pattern import fold
 from supervisor.logs.selection import Selection
 from supervisor.recording import redact
 from supervisor.recording.file_format import read_time
-from supervisor.wording.events import PHASES, event_text, phases_of
+from supervisor.wording.events import event_text, phase_name, phases_by_generation
 from supervisor.wording.events import line as event_row
 from supervisor.wording.incidents import incident_lines
 from supervisor.wording.status import condition_of
@@ -144,7 +144,7 @@ def _generation(
     number = int(event["generation"])
     detail = event.get("detail") or {}
     stops = [one for one in events if one["type"] == EventType.GENERATION_STOPPED and int(one["generation"]) < number]
-    phases = phases_of(detail)
+    phases = phases_by_generation(events)[number]
     before, now = steps.get(number - 1), steps.get(number)
     return {
         "generation": number,
@@ -270,7 +270,7 @@ def _verdicts(incidents: Sequence[Document]) -> Iterator[str]:
 def _generations(rows: Sequence[Document]) -> Iterator[str]:
     yield from ("## Launch and restarts, ms", "")
     names = [f"{name}_ms" for name in PHASES]
-    head = ["generation", "running at", "cause", "ranks", *PHASES, "total", "steps", "steps lost"]
+    head = ["generation", "running at", "cause", "ranks", *map(phase_name, PHASES), "total", "steps", "steps lost"]
     yield from _table(
         head,
         (

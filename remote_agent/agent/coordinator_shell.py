@@ -57,6 +57,11 @@ def _trees(args: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(str(digest) for digest in args.get("trees", ()))
 
 
+def _age_s(report: Mapping[str, Any]) -> float:
+    """Return how long ago something was that has a corrected time."""
+    return max(0.0, (time.time_ns() - int(report["t_ns"])) / 1e9)
+
+
 def _pulses(args: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     """Return a node's pulses by rank, each with the node's clock, by which its timestamps are corrected."""
     clock = clocks.Clock.from_report(args)
@@ -76,6 +81,12 @@ REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], inputs.Input]] = {
     "main": lambda node, generation, args: inputs.Main(node, generation, int(args["rank"])),
     "pulse": lambda node, generation, args: inputs.Pulses(node, generation, _pulses(args)),
 }
+
+
+def _first_step_age(ranks: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Return how long ago the first of these ranks printed its first step; None: none has."""
+    ages = [rank.get("first_step_age_s") for rank in ranks.values()]
+    return max((float(age) for age in ages if age is not None), default=None)
 
 
 class OwnNode(Protocol):
@@ -283,8 +294,10 @@ class Coordinator:
             self.feed(REPORTS[op](node, int(args.get("generation", -1)), args))
         elif op == "exited":
             ended = self._clocks[node].corrected(args["exit"])
-            age = max(0.0, (time.time_ns() - int(ended["t_ns"])) / 1e9)
-            self.feed(inputs.Exited(node, int(args["generation"]), ended, age))
+            self.feed(inputs.Exited(node, int(args["generation"]), ended, _age_s(ended)))
+        elif op == "grouped":
+            age_s = _age_s(self._clocks[node].corrected(args))
+            self.feed(inputs.Grouped(node, int(args["generation"]), int(args["rank"]), float(args["took_s"]), age_s))
         elif op == "idle":
             exits = tuple(self._clocks[node].corrected(ended) for ended in args["exits"])
             self.feed(inputs.Idle(node, int(args["generation"]), exits))
@@ -301,7 +314,9 @@ class Coordinator:
         current = args.get("generation") == self.state.generation
         warnings = self._losses.read(self.state.generation, ranks) if current else {}
         progressed = current and moved(before, ranks)
-        self.feed(inputs.Beat(node, float(args.get("heard_age", 0.0)), stepped and current, progressed, warnings))
+        heard_age = float(args.get("heard_age", 0.0))
+        first = _first_step_age(ranks) if current else None
+        self.feed(inputs.Beat(node, heard_age, stepped and current, progressed, warnings, first))
         self._wake()
 
     # Journal and orders

@@ -175,7 +175,7 @@ class MemberLoop:
 
     def report(self, op: str, args: dict[str, Any]) -> None:
         """Report to the coordinator; what concerns this generation is reported again after a new connection."""
-        if op in ("recorded", "started", "assigned", "main", "exited", "idle", "order_failed"):
+        if op in ("recorded", "started", "assigned", "main", "grouped", "exited", "idle", "order_failed"):
             self._reports.append({"op": op, "args": args})
         if self.office.coordinator is not None:
             self.office.coordinator.hear(self._context.node, op, args)
@@ -512,13 +512,14 @@ class MemberLoop:
 
 
 def rank_facts(progress: Progress, vitals: Mapping[int, dict[str, Any]], now_ns: int) -> dict[str, dict[str, Any]]:
-    """Return step, last_output_age_s, warning, progress and vitals of each rank."""
+    """Return step, last_output_age_s, first_step_age_s, warning, progress and vitals of each rank."""
     ranks: dict[str, dict[str, Any]] = {}
     for rank, seen in progress.items():
-        last = seen["last_output_ns"]
+        last, first = seen["last_output_ns"], seen["first_step_ns"]
         ranks[str(rank)] = {
             "step": seen["step"],
             "last_output_age_s": None if last is None else round((now_ns - last) / 1e9, 2),
+            "first_step_age_s": None if first is None else round((now_ns - first) / 1e9, 3),
             "warning": seen["warning"],
             "progress": {name: seen[name] for name in ("loss", "rate", "unit", "steps_s", "saved")},
             "vitals": vitals.get(rank),

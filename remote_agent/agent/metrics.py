@@ -74,6 +74,12 @@ def render(status: Document) -> str:
             "Seconds since a rank's last output.",
             [(at, rank["last_output_age_s"]) for rank, at in ranks],
         ),
+        (
+            "phase_seconds",
+            "gauge",
+            "What the start of the newest generation was spent on, as far as its ranks show it.",
+            [({"phase": name}, round(ms / 1000, 4)) for name, ms in status["phases"].items()],
+        ),
         ("hang", "gauge", "1 while the group hangs.", [({}, int(status["condition"] == Condition.HUNG))]),
         *_vitals(nodes),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from remote_agent.coordinator import hang_watch
+from remote_agent.coordinator import hang_watch, phases
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.quorum import Group, lacking
 from remote_agent.coordinator.transitions import NOT_JOINED, Turn, lose_node, stop_group
@@ -62,6 +62,8 @@ def try_form(turn: Turn) -> None:
         ranks={},
         waiting=frozenset(),
         mains=frozenset(),
+        grouped=frozenset(),
+        phases={},
         exits={},
         lost={},
         rendezvous=None,
@@ -286,21 +288,12 @@ def running_when_all_are(turn: Turn) -> None:
     state = turn.state
     if state.phase != s.STARTING or state.waiting or len(state.mains) < len(state.ranks):
         return
-    marks = state.marks
     turn.mark("running")
     turn.set(phase=s.RUNNING, deadline=None, watch=hang_watch.fresh(state.watch, turn.now))
-    start = marks.get("forming", marks["go"])
-    order = [
-        ("detect", marks.get("cause", start), marks.get("stop", start)),
-        ("stop", marks.get("stop", start), marks.get("idle", start)),
-        ("rendezvous", marks.get("idle", start), marks["go"]),
-        ("spawn", marks["go"], marks["started"]),
-        ("main", marks["started"], turn.now),
-    ]
-    phases = {name: round(max(0.0, end - begin) * 1000, 1) for name, begin, end in order}
-    detail: dict[str, Any] = {**phases, "world_size": state.world_size or len(state.ranks)}
+    detail: dict[str, Any] = {**phases.note_running(turn), "world_size": state.world_size or len(state.ranks)}
     detail["pids"] = {str(rank.rank): rank.pid for rank in state.ranks.values()}
     turn.emit(EventType.GENERATION_RUNNING, **detail)
+    phases.note_group(turn)
 
 
 def send_away(turn: Turn) -> None:

@@ -71,6 +71,8 @@ class Beat(Report):
     """Its ranks have made steps, or printed something, since the last one."""
     warnings: Mapping[tuple[int, str], str] = dataclasses.field(default_factory=dict)
     """By rank and kind: what its output shows that is no failure."""
+    first_step_age: float | None = None
+    """Seconds since a rank there printed its first step; None: none has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +139,15 @@ class Main(GroupReport):
     """A rank is in the user's main."""
 
     rank: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Grouped(GroupReport):
+    """A rank's init_process_group returned `age` seconds ago, `took` seconds after the call."""
+
+    rank: int
+    took: float
+    age: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from remote_agent.coordinator import code_version, formation, hang_watch, inputs, policy
+from remote_agent.coordinator import code_version, formation, hang_watch, inputs, phases, policy
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.operator_requests import CORDONED, VERBS
 from remote_agent.coordinator.transitions import NOT_JOINED, STOP_MARGIN_S, Turn, give_up_on, lose_node, stop_group
@@ -180,6 +180,7 @@ def on_beat(turn: Turn, event: inputs.Beat) -> None:
     turn.set_node(event.node, seen=turn.now, held=max(turn.node(event.node).held, turn.now - event.heard_age))
     if event.stepped:
         turn.set(stepped=True)
+    phases.note_step(turn, event.first_step_age)
     if event.moved:
         turn.set(watch=dataclasses.replace(turn.state.watch, moved_at=turn.now))
     for (rank, kind), message in event.warnings.items():
@@ -413,6 +414,7 @@ HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     inputs.Assigned: on_assigned,
     inputs.OrderFailed: on_order_failed,
     inputs.Main: on_main,
+    inputs.Grouped: phases.on_grouped,
     inputs.Exited: on_exited,
     inputs.Idle: on_idle,
     inputs.Tick: on_tick,

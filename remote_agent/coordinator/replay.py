@@ -13,7 +13,7 @@ from remote_agent.coordinator import quorum
 from remote_agent.coordinator import state as s
 from remote_agent.diagnose.incidents import after_event
 from remote_agent.wire import FIRST_TERM, JobSpec, NodeSpec
-from remote_agent.wire.events import EventType
+from remote_agent.wire.events import EventType, phases_of
 
 if TYPE_CHECKING:
     from remote_agent.coordinator.journal import Record
@@ -132,7 +132,7 @@ def _generation_proposed(state: s.State, record: Record) -> s.State:
     members = tuple(name for name in record["detail"]["members"] if name in state.nodes)
     for name in members:
         state = _with_node(state, name, status="running", reason=None)
-    return replace(state, phase=s.PREPARING, generation=record["generation"], members=members, ranks={})
+    return replace(state, phase=s.PREPARING, generation=record["generation"], members=members, ranks={}, phases={})
 
 
 def _generation_started(state: s.State, record: Record) -> s.State:
@@ -176,7 +176,11 @@ def _generation_running(state: s.State, record: Record) -> s.State:
         )
         for number, rank in state.ranks.items()
     }
-    return replace(state, phase=s.RUNNING, ranks=ranks)
+    return _phases(replace(state, phase=s.RUNNING, ranks=ranks), record)
+
+
+def _phases(state: s.State, record: Record) -> s.State:
+    return replace(state, phases={**state.phases, **phases_of(record["detail"])})
 
 
 def _rank_failed(state: s.State, record: Record) -> s.State:
@@ -237,6 +241,8 @@ FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
     EventType.GENERATION_STARTED: _generation_started,
     EventType.RANKS_ASSIGNED: _ranks_assigned,
     EventType.GENERATION_RUNNING: _generation_running,
+    EventType.PROCESS_GROUP_UP: _phases,
+    EventType.FIRST_STEP: _phases,
     EventType.RANK_FAILED: _rank_failed,
     EventType.GENERATION_STOPPED: lambda state, _: replace(_none_running(state.with_killed()), phase=s.FORMING),
     EventType.STOP_REQUESTED: lambda state, record: replace(

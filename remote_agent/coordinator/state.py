@@ -131,6 +131,10 @@ class State:
     waiting: frozenset[str] = frozenset()
     """Nodes that still have to answer in this phase."""
     mains: frozenset[int] = frozenset()
+    grouped: frozenset[int] = frozenset()
+    """Ranks of the newest generation whose init_process_group has returned."""
+    phases: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """What the start of the newest generation was spent on so far, in milliseconds, as far as its ranks show it."""
     cause: str | None = None
     """Why the group is being stopped: failure, node_lost, restart, removed, added, returned, stop, quorum, paused."""
     leaving: frozenset[str] = frozenset()

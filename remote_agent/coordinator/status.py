@@ -67,7 +67,8 @@ def _is_importing(state: s.State) -> bool:
     # The journal alone does not show it.
     if began is None or (state.ticked or began) - began > SILENT_AFTER_S:
         return False
-    return not state.stepped and watch.moved_at <= began and not any(one["groups"] for one in watch.now.values())
+    shown = "process_group" in state.phases or state.stepped or watch.moved_at > began
+    return not shown and not any(one["groups"] for one in watch.now.values())
 
 
 def _wanted_nodes(state: s.State) -> int:
@@ -102,6 +103,7 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
         "world_size": state.world_size or len(state.ranks),
         "coordinator": coordinator,
         "started_at": state.started_at,
+        "phases": dict(state.phases),
         "nodes": [
             _node(state, node, facts.get(name, {}), ranks.get(name, []), median, now)
             for name, node in state.nodes.items()

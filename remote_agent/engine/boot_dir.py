@@ -37,7 +37,10 @@ class BootDirectory:
         self.pipe = os.open(self.path / PIPE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def messages(self) -> list[tuple[str, int, int]]:
-        """Return the workers' new messages, without waiting: "main" (about to run the script) or "over", rank, ns."""
+        """Return the workers' new messages, without waiting: what, rank, ns.
+
+        "main": about to run the script; "init", "group": it called init_process_group, which returned; "over".
+        """
         if self.pipe >= 0:
             with contextlib.suppress(BlockingIOError):
                 self._rest += os.read(self.pipe, 65536)

@@ -194,6 +194,7 @@ def serve_stacks_later(here: str) -> None:
 
     def start() -> None:
         if os.getpid() == pid:
+            quietly(report_group, here)
             try:
                 record_collectives()
                 serve_stacks(here)
@@ -201,6 +202,47 @@ def serve_stacks_later(here: str) -> None:
                 report_over_later(here, pid)
 
     sys.meta_path.insert(0, AfterImport("torch.distributed", start))
+
+
+class InitTimer:
+    """Takes the place of torch's wait counter for one call of init_process_group, which torch wraps in it.
+
+    It is no function around the call: signatures, stacks and tracebacks stay as they are.
+    """
+
+    def __init__(self, here: str, module: Any) -> None:
+        self._here = here
+        self._module = module
+        self._real = module._WaitCounter
+        self._counter: Any = None
+        self._guard: Any = None
+        self._pid = os.getpid()
+
+    def __call__(self, name: str) -> Any:
+        if not name.endswith(".init_process_group") or os.getpid() != self._pid:
+            return self._real(name)
+        self._module._WaitCounter = self._real
+        self._counter = self._real(name)
+        return self
+
+    def guard(self) -> InitTimer:
+        return self
+
+    def __enter__(self) -> None:
+        quietly(tell_engine, self._here, b"init")
+        self._guard = self._counter.guard()
+        self._guard.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._guard.__exit__(*error)
+        if error[0] is None:
+            quietly(tell_engine, self._here, b"group")
+
+
+def report_group(here: str) -> None:
+    """Report when init_process_group is called, and when it has returned; not under a torch without its counter."""
+    module: Any = sys.modules["torch.distributed.c10d_logger"]
+    module._WaitCounter = InitTimer(here, module)
 
 
 def report_over_later(here: str, pid: int) -> None:

@@ -184,6 +184,8 @@ _KINDS: tuple[tuple[tuple[bytes, ...], re.Pattern[bytes]], ...] = (
     ((b"%|",), re.compile(rb"\d%\|[^|\r\n]{0,400}\|\s*" + _NUMBER + rb"/(?P<total>\d+) \[")),
     ((b"poch", b"POCH"), re.compile(rb"(?<![A-Za-z_])epoch" + _BETWEEN + _NUMBER, re.I)),
 )
+# Places in the table: lines that name a step, and progress bars.
+_STEPS, _BARS = (0, 1), 2
 # Longest part of a match before the letters searched for ("training_s"), and longest part after them.
 _BEFORE = 16
 _AFTER = 512
@@ -200,6 +202,8 @@ _SNAPSHOT = re.compile(
     rb".*?\b(?:(?P<old>resum)|sav)(?:ed|ing)\b",
     re.I,
 )
+# A line that names the step to begin with, as that of a snapshot, is not printed after a step.
+_BEGINS = re.compile(rb"resum|load|restored|restoring|start|begin", re.I)
 _SNAPSHOT_MARKS = (b"sav", b"Sav", b"esum")
 _NAN_MARKS = (b"nan", b"NaN", b"inf", b"Inf")
 _NAME_BYTES = 80
@@ -272,7 +276,9 @@ def _snapshot(data: bytes, marks: tuple[bytes, ...], pattern: re.Pattern[bytes],
 class StepReader:
     """Reads the progress of one rank from its streams."""
 
-    __slots__ = ("_carry", "_kind", "figures", "last_output_ns", "saved", "step", "warning")
+    __slots__ = (
+        "_carry", "_first_bar_ns", "_first_step_ns", "_kind", "figures", "last_output_ns", "saved", "step", "warning",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.step: int | None = None
@@ -282,8 +288,25 @@ class StepReader:
         """The step of the last snapshot that it saved or resumed from."""
         self.last_output_ns: int | None = None
         self.figures = Figures(self._step_in)
+        self._first_step_ns: int | None = None
+        self._first_bar_ns: int | None = None
+        """When the progress bar that is shown first counted something."""
         self._kind = len(_KINDS)
         self._carry: dict[str, bytes] = {}
+
+    @property
+    def first_step_ns(self) -> int | None:
+        """When its first step came in; a progress bar counts steps only if a loss was printed, an epoch is none."""
+        if self._first_step_ns is None and self.figures.values()["loss"] is not None:
+            return self._first_bar_ns
+        return self._first_step_ns
+
+    def _note_first(self, data: bytes, found: re.Match[bytes], t_ns: int | None) -> None:
+        begin, end = data.rfind(b"\n", 0, found.start()) + 1, data.find(b"\n", found.end())
+        if self._kind in _STEPS and not _BEGINS.search(data, begin, end if end >= 0 else len(data)):
+            self._first_step_ns = self._first_step_ns or t_ns
+        elif self._kind == _BARS and 0 < int(found[1]) < int(found["total"]):
+            self._first_bar_ns = self._first_bar_ns or t_ns
 
     def _step_in(self, line: bytes) -> int | None:
         return _last_number(line, *_KINDS[self._kind]) if self._kind < len(_KINDS) else None
@@ -300,10 +323,13 @@ class StepReader:
                 self.saved = before = None
             self.step, self._kind = int(found[1]), kind
             self.figures.note_step(self.step, t_ns)
+            if self._first_step_ns is None:
+                self._note_first(data, found, t_ns)
             if found.groupdict().get("total") != found[1] or self.figures.values()["loss"] is not None:
                 break
             self._kind, data = len(_KINDS), data[found.end() :]
             self.figures.forget_steps()
+            self._first_bar_ns = None
         return before
 
     def feed(self, stream: str, data: bytes, t_ns: int | None) -> None:

@@ -85,11 +85,14 @@ class LogStore:
         self._bell.ring()
 
     def progress(self, generation: int) -> dict[int, dict[str, Any]]:
-        """Return per rank step, last_output_ns, warning, saved, loss, rate with its unit, steps_s; None: none seen."""
+        """Return per rank step, the times last_output_ns and first_step_ns, warning, saved, loss, rate with its unit,
+        steps_s; None: none seen.
+        """
         return {
             rank: {
                 "step": steps.step,
                 "last_output_ns": steps.last_output_ns,
+                "first_step_ns": steps.first_step_ns,
                 "warning": steps.warning,
                 "saved": steps.saved,
                 **steps.figures.values(),

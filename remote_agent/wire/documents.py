@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from remote_agent.wire.events import EventType, JournalEvent
+from remote_agent.wire.events import PHASES, EventType, JournalEvent
 from remote_agent.wire.gate import (
     Misfit,
     Shape,
@@ -101,7 +101,7 @@ INCIDENT = record(
 # --- the journal
 
 _SPEC = record({"name": name, "address": text}, {"nproc_per_node": text, "spare": flag, "env": by_name(text)})
-_PHASES = {phase: maybe(number) for phase in ("detect", "stop", "rendezvous", "spawn", "main")}
+_PHASES = {phase: maybe(number) for phase in PHASES}
 _MEMBERS = each(record({"node": name, "base_rank": rank, "nproc": rank}))
 _MEETING = maybe(record({"backend": text, "endpoint": text, "run_id": text}))
 _EXIT = record({"code": maybe(_exit_code), "signal": maybe(text)})
@@ -147,6 +147,8 @@ _DETAILS: Mapping[str, Shape] = {
     ),
     EventType.RANKS_ASSIGNED: _detail({"ranks": each(row(rank, rank, whole())), "world_size": maybe(count)}),
     EventType.GENERATION_RUNNING: _detail(world_size=maybe(count), pids=by_name(maybe(whole())), **_PHASES),
+    EventType.PROCESS_GROUP_UP: _detail(**_PHASES),
+    EventType.FIRST_STEP: _detail(**_PHASES),
     EventType.GENERATION_STOPPED: _detail(
         cause=maybe(text), stop_ms=maybe(number), left=_LEFT, stopped=_STOPPED, clocks=by_name(row(whole(), whole()))
     ),
@@ -264,6 +266,7 @@ _STATUS: Mapping[str, Shape] = {
     "world_size": maybe(count),
     "coordinator": maybe(name),
     "started_at": maybe(moment),
+    "phases": record({}, _PHASES),
     "nodes": each(_NODE),
     "incident": maybe(INCIDENT),
     "warnings": each(record({"kind": text, "node": maybe(name), "rank": maybe(rank), "message": text})),

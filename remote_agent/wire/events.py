@@ -1,7 +1,7 @@
-"""Journal events: their types, the plain words of each type; the conditions of a job, and those in which it has ended.
+"""Journal events: their types, the plain words of each type, the phases of a start; the conditions of a job.
 
-In: nothing. Out: `EventType`, `JournalEvent`, `label`, `Condition`, the ended states. The texts with an event's details
-are in supervisor/wording/events.py.
+In: nothing. Out: `EventType`, `JournalEvent`, `label`, `PHASES`, `Condition`, the ended states. The texts with an
+event's details are in supervisor/wording/events.py.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class EventType(str, Enum):
     GENERATION_STARTED = "generation_started"
     RANKS_ASSIGNED = "ranks_assigned"
     GENERATION_RUNNING = "generation_running"
+    PROCESS_GROUP_UP = "process_group_up"
+    FIRST_STEP = "first_step"
     GENERATION_STOPPED = "generation_stopped"
     RANK_FAILED = "rank_failed"
     INCIDENT = "incident"
@@ -96,6 +98,17 @@ class Condition(str, Enum):
     def __str__(self) -> str:
         """Return the value: the same text under every version of Python."""
         return str(self.value)
+
+
+# What a group goes through until it trains, in order, from the cause of a restart on.
+PHASES = ("detect", "stop", "rendezvous", "spawn", "main", "imports", "process_group", "first_step")
+# The events whose details have phases of their generation, in milliseconds.
+PHASE_EVENTS = (EventType.GENERATION_RUNNING, EventType.PROCESS_GROUP_UP, EventType.FIRST_STEP)
+
+
+def phases_of(detail: Mapping[str, Any]) -> dict[str, float]:
+    """Return the phases that a document has, in milliseconds, in order."""
+    return {name: float(detail[name]) for name in PHASES if isinstance(detail.get(name), (int, float))}
 
 
 # Kinds of warnings about a node's network: supervisor has set the workers' interface; other nodes cannot reach them.

@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
-from remote_agent.wire.events import EventType
+from remote_agent.wire.events import PHASE_EVENTS, EventType, phases_of
 from supervisor.tui.rows.spans import entries
-from supervisor.wording.events import CAUSES, cause_text, phases_of, tree_text
+from supervisor.wording.events import CAUSES, cause_text, tree_text
 from supervisor.wording.usage import part
 from supervisor.wording.values import clock
 
@@ -103,8 +103,8 @@ class Runs:
             self._started(event, facts)
         elif not self.runs:
             return
-        elif kind == EventType.GENERATION_RUNNING:
-            self.runs[-1].phases = phases_of(facts)
+        elif kind in PHASE_EVENTS:
+            self.runs[-1].phases = {**self.runs[-1].phases, **phases_of(facts)}
         elif kind == EventType.GENERATION_STOPPED:
             self._cause = str(facts.get("cause") or "")
             self.runs[-1].ended_at = str(event.get("time") or "")

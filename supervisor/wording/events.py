@@ -5,16 +5,17 @@ In: events of the journal. Out: text without colour, one line an event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from remote_agent.text.names import count, name_ranks, ranges
-from remote_agent.wire.events import EventType, label
+from remote_agent.wire.events import PHASE_EVENTS, PHASES, EventType, label, phases_of
 from supervisor.inventory.pattern import fold
 from supervisor.wording.values import clock, duration, one_line, safe, size
 
 Document = Mapping[str, Any]
-PHASES = ("detect", "stop", "rendezvous", "spawn", "main")
+# What is reached at the end of a phase, where it is not the phase itself.
+_REACHED = {"imports": "init_process_group"}
 TRACEBACK = ("Traceback (", "Original Traceback (")
 # Paths of changed files that are named in one line.
 MAX_PATHS = 4
@@ -84,9 +85,32 @@ def outcome_line(event: Document) -> str:
     return f"{label(event.get('type'))}{node}" + (f": {text}" if text else "")
 
 
-def phases_of(detail: Document) -> dict[str, float]:
-    """Return the phases of a restart in milliseconds, in order."""
-    return {name: float(detail[name]) for name in PHASES if isinstance(detail.get(name), (int, float))}
+def phases_by_generation(events: Iterable[Document]) -> dict[int, dict[str, float]]:
+    """Return what the start of each generation was spent on, in milliseconds by phase, in order."""
+    phases: dict[int, dict[str, float]] = {}
+    for event in events:
+        if event.get("type") in PHASE_EVENTS:
+            phases.setdefault(int(event["generation"]), {}).update(phases_of(event.get("detail") or {}))
+    return phases
+
+
+def start_text(generation: object, phases: Mapping[str, float]) -> str:
+    """Return how long a start took up to the last phase that was seen: `restart 4.2 s to first step`; "" for none."""
+    if not phases:
+        return ""
+    last = [name for name in PHASES if name in phases][-1]
+    total = duration(sum(phases.values()) / 1000)
+    return f"{'restart' if generation else 'start'} {total} to {_REACHED.get(last, phase_name(last))}"
+
+
+def phases_text(phases: Mapping[str, float]) -> str:
+    """Return phases as `stop 0.21, imports 3.10`, without what took less than 5 ms."""
+    return ", ".join(f"{phase_name(name)} {value / 1000:.2f}" for name, value in phases.items() if value >= 5)
+
+
+def phase_name(phase: str) -> str:
+    """Return a phase in plain words."""
+    return phase.replace("_", " ")
 
 
 def variables(environment: Document) -> str:
@@ -188,7 +212,7 @@ def _running(detail: Document) -> str:
     text = f"world size {detail.get('world_size')}"
     if not phases:
         return text
-    parts = ", ".join(f"{name} {value / 1000:.2f}" for name, value in phases.items() if value >= 5)
+    parts = phases_text(phases)
     return f"{text}, {duration(sum(phases.values()) / 1000)}" + (f" ({parts})" if parts else "")
 
 
@@ -250,6 +274,8 @@ _TEXTS: Mapping[str, Callable[[Document], str]] = {
     EventType.GENERATION_STARTED: _forming,
     EventType.RANKS_ASSIGNED: _assigned,
     EventType.GENERATION_RUNNING: _running,
+    EventType.PROCESS_GROUP_UP: lambda detail: phases_text(phases_of(detail)),
+    EventType.FIRST_STEP: lambda detail: phases_text(phases_of(detail)),
     EventType.GENERATION_STOPPED: _stopped,
     EventType.RANK_FAILED: _rank_failed,
     EventType.INCIDENT: lambda detail: str(detail.get("summary") or ""),

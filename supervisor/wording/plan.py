@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from remote_agent.coordinator.preview import Preview, preview
 from remote_agent.text.names import count
-from remote_agent.wire.events import EventType
+from supervisor.wording.events import phases_by_generation
 
 if TYPE_CHECKING:
     from remote_agent.coordinator.state import State
 
 Json = Mapping[str, Any]
-# The phases of a restart that somebody asks for: it has no failure to detect.
-PHASES: Final = ("stop", "rendezvous", "spawn", "main")
 # Runs of ranks with new numbers that are listed.
 MAX_RUNS: Final = 6
 
@@ -128,12 +126,12 @@ def _lost_steps(status: Json) -> str:
 
 
 def _downtime(events: Sequence[Json]) -> str:
-    times = []
-    for event in events:
-        detail = event.get("detail") or {}
-        if event.get("type") == EventType.GENERATION_RUNNING and (event.get("generation") or 0) > 0:
-            phases = [detail.get(phase) for phase in PHASES]
-            times.append(sum(phase for phase in phases if isinstance(phase, (int, float))) / 1000)
+    # A restart that somebody asks for has no failure to detect.
+    times = [
+        sum(value for name, value in phases.items() if name != "detect") / 1000
+        for generation, phases in phases_by_generation(events).items()
+        if generation > 0
+    ]
     if not times:
         return "not known: this job has not restarted yet"
     return f"about {statistics.median(times):.1f} s (from {count(len(times), 'earlier restart')})"

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.text.names import ranges
-from remote_agent.wire.events import ENDED_STATES, Condition
+from remote_agent.wire.events import ENDED_STATES, Condition, phases_of
 from supervisor.inventory.pattern import fold
 from supervisor.wording import usage
-from supervisor.wording.events import variables
+from supervisor.wording.events import phases_text, start_text, variables
 from supervisor.wording.incidents import hang_step, standing
 from supervisor.wording.values import age, date, date_ns, one_line, or_dash, table
 
@@ -34,6 +34,11 @@ def next_step(status: Document, now_s: float | None = None) -> str:
     """Return what happens next where that is not obvious; now_s: Unix time, for a screen that counts."""
     incident = status.get("incident") or {}
     return hang_step(incident, now_s) if condition_of(status) == Condition.HUNG else str(status.get("plan") or "")
+
+
+def start_of(status: Document) -> str:
+    """Return how long the newest start took: `restart 4.2 s to first step`; "" where it is not known."""
+    return start_text(status.get("generation"), phases_of(status.get("phases") or {}))
 
 
 def header(status: Document) -> str:
@@ -100,6 +105,8 @@ def status_tail(status: Document) -> list[str]:
     """Return the lines below the tables: what happens next, how the job ended, the newest incident."""
     following = next_step(status)
     lines = [f"next: {one_line(following)}"] if following else []
+    if start := start_of(status):
+        lines.append(f"{start}: {phases_text(phases_of(status['phases']))}")
     if status.get("environment"):
         lines.append(f"set by operators: {one_line(environment(status))}")
     if (tree := status.get("tree")) and tree.get("previous"):

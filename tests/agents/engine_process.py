@@ -38,6 +38,7 @@ class EngineProcess:
         self.exits: dict[tuple[int, int], dict[str, Any]] = {}
         self.assigned: list[dict[str, Any]] = []
         self.failed: list[dict[str, Any]] = []
+        self.grouped: dict[tuple[int, int], dict[str, Any]] = {}
         self._changed = asyncio.Event()
         self.channel = Channel(process.stdout, process.stdin, self._hear)
         self.runner = asyncio.ensure_future(self.channel.run())
@@ -47,6 +48,8 @@ class EngineProcess:
             self.mains[args["generation"], args["rank"]] = args["t_ns"]
         elif op == "assigned":
             self.assigned.append(args)
+        elif op == "grouped":
+            self.grouped[args["generation"], args["rank"]] = args
         elif op == "order_failed":
             self.failed.append(args)
         elif op == "exited":

@@ -258,6 +258,7 @@ def test_the_metrics_of_what_is_used() -> None:
     rank = {"rank": 3, "state": "running", "step": 1, "last_output_age_s": 1, "progress": progress}
     node = {"name": "n1", "state": "running", "ranks": [{**rank, "vitals": {"cpu": 150.0, "rss": 7}}], "vitals": vitals}
     status = {"job": "j", "state": "running", "generation": 0, "restarts": 0, "nodes": [node], "condition": "running"}
+    status["phases"] = {}
     told = {line for line in render(status).splitlines() if "node=" in line and "last_output" not in line}
     own, at = 'job="j",node="n1"', 'job="j",rank="3",node="n1"'
     assert told == {
@@ -289,7 +290,7 @@ def test_the_metrics_of_a_status() -> None:
     new = {"rank": 4, "state": "running", "step": None, "last_output_age_s": None}
     status = {
         "job": 'a"b\\', "state": "running", "generation": 2, "restarts": 1,
-        "condition": "hung",
+        "condition": "hung", "phases": {"stop": 210.0, "imports": 3104.2},
         "nodes": [
             {"name": "n1", "state": "running", "ranks": [rank, new]}, {"name": "n2", "state": "lost", "ranks": []},
         ],
@@ -307,6 +308,8 @@ def test_the_metrics_of_a_status() -> None:
         (f'rank_step{{{job},rank="3",node="n1"}}', 120),
         (f'rank_last_output_seconds{{{job},rank="3",node="n1"}}', 61.5),
         (f"hang{{{job}}}", 1),
+        (f'phase_seconds{{{job},phase="stop"}}', 0.21),
+        (f'phase_seconds{{{job},phase="imports"}}', 3.1042),
     ):
         assert f"supervisor_{name} {value}" in samples
     assert not [line for line in samples if 'rank="4"' in line]

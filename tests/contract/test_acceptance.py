@@ -155,6 +155,9 @@ def test_a_killed_worker_is_named_and_the_job_finishes(pair: Cluster, tmp_path: 
         assert charged(job) == {0, 1}
         phases = job.until("generation_running", generation=1)["detail"]
         assert {"detect", "stop", "rendezvous", "spawn", "main"} <= set(phases)
+        up = job.until("process_group_up", generation=1)["detail"]
+        assert up["imports"] > 0
+        assert job.until("first_step", generation=1)["detail"]["first_step"] >= 0
 
 
 def test_nobody_attached_and_the_job_heals(pair: Cluster, tmp_path: Path) -> None:

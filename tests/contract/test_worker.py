@@ -214,6 +214,17 @@ def test_the_import_hook_leaves_no_trace(shared: SharedEngine, cwd: Path) -> Non
     same(shared, cwd, "imports_torch.py")
 
 
+def test_the_engine_learns_how_long_init_process_group_took_and_the_script_does_not(
+    shared: SharedEngine, cwd: Path
+) -> None:
+    same(shared, cwd, "groups.py")
+    generation = int(shared.newest().parent.name.rpartition("_")[2])
+    found = shared.engine.grouped[generation, 0]
+    assert 0 < found["took_s"] < (found["t_ns"] - shared.engine.mains[generation, 0]) / 1e9
+    same(shared, cwd, "groups.py", "fails")
+    assert (generation + 1, 0) not in shared.engine.grouped
+
+
 def test_a_torch_that_does_not_import_fails_as_ever(shared: SharedEngine, cwd: Path) -> None:
     package = cwd / "torch" / "distributed"
     package.mkdir(parents=True)

@@ -53,6 +53,12 @@ def test_imports_end_with_the_first_collective_and_not_later_than_a_minute() -> 
     world.pulses = {"n1": came(1), "n2": came(1)}
     world.live(20)
     assert doing(world) == "running"
+    up = World(spec(2))
+    up.pass_time(1)
+    for rank in range(4):
+        assert doing(up) == "importing", "the process group is up on every rank, or it is not up"
+        up.feed(inputs.Grouped("n1" if rank < 2 else "n2", 0, rank, 0.1))
+    assert doing(up) == "running"
     silent = World(spec(2))
     silent.pass_time(61)
     assert doing(silent) == "running"

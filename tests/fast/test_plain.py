@@ -195,6 +195,9 @@ def test_a_restart_is_told_by_phase() -> None:
     )
     late = event("generation_running", detail={**phases, "detect": 1500.0, "world_size": 6})
     assert "detect 1.50" in event_line(late)
+    up = event("process_group_up", detail={"imports": 3104.0, "process_group": 70.0})
+    assert event_line(up).endswith("process group up     g1                  imports 3.10, process group 0.07")
+    assert event_line(event("first_step", detail={"first_step": 420.0})).endswith("first step 0.42")
 
 
 def test_outcomes_of_other_kinds() -> None:

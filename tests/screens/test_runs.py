@@ -85,6 +85,9 @@ def test_the_end_of_the_job_is_the_end_of_its_last_group() -> None:
     assert (run.how, run.took_ms, run.env, run.restarts) == ("all ranks succeeded", 100.0, env, 1)
     assert bar(run.phases, 200.0, 20) == [("stop", 1), ("rendezvous", 1), ("spawn", 2), ("main", 6)]
     assert bar({}, 0.0, 20) == []
+    shown = journal(started(0), ("generation_running", 0, phases), ("process_group_up", 0, {"imports": 300.0}))
+    (run,) = folded(shown).runs
+    assert (run.took_ms, bar(run.phases, 400.0, 20)[-1]) == (400.0, ("imports", 15))
 
 
 def test_what_nodes_tell_of_themselves_is_compared() -> None:

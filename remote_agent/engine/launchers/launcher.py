@@ -60,6 +60,8 @@ class WorkerGroup:
         self._all_dead = asyncio.Event()
         """Set when all children that we started are dead."""
         self._exits: dict[int, dict[str, Any]] = {}
+        self._called_ns: dict[int, int] = {}
+        """By rank: when its script called init_process_group."""
 
     def answer(self) -> dict[str, Any]:
         """Return the group's part of the answer to `go`."""
@@ -159,6 +161,11 @@ class WorkerGroup:
         for what, rank, t_ns in self._boot.messages():
             if what == "main":
                 self._begun(rank, t_ns)
+            elif what == "init":
+                self._called_ns[rank] = t_ns
+            elif what == "group" and rank in self._called_ns:
+                times = {"t_ns": t_ns, "took_s": (t_ns - self._called_ns[rank]) / 1e9}
+                self._notify("grouped", {"generation": self.generation, "rank": rank, **times})
             elif rank in self._ranks:
                 self._ranks[rank].over_ns = t_ns
 

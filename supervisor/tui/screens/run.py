@@ -21,7 +21,7 @@ from supervisor.tui.shell import Target
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.tables import DetailPane
 from supervisor.wording import values
-from supervisor.wording.events import variables
+from supervisor.wording.events import phase_name, variables
 from supervisor.wording.status import environment
 
 if TYPE_CHECKING:
@@ -41,8 +41,12 @@ PHASES: Final = {
     "rendezvous": ("r", "key"),
     "spawn": ("p", "tag"),
     "main": ("m", "ok"),
+    "imports": ("i", "start"),
+    "process_group": ("g", "key"),
+    "first_step": ("f", "ok"),
 }
 LEGEND: Final = "restart: d detect  s stop  r rendezvous  p spawn  m main"
+WIDE_LEGEND: Final = f"{LEGEND}  i imports  g process group  f first step"
 BAR: Final = 24
 
 
@@ -125,7 +129,7 @@ def _restart(run: Run, width: int, glyphs: Glyphs) -> list[Row]:
     numbers: list[Row] = []
     for name, value in run.phases.items():
         letter, role = PHASES[name]
-        numbers.append(((f"{letter} ", role), (f"{name} {values.duration(value / 1000)}", "dim")))
+        numbers.append(((f"{letter} ", role), (f"{phase_name(name)} {values.duration(value / 1000)}", "dim")))
     head: Row = (("  restart  ", "dim"),)
     total = f"{_took(run)}  "
     spans = bar_spans(run, sum(run.phases.values()), max(5, room - len(total)))
@@ -184,7 +188,8 @@ class RunScreen(LiveScreen):
         table = Table(columns, self.size.width - 1, self.shell.glyphs)
         picker.head = table.head()
         picker.heading = count(len(newest_first), "generation") if newest_first else "generations"
-        picker.note = ((LEGEND, "dim"),) if self.size.width >= 80 else ()
+        legend = WIDE_LEGEND if self.size.width >= 120 else LEGEND
+        picker.note = ((legend, "dim"),) if self.size.width >= 80 else ()
         keys = [run.number for run in newest_first]
         # Who has not chosen one sees the newest.
         follows = picker.cursor <= 0 and not picker.has_focus

@@ -13,6 +13,7 @@ from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit_row, row_widt
 from supervisor.tui.rows.tables import fit_parts
 from supervisor.tui.widgets.lines import Drawn, LineView
 from supervisor.wording import incidents, values
+from supervisor.wording.status import start_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -195,6 +196,8 @@ def _calm(snapshot: Snapshot, now_s: float) -> str:
     started = values.local_time(snapshot.started_at)
     if started is not None:
         parts.append(f"up {values.elapsed(now_s - started.timestamp())}")
+    if start := start_of(snapshot.status):
+        parts.append(start)
     if snapshot.script:
         parts.append(snapshot.script)
     return clean("   ".join(parts))

@@ -1,0 +1,119 @@
+"""What the start of a group is spent on: from the reports of its ranks to the journal, the status and the texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from remote_agent.coordinator import inputs, replay
+from remote_agent.coordinator.status import document
+from remote_agent.logs.progress import StepReader
+from supervisor.wording.events import phases_by_generation, start_text
+from supervisor.wording.plan import plan
+from supervisor.wording.status import status_tail
+from tests.fast.world import World, spec
+
+
+def grouped(world: World, rank: int, took: float, age: float = 0.0) -> None:
+    """A rank's init_process_group has returned."""
+    world.feed(inputs.Grouped(f"n{rank // 2 + 1}", world.state.generation, rank, took, age))
+
+
+def restarted() -> World:
+    """A group of four ranks that runs again half a second after a failure was seen."""
+    world = World(spec(2))
+    world.now = 100.0
+    world.fail(1)
+    world.deliver("report", "n1")
+    world.now = 100.5
+    world.settle()
+    world.now = 102.0
+    return world
+
+
+def test_each_phase_ends_with_the_last_rank_and_the_first_step_of_any() -> None:
+    world = restarted()
+    world.now = 105.0
+    for rank, (took, age) in enumerate([(2.0, 0.0), (0.5, 0.0), (0.2, 0.0)]):
+        grouped(world, rank, took, age)
+    assert "process_group_up" not in world.types()
+    # Its report was late: it called at 104.4 and had the group at 105.2.
+    world.now = 106.0
+    grouped(world, 3, 0.8, age=0.8)
+    up = world.last("process_group_up")
+    running = world.last("generation_running").detail["main"] / 1000 + 100.5
+    assert up.detail["imports"] == pytest.approx((104.8 - running) * 1000, abs=1)
+    assert up.detail["process_group"] == pytest.approx(400, abs=1)
+    world.now = 107.0
+    world.feed(inputs.Beat("n2", stepped=True, first_step_age=0.7))
+    world.feed(inputs.Beat("n1", stepped=True, first_step_age=0.1))
+    assert world.last("first_step").detail == {"first_step": pytest.approx(1100, abs=1)}
+    assert world.types().count("first_step") == world.types().count("process_group_up") == 1
+
+
+def test_the_journal_and_the_status_have_the_phases_of_the_newest_start() -> None:
+    world = restarted()
+    for rank in range(4):
+        grouped(world, rank, 0.1)
+    world.feed(inputs.Beat("n1", first_step_age=0.0))
+    status = document(world.state, {}, "n1")
+    names = ["detect", "stop", "rendezvous", "spawn", "main", "imports", "process_group", "first_step"]
+    assert list(status["phases"]) == names
+    assert document(replay.fold(world.state.spec, world.records()), {}, "n1")["phases"] == status["phases"]
+    assert phases_by_generation(world.records())[1] == status["phases"]
+    world.fail(0)
+    world.settle()
+    assert list(document(world.state, {}, "n1")["phases"]) == names[:5], "what the group before has shown is over"
+    assert list(phases_by_generation(world.records())) == [0, 1, 2]
+
+
+def test_what_ranks_do_not_show_is_left_out() -> None:
+    world = restarted()
+    grouped(world, 0, 0.1)
+    world.now = 110.0
+    world.feed(inputs.Beat("n1", first_step_age=2.0))
+    begun = world.state.marks["running"]
+    assert world.last("first_step").detail == {"first_step": pytest.approx((108.0 - begun) * 1000, abs=1)}
+    for rank in range(1, 4):
+        grouped(world, rank, 0.1)
+    assert "process_group_up" not in world.types(), "a step was made before"
+    stopped = World(spec(1))
+    stopped.feed(inputs.Restart("me"))
+    stopped.feed(inputs.Beat("n1", first_step_age=0.0))
+    assert "first_step" not in stopped.types(), "it belongs to the group that is stopped"
+
+
+def test_the_texts_name_what_was_reached() -> None:
+    world = restarted()
+    status = document(world.state, {}, "n1")
+    assert start_text(1, {}) == ""
+    (line,) = (line for line in status_tail(status) if line.startswith("restart "))
+    assert line.startswith("restart 0.50 s to main: stop 0.50")
+    assert start_text(0, {"main": 500.0, "imports": 3000.0}) == "start 3.5 s to init_process_group"
+    assert start_text(1, {"main": 500.0, "process_group": 1.0, "first_step": 1.0}) == "restart 0.50 s to first step"
+    for rank in range(4):
+        grouped(world, rank, 0.1)
+    world.now += 1.0
+    world.feed(inputs.Beat("n1", first_step_age=0.0))
+    total = sum(value for name, value in world.state.phases.items() if name != "detect") / 1000
+    facts = dict(plan("restart", [], document(world.state, {}, "n1"), world.records()).facts)
+    assert facts["Downtime"] == f"about {total:.1f} s (from 1 earlier restart)"
+
+
+@pytest.mark.parametrize(
+    ("texts", "first"),
+    [
+        ([b"step 0 loss 1.0\n", b"step 1 loss 0.9\n"], 0),
+        ([b"resumed from snapshot.pt: step=20\n", b"step=21 loss 1.0\n"], 1),
+        ([b"rank 0 starts at step 5\n", b"quiet\n"], None),
+        ([b"epoch 1\n", b"epoch 2\n"], None),
+        # A bar: of a data set, then of the training, which shows itself by a loss.
+        ([b"\rMap:  50%|##  | 5/10 [00:01<00:01]", b"\rMap: 100%|####| 10/10 [00:01<00:00]\n", b"loading\n"], None),
+        ([b"\r  0%|    | 0/9 [00:00<?]", b"\r 11%|#   | 1/9 [00:01<00:01]", b"{'loss': 2.5}\n"], 1),
+        ([b"\rMap: 100%|####| 9/9 [00:01<00:00]\n", b"\r 50%|##  | 1/2 [00:01<00:01]", b"loss=2.5\n"], 1),
+    ],
+)
+def test_the_first_step_is_read_from_what_a_rank_prints(texts: list[bytes], first: int | None) -> None:
+    reader = StepReader()
+    for number, text in enumerate(texts):
+        reader.feed("stderr", text, number + 1)
+    assert reader.first_step_ns == (None if first is None else first + 1)
