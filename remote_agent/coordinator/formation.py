@@ -277,6 +277,7 @@ def _go(turn: Turn, port: int) -> None:
         master=f"{nodes[0].spec.address}:{port}",
         restarts=state.restarts,
         fingerprint=state.fingerprint,
+        suspects=list(state.suspects),
         rendezvous=joining,
         env=dict(state.env),
         tree=state.trees[-1].digest if state.trees else None,

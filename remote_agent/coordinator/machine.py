@@ -326,8 +326,10 @@ def _done(state: s.State, node: str) -> bool:
 
 def on_order_failed(turn: Turn, event: inputs.OrderFailed) -> None:
     state = turn.state
-    if state.phase in (s.PREPARING, s.STARTING):
+    if state.phase in (s.PREPARING, *ALIVE):
+        # Of all nodes that could not: it is one node's own failure only where it is alone.
         turn.set(troubles={**state.troubles, event.node: event.message})
+    if state.phase in (s.PREPARING, s.STARTING):
         stop_group(turn, "failure")
 
 

@@ -135,6 +135,7 @@ def on_add(turn: Turn, event: inputs.Add) -> None:
     spec = dataclasses.replace(event.spec, spare=False)
     turn.set_node(name, spec=spec, status="ready", reason=None, losses=(), cordoned=False)
     turn.set(blames=tuple(blame for blame in state.blames if blame[1] != name))
+    turn.set(suspects=tuple(suspect for suspect in state.suspects if suspect != name))
     # Without its environment, which may hold secrets: only its own agent needs it.
     public = dataclasses.asdict(dataclasses.replace(spec, env={}))
     turn.emit(EventType.NODE_ADDED, node=name, nproc=node.nproc, spec=public, operator=event.operator)

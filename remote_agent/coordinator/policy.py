@@ -5,13 +5,14 @@ In: a Turn whose members are all idle, with the cause and the evidence. Out: inc
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.coordinator import code_version
+from remote_agent.coordinator import code_version, formation
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.formation import patience, send_away
 from remote_agent.coordinator.quorum import without
-from remote_agent.coordinator.transitions import QUARANTINE_WINDOW_S, quarantined
+from remote_agent.coordinator.transitions import QUARANTINE_WINDOW_S, WITHIN, quarantined
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
 from remote_agent.diagnose.incidents import Incident, Victims
 from remote_agent.diagnose.verdict import verdict
@@ -28,6 +29,8 @@ MACHINE_FAULTS = frozenset(
 )
 # One bad moment is none, two may be chance; max_restarts is 3 by default, so a fourth would end the job.
 QUARANTINE_FAULTS = 3
+# How a process ends by its own doing; other signals are sent.
+OWN_ENDS = frozenset({None, "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"})
 
 
 def after_stop(turn: Turn) -> None:
@@ -39,19 +42,18 @@ def after_stop(turn: Turn) -> None:
     turn.emit(EventType.GENERATION_STOPPED, cause=cause, stop_ms=stop_ms, **(_ends(state) if failed else {}))
     turn.set(groups=without(state.groups, state.generation, state.term))
     incident = _report(turn, _judge(turn.state, turn.wall_ns)) if failed else None
+    if not _came_early(state):
+        turn.set(fingerprint=None, suspects=())
     for name in state.members:
         if turn.node(name).status == "running":
             turn.set_node(name, status="ready")
-    if incident is not None:
-        _blame(turn, incident)
+    is_left_out = incident is not None and _leave_out(turn, incident)
     for name in sorted(turn.state.leaving):
         if turn.node(name).status != "removed":
             remove(turn, name)
     if cause == "stop":
         end_stopped(turn)
-    elif incident is not None and incident.category != "node_lost" and not _charge(turn, incident):
-        return
-    else:
+    elif incident is None or incident.category == "node_lost" or is_left_out or _charge(turn, incident):
         _form_again(turn)
 
 
@@ -96,32 +98,62 @@ def _report(turn: Turn, incident: Incident) -> Incident:
     return incident
 
 
-def _blame(turn: Turn, incident: Incident) -> None:
-    """Quarantine a node that alone keeps failing for reasons of its machine."""
+def _leave_out(turn: Turn, incident: Incident) -> bool:
+    """Go on without a node that alone keeps failing; returns whether that is so."""
     name = incident.culprit_node
-    if name is None or name not in turn.state.nodes or incident.category not in MACHINE_FAULTS:
-        return
+    if name is None or name not in turn.state.nodes or turn.node(name).status != "ready":
+        return False
+    what = _blame(turn, name, incident)
+    if not what and _can_do_without(turn.state, incident) == name and name in turn.state.suspects:
+        what = "failed alone twice before the first step"
+        turn.set(fingerprint=incident.fingerprint)
+    if what:
+        reason = quarantined(name, what, incident.summary)
+        turn.set_node(name, status="failed", reason=reason)
+        turn.emit(EventType.NODE_FAILED, node=name, reason=reason, status="failed")
+    return bool(what)
+
+
+def _blame(turn: Turn, name: str, incident: Incident) -> str:
+    """Count failures for reasons of a machine; returns why the node is left out, or "" for one that stays."""
+    if incident.category not in MACHINE_FAULTS:
+        return ""
     recent = [blame for blame in turn.state.blames if turn.now - blame[0] < QUARANTINE_WINDOW_S]
     turn.set(blames=(*recent, (turn.now, name)))
     # Where other nodes fail too, it is the script or what they share.
     alone = all(node == name for _, node in turn.state.blames)
-    if not alone or len(turn.state.blames) < QUARANTINE_FAULTS or turn.node(name).status != "ready":
-        return
-    reason = quarantined(name, f"caused {len(turn.state.blames)} failures", incident.summary)
-    turn.set_node(name, status="failed", reason=reason)
-    turn.emit(EventType.NODE_FAILED, node=name, reason=reason, status="failed")
+    faults = len(turn.state.blames)
+    return f"caused {faults} failures {WITHIN}" if alone and faults >= QUARANTINE_FAULTS else ""
+
+
+def _can_do_without(state: s.State, incident: Incident) -> str | None:
+    """Return the node that alone failed before the first step, if the others are enough without it.
+
+    None while the work tree is new: then that is the more likely reason, and there is one to go back to.
+    """
+    name = incident.culprit_node
+    early = _came_early(state) and incident.exit_signal in OWN_ENDS and incident.confidence != "unknown"
+    if name is None or name not in state.nodes or not early or not formation.has_proven_tree(state):
+        return None
+    others = {**state.nodes, name: dataclasses.replace(state.nodes[name], ready=False)}
+    enough = len(formation.choose(dataclasses.replace(state, nodes=others))) >= formation.floor(state)
+    return name if enough else None
 
 
 def _charge(turn: Turn, incident: Incident) -> bool:
     """Charge one restart, or go back to the last work tree for free; return False when the job ended instead."""
     state = turn.state
     early = _came_early(state) and incident.exit_signal is None
-    if early and incident.fingerprint == state.fingerprint:
+    alone = _can_do_without(state, incident)
+    # What a script does follows it to the next node; of machines, several may have the same fault.
+    is_machine = alone is not None and incident.category in MACHINE_FAULTS
+    if early and incident.fingerprint == state.fingerprint and not is_machine:
         reason = f"the same failure twice in a row before the first step: {incident.summary}"
     elif state.restarts >= state.spec.max_restarts:
         reason = f"max_restarts ({state.spec.max_restarts}) is used up: {incident.summary}"
     else:
-        turn.set(restarts=state.restarts + 1, fingerprint=incident.fingerprint if early else None)
+        suspects = state.suspects if alone is None else (*state.suspects, alone)
+        turn.set(restarts=state.restarts + 1, fingerprint=incident.fingerprint if early else None, suspects=suspects)
         return True
     if early and code_version.fall_back(turn, reason):
         return True
@@ -174,7 +206,7 @@ def _judge(state: s.State, now_ns: int) -> Incident:
         for rank, ended in sorted(state.exits.items())
     ]
     evidence += [
-        RankEvidence(rank=None, node=node, tail=f"{node} could not carry out the order: {said}")
+        RankEvidence(rank=None, node=node, tail=f"could not carry out the order: {said}")
         for node, said in state.troubles.items()
     ]
     host_notes: dict[str, list[str]] = {}

@@ -156,6 +156,7 @@ def _generation_started(state: s.State, record: Record) -> s.State:
         ranks=ranks,
         restarts=detail["restarts"],
         fingerprint=detail.get("fingerprint"),
+        suspects=tuple(detail.get("suspects", ())),
         rendezvous=detail.get("rendezvous"),
         world_size=None,
     )

@@ -154,6 +154,8 @@ class State:
     stepped: bool = False
     fingerprint: str | None = None
     """Of the last failure before the first step; None after any other outcome."""
+    suspects: tuple[str, ...] = ()
+    """Nodes that have failed alone since a group last made a step."""
     incidents: int = 0
     incident: dict[str, Any] | None = None
     ended: str | None = None

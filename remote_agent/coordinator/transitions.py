@@ -16,6 +16,7 @@ from remote_agent.wire.events import EventType
 QUARANTINE_LOSSES = 3
 # As long as an operator may take to notice; a node that fails less often costs less than its absence.
 QUARANTINE_WINDOW_S = 600.0
+WITHIN = f"in {QUARANTINE_WINDOW_S / 60:.0f} minutes"
 # On top of the workers' own grace: collecting stacks, reaping, the way back.
 STOP_MARGIN_S = 45.0
 # Why a node is lost that had to join anew: the coordinator is another one, or stood still.
@@ -126,8 +127,7 @@ class Turn:
 
 def quarantined(name: str, what: str, last: str) -> str:
     """Return the reason why a node is left out, and how it comes back."""
-    minutes = QUARANTINE_WINDOW_S / 60
-    return f"quarantined: {what} in {minutes:.0f} minutes, last: {last}; `supervisor add --node {name}` brings it back"
+    return f"quarantined: {what}, last: {last}; `supervisor add --node {name}` brings it back"
 
 
 def stop_group(turn: Turn, cause: str, age: float = 0.0, kill: bool = False) -> None:
@@ -140,7 +140,8 @@ def stop_group(turn: Turn, cause: str, age: float = 0.0, kill: bool = False) -> 
             _order_stop(turn, grace=KILL_GRACE_S, collect=False)
         return
     grace = KILL_GRACE_S if kill else state.spec.stop_grace
-    running = {name: at for name, at in state.marks.items() if name == "running"}
+    # Of a group that never ran, it would be that of the one before.
+    running = {name: at for name, at in state.marks.items() if name == "running" and state.phase == s.RUNNING}
     turn.set(
         phase=s.STOPPING,
         cause=cause,
@@ -177,7 +178,7 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> No
         return
     losses = (*tuple(when for when in node.losses if turn.now - when < QUARANTINE_WINDOW_S), turn.now)
     if len(losses) >= QUARANTINE_LOSSES and status == "lost":
-        status, reason = "failed", quarantined(name, f"lost {len(losses)} times", reason)
+        status, reason = "failed", quarantined(name, f"lost {len(losses)} times {WITHIN}", reason)
     if node.status == "draining":
         status = "removed"
     changes = {"connected": False, "ready": False, "running": None}

@@ -38,6 +38,7 @@ _RELATED_NOTES = {
     "host_oom_kill": re.compile(f"{_OOM_NOTE.pattern}|{_PRESSURE_NOTE.pattern}", re.I),
     "cuda_error": re.compile("Xid"),
 }
+_FULL_NOTE = re.compile(r"(.+): (?:0\.0 of .* MiB free|.*, no inode free)")
 _MAX_NOTES = 3
 # A process closes its connections before it exits, so the ranks that it disconnects may be seen to fail first.
 _EXIT_NS = 5_000_000_000
@@ -185,11 +186,25 @@ def _read(evidence: RankEvidence, notes: Sequence[str]) -> Finding:
     if signal is not None:
         return _signalled(evidence, signal, notes)
     finding = _from_text(evidence)
-    if finding is not None:
-        return _with_time(finding, evidence)
-    if evidence.exit is None:
+    if finding is None and evidence.exit is None:
         return _base(evidence, FINE, "other", "")
-    return _unexplained(evidence, decode_exit(code, None))
+    how = decode_exit(code, None)
+    finding = _unexplained(evidence, how) if finding is None else _with_time(finding, evidence)
+    full = next(filter(None, map(_FULL_NOTE.match, notes)), None) if finding.role == UNEXPLAINED else None
+    return finding if full is None else _on_full_disk(finding, f"{how}, and no space is left in {full[1]}")
+
+
+def _on_full_disk(finding: Finding, headline: str) -> Finding:
+    """Return the finding of a script that could not say why it failed: there was no space for it."""
+    return dataclasses.replace(
+        finding,
+        role=PRIMARY,
+        category="disk_full",
+        headline=clip(headline),
+        hint=HINTS["disk_full"],
+        fingerprint=fingerprint("disk_full", "", "", ""),
+        proven=False,
+    )
 
 
 def _with_time(finding: Finding, evidence: RankEvidence) -> Finding:

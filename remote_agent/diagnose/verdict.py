@@ -362,15 +362,17 @@ def _wrong_address(evidence: Sequence[RankEvidence], findings: list[Finding]) ->
 
 
 def _node_trouble(evidence: Sequence[RankEvidence], findings: list[Finding]) -> _Cause | None:
-    """A node, not one of its ranks, reports what went wrong."""
-    reports = (each for each in evidence if each.rank is None and each.node and each.tail.strip() and not each.places)
-    report = next(reports, None)
-    if report is None:
+    """Nodes, not their ranks, report what went wrong."""
+    reports = [each for each in evidence if each.rank is None and each.node and each.tail.strip() and not each.places]
+    if not reports:
         return None
+    first = reports[0]
     categories = [each.category for each in findings if each.rank is None and each.role == SECONDARY]
-    headline = clip(lines_of(report.tail.strip())[0])
-    hint = f"check the agent's log on {report.node}"
-    return _Cause((categories or ["other"])[0], headline, hint, "outside_the_ranks", node=report.node)
+    others = f"{len(reports)} nodes " if len(reports) > 1 else ""
+    headline = clip(f"{others}{lines_of(first.tail.strip())[0]}")
+    hint = f"check the agent's log on {first.node}"
+    node = None if others else first.node
+    return _Cause((categories or ["other"])[0], headline, hint, "outside_the_ranks", node=node)
 
 
 def _victims_only(findings: list[Finding], context: JobContext) -> _Cause:
@@ -402,7 +404,7 @@ def _subject(cause: _Cause, context: JobContext) -> str:
     """Return the ranks and nodes that the summary begins with."""
     ranks = cause.ranks or _ranks_of(cause.findings)
     if not ranks:
-        return ""
+        return f"{cause.node}: " if cause.node is not None and cause.category != "node_lost" else ""
     nodes = [cause.node] if cause.node is not None else [each.node for each in cause.findings]
     if len(ranks) > 1 and len(ranks) == context.world_size:
         return f"all {len(ranks)} ranks{name_nodes(nodes)}: "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
+import math
 import os
 import re
 import stat
@@ -31,6 +32,8 @@ MAX_CHARS = 300
 DEADLINE_S = 0.2
 # For the kernel's log, which may be long.
 LOG_S = 0.1
+# With less than this free, a log's next lines and an error file may not fit.
+FULL_BYTES = 48 * 1024
 # More than the kernel's largest record.
 RECORD_BYTES = 16 * 1024
 # Relevant lines that are stored since the generation's start.
@@ -94,7 +97,8 @@ class HostNotes:
         signal = signal_name(ended["code"], ended["signal"])
         is_disk, is_shm = _DISK.search(text), signal == "SIGBUS" or _SHM.search(text)
         if signal not in SIGNALS and not (is_disk or is_shm or _OTHER.search(text)):
-            return []
+            # On a full disk a script can say nothing.
+            return _spaces((self._cwd, self._logs), FULL_BYTES)
         pids = {str(ended["pid"])}
         pids.update(pid for named in _LOADER_PIDS.findall(text) for pid in re.findall(r"\d+", named))
         with self._lock:
@@ -167,15 +171,17 @@ def _inode(path: Path) -> int:
         return 0
 
 
-def _spaces(folders: Iterable[Path]) -> list[str]:
-    """Return the free space of each file system that these folders are on."""
+def _spaces(folders: Iterable[Path], below: float = math.inf) -> list[str]:
+    """Return the free space of each file system that these folders are on, where it has fewer bytes or no inode."""
     lines: dict[int, str] = {}
     for folder in folders:
         try:
             device, space = folder.stat().st_dev, os.statvfs(folder)
         except OSError:
             continue
-        free, size = (blocks * space.f_frsize / (1 << 20) for blocks in (space.f_bavail, space.f_blocks))
+        free, size = (blocks * space.f_frsize for blocks in (space.f_bavail, space.f_blocks))
         inodes = ", no inode free" if space.f_files and not space.f_favail else ""
-        lines.setdefault(device, f"{folder}: {free:.1f} of {size:.1f} MiB free afterwards{inodes}")
+        if free < below or inodes:
+            mib = 1 << 20
+            lines.setdefault(device, f"{folder}: {free / mib:.1f} of {size / mib:.1f} MiB free afterwards{inodes}")
     return list(lines.values())

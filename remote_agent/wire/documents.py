@@ -143,7 +143,11 @@ _DETAILS: Mapping[str, Shape] = {
     EventType.COORDINATOR_CHANGED: _detail(former=maybe(name), term=count),
     EventType.QUORUM_LOST: _detail(held=each(name), members=each(name)),
     EventType.GENERATION_STARTED: _detail(
-        {"members": _members, "restarts": count}, world_size=maybe(count), fingerprint=maybe(text), rendezvous=_MEETING
+        {"members": _members, "restarts": count},
+        world_size=maybe(count),
+        fingerprint=maybe(text),
+        suspects=each(name),
+        rendezvous=_MEETING,
     ),
     EventType.RANKS_ASSIGNED: _detail({"ranks": each(row(rank, rank, whole())), "world_size": maybe(count)}),
     EventType.GENERATION_RUNNING: _detail(world_size=maybe(count), pids=by_name(maybe(whole())), **_PHASES),

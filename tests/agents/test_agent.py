@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -276,3 +277,41 @@ def test_agents_and_stores_listen_in_the_range_that_the_job_names(tmp_path: Path
             await nodes.until("job_succeeded")
 
     asyncio.run(check())
+
+
+CHATTY = """
+import time
+while True:
+    print("x" * 200_000, "step=1", flush=True)
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a small file system")
+def test_a_full_disk_costs_its_node_and_not_the_job(tmp_path: Path) -> None:
+    """Nothing that its ranks say can be written, nor its journal; it coordinates, and goes on doing so."""
+    full = "n1"
+
+    async def check(nodes: Nodes) -> None:
+        async with nodes:
+            await nodes.launch()
+            await nodes.until("generation_running")
+            out = await nodes.until("node_failed")
+            assert out["node"] == full
+            assert "no space is left in" in out["detail"]["reason"]
+            assert f"supervisor add --node {full}" in out["detail"]["reason"]
+            running = await nodes.until("generation_running", since=out["seq"])
+            events = [json.loads(line) for line in nodes.journal("n2").read_text().splitlines()]
+            incidents = [event["detail"] for event in events if event["type"] == "incident"]
+            assert {(one["category"], one["culprit_node"]) for one in incidents} == {("disk_full", full)}
+            assert running["detail"]["world_size"] == 2
+            states = {node["name"]: node["state"] for node in (await nodes.call("n2", "status"))["nodes"]}
+            assert states == {name: "failed" if name == full else "running" for name in states}
+
+    nodes = Nodes(tmp_path, 3, CHATTY, min_nodes=2)
+    disk = nodes.nodes[full].home
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0700,size=4m", "tmpfs", disk], check=True)
+    try:
+        asyncio.run(check(nodes))
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)

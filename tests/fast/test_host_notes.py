@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,6 +75,21 @@ def test_the_file_systems_that_count_are_looked_at(tmp_path: Path) -> None:
     assert here.endswith(" MiB free afterwards")
     error = {"message": "OSError: [Errno 28] No space left on device: '/proc/model.pt'"}
     assert [line.partition(":")[0] for line in host.notes(ended(None, error=error))] == ["/proc", str(tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "inodes", "told"),
+    [(3, 9, ": 0.0 of 0.8 MiB free afterwards"), (100, 0, ": 0.4 of 0.8 MiB free afterwards, no inode free")],
+)
+def test_a_full_disk_is_noted_whatever_the_script_could_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, inodes: int, told: str
+) -> None:
+    host = HostNotes(tmp_path)
+    host.begin(tmp_path, tmp_path / "gone")
+    assert host.notes(ended(None)) == []
+    space = SimpleNamespace(f_bavail=blocks, f_frsize=4096, f_blocks=200, f_files=9, f_favail=inodes)
+    monkeypatch.setattr(os, "statvfs", lambda _: space)
+    assert host.notes(ended(None)) == [f"{tmp_path}{told}"]
 
 
 def test_a_host_that_hangs_is_not_waited_for(tmp_path: Path) -> None:

@@ -74,6 +74,10 @@ class Story:
     def fail(self, rank: str, message: str) -> None:
         self.world.fail(int(rank), message)
 
+    def broken(self, node: str, message: str) -> None:
+        """No workers can be started on a node any more."""
+        self.world.machines[node].broken = message
+
     def deliver(self, kind: str, node: str) -> None:
         """Deliver the first order to a node, or the first report of one, before anything else happens."""
         self.world.deliver(kind, node)

@@ -349,16 +349,40 @@ def test_when_the_texts_do_not_say_the_verdict_says_so() -> None:
 
 
 def test_a_node_s_own_report_counts_if_no_rank_failed() -> None:
-    said = RankEvidence(
-        None, "n2", tail="n2 could not carry out the order: workers do not start: no such script: train.py"
-    )
+    said = RankEvidence(None, "n2", tail="could not carry out the order: workers do not start: no such script")
     incident = judge(said, stopped(0, 1), stopped(1, 1, RESET))
     assert (incident.category, incident.scope, incident.culprit_node) == ("other", "outside_the_ranks", "n2")
-    assert incident.summary == said.tail
-    full = RankEvidence(None, "n2", tail="n2 could not carry out the order: [Errno 28] No space left on device")
+    assert incident.summary == f"n2: {said.tail}"
+    full = RankEvidence(None, "n2", tail="could not carry out the order: [Errno 28] No space left on device")
     incident = judge(full, stopped(0, 1))
     assert (incident.category, incident.scope, incident.culprit_node) == ("disk_full", "outside_the_ranks", "n2")
     assert judge(said, rank(3, 1, OOM)).category == "cuda_oom"
+
+
+def test_what_several_nodes_report_is_no_node_s_own() -> None:
+    said = [RankEvidence(None, node, tail="could not carry out the order: no such directory") for node in NODES]
+    incident = judge(*said)
+    assert (incident.summary, incident.culprit_node) == (f"2 nodes {said[0].tail}", None)
+
+
+FULL = "/j/generation_0: 0.0 of 40.0 MiB free afterwards"
+
+
+@pytest.mark.parametrize("note", [FULL, "/work/run: 812.3 of 900.0 MiB free afterwards, no inode free"])
+@pytest.mark.parametrize("said", ["", "Traceback (most recent call last):\n  File "])
+def test_a_script_that_could_not_say_why_had_no_space_for_it(note: str, said: str) -> None:
+    incident = judge(rank(2, 1, said), rank(0, 1.1, RESET), stopped(3, 2), host_notes={"n2": [note]})
+    assert (incident.category, incident.confidence) == ("disk_full", "supported")
+    assert (incident.culprit_ranks, incident.culprit_node) == ((2,), "n2")
+    assert incident.summary == f"rank 2 (n2): exited with code 1, and no space is left in {note.split(':')[0]}"
+    assert note in [line.text for line in incident.evidence]
+
+
+def test_a_full_disk_explains_no_failure_that_has_a_reason() -> None:
+    assert judge(rank(2, 1, OOM), host_notes={"n2": [FULL]}).category == "cuda_oom"
+    assert judge(rank(0, 1), host_notes={"n2": [FULL]}).category == "other", "another node's disk"
+    free = "/j/generation_0: 10.0 of 40.0 MiB free afterwards"
+    assert judge(rank(2, 1), host_notes={"n2": [free]}).category == "other"
 
 
 def test_512_ranks_yield_one_cause_and_one_line_of_victims() -> None:

@@ -36,6 +36,8 @@ class Machine:
     ranks: tuple[int, ...] = ()
     stuck: bool = False
     """It does not carry out orders to stop, and says nothing of a start."""
+    broken: str = ""
+    """Why no workers can be started on it."""
     notice: dict[str, str] | None = None
     """What it says about its network when it starts workers."""
 
@@ -169,7 +171,10 @@ class World:
             assert machine.running is None, f"{name} is told to start while it runs generation {machine.running}"
             machine.running = args["generation"]
             machine.ranks = tuple(range(args["base_rank"], args["base_rank"] + args["local_world_size"]))
-            if machine.stuck:
+            if machine.broken:
+                machine.ranks = ()
+                say.append(inputs.OrderFailed(name, args["generation"], machine.broken))
+            if machine.stuck or machine.broken:
                 return
             started = tuple((rank, local, 1000 + rank) for local, rank in enumerate(machine.ranks))
             say.append(inputs.Started(name, args["generation"], started, machine.notice))
