@@ -130,14 +130,16 @@ def find_traces(text: str) -> list[Trace]:
     lines = [strip_tag(line) for line in lines_of(text)]
     traces: list[Trace] = []
     number = 0
+    # Frames up to here have no exception below them, whichever of them is read first.
+    fruitless = 0
     while number < len(lines):
         trace: Trace | None = None
         if lines[number].rstrip().endswith(_HEAD):
-            trace = _read_traceback(lines, number)
+            trace, _ = _read_traceback(lines, number)
         elif _BOX.match(lines[number]):
             trace = _read_box(lines, number)
-        elif _HEADLESS.match(lines[number]):
-            trace = _read_traceback(lines, number - 1)
+        elif number >= fruitless and _HEADLESS.match(lines[number]):
+            trace, fruitless = _read_traceback(lines, number - 1)
         elif _FATAL.match(lines[number]):
             trace = _read_fault(lines, number)
         if trace is not None:
@@ -155,8 +157,8 @@ def last_background_failure(text: str) -> Trace | None:
     return next((trace for trace in reversed(find_traces(text)) if trace.background), None)
 
 
-def _read_traceback(lines: list[str], start: int) -> Trace | None:
-    """Read the frames after this line, and the exception after them."""
+def _read_traceback(lines: list[str], start: int) -> tuple[Trace | None, int]:
+    """Read the frames after this line, and the exception after them; returns also the number of the line after them."""
     headless = start < 0 or not lines[start].rstrip().endswith(_HEAD)
     indent = 0 if headless else len(lines[start]) - len(lines[start].lstrip())
     frames: list[StackFrame] = []
@@ -171,26 +173,29 @@ def _read_traceback(lines: list[str], start: int) -> Trace | None:
         number += 1
     if number >= len(lines):
         body = "\n".join(lines[start:])
-        return None if headless or not frames else Trace(TRUNCATED, "", tuple(frames), start, number - 1, body)
+        cut = None if headless or not frames else Trace(TRUNCATED, "", tuple(frames), start, number - 1, body)
+        return cut, number
     exception = _EXCEPTION.match(lines[number].strip())
     if exception is None or (headless and not _NAMED_AS_ERROR.search(exception["type"])):
-        return None
+        return None, number
     last = number
     message = [exception["message"] or ""]
     while last + 1 < len(lines) and len(message) < _MESSAGE_LINES and not _OTHER_TEXT.match(lines[last + 1]):
         last += 1
         message.append(lines[last])
     body = "\n".join(lines[start + headless : last + 1])
-    before = next((line for line in reversed(lines[: max(start, 0)]) if line.strip()), "").strip()
+    before = next((lines[above] for above in range(start - 1, -1, -1) if lines[above].strip()), "").strip()
     link = before if before.startswith(_LINKS) else ""
     intro = lines[start - 2].strip() if start > 1 and _SUBJECT.match(before) else before
     background = next((name for pattern, name in _BACKGROUND if pattern.search(intro)), "")
-    return Trace(exception["type"], "\n".join(message), tuple(frames), start, number, body, False, link, background)
+    words = "\n".join(message)
+    return Trace(exception["type"], words, tuple(frames), start, number, body, False, link, background), number
 
 
 def _read_box(lines: list[str], start: int) -> Trace | None:
     """Read a traceback in a box, and the exception below it."""
-    end = next((number for number in range(start + 1, len(lines)) if _BOX_END.match(lines[number])), len(lines))
+    below = range(start + 1, len(lines))
+    end = next((number for number in below if _BOX_END.match(lines[number]) or _BOX.match(lines[number])), len(lines))
     exception = _EXCEPTION.match(lines[end + 1].strip()) if end + 1 < len(lines) else None
     if exception is None:
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,20 @@ def test_an_exception_is_named_with_its_innermost_user_frame(tmp_path: Path) -> 
     (line,) = found.evidence
     assert (line.file, line.line) == ("/j/generation_0/rank_3/stderr.log", len(tail.splitlines()) + 1)
     assert line.text.startswith("json.decoder.JSONDecodeError")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['  File "<frozen runpy>", line 88, in _run_code', "╭──── Traceback (most recent call last) ────╮"],
+    ids=["frame", "box"],
+)
+def test_a_text_of_nothing_but_beginnings_of_tracebacks_takes_time_in_proportion_to_its_length(line: str) -> None:
+    def needed_s(lines: int) -> float:
+        begun = time.process_time()
+        assert find_traces("\n".join([*[line] * lines, "done, 3 files"])) == []
+        return time.process_time() - begun
+
+    assert needed_s(2000) < 8 * 5 * max(needed_s(250), 0.005)
 
 
 def test_exceptions_of_threads_tasks_and_children_are_distinguished_from_printed_ones(tmp_path: Path) -> None:
