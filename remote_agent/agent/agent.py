@@ -34,6 +34,7 @@ from remote_agent.election.ballot import Ballot
 from remote_agent.election.listener import Listener, listen
 from remote_agent.election.member import Member
 from remote_agent.engine.processes import adopt_orphans
+from remote_agent.history.keeper import Keeper
 from remote_agent.logs import LogStore
 from remote_agent.vitals.host import HostUsage, Vitals
 from remote_agent.wire import FIRST_TERM, Channel, JobSpec, Problem, split_endpoint
@@ -68,6 +69,7 @@ class Agent:
             life=life,
             journal=Journal(files.events),
             logs=LogStore(files.root, live=True, bound=spec.log_bound),
+            history=Keeper(files.history),
             tree=JobTree(files.home, spec.tree),
             vitals=Vitals(HostUsage(files.root), files.name, lambda: bool(life.operators)),
             peers=peers.Peers(files, node, spec.endpoint, self._tasks),
@@ -94,6 +96,7 @@ class Agent:
         self._tasks.spawn(waiting, "assignment")
         self._tasks.spawn(agent_log.keep_small(context.files.log), "agent.log")
         context.vitals.start(self._tasks, context.address, member.workers)
+        self._tasks.spawn(context.history.keep(member.samples), "history")
         claim(context, member)
         operators = await serve_operators(context, member)
         log.info("agent of %s for %s, peers on port %d", context.node, context.spec.job, context.peers.port)
@@ -127,6 +130,7 @@ class Agent:
         if coordinator is not None:
             await coordinator.flushed(LINGER_S)
         await self.context.logs.end()
+        self.context.history.save()
         self.context.journal.end()
         await life.until_unwatched(LINGER_S)
         coordinator = self.member.office.coordinator
@@ -143,6 +147,7 @@ class Agent:
         await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
         await self._tasks.close()
         await self.context.logs.stop()
+        self.context.history.save()
         self.context.journal.close()
 
     def _interrupted(self, name: str) -> None:

@@ -41,7 +41,9 @@ async def refuses_who_only_looks(nodes: Nodes) -> None:
     """An operator who is attached read-only changes nothing, whatever his own program lets him ask."""
     channel = await nodes.nodes["n2"].open(nodes.spec.job)
     await channel.call("attach", {"operator": "guest", "mode": "watch"}, timeout=WAIT_S)
-    agent: Any = SimpleNamespace(logs=None, files=SimpleNamespace(home=None), spec=nodes.spec)
+    agent: Any = SimpleNamespace(
+        logs=None, history=SimpleNamespace(answer=None), files=SimpleNamespace(home=None), spec=nodes.spec
+    )
     known = {*VERBS, *AgentRequests(agent, agent).ops}
     assert known > LOOKS
     for op in sorted(known - LOOKS):
