@@ -33,7 +33,7 @@ from remote_agent.election import peers
 from remote_agent.election.ballot import Ballot
 from remote_agent.election.listener import Listener, listen
 from remote_agent.election.member import Member
-from remote_agent.engine.processes import adopt_orphans
+from remote_agent.engine.processes import adopt_orphans, end_all_marked
 from remote_agent.history.keeper import Keeper
 from remote_agent.logs import LogStore
 from remote_agent.vitals.host import HostUsage, Vitals
@@ -48,6 +48,8 @@ LINGER_S = 5.0
 ABANDONED_S = 3600.0
 WATCH_S = 5.0
 LOOK_S = 1.0
+# An agent that was killed together with its engine leaves what its workers have started.
+LEFT_S = 5.0
 # How often the same wait is reported again.
 AGAIN_S = 60.0
 DEAD_CHECKS_S = (0.0, 0.1, 0.3, 0.6, 1.0, 2.0)
@@ -213,6 +215,8 @@ def main(job: str, torchrun: int | None = None) -> int:
         log.error("an agent of %s runs here already", job)
         return 1
 
+    if not end_all_marked(files.root, LEFT_S):
+        log.warning("what an earlier agent's workers have started does not die")
     # Processes that workers have started, and those that outlive their engine, become our children: we end them.
     adopt_orphans()
 
