@@ -76,7 +76,9 @@ REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], inputs.Input]] = {
     "recorded": lambda node, generation, args: inputs.Recorded(node, generation, int(args["term"])),
     "prepared": lambda node, generation, args: inputs.Prepared(node, generation, int(args["port"])),
     "order_failed": lambda node, generation, args: inputs.OrderFailed(node, generation, str(args["message"])),
-    "started": lambda node, generation, args: inputs.Started(node, generation, _ranks(args), _notice(args)),
+    "started": lambda node, generation, args: inputs.Started(
+        node, generation, _ranks(args), _notice(args), None if args.get("cold") is None else clip(str(args["cold"]))
+    ),
     "assigned": lambda node, generation, args: inputs.Assigned(node, generation, _ranks(args), int(args["world_size"])),
     "main": lambda node, generation, args: inputs.Main(node, generation, int(args["rank"])),
     "pulse": lambda node, generation, args: inputs.Pulses(node, generation, _pulses(args)),

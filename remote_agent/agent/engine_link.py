@@ -49,6 +49,8 @@ class EngineLink:
         self.problem: str | None = None
         self.ready = asyncio.Event()
         """Set when the engine is up, or cannot come up (`problem`)."""
+        self.standby: dict[str, Any] | None = None
+        """What the engine said last about its waiting process."""
         self._channel: Channel | None = None
         self._process: asyncio.subprocess.Process | None = None
 
@@ -199,6 +201,9 @@ class EngineLink:
     async def _hear(self, op: str, args: dict[str, Any], body: bytes) -> Answer:
         if op == "exited":
             self._workers.pop(int(args["exit"]["pid"]), None)
+        if op == "standby":
+            self.standby = args
+            return Answer({})
         await self._notice(op, args)
         return Answer({})
 

@@ -23,14 +23,12 @@ from remote_agent.coordinator.formation import held_until
 from remote_agent.coordinator.state import HEARTBEAT_S
 from remote_agent.election import member, peers
 from remote_agent.election.election import Election, PeerRequest
-from remote_agent.history import samples
 from remote_agent.wire import Answer, CallFailed, Channel, Handler, Items, Problem, WireError, leases
 from remote_agent.wire.events import EventType
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context
     from remote_agent.agent.engine_link import EngineLink, Notice
-    from remote_agent.history.pyramid import Name
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +41,9 @@ CALL_TIMEOUT_S = 10.0
 STOP_MARGIN_S = 30.0
 # Without grace: workers that hold a GPU may take seconds to die; an engine that is killed must import torch again.
 KILL_MARGIN_S = 5.0
-PROGRESS = ("loss", "lr", "grad_norm", "rate", "unit", "steps_s", "saved", "total")
-"""What a status has of a rank's progress, besides its step."""
+# Ranks that have made steps for this long have loaded what they need; so have those that print no steps after that.
+STEADY_S = 3.0
+SILENT_S = 60.0
 Progress = Mapping[int, Mapping[str, Any]]
 """By rank, as `LogStore.progress` returns it."""
 
@@ -72,6 +71,8 @@ class MemberLoop:
         self._look_again = asyncio.Event()
         self._closing = False
         self._beat_at = 0.0
+        self._begun_at = 0.0
+        """When the newest workers were started."""
         self._reason = "its agent was restarted"
         self._requests: dict[str, PeerRequest] = {
             **self.office.requests,
@@ -94,6 +95,8 @@ class MemberLoop:
         self._tasks.spawn(self.keep_lease(), "lease")
         self._tasks.spawn(self._keep_engine_lease(), "the engine's lease")
         self._tasks.spawn(self._carry_out_orders(), "orders")
+        if self._context.spec.standby == "auto":
+            self._tasks.spawn(self._keep_standby(), "standby")
 
     async def close(self) -> None:
         """End the coordinator, the engine with its workers, then all else."""
@@ -344,15 +347,8 @@ class MemberLoop:
             **self.offset.report(),
             "heard_age": clocks.now() - self._ballot.view.contact,
             "vitals": vitals,
+            "standby": self.engine.standby,
         }
-
-    def samples(self) -> tuple[float, dict[Name, float]]:
-        """Return the coordinator's time, in seconds since the epoch, and what is known of node, GPUs and ranks."""
-        facts = self.facts()
-        found = dict(samples.of_node(facts["vitals"]))
-        for rank, one in facts["ranks"].items() if self.running is not None else ():
-            found.update(samples.of_rank(int(rank), one["step"], one["progress"], one["vitals"]))
-        return time.time() + self.offset.ns / 1e9, found
 
     def _heartbeat(self) -> dict[str, Any]:
         """Return a heartbeat: the facts, and of each rank the losses of some steps since the last heartbeat."""
@@ -414,6 +410,26 @@ class MemberLoop:
             return max(0.0, held_until(coordinator.state, now) - now)
         return max(0.0, self._ballot.view.contact + leases.LEASE * timeout_s - now)
 
+    # The waiting process
+
+    async def _keep_standby(self) -> None:
+        """Have the engine start it, once the ranks of a group have made steps, or have run long enough without any."""
+        asked, seen, stepped_at = -1, -1, 0.0
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            generation, now = self.generation, clocks.now()
+            if self.running != generation or asked == generation:
+                continue
+            ranks = self._context.logs.progress(generation).values()
+            if seen != generation and any(rank["step"] is not None for rank in ranks):
+                seen, stepped_at = generation, now
+            since, patience_s = (stepped_at, STEADY_S) if seen == generation else (self._begun_at, SILENT_S)
+            if now - since < patience_s:
+                continue
+            asked = generation
+            with contextlib.suppress(CallFailed, WireError, asyncio.TimeoutError):
+                await self.engine.call("standby", {"generation": generation}, CALL_TIMEOUT_S)
+
     # Orders
 
     async def _carry_out_orders(self) -> None:
@@ -453,7 +469,8 @@ class MemberLoop:
                 # Else it was stopped before it began: a `go` may be read late, and the tree takes its time.
                 if self.running == generation:
                     done = await self.engine.call("go", orders.go(self._context, args), CALL_TIMEOUT_S * 6)
-                    started = {name: done.get(name) for name in ("ranks", "notice")}
+                    started = {name: done.get(name) for name in ("ranks", "notice", "cold")}
+                    self._begun_at = clocks.now()
                     self.report("started", {"generation": generation, **started})
         except (OSError, Problem, WireError, asyncio.TimeoutError) as error:
             why = str(error) or "no answer in time"
@@ -533,7 +550,7 @@ def rank_facts(progress: Progress, vitals: Mapping[int, dict[str, Any]], now_ns:
             "last_output_age_s": None if last is None else round((now_ns - last) / 1e9, 2),
             "first_step_age_s": None if first is None else round((now_ns - first) / 1e9, 3),
             "warning": seen["warning"],
-            "progress": {name: seen[name] for name in PROGRESS},
+            "progress": {name: seen[name] for name in ("loss", "rate", "unit", "steps_s", "saved")},
             "vitals": vitals.get(rank),
         }
     return ranks

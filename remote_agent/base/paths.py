@@ -41,6 +41,8 @@ class Home:
         """Pushed agents, each named by its sha256."""
         self.trees = root / "trees"
         self.jobs = root / "jobs"
+        self.standby = root / "standby"
+        """What scripts import, for waiting processes."""
 
     @classmethod
     def from_environment(cls) -> Home:
@@ -86,8 +88,6 @@ class JobFiles:
         self.log = root / "agent.log"
         self.events = root / "events.jsonl"
         """The journal, one JSON object on each line."""
-        self.history = root / "history.bin"
-        """What ranks printed and node and GPUs used, as far as it is kept."""
         self.spec = root / "spec.json"
         self.node = root / "node.json"
         """This machine's name in the job."""

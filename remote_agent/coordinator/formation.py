@@ -293,6 +293,8 @@ def running_when_all_are(turn: Turn) -> None:
     turn.set(phase=s.RUNNING, deadline=None, watch=hang_watch.fresh(state.watch, turn.now))
     detail: dict[str, Any] = {**phases.note_running(turn), "world_size": state.world_size or len(state.ranks)}
     detail["pids"] = {str(rank.rank): rank.pid for rank in state.ranks.values()}
+    cold = {name: turn.node(name).cold for name in state.members}
+    detail["starts"] = {name: {"warm": not why, "why": why} for name, why in cold.items() if why is not None}
     turn.emit(EventType.GENERATION_RUNNING, **detail)
     phases.note_group(turn)
 

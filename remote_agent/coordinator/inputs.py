@@ -117,6 +117,8 @@ class Started(GroupReport):
     ranks: tuple[tuple[int, int, int], ...]
     notice: Mapping[str, str] | None = None
     """Kind and message: by which interface other nodes reach them, where their host name does not lead there."""
+    cold: str | None = None
+    """Why they were started like any process; empty: they were forked from a waiting process; None: unknown."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -224,7 +224,7 @@ def on_started(turn: Turn, event: inputs.Started) -> None:
     state = turn.state
     if state.phase not in ALIVE:
         return
-    turn.set_node(event.node, running=event.generation, notice=event.notice)
+    turn.set_node(event.node, running=event.generation, notice=event.notice, cold=event.cold)
     if all(turn.node(name).running == event.generation for name in state.members):
         _warn_of_network(turn)
     # torch's agent starts its workers after the rendezvous, and reports their ranks then.

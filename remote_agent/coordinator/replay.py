@@ -177,6 +177,9 @@ def _generation_running(state: s.State, record: Record) -> s.State:
         )
         for number, rank in state.ranks.items()
     }
+    for name, start in record["detail"].get("starts", {}).items():
+        if name in state.nodes:
+            state = _with_node(state, name, cold=start["why"])
     return _phases(replace(state, phase=s.RUNNING, ranks=ranks), record)
 
 

@@ -51,6 +51,8 @@ class Node:
     """The tree of the next group is not among them: it is not ready before it has it."""
     notice: Mapping[str, str] | None = None
     """What its agent has said about the newest group's network: kind and message."""
+    cold: str | None = None
+    """Why its newest ranks were started like any process; empty: they were forked; None: unknown."""
     disk: str = ""
     """Which disk its agent has: with another one it has forgotten its promises."""
     leaves: bool = False

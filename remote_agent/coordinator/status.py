@@ -178,6 +178,8 @@ def _node(
         "clock_offset_ms": facts.get("clock_offset_ms"),
         "clock_error_ms": facts.get("clock_error_ms"),
         "vitals": _older(facts.get("vitals"), late_s),
+        "start": None if node.cold is None else {"warm": not node.cold, "why": node.cold},
+        "standby": facts.get("standby"),
         "ranks": [_rank(state, rank, live.get(str(rank.rank), {}), median, late_s) for rank in ranks],
     }
 
@@ -214,7 +216,7 @@ def _rank(state: s.State, rank: s.Rank, live: Mapping[str, Any], median: float |
 
 
 def _progress(live: Mapping[str, Any], median: float | None, late_s: float) -> dict[str, Any] | None:
-    """Return what its node reports of a rank's progress, and lag, the whole steps behind the ranks' median."""
+    """Return loss, rate with its unit, steps_s, saved, and lag, the whole steps behind the ranks' median."""
     position, progress = _position(live, late_s), live.get("progress") or {}
     if position is None and all(value is None for value in progress.values()):
         return None

@@ -18,7 +18,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from remote_agent.engine.worker import HIDDEN_NAME, PIPE
+from remote_agent.engine.waiting import ORDER as WAIT_ORDER
+from remote_agent.engine.worker import HIDDEN_NAME, IMPORTS, PIPE, PRELOAD, WAITING
+
+__all__ = ["IMPORTS", "WAIT_ORDER", "BootDirectory", "add_bootstrap", "command", "waiting_directory"]
 
 # The same as torchrun's run_script_path.
 RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -28,7 +31,7 @@ class BootDirectory:
     """A private directory for one generation; call close() to remove it."""
 
     def __init__(self, log_dir: Path) -> None:
-        self.path = _make(log_dir)
+        self.path = _make(log_dir, ".run-")
         self._rest = b""
         self.requests: dict[tuple[int, str], asyncio.Future[bytes]] = {}
         """The newest request of each kind to each rank's worker server."""
@@ -60,6 +63,10 @@ class BootDirectory:
         """Return whether that rank has a worker server."""
         return (self.path / f"{rank}.sock").exists()
 
+    def note_imports(self) -> None:
+        """Have the node's first rank note which modules it runs."""
+        (self.path / IMPORTS).touch(mode=0o600)
+
     def close(self) -> None:
         """Remove the directory; it may be called again."""
         if self.pipe < 0:
@@ -72,38 +79,50 @@ class BootDirectory:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-@functools.lru_cache(maxsize=1)
-def _bootstrap() -> tuple[bytes, bytes]:
-    """Return the bootstrap as source and as this Python's .pyc, which saves each worker 4 ms."""
-    source = pkgutil.get_data("remote_agent.engine", "worker.py")
+@functools.lru_cache(maxsize=3)
+def _compiled(file: str, name: str) -> tuple[bytes, bytes]:
+    """Return a file of the engine as source and as this Python's .pyc, which saves each worker 4 ms."""
+    source = pkgutil.get_data("remote_agent.engine", file)
     if source is None:
-        raise FileNotFoundError("remote_agent/engine/worker.py is missing from the agent")
-    code = marshal.dumps(compile(source, f"{HIDDEN_NAME}.py", "exec", dont_inherit=True))
+        raise FileNotFoundError(f"remote_agent/engine/{file} is missing from the agent")
+    code = marshal.dumps(compile(source, f"{name}.py", "exec", dont_inherit=True))
     # Flag 1: valid by the hash of the source, without checking the source.
     head = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
     return source, head + code
 
 
-def _make(log_dir: Path) -> Path:
+def waiting_directory(folder: Path) -> Path:
+    """Make the private directory of a waiting process below `folder`; the caller removes it. Raises OSError."""
+    path = _make(folder, ".wait-")
+    _put(path, "waiting.py", WAITING)
+    _put(path, "preload.py", PRELOAD)
+    return path
+
+
+def _make(folder: Path, prefix: str) -> Path:
     # Next to the logs, which last as long as the job. The system's directory is for file systems without pipes, and for
     # paths that PYTHONPATH would split.
-    if os.pathsep not in str(log_dir):
+    if os.pathsep not in str(folder):
         with contextlib.suppress(OSError):
-            return _fill(Path(tempfile.mkdtemp(prefix=".run-", dir=log_dir)))
+            return _fill(Path(tempfile.mkdtemp(prefix=prefix, dir=folder)))
     return _fill(Path(tempfile.mkdtemp(prefix="supervisor-run-")))
 
 
 def _fill(path: Path) -> Path:
-    source, compiled = _bootstrap()
     try:
         os.mkfifo(path / PIPE, 0o600)
-        (path / f"{HIDDEN_NAME}.py").write_bytes(source)
         (path / "__pycache__").mkdir()
-        (path / "__pycache__" / f"{HIDDEN_NAME}.{sys.implementation.cache_tag}.pyc").write_bytes(compiled)
+        _put(path, "worker.py", HIDDEN_NAME)
     except OSError:
         shutil.rmtree(path, ignore_errors=True)
         raise
     return path
+
+
+def _put(path: Path, file: str, name: str) -> None:
+    source, compiled = _compiled(file, name)
+    (path / f"{name}.py").write_bytes(source)
+    (path / "__pycache__" / f"{name}.{sys.implementation.cache_tag}.pyc").write_bytes(compiled)
 
 
 def command(job: str, kind: str, boot: Path, env: dict[str, str], words: list[str]) -> list[str]:

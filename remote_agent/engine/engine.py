@@ -29,6 +29,7 @@ from remote_agent.engine.launchers import own, torch_agent
 from remote_agent.engine.launchers.launcher import Context, Launch, WorkerGroup
 from remote_agent.engine.order import OWN_VARIABLES, Order
 from remote_agent.engine.processes import Orphans, adopt_orphans
+from remote_agent.engine.standby import Standby
 from remote_agent.vitals import netif
 from remote_agent.vitals.host_notes import HostNotes
 from remote_agent.wire import Answer, Channel, ChannelClosed, Problem, WireError
@@ -76,6 +77,9 @@ class Engine:
         self._renewed = asyncio.Event()
         """Set by each sign of life of the agent."""
         self._outbox: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
+        self._standby = Standby(
+            job, self._orphans, self._finish_in_thread, lambda facts: self._outbox.put_nowait(("standby", facts))
+        )
         self._ops = {
             "hello": self._hello,
             "lease": self._renew,
@@ -86,6 +90,7 @@ class Engine:
             "pulse": self._pulse,
             "signal": self._signal,
             "keep": self._keep,
+            "standby": self._begin_standby,
         }
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -179,7 +184,8 @@ class Engine:
 
     async def _go(self, args: dict[str, Any]) -> dict[str, Any]:
         order = Order.from_args(args)
-        context = Context(self._job, self._notes, self._orphans, await self._torch_api(), self._finish_in_thread)
+        torch = await self._torch_api()
+        context = Context(self._job, self._notes, self._orphans, torch, self._finish_in_thread, self._standby)
         if order.generation <= self._floor:
             raise Problem("stale", f"generation {order.generation} is over")
         if self._starting is not None or (self._group is not None and not self._group.ended.is_set()):
@@ -250,6 +256,12 @@ class Engine:
     async def _signal(self, args: dict[str, Any]) -> dict[str, Any]:
         return {"refused": self._live_group().send(args["pids"], str(args["signal"]))}
 
+    async def _begin_standby(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Start the waiting process, now that the ranks have made steps."""
+        if self._live_group().generation == _number(args, "generation"):
+            await self._standby.begin()
+        return {}
+
     async def _send_notices(self, channel: Channel) -> None:
         while True:
             op, args = await self._outbox.get()
@@ -271,6 +283,7 @@ class Engine:
                 await asyncio.wait_for(asyncio.shield(self._starting), VANISH_S)
         if self._group is not None:
             await self._group.vanish(VANISH_S)
+        await self._standby.close()
         await self._orphans.sweep((), VANISH_S)
 
 

@@ -10,7 +10,6 @@ import dataclasses
 import os
 import re
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +54,8 @@ class Order:
     """Seconds from SIGTERM to SIGKILL for workers that torch's agent stops."""
     rendezvous: dict[str, Any] | None
     """How torch's agents form the group; None: the ranks are in this order."""
+    standby: str
+    """The directory of what is known of scripts for a waiting process; empty: there is none."""
 
     @classmethod
     def from_args(cls, args: dict[str, Any]) -> Order:
@@ -122,20 +123,16 @@ def worker_environment(order: Order, local_rank: int, leaked: dict[str, str]) ->
     if order.virtual_local_rank:
         env["LOCAL_RANK"] = "0"
         env["CUDA_VISIBLE_DEVICES"] = _own_device(given.get("CUDA_VISIBLE_DEVICES"), local_rank)
-    env.update(rank_files(order.log_dir / f"rank_{rank}", given))
+    if given.get("NCCL_DEBUG") and "NCCL_DEBUG_FILE" not in given:
+        env.update(nccl_file(order.log_dir / f"rank_{rank}"))
     if "PWD" in given:
         # As if a shell had started torchrun in that directory.
         env["PWD"] = order.cwd
     return env
 
 
-def rank_files(directory: Path, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that name a rank's files: for its metrics, and for NCCL's debug output if it has any."""
-    asks_nccl = given.get("NCCL_DEBUG") and "NCCL_DEBUG_FILE" not in given
-    return {"SUPERVISOR_METRICS": str(directory / "metrics.jsonl"), **(_nccl_file(directory) if asks_nccl else {})}
-
-
-def _nccl_file(directory: Path) -> dict[str, str]:
+def nccl_file(directory: Path) -> dict[str, str]:
+    """Return the variable that sends NCCL's debug output to a rank's nccl.log instead of the script's output."""
     path = str(directory / "nccl.log")
     # NCCL expands %h and %p in the path.
     return {} if "%" in path else {"NCCL_DEBUG_FILE": path}

@@ -187,10 +187,12 @@ class Orphans:
 
     def __init__(self) -> None:
         self.changed = asyncio.Event()
+        self.spared: set[int] = set()
+        """Pids of children that are not orphans, and have an owner."""
 
     def tend(self, workers: Iterable[Worker], *, kill_all: bool = False) -> int:
         """Reap dead orphans and kill those of dead workers, or all of them; returns how many are alive."""
-        known = {worker.pid for worker in workers}
+        known = {worker.pid for worker in workers} | self.spared
         dead = [worker for worker in workers if worker.death is not None]
         alive = 0
         for pid in children() - known:
@@ -233,25 +235,6 @@ class Leftovers(Orphans):
 
     def _is_marked(self, pid: int) -> bool:
         return any(entry.startswith(self._mark) for entry in _environment(pid))
-
-
-def end_all_marked(root: Path, deadline_s: float) -> bool:
-    """Kill all that ranks of a job have started, whoever its parent is; returns whether all of it died in time.
-
-    For the agent that follows one that was killed together with its engine. `root`: the job's directory.
-    """
-    mark = ERROR_FILE + os.fsencode(root) + b"/"
-    end = time.monotonic() + deadline_s
-    while [pid for pid in _marked(mark) if _end(pid, stat_fields(pid), True)]:
-        if time.monotonic() > end:
-            return False
-        time.sleep(POLL_S)
-    return True
-
-
-def _marked(mark: bytes) -> list[int]:
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-    return [pid for pid in pids if any(entry.startswith(mark) for entry in _environment(pid))]
 
 
 def _end(pid: int, fields: list[str], kill: bool) -> bool:

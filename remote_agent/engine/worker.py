@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 # Names inside the engine's directory, which boot_dir.py uses too.
 PIPE = "main"
 HIDDEN_NAME = "sitecustomize"
+IMPORTS = "imports"
+WAITING = "supervisor_waiting"
+PRELOAD = "supervisor_preload"
 PR_SET_PDEATHSIG = 1
 SIGKILL = 9
 # An answer takes milliseconds, on a loaded machine more.
 CLIENTS_S = 2.0
+IMPORTS_S = 0.05
 # Since this version torch records collectives by default.
 RECORDS_BY_DEFAULT = (2, 7)
 RECORDER_NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -125,6 +129,58 @@ def write_exception(path: str, value: BaseException) -> None:
     write_error(path, f"{type(value).__name__}: {value}", text)
 
 
+class Imports:
+    """Notes in a file of the engine's directory which modules a rank runs, in the order in which they begin."""
+
+    def __init__(self, here: str) -> None:
+        self._path = os.path.join(here, IMPORTS)
+        self._pid = os.getpid()
+        self._lines: list[str] = []
+        self._written = 0.0
+
+    def on_event(self, event: str, args: tuple[Any, ...]) -> None:
+        """Take an audit event: a file of Python is run, or a compiled module is loaded."""
+        if event == "exec":
+            caller = sys._getframe(3)
+            if caller.f_code.co_name != "_call_with_frames_removed":
+                return
+            name, file = caller.f_locals["args"][1].get("__name__"), args[0].co_filename
+        else:
+            name, file = args[0], args[1]
+        if file is not None and os.getpid() == self._pid:
+            self._lines.append(f"{name}\t{file}\n")
+            self._write()
+
+    def _write(self) -> None:
+        import time
+
+        # Hundreds a second are written together, the last ones with what is imported next.
+        if time.monotonic() - self._written < IMPORTS_S:
+            return
+        try:
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except OSError:
+            return
+        try:
+            os.write(file, "".join(self._lines).encode(errors="replace"))
+        finally:
+            os.close(file)
+        self._lines, self._written = [], time.monotonic()
+
+
+def note_imports(here: str) -> None:
+    """Note which modules the node's first rank runs, if its engine asks for it: a waiting process loads them."""
+    if os.environ.get("LOCAL_RANK") != "0" or not os.path.exists(os.path.join(here, IMPORTS)):
+        return
+    imports = Imports(here)
+
+    def on_event(event: str, args: tuple[Any, ...]) -> None:
+        if event in ("exec", "import"):
+            quietly(imports.on_event, event, args)
+
+    sys.addaudithook(on_event)
+
+
 def record_failure(path: str) -> None:
     """Write the error file when an exception ends this process."""
     import _thread
@@ -188,8 +244,8 @@ class AfterImport:
         loader.exec_module = exec_module
 
 
-def serve_stacks_later(here: str) -> None:
-    """Start torch's worker server once the script has imported torch.distributed."""
+def serve_stacks_later(here: str, stash: Any = None) -> None:
+    """Start torch's worker server once the script has imported torch.distributed; `stash`: what is loaded already."""
     pid = os.getpid()
 
     def start() -> None:
@@ -201,7 +257,10 @@ def serve_stacks_later(here: str) -> None:
             finally:
                 report_over_later(here, pid)
 
-    sys.meta_path.insert(0, AfterImport("torch.distributed", start))
+    if stash is not None and "torch.distributed" in stash:
+        stash.after["torch.distributed"] = start
+    else:
+        sys.meta_path.insert(0, AfterImport("torch.distributed", start))
 
 
 class InitTimer:
@@ -339,17 +398,33 @@ def import_hidden() -> None:
     __import__(HIDDEN_NAME)
 
 
+def wait_for_orders(here: str) -> tuple[str, Any]:
+    """Load modules and wait; returns, in each rank that is forked then, its own directory and what is loaded."""
+    known = set(sys.modules)
+    sys.path.insert(0, here)
+    try:
+        waiting, loader = __import__(WAITING), __import__(PRELOAD)
+    finally:
+        sys.path.remove(here)
+        sys.path_importer_cache.pop(here, None)
+    there, stash = waiting.wait(here, known, loader)
+    return there, stash
+
+
 def bootstrap() -> None:
     """Prepare this Python process to be a rank, then import the system's own sitecustomize."""
-    here = os.path.dirname(os.path.abspath(__file__))
+    here, stash = os.path.dirname(os.path.abspath(__file__)), None
     quietly(hide, here)
     quietly(die_with_engine)
+    if os.path.exists(os.path.join(here, f"{WAITING}.py")):
+        here, stash = wait_for_orders(here)
     quietly(show_faults)
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if path:
         quietly(record_failure, path)
         quietly(record_missing_script, path)
-    quietly(serve_stacks_later, here)
+    quietly(note_imports, here)
+    quietly(serve_stacks_later, here, stash)
     try:
         import_hidden()
     finally:

@@ -54,7 +54,7 @@ class HostUsage:
 
     def read(self, now: float, interface: str | None) -> Document:
         """Return what the node uses, with the traffic of one interface; rates need two calls, else they are None."""
-        used, total = self._memory()
+        used, total = self.memory()
         received, sent = self._network(interface)
         return {
             "cpu": self._processor(),
@@ -119,7 +119,7 @@ class HostUsage:
             return None
         return round(100 * (1 - max(0, idle - before[0]) / (total - before[1])), 1)
 
-    def _memory(self) -> tuple[int | None, int | None]:
+    def memory(self) -> tuple[int | None, int | None]:
         """Return used and total bytes of the host, or of the cgroup with the lowest limit."""
         lines = (line.split() for line in self._text("proc/meminfo").splitlines())
         info = {words[0]: int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdigit()}

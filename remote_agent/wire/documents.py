@@ -102,6 +102,7 @@ INCIDENT = record(
 
 _SPEC = record({"name": name, "address": text}, {"nproc_per_node": text, "spare": flag, "env": by_name(text)})
 _PHASES = {phase: maybe(number) for phase in PHASES}
+_START = record({"warm": flag, "why": text})
 _MEMBERS = each(record({"node": name, "base_rank": rank, "nproc": rank}))
 _MEETING = maybe(record({"backend": text, "endpoint": text, "run_id": text}))
 _EXIT = record({"code": maybe(_exit_code), "signal": maybe(text)})
@@ -150,7 +151,9 @@ _DETAILS: Mapping[str, Shape] = {
         rendezvous=_MEETING,
     ),
     EventType.RANKS_ASSIGNED: _detail({"ranks": each(row(rank, rank, whole())), "world_size": maybe(count)}),
-    EventType.GENERATION_RUNNING: _detail(world_size=maybe(count), pids=by_name(maybe(whole())), **_PHASES),
+    EventType.GENERATION_RUNNING: _detail(
+        world_size=maybe(count), pids=by_name(maybe(whole())), starts=by_name(_START), **_PHASES
+    ),
     EventType.PROCESS_GROUP_UP: _detail(**_PHASES),
     EventType.FIRST_STEP: _detail(**_PHASES),
     EventType.GENERATION_STOPPED: _detail(
@@ -255,6 +258,8 @@ _NODE = record(
         "clock_offset_ms": maybe(number),
         "clock_error_ms": maybe(number),
         "vitals": maybe(_document),
+        "start": maybe(_START),
+        "standby": maybe(record({"state": text}, {"pid": maybe(whole()), "why": text, "modules": count, "mb": count})),
         "ranks": each(_RANK),
     },
 )

@@ -105,6 +105,8 @@ class JobSpec:
     """The port on which the coordinator serves Prometheus metrics; 0: none."""
     log_bound: int = 0
     """Limit in bytes for the logs of a rank on its disk, per generation; 0: no limit."""
+    standby: str = "off"
+    """auto: each node keeps a process that waits with modules loaded and becomes the ranks of a restart; off: none."""
     created_ns: int = 0
     endpoint: str = ""
     """HOST:PORT of a job that any node with its certificate may join; empty: only `nodes` take part."""

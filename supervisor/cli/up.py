@@ -61,6 +61,11 @@ def parse_up(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--force", action="store_true", help="launch although another job runs from the same work tree, and share it"
     )
+    parser.add_argument(
+        "--standby",
+        choices=["auto", "off"],
+        help="auto: each host keeps a process that waits with modules loaded, so restarts import nothing",
+    )
     add_screen(parser)
     add_sources(parser)
     torchrun.add_torchrun(parser)
@@ -142,6 +147,7 @@ def job_options(options: argparse.Namespace) -> UpOptions:
         rendezvous=read_rendezvous(options),
         join_timeout=timeouts.get("join_timeout"),
         settle_timeout=timeouts.get("last_call_timeout"),
+        standby=options.standby,
     )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from remote_agent.wire import Hook
 
+STANDBY = ("auto", "off")
 NPROC_WORDS = ("auto", "gpu", "cpu", "xpu")
 OCCASIONS = ("failure", "hang", "recovery", "end")
 LOG_BOUND_LEAST = 16 * 1024 * 1024
@@ -83,6 +84,8 @@ class JobDefaults:
     hang_restart: float = 0.0
     metrics_port: int = 0
     """The port on which the coordinator serves Prometheus metrics on its machine; 0: none."""
+    standby: str = "off"
+    """auto: each node keeps a process that waits with modules loaded, for restarts; off: none."""
     log_bound: int = 0
     """How many bytes the logs of a rank may use in each generation; 0: no limit."""
 
@@ -171,6 +174,13 @@ def way(place: Place, key: str, value: Any) -> str:
     """Check for ssh, srun or auto."""
     if value not in ("ssh", "srun", "auto"):
         raise place.wrong(key, f"must be ssh, srun or auto, not {value!r}", "leave it out for ssh")
+    return str(value)
+
+
+def on_standby(place: Place, key: str, value: Any) -> str:
+    """Check for auto or off."""
+    if value not in STANDBY:
+        raise place.wrong(key, f"must be auto or off, not {value!r}", f'write {key} = "auto"')
     return str(value)
 
 
@@ -301,6 +311,7 @@ JOB: dict[str, Any] = {
     "hang_restart": seconds(zero=True),
     "metrics_port": whole(0, 65535),
     "log_bound": size,
+    "standby": on_standby,
 }
 DEFAULTS: dict[str, Any] = {
     "user": line,

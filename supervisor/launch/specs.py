@@ -65,6 +65,7 @@ class UpOptions:
     """Without run_id and nnodes, which the plan fills in."""
     join_timeout: float | None = None
     settle_timeout: float | None = None
+    standby: str | None = None
 
 
 def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
@@ -108,6 +109,7 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
         signals_to_handle=options.signals_to_handle,
         virtual_local_rank=options.virtual_local_rank,
         rendezvous=make_rendezvous(options, job, len(hosts)),
+        standby=defaults.standby if options.standby is None else options.standby,
         created_ns=time.time_ns(),
     )
     hosts_to_bring_up = tuple(host.name for host in hosts)
@@ -116,7 +118,7 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
 
 def passed_on(defaults: JobDefaults) -> dict[str, Any]:
     """Return the keys of the [job] table that no option changes: the agents get them as they are."""
-    changed = {"workdir", "env", "min_nodes", "max_nodes", "max_restarts", "stop_grace"}
+    changed = {"workdir", "env", "min_nodes", "max_nodes", "max_restarts", "stop_grace", "standby"}
     wanted = {one.name for one in dataclasses.fields(JobSpec)} - changed
     return {one.name: getattr(defaults, one.name) for one in dataclasses.fields(defaults) if one.name in wanted}
 

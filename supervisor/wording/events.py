@@ -213,7 +213,18 @@ def _running(detail: Document) -> str:
     if not phases:
         return text
     parts = phases_text(phases)
-    return f"{text}, {duration(sum(phases.values()) / 1000)}" + (f" ({parts})" if parts else "")
+    took = f"{text}, {duration(sum(phases.values()) / 1000)}" + (f" ({parts})" if parts else "")
+    return f"{took}; {starts_text(detail['starts'])}" if detail.get("starts") else took
+
+
+def starts_text(starts: Mapping[str, Document]) -> str:
+    """Return how nodes started their ranks: `warm`, or `cold on n1 n2: the waiting process has died`."""
+    nodes: dict[str, list[str]] = {}
+    for name, start in starts.items():
+        if not start["warm"]:
+            nodes.setdefault(str(start["why"]), []).append(name)
+    cold = "; ".join(f"cold on {' '.join(names)}: {why}" for why, names in nodes.items())
+    return cold or "warm"
 
 
 def _stopped(detail: Document) -> str:

@@ -39,6 +39,7 @@ class EngineProcess:
         self.assigned: list[dict[str, Any]] = []
         self.failed: list[dict[str, Any]] = []
         self.grouped: dict[tuple[int, int], dict[str, Any]] = {}
+        self.standby: list[dict[str, Any]] = []
         self._changed = asyncio.Event()
         self.channel = Channel(process.stdout, process.stdin, self._hear)
         self.runner = asyncio.ensure_future(self.channel.run())
@@ -52,6 +53,8 @@ class EngineProcess:
             self.grouped[args["generation"], args["rank"]] = args
         elif op == "order_failed":
             self.failed.append(args)
+        elif op == "standby":
+            self.standby.append(args)
         elif op == "exited":
             self.exits[args["generation"], args["exit"]["rank"]] = args["exit"]
         self._changed.set()
@@ -127,6 +130,7 @@ def order(root: Path, script: str | Path, *args: str, **changes: Any) -> dict[st
         "virtual_local_rank": False,
         "shutdown_timeout": 15,
         "rendezvous": None,
+        "standby": "",
         **changes,
     }
 

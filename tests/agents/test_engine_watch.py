@@ -18,6 +18,7 @@ from remote_agent.engine.boot_dir import BootDirectory
 from remote_agent.engine.launchers import own
 from remote_agent.engine.launchers.launcher import Context
 from remote_agent.engine.processes import Death, Orphans, Worker, exit_document
+from remote_agent.engine.standby import Standby
 from remote_agent.vitals.host_notes import HostNotes
 
 
@@ -118,8 +119,10 @@ def test_a_worker_that_the_bootstrap_did_not_reach_is_taken_to_run(
         boot = BootDirectory(tmp_path)
         os.write(boot.pipe, b"main 0 5\n")
         workers = [Worker(rank, rank, process.pid, tmp_path) for rank, process in enumerate(processes)]
-        context = Context("job", HostNotes(), Orphans(), torch=None, in_thread=asyncio.to_thread)
-        group = own.OwnGroup(context, 7, boot, workers, lambda: None)
+        orphans = Orphans()
+        standby = Standby("job", orphans, asyncio.to_thread, lambda _facts: None)
+        context = Context("job", HostNotes(), orphans, None, asyncio.to_thread, standby)
+        group = own.OwnGroup(context, 7, boot, workers, lambda: None, "")
         notices: list[tuple[str, dict[str, Any]]] = []
         heard = asyncio.Event()
 

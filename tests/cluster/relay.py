@@ -1,12 +1,11 @@
-"""A slow cable: passes Ethernet frames between two interfaces, each one late by a fixed time, and loses some.
+"""A slow cable: passes Ethernet frames between two interfaces, each one late by a fixed time.
 
-In: frames on either interface of this network namespace; `python relay.py FIRST SECOND MILLISECONDS LOST_SHARE`.
-Out: the others on the other one. Works on any kernel, with or without the netem queue.
+In: frames on either interface of this network namespace; `python relay.py FIRST SECOND MILLISECONDS`.
+Out: the same frames on the other one. Works on any kernel, with or without the netem queue.
 """
 
 from __future__ import annotations
 
-import random
 import select
 import socket
 import struct
@@ -35,7 +34,7 @@ def _open(interface: str) -> socket.socket:
     return raw
 
 
-def relay(first: str, second: str, delay_s: float, loss: float) -> None:
+def relay(first: str, second: str, delay_s: float) -> None:
     """Pass frames both ways until the process is ended; raises OSError."""
     ends = (_open(first), _open(second))
     print("ready", flush=True)
@@ -47,7 +46,7 @@ def relay(first: str, second: str, delay_s: float, loss: float) -> None:
         now = time.monotonic()
         for end in readable:
             frame = end.recv(_BIGGEST)
-            if len(waiting) < _QUEUED_FRAMES and random.random() >= loss:
+            if len(waiting) < _QUEUED_FRAMES:
                 waiting.append((now + delay_s, other[end], frame))
         while waiting and waiting[0][0] <= now:
             _, target, frame = waiting.popleft()
@@ -58,4 +57,4 @@ def relay(first: str, second: str, delay_s: float, loss: float) -> None:
 
 
 if __name__ == "__main__":
-    relay(sys.argv[1], sys.argv[2], float(sys.argv[3]) / 1000.0, float(sys.argv[4]))
+    relay(sys.argv[1], sys.argv[2], float(sys.argv[3]) / 1000.0)

@@ -151,7 +151,7 @@ async def _spawn(
     work = Work(order, boot, directories)
     handover.offer(work)
     try:
-        return await work.pids, lambda: None
+        return await work.pids, lambda: None, "torchrun starts the ranks"
     finally:
         handover.withdraw(work)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from remote_agent.engine.boot_dir import BootDirectory
     from remote_agent.engine.order import Order
     from remote_agent.engine.processes import Orphans, Rank, Worker
+    from remote_agent.engine.standby import Standby
     from remote_agent.vitals.host_notes import HostNotes
 
 # After SIGKILL: a process that stays longer is stuck in the kernel.
@@ -43,6 +44,7 @@ class Context:
     """The module engine.torch_api, once it is imported."""
     in_thread: Callable[..., Awaitable[Any]]
     """Runs a function in the thread that may start processes, and waits for its end even when cancelled."""
+    standby: Standby
 
 
 class WorkerGroup:

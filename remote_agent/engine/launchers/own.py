@@ -6,6 +6,7 @@ In: an Order without a rendezvous. Out: notices `main` and `exited`; a group tha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -20,6 +21,7 @@ from remote_agent.engine import boot_dir
 from remote_agent.engine.launchers.launcher import KILL_S, STUCK_HINT, SWEEP_S, Context, Notify, WorkerGroup
 from remote_agent.engine.order import Order, link_logs, link_nccl, rank_directories, worker_environment
 from remote_agent.engine.processes import Rank, Worker, exit_document
+from remote_agent.engine.standby import Cold
 from remote_agent.wire import Problem
 
 log = logging.getLogger(__name__)
@@ -29,14 +31,35 @@ SILENT_S = 15.0
 REAP_S = 5
 
 
-Spawned = tuple["dict[int, int]", Callable[[], None]]
-"""Pids by local rank, and a function that reaps the processes when they are dead."""
+Spawned = tuple["dict[int, int]", Callable[[], None], str]
+"""Pids by local rank; a function that reaps the processes when they are dead; why they are cold, empty for warm."""
 Spawn = Callable[[Context, Order, boot_dir.BootDirectory, "dict[int, Path]"], Awaitable[Spawned]]
 
 
 async def _spawn(context: Context, order: Order, boot: boot_dir.BootDirectory, directories: dict[int, Path]) -> Spawned:
-    started = await context.in_thread(_start_processes, context.torch, context.job, order, boot.path, directories)
-    return started.pids(), partial(started.close, signal.SIGKILL, REAP_S)
+    leaked = context.torch.leaked_environment()
+    envs = {local_rank: worker_environment(order, local_rank, leaked) for local_rank in directories}
+    whole = {
+        local_rank: {**os.environ, **env, "TORCHELASTIC_ERROR_FILE": str(directories[local_rank] / "error.json")}
+        for local_rank, env in envs.items()
+    }
+    if order.standby:
+        boot.note_imports()
+    try:
+        pids = await context.standby.fork(order, whole, directories, boot.path)
+        return pids, partial(_reap, list(pids.values())), ""
+    except Cold as cold:
+        why = str(cold)
+    finally:
+        context.standby.note_start(order, whole[0], boot.path)
+    started = await context.in_thread(_start_processes, context, order, boot.path, directories, envs)
+    return started.pids(), partial(started.close, signal.SIGKILL, REAP_S), why
+
+
+def _reap(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
 
 
 async def start(context: Context, order: Order, spawn: Spawn = _spawn) -> WorkerGroup:
@@ -45,7 +68,7 @@ async def start(context: Context, order: Order, spawn: Spawn = _spawn) -> Worker
     link_logs(order, directories)
     boot = boot_dir.BootDirectory(order.log_dir)
     try:
-        pids, reap = await spawn(context, order, boot, directories)
+        pids, reap, why = await spawn(context, order, boot, directories)
         link_nccl(order, pids, directories)
     except BaseException:
         boot.close()
@@ -54,19 +77,18 @@ async def start(context: Context, order: Order, spawn: Spawn = _spawn) -> Worker
         Worker(order.base_rank + local_rank, local_rank, pid, directories[local_rank])
         for local_rank, pid in sorted(pids.items())
     ]
-    return OwnGroup(context, order.generation, boot, workers, reap)
+    return OwnGroup(context, order.generation, boot, workers, reap, why)
 
 
-def _start_processes(torch: Any, job: str, order: Order, boot: Path, directories: dict[int, Path]) -> Any:
+def _start_processes(
+    context: Context, order: Order, boot: Path, directories: dict[int, Path], envs: dict[int, dict[str, str]]
+) -> Any:
     """Start the workers, in the thread that lives as long as this process; returns torch's PContext."""
-    leaked = torch.leaked_environment()
-    envs, commands = {}, {}
-    for local_rank in directories:
-        env = worker_environment(order, local_rank, leaked)
-        commands[local_rank] = boot_dir.command(job, order.kind, boot, env, [order.script, *order.args])
+    torch, commands = context.torch, {}
+    for local_rank, env in envs.items():
+        commands[local_rank] = boot_dir.command(context.job, order.kind, boot, env, [order.script, *order.args])
         if order.kind != "binary":
             boot_dir.add_bootstrap(env, boot)
-        envs[local_rank] = env
     # Workers inherit the working directory; all our own paths are absolute.
     os.chdir(order.cwd)
     files = torch.RankFiles(str(order.log_dir), {number: str(path) for number, path in directories.items()})
@@ -83,8 +105,10 @@ class OwnGroup(WorkerGroup):
         boot: boot_dir.BootDirectory,
         workers: list[Worker],
         reap: Callable[[], None],
+        why_cold: str,
     ) -> None:
         super().__init__(context, generation, boot)
+        self._why_cold = why_cold
         self._ranks = self._workers = {worker.rank: worker for worker in workers}
         self._reap = reap
         self._reports: list[asyncio.Task[None]] = []
@@ -94,7 +118,10 @@ class OwnGroup(WorkerGroup):
 
     def answer(self) -> dict[str, Any]:
         names = ("rank", "local_rank", "pid", "started")
-        return {"ranks": [{name: getattr(one, name) for name in names} for one in self._workers.values()]}
+        return {
+            "ranks": [{name: getattr(one, name) for name in names} for one in self._workers.values()],
+            "cold": self._why_cold,
+        }
 
     def watch(self, notify: Notify) -> None:
         super().watch(notify)

@@ -1,0 +1,425 @@
+"""The engine's side of its waiting process (waiting.py): what it loads, when it is started, when it becomes ranks.
+
+In: what a node's ranks have imported, orders. Out: forked ranks, or `Cold` with the reason why they must be started
+like any process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.base.files import atomic_write, read_json
+from remote_agent.engine import boot_dir
+from remote_agent.vitals.host import HostUsage
+
+if TYPE_CHECKING:
+    from remote_agent.engine.order import Order
+    from remote_agent.engine.processes import Orphans
+
+log = logging.getLogger(__name__)
+
+# From the order to the pids of the ranks; it takes milliseconds, on a node that swaps more.
+FORK_S = 3.0
+# At idle priority on a busy node; then it is given up.
+LOAD_S = 600.0
+END_S = 5.0
+# The share of the node's free memory that it may take, and what it is expected to take before it is known.
+MEMORY_SHARE = 0.1
+EXPECTED_KB = 400 * 1024
+# Room for the variables of a rank in what /proc shows of the process.
+ROOM = 2048
+MODULE = re.compile(r"\w+(\.\w+)*")
+# How many lists a node keeps, one for each script and interpreter.
+MAX_LISTS = 64
+# A rank's own variables. Nothing may have read them while modules were loaded.
+PER_RANK = frozenset(
+    (
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"),
+        *("LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
+        *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"),
+    )
+)
+# Libraries read these when a group is formed, not when they are loaded.
+LATE = ("NCCL_", "GLOO_")
+InThread = Callable[..., Awaitable[Any]]
+
+
+class Cold(Exception):
+    """The ranks must be started like any process; the text says why."""
+
+
+def varies(name: str) -> bool:
+    """Return whether a variable may differ between the waiting process and a rank."""
+    return name in PER_RANK or name.startswith(LATE)
+
+
+def refusal(order: Order, env: Mapping[str, str]) -> str:
+    """Return why an order's ranks can never be forked; empty if they can."""
+    if not order.standby:
+        return "standby is off"
+    if order.kind == "binary":
+        return "the program is not run by Python"
+    if order.numa_binding:
+        return "numa_binding starts each rank with a command of its own"
+    if order.rendezvous is not None:
+        return "torch's own agent starts the ranks"
+    return "PYTHON_EXEC names another interpreter" if env.get("PYTHON_EXEC") else ""
+
+
+class Memory:
+    """What is known of a script on this node, in one file: the modules that its ranks load, and what not to load."""
+
+    def __init__(self, folder: Path, order: Order) -> None:
+        key = [order.cwd, order.kind, order.script, sys.executable, sys.version]
+        self._path = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.json"
+        self._known = read_json(self._path)
+
+    @property
+    def modules(self) -> list[str]:
+        """The modules to load, in their order."""
+        given = self._known.get("modules")
+        names = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+        left_out = self.left_out
+        return [
+            name for name in names if MODULE.fullmatch(name) and not {name, name.partition(".")[0]} & left_out.keys()
+        ]
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Modules and whole packages that are not loaded, with the reason."""
+        given = self._known.get("left_out")
+        return {str(name): str(why) for name, why in given.items()} if isinstance(given, dict) else {}
+
+    @property
+    def pss_kb(self) -> int:
+        """The memory that the waiting process took last time, or an estimate."""
+        given = self._known.get("pss_kb")
+        return given if isinstance(given, int) and given > 0 else EXPECTED_KB
+
+    def note(self, **facts: Any) -> None:
+        """Remember facts for the next time."""
+        self._known.update(facts)
+        try:
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            atomic_write(self._path, json.dumps(self._known).encode())
+            others = sorted(self._path.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
+            for path in others[:-MAX_LISTS]:
+                path.unlink()
+        except OSError as error:
+            log.warning("cannot remember what %s loads: %s", self._path, error)
+
+    def add(self, text: str) -> None:
+        """Add the modules that a rank has noted, one a line: name, tab, file."""
+        noted = [line.partition("\t") for line in text.splitlines()]
+        outside = {name.partition(".")[0] for name, _, file in noted if not is_installed(file)}
+        known = self.modules
+        names = dict.fromkeys([*known, *(name for name, _, _ in noted if MODULE.fullmatch(name))])
+        modules = [name for name in names if name.partition(".")[0] not in outside]
+        if modules != known:
+            self.note(modules=modules)
+
+
+def is_installed(file: str) -> bool:
+    """Return whether a module's file belongs to Python or an installed package, not to anybody's work tree."""
+    parts = Path(file).parts
+    return (
+        "site-packages" in parts
+        or "dist-packages" in parts
+        or file.startswith((os.path.dirname(os.__file__) + os.sep, "<frozen "))
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """How the newest ranks were started: a waiting process is started in the same way."""
+
+    order: Order
+    env: dict[str, str]
+    """All variables of local rank 0."""
+    boot: Path
+
+
+class Standby:
+    """At most one waiting process. An owner must await `close`."""
+
+    def __init__(
+        self, job: str, orphans: Orphans, in_thread: InThread, notify: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self._job = job
+        self._orphans = orphans
+        self._in_thread = in_thread
+        self._notify = notify
+        self._started: Started | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._made_for: Started | None = None
+        self._folder: Path | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._answer: asyncio.Future[list[int]] | None = None
+        self._reads: dict[str, list[str]] = {}
+        self._is_ready = asyncio.Event()
+        self._ending = asyncio.Lock()
+        self._limit: asyncio.TimerHandle | None = None
+        self._why = "nothing was loaded before"
+        self._facts: dict[str, Any] = {"state": "off"}
+
+    # When it is started
+
+    def note_start(self, order: Order, env: dict[str, str], boot: Path) -> None:
+        """Note how ranks were started."""
+        self._started = Started(order, env, boot)
+
+    async def begin(self, is_urgent: bool = False) -> None:
+        """Start the waiting process, if there is none, for ranks like the newest ones."""
+        started = self._started
+        if started is None or refusal(started.order, started.env):
+            return None
+        memory = Memory(Path(started.order.standby), started.order)
+        with contextlib.suppress(OSError):
+            memory.add((started.boot / boot_dir.IMPORTS).read_text(encoding="utf-8", errors="replace"))
+        if self._process is not None:
+            return None
+        if not memory.modules:
+            return self._fail("no module to load is known")
+        short = shortage(memory.pss_kb, Path(started.order.cwd))
+        if short:
+            return self._fail(short)
+        try:
+            await self._start(started, memory, is_urgent)
+        except OSError as error:
+            self._fail(f"the waiting process does not start: {error}")
+
+    async def _start(self, started: Started, memory: Memory, is_urgent: bool) -> None:
+        order = started.order
+        ours, theirs = socket.socketpair()
+        try:
+            self._folder = boot_dir.waiting_directory(order.log_dir.parent)
+            env = _initial_environment(started.env, self._folder)
+            document = {
+                "descriptor": theirs.fileno(),
+                "env": sorted(env),
+                "modules": memory.modules,
+                "is_urgent": is_urgent,
+                "tree": _script_directory(order),
+                "stamp": sorted({sys.executable, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}),
+            }
+            (self._folder / boot_dir.WAIT_ORDER).write_text(json.dumps(document), encoding="utf-8")
+            words = boot_dir.command(self._job, order.kind, self._folder, env, [order.script, *order.args])
+            self._made_for = started
+            self._process = await self._in_thread(_popen, words, env, order.cwd, self._folder, theirs.fileno())
+        except BaseException:
+            ours.close()
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        finally:
+            theirs.close()
+        self._orphans.spared.add(self._process.pid)
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 22)
+        self._reader = asyncio.ensure_future(self._hear(reader, memory))
+        self._limit = asyncio.get_running_loop().call_later(LOAD_S, self._too_slow)
+        self._say("loading", "")
+
+    def _too_slow(self) -> None:
+        if self._process is not None and not self._is_ready.is_set():
+            self._why = f"the modules were not loaded within {LOAD_S:.0f} s"
+            self._process.kill()
+
+    # What it says
+
+    async def _hear(self, reader: asyncio.StreamReader, memory: Memory) -> None:
+        why = "the waiting process has died"
+        with contextlib.suppress(OSError, ValueError):
+            while line := await reader.readline():
+                document = json.loads(line)
+                if "ready" in document:
+                    self._ready(document["ready"], memory)
+                elif "failed" in document:
+                    why = str(document["failed"])
+                    left_out = {str(package): why for package in document["packages"]}
+                    if left_out:
+                        memory.note(left_out={**memory.left_out, **left_out})
+                elif self._answer is not None and not self._answer.done():
+                    self._answer.set_result([int(pid) for pid in document["pids"]])
+        await self._end(why)
+
+    def _ready(self, facts: dict[str, Any], memory: Memory) -> None:
+        self._reads = facts["reads"]
+        made_for = self._made_for
+        assert made_for is not None
+        memory.note(left_out={**memory.left_out, **facts["failed"]})
+        early = {name: packages for name, packages in self._reads.items() if varies(name) or name == "*"}
+        if early and made_for.order.world_size > 1:
+            name, packages = next(iter(early.items()))
+            why = f"{' '.join(packages)} reads {'all variables' if name == '*' else name} when it is imported"
+            memory.note(left_out={**memory.left_out, **dict.fromkeys(packages, why)})
+        memory.note(pss_kb=facts["pss_kb"], seconds=facts["seconds"])
+        self._is_ready.set()
+        short = shortage(0, Path(made_for.order.cwd), facts["pss_kb"])
+        if short and self._process is not None:
+            self._why = short
+            self._process.kill()
+            return
+        self._say("ready", "", modules=facts["modules"], mb=facts["pss_kb"] // 1024)
+
+    def _say(self, state: str, why: str, **facts: Any) -> None:
+        self._why = why
+        pid = self._process.pid if self._process is not None else None
+        self._facts = {"state": state, "pid": pid, "why": why, "modules": 0, "mb": 0, **facts}
+        self._notify(dict(self._facts))
+
+    def _fail(self, why: str) -> None:
+        log.info("no waiting process: %s", why)
+        self._say("failed", why)
+
+    # Orders
+
+    async def fork(
+        self, order: Order, envs: dict[int, dict[str, str]], directories: Mapping[int, Path], boot: Path
+    ) -> dict[int, int]:
+        """Fork the ranks of an order; returns their pids by local rank. Raises Cold."""
+        why = await self._why_not(order, envs)
+        if why:
+            raise Cold(why)
+        assert self._writer is not None
+        ranks = [
+            {
+                "env": envs[local_rank],
+                "boot": str(boot),
+                "stdout": str(directory / "stdout.log"),
+                "stderr": str(directory / "stderr.log"),
+            }
+            for local_rank, directory in directories.items()
+        ]
+        varying = sorted({name for env in envs.values() for name in env if varies(name)})
+        request = {"ranks": ranks, "cwd": order.cwd, "tree": _script_directory(order), "varying": varying}
+        self._answer = asyncio.get_running_loop().create_future()
+        try:
+            self._writer.write(json.dumps(request).encode() + b"\n")
+            pids = await asyncio.wait_for(self._answer, FORK_S)
+        except asyncio.TimeoutError:
+            await self._end(f"the waiting process did not answer within {FORK_S:.0f} s")
+            raise Cold(self._why) from None
+        except BaseException:
+            # Nobody waits for these ranks any more: those that it has begun are swept, and it must not begin others.
+            await self._end("its order was cancelled")
+            raise
+        finally:
+            self._answer = None
+        return dict(zip(directories, pids))
+
+    async def _why_not(self, order: Order, envs: dict[int, dict[str, str]]) -> str:
+        """Return why the ranks must be started cold; a waiting process that is of no use any more is ended."""
+        refused = refusal(order, envs[0])
+        if refused:
+            return refused
+        if self._process is None or self._made_for is None:
+            return self._why
+        made = self._made_for
+        if (made.order.cwd, made.order.script, made.order.args) != (order.cwd, order.script, order.args):
+            why = "another script is started"
+        else:
+            why = next((why for env in envs.values() if (why := self._unlike(env))), "")
+        if why:
+            await self._end(why)
+        elif not self._is_ready.is_set():
+            why = "the waiting process was still loading modules"
+        return why
+
+    def _unlike(self, env: Mapping[str, str]) -> str:
+        """Return which variable keeps a rank from being forked; empty if none."""
+        assert self._made_for is not None
+        before = self._made_for.env
+        for name in sorted({name for name, _ in before.items() ^ env.items()}):
+            readers = [*self._reads.get(name, []), *self._reads.get("*", [])]
+            if not varies(name):
+                return f"{name} is not what it was when modules were loaded"
+            if readers:
+                return f"{' '.join(readers)} reads {name} when it is imported"
+        return ""
+
+    # Its end
+
+    async def _end(self, why: str) -> None:
+        """End the process and all that it has begun; the reason of a failure that is known already stays."""
+        async with self._ending:
+            if self._process is not None:
+                await self._end_process(self._process, self._why or why)
+
+    async def _end_process(self, process: subprocess.Popen[bytes], why: str) -> None:
+        self._process = None
+        self._is_ready.clear()
+        if self._limit is not None:
+            self._limit.cancel()
+        process.kill()
+        try:
+            await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(None, process.wait), END_S)
+        except asyncio.TimeoutError:
+            log.warning("the waiting process does not die")
+        self._orphans.spared.discard(process.pid)
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self._reader is not None and self._reader is not asyncio.current_task():
+            self._reader.cancel()
+        self._reader = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(Cold(why))
+        self._fail(why)
+
+    async def close(self) -> None:
+        """End the waiting process."""
+        await self._end("the engine ends")
+
+
+def _popen(words: list[str], env: dict[str, str], cwd: str, folder: Path, descriptor: int) -> subprocess.Popen[bytes]:
+    """Start the process, in the thread that lives as long as the engine, with descriptors like those of a rank."""
+    with open(folder / "stdout", "wb") as out, open(folder / "stderr", "wb") as err:
+        return subprocess.Popen(
+            words, env=env, cwd=cwd, stdout=out, stderr=err, start_new_session=True, pass_fds=(descriptor,)
+        )
+
+
+def _initial_environment(env: dict[str, str], folder: Path) -> dict[str, str]:
+    """Return the variables to start with: those that vary come last, with room for longer ones."""
+    common = {name: value for name, value in env.items() if not varies(name)}
+    boot_dir.add_bootstrap(common, folder)
+    own = {name: value for name, value in env.items() if varies(name)}
+    own["TORCHELASTIC_ERROR_FILE"] = own.pop("TORCHELASTIC_ERROR_FILE", "") + "/" * ROOM
+    return {**common, **own}
+
+
+def _script_directory(order: Order) -> str:
+    """Return the directory in which Python looks for modules first."""
+    return os.path.dirname(os.path.join(order.cwd, order.script)) if order.kind == "script" else order.cwd
+
+
+def shortage(expected_kb: int, folder: Path, taken_kb: int = 0) -> str:
+    """Return why this node has no memory for a waiting process; empty if it has."""
+    used, total = HostUsage(folder).memory()
+    if used is None or total is None:
+        return ""
+    free_kb = (total - used) // 1024 + taken_kb
+    needed = expected_kb or taken_kb
+    if needed > MEMORY_SHARE * free_kb:
+        return f"memory is short: {needed // 1024} MB needed, {free_kb // 1024} MB free"
+    return ""

@@ -1,0 +1,250 @@
+"""Ranks that are forked from a waiting process: like cold ones in every respect, and cold where anything is odd."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents.engine_process import DEADLINE_S, EngineProcess, alive, engine
+
+# What a script can see of its process, before and after it imports installed packages.
+SCRIPT = """
+import json, os, sys
+names = list(sys.modules)
+import resource, signal, subprocess, atexit, gc, warnings
+before = {
+    "argv": sys.argv, "path": sys.path, "hooks": len(sys.path_hooks), "names": names,
+    "main": sorted(vars(sys.modules["__main__"])), "flags": str(sys.flags), "options": sys._xoptions,
+    "orig_argv": sys.orig_argv[1:], "environ": list(os.environ.items()), "cwd": os.getcwd(), "umask": os.umask(0o22),
+    "child": sorted(subprocess.run(["env"], capture_output=True, text=True).stdout.splitlines()),
+    "shown": sorted(open("/proc/self/environ").read().rstrip("\\0").split("\\0")),
+    "descriptors": sorted(os.listdir("/proc/self/fd"), key=int), "parent": os.getppid(),
+    "leader": [os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid()], "tasks": len(os.listdir("/proc/self/task")),
+    "handlers": [str(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
+    "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])), "limits": resource.getrlimit(resource.RLIMIT_NOFILE),
+    "nice": os.getpriority(os.PRIO_PROCESS, 0), "policy": os.sched_getscheduler(0),
+    "gc": [gc.isenabled(), gc.get_freeze_count()],
+    "oom": open("/proc/self/oom_score_adj").read(), "command": open("/proc/self/cmdline").read(),
+    "filters": [str(item) for item in warnings.filters], "stdout": [sys.stdout.seekable(), sys.stdout.line_buffering],
+}
+names = list(sys.modules)
+import early.uses, early
+from early import tool
+import logging, random, threading
+after = {
+    "names": list(sys.modules), "tool": str(tool)[:14], "twice": early.uses.value, "path": sys.path,
+    "bound": hasattr(early, "late"),
+    "written": os.environ.get("EARLY_WROTE"), "filters": [str(item) for item in warnings.filters],
+    "main": threading.main_thread().native_id == os.getpid(), "spec": early.__spec__.origin, "file": early.__file__,
+    "loader": type(early.__loader__).__name__, "meta_path": [type(one).__name__ for one in sys.meta_path][-3:],
+}
+import early.late
+after["now"] = hasattr(early, "late")
+print(json.dumps([before, after]), flush=True)
+random = random.random()
+open(sys.argv[1], "a").write(f"{random}\\n")
+import time
+if sys.argv[2:] != ["end"]:
+    time.sleep(600)
+"""
+PACKAGE = {
+    "__init__.py": "from early import base\nfrom early.tool import tool\nimport json\n",
+    "base.py": "import sys\nimport atexit, os\natexit.register(print, 'the end')\nos.environ['EARLY_WROTE'] = 'yes'\n"
+    "sys.path.append('/early')\n",
+    "tool.py": "def tool():\n    pass\n",
+    "uses.py": "import warnings\nimport early.base\nprint('early is loaded')\nwarnings.warn('early', UserWarning)\n"
+    "warnings.filterwarnings('ignore', message='early')\nvalue = 1\n",
+    "late.py": "",
+}
+
+
+class Node:
+    """An engine, a script that imports an installed package, and the directory in which that is installed."""
+
+    def __init__(self, engine: EngineProcess, root: Path) -> None:
+        self.engine = engine
+        self.root = root
+        self.installed = root / "lib" / "site-packages"
+        self.tree = root / "tree"
+        self.script = self.tree / "train.py"
+        self.generation = -1
+
+    async def go(self, **changes: Any) -> tuple[str, dict[str, Any]]:
+        """Stop what runs and start two ranks; returns why they are cold, and what rank 1 saw."""
+        await self.stop()
+        self.generation += 1
+        defaults: dict[str, Any] = {
+            "cwd": str(self.tree),
+            "local_world_size": 2,
+            "standby": str(self.root / "standby"),
+            "env": {"PYTHONPATH": str(self.installed)},
+        }
+        words = changes.pop("words", (str(self.root / "random"),))
+        answer = await self.engine.go(self.script, *words, generation=self.generation, **{**defaults, **changes})
+        return answer["cold"], answer
+
+    async def seen(self, rank: int = 1) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what a rank printed, once it has: before and after its imports."""
+        path = self.root / f"generation_{self.generation}" / f"rank_{rank}" / "stdout.log"
+        for _ in range(int(DEADLINE_S / 0.02)):
+            lines = path.read_text().splitlines() if path.exists() else []
+            if any(line.startswith("[") for line in lines):
+                before, after = json.loads(next(line for line in lines if line.startswith("[")))
+                return before, after
+            await asyncio.sleep(0.02)
+        raise AssertionError(self.engine.text("stderr", self.generation, rank))
+
+    async def stop(self) -> None:
+        if self.generation >= 0:
+            await self.engine.call("stop", generation=self.generation, grace_s=0.0)
+
+    async def warm(self) -> dict[str, Any]:
+        """Have the waiting process started; returns what it says once it has loaded its modules, or failed."""
+        await self.seen(0)
+        before = len(self.engine.standby)
+        await self.engine.call("standby", generation=self.generation)
+        await self.engine._until(lambda: len(self.engine.standby) > before and self.state() != "loading", "standby")
+        return self.engine.standby[-1]
+
+    def state(self) -> str:
+        return str(self.engine.standby[-1]["state"])
+
+
+@contextlib.asynccontextmanager
+async def node(root: Path, script: str = SCRIPT) -> AsyncIterator[Node]:
+    async with engine(root) as process:
+        one = Node(process, root)
+        (one.installed / "early").mkdir(parents=True)
+        for name, text in PACKAGE.items():
+            (one.installed / "early" / name).write_text(text)
+        one.tree.mkdir()
+        one.script.write_text(script)
+        yield one
+        await one.stop()
+
+
+@pytest.mark.usefixtures("stub_torch")
+def test_a_forked_rank_sees_what_a_cold_one_sees(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node(tmp_path) as one:
+            assert (await one.go())[0] == "nothing was loaded before"
+            cold = [await one.seen(rank) for rank in (0, 1)]
+            facts = await one.warm()
+            assert (facts["state"], facts["why"]) == ("ready", "")
+            for _ in range(2):
+                assert (await one.go())[0] == ""
+                for rank, (before, after) in enumerate(cold):
+                    warm_before, warm_after = await one.seen(rank)
+                    assert _plain(warm_before, one.generation) == _plain(before, 0)
+                    assert _plain(warm_after, one.generation) == _plain(after, 0)
+                    for stream in ("stdout", "stderr"):
+                        texts = [one.engine.text(stream, generation, rank) for generation in (0, one.generation)]
+                        assert texts[0].splitlines()[0:1] == texts[1].splitlines()[0:1]
+                        assert "early" in texts[1]
+            assert len(set((tmp_path / "random").read_text().split())) == 6
+            # A process that ends by itself: what it registered while it was loaded is called, its status is its own.
+            assert (await one.go(words=(str(tmp_path / "random"), "end")))[0] == "another script is started"
+
+    asyncio.run(run())
+
+
+def _plain(facts: dict[str, Any], generation: int) -> dict[str, Any]:
+    """Return what a rank saw without what differs between any two generations."""
+    text = json.dumps(facts)
+    for old in (f"generation_{generation}", ".run-", ".wait-"):
+        text = text.replace(old, "")
+    plain: dict[str, Any] = json.loads(text)
+    for name in ("shown", "command"):
+        if name in plain:
+            shown = plain[name] if isinstance(plain[name], list) else plain[name].split("\0")
+            # The directory of the bootstrap has another name each time.
+            plain[name] = [entry for entry in shown if not entry.startswith("PYTHONPATH=")]
+    return plain
+
+
+@pytest.mark.usefixtures("stub_torch")
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("killed", "the waiting process has died"),
+        ("stopped", "the waiting process did not answer within 3 s"),
+        ("installed", "tool.py has changed"),
+        ("shadowed", "early is a module of the work tree too"),
+        ("variable", "OMP_NUM_THREADS is not what it was when modules were loaded"),
+        ("off", "standby is off"),
+    ],
+)
+def test_anything_odd_makes_a_cold_start(tmp_path: Path, change: str, why: str) -> None:
+    async def run() -> None:
+        async with node(tmp_path) as one:
+            await one.go()
+            pid = (await one.warm())["pid"]
+            changes: dict[str, Any] = {}
+            if change in ("killed", "stopped"):
+                os.kill(pid, signal.SIGKILL if change == "killed" else signal.SIGSTOP)
+            elif change == "installed":
+                (one.installed / "early" / "tool.py").write_text("def tool():\n    return 1\n")
+            elif change == "shadowed":
+                (one.tree / "early.py").write_text("from json import tool\nuses = 0\n")
+            elif change == "off":
+                changes["standby"] = ""
+            else:
+                changes["env"] = {"PYTHONPATH": str(one.installed), "OMP_NUM_THREADS": "2"}
+            cold, answer = await one.go(**changes)
+            assert why in cold
+            assert all(alive(rank["pid"]) for rank in answer["ranks"])
+            assert len(await one.engine.wait_mains(one.generation, 2)) == 2
+            if change not in ("off", "shadowed"):
+                assert not alive(pid)
+                # The next one is right again.
+                assert (await one.warm())["state"] == "ready"
+                assert (await one.go(**changes))[0] == ""
+
+    asyncio.run(run())
+
+
+READS = "import os\nrank = os.environ.get('RANK')\n"
+
+
+@pytest.mark.usefixtures("stub_torch")
+def test_a_package_that_reads_a_rank_s_variables_is_not_loaded_early(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node(tmp_path, "import reads\n" + SCRIPT) as one:
+            (one.installed / "reads.py").write_text(READS)
+            await one.go()
+            assert (await one.warm())["state"] == "ready"
+            assert (await one.go())[0] == "reads reads RANK when it is imported"
+            assert (await one.warm())["state"] == "ready"
+            assert (await one.go())[0] == ""
+            await one.seen()
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("stub_torch")
+def test_the_waiting_process_dies_with_its_engine(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node(tmp_path) as one:
+            await one.go()
+            pid = (await one.warm())["pid"]
+            _, answer = await one.go()
+            pids = [pid, *(rank["pid"] for rank in answer["ranks"])]
+            assert all(alive(each) for each in pids)
+            one.engine.process.kill()
+            await one.engine.process.wait()
+            for _ in range(500):
+                if not any(alive(each) for each in pids):
+                    break
+                await asyncio.sleep(0.02)
+            assert not any(alive(each) for each in pids)
+            one.generation = -1
+
+    asyncio.run(run())
