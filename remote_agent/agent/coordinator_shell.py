@@ -20,7 +20,7 @@ from remote_agent.base import clocks
 from remote_agent.base.tasks import Tasks
 from remote_agent.coordinator import inputs, replay
 from remote_agent.coordinator import state as s
-from remote_agent.coordinator.formation import holds_quorum, is_held
+from remote_agent.coordinator.formation import holds_quorum, is_held, is_short
 from remote_agent.coordinator.journal import chunks
 from remote_agent.coordinator.machine import step
 from remote_agent.coordinator.operator_requests import answer, read
@@ -177,7 +177,7 @@ class Coordinator:
 
     def is_short(self) -> bool:
         """Whether too few nodes are connected: the others may have another coordinator by now."""
-        return self.state.phase == s.FORMING and self.state.alone_since is not None
+        return is_short(self.state)
 
     def misses_nodes(self) -> bool:
         """Whether a node of the job is lost or silent: it may follow another coordinator by now."""

@@ -48,7 +48,7 @@ def try_form(turn: Turn) -> None:
         return
     state = turn.state
     if len(group) < floor(state) or not holds_quorum(state, turn.now):
-        _wait_for_nodes(turn, len(group))
+        _wait_for_nodes(turn)
         return
     generation, disks = state.generation + 1, state.disks(group)
     author = state.me, state.nodes[state.me].disk
@@ -197,7 +197,19 @@ def holds_quorum(state: s.State, now: float) -> bool:
     return lacking(state.groups, state.disks(held(state, now)), state.given_up) is None
 
 
-def _wait_for_nodes(turn: Turn, ready: int) -> None:
+def is_short(state: s.State) -> bool:
+    """Whether no group can be formed until more nodes are there."""
+    return state.phase == s.FORMING and state.alone_since is not None
+
+
+def note_shortage(turn: Turn) -> None:
+    """Write to the journal why no group can be formed now."""
+    state = turn.state
+    ready = len(choose(state))
+    turn.emit(EventType.JOB_DEGRADED, ready=ready, needed=floor(state), reason=shortage(state))
+
+
+def _wait_for_nodes(turn: Turn) -> None:
     state = turn.state
     patience, waited = ALONE_TIMEOUT_S, f"{ALONE_TIMEOUT_S / 60:.0f} minutes"
     if state.spec.endpoint:
@@ -207,7 +219,7 @@ def _wait_for_nodes(turn: Turn, ready: int) -> None:
     if state.alone_since is None:
         turn.set(alone_since=turn.now)
         if state.generation >= 0 or state.deadline is None:
-            turn.emit(EventType.JOB_DEGRADED, ready=ready, needed=floor(state), reason=shortage(state))
+            note_shortage(turn)
     elif turn.now - state.alone_since > patience:
         turn.end("failed", f"fewer than {floor(state)} nodes for {waited}")
 
@@ -221,8 +233,12 @@ def shortage(state: s.State) -> str:
     if not fewer:
         others = "" if group is None else f" ({group.needed} must be; if the others are dead: `supervisor promote`)"
         reason = f"too few nodes of the last group are connected{others}"
-    out = [f"{name}: {node.reason}" for name, node in state.nodes.items() if node.status == "failed"]
-    return "; ".join([reason, *out])
+    return "; ".join([reason, *left_out(state, "failed")])
+
+
+def left_out(state: s.State, *statuses: str) -> list[str]:
+    """Return each node with one of these states, and why it has it."""
+    return [f"{name}: {node.reason}" for name, node in state.nodes.items() if node.status in statuses]
 
 
 def go_when_recorded(turn: Turn) -> None:

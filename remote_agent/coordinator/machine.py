@@ -17,7 +17,15 @@ from typing import Any
 from remote_agent.coordinator import code_version, formation, hang_watch, inputs, phases, policy
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.operator_requests import CORDONED, VERBS
-from remote_agent.coordinator.transitions import NOT_JOINED, STOP_MARGIN_S, Turn, give_up_on, lose_node, stop_group
+from remote_agent.coordinator.transitions import (
+    NOT_JOINED,
+    STOP_MARGIN_S,
+    Turn,
+    fail_node,
+    give_up_on,
+    lose_node,
+    stop_group,
+)
 from remote_agent.text.names import count
 from remote_agent.wire import leases
 from remote_agent.wire.events import EventType
@@ -167,8 +175,9 @@ def on_unfit(turn: Turn, event: inputs.Unfit) -> None:
         return
     if node.status == "lost":
         # It is back, and cannot take part: why it was lost is not what keeps it out now.
-        turn.set_node(event.node, status="failed", reason=event.reason)
-        turn.emit(EventType.NODE_FAILED, node=event.node, reason=event.reason, status="failed")
+        fail_node(turn, event.node, event.reason)
+        if formation.is_short(turn.state):
+            formation.note_shortage(turn)
         return
     connected = node.connected
     lose_node(turn, event.node, event.reason, status="failed")

@@ -12,7 +12,7 @@ from remote_agent.coordinator import code_version, formation
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.formation import patience, send_away
 from remote_agent.coordinator.quorum import without
-from remote_agent.coordinator.transitions import QUARANTINE_WINDOW_S, WITHIN, quarantined
+from remote_agent.coordinator.transitions import QUARANTINE_WINDOW_S, WITHIN, fail_node
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
 from remote_agent.diagnose.incidents import Incident, Victims
 from remote_agent.diagnose.verdict import verdict
@@ -108,9 +108,7 @@ def _leave_out(turn: Turn, incident: Incident) -> bool:
         what = "failed alone twice before the first step"
         turn.set(fingerprint=incident.fingerprint)
     if what:
-        reason = quarantined(name, what, incident.summary)
-        turn.set_node(name, status="failed", reason=reason)
-        turn.emit(EventType.NODE_FAILED, node=name, reason=reason, status="failed")
+        fail_node(turn, name, f"quarantined: {what}, last: {incident.summary}")
     return bool(what)
 
 

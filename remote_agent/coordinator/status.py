@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.coordinator import code_version, replay
 from remote_agent.coordinator import state as s
-from remote_agent.coordinator.formation import shortage
+from remote_agent.coordinator.formation import is_short, left_out, shortage
 from remote_agent.wire.events import Condition
 from remote_agent.wire.status_diff import changes
 
@@ -30,7 +30,7 @@ def job_state(state: s.State) -> str:
         return state.ended or "running"
     if state.phase == s.RUNNING:
         return "running"
-    if state.phase == s.FORMING and state.alone_since is not None:
+    if is_short(state):
         return "degraded"
     return "starting" if state.generation <= 0 and not state.marks.get("stop") else "restarting"
 
@@ -47,7 +47,7 @@ def condition(state: s.State) -> Condition:
         return Condition.RESTARTING
     if state.phase == s.RUNNING:
         return _condition_of_group(state)
-    if state.phase == s.FORMING and state.alone_since is not None:
+    if is_short(state):
         return Condition.DEGRADED
     return Condition.LAUNCHING if state.generation <= 0 else Condition.RESTARTING
 
@@ -230,7 +230,7 @@ def _plan(state: s.State) -> str | None:
         waits = " ".join(sorted(state.waiting))
         cause = str(state.cause).replace("_", " ")
         return f"stopping generation {state.generation} ({cause}); waiting for {waits}"
-    if state.phase == s.FORMING and state.alone_since is not None:
+    if is_short(state):
         return f"waiting for nodes: {shortage(state)}; bring one back or add one"
     if state.phase in (s.PREPARING, s.STARTING):
         where = f"{' '.join(state.members)}{_meeting(state)}"
@@ -238,6 +238,9 @@ def _plan(state: s.State) -> str | None:
     strangers = (state.world_size or 0) - len(state.ranks)
     if state.phase == s.RUNNING and strangers > 0:
         return f"{strangers} of {state.world_size} ranks are not ours: other agents of torch joined{_meeting(state)}"
+    if condition(state) is Condition.DEGRADED:
+        running = f"waiting for nodes: {len(state.members)} of {_wanted_nodes(state)} run"
+        return "; ".join([running, *left_out(state, "failed", "lost")])
     return None
 
 

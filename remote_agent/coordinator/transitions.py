@@ -125,9 +125,16 @@ class Turn:
                 self.set_node(name, status="ready")
 
 
-def quarantined(name: str, what: str, last: str) -> str:
-    """Return the reason why a node is left out, and how it comes back."""
-    return f"quarantined: {what}, last: {last}; `supervisor add --node {name}` brings it back"
+def way_back(name: str, reason: str) -> str:
+    """Return why a node is left out for good, and what an operator does once it is repaired."""
+    return f"{reason}; `supervisor add --node {name}` brings it back"
+
+
+def fail_node(turn: Turn, name: str, reason: str) -> None:
+    """Leave a node without workers out until an operator adds it; its agent stays."""
+    reason = way_back(name, reason)
+    turn.set_node(name, status="failed", reason=reason)
+    turn.emit(EventType.NODE_FAILED, node=name, reason=reason, status="failed")
 
 
 def stop_group(turn: Turn, cause: str, age: float = 0.0, kill: bool = False) -> None:
@@ -160,7 +167,7 @@ def _order_stop(turn: Turn, grace: float, collect: bool) -> None:
 
 def give_up_on(turn: Turn, name: str, reason: str) -> None:
     """Exclude a node from future groups; its agent is alive, so we still wait until its workers are gone."""
-    node, state = turn.node(name), turn.state
+    node, state, reason = turn.node(name), turn.state, way_back(name, reason)
     turn.set_node(name, status="failed", reason=reason)
     alive_ns = turn.wall_ns - int((turn.now - node.seen) * 1e9)
     turn.emit(EventType.NODE_LOST, node=name, reason=reason, status="failed", alive_ns=alive_ns)
@@ -178,9 +185,10 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> No
         return
     losses = (*tuple(when for when in node.losses if turn.now - when < QUARANTINE_WINDOW_S), turn.now)
     if len(losses) >= QUARANTINE_LOSSES and status == "lost":
-        status, reason = "failed", quarantined(name, f"lost {len(losses)} times {WITHIN}", reason)
+        status, reason = "failed", f"quarantined: lost {len(losses)} times {WITHIN}, last: {reason}"
     if node.status == "draining":
         status = "removed"
+    reason = way_back(name, reason) if status == "failed" else reason
     changes = {"connected": False, "ready": False, "running": None}
     turn.set_node(name, status=status, reason=reason, losses=losses, **changes)
     kind = EventType.NODE_FAILED

@@ -205,3 +205,26 @@ def test_the_journal_gives_back_condition_and_incident() -> None:
         assert {key: value for key, value in (read.incident or {}).items() if key not in kept} == live
         expected = {"importing": "running"}.get(condition(world.state), condition(world.state))
         assert condition(read) == expected
+
+
+NO_GPU = "nproc_per_node is gpu, and torch sees no GPU here"
+
+
+@pytest.mark.parametrize("min_nodes", [2, 3])
+def test_a_node_that_comes_back_unfit_is_missed_at_once_with_its_reason_and_the_way_out(min_nodes: int) -> None:
+    world = World(spec(3, min_nodes=min_nodes))
+    world.die("n3")
+    world.settle()
+    trains(world)
+    told = len(world.events)
+    world.feed(inputs.Joined("n3", "anew", nproc=0))
+    world.feed(inputs.Unfit("n3", NO_GPU))
+    world.settle()
+    status = document(world.state, {}, "n1")
+    why = f"n3: {NO_GPU}; `supervisor add --node n3` brings it back"
+    assert status["condition"] == "degraded"
+    assert why in status["plan"]
+    assert status["plan"].startswith(f"waiting for nodes: {'2 of 3 run' if min_nodes == 2 else 'fewer than'}")
+    says = [event.detail["reason"] for event in world.events[told:]]
+    assert [why in reason for reason in says] == ([False] if min_nodes == 2 else [False, True]), says
+    assert all(NO_GPU in reason for reason in says)

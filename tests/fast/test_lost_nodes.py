@@ -61,8 +61,9 @@ def test_a_lost_node_that_comes_back_unable_says_why() -> None:
     world.machines["n3"].connected = True
     world.feed(inputs.Joined("n3", "n3-again", None))
     world.feed(inputs.Unfit("n3", "torch sees no GPU here"))
-    assert (world.state.nodes["n3"].status, world.state.nodes["n3"].reason) == ("failed", "torch sees no GPU here")
-    assert replay.fold(world.state.spec, world.records()).nodes["n3"].reason == "torch sees no GPU here"
+    reason = "torch sees no GPU here; `supervisor add --node n3` brings it back"
+    assert (world.state.nodes["n3"].status, world.state.nodes["n3"].reason) == ("failed", reason)
+    assert replay.fold(world.state.spec, world.records()).nodes["n3"].reason == reason
     assert world.state.nodes["n3"].connected
     assert world.state.phase == s.RUNNING
 

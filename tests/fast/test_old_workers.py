@@ -76,7 +76,7 @@ def test_a_node_whose_start_nobody_hears_of_is_stopped_before_the_others_go_on()
     world.feed(inputs.Idle("n3", 1))
     world.settle()
     assert (world.state.phase, world.state.members) == (s.RUNNING, ("n1", "n2"))
-    assert world.last("node_lost").detail["reason"] == "it did not start its workers in time"
+    assert world.last("node_lost").detail["reason"].startswith("it did not start its workers in time; `supervisor add")
 
 
 def test_a_node_that_is_given_up_and_then_dies_is_not_waited_for() -> None:
