@@ -40,9 +40,7 @@ SHELL = 'cd "$1" || exit; shift; line=$SUPERVISOR_COMMAND; unset SUPERVISOR_COMM
 def summary(record: Record) -> str:
     """Return such a record in one line that fits an environment variable."""
     kind, detail = record["type"], record["detail"]
-    if kind == EventType.GENERATION_RUNNING:
-        text = f"generation {record['generation']} runs, world size {detail.get('world_size')}"
-    elif kind in ENDED_EVENTS:
+    if kind in ENDED_EVENTS:
         reason = detail.get("reason")
         text = f"the job {kind.partition('_')[2]}" + (f": {reason}" if reason else "")
     else:
@@ -57,8 +55,6 @@ class Hooks:
         self._spec = spec
         self._cwd = cwd
         self._record = record
-        self._hurt = False
-        """Whether there was an incident since the job last ran."""
         self._queues: list[asyncio.Queue[tuple[str, Record]]] = [asyncio.Queue(LONGEST_QUEUE) for _ in spec.hooks]
         self._open: dict[tuple[int, int], str] = {}
         """By the number of the hook and of the record: what is still to be delivered."""
@@ -106,10 +102,8 @@ class Hooks:
         """Return failure, hang, recovery or end; empty for any other record."""
         kind = record["type"]
         if kind == EventType.INCIDENT:
-            self._hurt = True
             return "hang" if record["detail"].get("ongoing") else "failure"
-        if kind in (EventType.GENERATION_RUNNING, EventType.HANG_OVER) and self._hurt:
-            self._hurt = False
+        if kind in (EventType.INCIDENT_HEALED, EventType.HANG_OVER):
             return "recovery"
         return "end" if kind in ENDED_EVENTS else ""
 

@@ -62,6 +62,7 @@ def step(state: s.State, event: inputs.Input, now: float, wall_ns: int = 0) -> s
         policy.end_stopped(turn)
     elif turn.state.phase == s.FORMING:
         formation.try_form(turn)
+    policy.note_recovery(turn)
     return turn.state, tuple(turn.commands)
 
 

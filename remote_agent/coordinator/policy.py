@@ -14,7 +14,7 @@ from remote_agent.coordinator.formation import patience, send_away
 from remote_agent.coordinator.quorum import without
 from remote_agent.coordinator.transitions import QUARANTINE_WINDOW_S, WITHIN, fail_node
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
-from remote_agent.diagnose.incidents import Incident, Victims
+from remote_agent.diagnose.incidents import OPEN, Incident, Victims
 from remote_agent.diagnose.verdict import verdict
 from remote_agent.wire.events import HOST_NAME, EventType
 
@@ -160,8 +160,23 @@ def _charge(turn: Turn, incident: Incident) -> bool:
 
 
 def _came_early(state: s.State) -> bool:
+    return _is_early(state, state.marks.get("stop", 0.0))
+
+
+def _is_early(state: s.State, at: float) -> bool:
+    """Whether the group was still before its first step at that time."""
     running = state.marks.get("running")
-    return not state.stepped and (running is None or state.marks["stop"] - running < EARLY_S)
+    return not state.stepped and (running is None or at - running < EARLY_S)
+
+
+def note_recovery(turn: Turn) -> None:
+    """Write to the journal, once, that a group makes steps again, or has run for a minute without showing one."""
+    state, incident = turn.state, turn.state.incident or {}
+    if state.phase != s.RUNNING or incident.get("state") != OPEN or incident.get("ongoing"):
+        return
+    if not _is_early(state, turn.now):
+        how = "has made a step" if state.stepped else f"has run for {EARLY_S:.0f} s, and shows no steps"
+        turn.emit(EventType.INCIDENT_HEALED, reason=f"generation {state.generation} {how}")
 
 
 def remove(turn: Turn, name: str) -> None:

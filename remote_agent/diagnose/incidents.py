@@ -16,7 +16,7 @@ from remote_agent.wire.events import ENDED_EVENTS, EventType, label
 OPEN, HEALED, OVER = "open", "healed", "over"
 _OPENED: Mapping[str, Any] = {"state": OPEN, "ended_at": None, "over": None}
 # Events that end an incident, or a hang.
-_CHANGES = frozenset({EventType.HANG_OVER, EventType.GENERATION_STOPPED, EventType.GENERATION_RUNNING, *ENDED_EVENTS})
+_CHANGES = frozenset({EventType.HANG_OVER, EventType.GENERATION_STOPPED, EventType.INCIDENT_HEALED, *ENDED_EVENTS})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,8 @@ def incidents_after(incidents: list[dict[str, Any]], record: Mapping[str, Any]) 
 def after_event(incident: dict[str, Any] | None, record: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the newest incident of a job after one more record of its journal (type, generation, time, detail).
 
-    state: `open` until training continues (`healed`) or the job ends (`over`); ended_at: when that was; over: why.
+    state: `open` until a group has made a step again, or has run for a minute without showing one (`healed`), or the
+    job ends (`over`); ended_at: when that was; over: why.
     A hang also has `ongoing`: false once its ranks made progress again, or were stopped.
     """
     kind, detail = record["type"], record["detail"]
@@ -117,8 +118,8 @@ def after_event(incident: dict[str, Any] | None, record: Mapping[str, Any]) -> d
     if incident.get("ongoing"):
         changed.update(ongoing=False, over=detail.get("reason") or detail.get("cause"))
     if kind != EventType.GENERATION_STOPPED:
-        healed = kind in (EventType.HANG_OVER, EventType.GENERATION_RUNNING, EventType.JOB_SUCCEEDED)
-        why = f"generation {record['generation']} is running" if kind == EventType.GENERATION_RUNNING else label(kind)
+        healed = kind in (EventType.HANG_OVER, EventType.INCIDENT_HEALED, EventType.JOB_SUCCEEDED)
+        why = detail.get("reason") if kind == EventType.INCIDENT_HEALED else label(kind)
         changed.update(state=HEALED if healed else OVER, ended_at=record["time"], over=changed["over"] or why)
     return changed
 

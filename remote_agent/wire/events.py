@@ -40,6 +40,7 @@ class EventType(str, Enum):
     GENERATION_STOPPED = "generation_stopped"
     RANK_FAILED = "rank_failed"
     INCIDENT = "incident"
+    INCIDENT_HEALED = "incident_healed"
     HANG_OVER = "hang_over"
     WARNING = "warning"
     RESTART_REQUESTED = "restart_requested"

@@ -290,6 +290,7 @@ _TEXTS: Mapping[str, Callable[[Document], str]] = {
     EventType.GENERATION_STOPPED: _stopped,
     EventType.RANK_FAILED: _rank_failed,
     EventType.INCIDENT: lambda detail: str(detail.get("summary") or ""),
+    EventType.INCIDENT_HEALED: _reason,
     EventType.HANG_OVER: _reason,
     EventType.WARNING: lambda detail: str(detail.get("message") or ""),
     EventType.RESTART_REQUESTED: _asked,

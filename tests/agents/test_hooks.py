@@ -106,7 +106,7 @@ def test_a_job_tells_its_hooks_and_prometheus(tmp_path: Path) -> None:
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 await asyncio.to_thread(get, port, "/")
             (nodes.work / "fail_0_0").touch()
-            await nodes.until("generation_running", generation=1)
+            await nodes.until("incident_healed", generation=1)
             agent = (await nodes.call("n1", "status"))["nodes"][0]["agent_pid"]
             (nodes.work / "stop").touch()
             # Who looks on is not held up by a hook that hangs.

@@ -79,12 +79,15 @@ def test_a_hang_is_no_running_job_and_its_end_is_healed() -> None:
     assert healed["over"].startswith("training resumed after ")
 
 
-def test_a_hang_that_an_operator_restarts_is_open_until_the_next_group_runs() -> None:
+def test_a_hang_that_an_operator_restarts_is_open_until_the_next_group_makes_a_step() -> None:
     world = Watched()
     world.live(60)
     world.feed(inputs.Restart("me"))
     assert doing(world) == "restarting"
     world.settle()
+    assert world.state.incident is not None
+    assert (world.state.incident["state"], world.state.incident["ongoing"]) == ("open", False)
+    trains(world)
     healed = document(world.state, {}, "n1")["incident"]
     assert (healed["state"], healed["ongoing"], healed["over"]) == ("healed", False, "restart")
 
@@ -156,9 +159,35 @@ def test_a_failure_without_a_restart_left_is_no_restart() -> None:
     world.settle()
     assert doing(world) == "failed"
     assert [(each["state"], each["over"]) for each in incidents_in(world.records())] == [
-        ("healed", "generation 1 is running"),
+        ("healed", "generation 1 has made a step"),
         ("over", "job failed"),
     ]
+
+
+def test_a_failure_is_healed_by_a_step_and_not_by_imports() -> None:
+    world = World(spec(2))
+    trains(world)
+    world.fail(0)
+    world.settle()
+    world.pass_time(30)
+    assert doing(world) == "importing"
+    assert [each["state"] for each in incidents_in(world.records())] == ["open"]
+    trains(world)
+    trains(world)
+    assert [each["state"] for each in incidents_in(world.records())] == ["healed"]
+    assert world.types().count("incident_healed") == 1
+
+
+def test_where_no_steps_are_shown_a_failure_is_healed_after_a_minute() -> None:
+    world = World(spec(2))
+    world.fail(0)
+    world.settle()
+    world.pass_time(58)
+    assert (world.state.incident or {})["state"] == "open"
+    world.pass_time(3)
+    healed = document(world.state, {}, "n1")["incident"]
+    assert (healed["state"], healed["over"]) == ("healed", "generation 1 has run for 60 s, and shows no steps")
+    assert replay.fold(world.state.spec, world.records()).incident == {**healed, "ended_at": "2026-01-01T00:00:00.000Z"}
 
 
 def test_a_removed_node_that_is_added_again_is_wanted() -> None:

@@ -144,9 +144,14 @@ def test_what_has_healed_is_told_in_the_past_without_advice() -> None:
     assert "  state: healed at 10:02:23: training resumed after 143 s" in text
     for now in ("kill -CONT", "waiting for you", "times out"):
         assert now not in text
-    failure = {**INCIDENT, "state": "healed", "ended_at": "2026-11-20T10:01:00.000Z", "over": "generation 1 is running"}
+    failure = {
+        **INCIDENT,
+        "state": "healed",
+        "ended_at": "2026-11-20T10:01:00.000Z",
+        "over": "generation 1 has made a step",
+    }
     lines = incident_lines(failure)
-    assert lines[-2:] == ["  state: healed at 10:01:00: generation 1 is running", "  hint: lower the batch size"]
+    assert lines[-2:] == ["  state: healed at 10:01:00: generation 1 has made a step", "  hint: lower the batch size"]
     stopped = {**HANG, "ongoing": False, "over": "restart"}
     assert "  state: hang ended: restart by an operator" in incident_lines(stopped)
 

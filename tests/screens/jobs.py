@@ -165,6 +165,8 @@ def _runs_again(session: RecordedSession) -> None:
     recorded.measured(session)
     _fails(session)
     _form(session, 12 * 60 + 34, 1)
-    session.incidents[0].update(state="healed", ended_at="2026-11-20T10:12:38.000Z", over="generation 1 is running")
+    session.incidents[0].update(
+        state="healed", ended_at="2026-11-20T10:12:38.000Z", over="generation 1 has made a step"
+    )
     _print(session, 1, 18238, 45 * 60)
     _ranks(session, lambda rank: {"state": "silent", "last_output_age_s": 94.0} if rank in (139, 332) else {})

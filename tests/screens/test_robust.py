@@ -355,7 +355,7 @@ def test_an_incident_of_a_group_that_was_replaced_is_no_news() -> None:
             assert "FIRST FAILURE" in await settle(app, pilot)
             generation = session.incidents[-1]["generation"] + 1
             last = session.events[-1]
-            ran = {**last, "seq": last["seq"] + 1, "type": "generation_running", "generation": generation}
+            ran = {**last, "seq": last["seq"] + 1, "type": "incident_healed", "generation": generation}
             session.events.append(ran)
             session.incidents = incidents_after(session.incidents, ran)
             healed = {"generation": generation, "incident": session.incidents[-1]}

@@ -43,6 +43,7 @@ _MARKS: Final[dict[str, tuple[str, str]]] = {
     EventType.NODE_JOINED: ("+", "ok"),
     EventType.NODE_READY: ("+", "ok"),
     EventType.NODE_ADDED: ("+", "ok"),
+    EventType.INCIDENT_HEALED: ("+", "ok"),
     EventType.HANG_OVER: ("+", "ok"),
     EventType.HOOK_FAILED: ("!", "warn"),
     EventType.WARNING: ("!", "warn"),
