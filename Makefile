@@ -4,6 +4,7 @@
 # make lint         ruff, mypy and codespell alone
 # make coverage     every test, with the coverage of lines and branches
 # make nightly      the long ones: every Python here, 20 times the random examples, more damaged inputs, benchmarks
+# make faults       the fault matrix: 20 seeds of each fault, which takes hours; SUPERVISOR_FAULTS="--seeds 1-3" for fewer
 # make bench        timings against clush and torchrun, printed as tables
 # make screenshots  the pictures of the README, from a real job
 # make clean        remove what these made
@@ -16,7 +17,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Hundreds of short processes: none compiles what another has.
 export PYTHONDONTWRITEBYTECODE :=
-.PHONY: help demo fast test coverage nightly lint bench screenshots clean system
+.PHONY: help demo fast test coverage nightly lint faults bench screenshots clean system
 
 # 3.11 first: a torch wheel that lies ready on the machine is made for it.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
@@ -86,6 +87,9 @@ nightly: system lint
 
 screenshots: $(STAMP)
 	$(BIN)/python -m tests.screens.screenshots docs
+
+faults: system $(STAMP)
+	$(BIN)/python -m tests.faults
 
 bench: system $(STAMP)
 	$(BIN)/python -m tests.bench

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from supervisor import history
 from supervisor.control import heal, promotion, requests, resync
 from supervisor.errors import LaunchFailed, SupervisorError
 from supervisor.launch.launch import Launch
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from remote_agent.wire import Answer
+    from supervisor.history import Series
     from supervisor.link.view import Plan
     from supervisor.logs.selection import Selection
     from supervisor.nccl import Fabric
@@ -136,6 +138,10 @@ class Session(Hub):
     async def nccl_documents(self, status: dict[str, Any]) -> dict[str, dict[str, Any] | None]:
         """Return what the agent of each node has read of NCCL's output; None for a node that does not answer."""
         return await self._nccl.read(status)
+
+    async def series(self, kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int) -> Series:
+        """Return what ranks, nodes and GPUs did in the newest seconds (see history.py); raises Unreachable."""
+        return await history.read(self, history.query(kinds, ids, seconds, points))
 
     # --- logs
 

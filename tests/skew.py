@@ -1,6 +1,7 @@
 """Machines whose clocks are wrong: all that a process and its children see of wall time, the times of files as well.
 
-In: a folder for the library, seconds. Out: environment variables. The monotonic clocks stay as they are.
+In: a folder for the library; seconds, or a file with seconds that may change while the processes run.
+Out: environment variables. The monotonic clocks stay as they are.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 CODE = r"""
@@ -15,14 +17,23 @@ CODE = r"""
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
-static long ahead;
-__attribute__((constructor)) static void begin(void) { ahead = atol(getenv("SKEW_S") ?: "0"); }
+static long constant;
+static volatile long *place = &constant;
+#define ahead (*place)
+__attribute__((constructor)) static void begin(void) {
+    constant = atol(getenv("SKEW_S") ?: "0");
+    int file = open(getenv("SKEW_FILE") ?: "", O_RDONLY | O_CLOEXEC);
+    void *shared = mmap(0, sizeof constant, PROT_READ, MAP_SHARED, file, 0);
+    if (shared != MAP_FAILED) place = shared;
+    close(file);
+}
 
 int clock_gettime(clockid_t id, struct timespec *now) {
     int failed = (int)syscall(SYS_clock_gettime, id, now);
@@ -83,5 +94,20 @@ def build(folder: Path) -> Path:
 
 def environment(library: Path, ahead_s: int) -> dict[str, str]:
     """Return the variables under which a process lives so many seconds ahead, or behind."""
-    loaded = " ".join([str(library), *os.environ.get("LD_PRELOAD", "").split()])
-    return {"LD_PRELOAD": loaded, "SKEW_S": str(ahead_s)}
+    return {**_loaded(library), "SKEW_S": str(ahead_s)}
+
+
+def follow(library: Path, clock: Path) -> dict[str, str]:
+    """Return the variables under which a process lives as many seconds ahead as `jump` has last written there."""
+    return {**_loaded(library), "SKEW_FILE": str(clock)}
+
+
+def jump(clock: Path, ahead_s: int) -> None:
+    """Make the clock of the processes that follow this file jump; raises OSError."""
+    clock.touch()
+    with clock.open("r+b") as file:
+        file.write(ahead_s.to_bytes(8, sys.byteorder, signed=True))
+
+
+def _loaded(library: Path) -> dict[str, str]:
+    return {"LD_PRELOAD": " ".join([str(library), *os.environ.get("LD_PRELOAD", "").split()])}

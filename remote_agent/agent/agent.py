@@ -33,7 +33,8 @@ from remote_agent.election import peers
 from remote_agent.election.ballot import Ballot
 from remote_agent.election.listener import Listener, listen
 from remote_agent.election.member import Member
-from remote_agent.engine.processes import adopt_orphans
+from remote_agent.engine.processes import adopt_orphans, end_all_marked
+from remote_agent.history.keeper import Keeper
 from remote_agent.logs import LogStore
 from remote_agent.vitals.host import HostUsage, Vitals
 from remote_agent.wire import FIRST_TERM, Channel, JobSpec, Problem, split_endpoint
@@ -47,6 +48,8 @@ LINGER_S = 5.0
 ABANDONED_S = 3600.0
 WATCH_S = 5.0
 LOOK_S = 1.0
+# An agent that was killed together with its engine leaves what its workers have started.
+LEFT_S = 5.0
 # How often the same wait is reported again.
 AGAIN_S = 60.0
 DEAD_CHECKS_S = (0.0, 0.1, 0.3, 0.6, 1.0, 2.0)
@@ -68,6 +71,7 @@ class Agent:
             life=life,
             journal=Journal(files.events),
             logs=LogStore(files.root, live=True, bound=spec.log_bound),
+            history=Keeper(files.history),
             tree=JobTree(files.home, spec.tree),
             vitals=Vitals(HostUsage(files.root), files.name, lambda: bool(life.operators)),
             peers=peers.Peers(files, node, spec.endpoint, self._tasks),
@@ -94,6 +98,7 @@ class Agent:
         self._tasks.spawn(waiting, "assignment")
         self._tasks.spawn(agent_log.keep_small(context.files.log), "agent.log")
         context.vitals.start(self._tasks, context.address, member.workers)
+        self._tasks.spawn(context.history.keep(member.samples), "history")
         claim(context, member)
         operators = await serve_operators(context, member)
         log.info("agent of %s for %s, peers on port %d", context.node, context.spec.job, context.peers.port)
@@ -127,6 +132,7 @@ class Agent:
         if coordinator is not None:
             await coordinator.flushed(LINGER_S)
         await self.context.logs.end()
+        self.context.history.save()
         self.context.journal.end()
         await life.until_unwatched(LINGER_S)
         coordinator = self.member.office.coordinator
@@ -143,6 +149,7 @@ class Agent:
         await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
         await self._tasks.close()
         await self.context.logs.stop()
+        self.context.history.save()
         self.context.journal.close()
 
     def _interrupted(self, name: str) -> None:
@@ -208,6 +215,8 @@ def main(job: str, torchrun: int | None = None) -> int:
         log.error("an agent of %s runs here already", job)
         return 1
 
+    if not end_all_marked(files.root, LEFT_S):
+        log.warning("what an earlier agent's workers have started does not die")
     # Processes that workers have started, and those that outlive their engine, become our children: we end them.
     adopt_orphans()
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from remote_agent.coordinator.journal import Journal
     from remote_agent.election.ballot import Ballot
     from remote_agent.election.peers import Peers
+    from remote_agent.history.keeper import Keeper
     from remote_agent.logs import LogStore
     from remote_agent.vitals.host import Vitals
     from remote_agent.wire import Channel, JobSpec
@@ -79,6 +80,7 @@ class Context:
     life: Life
     journal: Journal
     logs: LogStore
+    history: Keeper
     tree: JobTree
     vitals: Vitals
     peers: Peers

@@ -16,6 +16,7 @@ from remote_agent.coordinator.journal import Record, public, read_records
 from remote_agent.coordinator.status import document, history
 from remote_agent.diagnose.incidents import incidents_in
 from remote_agent.election import authorities
+from remote_agent.history.keeper import Keeper
 from remote_agent.logs import LogStore
 from remote_agent.logs.nccl import read_facts, read_map
 from remote_agent.wire import Answer, Items, JobSpec, Problem
@@ -32,7 +33,7 @@ Records = Callable[[], "list[Record]"]
 class JobRequests:
     """The requests that need only files: journal and logs."""
 
-    def __init__(self, files: paths.JobFiles, spec: JobSpec, logs: LogStore, records: Records) -> None:
+    def __init__(self, files: paths.JobFiles, spec: JobSpec, logs: LogStore, kept: Keeper, records: Records) -> None:
         self.files = files
         self.spec = spec
         self.logs = logs
@@ -43,6 +44,7 @@ class JobRequests:
             "history": self.history,
             "incidents": self.incidents,
             "nccl": self.nccl,
+            "series": kept.answer,
             "log_list": lambda args: self.logs.list(),
             "log_read": lambda args: self.logs.read(**args),
             "log_window": lambda args: self.logs.window(**args),
@@ -102,7 +104,7 @@ class FileRequests(JobRequests):
     def __init__(self, files: paths.JobFiles) -> None:
         self._journal = records = read_records(files.events)
         spec = JobSpec.from_json(json.loads(files.spec.read_text()))
-        super().__init__(files, spec, LogStore(files.root, live=False), lambda: records)
+        super().__init__(files, spec, LogStore(files.root, live=False), Keeper(files.history), lambda: records)
         self._node = str(json.loads(files.node.read_text())["node"])
         self._started = False
         self.ops.update(identity=self.identity, status=self.status, watch=self.watch, attach=self.attach)

@@ -23,12 +23,14 @@ from remote_agent.coordinator.formation import held_until
 from remote_agent.coordinator.state import HEARTBEAT_S
 from remote_agent.election import member, peers
 from remote_agent.election.election import Election, PeerRequest
+from remote_agent.history import samples
 from remote_agent.wire import Answer, CallFailed, Channel, Handler, Items, Problem, WireError, leases
 from remote_agent.wire.events import EventType
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context
     from remote_agent.agent.engine_link import EngineLink, Notice
+    from remote_agent.history.pyramid import Name
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ KILL_MARGIN_S = 5.0
 # Ranks that have made steps for this long have loaded what they need; so have those that print no steps after that.
 STEADY_S = 3.0
 SILENT_S = 60.0
+PROGRESS = ("loss", "lr", "grad_norm", "rate", "unit", "steps_s", "saved", "total")
+"""What a status has of a rank's progress, besides its step."""
 Progress = Mapping[int, Mapping[str, Any]]
 """By rank, as `LogStore.progress` returns it."""
 
@@ -350,6 +354,14 @@ class MemberLoop:
             "standby": self.engine.standby,
         }
 
+    def samples(self) -> tuple[float, dict[Name, float]]:
+        """Return the coordinator's time, in seconds since the epoch, and what is known of node, GPUs and ranks."""
+        facts = self.facts()
+        found = dict(samples.of_node(facts["vitals"]))
+        for rank, one in facts["ranks"].items() if self.running is not None else ():
+            found.update(samples.of_rank(int(rank), one["step"], one["progress"], one["vitals"]))
+        return time.time() + self.offset.ns / 1e9, found
+
     def _heartbeat(self) -> dict[str, Any]:
         """Return a heartbeat: the facts, and of each rank the losses of some steps since the last heartbeat."""
         facts = self.facts()
@@ -550,7 +562,7 @@ def rank_facts(progress: Progress, vitals: Mapping[int, dict[str, Any]], now_ns:
             "last_output_age_s": None if last is None else round((now_ns - last) / 1e9, 2),
             "first_step_age_s": None if first is None else round((now_ns - first) / 1e9, 3),
             "warning": seen["warning"],
-            "progress": {name: seen[name] for name in ("loss", "rate", "unit", "steps_s", "saved")},
+            "progress": {name: seen[name] for name in PROGRESS},
             "vitals": vitals.get(rank),
         }
     return ranks

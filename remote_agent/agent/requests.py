@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 # The requests of an operator who is attached read-only. All others are refused: they change the job, or leave a trace.
 LOOKS = frozenset(
     (
-        *("identity", "status", "watch", "events", "history", "incidents", "nccl", "stacks", "await_engine"),
-        *("log_list", "log_read", "log_window", "log_merged", "log_follow", "log_rows", "log_search"),
+        *("identity", "status", "watch", "events", "history", "incidents", "nccl", "series", "stacks"),
+        *("await_engine", "log_list", "log_read", "log_window", "log_merged", "log_follow", "log_rows", "log_search"),
     )
 )
 # `watch` sends at most this often, and at least that often.
@@ -48,7 +48,7 @@ class AgentRequests(JobRequests):
     """A live agent, for one operator's connection."""
 
     def __init__(self, context: Context, member_loop: MemberLoop) -> None:
-        super().__init__(context.files, context.spec, context.logs, lambda: context.journal.records)
+        super().__init__(context.files, context.spec, context.logs, context.history, lambda: context.journal.records)
         self._context = context
         self._member = member_loop
         self._operator: dict[str, Any] | None = None

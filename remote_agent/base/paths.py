@@ -88,6 +88,8 @@ class JobFiles:
         self.log = root / "agent.log"
         self.events = root / "events.jsonl"
         """The journal, one JSON object on each line."""
+        self.history = root / "history.bin"
+        """What ranks printed and node and GPUs used, as far as it is kept."""
         self.spec = root / "spec.json"
         self.node = root / "node.json"
         """This machine's name in the job."""

@@ -216,7 +216,7 @@ def _rank(state: s.State, rank: s.Rank, live: Mapping[str, Any], median: float |
 
 
 def _progress(live: Mapping[str, Any], median: float | None, late_s: float) -> dict[str, Any] | None:
-    """Return loss, rate with its unit, steps_s, saved, and lag, the whole steps behind the ranks' median."""
+    """Return what its node reports of a rank's progress, and lag, the whole steps behind the ranks' median."""
     position, progress = _position(live, late_s), live.get("progress") or {}
     if position is None and all(value is None for value in progress.values()):
         return None

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import re
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,16 +124,20 @@ def worker_environment(order: Order, local_rank: int, leaked: dict[str, str]) ->
     if order.virtual_local_rank:
         env["LOCAL_RANK"] = "0"
         env["CUDA_VISIBLE_DEVICES"] = _own_device(given.get("CUDA_VISIBLE_DEVICES"), local_rank)
-    if given.get("NCCL_DEBUG") and "NCCL_DEBUG_FILE" not in given:
-        env.update(nccl_file(order.log_dir / f"rank_{rank}"))
+    env.update(rank_files(order.log_dir / f"rank_{rank}", given))
     if "PWD" in given:
         # As if a shell had started torchrun in that directory.
         env["PWD"] = order.cwd
     return env
 
 
-def nccl_file(directory: Path) -> dict[str, str]:
-    """Return the variable that sends NCCL's debug output to a rank's nccl.log instead of the script's output."""
+def rank_files(directory: Path, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that name a rank's files: for its metrics, and for NCCL's debug output if it has any."""
+    asks_nccl = given.get("NCCL_DEBUG") and "NCCL_DEBUG_FILE" not in given
+    return {"SUPERVISOR_METRICS": str(directory / "metrics.jsonl"), **(_nccl_file(directory) if asks_nccl else {})}
+
+
+def _nccl_file(directory: Path) -> dict[str, str]:
     path = str(directory / "nccl.log")
     # NCCL expands %h and %p in the path.
     return {} if "%" in path else {"NCCL_DEBUG_FILE": path}

@@ -237,6 +237,25 @@ class Leftovers(Orphans):
         return any(entry.startswith(self._mark) for entry in _environment(pid))
 
 
+def end_all_marked(root: Path, deadline_s: float) -> bool:
+    """Kill all that ranks of a job have started, whoever its parent is; returns whether all of it died in time.
+
+    For the agent that follows one that was killed together with its engine. `root`: the job's directory.
+    """
+    mark = ERROR_FILE + os.fsencode(root) + b"/"
+    end = time.monotonic() + deadline_s
+    while [pid for pid in _marked(mark) if _end(pid, stat_fields(pid), True)]:
+        if time.monotonic() > end:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _marked(mark: bytes) -> list[int]:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    return [pid for pid in pids if any(entry.startswith(mark) for entry in _environment(pid))]
+
+
 def _end(pid: int, fields: list[str], kill: bool) -> bool:
     """Reap a dead child, or kill a live one if `kill`; returns whether it was alive."""
     if not fields or fields[0] in "ZX":

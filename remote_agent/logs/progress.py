@@ -1,7 +1,8 @@
 """Training progress, read from a rank's output without any change to the script.
 
-In: new bytes of a rank's streams. Out: the last step it printed, the time of its last output, its figures, the first
-loss that is not finite, and the step of the last snapshot it mentioned.
+In: new bytes of a rank's streams, and what its script wrote for us (SUPERVISOR_METRICS). Out: the last step it printed
+and of how many, the time of its last output, its figures, the first loss that is not finite, and the step of the last
+snapshot it mentioned.
 
 Only the last match in each batch is parsed; it is searched for from the end, so that a flood stays cheap.
 
@@ -11,10 +12,11 @@ loading the shards of a checkpoint): any counter that follows replaces it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
-from collections.abc import Callable
-from typing import Union
+from collections.abc import Callable, Mapping
+from typing import Any, Union
 
 # Only the end of the new bytes is parsed: the newest figures stand there.
 LOOK_BACK = 2048
@@ -37,6 +39,16 @@ _LOSS = re.compile(
 )  # fmt: skip
 # In front of a loss on its line: each rank may evaluate on other data.
 _EVALUATES = re.compile(rb"(?<![A-Za-z])(?:e?val(?:id(?:ation|ating)?|uat\w+)?|test(?:ing)?)(?![A-Za-z])", re.I)
+# Learning rate and norm of the gradients, also in brackets: one for each group of parameters.
+_OTHERS = {
+    "lr": re.compile(
+        rb"(?<![A-Za-z_/.-])(?:lr|learning[ _]rate)" + _IS + rb"\[?\s{0,4}(" + _FIGURE + rb")" + _WHOLE, re.I
+    ),
+    "grad_norm": re.compile(
+        rb"(?<![A-Za-z_/.-])(?:grad(?:ient)?[ _]?norm|gnorm)" + _IS + rb"(" + _FIGURE + rb")" + _WHOLE, re.I
+    ),
+}
+_OTHERS_MARKS = (b"lr", b"LR", b"earning", b"norm", b"Norm")
 _THINGS = (
     rb"(?P<things>tok|tokens?|samples?|sequences?|examples?|images?|img|it|iters?|iterations?|steps?|batch(?:es)?)"
 )
@@ -62,12 +74,17 @@ _BEST = ("tok/s", "samples/s", "it/s")
 _BAR = b"%|"
 _FULL_BAR = re.compile(rb"\d%\|[^|\r\n]{0,400}\|\s*(\d[\w.]{0,15})/\1 \[")
 Number = Union[float, str]
+# The largest number that a script may write for us: it must fit the wire.
+_MOST = 10**15
 
 
 class Figures:
-    """Loss, rate and steps per second of one rank."""
+    """Loss, learning rate, norm of the gradients, rate and steps per second of one rank."""
 
-    __slots__ = ("_fresh", "_is_bars", "_last_loss_step", "_loss", "_losses", "_moments", "_rate", "_step_in")
+    __slots__ = (
+        *("_fresh", "_is_bars", "_last_loss_step", "_loss", "_losses", "_moments", "_others", "_rate", "_reported"),
+        "_step_in",
+    )
 
     def __init__(self, step_in: Callable[[bytes], int | None]) -> None:
         self._step_in = step_in
@@ -75,7 +92,10 @@ class Figures:
         self._last_loss_step: int | None = None
         self._losses: deque[tuple[int, str]] = deque(maxlen=MAX_KEPT)
         self._loss: Number | None = None
+        self._others: dict[str, Number | None] = dict.fromkeys(_OTHERS)
         self._rate: tuple[float, str] | None = None
+        self._reported: dict[str, Number | None] = {}
+        """What the script wrote for us."""
         self._is_bars = False
         """The rate was read from a progress bar."""
         self._fresh: dict[str, bytes] = {}
@@ -101,7 +121,7 @@ class Figures:
         self._moments.clear()
 
     def values(self) -> dict[str, Number | None]:
-        """Return loss (`nan` and `inf` as words, which JSON lacks as numbers), rate, unit, and steps_s."""
+        """Return loss, lr, grad_norm (`nan` and `inf` as words, which JSON lacks), rate, unit, and steps_s."""
         for stream, data in self._fresh.items():
             plain = _COLOUR.sub(b"", data)
             self._read(plain)
@@ -109,7 +129,18 @@ class Figures:
             # An incomplete line is parsed again when it is complete.
             self._fresh[stream] = data[max(data.rfind(b"\n"), data.rfind(b"\r")) + 1 :]
         rate, unit = self._rate or (None, None)
-        return {"loss": self._loss, "rate": rate, "unit": unit, "steps_s": self._steps_s()}
+        figures = {"loss": self._loss, **self._others, "rate": rate, "unit": unit, "steps_s": self._steps_s()}
+        return {**figures, **self._reported}
+
+    def take_report(self, values: Mapping[str, Any]) -> Number | None:
+        """Take figures that the script wrote for us, which replace those in its output; returns its loss."""
+        plain = {name: _plain(values.get(name)) for name in ("loss", *_OTHERS, "rate")}
+        own = {name: value for name, value in plain.items() if value is not None}
+        self._reported.update(own)
+        unit = values.get("unit")
+        if isinstance(unit, str) and unit in _BEST:
+            self._reported["unit"] = unit
+        return own.get("loss")
 
     def take_losses(self) -> list[tuple[int, str]]:
         """Return (step, printed loss) of the roundest steps since the last call.
@@ -124,6 +155,9 @@ class Figures:
     def _read(self, data: bytes) -> None:
         for match in _LOSS.finditer(data):
             self._loss = _number(match[1])
+        for name, pattern in _OTHERS.items() if any(mark in data for mark in _OTHERS_MARKS) else ():
+            for match in pattern.finditer(data):
+                self._others[name] = _number(match[1])
         for line in data.splitlines(keepends=True) if _BAR in data else (data,):
             is_bar = _BAR in line
             if is_bar and _FULL_BAR.search(line):
@@ -168,6 +202,16 @@ def _number(text: bytes) -> Number:
     return word if word.lstrip("-") in ("nan", "inf") else float(word)
 
 
+def _plain(value: Any) -> Number | None:
+    """Return a number of a script's report; nan and inf as words."""
+    if isinstance(value, str) and value.lower().lstrip("+-") in ("nan", "inf"):
+        return value.lower().lstrip("+")
+    if type(value) not in (int, float) or (type(value) is int and abs(value) > _MOST):
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
 # (letters to search for from the end, pattern that must match there), the best source first: once a better source was
 # seen, worse ones are ignored (an epoch is not a step).
 # A number at the very end of the data may be incomplete: another character must follow it.
@@ -186,6 +230,12 @@ _KINDS: tuple[tuple[tuple[bytes, ...], re.Pattern[bytes]], ...] = (
 )
 # Places in the table: lines that name a step, and progress bars.
 _STEPS, _BARS = (0, 1), 2
+# `803/2000`, `803 of 2000`, `[803/2000]`: of how many steps.
+_TOTAL = re.compile(rb"\s{0,3}(?:/|of(?=\s))\s{0,3}(\d{1,15})(?![\d.])(?=[\s\S])")
+# In front of a step on its line: it may be a step of that epoch, not of the training.
+_OF_EPOCH = re.compile(rb"epoch[^\r\n]{0,16}?\d+\s{0,3}(?:/|of)\s{0,3}\d|epoch[^\r\n%]{0,24}\d%\|", re.I)
+# Better than all of these: the script itself writes its steps for us.
+_REPORTED = -1
 # Longest part of a match before the letters searched for ("training_s"), and longest part after them.
 _BEFORE = 16
 _AFTER = 512
@@ -277,11 +327,14 @@ class StepReader:
     """Reads the progress of one rank from its streams."""
 
     __slots__ = (
-        "_carry", "_first_bar_ns", "_first_step_ns", "_kind", "figures", "last_output_ns", "saved", "step", "warning",
-    )  # fmt: skip
+        *("_carry", "_counts_parts", "_first_bar_ns", "_first_step_ns", "_kind", "figures", "last_output_ns", "saved"),
+        *("step", "total", "warning"),
+    )
 
     def __init__(self) -> None:
         self.step: int | None = None
+        self.total: int | None = None
+        """Of how many steps of the whole training; None where that is not certain."""
         self.warning: str | None = None
         """The first loss that was not finite, and when: `loss is nan, about step 120`."""
         self.saved: int | None = None
@@ -292,6 +345,8 @@ class StepReader:
         self._first_bar_ns: int | None = None
         """When the progress bar that is shown first counted something."""
         self._kind = len(_KINDS)
+        self._counts_parts = False
+        """The steps began anew: what they count is not the whole training."""
         self._carry: dict[str, bytes] = {}
 
     @property
@@ -309,7 +364,23 @@ class StepReader:
             self._first_bar_ns = self._first_bar_ns or t_ns
 
     def _step_in(self, line: bytes) -> int | None:
-        return _last_number(line, *_KINDS[self._kind]) if self._kind < len(_KINDS) else None
+        return _last_number(line, *_KINDS[self._kind]) if 0 <= self._kind < len(_KINDS) else None
+
+    def take_report(self, values: Mapping[str, Any], t_ns: int) -> None:
+        """Take what the script wrote into SUPERVISOR_METRICS: from then on its steps are not read from its output."""
+        step, total = values.get("step"), values.get("total")
+        if type(step) is int and 0 <= step <= _MOST:
+            if self._kind != _REPORTED:
+                self.figures.forget_steps()
+            self.step, self._kind = step, _REPORTED
+            self._first_step_ns = self._first_step_ns or t_ns
+            self.figures.note_step(step, t_ns)
+        if type(total) is int and 0 < total <= _MOST:
+            self.total = total
+        loss = self.figures.take_report(values)
+        if self.warning is None and isinstance(loss, str):
+            self.warning = f"loss is {loss}" if self.step is None else f"loss is {loss}, about step {self.step}"
+        self.last_output_ns = max(t_ns, self.last_output_ns or t_ns)
 
     def _count(self, data: bytes, t_ns: int | None) -> int | None:
         """Read the newest step; returns the one before it, or None if that counted something else."""
@@ -321,6 +392,8 @@ class StepReader:
             if kind != self._kind:
                 # Earlier counts came from another source.
                 self.saved = before = None
+                self.total, self._counts_parts = None, False
+            self._note_total(data, found, int(found[1]) if kind == self._kind else None)
             self.step, self._kind = int(found[1]), kind
             self.figures.note_step(self.step, t_ns)
             if self._first_step_ns is None:
@@ -331,6 +404,18 @@ class StepReader:
             self.figures.forget_steps()
             self._first_bar_ns = None
         return before
+
+    def _note_total(self, data: bytes, found: re.Match[bytes], step: int | None) -> None:
+        """Read of how many steps the newest one is; `step`: it, if it counts what the steps before counted."""
+        # Far behind: the step of a snapshot may be named after a newer one.
+        self._counts_parts |= step is not None and self.step is not None and 2 * step < self.step
+        said = found.groupdict().get("total")
+        after = None if said else _TOTAL.match(data, found.end())
+        total = int(said or (after[1] if after else 0))
+        begin = max(data.rfind(b"\n", 0, found.start()), data.rfind(b"\r", 0, found.start())) + 1
+        is_part = self._counts_parts or _OF_EPOCH.search(data, begin, found.end())
+        if total or is_part:
+            self.total = total if total >= int(found[1]) and not is_part else None
 
     def feed(self, stream: str, data: bytes, t_ns: int | None) -> None:
         """Read new bytes of one stream; t_ns: their time of arrival."""
@@ -345,7 +430,7 @@ class StepReader:
         last = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         self._carry[stream] = data[max(last, len(data) - _AFTER) :]
         before = self._count(data, t_ns)
-        if stream != "nccl" and self._kind < len(_KINDS):
+        if stream != "nccl" and 0 <= self._kind < len(_KINDS):
             found = _snapshot(data, *_KINDS[self._kind], before)
             self.saved = self.saved if found is None else found
         if self.warning is None and stream != "nccl":

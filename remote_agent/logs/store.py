@@ -20,6 +20,7 @@ from remote_agent.logs.catalogue import Catalogue
 from remote_agent.logs.logfile import Key, LogFile
 from remote_agent.logs.merge import merged
 from remote_agent.logs.records import Forwards
+from remote_agent.logs.reports import Reports
 from remote_agent.logs.slices import Bell, Breather
 from remote_agent.logs.watch import Watch, adopt
 from remote_agent.logs.window import index_until, window
@@ -43,6 +44,7 @@ class LogStore:
         self.live = live
         self._catalogue = Catalogue(root, writable=live)
         self._bell = Bell()
+        self._reports = Reports()
         self._watch = Watch(self._catalogue, self._bell, bound)
         self._finished: set[int] = set()
         self._ended = not live
@@ -85,12 +87,17 @@ class LogStore:
         self._bell.ring()
 
     def progress(self, generation: int) -> dict[int, dict[str, Any]]:
-        """Return per rank step, the times last_output_ns and first_step_ns, warning, saved, loss, rate with its unit,
-        steps_s; None: none seen.
+        """Return per rank what is known of its progress; None: none seen.
+
+        step, total, the times last_output_ns and first_step_ns, warning, saved, and the figures (loss, rate …).
         """
+        for (number, rank), steps in self._catalogue.steps.items() if self.live else ():
+            if number == generation:
+                self._reports.read(self.root / f"generation_{generation}" / f"rank_{rank}", steps)
         return {
             rank: {
                 "step": steps.step,
+                "total": steps.total,
                 "last_output_ns": steps.last_output_ns,
                 "first_step_ns": steps.first_step_ns,
                 "warning": steps.warning,

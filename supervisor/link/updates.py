@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# An agent that sends nothing for this long is asked whether it is still there, seconds.
-SILENCE = 6.0
+# An agent that sends nothing for this long is asked whether it is still there, and has as long to answer, seconds.
+# Together less than 10 s: so long a status of a host that is gone may stand there.
+SILENCE = 4.0
 # Before the same agent is asked again, seconds.
 REST = 0.5
 
@@ -42,7 +43,11 @@ class Updates:
             link = await self._best()
             try:
                 await self._follow(link)
-            except (CallFailed, WireError, asyncio.TimeoutError) as error:
+            except asyncio.TimeoutError:
+                # Its host may be gone without a word: the others are asked at once.
+                log.debug("%s does not answer any more", link.view.name)
+                link.reopen()
+            except (CallFailed, WireError) as error:
                 log.debug("updates from %s end: %s", link.view.name, error)
                 await self._check(link)
             if hub.ended:

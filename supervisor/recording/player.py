@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.diagnose.incidents import incidents_in
 from remote_agent.wire.events import ENDED_STATES
+from supervisor import history
 from supervisor.errors import RequestFailed, SupervisorError
 from supervisor.logs.merge import Page
 from supervisor.logs.rows import Clocks, Row
@@ -21,6 +22,7 @@ from supervisor.recording import reading
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
     from remote_agent.wire.events import JournalEvent
+    from supervisor.history import Series
     from supervisor.link.view import Notice
     from supervisor.logs.selection import Selection
     from supervisor.nccl import Fabric
@@ -74,6 +76,7 @@ class Player:
         self._seen: tuple[int, int, int] = (-1, -1, -1)
         self._events: list[JournalEvent] = []
         self._incidents: list[Json] = []
+        self._states = reading.History(recording)
 
     async def __aenter__(self) -> Player:
         return self
@@ -197,6 +200,13 @@ class Player:
     async def nccl(self) -> Fabric:
         """Return how the nodes reach each other, as NCCL reported when the recording was made."""
         return to_fabric(self.recording.meta.get("nccl_nodes", {}), self.status)
+
+    async def series(self, kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int) -> Series:
+        """Return the newest seconds of these kinds, as a session does, from the recorded states."""
+        wanted = history.query(kinds, ids, seconds, points)
+        nodes = await self._states.up_to(self.now_ns)
+        spans = {name: one.spans(kinds, ids, wanted.level, wanted.buckets) for name, one in nodes.items()}
+        return history.merge(wanted, spans)
 
     async def cancel_launch(self) -> None:
         """Do nothing: a recording has no launch."""

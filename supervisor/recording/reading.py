@@ -20,6 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.history import pyramid, samples
 from remote_agent.text.filters import make_filter
 from remote_agent.text.patterns import LINE_S, Pattern, TooLong, compile_pattern
 from remote_agent.text.rows import RECORD_GAP_NS, RECORD_LIMIT, RecordReader
@@ -44,6 +45,9 @@ ROW_COST = 250
 RATIO = 50
 FREE_BYTES = 8 * 1024 * 1024
 BLOCK = 1024 * 1024
+# The history has a sample of the states this often; so many states are read before the screen has a turn.
+EVERY_NS = 2_000_000_000
+STATUSES_PER_TURN = 64
 # What is recorded of the connection to a host.
 HOST = ("name", "state", "step", "text", "error", "hint")
 # What the library raises for a damaged file.
@@ -163,9 +167,15 @@ class Recording:
         if not start <= at <= count:
             at, status = start, {}
         for number in range(at, count):
-            status = merge({} if number == start else status, json.loads(self._statuses[number]))
+            status = self.change(number, status)
         self._folded = (count, status)
         return status
+
+    def change(self, number: int, before: Json) -> Json:
+        """Return the status after one change, given the one before it."""
+        whole = bisect_left(self._wholes, number)
+        is_whole = number == 0 or self._wholes[whole : whole + 1] == [number]
+        return merge({} if is_whole else before, json.loads(self._statuses[number]))
 
     def cached_lines(self, file: File, chosen: Filter) -> Lines | None:
         """Return the lines of one file that pass a filter, if they are known; a new filter empties the cache."""
@@ -208,6 +218,46 @@ class Recording:
                 if cost > self._held_limit:
                     raise _too_large(self.path, member)
                 yield line
+
+
+class History:
+    """What ranks, nodes and GPUs did, from the recorded states; as an agent keeps it."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._start()
+
+    def _start(self) -> None:
+        self._nodes: dict[str, pyramid.History] = {}
+        self._status: Json = {}
+        self._added = 0
+        self._next_ns = 0
+
+    async def up_to(self, now_ns: int) -> Mapping[str, pyramid.History]:
+        """Return the history of each node up to a time; the screen gets a turn while it is made."""
+        times = self._recording.status_times_ns
+        if self._added and times[self._added - 1] > now_ns:
+            self._start()
+        while self._added < len(times) and times[self._added] <= now_ns:
+            self._status = self._recording.change(self._added, self._status)
+            self._add(times[self._added])
+            self._added += 1
+            if self._added % STATUSES_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return self._nodes
+
+    def _add(self, t_ns: int) -> None:
+        if t_ns < self._next_ns:
+            return
+        self._next_ns = t_ns + EVERY_NS
+        for node in self._status.get("nodes", ()):
+            found = dict(samples.of_node(node.get("vitals")))
+            for rank in node.get("ranks", ()):
+                if rank.get("state") == "running":
+                    found.update(
+                        samples.of_rank(rank["rank"], rank.get("step"), rank.get("progress"), rank.get("vitals"))
+                    )
+            self._nodes.setdefault(node["name"], pyramid.History()).add(t_ns / 1e9, found)
 
 
 def load(path: Path) -> Recording:

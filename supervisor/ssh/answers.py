@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from remote_agent.history.pyramid import BUCKETS
 from remote_agent.wire import Answer, Channel, Items, WireError
 from remote_agent.wire.documents import INCIDENT as _INCIDENT
 from remote_agent.wire.documents import (
@@ -207,6 +208,18 @@ def _follow(data: Any, body: bytes) -> Any:
     return (_CHUNK if body or "offset" in data else _BEGINNING)(data)
 
 
+_SERIES = record(
+    {"count": whole(1, BUCKETS), "first": whole(-BUCKETS), "series": each(row(name, whole(-1, MAX_RANKS)))}
+)
+
+
+def _series(data: Any, body: bytes) -> Any:
+    answer = _SERIES(data)
+    if len(body) != 12 * answer["count"] * len(answer["series"]):
+        raise Misfit("series has not the values that its names announce")
+    return answer
+
+
 SHAPES: Mapping[str, Read] = {
     **{op: _plain(_nothing) for op in ("attach", "assign", "introduce", "exit", "over", "tree_put", "tree_free")},
     **{op: _plain(_REPLY) for op in ("restart", "remove", "add", "cordon", "uncordon", "stop")},
@@ -227,6 +240,7 @@ SHAPES: Mapping[str, Read] = {
     "watch": _plain(record({"status": read_status})),
     "events": _plain(record({"event": read_event})),
     "history": _plain(record({"seq": count, "changes": read_status_changes})),
+    "series": _series,
     "incidents": _plain(record({"incidents": each(_INCIDENT)}, {"nccl": maybe(read_nccl_summary)})),
     "nccl": _plain(read_nccl_node),
     # JobSpec.from_json has the shape of a description.

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from remote_agent.wire import Answer
+    from supervisor.history import Series
     from supervisor.logs.merge import Page
     from supervisor.logs.rows import Clocks
     from supervisor.nccl import Fabric
@@ -108,6 +109,9 @@ class Source(Protocol):
 
     async def nccl(self) -> Fabric:
         """Return the transports between nodes from NCCL's output; empty without output."""
+
+    async def series(self, kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int) -> Series:
+        """Return the newest seconds of these kinds (see history.py), of these ranks or GPUs or of all."""
 
     async def log(self, node: str, op: str, args: Json) -> Answer:
         """Send a log request to the agent of a node."""

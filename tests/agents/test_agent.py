@@ -41,7 +41,9 @@ async def refuses_who_only_looks(nodes: Nodes) -> None:
     """An operator who is attached read-only changes nothing, whatever his own program lets him ask."""
     channel = await nodes.nodes["n2"].open(nodes.spec.job)
     await channel.call("attach", {"operator": "guest", "mode": "watch"}, timeout=WAIT_S)
-    agent: Any = SimpleNamespace(logs=None, files=SimpleNamespace(home=None), spec=nodes.spec)
+    agent: Any = SimpleNamespace(
+        logs=None, history=SimpleNamespace(answer=None), files=SimpleNamespace(home=None), spec=nodes.spec
+    )
     known = {*VERBS, *AgentRequests(agent, agent).ops}
     assert known > LOOKS
     for op in sorted(known - LOOKS):
@@ -143,6 +145,7 @@ def test_what_dies_on_a_node_leaves_nothing_there_and_the_node_returns(tmp_path:
             await nodes.launch()
             await a_killed_engine_is_replaced(nodes)
             await a_killed_agent_takes_its_workers_along_and_the_rest_go_on(nodes)
+            await an_agent_ends_what_the_one_before_left(nodes)
             assert (await nodes.call("n1", "status"))["restarts"] == 0
             (nodes.work / "stop").touch()
             await nodes.until("job_succeeded")
@@ -188,6 +191,23 @@ async def a_killed_agent_takes_its_workers_along_and_the_rest_go_on(nodes: Nodes
     await nodes.start("n2")
     await rejoin(nodes, "n2")
     await group_of(nodes, 2, since=alone["seq"])
+
+
+async def an_agent_ends_what_the_one_before_left(nodes: Nodes) -> None:
+    """Agent and engine are killed at once: no process is left that knows what the worker has started."""
+    status = await nodes.call("n1", "status")
+    while not (nodes.work / f"ran_{status['generation']}_1").exists():
+        await asyncio.sleep(0.01)
+    left = [int(pid) for pid in (nodes.work / "left_1").read_text().split()[-2:]]
+    worker = status["nodes"][1]["ranks"][0]["pid"]
+    engine = int(stat_fields(worker)[1])
+    for pid in (status["nodes"][1]["agent_pid"], engine):
+        os.kill(pid, signal.SIGKILL)
+    await wait_gone([worker], 2.0)
+    assert all(alive(pid) for pid in left)
+    await nodes.start("n2")
+    await wait_gone(left, 2.0)
+    await rejoin(nodes, "n2")
 
 
 def children_of(pid: int) -> list[int]:

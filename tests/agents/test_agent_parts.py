@@ -294,7 +294,13 @@ def test_a_heartbeat_tells_what_the_node_and_its_ranks_use(tmp_path: Path) -> No
             assert 0 < told["vitals"]["mem_used"] < told["vitals"]["mem_total"]
             assert told["vitals"]["disk_free"] > 0
             rank = told["ranks"]["4"]
-            assert rank["progress"] == {"loss": 0.5, "rate": 96021.0, "unit": "tok/s", "steps_s": None, "saved": None}
+            known = {name: value for name, value in rank["progress"].items() if value is not None}
+            assert known == {"loss": 0.5, "rate": 96021.0, "unit": "tok/s"}
+            time_s, samples = member_loop.samples()
+            assert abs(time_s - time.time()) < WAIT_S
+            assert samples["loss", 4] == 0.5
+            assert samples["step", 4] == 7
+            assert samples["mem", -1] > 0
             assert rank["vitals"]["rss"] > 0
             assert rank["vitals"]["cpu"] == 0
             member_loop.running = None

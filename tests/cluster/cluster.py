@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,8 +22,8 @@ from tests.cluster import machine as machines
 from tests.cluster.inventory import write_inventory
 from tests.cluster.links import Links
 from tests.cluster.machine import Machine
-from tests.cluster.network import OPERATOR, ClusterError, Network, kill_all, pids_in, process_state
-from tests.cluster.state import PREFIX, STATE_FILE, process_stamp, sweep
+from tests.cluster.network import OPERATOR, ClusterError, Network, command, kill_all, pids_in, process_state
+from tests.cluster.state import PREFIX, STATE_FILE, process_stamp, remove, sweep
 from tests.scratch import outer
 
 Which = int | str | Machine
@@ -34,10 +33,12 @@ class Cluster:
     """`size` hosts n1, n2 … on a network of their own; `with Cluster(4) as cluster: …`.
 
     `operators` more machines op1, op2 … are on the network but not in the inventory. With `resolve=False` the hosts
-    do not know each other's names, and their own is 127.0.1.1, as on many real machines.
+    do not know each other's names, and their own is 127.0.1.1, as on many real machines. With `disk_mb` each host's
+    home is a file system of that many MiB.
     """
 
-    def __init__(self, size: int = 4, *, operators: int = 0, resolve: bool = True) -> None:
+    def __init__(self, size: int = 4, *, operators: int = 0, resolve: bool = True, disk_mb: int = 0) -> None:
+        self._disk_mb = disk_mb
         self._names = [f"n{number}" for number in range(1, size + 1)]
         self._operator_names = [f"op{number}" for number in range(1, operators + 1)]
         self._resolve = resolve
@@ -92,7 +93,7 @@ class Cluster:
             self._children.clear()
         finally:
             if self.directory.name.startswith(PREFIX):
-                shutil.rmtree(self.directory, ignore_errors=True)
+                remove(self.directory)
             for number, handler in self._old_handlers.items():
                 signal.signal(number, handler)
             self._old_handlers.clear()
@@ -117,6 +118,9 @@ class Cluster:
         for host in found:
             others = known if self._resolve else f"127.0.1.1 {host.name}\n"
             machines.make_files(host, f"127.0.0.1 localhost\n{others}", self.identity_file.with_suffix(".pub"))
+            if self._disk_mb:
+                # Before the host boots: its mount namespace is a copy of ours.
+                command("mount", "-t", "tmpfs", "-o", f"size={self._disk_mb}m,mode=700", "tmpfs", str(host.home))
         self.known_hosts.write_text("".join(f"{host.known_hosts_line}\n" for host in found))
 
     def _boot(self, which: list[Machine]) -> None:
@@ -285,6 +289,11 @@ class Cluster:
             for second in other:
                 self.cut(first, second)
 
+    def cut_one_way(self, source: Which, target: Which | None = None) -> None:
+        """Drop what an end sends to another one, or to all; what it receives still arrives."""
+        self._links.cut_one_way(self._end(source), "" if target is None else self._end(target))
+        self._save()
+
     def block_ssh(self, which: Which) -> None:
         """Drop SSH to a host, in both directions, and nothing else."""
         self._links.block_ssh(self._end(which))
@@ -295,9 +304,9 @@ class Cluster:
         self._links.unblock_ssh(self._end(which))
         self._save()
 
-    def delay(self, which: Which, delay_ms: float) -> None:
-        """Make everything to and from a host (or "operator") late by this much, each way; 0 ends it."""
-        self._links.delay(self._end(which), delay_ms)
+    def delay(self, which: Which, delay_ms: float, loss: float = 0.0) -> None:
+        """Make all to and from a host (or "operator") late by this much, each way, and lose that share; 0 ends it."""
+        self._links.delay(self._end(which), delay_ms, loss)
         self._save()
 
     def crash(self, which: Which) -> None:

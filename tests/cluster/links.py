@@ -1,4 +1,4 @@
-"""What is wrong with the cluster's links now: cuts, blocked SSH, delays.
+"""What is wrong with the cluster's links now: cuts, blocked SSH, delays, lost frames.
 
 In: names of hosts, or "operator" for the machine that runs the tests.
 Out: rules and slow cables in the switch's namespace.
@@ -14,7 +14,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.network import ClusterError, Network, batch, command, cut_rules, process_state, ssh_rules
+from tests.cluster.network import (
+    ClusterError,
+    Network,
+    batch,
+    command,
+    cut_rules,
+    one_way_rules,
+    process_state,
+    ssh_rules,
+)
 
 _RELAY = Path(__file__).with_name("relay.py")
 
@@ -26,23 +35,31 @@ class Links:
         self._network = network
         self._ports = ports
         self._cuts: set[tuple[str, str]] = set()
+        self._one_way: set[tuple[str, str]] = set()
         self._no_ssh: set[str] = set()
         self._relays: dict[str, int] = {}
         self._children: dict[int, subprocess.Popen[bytes]] = {}
 
     def to_json(self) -> dict[str, Any]:
         """The faults, for a later process."""
-        return {"cuts": sorted(self._cuts), "no_ssh": sorted(self._no_ssh), "relays": self._relays}
+        cuts = {"cuts": sorted(self._cuts), "one_way": sorted(self._one_way)}
+        return {**cuts, "no_ssh": sorted(self._no_ssh), "relays": self._relays}
 
     def load_json(self, saved: dict[str, Any]) -> None:
         """Take over the faults that an earlier process made."""
         self._cuts = {(first, second) for first, second in saved["cuts"]}
+        self._one_way = {(source, target) for source, target in saved["one_way"]}
         self._no_ssh = set(saved["no_ssh"])
         self._relays = dict(saved["relays"])
 
     def cut(self, first: str, second: str = "") -> None:
         """Drop everything between two ends, or everything of one. Raises ClusterError."""
         self._cuts.add(_pair(first, second))
+        self._apply()
+
+    def cut_one_way(self, source: str, target: str = "") -> None:
+        """Drop what one end sends to another, or to all; what it receives still arrives. Raises ClusterError."""
+        self._one_way.add((source, target))
         self._apply()
 
     def block_ssh(self, name: str) -> None:
@@ -59,22 +76,28 @@ class Links:
         """Mend the link between two ends, all faults of one end, or everything. Raises ClusterError."""
         if second:
             self._cuts.discard(_pair(first, second))
+            self._one_way -= {(first, second), (second, first)}
         elif first:
             self._cuts = {pair for pair in self._cuts if first not in pair}
+            self._one_way = {pair for pair in self._one_way if first not in pair}
             self._no_ssh.discard(first)
             self._end_delay(first)
         else:
             self._cuts.clear()
+            self._one_way.clear()
             self._no_ssh.clear()
             for name in list(self._relays):
                 self._end_delay(name)
         self._apply()
 
-    def delay(self, name: str, delay_ms: float) -> None:
-        """Make everything to and from an end late by this much each way; 0 ends it. Raises ClusterError."""
+    def delay(self, name: str, delay_ms: float, loss: float = 0.0) -> None:
+        """Make everything to and from an end late by this much each way, and lose that share of it; 0 ends both.
+
+        Raises ClusterError.
+        """
         self._end_delay(name)
-        if delay_ms > 0:
-            self._begin_delay(name, delay_ms)
+        if delay_ms > 0 or loss > 0:
+            self._begin_delay(name, delay_ms, loss)
         self._apply()
 
     def reap(self) -> None:
@@ -93,11 +116,13 @@ class Links:
         rules: list[str] = []
         for first, second in sorted(self._cuts):
             rules += cut_rules(first, second, ports)
+        for source, target in sorted(self._one_way):
+            rules += one_way_rules(source, target, ports)
         for name in sorted(self._no_ssh):
             rules += ssh_rules(name, ports)
         self._network.apply(rules)
 
-    def _begin_delay(self, name: str, delay_ms: float) -> None:
+    def _begin_delay(self, name: str, delay_ms: float, loss: float) -> None:
         switch = self._network.switch
         batch(
             [
@@ -109,7 +134,7 @@ class Links:
             switch,
         )
         relay = subprocess.Popen(
-            ["ip", "netns", "exec", switch, sys.executable, str(_RELAY), name, _inner(name), str(delay_ms)],
+            ["ip", "netns", "exec", switch, sys.executable, str(_RELAY), name, _inner(name), str(delay_ms), str(loss)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

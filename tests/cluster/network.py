@@ -137,6 +137,12 @@ def cut_rules(first: str, second: str, ports: dict[str, list[str]]) -> list[str]
     return [f"iifname {ours} oifname {theirs} drop", f"iifname {theirs} oifname {ours} drop"]
 
 
+def one_way_rules(source: str, target: str, ports: dict[str, list[str]]) -> list[str]:
+    """The rule that drops what one end sends to another, or to all."""
+    theirs = f" oifname {_port_set(ports[target])}" if target else ""
+    return [f"iifname {_port_set(ports[source])}{theirs} drop"]
+
+
 def ssh_rules(name: str, ports: dict[str, list[str]]) -> list[str]:
     """The rules that drop SSH to a host and nothing else."""
     ours = _port_set(ports[name])

@@ -1,11 +1,12 @@
-"""A slow cable: passes Ethernet frames between two interfaces, each one late by a fixed time.
+"""A slow cable: passes Ethernet frames between two interfaces, each one late by a fixed time, and loses some.
 
-In: frames on either interface of this network namespace; `python relay.py FIRST SECOND MILLISECONDS`.
-Out: the same frames on the other one. Works on any kernel, with or without the netem queue.
+In: frames on either interface of this network namespace; `python relay.py FIRST SECOND MILLISECONDS LOST_SHARE`.
+Out: the others on the other one. Works on any kernel, with or without the netem queue.
 """
 
 from __future__ import annotations
 
+import random
 import select
 import socket
 import struct
@@ -34,7 +35,7 @@ def _open(interface: str) -> socket.socket:
     return raw
 
 
-def relay(first: str, second: str, delay_s: float) -> None:
+def relay(first: str, second: str, delay_s: float, loss: float) -> None:
     """Pass frames both ways until the process is ended; raises OSError."""
     ends = (_open(first), _open(second))
     print("ready", flush=True)
@@ -46,7 +47,7 @@ def relay(first: str, second: str, delay_s: float) -> None:
         now = time.monotonic()
         for end in readable:
             frame = end.recv(_BIGGEST)
-            if len(waiting) < _QUEUED_FRAMES:
+            if len(waiting) < _QUEUED_FRAMES and random.random() >= loss:
                 waiting.append((now + delay_s, other[end], frame))
         while waiting and waiting[0][0] <= now:
             _, target, frame = waiting.popleft()
@@ -57,4 +58,4 @@ def relay(first: str, second: str, delay_s: float) -> None:
 
 
 if __name__ == "__main__":
-    relay(sys.argv[1], sys.argv[2], float(sys.argv[3]) / 1000.0)
+    relay(sys.argv[1], sys.argv[2], float(sys.argv[3]) / 1000.0, float(sys.argv[4]))

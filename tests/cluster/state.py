@@ -11,7 +11,7 @@ import os
 import shutil
 from pathlib import Path
 
-from tests.cluster.network import Network
+from tests.cluster.network import Network, command
 from tests.scratch import outer
 
 PREFIX = "supervisor-cluster-"
@@ -55,8 +55,16 @@ def sweep() -> list[Path]:
     gone = abandoned()
     for path in gone:
         Network(str(_state(path)["net_id"])).remove()
-        shutil.rmtree(path, ignore_errors=True)
+        remove(path)
     return gone
+
+
+def remove(directory: Path) -> None:
+    """Remove a cluster's directory, after the file systems that are mounted in it; raises ClusterError."""
+    mounts = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    for mount in [mount for mount in mounts if mount.startswith(f"{directory}/")]:
+        command("umount", mount)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _state(directory: Path) -> dict[str, object]:

@@ -92,6 +92,8 @@ def test_a_worker_sees_what_torchrun_shows_it(tmp_path: Path, case: str) -> None
         ours = under_the_engine(tmp_path / "ours", shared, ranks, **changes)
     for rank in range(ranks):
         expected, found = theirs[rank], ours[rank]
+        # The one variable of ours, which the script may use or not.
+        assert found["environ"].pop("SUPERVISOR_METRICS").endswith(f"rank_{rank}/metrics.jsonl")
         assert sorted(found["environ"]) == sorted(expected["environ"])
         for name in found["environ"].keys() - MAY_DIFFER - {"PWD"}:
             assert (name, found["environ"][name]) == (name, expected["environ"][name])

@@ -26,6 +26,7 @@ ROOMS = (
     "remote_agent.wire",
     "remote_agent.text",
     "remote_agent.base",
+    "remote_agent.history",
     "remote_agent.diagnose",
     "remote_agent.logs",
     "remote_agent.tree",
@@ -44,6 +45,7 @@ ROOMS = (
     "supervisor.ssh",
     "supervisor.link",
     "supervisor.logs",
+    "supervisor.history",
     "supervisor.nccl",
     "supervisor.wording",
     "supervisor.preflight",
@@ -61,12 +63,13 @@ ROOMS = (
     "supervisor.__main__",
 )
 
-# What the operator's side may take from the node's: the wire, the diagnosis, the rules for patterns and records, and
-# the coordinator's preview of what a request leads to.
+# What the operator's side may take from the node's: the wire, the diagnosis, the rules for patterns and records, the
+# history's buckets, and the coordinator's preview of what a request leads to.
 SHARED = (
     "remote_agent.wire",
     "remote_agent.diagnose",
     "remote_agent.text",
+    "remote_agent.history",
     "remote_agent.coordinator.preview",
     "remote_agent.coordinator.state",
     "remote_agent.__version__",

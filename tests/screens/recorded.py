@@ -12,13 +12,15 @@ import json
 import re
 import sys
 from bisect import bisect_left
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
+from remote_agent.history.pyramid import History
 from remote_agent.text.filters import make_filter
 from remote_agent.wire import Answer
 from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable
+from supervisor.history import Series, merge, query
 from supervisor.link.view import HostView, Notice
 from supervisor.logs.merge import Ends, Page
 from supervisor.logs.rows import Clocks, Row
@@ -66,6 +68,8 @@ class RecordedSession:
         """Nodes whose lines never came, as they were lost before."""
         self.cancelled = False
         self.fabric = Fabric()
+        self.past: dict[str, History] = {}
+        """By node."""
         change = {"digest": "b" * 64, "files": 3, "bytes": 12_000, "paths": ["train.py", "model.py", "lib/data.py"]}
         self.changes: dict[str, Any] = {"change": change, "tree": {"digest": "a" * 64, "previous": None}}
 
@@ -94,6 +98,12 @@ class RecordedSession:
         if self.refusal is not None:
             raise self.refusal
         return self.answer or {"accepted": True, "message": f"{verb} accepted", "generation": 3, "seq": 40}
+
+    async def series(self, kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int) -> Series:
+        """The history of the recording."""
+        wanted = query(kinds, ids, seconds, points)
+        found = {name: one.spans(kinds, ids, wanted.level, wanted.buckets) for name, one in self.past.items()}
+        return merge(wanted, found)
 
     async def edited(self) -> dict[str, Any]:
         """What a session would say of the work tree."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from remote_agent.base.files import set_aside
 from remote_agent.engine import torch_api
-from remote_agent.engine.order import nccl_file
+from remote_agent.engine.order import rank_files
 from remote_agent.wire import read_conf
 
 PR_SET_PDEATHSIG = 1
@@ -47,8 +47,7 @@ class AssignedFiles(torch_api.RankFiles):
                 set_aside(directory, ".old")
             directory.mkdir(mode=0o700, parents=True)
             self.directories[local_rank] = str(directory)
-            if os.environ.get("NCCL_DEBUG") and "NCCL_DEBUG_FILE" not in os.environ:
-                env.update(nccl_file(directory))
+            env.update(rank_files(directory, os.environ))
             env["TORCHELASTIC_RESTART_COUNT"] = str(self._order["restart_count"])
             env["TORCHELASTIC_MAX_RESTARTS"] = str(self._order["max_restarts"])
         return super().reify(envs)

@@ -23,7 +23,7 @@ from typing import Any
 from remote_agent.engine import torch_api
 from remote_agent.engine.boot_dir import add_bootstrap
 from remote_agent.engine.launchers.inside_torchrun import Dismissed, HandlerThread, Outcome, Work, say
-from remote_agent.engine.order import nccl_file
+from remote_agent.engine.order import rank_files
 
 log = logging.getLogger(__name__)
 
@@ -191,8 +191,7 @@ class GenerationFiles(torch_api.LogsSpecs):
             # Only variables that operators have set during the job; the others come from torchrun.
             env.update(work.order.env)
             given = {**os.environ, **env}
-            if given.get("NCCL_DEBUG") and "NCCL_DEBUG_FILE" not in given:
-                env.update(nccl_file(directory))
+            env.update(rank_files(directory, given))
             if work.order.kind != "binary":
                 add_bootstrap(env, work.boot.path)
         return files

@@ -1,0 +1,120 @@
+"""The history of a job as one picture: the series of all nodes, bucket by bucket.
+
+In: the answers of the nodes' agents, or a recording's states. Out: `Series`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from remote_agent.history.pyramid import WIDTHS_S, Name, Span, level_for, unpack
+from remote_agent.history.samples import RANK_KINDS
+from remote_agent.wire import CallFailed, WireError
+from supervisor.logs.files import sources
+
+if TYPE_CHECKING:
+    from supervisor.link.host_link import Link
+    from supervisor.link.hub import Hub
+
+ANSWER_S = 5.0
+
+
+class Query(NamedTuple):
+    """What is wanted: the newest `buckets` of a level."""
+
+    kinds: Sequence[str]
+    ids: Sequence[int] | None
+    """Ranks or GPUs; None: all."""
+    level: int
+    buckets: int
+
+
+class Series(NamedTuple):
+    """Some buckets of a job's series, which all begin at the same time."""
+
+    width_s: int
+    first: int
+    """The number of the first bucket."""
+    buckets: int
+    ranks: Mapping[Name, Span]
+    """By kind and rank."""
+    nodes: Mapping[tuple[str, str, int], Span]
+    """By node, kind and GPU; -1: the node itself."""
+
+    @property
+    def begin_s(self) -> float:
+        """When the first bucket begins, in seconds since the epoch, by the coordinator's clock."""
+        return float(self.first * self.width_s)
+
+    def of(self, kind: str) -> dict[int, array[float]]:
+        """Return the means of one kind by rank."""
+        return {rank: span.mean for (one, rank), span in self.ranks.items() if one == kind}
+
+
+def query(kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int) -> Query:
+    """Return what answers a span of so many seconds with at most so many buckets, as finely as there are."""
+    level = level_for(seconds, points)
+    return Query(kinds, ids, level, max(1, min(points, math.ceil(seconds / WIDTHS_S[level]) + 1)))
+
+
+def merge(wanted: Query, nodes: Mapping[str, Mapping[Name, Span]]) -> Series:
+    """Return the spans of all nodes as one; they end with the newest bucket of any."""
+    width_s, count = WIDTHS_S[wanted.level], wanted.buckets
+    ends = [span.first + len(span.mean) for spans in nodes.values() for span in spans.values()]
+    first = max(ends, default=count) - count
+    ranks: dict[Name, Span] = {}
+    others: dict[tuple[str, str, int], Span] = {}
+    for node, spans in nodes.items():
+        for (kind, number), span in spans.items():
+            aligned = _aligned(span, first, count)
+            if kind in RANK_KINDS:
+                before = ranks.get((kind, number))
+                # A rank may have run on several nodes, one after the other.
+                ranks[kind, number] = aligned if before is None else _either(before, aligned)
+            else:
+                others[node, kind, number] = aligned
+    return Series(width_s, first, count, ranks, others)
+
+
+def _aligned(span: Span, first: int, count: int) -> Span:
+    late = first - span.first
+    if not late and len(span.mean) == count:
+        return span
+    nothing = array("f", [math.nan])
+
+    def moved(values: array[float]) -> array[float]:
+        kept = nothing * -late + values if late < 0 else values[late:]
+        return (kept + nothing * count)[:count]
+
+    return Span(span.width_s, first, moved(span.low), moved(span.mean), moved(span.high))
+
+
+def _either(one: Span, other: Span) -> Span:
+    def known(some: Iterable[float], others: Iterable[float]) -> array[float]:
+        return array("f", [b if math.isnan(a) else a for a, b in zip(some, others, strict=True)])
+
+    return Span(one.width_s, one.first, known(one.low, other.low), known(one.mean, other.mean),
+                known(one.high, other.high))  # fmt: skip
+
+
+async def read(session: Hub, wanted: Query) -> Series:
+    """Ask all nodes; one that does not answer, or whose agent keeps no history, is left out. Raises Unreachable."""
+
+    async def one(link: Link) -> tuple[str, Mapping[Name, Span]]:
+        args = {"kinds": list(wanted.kinds), "ids": wanted.ids, "level": wanted.level, "count": wanted.buckets}
+        try:
+            answer = await link.call("series", args, timeout_s=ANSWER_S)
+        except (CallFailed, WireError, asyncio.TimeoutError):
+            return link.view.name, {}
+        values = iter(unpack(answer.body, answer.data["count"]))
+        first, width_s = answer.data["first"], WIDTHS_S[wanted.level]
+        spans = {}
+        for kind, number in answer.data["series"]:
+            spans[kind, number] = Span(width_s, first, next(values), next(values), next(values))
+        return link.view.name, spans
+
+    return merge(wanted, dict(await asyncio.gather(*(one(link) for link in sources(session, None)))))

@@ -1,0 +1,236 @@
+"""Run the fault matrix: `python -m tests.faults`, as root.
+
+    python -m tests.faults                                 # every fault with the seeds 1 to 20, cases beside each other
+    python -m tests.faults "host gone" --seeds 7 -v        # one case again
+    python -m tests.faults --list
+
+In: names of faults, seeds; SUPERVISOR_FAULTS has more arguments, for `make faults`. Out: a line for each case that did
+not go well, with the command that repeats it; a table; with --json all figures. Exit status 0 if every invariant held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests import skew
+from tests.bench.report import Table, machine, machine_line
+from tests.cluster import cluster_obstacle
+from tests.cluster.leftovers import MARK, describe, end, marked
+from tests.faults.case import Fault, prepare, run
+from tests.faults.matrix import BY_NAME, FAULTS
+from tests.scratch import scratch
+
+SEEDS = "1-20"
+_POLL_S = 0.1
+# A case whose program hangs for as long as it may, at every step.
+_CASE_S = 420.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is asked for; returns the exit status."""
+    words = sys.argv[1:] if argv is None else [*argv]
+    options = _parser().parse_args([*words, *shlex.split(os.environ.get("SUPERVISOR_FAULTS", ""))])
+    unknown = [name for name in options.names if name not in BY_NAME]
+    if unknown:
+        print(f"no fault {unknown[0]!r}; there are: {', '.join(BY_NAME)}", file=sys.stderr)
+        return 2
+    faults = [BY_NAME[name] for name in options.names] or [*FAULTS]
+    if options.list:
+        print(_listing(faults).text())
+        return 0
+    obstacle = cluster_obstacle() or (skew.obstacle() if any(fault.clocks for fault in faults) else "")
+    if obstacle:
+        print(f"no faults here: {obstacle}", file=sys.stderr)
+        return 2
+    # Each command is a process: none compiles what another has.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        return _one(faults[0], options) if options.one else _many(faults, options)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults",
+        description=(__doc__ or "").partition("\n\n")[0],
+    )
+    parser.add_argument("names", nargs="*", metavar="FAULT", help="(default: all)")
+    parser.add_argument("--seeds", default=SEEDS, metavar="A-B", help=f"one seed, or the first and the last ({SEEDS})")
+    parser.add_argument("-j", type=int, default=2 * len(os.sched_getaffinity(0)), metavar="N", help="cases at once")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="append the figures of each case as a JSON line")
+    parser.add_argument("-v", action="store_true", help="print each case, also those that went well")
+    parser.add_argument("--list", action="store_true", help="print the faults")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="copy what a case that did not go well left into it")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--prepared", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def _listing(faults: Sequence[Fault]) -> Table:
+    rows = tuple((fault.name, fault.does, fault.heals) for fault in faults)
+    return Table(f"{len(rows)} faults", ("fault", "what it does", "what heals it"), rows, text_columns=(0, 1, 2))
+
+
+def _seeds(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+# --- one case, in a process of its own
+
+
+def _one(fault: Fault, options: argparse.Namespace) -> int:
+    # What goes through SSH ends with its host; all else inherits the mark.
+    os.environ[MARK] = secrets.token_hex(8)
+    with scratch(), tempfile.TemporaryDirectory() as place:
+        try:
+            result = run(fault, _seeds(options.seeds)[0], Path(place), options.prepared, options.keep)
+        finally:
+            left = marked(os.environ[MARK])
+            for pid in left:
+                print(f"left behind (ended now): {describe(pid)}", file=sys.stderr)
+            end(left)
+    print(json.dumps(result.to_json()))
+    return 0
+
+
+# --- many
+
+
+class _Runs:
+    """Cases as child processes, so many at once."""
+
+    def __init__(self, options: argparse.Namespace, prepared: Path) -> None:
+        self._options = options
+        self._prepared = prepared
+        self._running: dict[subprocess.Popen[str], tuple[Fault, int, float]] = {}
+
+    def results(self, cases: list[tuple[Fault, int]]) -> Generator[dict[str, Any], None, None]:
+        """Run all, and return the outcome of each as it ends."""
+        waiting = cases[::-1]
+        try:
+            while waiting or self._running:
+                while waiting and len(self._running) < self._options.j:
+                    self._begin(*waiting.pop())
+                yield from self._ended()
+                time.sleep(_POLL_S)
+        finally:
+            self._end()
+
+    def _begin(self, fault: Fault, seed: int) -> None:
+        words = [sys.executable, "-m", "tests.faults", fault.name, "--seeds", str(seed), "--one"]
+        words += ["--prepared", str(self._prepared)]
+        if self._options.keep is not None:
+            words += ["--keep", str(self._options.keep)]
+        environment = {name: value for name, value in os.environ.items() if name != "SUPERVISOR_FAULTS"}
+        child = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True, env=environment,
+        )  # fmt: skip
+        self._running[child] = (fault, seed, time.monotonic())
+
+    def _ended(self) -> Iterator[dict[str, Any]]:
+        for child, (fault, seed, begun) in list(self._running.items()):
+            if child.poll() is None:
+                if time.monotonic() - begun > _CASE_S:
+                    child.terminate()
+                continue
+            del self._running[child]
+            out, err = child.communicate()
+            try:
+                yield json.loads(out)
+            except ValueError:
+                text = f"exit status {child.returncode}: {err.strip()[-1500:]}"
+                yield {"fault": fault.name, "seed": seed, "violations": [{"invariant": "case", "text": text}]}
+
+    def _end(self) -> None:
+        """End what runs; each removes its own hosts."""
+        for child in self._running:
+            child.terminate()
+        for child in self._running:
+            child.communicate()
+
+
+def _many(faults: Sequence[Fault], options: argparse.Namespace) -> int:
+    cases = [(fault, seed) for seed in _seeds(options.seeds) for fault in faults]
+    print(f"{len(cases)} cases, {options.j} at once; {machine_line(machine())}", flush=True)
+    results: list[dict[str, Any]] = []
+    try:
+        with (
+            scratch(),
+            tempfile.TemporaryDirectory() as place,
+            contextlib.closing(_Runs(options, prepare(Path(place))).results(cases)) as found,
+        ):
+            for result in found:
+                results.append(result)
+                _report(result, len(results), len(cases), options)
+    finally:
+        print(f"\n{_figures(faults, results).text()}\n{machine_line(machine())}")
+    return 1 if any(result["violations"] for result in results) else 0
+
+
+def _report(result: dict[str, Any], number: int, count: int, options: argparse.Namespace) -> None:
+    if options.json is not None:
+        with options.json.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+    head = f"[{number}/{count}] {result['fault']}, seed {result['seed']}"
+    if options.v and "hosts" in result:
+        print(f"{head}: {result['hosts']} hosts; {'; '.join(result['did'])}; {_facts(result)}", flush=True)
+    if result["violations"]:
+        again = f'python -m tests.faults "{result["fault"]}" --seeds {result["seed"]} -v'
+        print(f"{head}: {'; '.join(result.get('did', ()))}; load {result.get('load')}", flush=True)
+        for one in result["violations"]:
+            print(f"    {one['invariant']}: {one['text']}", flush=True)
+        print(f"    again: {again}", flush=True)
+
+
+def _facts(result: dict[str, Any]) -> str:
+    back = "-" if result["back_s"] is None else f"{result['back_s']:.1f}"
+    return (
+        f"back {back} s, pause {result['pause_s']:.1f} s, overlap {result['overlap_ms']:.0f} ms, status false"
+        f" {result['false_s']:.1f} s, answer {result['answer_s']:.1f} s, load {result['load']};"
+        f" {result['seconds']:.0f} s in all"
+    )
+
+
+def _figures(faults: Sequence[Fault], results: Sequence[dict[str, Any]]) -> Table:
+    head = ("fault", "cases", "violations", "pause s", "back s", "most", "overlap ms", "status false s", "answer s")
+    rows = []
+    for fault in faults:
+        its = [result for result in results if result["fault"] == fault.name]
+        good = [result for result in its if "hosts" in result]
+        back = [result["back_s"] for result in good if result["back_s"] is not None]
+        pauses = [result["pause_s"] for result in good]
+        most = [max((result[key] for result in good), default=0.0) for key in ("overlap_ms", "false_s", "answer_s")]
+        rows.append(
+            (
+                fault.name, str(len(its)), str(sum(len(result["violations"]) for result in its)),
+                f"{statistics.median(pauses):.1f}" if pauses else "-",
+                f"{statistics.median(back):.1f}" if back else "-", f"{max(back):.1f}" if back else "-",
+                f"{most[0]:.0f}", f"{most[1]:.1f}", f"{most[2]:.1f}",
+            )
+        )  # fmt: skip
+    notes = ("pause: the longest time without a step of any rank; back: from healing until all step; medians",)
+    wrong = sum(1 for result in results if result["violations"])
+    return Table(f"{len(results)} cases, {wrong} of them with violations", head, tuple(rows), notes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
