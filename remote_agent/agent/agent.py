@@ -190,11 +190,14 @@ class Agent:
         finally:
             self._peers.discard(channel)
             coordinator = self.member.office.coordinator
-            if coordinator is not None and coordinator.lost_channel(name, channel):
+            if coordinator is not None and coordinator.lost_channel(name, channel) and channel.ended:
                 self._tasks.spawn(self._check_dead(name), f"check {name}")
 
     async def _check_dead(self, name: str) -> None:
-        """Declare a node dead as soon as its machine refuses connections; otherwise the missing heartbeat decides."""
+        """Declare a node dead whose connection has ended as soon as nothing listens there any more.
+
+        Otherwise the missing heartbeat decides: that connections are refused proves nothing by itself.
+        """
         for pause in DEAD_CHECKS_S:
             await asyncio.sleep(pause)
             coordinator = self.member.office.coordinator

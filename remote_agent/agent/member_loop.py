@@ -68,6 +68,8 @@ class MemberLoop:
         self.offset = clocks.Offset()
         self.channel: Channel | None = None
         """To the coordinator; None while there is none, or while we are it."""
+        self._ended: str | None = None
+        """The coordinator whose side has ended our last connection: dead, if nothing listens there any more."""
         self.running: int | None = None
         self.generation = -1
         self._reports: list[dict[str, Any]] = []
@@ -293,7 +295,8 @@ class MemberLoop:
             except peers.PeerRefused as error:
                 self.election.note_trouble(str(error))
                 log.info("coordinator: %s", error)
-                self._ballot.note_refused()
+                if self._ended == name:
+                    self._ballot.note_refused()
             except (peers.PeerUnreachable, WireError, Problem, asyncio.TimeoutError) as error:
                 self.election.note_trouble(str(error) or "no answer in time")
                 log.info("coordinator %s: %s", name, self.election.trouble)
@@ -305,6 +308,7 @@ class MemberLoop:
     async def _one_link(self, name: str) -> None:
         channel = await self._context.peers.connect(name, self.handler(name))
         running = asyncio.ensure_future(channel.run())
+        self._ended = None
         try:
             await self._timed(channel, "time", {}, CALL_TIMEOUT_S)
             # Orders may overtake the answer, and the reports on them count.
@@ -322,6 +326,7 @@ class MemberLoop:
             # Not close(): a host without power would be waited for.
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+            self._ended = name if channel.ended else None
 
     async def _beat(self, channel: Channel) -> None:
         """Send heartbeats until the wire ends or another coordinator is known."""

@@ -67,6 +67,9 @@ class Channel:
         self._writer = writer
         self.handler = handler
         self.closed = asyncio.Event()
+        self.ended = False
+        """Whether the other side has ended it, as the kernel does for a process that dies; a firewall sends resets."""
+        self._closing = False
         self._next_id = 0
         self._calls: dict[int, asyncio.Future[Answer]] = {}
         self._streams: dict[int, asyncio.Queue[Answer | Problem | WireError | None]] = {}
@@ -83,6 +86,7 @@ class Channel:
             while True:
                 frame = await read_frame(self._reader)
                 if frame is None:
+                    self.ended = not self._closing
                     return
                 await self._dispatch(frame)
         except (ProtocolError, ConnectionError, OSError) as error:
@@ -148,6 +152,7 @@ class Channel:
 
     async def close(self) -> None:
         """Close the connection and wait until `run` returns, if it is running."""
+        self._closing = True
         self._writer.close()
         with contextlib.suppress(asyncio.TimeoutError, OSError):
             await asyncio.wait_for(self._writer.wait_closed(), 2.0)

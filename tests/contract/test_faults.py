@@ -22,7 +22,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare(tmp_path_factory.mktemp("prepared"))
 
 
-@pytest.mark.parametrize("fault", ["coordinator cut off", "host and its disk gone", "all agents killed"])
+@pytest.mark.parametrize("fault", ["connections refused", "host and its disk gone", "all agents killed"])
 def test_what_holds_while_something_fails(fault: str, prepared: Path, tmp_path: Path) -> None:
     result = run(dataclasses.replace(BY_NAME[fault], hosts=(3,)), 1, tmp_path, prepared)
     assert not result.violations, (result.did, result.violations)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -340,5 +341,28 @@ def test_closing_twice_and_from_inside_is_harmless() -> None:
             await left.close()
             await left.close()
             await asyncio.wait_for(right.closed.wait(), 5)
+
+    _run(body)
+
+
+@pytest.mark.parametrize(("how", "ended"), [("end", True), ("reset", False), ("ours", False)])
+def test_only_an_end_from_the_other_side_is_one(how: str, ended: bool) -> None:
+    """The kernel ends the connections of a process that dies; what a firewall sends is a reset."""
+
+    async def body() -> None:
+        server = socket.create_server(("127.0.0.1", 0))
+        reader, writer = await asyncio.open_connection(*server.getsockname())
+        other, _ = server.accept()
+        server.close()
+        channel = Channel(reader, writer)
+        running = asyncio.ensure_future(channel.run())
+        await asyncio.sleep(0)
+        if how == "ours":
+            await channel.close()
+        if how == "reset":
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        other.close()
+        await running
+        assert channel.ended is ended
 
     _run(body)
