@@ -51,6 +51,8 @@ class EngineProcess:
             self.assigned.append(args)
         elif op == "grouped":
             self.grouped[args["generation"], args["rank"]] = args
+        elif op == "standby":
+            self.standby.append(args)
         elif op == "order_failed":
             self.failed.append(args)
         elif op == "standby":
@@ -75,6 +77,12 @@ class EngineProcess:
         keys = [(generation, rank) for rank in range(base, base + ranks)]
         await self._until(lambda: all(key in self.exits for key in keys), f"exit of {keys}")
         return [self.exits[key] for key in keys]
+
+    async def wait_standby(self, since: int) -> dict[str, Any]:
+        """Return the first notice after the first `since` ones that says how the warming ended."""
+        ended = ("ready", "failed")
+        await self._until(lambda: any(one["state"] in ended for one in self.standby[since:]), "standby")
+        return next(one for one in self.standby[since:] if one["state"] in ended)
 
     async def wait_failed(self) -> dict[str, Any]:
         await self._until(lambda: self.failed, "order_failed")

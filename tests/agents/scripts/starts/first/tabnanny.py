@@ -1,0 +1,1 @@
+"""Stands before the standard library."""

@@ -1,0 +1,74 @@
+"""A rank that is started warm sees what one that is started cold sees, field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.agents.engine_process import SharedEngine
+from tests.agents.starts import RANKS, Shown, Starts, differences
+
+KINDS = {"script": "everything.py", "module": "everything", "run_path": "everything.py"}
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starts]:
+    root = tmp_path_factory.mktemp("starts")
+    with SharedEngine(root).running() as shared:
+        yield Starts(shared, root / "tree")
+
+
+@pytest.fixture(scope="module")
+def cold(starts: Starts) -> Shown:
+    return starts.cold("everything.py", "--a", "b c")
+
+
+def own_variables(shown: Shown, rank: int) -> dict[str, str]:
+    """The variables that are new in each generation, as Python and C see them."""
+    fields = shown.documents[rank]["fields"]
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE")
+    assert fields["environ"] == fields["getenv"]
+    assert sorted(fields["environ"]) == sorted(fields["c_environ"])
+    variables = dict(line.split("=", 1) for line in fields["environ"])
+    return {name: variables[name] for name in names}
+
+
+def check_own_variables(shown: Shown) -> None:
+    for rank in range(RANKS):
+        own = own_variables(shown, rank)
+        assert (own["RANK"], own["LOCAL_RANK"], own["WORLD_SIZE"]) == (str(rank), str(rank), str(RANKS))
+        assert own["MASTER_PORT"] == str(29500 + shown.generation)
+        assert own["TORCHELASTIC_RESTART_COUNT"] == str(shown.generation)
+        assert f"/generation_{shown.generation}/rank_{rank}/" in own["TORCHELASTIC_ERROR_FILE"]
+
+
+def test_two_cold_starts_are_the_same_but_for_what_is_new_in_each(starts: Starts, cold: Shown) -> None:
+    again = starts.cold("everything.py", "--a", "b c")
+    assert [ended["code"] for ended in cold.exits] == [0, 0], cold.err
+    failed = {name: value for name, value in cold.documents[0]["fields"].items() if str(value).startswith("Traceback")}
+    assert not failed
+    check_own_variables(again)
+    assert differences(cold, again, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("prelude", "field"),
+    [
+        ("os.umask(0o077)", "process.umask"),
+        ("os.nice(5)", "scheduling.nice"),
+        ("signal.signal(signal.SIGHUP, signal.SIG_IGN)", "signals.handlers.1"),
+        ("os.dup2(0, 9)", "descriptors.9"),
+        ("os.putenv('NEW', '1')", "c_environ"),
+        ("warnings.simplefilter('ignore')", "filters"),
+        ("import colorsys", "modules_by_then"),
+        ("threading.Thread(target=lambda: time.sleep(60), daemon=True).start()", "threads.tasks"),
+    ],
+)
+def test_one_deliberate_difference_is_found(starts: Starts, cold: Shown, prelude: str, field: str) -> None:
+    """The comparison is no better than what it sees."""
+    text = (starts.tree / "everything.py").read_text()
+    changed = starts.tree / "changed.py"
+    changed.write_text(text.replace('if __name__ == "__main__":\n', f'if __name__ == "__main__":\n    {prelude}\n'))
+    found = differences(cold, starts.cold("changed.py", "--a", "b c"), {})
+    assert any(line.startswith(f"rank 0 fields.{field}:") for line in found), found
