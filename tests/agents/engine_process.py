@@ -51,8 +51,6 @@ class EngineProcess:
             self.assigned.append(args)
         elif op == "grouped":
             self.grouped[args["generation"], args["rank"]] = args
-        elif op == "standby":
-            self.standby.append(args)
         elif op == "order_failed":
             self.failed.append(args)
         elif op == "standby":
@@ -216,10 +214,10 @@ class SharedEngine:
         return self.root / f"generation_{generation}" / f"rank_{rank}"
 
     @contextlib.contextmanager
-    def running(self, env: dict[str, str] | None = None) -> Iterator[SharedEngine]:
+    def running(self, env: dict[str, str] | None = None, program: tuple[str, ...] = PROGRAM) -> Iterator[SharedEngine]:
         thread = threading.Thread(target=self._loop.run_forever)
         thread.start()
-        one = engine(self.root, env)
+        one = engine(self.root, env, program)
         try:
             self.engine = self.do(one.__aenter__())
             try:

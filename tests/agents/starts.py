@@ -24,11 +24,14 @@ _OWN = (
     (re.compile(r"generation_\d+"), "generation_G"),
     (re.compile(r"\.run-\w+"), ".run-R"),
     (re.compile(r"(pipe|socket):\[\d+\]"), r"\1:[N]"),
-    (re.compile(r" at 0x[0-9a-f]+"), " at 0xA"),
+    (re.compile(r"( at|thread) 0x[0-9a-f]+"), r"\1 0xA"),
 )
 # By field, why it may differ between a cold and a warm start.
 ALLOWED: Mapping[str, str] = {
     "fields.freed.0": "gc.freeze before the fork keeps the pages of the loaded modules shared",
+    "fields.meta_path": "a finder that gives loaded modules back stands where a cold start has AfterImport",
+    "fields.finders_at_last": "as above: it goes with the last of them",
+    "fields.kernels_environ": "/proc/PID/environ is the memory of the process that was started, not of its variables",
 }
 
 
@@ -39,9 +42,11 @@ class Shown:
     exits: list[dict[str, Any]]
     out: list[str]
     err: list[str]
-    start: dict[str, Any]
-    """As the engine reports it: warm, and why not."""
+    cold: str
+    """Why the engine started it cold; empty: it was warm."""
     generation: int
+    port: int
+    """Of the generation's store."""
 
     @property
     def documents(self) -> list[dict[str, Any]]:
@@ -113,6 +118,8 @@ class Starts:
     def __init__(self, shared: SharedEngine, tree: Path) -> None:
         self._shared = shared
         self._tree = Path(shutil.copytree(TREE, tree, ignore=shutil.ignore_patterns("__pycache__")))
+        self._warm: tuple[Any, ...] = ()
+        """What the node is warm for."""
 
     @property
     def tree(self) -> Path:
@@ -124,15 +131,22 @@ class Starts:
         return self._shared.do(self._run(script, args, changes))
 
     def warm(self, script: str, *args: str, **changes: Any) -> Shown:
-        """Run a script until it is held, let its node warm up, and run it again to its end."""
-        return self._shared.do(self._warm(script, args, changes))
+        """Run a script to its end on a node that is warm for it; where it is not, it is held until the node is."""
+        changes = {"standby": str(self._shared.root / "standby"), **changes}
+        wanted = (script, args, changes)
+        if self._warm != wanted:
+            self._shared.do(self._warm_up(script, args, changes))
+            self._warm = wanted
+        return self._shared.do(self._run(script, args, changes))
 
     async def _go(self, script: str, args: tuple[str, ...], changes: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         generation = self._shared.generation()
         given = {"local_world_size": RANKS, "world_size": RANKS, "cwd": str(self._tree), **changes}
+        engine = self._shared.engine
+        port = (await engine.call("prepare", generation=generation, host="127.0.0.1"))["port"]
         # What is new in each generation.
-        new = {"generation": generation, "restart_count": generation, "master_port": 29500 + generation}
-        return generation, await self._shared.engine.go(script, *args, **{**new, **given})
+        new = {"generation": generation, "restart_count": generation, "master_port": port}
+        return generation, {"port": port, **await engine.go(script, *args, **{**new, **given})}
 
     async def _run(self, script: str, args: tuple[str, ...], changes: dict[str, Any]) -> Shown:
         generation, answer = await self._go(script, args, changes)
@@ -144,10 +158,9 @@ class Starts:
         directories = [self._shared.rank_dir(generation, rank) for rank in range(ranks)]
         out = [(directory / "stdout.log").read_text() for directory in directories]
         err = [(directory / "stderr.log").read_text() for directory in directories]
-        return Shown(exits, out, err, answer.get("start") or {}, generation)
+        return Shown(exits, out, err, answer["cold"], generation, answer["port"])
 
-    async def _warm(self, script: str, args: tuple[str, ...], changes: dict[str, Any]) -> Shown:
-        changes = {"standby": "auto", **changes}
+    async def _warm_up(self, script: str, args: tuple[str, ...], changes: dict[str, Any]) -> None:
         engine, hold = self._shared.engine, self._tree / "hold"
         hold.touch()
         try:
@@ -162,7 +175,6 @@ class Starts:
         await engine.call("stop", generation=generation, grace_s=0.0, collect=False)
         for path in held:
             path.unlink()
-        return await self._run(script, args, changes)
 
 
 async def _all_there(paths: list[Path]) -> None:

@@ -9,7 +9,9 @@ import pytest
 from tests.agents.engine_process import SharedEngine
 from tests.agents.starts import RANKS, Shown, Starts, differences
 
-KINDS = {"script": "everything.py", "module": "everything", "run_path": "everything.py"}
+ENDS = ("exception", "exit3", "exit_none", "import", "interrupt", "message", "os_exit", "syntax", "warns", "at_exit")
+PROCESSES = ("forks", "handles", "pool_fork", "pool_forkserver", "pool_spawn", "runs", "thread")
+SIGNALS = ("SIGABRT", "SIGKILL", "SIGSEGV", "SIGTERM")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def check_own_variables(shown: Shown) -> None:
     for rank in range(RANKS):
         own = own_variables(shown, rank)
         assert (own["RANK"], own["LOCAL_RANK"], own["WORLD_SIZE"]) == (str(rank), str(rank), str(RANKS))
-        assert own["MASTER_PORT"] == str(29500 + shown.generation)
+        assert own["MASTER_PORT"] == str(shown.port)
         assert own["TORCHELASTIC_RESTART_COUNT"] == str(shown.generation)
         assert f"/generation_{shown.generation}/rank_{rank}/" in own["TORCHELASTIC_ERROR_FILE"]
 
@@ -72,3 +74,12 @@ def test_one_deliberate_difference_is_found(starts: Starts, cold: Shown, prelude
     changed.write_text(text.replace('if __name__ == "__main__":\n', f'if __name__ == "__main__":\n    {prelude}\n'))
     found = differences(cold, starts.cold("changed.py", "--a", "b c"), {})
     assert any(line.startswith(f"rank 0 fields.{field}:") for line in found), found
+
+
+@pytest.mark.parametrize("act", [*ENDS, *PROCESSES, *SIGNALS])
+def test_a_warm_start_ends_as_a_cold_one_does(starts: Starts, act: str) -> None:
+    (starts.tree / "act").write_text(act)
+    after = starts.warm("acts.py")
+    before = starts.cold("acts.py")
+    assert after.cold == ""
+    assert differences(before, after, {}) == []

@@ -311,12 +311,7 @@ def imports() -> "dict[str, Any]":
     found: dict[str, Any] = {}
     for name in STANDARD:
         before, callbacks = list(sys.modules), atexit._ncallbacks()
-        finders = [type(finder).__name__ for finder in sys.meta_path]
-        try:
-            module = importlib.import_module(name)
-        except ImportError as error:
-            found[name] = str(error)
-            continue
+        module = importlib.import_module(name)
         parent, _, child = name.rpartition(".")
         new = list(sys.modules)
         known = set(before)
@@ -325,15 +320,14 @@ def imports() -> "dict[str, Any]":
             "new": [one for one in new if one not in known],
             "atexit": atexit._ncallbacks() - callbacks,
             "is": sys.modules[name] is module and (not parent or getattr(sys.modules[parent], child) is module),
-            "finders": finders,
-            **_about(module),
         }
-    return found
+    # A module's state is also what the modules after it have done.
+    return {name: {**one, **_about(sys.modules[name])} for name, one in found.items()}
 
 
-def _varies(key: str, value: object) -> bool:
+def _varies(module: str, key: str, value: object) -> bool:
     """Times, and texts that are made from sets."""
-    return key.startswith("__") or "time" in key.lower() or len(str(value)) > 60
+    return key.startswith("__") or "time" in key.lower() or len(str(value)) > 60 or module == "tokenize"
 
 
 def _about(module: Any) -> "dict[str, Any]":
@@ -341,7 +335,7 @@ def _about(module: Any) -> "dict[str, Any]":
     stable = {
         key: repr(value)
         for key, value in vars(module).items()
-        if isinstance(value, (int, str, bool, type(None))) and not _varies(key, value)
+        if isinstance(value, (int, str, bool, type(None))) and not _varies(module.__name__, key, value)
     }
     return {
         "spec": [spec.name, spec.origin, spec.cached, spec.has_location, type(spec.loader).__name__, spec.parent],
