@@ -6,17 +6,18 @@ import gc
 import os
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+
+from tests.stub import STUB
 
 
 @pytest.fixture(scope="package", autouse=True)
 def stub_torch() -> Iterator[None]:
-    """Engines import the package in `stub` as torch: the real one takes more than a second of each."""
+    """Engines import the package in `tests/stub` as torch: the real one takes more than a second of each."""
     with pytest.MonkeyPatch.context() as patch:
         path = os.environ.get("PYTHONPATH", "")
-        patch.setenv("PYTHONPATH", f"{Path(__file__).parent / 'stub'}{os.pathsep if path else ''}{path}")
+        patch.setenv("PYTHONPATH", f"{STUB}{os.pathsep if path else ''}{path}")
         yield
 
 

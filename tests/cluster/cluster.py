@@ -25,6 +25,7 @@ from tests.cluster.machine import Machine
 from tests.cluster.network import OPERATOR, ClusterError, Network, command, kill_all, pids_in, process_state
 from tests.cluster.state import PREFIX, STATE_FILE, process_stamp, remove, sweep
 from tests.scratch import outer
+from tests.stub import STUB
 
 Which = int | str | Machine
 
@@ -34,14 +35,18 @@ class Cluster:
 
     `operators` more machines op1, op2 … are on the network but not in the inventory. With `resolve=False` the hosts
     do not know each other's names, and their own is 127.0.1.1, as on many real machines. With `disk_mb` each host's
-    home is a file system of that many MiB.
+    home is a file system of that many MiB. With `stub_torch` Python there imports the torch of `tests/stub`: each
+    engine's import of the real one takes two seconds of a processor.
     """
 
-    def __init__(self, size: int = 4, *, operators: int = 0, resolve: bool = True, disk_mb: int = 0) -> None:
+    def __init__(
+        self, size: int = 4, *, operators: int = 0, resolve: bool = True, disk_mb: int = 0, stub_torch: bool = False
+    ) -> None:
         self._disk_mb = disk_mb
         self._names = [f"n{number}" for number in range(1, size + 1)]
         self._operator_names = [f"op{number}" for number in range(1, operators + 1)]
         self._resolve = resolve
+        self._python_path = str(STUB) if stub_torch else ""
         self._keepers: dict[str, int] = {}
         self._children: list[subprocess.Popen[bytes]] = []
         self._old_handlers: dict[signal.Signals, Any] = {}
@@ -109,7 +114,9 @@ class Cluster:
     def _make_machines(self, network: Network) -> None:
         names = [*self._names, *self._operator_names]
         found = [
-            Machine(name, number, network.address(number), network.netns(name), self.directory / name)
+            Machine(
+                name, number, network.address(number), network.netns(name), self.directory / name, self._python_path
+            )
             for number, name in enumerate(names, 1)
         ]
         self.hosts, self.operators = found[: len(self._names)], found[len(self._names) :]

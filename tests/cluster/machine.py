@@ -52,7 +52,7 @@ MaxStartups 500
 MaxSessions 200
 LogLevel VERBOSE
 Subsystem sftp internal-sftp
-SetEnv TMPDIR={temporary}
+SetEnv {variables}
 """
 
 
@@ -65,6 +65,7 @@ class Machine:
     address: str
     netns: str
     directory: Path
+    python_path: str = ""
 
     @property
     def home(self) -> Path:
@@ -75,6 +76,12 @@ class Machine:
     def temporary(self) -> Path:
         """Where the host's programs keep what they do not clean up when they are killed."""
         return self.directory / "tmp"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What every login has in its environment, of this host's own."""
+        python_path = {"PYTHONPATH": self.python_path} if self.python_path else {}
+        return {"TMPDIR": str(self.temporary), **python_path}
 
     @property
     def sshd_log(self) -> Path:
@@ -112,7 +119,7 @@ def make_files(machine: Machine, hosts_file: str, authorized_keys: Path) -> None
             address=machine.address,
             directory=machine.directory,
             authorized=authorized_keys,
-            temporary=machine.temporary,
+            variables=" ".join(f"{name}={value}" for name, value in machine.variables.items()),
         )
     )
 
@@ -202,5 +209,5 @@ def environment(machine: Machine) -> dict[str, str]:
         "SHELL": user.pw_shell,
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "LANG": os.environ.get("LANG", "C.UTF-8"),
-        "TMPDIR": str(machine.temporary),
+        **machine.variables,
     }

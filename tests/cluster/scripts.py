@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-# Saves after each epoch on every host, resumes from it; each rank says which generation it is in. With --by-hand it
-# does without DDP and optimizer, whose first use imports as much as all of torch. It ends once there is a file "over".
+# Saves after each epoch on every host, resumes from it; each rank says which generation it is in. It ends once there is
+# a file "over". No DDP and no optimizer, whose first use imports as much as all of torch: examples/ddp has them.
 TRAIN = """
-import os, sys, time
+import os, time
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-by_hand = "--by-hand" in sys.argv
 dist.init_process_group("gloo")
 rank, generation = dist.get_rank(), os.environ["TORCHELASTIC_RESTART_COUNT"]
 torch.manual_seed(1)
@@ -27,7 +25,7 @@ if newest["model"] is not None:
 print(f"generation {generation} rank {rank} of {dist.get_world_size()} starts at epoch {first}", flush=True)
 
 
-def step_by_hand(inputs):
+def make_step(inputs):
     loss = model(inputs).square().mean()
     for weights, gradient in zip(model.parameters(), torch.autograd.grad(loss, model.parameters())):
         dist.all_reduce(gradient)
@@ -35,21 +33,10 @@ def step_by_hand(inputs):
     return loss
 
 
-def step_by_ddp(inputs):
-    optimizer.zero_grad()
-    loss = ddp(inputs).square().mean()
-    loss.backward()
-    optimizer.step()
-    return loss
-
-
-if not by_hand:
-    ddp = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
 over, epoch = torch.zeros(1), first
 while not over:
     for batch in range(2):
-        loss = (step_by_hand if by_hand else step_by_ddp)(torch.randn(4, 8))
+        loss = make_step(torch.randn(4, 8))
         time.sleep(0.1)
     print(f"step={epoch} loss={loss.item():.4f}", flush=True)
     if os.environ["LOCAL_RANK"] == "0":

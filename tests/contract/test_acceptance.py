@@ -28,11 +28,12 @@ OWN = {
 
 
 hosts = hosts_of(4, scope="function")
-trio = hosts_of(3, scope="function")
-pair = hosts_of(2, scope="function", operators=1)
+trio = hosts_of(3, scope="function", stub_torch=True)
+pair = hosts_of(2, scope="function", operators=1, stub_torch=True)
+torch_pair = hosts_of(2, scope="function")
 # The fewest processes that show it.
 ONE_EACH = {"nproc_per_node": 1, "min_nodes": 2, "node_timeout": 5.0}
-WORDS = ("--by-hand", "--an-option", "a value")
+WORDS = ("--an-option", "a value")
 
 
 def first_lines(job: Job, generation: int, ranks: int) -> list[str]:
@@ -54,8 +55,11 @@ def await_end(pid: int, within_s: float, what: str) -> None:
 
 
 def test_four_hosts_two_ranks_each_and_a_node_that_goes_and_comes(hosts: Cluster, tmp_path: Path) -> None:
-    """The node is the one with the coordinator and rank 0; others are in test_patterns.py."""
-    with Job(hosts, tmp_path / "work", BYTES + TRAIN, *WORDS).start() as job:
+    """The node is the one with the coordinator and rank 0; others are in test_patterns.py.
+
+    Torch prepares the ranks; they do not import it: those of the next test do.
+    """
+    with Job(hosts, tmp_path / "work", BYTES + STEPS, *WORDS).start() as job:
         job.until_step(1)
         status = job.ask("status")
         assert (status["state"], status["world_size"], status["generation"]) == ("running", 8, 0)
@@ -69,7 +73,7 @@ def test_four_hosts_two_ranks_each_and_a_node_that_goes_and_comes(hosts: Cluster
         assert done.returncode == 0, done.stderr.decode()
         job.until_step(1)
         for rank, line in enumerate(first_lines(job, 2, 8)):
-            assert line.startswith(f"generation 2 rank {rank} of 8 starts at epoch ")
+            assert line.startswith(f"generation 2 rank {rank} of 8 starts at step ")
             assert not line.endswith(" 0")
         job.finish()
         assert job.wait() == 0, job.errors()
@@ -133,14 +137,18 @@ def check_bytes(job: Job) -> None:
             assert (done.returncode, done.stdout == written) == (0, True), done.stderr
 
 
-def test_a_killed_worker_is_named_and_the_job_finishes(pair: Cluster, tmp_path: Path) -> None:
-    """DDP on unequal hosts."""
+def test_a_killed_worker_is_named_and_the_job_finishes(torch_pair: Cluster, tmp_path: Path) -> None:
+    """Real collectives on unequal hosts; then the node with the coordinator and rank 0 goes and comes."""
     sizes = {"hosts": {"n1": {"nproc_per_node": 2}}, "nproc_per_node": 1}
-    with Job(pair, tmp_path / "work", TRAIN, **sizes).start() as job:
+    with Job(torch_pair, tmp_path / "work", TRAIN, **sizes).start() as job:
         job.until_step(2)
         os.kill(job.pid(2), signal.SIGKILL)
         job.until("generation_running", generation=1)
         job.until_step(3)
+        for verb in ("remove", "add"):
+            done = job.run(verb, "--node", "n1")
+            assert done.returncode == 0, done.stderr.decode()
+            job.until_step(4)
         job.finish()
         assert job.wait() == 0, job.errors()
         (incident,) = job.ask("incidents")["incidents"]
@@ -148,9 +156,11 @@ def test_a_killed_worker_is_named_and_the_job_finishes(pair: Cluster, tmp_path: 
         assert incident["culprit_node"] == "n2"
         assert incident["exit"]["signal"] == "SIGKILL"
         assert 2 not in [rank for victims in incident["victims"] for rank in victims["ranks"]]
-        starts = first_lines(job, 1, 3)
-        assert all(line.startswith(f"generation 1 rank {rank} of 3") for rank, line in enumerate(starts)), starts
-        assert not any(line.endswith("epoch 0") for line in starts)
+        for generation, size in ((1, 3), (2, 1), (3, 3)):
+            starts = first_lines(job, generation, size)
+            head = f"generation {generation} rank {{}} of {size} starts at epoch "
+            assert all(line.startswith(head.format(rank)) for rank, line in enumerate(starts)), starts
+            assert not any(line.endswith("epoch 0") for line in starts)
         assert "rank 2" in job.errors()
         assert charged(job) == {0, 1}
         phases = job.until("generation_running", generation=1)["detail"]

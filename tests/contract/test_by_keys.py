@@ -22,7 +22,7 @@ from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import WAIT_S, Job
 from tests.cluster.scripts import STEPS
 
-pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
+pytestmark = [pytest.mark.cluster, pytest.mark.e2e]
 
 POLL_S = 0.1
 # So long a key may be without an effect before it is pressed again: what has just opened takes no consent.
@@ -31,7 +31,7 @@ ENDS_WITH = "ended with"
 ENDED = re.compile(f"^{ENDS_WITH} ([0-9]+)$", re.MULTILINE)
 STEP = re.compile(r" step ([\d,]+)")
 
-pair = hosts_of(2, scope="function")
+pair = hosts_of(2, scope="function", stub_torch=True)
 
 
 class Screen:

@@ -14,12 +14,13 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
+from tests.stub import STUB
 
 pytestmark = [pytest.mark.cluster, pytest.mark.torch]
 
 
 three = hosts_of(3)
-nameless = hosts_of(2, scope="function", resolve=False)
+nameless = hosts_of(2, scope="function", resolve=False, stub_torch=True)
 
 
 def check(inventory: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -146,7 +147,7 @@ def test_this_machine_alone(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "supervisor", "check", "--json"],
         capture_output=True, text=True, timeout=120, check=False,
-        env={**os.environ, "SUPERVISOR_HOME": str(tmp_path)},
+        env={**os.environ, "SUPERVISOR_HOME": str(tmp_path), "PYTHONPATH": str(STUB)},
     )  # fmt: skip
     found = document(done)
     assert (done.returncode, found["ok"], len(found["nodes"]), found["reach"]) == (0, True, 1, {}), done.stderr
@@ -155,7 +156,7 @@ def test_this_machine_alone(tmp_path: Path) -> None:
 def test_a_home_that_is_not_there_is_said_and_no_crash(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "supervisor", "check"], capture_output=True, text=True, timeout=120, check=False,
-        env={**os.environ, "SUPERVISOR_HOME": str(tmp_path), "HOME": str(tmp_path / "no")},
+        env={**os.environ, "SUPERVISOR_HOME": str(tmp_path), "HOME": str(tmp_path / "no"), "PYTHONPATH": str(STUB)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{tmp_path / 'no'} does not exist" in done.stdout

@@ -15,6 +15,7 @@ from supervisor.cli import demo
 from supervisor.demo_hosts import hosts_in_thread
 from tests.cluster.leftovers import describe
 from tests.cluster.network import process_state
+from tests.cluster.scripts import STEPS
 from tests.screens.test_pty import terminal
 
 pytestmark = [
@@ -26,6 +27,25 @@ pytestmark = [
 ]
 
 
+# A demo whose script needs no torch: four imports of it at once take longer than all the rest.
+LIGHT_DEMO = """
+import sys
+from pathlib import Path
+from supervisor.cli import demo, main
+demo.examples_dir = lambda: Path(sys.argv[1])
+raise SystemExit(main(["demo", *sys.argv[2:]]))
+"""
+
+
+@pytest.fixture
+def light_demo(tmp_path: Path) -> list[str]:
+    """The command of a demo that trains with a script of ours until it is ended."""
+    script = tmp_path / "examples" / "ddp" / "train.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(STEPS)
+    return [sys.executable, "-c", LIGHT_DEMO, str(tmp_path / "examples")]
+
+
 @pytest.fixture
 def temporary(tmp_path: Path) -> Path:
     """Where the demo makes its files, and nobody else does."""
@@ -34,9 +54,9 @@ def temporary(tmp_path: Path) -> Path:
     return directory
 
 
-def _start(directory: Path, repository: Path) -> subprocess.Popen[str]:
+def _start(command: list[str], directory: Path, repository: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "supervisor", "demo", "--headless"],
+        [*command, "--headless"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -61,7 +81,7 @@ def _left(directory: Path) -> list[str]:
 
 
 def test_the_demo_trains_on_both_hosts_and_leaves_nothing(repository: Path, temporary: Path) -> None:
-    with _start(temporary, repository) as process:
+    with _start([sys.executable, "-m", "supervisor", "demo"], temporary, repository) as process:
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, out + err
     for rank in ("n1:0|", "n1:1|", "n2:2|", "n2:3|"):
@@ -70,8 +90,10 @@ def test_the_demo_trains_on_both_hosts_and_leaves_nothing(repository: Path, temp
     assert _left(temporary) == []
 
 
-def test_an_interrupt_ends_the_demo_and_leaves_nothing(repository: Path, temporary: Path) -> None:
-    with _start(temporary, repository) as process:
+def test_an_interrupt_ends_the_demo_and_leaves_nothing(
+    repository: Path, temporary: Path, light_demo: list[str]
+) -> None:
+    with _start(light_demo, temporary, repository) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "step=" in line:
@@ -83,8 +105,8 @@ def test_an_interrupt_ends_the_demo_and_leaves_nothing(repository: Path, tempora
     assert _left(temporary) == []
 
 
-def test_a_window_that_is_closed_ends_the_demo_and_leaves_nothing(temporary: Path) -> None:
-    with terminal(80, 24, (sys.executable, "-m", "supervisor", "demo"), TMPDIR=str(temporary)) as tty:
+def test_a_window_that_is_closed_ends_the_demo_and_leaves_nothing(temporary: Path, light_demo: list[str]) -> None:
+    with terminal(80, 24, light_demo, TMPDIR=str(temporary)) as tty:
         tty.wait_for(b"step=")
         tty.send(b"q")
         tty.wait_for(b"Leave?")

@@ -15,13 +15,13 @@ from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import WAIT_S
 
-pytestmark = [pytest.mark.cluster, pytest.mark.torch]
+pytestmark = pytest.mark.cluster
 
 IMPORT_ERROR = "import no_such_module_at_all\n"
 HELLO = "print('hello')\n"
 
 
-hosts = hosts_of(2)
+hosts = hosts_of(2, stub_torch=True)
 
 
 def up(work: Path, inventory: Path, *options: str, script: str | None = HELLO) -> subprocess.CompletedProcess[str]:
@@ -110,7 +110,7 @@ def test_python_is_missing(inventory: Any, tmp_path: Path) -> None:
 
 def test_torch_is_missing(hosts: Cluster, inventory: Any, tmp_path: Path) -> None:
     python = str(Path(sys.base_prefix) / "bin" / "python3")
-    torchless = {"python": python, "prelude": "export PYTHONNOUSERSITE=1"}
+    torchless = {"python": python, "prelude": "export PYTHONNOUSERSITE=1; unset PYTHONPATH"}
     done = up(tmp_path / "work", inventory({"n2": torchless}, only=["n2"]))
     check(done, 3, "n2", "torch does not import")
     check_clean(hosts)

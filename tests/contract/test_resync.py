@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import Cluster, cluster_obstacle
+from tests.cluster import Cluster
+from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import WAIT_S, Job
 from tests.cluster.scripts import STEPS
 
-pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
+pytestmark = [pytest.mark.cluster, pytest.mark.e2e]
 
 
-@pytest.fixture
-def pair() -> Iterator[Cluster]:
-    """Two hosts."""
-    obstacle = cluster_obstacle()
-    if obstacle:
-        pytest.skip(obstacle)
-    with Cluster(2) as made:
-        yield made
+pair = hosts_of(2, scope="function", stub_torch=True)
 
 
 def said(job: Job, generation: int) -> set[tuple[str, bool]]:

@@ -18,8 +18,9 @@ import pytest
 from tests.cluster import Cluster, cluster_obstacle
 from tests.cluster.scripts import LIGHT
 from tests.cluster.slurm import Slurm, slurm_obstacle
+from tests.stub import STUB
 
-pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
+pytestmark = [pytest.mark.cluster, pytest.mark.e2e]
 ROOT = Path(__file__).parents[2]
 # What ends with an allocation: workers, agents in a step, whatever is Slurm's.
 LEFT = ("train.py", "serve --job alloc --step", "srun --jobid", "slurmstepd")
@@ -41,7 +42,7 @@ while True:
 BATCH = """#!/bin/sh
 cd {work}
 export PATH={bin}:$PATH
-export PYTHONPATH={root} STAY_S={stay}
+export PYTHONPATH={root}:{stub} STAY_S={stay}
 exec {python} -m supervisor up {way} --headless --nproc-per-node 1 --job alloc --env STAY_S train.py
 """
 
@@ -52,7 +53,7 @@ def hosts() -> Iterator[Cluster]:
     obstacle = cluster_obstacle() or slurm_obstacle()
     if obstacle:
         pytest.skip(obstacle)
-    with Cluster(2) as made:
+    with Cluster(2, stub_torch=True) as made:
         for host in made.hosts:
             # As on a real cluster: the user may go from node to node.
             config = [f"IdentityFile {made.identity_file}", f"UserKnownHostsFile {made.known_hosts}"]
@@ -101,7 +102,9 @@ def submit(slurm: Slurm, work: Path, program: str, stay: float = 0.0, way: str =
     (work / "train.py").write_text(program)
     script = work / "batch.sh"
     python = Path(sys.executable)
-    script.write_text(BATCH.format(work=work, root=ROOT, python=python, bin=python.parent, stay=stay, way=way))
+    script.write_text(
+        BATCH.format(work=work, root=ROOT, stub=STUB, python=python, bin=python.parent, stay=stay, way=way)
+    )
     printed = slurm.run("sbatch", "--parsable", "-N", "2", "-o", str(work / "out"), str(script))
     return printed.strip()
 
@@ -172,7 +175,7 @@ def test_where_ssh_is_refused_srun_brings_agents_that_need_no_supervisor(
 
     def supervisor(verb: str, *words: str) -> tuple[str, str]:
         environment = {**slurm.environment, "SLURM_JOB_ID": number, "SLURM_JOB_NODELIST": "n[1-2]"}
-        environment |= {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+        environment |= {"PYTHONPATH": f"{ROOT}:{STUB}", "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
         command = ["env", "-C", str(work), sys.executable, "-m", "supervisor", verb, "--slurm", *words]
         done = hosts.exec("n1", command, env=environment)
         assert done.returncode == 0, done.stderr

@@ -14,11 +14,11 @@ from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import WAIT_S, Job, journal
 from tests.cluster.scripts import LIGHT
 
-pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
+pytestmark = [pytest.mark.cluster, pytest.mark.e2e]
 KEYS = {"nproc_per_node": 1, "min_nodes": 1, "node_timeout": 4.0}
 
 
-hosts = hosts_of(5)
+hosts = hosts_of(5, stub_torch=True)
 
 
 def until(fits: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
 
 
 hosts = hosts_of(defects.HOSTS)
+light_hosts = hosts_of(defects.HOSTS, stub_torch=True)
 
 
 # Other tests of real hosts show that ours keeps these: test_acceptance.py, test_patterns.py, test_succession.py.
@@ -23,7 +24,9 @@ HERE = [scenario for scenario in SCENARIOS if not scenario.name.startswith(ELSEW
 
 
 @pytest.mark.parametrize("scenario", HERE, ids=lambda scenario: scenario.name)
-def test_ours_keeps_the_promise(hosts: Cluster, tmp_path: Path, scenario: Scenario) -> None:
-    found = defects.play(scenario, contest.ours, hosts, tmp_path / "ours", scenario.promise_s)
+def test_ours_keeps_the_promise(request: pytest.FixtureRequest, tmp_path: Path, scenario: Scenario) -> None:
+    needs_torch = "torch" in scenario.setting.script
+    cluster: Cluster = request.getfixturevalue("hosts" if needs_torch else "light_hosts")
+    found = defects.play(scenario, contest.ours, cluster, tmp_path / "ours", scenario.promise_s)
     print(f"\n{scenario.name}: {found}")
     assert scenario.kept(found), found
