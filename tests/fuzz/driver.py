@@ -22,7 +22,7 @@ from types import FrameType
 
 from tests.scratch import outer
 
-SECONDS = float(os.environ.get("SUPERVISOR_FUZZ_S", "3"))
+SECONDS = float(os.environ.get("SUPERVISOR_FUZZ_S", "1"))
 # Of one input: far more than any of these seeds needs, also on a slow machine.
 INPUT_CPU_S = 5.0
 INPUT_MB = 256
