@@ -71,7 +71,7 @@ fast: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 # Most of a test's time is waiting, so there are more workers than cores. The groups with the longest tests come first.
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations 15
 test: system lint
 	$(PYTEST) $(TESTS)
 

@@ -115,16 +115,17 @@ def test_workers_of_an_agent_that_stands_still_end_before_the_others_go_on(tmp_p
     async def check() -> None:
         async with Nodes(tmp_path, 2, LIGHT, min_nodes=1, node_timeout=4.0) as nodes:
             await nodes.launch()
-            worker = (await nodes.until("generation_running"))["detail"]["pids"]["1"]
+            whole = await group_of(nodes, 2)
+            worker = whole["detail"]["pids"]["1"]
             engine = int(stat_fields(worker)[1])
             agent = int(stat_fields(engine)[1])
             os.kill(agent, signal.SIGSTOP)
-            await nodes.until("generation_started", generation=1)
+            await nodes.until("generation_started", since=whole["seq"])
             assert not alive(worker)
             assert not alive(engine)
-            await nodes.until("generation_running", generation=1)
+            alone = await group_of(nodes, 1, since=whole["seq"])
             os.kill(agent, signal.SIGCONT)
-            assert (await nodes.until("generation_running", generation=2))["detail"]["world_size"] == 2
+            await group_of(nodes, 2, since=alone["seq"])
             (nodes.work / "stop").touch()
             await nodes.until("job_succeeded")
 
@@ -143,8 +144,8 @@ def test_what_dies_on_a_node_leaves_nothing_there_and_the_node_returns(tmp_path:
     async def check() -> None:
         async with Nodes(tmp_path, 2, LEAVES + LIGHT, min_nodes=1) as nodes:
             await nodes.launch()
-            await a_killed_engine_is_replaced(nodes)
-            await a_killed_agent_takes_its_workers_along_and_the_rest_go_on(nodes)
+            lost = await a_killed_engine_is_replaced(nodes)
+            await a_killed_agent_takes_its_workers_along_and_the_rest_go_on(nodes, lost)
             await an_agent_ends_what_the_one_before_left(nodes)
             assert (await nodes.call("n1", "status"))["restarts"] == 0
             (nodes.work / "stop").touch()
@@ -153,9 +154,11 @@ def test_what_dies_on_a_node_leaves_nothing_there_and_the_node_returns(tmp_path:
     asyncio.run(check())
 
 
-async def a_killed_engine_is_replaced(nodes: Nodes) -> None:
-    worker = (await nodes.until("generation_running"))["detail"]["pids"]["1"]
-    while not (nodes.work / "ran_0_1").exists():
+async def a_killed_engine_is_replaced(nodes: Nodes) -> int:
+    """Return the number of the event that says so."""
+    whole = await group_of(nodes, 2)
+    worker = whole["detail"]["pids"]["1"]
+    while not (nodes.work / f"ran_{whole['generation']}_1").exists():
         await asyncio.sleep(0.01)
     left = [int(pid) for pid in (nodes.work / "left_1").read_text().split()]
     agent = int(stat_fields(int(stat_fields(worker)[1]))[1])
@@ -165,14 +168,15 @@ async def a_killed_engine_is_replaced(nodes: Nodes) -> None:
     while any(stat_fields(pid)[:1] == ["Z"] for pid in children_of(agent)):
         assert time.monotonic() < end, "nobody reaps what the engine left"
         await asyncio.sleep(0.02)
-    lost = await nodes.until("node_lost")
+    lost = await nodes.until("node_lost", since=whole["seq"])
     assert "engine died" in lost["detail"]["reason"]
-    incident = (await nodes.until("incident"))["detail"]
+    incident = (await nodes.until("incident", since=whole["seq"]))["detail"]
     assert (incident["category"], incident["culprit_node"]) == ("node_lost", "n2")
+    return int(lost["seq"])
 
 
-async def group_of(nodes: Nodes, size: int, since: int) -> dict[str, Any]:
-    """Return the first group of that many ranks after an event; an engine may be back before the next group."""
+async def group_of(nodes: Nodes, size: int, since: int = 0) -> dict[str, Any]:
+    """Return the first group of that many ranks after an event: a loaded machine may lose and find a node meanwhile."""
     while True:
         event = await nodes.until("generation_running", since=since)
         if event["detail"]["world_size"] == size:
@@ -180,14 +184,14 @@ async def group_of(nodes: Nodes, size: int, since: int) -> dict[str, Any]:
         since = event["seq"]
 
 
-async def a_killed_agent_takes_its_workers_along_and_the_rest_go_on(nodes: Nodes) -> None:
-    running = await group_of(nodes, 2, since=(await nodes.until("node_lost"))["seq"])
+async def a_killed_agent_takes_its_workers_along_and_the_rest_go_on(nodes: Nodes, lost: int) -> None:
+    running = await group_of(nodes, 2, since=lost)
     agent = (await nodes.call("n1", "status"))["nodes"][1]["agent_pid"]
     os.kill(agent, signal.SIGKILL)
     await wait_gone([running["detail"]["pids"]["1"]], 2.0)
-    lost = await nodes.until("agent_lost", since=running["seq"])
-    assert lost["node"] == "n2"
-    alone = await group_of(nodes, 1, since=lost["seq"])
+    gone = await nodes.until("agent_lost", since=running["seq"])
+    assert gone["node"] == "n2"
+    alone = await group_of(nodes, 1, since=gone["seq"])
     await nodes.start("n2")
     await rejoin(nodes, "n2")
     await group_of(nodes, 2, since=alone["seq"])
