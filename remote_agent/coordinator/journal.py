@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -54,6 +54,11 @@ def public(record: Record) -> Record:
     return {key: record.get(key) for key in PUBLIC_KEYS}
 
 
+def age(records: Sequence[Record]) -> tuple[int, int]:
+    """Return term and number of the newest of a journal's records; 0 and 0 when there is none."""
+    return (int(records[-1].get("term", 0)), len(records)) if records else (0, 0)
+
+
 class Journal:
     """The journal of one node: memory for answers, a file for the next reader. Numbers start at 1, without gaps."""
 
@@ -73,12 +78,12 @@ class Journal:
     @property
     def last_term(self) -> int:
         """The term in which the newest record was made."""
-        return int(self.records[-1].get("term", 0)) if self.records else 0
+        return self.age[0]
 
     @property
     def age(self) -> tuple[int, int]:
         """Term and number of the newest record: of two journals, the newer one has the larger pair."""
-        return self.last_term, self.last_seq
+        return age(self.records)
 
     def digest(self, seq: int) -> str:
         """Return a short hash of the record with that number, to compare two journals; "" for 0."""

@@ -194,9 +194,16 @@ def _form_again(turn: Turn) -> None:
         hand_over(turn)
 
 
+def succession(state: s.State) -> list[str]:
+    """Return who may coordinate, in turn: the last group without removed nodes; before the first group, all nodes."""
+    group = state.members or tuple(state.nodes)
+    return [name for name in group if state.nodes[name].status not in ("removed", "failed")]
+
+
 def successor(state: s.State) -> str | None:
-    """Return the node that takes over when ours leaves: the first ready one."""
-    for name, node in state.nodes.items():
+    """Return the node that takes over when ours leaves: the first ready one, of the group before any other."""
+    for name in (*succession(state), *state.nodes):
+        node = state.nodes[name]
         if name != state.me and node.connected and node.ready and node.status in ("ready", "running", "spare"):
             return name
     return None

@@ -79,6 +79,26 @@ def lacking(groups: Groups, votes: Votes, dead: Collection[str] = ()) -> Group |
     return next((group for group in groups if not group.is_enough(votes, dead)), None)
 
 
+@dataclasses.dataclass
+class Tally:
+    """The votes for one candidate, counted by the groups of the newest journal among the voters: its own may be old."""
+
+    votes: dict[str, str]
+    newest: tuple[int, int]
+    """Term and number of the last record of that journal."""
+    groups: Groups
+
+    def add(self, node: str, disk: str, newest: tuple[int, int], groups: Groups) -> None:
+        """Count the vote of a node with such a journal."""
+        self.votes[node] = disk
+        if newest > self.newest:
+            self.newest, self.groups = newest, groups
+
+    def lacking(self, dead: Collection[str] = ()) -> Group | None:
+        """Return the first group of which the votes are not enough; None: the candidate is elected."""
+        return lacking(self.groups, self.votes, dead)
+
+
 def first(node: str, disk: str) -> Groups:
     """Return the groups of a job that begins: until there is one, the node that the launch named forms it alone."""
     return (Group(-1, 0, {node: disk}, (node, disk), formed=True),)

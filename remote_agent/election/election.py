@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from remote_agent.base import clocks
-from remote_agent.coordinator import quorum, replay
+from remote_agent.coordinator import policy, quorum, replay
 from remote_agent.coordinator.journal import Journal, chunks
 from remote_agent.election import member
 from remote_agent.wire import Answer, Channel, Items, JobSpec, Problem
@@ -74,11 +74,8 @@ class Election:
         """Note what keeps this node from a coordinator; "" for nothing."""
         self.trouble = text
 
-    def voters(self) -> list[str]:
-        """Return who may stand, in turn: the last group without removed nodes; before the first, all nodes."""
-        state = replay.fold(self._spec, self._journal.records)
-        group = state.members or tuple(state.nodes)
-        return [name for name in group if state.nodes[name].status not in ("removed", "failed")]
+    def _succession(self) -> list[str]:
+        return policy.succession(replay.fold(self._spec, self._journal.records))
 
     # Questions
 
@@ -134,14 +131,14 @@ class Election:
         if running or now <= self._not_before or not member.leaderless(view, now):
             return
         # The order is a fold over the whole journal: only where it may matter.
-        candidates = [name for name in self.voters() if name != view.coordinator]
+        candidates = [name for name in self._succession() if name != view.coordinator]
         if member.election_due(view, candidates, now):
             self._running = self._tasks.spawn(self._try(), "election")
 
     async def _try(self) -> None:
         """Ask for votes; without them not again for a while, and not in step with another candidate."""
-        voters = self.voters()
-        place = 1 + (voters.index(self._me) if self._me in voters else 0)
+        order = self._succession()
+        place = 1 + (order.index(self._me) if self._me in order else 0)
         try:
             refusal = await self.stand()
             if refusal:
@@ -238,13 +235,12 @@ class Election:
         asked = {asyncio.ensure_future(self._peers.ask(name, "vote", request)): name for name in names}
         granted: list[Args] = []
         refused: list[str] = []
-        votes = {self._me: self._ballot.disk}
-        newest = self._journal.age
         groups = quorum.in_journal(self._journal.records)
+        tally = quorum.Tally({self._me: self._ballot.disk}, self._journal.age, groups)
         waiting = set(asked)
         try:
             # A host without power answers nothing for seconds: a quorum does not wait for it.
-            while waiting and quorum.lacking(groups, votes, given_up) is not None:
+            while waiting and tally.lacking(given_up) is not None:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     answer = task.result()
@@ -252,19 +248,18 @@ class Election:
                         refused.append(f"{asked[task]}: {answer['reason'] if answer else 'no answer'}")
                         continue
                     granted.append(answer)
-                    votes[asked[task]] = str(answer["disk"])
-                    if tuple(answer["newest"]) > newest:
-                        newest = tuple(answer["newest"])
-                        groups = tuple(quorum.Group.from_json(group) for group in answer["groups"])
+                    groups = tuple(quorum.Group.from_json(group) for group in answer["groups"])
+                    newest = int(answer["newest"][0]), int(answer["newest"][1])
+                    tally.add(asked[task], str(answer["disk"]), newest, groups)
         finally:
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-        lacking = quorum.lacking(groups, votes, given_up)
+        lacking = tally.lacking(given_up)
         if lacking is None:
             return granted, ""
         reasons = "; ".join(sorted(refused))
-        return granted, f"votes of {' '.join(sorted(votes))}; needed: {lacking.needed} ({reasons})"
+        return granted, f"votes of {' '.join(sorted(tally.votes))}; needed: {lacking.needed} ({reasons})"
 
     # Requests of other nodes
 

@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.coordinator import inputs, quorum, replay
+from remote_agent.coordinator import inputs, policy, quorum, replay
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.formation import holds_quorum, is_held
+from remote_agent.coordinator.journal import age
 from remote_agent.coordinator.machine import step
 from remote_agent.election import member
 from remote_agent.wire.events import EventType
@@ -28,26 +29,27 @@ LEAVE_S = 30.0
 Record = dict[str, Any]
 
 
+class Votes(quorum.Tally):
+    """The votes for a candidate, whose own is the first, with the newest of the voters' journals."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__({agent.name: agent.disk}, age(agent.records), quorum.in_journal(agent.records))
+        self.records = agent.records
+
+    def take(self, name: str, disk: str, records: list[Record]) -> None:
+        if age(records) > self.newest:
+            self.records = records
+        self.add(name, disk, age(records), quorum.in_journal(records))
+
+
 @dataclasses.dataclass
 class Candidacy:
     """A node that asks for votes: first whether it would get them, then for them."""
 
     term: int
     until: float
+    votes: Votes
     sounding: bool = True
-    votes: dict[str, tuple[str, list[Record]]] = dataclasses.field(default_factory=dict)
-    """By voter: its disk and its journal."""
-
-
-def newest(votes: Mapping[str, tuple[str, list[Record]]]) -> list[Record]:
-    """Return the newest of the voters' journals."""
-    return max((records for _, records in votes.values()), key=lambda one: (one[-1]["term"] if one else 0, len(one)))
-
-
-def is_enough(votes: Mapping[str, tuple[str, list[Record]]]) -> bool:
-    """Whether these votes are enough of every group that may have formed."""
-    disks = {name: disk for name, (disk, _) in votes.items()}
-    return quorum.lacking(quorum.in_journal(newest(votes)), disks) is None
 
 
 class Agent:
@@ -90,11 +92,8 @@ class Agent:
     def base(self) -> list[str]:
         if self.folded[0] == len(self.records):
             return self.folded[1]
-        state = replay.fold(self.world.job, self.records)
-        group = state.members or tuple(state.nodes)
-        found = [name for name in group if state.nodes[name].status not in ("removed", "failed")]
-        self.folded = (len(self.records), found)
-        return found
+        self.folded = len(self.records), policy.succession(replay.fold(self.world.job, self.records))
+        return self.folded[1]
 
     def follow(self, term: int, node: str) -> None:
         self.view, accepted = member.accept(self.view, term, node, self.world.now)
@@ -265,12 +264,12 @@ class Agent:
         if reason:
             return
         self.view = view
-        votes = {self.name: (self.disk, self.records)}
+        votes = Votes(self)
         for name, other in self.world.agents.items():
             reached = name != self.name and other.alive and self.world.reach(self.name, name)
             if reached and other.give_vote(term + 1, self.name, sounding=False):
-                votes[name] = (other.disk, other.records)
-        if is_enough(votes):
+                votes.take(name, other.disk, other.records)
+        if votes.lacking() is None:
             self.follow(term + 1, self.name)
             self.role = dataclasses.replace(self.role, term=term + 1)
             self.announce()
@@ -283,13 +282,13 @@ class Agent:
     # Votes
 
     def stand(self) -> None:
-        self.candidacy = Candidacy(self.view.term + 1, self.world.now + ANSWER_S)
+        self.candidacy = Candidacy(self.view.term + 1, self.world.now + ANSWER_S, Votes(self))
         self.poll()
 
     def poll(self) -> None:
         candidacy = self.candidacy
         assert candidacy is not None
-        candidacy.votes = {self.name: (self.disk, self.records)}
+        candidacy.votes = Votes(self)
         for name in self.world.agents:
             if name != self.name:
                 self.world.send(self.name, name, "vote", {"term": candidacy.term, "sounding": candidacy.sounding})
@@ -297,7 +296,7 @@ class Agent:
 
     def count(self) -> None:
         candidacy = self.candidacy
-        if candidacy is None or not is_enough(candidacy.votes):
+        if candidacy is None or candidacy.votes.lacking() is not None:
             return
         if candidacy.sounding:
             self.view, reason = member.vote(self.view, candidacy.term, self.name, self.world.now)
@@ -307,7 +306,7 @@ class Agent:
             candidacy.sounding = False
             self.poll()
         elif self.view.term == candidacy.term and self.view.voted == self.name:
-            self.records, self.folded = list(newest(candidacy.votes)), (-1, [])
+            self.records, self.folded = list(candidacy.votes.records), (-1, [])
             self.take_role(candidacy.term)
 
     def take_role(self, term: int) -> None:
@@ -368,7 +367,7 @@ class Agent:
         elif kind == "voted":
             mine = self.candidacy
             if mine and args["granted"] and (mine.term, mine.sounding) == (args["term"], args["sounding"]):
-                mine.votes[source] = (args["disk"], args["records"])
+                mine.votes.take(source, args["disk"], args["records"])
                 self.count()
 
     def hear_coordinator(self, source: str, kind: str, args: Mapping[str, Any]) -> None:

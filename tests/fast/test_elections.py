@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 from hypothesis import Phase, given
 from hypothesis import strategies as st
 
-from remote_agent.coordinator import inputs
+from remote_agent.coordinator import inputs, policy
 from remote_agent.coordinator import state as s
+from remote_agent.wire import NodeSpec
 from tests.examples import examples
 from tests.fast.agents_world import Agents
 from tests.fast.world import spec
@@ -54,6 +56,15 @@ def test_a_coordinator_that_stood_still_blames_nobody_else(size: int, pause: int
     assert paused == ([] if head.name == "n2" else [pytest.approx(pause, abs=1)])
     assert head.role is not None
     assert (head.role.generation > 0, head.role.restarts) == (pause == 20, 0)
+
+
+def test_a_node_of_the_group_takes_over_before_a_spare() -> None:
+    node = s.Node(NodeSpec("", ""), connected=True, ready=True, status="running")
+    nodes = {"n1": node, "n2": dataclasses.replace(node, status="spare"), "n3": node}
+    state = s.State(spec(3), "n1", 1, nodes, members=("n1", "n3"))
+    assert policy.successor(state) == "n3"
+    alone = dataclasses.replace(state, members=("n1",))
+    assert policy.successor(alone) == "n2"
 
 
 @pytest.mark.parametrize("late", [False, True])
