@@ -138,13 +138,13 @@ def _refusal(host: Host, wire: Wire, line: bytes) -> HostError:
 
 async def _ended(host: Host, wire: Wire, noise: bytearray, step: str) -> HostError:
     """Return why the command ended before the agent ran."""
+    if len(noise) > MAX_NOISE:
+        hint = "make the shell's start files silent for sessions without a terminal"
+        return HostError(host.name, step, f"the login shell prints endlessly{_said(wire, noise)}", hint)
     status = None
     with contextlib.suppress(asyncio.TimeoutError):
         status = await asyncio.wait_for(wire.wait_exit(), EXIT_DEADLINE_S)
     said = _said(wire, noise)
-    if len(noise) > MAX_NOISE:
-        hint = "make the shell's start files silent for sessions without a terminal"
-        return HostError(host.name, step, f"the login shell prints endlessly{said}", hint)
     if step == "push":
         return HostError(host.name, step, f"the node closed the connection during the push{said}")
     if status == 127:

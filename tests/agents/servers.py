@@ -54,8 +54,8 @@ def with_hosts(root: Path, body: Callable[[Served], Awaitable[None]], count: int
         async with demo_hosts(count, root) as demo:
             served = Served(demo, tuple(host_of(demo, index) for index in range(count)))
             await asyncio.wait_for(body(served), deadline_s)
-            left = await asyncio.to_thread(demo.await_end, 5.0)
-            assert left, demo.processes()
+            is_over = await asyncio.to_thread(demo.await_end, deadline_s)
+            assert is_over, demo.processes()
 
     asyncio.run(run())
 

@@ -202,13 +202,18 @@ def test_a_prelude_changes_the_environment_and_cannot_spoil_the_wire(tmp_path: P
     with_hosts(tmp_path, body)
 
 
-def test_noise_before_the_greeting_is_skipped(tmp_path: Path, agent: AgentFile) -> None:
+def test_noise_before_the_greeting_is_skipped(
+    tmp_path: Path, agent: AgentFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     noisy = tmp_path / "noisy"
     noisy.write_text(f'#!/bin/sh\nprintf "Welcome\\nto n1"\nexec {shutil.which("python3")} "$@"\n')
     noisy.chmod(0o755)
     endless = tmp_path / "endless"
     endless.write_text("#!/bin/sh\nyes welcome\n")
     endless.chmod(0o755)
+
+    # Who prints endlessly does not end: there is no exit status to wait for.
+    monkeypatch.setattr(boot, "EXIT_DEADLINE_S", 600.0)
 
     async def body(served: Served) -> None:
         link = await connect(dataclasses.replace(served.hosts[0], python=str(noisy)), agent=agent)

@@ -17,8 +17,8 @@ MARK = "SUPERVISOR_TEST_RUN"
 
 
 def marked(mark: str) -> list[int]:
-    """The living processes, other than this one, whose environment carries the mark; waits 5 s for those that end."""
-    deadline = time.monotonic() + 5.0
+    """The living processes, other than this one, whose environment carries the mark; waits 30 s for those that end."""
+    deadline = time.monotonic() + 30.0
     while found := _look(mark):
         if time.monotonic() > deadline:
             break
