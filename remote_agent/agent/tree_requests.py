@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_agent.agent import jobs
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Another operator's sync of the same tree: long enough for a small one to end.
+# Another operator's sync of the same tree, or launch from it: long enough for a small one to end.
 LOCK_DEADLINE_S = 10.0
 # Less than the coordinator waits for the workers.
 SWITCH_DEADLINE_S = 40.0
@@ -36,6 +37,8 @@ class TreeRequests:
         self._home = home
         self._job = job
         self._sync = TreeSync(home)
+        self._alone = False
+        """No other live job may run from the tree: the lock is kept until this launch's agent runs from it."""
         self._turn = asyncio.Lock()
         self.ops: dict[str, Callable[[dict[str, Any], bytes], Awaitable[dict[str, Any]]]] = {
             "tree_has": self._has,
@@ -84,9 +87,9 @@ class TreeRequests:
         await lock(self._sync, tree)
         try:
             plan = await self._in_turn(self._sync.plan, tree, body)
-            alone = bool(args.get("alone"))
-            if alone or plan.changed or plan.removed:
-                self._refuse_used(tree, alone=alone)
+            self._alone = bool(args.get("alone"))
+            if self._alone or plan.changed or plan.removed:
+                self._refuse_used(tree, alone=self._alone)
             left = await self._in_turn(left_in, plan)
         except BaseException:
             self._sync.close()
@@ -116,7 +119,7 @@ class TreeRequests:
             # A group runs from the tree: the new files are for the next one.
             plan = await self._in_turn(self._sync.stage, tree, digest, [str(one) for one in args.get("keep", ())])
         else:
-            plan = await self._in_turn(self._sync.commit, tree, digest)
+            plan = await self._in_turn(partial(self._sync.commit, keep_lock=self._alone), tree, digest)
         return {**_numbers(plan), "kept_in": str(plan.side / "replaced") if plan.conflicts else None}
 
 

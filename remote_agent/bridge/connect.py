@@ -104,12 +104,20 @@ class Bridge:
     async def _start(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
         from remote_agent.bridge.starting import start
 
-        return await start(self.home, args)
+        try:
+            return await start(self.home, args)
+        finally:
+            # Whoever waits for the tree sees the agent now. A step brings it later.
+            if not args.get("step"):
+                self._trees.close()
 
     async def _await_agent(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
         from remote_agent.bridge.starting import await_agent
 
-        return await await_agent(self.home, args)
+        try:
+            return await await_agent(self.home, args)
+        finally:
+            self._trees.close()
 
     async def _clean(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
         return await asyncio.to_thread(jobs.clean, self.home, args.get("job"))

@@ -65,7 +65,7 @@ def left_in(plan: SyncPlan) -> list[str]:
 
 
 class TreeSync:
-    """The syncs of one connection: one tree at a time, locked from plan to commit."""
+    """The syncs of one connection: one tree at a time, locked from plan to commit, or longer."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
@@ -152,13 +152,15 @@ class TreeSync:
         listed = {*manifest.files, *manifest.links}
         return {"changed": changed, "removed": [path for path in (*state.files, *state.links) if path not in listed]}
 
-    def commit(self, tree: str, digest: str = "") -> SyncPlan:
-        """Put everything in place and release the lock; raises Problem."""
+    def commit(self, tree: str, digest: str = "", *, keep_lock: bool = False) -> SyncPlan:
+        """Put everything in place and release the lock, unless it is to be kept; raises Problem."""
         plan = self._complete(tree)
         with _translated(plan):
             put_in_place(plan, digest)
             shutil.rmtree(plan.side / "incoming", ignore_errors=True)
-        self.close()
+        self._plan = None
+        if not keep_lock:
+            self.close()
         return plan
 
     def stage(self, tree: str, digest: str, keep: Iterable[str] = ()) -> SyncPlan:

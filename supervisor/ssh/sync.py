@@ -82,7 +82,8 @@ async def push_tree(
         request = {"tree": tree.name, "digest": tree.digest, "keep": list(keep)}
         done = (await link.channel.call("tree_commit", request, timeout=COMMIT_DEADLINE_S)).data
     except CallFailed as error:
-        refused = JobInTheWay if alone and error.kind == "tree_in_use" else HostError
+        # A tree that stays busy is that of another launch.
+        refused = JobInTheWay if alone and error.kind in ("tree_in_use", "tree_busy") else HostError
         raise refused(name, "sync", _reason(error), error.hint) from error
     except asyncio.TimeoutError:
         raise HostError(name, "sync", "timeout: the node does not answer", "try again, or set sync = false") from None

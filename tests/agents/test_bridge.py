@@ -163,11 +163,44 @@ def test_bad_requests_are_refused_and_the_bridge_goes_on(
     _with_node(tmp_path, body)
 
 
-def test_a_tree_in_use_is_not_changed_under_a_job(tmp_path: Path) -> None:
-    def packed(content: bytes) -> bytes:
-        manifest = {"files": [["f", 0o644, 1, hashlib.sha256(content).hexdigest()]], "links": [], "dirs": []}
-        return zlib.compress(json.dumps(manifest).encode())
+def packed(content: bytes) -> bytes:
+    """Return a manifest of one file with that content."""
+    manifest = {"files": [["f", 0o644, 1, hashlib.sha256(content).hexdigest()]], "links": [], "dirs": []}
+    return zlib.compress(json.dumps(manifest).encode())
 
+
+@pytest.mark.parametrize("ends", ["with an agent", "with a refused start", "with its connection"])
+def test_of_two_launches_from_one_tree_the_second_waits_for_the_first(tmp_path: Path, ends: str) -> None:
+    request = {"tree": "t", "alone": True}
+
+    async def body(node: Node, first: Channel) -> None:
+        second = await node.connect()
+        (missing,) = (await first.call("tree_plan", request, packed(b"x"))).data["missing"]
+        await first.call("tree_put", {"tree": "t", "parts": [[missing, 0, 1, 1]]}, b"x")
+        await first.call("tree_commit", {"tree": "t"})
+        planning = asyncio.ensure_future(second.call("tree_plan", request, packed(b"x")))
+        # Both ask the same node: what comes after this answer has seen the lock.
+        third = await node.connect()
+        assert not planning.done(), "the files are in place, and the agent does not run yet"
+        files = _make_job(node, "first", [{"type": "job_started"}], tree="t").job("first")
+        agent = lock_agent(files) if ends == "with an agent" else None
+        if ends == "with its connection":
+            await first.close()
+        else:
+            with pytest.raises(CallFailed):
+                await first.call("start", {})
+        if agent is not None:
+            with pytest.raises(CallFailed, match="job first is live and runs from the same work tree"):
+                await planning
+            os.close(agent)
+        else:
+            assert (await planning).data["changed"] == 0, "nothing blocks the next launch"
+        await third.close()
+
+    _with_node(tmp_path, body)
+
+
+def test_a_tree_in_use_is_not_changed_under_a_job(tmp_path: Path) -> None:
     async def body(node: Node, channel: Channel) -> None:
         home = _make_job(node, "running", [{"type": "job_started"}], tree="t")
         plan = (await channel.call("tree_plan", {"tree": "t"}, packed(b"x"))).data
