@@ -472,7 +472,7 @@ class Office:
             raise Problem("stale", f"this job has begun: {me} needs votes to coordinate it")
         where = {"address": named["address"], "port": named["port"]}
         own = {"address": context.address, "port": context.peers.port}
-        context.peers.learn({**args["members"], named["node"]: where, me: own})
+        context.peers.learn({**args["members"], named["node"]: where, me: own}, certain=True)
         if not context.ballot.follow(int(args["term"]), named["node"]):
             raise Problem("stale", f"this job is in term {context.ballot.view.term} already")
         if named["node"] == me and not self.is_held:
@@ -542,7 +542,7 @@ class Office:
             older = coordinator.state.term
             raise Problem("stale", f"{self._context.node} coordinates term {older}, {node} is in {term}")
         assert channel is not None
-        self._context.peers.learn({node: {"address": args["address"], "port": args["port"]}})
+        self._context.peers.learn({node: {"address": args["address"], "port": args["port"]}}, certain=True)
         coordinator.join(node, channel, args)
         coordinator.notify_all("members", {"members": self._context.peers.members})
         return Answer({})

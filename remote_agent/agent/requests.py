@@ -130,7 +130,7 @@ class AgentRequests(JobRequests):
 
     async def introduce(self, args: dict[str, Any]) -> Answer:
         """Learn where the other agents listen: those that came back have other ports than this node knows."""
-        self._context.peers.learn(args["members"])
+        self._context.peers.learn(args["members"], certain=True)
         return Answer({})
 
     async def await_engine(self, args: dict[str, Any]) -> Answer:

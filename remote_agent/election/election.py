@@ -273,7 +273,7 @@ class Election:
     def _learn(self, node: str, args: Args) -> None:
         """Note where a node that asks us listens: it may have come back with another port."""
         if args.get("where"):
-            self._peers.learn({node: args["where"]})
+            self._peers.learn({node: args["where"]}, certain=True)
 
     async def _answer_candidate(self, args: Args) -> Items:
         """Answer a request for a vote, with the groups of our journal; a granted one also with its newer records."""

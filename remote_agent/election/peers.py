@@ -48,6 +48,8 @@ class Peers:
         self.members: dict[str, Document] = read_json(files.members)
         """Address and port of each agent, by node."""
         self._own: dict[str, Document] = {}
+        self._certain: dict[str, Document] = {}
+        """Where nodes listen by their own word, an operator's, or their certificate."""
         self._written = dict(self.members)
         self._writing = False
 
@@ -61,8 +63,13 @@ class Peers:
         self._own = {self._node: {"address": address, "port": port}}
         self.learn(self._own)
 
-    def learn(self, members: Mapping[str, Mapping[str, Any]]) -> None:
-        """Note where agents are, and write it to the disk soon."""
+    def learn(self, members: Mapping[str, Mapping[str, Any]], *, certain: bool = False) -> None:
+        """Note where agents are, and write it to the disk soon; `certain`: by their own word, or an operator's.
+
+        Anything else is hearsay: good for dialling, as the certificate decides who is there, and no proof of a death.
+        """
+        if certain:
+            self._certain.update({name: dict(where) for name, where in members.items()})
         # What others say of this node's own agent may be older than its last start.
         self.members.update({**{name: dict(where) for name, where in members.items()}, **self._own})
         if self.members != self._written and not self._writing:
@@ -84,12 +91,19 @@ class Peers:
     async def connect(self, node: str, handler: Handler) -> Channel:
         """Return a channel to a node of which the address is known; raises PeerRefused, PeerUnreachable."""
         where = self.members[node]
-        return await connect(self._files, node, where["address"], int(where["port"]), handler)
+        try:
+            channel = await connect(self._files, node, where["address"], int(where["port"]), handler)
+        except PeerRefused as error:
+            if self._certain.get(node) != where:
+                raise PeerUnreachable(f"{error}, where others say that it is") from error
+            raise
+        self._certain[node] = where
+        return channel
 
     async def is_dead(self, node: str) -> bool:
-        """Whether a node's machine answers and nothing listens at its agent's port."""
-        where = self.members[node]
-        return await is_dead(where["address"], int(where["port"]))
+        """Whether a node's machine answers and nothing listens where its agent is known to have listened."""
+        where = self._certain.get(node)
+        return where is not None and await is_dead(where["address"], int(where["port"]))
 
     async def ask(self, node: str, op: str, args: Document) -> Document | None:
         """Return another node's answer to one question, None where there is none."""

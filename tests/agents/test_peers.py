@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from remote_agent.base import clocks
 from remote_agent.base.paths import Home, JobFiles
+from remote_agent.base.tasks import Tasks
 from remote_agent.election import peers
 from remote_agent.election.listener import listen
 from remote_agent.wire import Answer, Channel
@@ -113,6 +115,46 @@ def test_a_dead_agent_is_told_from_a_silent_one() -> None:
         server.close()
         await server.wait_closed()
         assert await peers.is_dead("127.0.0.1", port)
+
+    asyncio.run(check())
+
+
+def test_an_address_from_hearsay_is_dialled_and_proves_no_death(tmp_path: Path) -> None:
+    """n2 lives, and another node says that it is where nothing listens."""
+    authority = make_authority("job")
+    server_files, files = files_for(tmp_path / "a", "n2", authority), files_for(tmp_path / "b", "n1", authority)
+
+    async def accepted(peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await Channel(reader, writer, who).run()
+
+    async def check() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            wrong = {"address": "127.0.0.1", "port": gone.getsockname()[1]}
+        tasks = Tasks()
+        server = listen(server_files, 0, accepted, lambda: 2)
+        known = peers.Peers(files, "n1", "", tasks)
+        try:
+            known.learn({"n2": wrong})
+            with pytest.raises(peers.PeerUnreachable, match="where others say that it is"):
+                await known.connect("n2", who)
+            assert not await known.is_dead("n2"), "nobody knows where it was"
+            right = {"address": "127.0.0.1", "port": server.port}
+            known.learn({"n2": right})
+            channel = await known.connect("n2", who)
+            known.learn({"n2": wrong})
+            assert not await known.is_dead("n2"), "its certificate was seen elsewhere, and somebody listens there"
+            with pytest.raises(peers.PeerUnreachable):
+                await known.connect("n2", who)
+            await channel.close()
+        finally:
+            server.close()
+        known.learn({"n2": right})
+        assert await known.is_dead("n2")
+        with pytest.raises(peers.PeerRefused):
+            await known.connect("n2", who)
+        known.learn({"n3": wrong}, certain=True)
+        assert await known.is_dead("n3"), "by its own word it listened there"
+        await tasks.close()
 
     asyncio.run(check())
 
