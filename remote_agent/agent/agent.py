@@ -16,10 +16,11 @@ import signal
 import time
 
 from remote_agent.agent import agent_log
-from remote_agent.agent.context import Context, Life
+from remote_agent.agent.context import Context, Life, working_directory
 from remote_agent.agent.engine_link import EngineLink, Notice, TorchrunLink
 from remote_agent.agent.member_loop import MemberLoop
 from remote_agent.agent.requests import serve_operators
+from remote_agent.agent.snapshot_keeper import SnapshotKeeper
 from remote_agent.agent.tree_requests import JobTree
 from remote_agent.base import clocks, paths
 from remote_agent.base.ports import NoFreePort
@@ -64,18 +65,21 @@ class Agent:
         node = str(json.loads(files.node.read_text())["node"])
         self._tasks = Tasks()
         self.life = life = Life()
+        journal, logs = Journal(files.events), LogStore(files.root, live=True, bound=spec.log_bound)
+        others = peers.Peers(files, node, spec.endpoint, self._tasks)
         self.context = Context(
             files=files,
             spec=spec,
             node=node,
             life=life,
-            journal=Journal(files.events),
-            logs=LogStore(files.root, live=True, bound=spec.log_bound),
+            journal=journal,
+            logs=logs,
             history=Keeper(files.history),
             tree=JobTree(files.home, spec.tree),
             vitals=Vitals(HostUsage(files.root), files.name, lambda: bool(life.operators)),
-            peers=peers.Peers(files, node, spec.endpoint, self._tasks),
+            peers=others,
             ballot=Ballot(files.term, Member(me=node, node_timeout=spec.node_timeout, contact=clocks.now())),
+            snapshots=SnapshotKeeper(files, spec, node, working_directory(files, spec), others, logs, journal),
         )
 
         def make_engine(notice: Notice) -> EngineLink:
@@ -98,6 +102,7 @@ class Agent:
         self._tasks.spawn(waiting, "assignment")
         self._tasks.spawn(agent_log.keep_small(context.files.log), "agent.log")
         context.vitals.start(self._tasks, context.address, member.workers)
+        context.snapshots.start(self._tasks, member)
         self._tasks.spawn(context.history.keep(member.samples), "history")
         claim(context, member)
         operators = await serve_operators(context, member)
@@ -148,6 +153,7 @@ class Agent:
         channels = (*self._peers, *self.life.operators)
         await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
         await self._tasks.close()
+        self.context.snapshots.close()
         await self.context.logs.stop()
         self.context.history.save()
         self.context.journal.close()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from remote_agent.base.tasks import within
 
 if TYPE_CHECKING:
+    from remote_agent.agent.snapshot_keeper import SnapshotKeeper
     from remote_agent.agent.tree_requests import JobTree
     from remote_agent.base.paths import JobFiles
     from remote_agent.coordinator.journal import Journal
@@ -85,6 +86,7 @@ class Context:
     vitals: Vitals
     peers: Peers
     ballot: Ballot
+    snapshots: SnapshotKeeper
 
     @property
     def address(self) -> str:
@@ -95,5 +97,10 @@ class Context:
     @property
     def workdir(self) -> str:
         """Where the workers and the hooks run on this node."""
-        base = str(self.files.home.trees / self.spec.tree) if self.spec.tree else "/"
-        return os.path.normpath(os.path.join(base, self.spec.workdir))
+        return working_directory(self.files, self.spec)
+
+
+def working_directory(files: JobFiles, spec: JobSpec) -> str:
+    """Return where the workers of a job run on this node."""
+    base = str(files.home.trees / spec.tree) if spec.tree else "/"
+    return os.path.normpath(os.path.join(base, spec.workdir))

@@ -29,7 +29,16 @@ from remote_agent.coordinator.status import document
 from remote_agent.diagnose.incidents import iso_time
 from remote_agent.text.shapes import clip
 from remote_agent.wire import Answer, Channel, NodeSpec, Problem, WireError
-from remote_agent.wire.events import ENDED_EVENTS, HOST_NAME, INTERFACE, EventType
+from remote_agent.wire.documents import read_placed, read_snapshots
+from remote_agent.wire.events import (
+    ENDED_EVENTS,
+    HOST_NAME,
+    INTERFACE,
+    SNAPSHOT_LEFT_OUT,
+    SNAPSHOT_NOTICES,
+    EventType,
+)
+from remote_agent.wire.gate import Misfit
 
 if TYPE_CHECKING:
     from remote_agent.agent.context import Context
@@ -68,10 +77,27 @@ def _pulses(args: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     return {int(rank): {**pulse, "clock": clock} for rank, pulse in args["ranks"].items()}
 
 
+def _snapshots(args: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return the snapshots that a node says it keeps; none where another agent than ours says it."""
+    try:
+        return tuple(read_snapshots(args.get("snapshots") or []))
+    except Misfit as misfit:
+        log.warning("snapshots: %s", misfit)
+        return ()
+
+
+def _said(node: str, args: Mapping[str, Any]) -> inputs.Notice:
+    kind = str(args.get("kind"))
+    return inputs.Notice(node, kind if kind in SNAPSHOT_NOTICES else SNAPSHOT_LEFT_OUT, clip(str(args.get("message"))))
+
+
 # Reports of members as inputs; those with timestamps of the member's clock are corrected first.
 REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], inputs.Input]] = {
     "ready": lambda node, _, args: inputs.Ready(node, int(args["nproc"]), args.get("versions", {}), _trees(args)),
     "unfit": lambda node, _, args: inputs.Unfit(node, str(args["reason"])),
+    "notice": lambda node, _, args: _said(node, args),
+    "held": lambda node, generation, args: inputs.Held(node, generation, _snapshots(args)),
+    "placed": lambda node, generation, args: inputs.Placed(node, generation, read_placed(args)),
     "gone": lambda node, _, args: inputs.Gone(node, str(args["reason"])),
     "recorded": lambda node, generation, args: inputs.Recorded(node, generation, int(args["term"])),
     "prepared": lambda node, generation, args: inputs.Prepared(node, generation, int(args["port"])),
@@ -318,7 +344,8 @@ class Coordinator:
         progressed = current and moved(before, ranks)
         heard_age = float(args.get("heard_age", 0.0))
         first = _first_step_age(ranks) if current else None
-        self.feed(inputs.Beat(node, heard_age, stepped and current, progressed, warnings, first))
+        kept = _snapshots(args) if "snapshots" in args else None
+        self.feed(inputs.Beat(node, heard_age, stepped and current, progressed, warnings, first, kept))
         self._wake()
 
     # Journal and orders

@@ -83,8 +83,11 @@ class MemberLoop:
         self._requests: dict[str, PeerRequest] = {
             **self.office.requests,
             **self.election.requests,
+            **context.snapshots.requests,
             "join": self._hear_join,
         }
+        self._resuming: asyncio.Task[None] | None = None
+        """Snapshots are being looked at or put in place."""
         # Notices that count only from the coordinator that this node follows.
         self._notices: dict[str, Callable[[str, dict[str, Any]], None]] = {
             "order": self._take_order,
@@ -179,6 +182,8 @@ class MemberLoop:
 
     def order(self, op: str, args: dict[str, Any]) -> None:
         """Queue an order of the coordinator; an immediate kill overtakes what is queued."""
+        if op == "stop":
+            self._context.snapshots.end_group()
         if op == "stop" and not args["grace_s"]:
             self._tasks.spawn(self.stop(args), "kill")
         elif op == "pulse":
@@ -225,6 +230,7 @@ class MemberLoop:
             if self._closing:
                 return
             log.warning("the engine ended: %s", how)
+            self._context.snapshots.end_group()
             if self.running is not None:
                 self._tasks.spawn(self._context.logs.finish(self.running), "finish the logs")
             self.running, self._reports = None, []
@@ -357,7 +363,13 @@ class MemberLoop:
             "heard_age": clocks.now() - self._ballot.view.contact,
             "vitals": vitals,
             "standby": self.engine.standby,
+            **({"snapshots": self._context.snapshots.heads()} if self._context.spec.snapshots else {}),
         }
+
+    @property
+    def shift_ns(self) -> int:
+        """Nanoseconds to add to this machine's time to get the coordinator's."""
+        return self.offset.ns
 
     def samples(self) -> tuple[float, dict[Name, float]]:
         """Return the coordinator's time, in seconds since the epoch, and what is known of node, GPUs and ranks."""
@@ -463,6 +475,9 @@ class MemberLoop:
             await self.stop(args)
         elif op in ("prepare", "go"):
             await self._try(op, args)
+        elif op in ("snapshots", "restore"):
+            await self._cancel_resuming()
+            self._resuming = self._tasks.spawn(self._resume(op, args), op)
         elif op in ("leave", "end"):
             await self.stop({"generation": self.generation, "grace_s": 0.0, "collect": False})
             # A node that leaves may be wanted again at once: a new agent takes this one's place.
@@ -485,6 +500,7 @@ class MemberLoop:
                     self.report("idle", {"generation": generation, "exits": []})
                 # Else it was stopped before it began: a `go` may be read late, and the tree takes its time.
                 if self.running == generation:
+                    self._context.snapshots.begin_group()
                     done = await self.engine.call("go", orders.go(self._context, args), CALL_TIMEOUT_S * 6)
                     started = {name: done.get(name) for name in ("ranks", "notice", "cold")}
                     self._begun_at = clocks.now()
@@ -493,8 +509,23 @@ class MemberLoop:
             why = str(error) or "no answer in time"
             self.report("order_failed", {"generation": generation, "message": f"{op}: {why}"})
 
+    async def _resume(self, op: str, args: dict[str, Any]) -> None:
+        """Say which snapshots this node has, or put those in place from which the next group resumes."""
+        generation, snapshots = int(args["generation"]), self._context.snapshots
+        if op == "snapshots":
+            self.report("held", {"generation": generation, "snapshots": await snapshots.hold()})
+        else:
+            self.report("placed", {"generation": generation, **await snapshots.restore(args["snapshots"])})
+
+    async def _cancel_resuming(self) -> None:
+        if self._resuming is not None:
+            self._resuming.cancel()
+            await asyncio.gather(self._resuming, return_exceptions=True)
+
     async def stop(self, args: dict[str, Any], margin_s: float | None = None) -> None:
         """End the workers up to a generation, and report this node idle; margin_s: what the engine has after grace."""
+        self._context.snapshots.end_group()
+        await self._cancel_resuming()
         generation, ran = int(args["generation"]), self.running
         exits: list[dict[str, Any]] | None = []
         if ran is not None and ran <= generation:
@@ -530,6 +561,8 @@ class MemberLoop:
             self.report("pulse", {"generation": int(args["generation"]), "ranks": ranks, **self.offset.report()})
 
     async def _hear_engine(self, op: str, args: dict[str, Any]) -> None:
+        if op == "exited" and args["exit"]["code"] != 0:
+            self._context.snapshots.end_group()
         self.report(op, args)
 
     async def ask_coordinator(self, op: str, args: dict[str, Any]) -> dict[str, Any]:

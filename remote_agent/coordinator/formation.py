@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from remote_agent.coordinator import hang_watch, phases
+from remote_agent.coordinator import hang_watch, phases, snapshots
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.quorum import Group, lacking
 from remote_agent.coordinator.transitions import NOT_JOINED, Turn, lose_node, stop_group
@@ -58,6 +58,7 @@ def try_form(turn: Turn) -> None:
         members=tuple(group),
         groups=(*state.groups, Group(generation, state.term, disks, author)),
         recorded=frozenset(),
+        resume=s.Resume(),
         port=None,
         ranks={},
         waiting=frozenset(),
@@ -82,6 +83,7 @@ def try_form(turn: Turn) -> None:
         elif node.status == "ready" and node.ready:
             turn.set_node(name, status="spare", reason=FULL)
     turn.emit(EventType.GENERATION_PROPOSED, node=state.me, members=disks, disk=author[1])
+    snapshots.ask(turn, state.nodes)
     prepare(turn)
 
 
@@ -242,10 +244,13 @@ def left_out(state: s.State, *statuses: str) -> list[str]:
 
 
 def go_when_recorded(turn: Turn) -> None:
-    """Start the group once its store is open and enough nodes of those before it have its proposal on disk."""
+    """Start the group once its store is open, its snapshots are in place and enough nodes of the former groups have its
+    proposal on disk.
+    """
     state = turn.state
     recorded = state.disks(state.recorded)
-    if state.port is not None and lacking(state.groups[:-1], recorded, state.given_up) is None:
+    has_votes = lacking(state.groups[:-1], recorded, state.given_up) is None
+    if state.port is not None and has_votes and snapshots.are_in_place(turn):
         _go(turn, state.port)
 
 

@@ -73,6 +73,16 @@ class Beat(Report):
     """By rank and kind: what its output shows that is no failure."""
     first_step_age: float | None = None
     """Seconds since a rank there printed its first step; None: none has."""
+    snapshots: tuple[Mapping[str, Any], ...] | None = None
+    """The snapshots that it keeps; None: it says nothing of them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Notice(Report):
+    """A node says what is no failure and what an operator should know."""
+
+    kind: str
+    message: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +118,20 @@ class Prepared(GroupReport):
     """The first member has opened the generation's store."""
 
     port: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Held(GroupReport):
+    """A node has looked which snapshots it has: id, path, step, time_ns and bytes of each."""
+
+    snapshots: tuple[Mapping[str, Any], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed(GroupReport):
+    """A member has put the chosen snapshots in place, or says what keeps it from that (`problem`)."""
+
+    report: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +206,8 @@ class Restart(Input):
     tree: str = ""
     change: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     without: tuple[str, ...] = ()
+    snapshot: str = ""
+    """The id of the one to resume from; empty: the newest."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from remote_agent.coordinator import code_version, formation, hang_watch, inputs, phases, policy
+from remote_agent.coordinator import code_version, formation, hang_watch, inputs, phases, policy, snapshots
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.operator_requests import CORDONED, VERBS
 from remote_agent.coordinator.transitions import (
@@ -28,7 +28,7 @@ from remote_agent.coordinator.transitions import (
 )
 from remote_agent.text.names import count
 from remote_agent.wire import leases
-from remote_agent.wire.events import EventType
+from remote_agent.wire.events import SNAPSHOT_UNNAMED, EventType
 
 # An agent that was started for a removed node and is not added by then is sent away.
 UNWANTED_S = 60.0
@@ -139,6 +139,7 @@ def on_joined(turn: Turn, event: inputs.Joined) -> None:
     elif event.running is not None and not _carries_on(state, event):
         turn.send(event.node, "stop", generation=event.running, grace_s=state.spec.stop_grace, collect=False)
     elif state.phase == s.PREPARING:
+        snapshots.ask(turn, [event.node])
         formation.prepare(turn, event.node)
     elif state.phase == s.STOPPING and event.running is None:
         if event.nproc is not None:
@@ -188,6 +189,8 @@ def on_unfit(turn: Turn, event: inputs.Unfit) -> None:
 
 def on_beat(turn: Turn, event: inputs.Beat) -> None:
     turn.set_node(event.node, seen=turn.now, held=max(turn.node(event.node).held, turn.now - event.heard_age))
+    if event.snapshots is not None:
+        turn.set_node(event.node, snapshots=event.snapshots)
     if event.stepped:
         turn.set(stepped=True)
     phases.note_step(turn, event.first_step_age)
@@ -197,6 +200,12 @@ def on_beat(turn: Turn, event: inputs.Beat) -> None:
         # A rank is compared with others: it may be another node's.
         known = turn.state.ranks.get(rank)
         turn.warn(event.node if known is None else known.node, rank, kind, message)
+
+
+def on_notice(turn: Turn, event: inputs.Notice) -> None:
+    # One node's word on what all of them do is enough.
+    if event.kind != SNAPSHOT_UNNAMED or not any(kind == event.kind for *_, kind in turn.state.warnings):
+        turn.warn(event.node, None, event.kind, event.message)
 
 
 def on_gone(turn: Turn, event: inputs.Gone) -> None:
@@ -227,6 +236,20 @@ def on_recorded(turn: Turn, event: inputs.Recorded) -> None:
     state = turn.state
     if state.phase == s.PREPARING and event.term == state.groups[-1].term:
         turn.set(recorded=state.recorded | {event.node})
+        formation.go_when_recorded(turn)
+
+
+def on_held(turn: Turn, event: inputs.Held) -> None:
+    turn.set_node(event.node, snapshots=event.snapshots)
+    if turn.state.phase == s.PREPARING:
+        snapshots.on_held(turn, event.node)
+        formation.go_when_recorded(turn)
+
+
+def on_placed(turn: Turn, event: inputs.Placed) -> None:
+    if turn.state.phase == s.PREPARING:
+        snapshots.on_placed(turn, event.node, event.report)
+    if turn.state.phase == s.PREPARING:
         formation.go_when_recorded(turn)
 
 
@@ -360,6 +383,9 @@ def on_tick(turn: Turn, event: inputs.Tick) -> None:
             turn.commands.append(s.Drop(name))
     _keep_quorum(turn)
     _keep_deadline(turn)
+    if turn.state.phase == s.PREPARING and turn.state.spec.snapshots:
+        # A node outside the group may have gone, or is not waited for any longer.
+        formation.go_when_recorded(turn)
     hang_watch.on_tick(turn)
 
 
@@ -382,7 +408,7 @@ def _keep_deadline(turn: Turn) -> None:
         formation.lose_expected(turn)
     elif state.phase == s.STOPPING:
         _lose_the_stuck(turn)
-    elif state.phase == s.PREPARING:
+    elif state.phase == s.PREPARING and not (state.port is not None and snapshots.leave_out_the_late(turn)):
         opener = formation.opener_of(state)
         name = opener[0] if opener is not None else state.members[0]
         on_order_failed(turn, inputs.OrderFailed(name, state.generation, "it did not open the store in time"))
@@ -418,10 +444,13 @@ HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     inputs.Unfit: on_unfit,
     inputs.Beat: on_beat,
     inputs.Pulses: hang_watch.on_pulses,
+    inputs.Notice: on_notice,
     inputs.Gone: on_gone,
     inputs.GivenUp: on_given_up,
     inputs.Prepared: on_prepared,
     inputs.Recorded: on_recorded,
+    inputs.Held: on_held,
+    inputs.Placed: on_placed,
     inputs.Started: on_started,
     inputs.Assigned: on_assigned,
     inputs.OrderFailed: on_order_failed,

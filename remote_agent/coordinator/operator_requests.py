@@ -51,11 +51,17 @@ def on_restart(turn: Turn, event: inputs.Restart) -> None:
     if event.later:
         turn.reply(f"it holds from generation {turn.state.env_from} on")
         return
-    changes = bool(event.env or event.tree)
+    if event.snapshot:
+        if not any(one["id"] == event.snapshot for node in turn.state.nodes.values() for one in node.snapshots):
+            hint = "`supervisor snapshots` lists them"
+            turn.refuse("no_snapshot", f"no node has snapshot {event.snapshot}", hint)
+            return
+        turn.set(resume_from=event.snapshot)
+    changes = bool(event.env or event.tree or event.snapshot)
     if not changes and _has_just_begun(turn):
         turn.commands.append(s.Reply(True, "a new generation is starting already", turn.state.generation))
         return
-    turn.emit(EventType.RESTART_REQUESTED, operator=event.operator)
+    turn.emit(EventType.RESTART_REQUESTED, operator=event.operator, snapshot=event.snapshot or None)
     if turn.state.phase not in ACTIVE:
         turn.reply("a new generation is being formed already")
         return
@@ -208,7 +214,8 @@ def _read_restart(args: Args, state: s.State) -> list[Named]:
     env = {str(name): None if value is None else str(value) for name, value in dict(args.get("env") or {}).items()}
     later, without = bool(args.get("later")), tuple(str(name) for name in args.get("without", ()))
     tree, change = str(args.get("tree") or ""), args.get("told") or {}
-    return [("", inputs.Restart(_operator(args), env, later, tree, change, without))]
+    snapshot = str(args.get("snapshot") or "")
+    return [("", inputs.Restart(_operator(args), env, later, tree, change, without, snapshot))]
 
 
 def _read_remove(args: Args, state: s.State) -> list[Named]:

@@ -254,6 +254,12 @@ FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
     ),
     EventType.ENVIRONMENT_SET: _environment_set,
     EventType.TREE_CHANGED: _tree_changed,
+    EventType.RESTART_REQUESTED: lambda state, record: replace(
+        state, resume_from=str(record["detail"].get("snapshot") or "")
+    ),
+    EventType.SNAPSHOTS_CHOSEN: lambda state, record: replace(
+        state, resume_from="", skipped=tuple((one[0], one[1]) for one in record["detail"]["skipped"])
+    ),
     EventType.INCIDENT: lambda state, _: replace(state, incidents=state.incidents + 1),
     EventType.WARNING: _warning,
     EventType.JOB_SUCCEEDED: _ended,

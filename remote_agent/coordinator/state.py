@@ -59,6 +59,8 @@ class Node:
     """It was removed, and stays only until a group without it has formed."""
     cordoned: bool = False
     """Excluded from future groups by an operator; it stays in its current one."""
+    snapshots: tuple[Mapping[str, Any], ...] = ()
+    """The snapshots that it keeps: id, path, step, time_ns and bytes of each."""
 
     @property
     def name(self) -> str:
@@ -104,6 +106,21 @@ class Watch:
     slow: Straggler | None = None
     """The straggler of the last `slow_rounds` rounds."""
     slow_rounds: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Resume:
+    """What is known of the snapshots from which the group that is being formed resumes."""
+
+    asked: frozenset[str] = frozenset()
+    """Nodes that have yet to say which they have."""
+    asked_at: float = 0.0
+    chosen: tuple[Mapping[str, Any], ...] | None = None
+    """Once all have answered: one of each series, with the nodes that hold it."""
+    placing: frozenset[str] = frozenset()
+    """Members that have yet to put them in place."""
+    placed: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """By member: what it had to do, and how long that took."""
 
 
 class Version(NamedTuple):
@@ -187,6 +204,11 @@ class State:
     """Of the store of the group that is being prepared, once it is open; 0: it is not ours."""
     given_up: frozenset[str] = frozenset()
     """Nodes that an operator called dead: no quorum counts them."""
+    resume: Resume = Resume()
+    resume_from: str = ""
+    """The snapshot that an operator has named for the next group."""
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Times in ns between which snapshots do not count: an operator has gone back behind them."""
     blames: tuple[tuple[float, str], ...] = ()
     """When a failure that a machine can cause by itself was found on which node."""
 

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.coordinator import code_version, replay
+from remote_agent.coordinator import code_version, replay, snapshots
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.formation import is_short, left_out, shortage
 from remote_agent.wire.events import Condition
@@ -117,6 +117,7 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
         "plan": _plan(state),
         "environment": {"env": dict(state.env), "from_generation": state.env_from} if state.env else None,
         "tree": code_version.tree_status(state),
+        "snapshots": snapshots.document(state),
         "script": {"kind": state.spec.kind, "script": state.spec.script, "args": list(state.spec.args)},
     }
 

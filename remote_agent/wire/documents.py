@@ -109,6 +109,8 @@ _EXIT = record({"code": maybe(_exit_code), "signal": maybe(text)})
 _LEFT = each(row(rank, time_ns, maybe(time_ns)))
 _STOPPED = each(row(rank, time_ns, maybe(_exit_code), maybe(text), maybe(time_ns), maybe(time_ns), maybe(time_ns)))
 _TREE = row(text, time_ns)
+_SNAPSHOT = {"id": name, "path": text, "bytes": count, "time_ns": time_ns, "step": maybe(count)}
+_PLACED = {"seconds": number, "bytes": count, "placed": by_name(maybe(name)), "aside": each(text)}
 _TREE_CHANGE = {"digest": text, "files": count, "bytes": count, "paths": each(text), "without": each(text)}
 _SAID_BY = {"operator": maybe(text), "reason": maybe(text)}
 
@@ -174,6 +176,11 @@ _DETAILS: Mapping[str, Shape] = {
     EventType.WARNING: _detail({"message": text}, kind=text),
     EventType.ENVIRONMENT_SET: _detail({"env": by_name(text), "from_generation": generation}),
     EventType.TREE_CHANGED: _detail({"trees": row(_TREE, _TREE)}, rollback=flag, **_TREE_CHANGE),
+    EventType.RESTART_REQUESTED: _detail(snapshot=maybe(name)),
+    EventType.SNAPSHOTS_CHOSEN: _detail(
+        {"snapshots": each(record(_SNAPSHOT)), "skipped": each(row(time_ns, time_ns))},
+        placed=by_name(record({}, _PLACED)),
+    ),
     EventType.SIGNAL_SENT: _detail(ranks=maybe(each(rank)), signal=maybe(text)),
     EventType.OPERATOR_ATTACHED: _detail(mode=maybe(text)),
     EventType.HOOK_DELIVERED: _HOOK,
@@ -282,6 +289,7 @@ _STATUS: Mapping[str, Shape] = {
     "failure": maybe(text),
     "plan": maybe(text),
     "environment": maybe(record({"env": by_name(text)}, {"from_generation": generation})),
+    "snapshots": each(record(_SNAPSHOT, {"nodes": each(name), "skipped": flag})),
     "tree": maybe(record({"digest": text, "previous": maybe(record({"digest": text}))})),
     "script": maybe(record({"script": maybe(text)}, {"kind": text, "args": each(text)})),
     "term": count,
@@ -291,6 +299,11 @@ _STATUS: Mapping[str, Shape] = {
 }
 read_status = record({key: _STATUS[key] for key in ("job", "state", "generation", "nodes")}, _STATUS)
 read_status_changes = record({}, {**_STATUS, "order": each(name)})
+
+# --- snapshots, as agents report them
+
+read_snapshots = each(record({**_SNAPSHOT, "exact": flag}))
+read_placed = record({"ids": each(name), **_PLACED}, {"problem": text})
 
 # --- NCCL's facts
 

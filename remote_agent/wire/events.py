@@ -48,6 +48,7 @@ class EventType(str, Enum):
     STOP_REQUESTED = "stop_requested"
     ENVIRONMENT_SET = "environment_set"
     TREE_CHANGED = "tree_changed"
+    SNAPSHOTS_CHOSEN = "snapshots_chosen"
     SIGNAL_SENT = "signal_sent"
     OPERATOR_ATTACHED = "operator_attached"
     OPERATOR_DETACHED = "operator_detached"
@@ -114,6 +115,10 @@ def phases_of(detail: Mapping[str, Any]) -> dict[str, float]:
 
 # Kinds of warnings about a node's network: supervisor has set the workers' interface; other nodes cannot reach them.
 INTERFACE, HOST_NAME = "interface", "host_name"
+
+# Kinds of warnings about snapshots: ranks write one that the job does not name; one is not kept, or is left out.
+SNAPSHOT_UNNAMED, SNAPSHOT_NOT_KEPT, SNAPSHOT_LEFT_OUT = "snapshot_unnamed", "snapshot_not_kept", "snapshot_left_out"
+SNAPSHOT_NOTICES = frozenset({SNAPSHOT_UNNAMED, SNAPSHOT_NOT_KEPT, SNAPSHOT_LEFT_OUT})
 
 # A job in one of these states never changes again.
 ENDED_STATES = frozenset({"succeeded", "failed", "stopped"})

@@ -107,6 +107,10 @@ class JobSpec:
     """Limit in bytes for the logs of a rank on its disk, per generation; 0: no limit."""
     standby: str = "off"
     """auto: each node keeps a process that waits with modules loaded and becomes the ranks of a restart; off: none."""
+    snapshots: tuple[str, ...] = ()
+    """Patterns of the files and directories that ranks save to and resume from; relative to the working directory."""
+    snapshots_limit: int = 0
+    """How many bytes the copies of snapshots may use on each node; 0: whatever is free, but for a tenth of the disk."""
     created_ns: int = 0
     endpoint: str = ""
     """HOST:PORT of a job that any node with its certificate may join; empty: only `nodes` take part."""

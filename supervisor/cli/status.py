@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 JOB_KEYS = (
     "job", "state", "generation", "restarts", "max_restarts", "world_size", "coordinator", "started_at", "nodes",
-    "incident", "condition",
+    "incident", "condition", "snapshots",
 )  # fmt: skip
 NODE_KEYS = ("name", "address", "state", "group_rank", "reason", "agent_pid", "clock_offset_ms", "ranks")
 RANK_KEYS = ("rank", "local_rank", "pid", "state", "exit_code", "step", "last_output_age_s")

@@ -56,6 +56,13 @@ def parse_up(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--job", metavar="ID", help="the job's id (default: the name of SCRIPT and four letters)")
     parser.add_argument("--env", metavar="K=V", action="append", default=[], help="a variable for all workers")
     parser.add_argument(
+        "--snapshots",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="what the script saves to and resumes from: copies are kept on other nodes",
+    )
+    parser.add_argument(
         "--no-sync", "--no_sync", action="store_true", help="do not copy the work tree: it is on the nodes already"
     )
     parser.add_argument(
@@ -115,6 +122,7 @@ def _strip_dashes(words: list[str]) -> tuple[list[str], bool]:
 
 def job_options(options: argparse.Namespace) -> UpOptions:
     """Return the options of the job; raises UsageError."""
+    from supervisor.inventory.model import Place, snapshot_patterns
     from supervisor.launch.specs import UpOptions, check_env
 
     kinds = [name for name in ("module", "no_python", "run_path") if getattr(options, name)]
@@ -138,6 +146,7 @@ def job_options(options: argparse.Namespace) -> UpOptions:
         env=check_env(options.env),
         sync=not options.no_sync,
         force=options.force,
+        snapshots=snapshot_patterns(Place("up", "--snapshots"), "", options.snapshots),
         standalone=bool(options.standalone),
         local_addr=options.local_addr,
         log_dir=options.log_dir if options.log_dir != os.devnull else None,

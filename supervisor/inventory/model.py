@@ -88,6 +88,10 @@ class JobDefaults:
     """auto: each node keeps a process that waits with modules loaded, for restarts; off: none."""
     log_bound: int = 0
     """How many bytes the logs of a rank may use in each generation; 0: no limit."""
+    snapshots: tuple[str, ...] = ()
+    """What ranks save to and resume from: patterns, relative to the working directory or absolute."""
+    snapshots_limit: int = 0
+    """How many bytes the copies of snapshots may use on each node; 0: no limit but the disk."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,6 +266,17 @@ def texts(place: Place, key: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def snapshot_patterns(place: Place, key: str, value: Any) -> tuple[str, ...]:
+    """Check for a list of patterns that name files of the working directory, or are absolute."""
+    patterns = texts(place, key, value)
+    for pattern in patterns:
+        parts = pattern.split("/")
+        if not pattern.strip() or "\0" in pattern or ".." in parts or not any(part not in ("", ".") for part in parts):
+            hint = f'write {key} = ["snapshot.pt", "checkpoints/**"]'
+            raise place.wrong(key, f"{pattern!r} names no file of the working directory", hint)
+    return patterns
+
+
 def occasions(place: Place, key: str, value: Any) -> tuple[str, ...]:
     """Check for the list of events of a hook."""
     if not isinstance(value, list) or not value:
@@ -312,6 +327,8 @@ JOB: dict[str, Any] = {
     "metrics_port": whole(0, 65535),
     "log_bound": size,
     "standby": on_standby,
+    "snapshots": snapshot_patterns,
+    "snapshots_limit": size,
 }
 DEFAULTS: dict[str, Any] = {
     "user": line,

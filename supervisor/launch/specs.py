@@ -66,6 +66,7 @@ class UpOptions:
     join_timeout: float | None = None
     settle_timeout: float | None = None
     standby: str | None = None
+    snapshots: tuple[str, ...] = ()
 
 
 def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
@@ -112,8 +113,10 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
         standby=defaults.standby if options.standby is None else options.standby,
         created_ns=time.time_ns(),
     )
-    hosts_to_bring_up = tuple(host.name for host in hosts)
-    return Plan(dataclasses.replace(spec, **passed_on(defaults)), hosts_to_bring_up, shares_tree=options.force)
+    spec = dataclasses.replace(spec, **passed_on(defaults))
+    if options.snapshots:
+        spec = dataclasses.replace(spec, snapshots=options.snapshots)
+    return Plan(spec, tuple(host.name for host in hosts), shares_tree=options.force)
 
 
 def passed_on(defaults: JobDefaults) -> dict[str, Any]:

@@ -156,6 +156,32 @@ def _operator(detail: Document) -> str:
     return str(detail.get("operator") or "")
 
 
+def snapshots_text(detail: Document) -> str:
+    """Return from what a group resumes, and where that had to be put in place."""
+    named = [snapshot_text(one) for one in detail.get("snapshots") or ()]
+    placed = detail.get("placed") or {}
+    brought = [_placed(str(node), one) for node, one in placed.items()]
+    return "resumes from " + ", ".join(named) + "".join(f"; {text}" for text in brought if text)
+
+
+def snapshot_text(snapshot: Document) -> str:
+    """Return which snapshot it is: `snapshot.pt, step 760`."""
+    step = snapshot.get("step")
+    return f"{one_line(snapshot.get('path'))}" + (f", step {step}" if step is not None else "")
+
+
+def _placed(node: str, report: Document) -> str:
+    sources = fold(sorted({str(source) for source in (report.get("placed") or {}).values() if source}))
+    took = f"{size(int(report.get('bytes') or 0))} in {duration(float(report.get('seconds') or 0))}"
+    parts = [f"from {sources}, {took}"] if sources else ["from its own copy"] if report.get("placed") else []
+    parts += [f"hid {one_line(text)}" for text in report.get("aside") or ()]
+    return f"{one_line(node)} {', '.join(parts)}" if parts else ""
+
+
+def _restart_requested(detail: Document) -> str:
+    return _asked(detail) + (f", from snapshot {detail['snapshot']}" if detail.get("snapshot") else "")
+
+
 def _started(detail: Document) -> str:
     nodes = fold(map(str, detail.get("nodes") or ()))
     return f"{detail.get('script')}" + (f" on {nodes}" if nodes else "")
@@ -293,11 +319,12 @@ _TEXTS: Mapping[str, Callable[[Document], str]] = {
     EventType.INCIDENT_HEALED: _reason,
     EventType.HANG_OVER: _reason,
     EventType.WARNING: lambda detail: str(detail.get("message") or ""),
-    EventType.RESTART_REQUESTED: _asked,
+    EventType.RESTART_REQUESTED: _restart_requested,
     EventType.REMOVE_REQUESTED: _asked,
     EventType.STOP_REQUESTED: _stop_requested,
     EventType.ENVIRONMENT_SET: _environment,
     EventType.TREE_CHANGED: tree_text,
+    EventType.SNAPSHOTS_CHOSEN: snapshots_text,
     EventType.SIGNAL_SENT: _signal,
     EventType.OPERATOR_ATTACHED: lambda detail: ", ".join(
         str(detail[key]) for key in ("operator", "mode") if detail.get(key)

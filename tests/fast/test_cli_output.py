@@ -113,7 +113,7 @@ def test_status_json_is_the_contracts_document() -> None:
     document = contract(status)
     assert list(document) == [
         *("job", "state", "generation", "restarts", "max_restarts", "world_size", "coordinator", "started_at"),
-        *("nodes", "incident", "condition", "warnings"),
+        *("nodes", "incident", "condition", "snapshots", "warnings"),
     ]
     assert document["warnings"] == [warning]
     assert contract({"job": "j", "nodes": []})["warnings"] == []

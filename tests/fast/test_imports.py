@@ -30,6 +30,7 @@ ROOMS = (
     "remote_agent.diagnose",
     "remote_agent.logs",
     "remote_agent.tree",
+    "remote_agent.snapshots",
     "remote_agent.coordinator",
     "remote_agent.vitals",
     "remote_agent.engine",

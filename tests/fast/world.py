@@ -40,6 +40,12 @@ class Machine:
     """Why no workers can be started on it."""
     notice: dict[str, str] | None = None
     """What it says about its network when it starts workers."""
+    snapshots: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """What it keeps."""
+    in_place: tuple[str, ...] = ()
+    """The ids of what its ranks would resume from."""
+    cannot_place: str = ""
+    """Why it cannot put a snapshot in place."""
 
 
 class World:
@@ -47,6 +53,7 @@ class World:
 
     def __init__(self, job: JobSpec, *, start: bool = True) -> None:
         self.now = 0.0
+        self.wall_ns = 0
         self.machines = {node.name: Machine(node.name, int(node.nproc_per_node)) for node in job.nodes}
         self.state = replay.initial(job, "n1", self.now)
         self.events: list[s.Emit] = []
@@ -63,7 +70,7 @@ class World:
     # What happens
 
     def feed(self, event: inputs.Input) -> None:
-        self.state, commands = step(self.state, event, self.now)
+        self.state, commands = step(self.state, event, self.now, self.wall_ns)
         for command in commands:
             if isinstance(command, s.Emit):
                 check_readable(command)
@@ -167,6 +174,10 @@ class World:
         say, args, name = self.reports[machine.name], order.args, machine.name
         if order.op == "prepare":
             say.append(inputs.Prepared(name, args["generation"], 29500))
+        elif order.op == "snapshots":
+            say.append(inputs.Held(name, args["generation"], tuple(machine.snapshots)))
+        elif order.op == "restore":
+            self._restore(machine, order)
         elif order.op == "go":
             assert machine.running is None, f"{name} is told to start while it runs generation {machine.running}"
             machine.running = args["generation"]
@@ -187,6 +198,18 @@ class World:
             say.append(inputs.Idle(name, args["generation"], exits))
         elif order.op in ("leave", "end"):
             machine.connected, machine.running = False, None
+
+    def _restore(self, machine: Machine, order: s.Send) -> None:
+        """Put snapshots in place, from the holders that the order names."""
+        chosen = order.args["snapshots"]
+        report: dict[str, Any] = {"ids": [one["id"] for one in chosen], "seconds": 0.5, "bytes": 0, "placed": {}}
+        if machine.cannot_place:
+            report["problem"] = machine.cannot_place
+        else:
+            machine.in_place = tuple(report["ids"])
+            missing = [one for one in chosen if one["id"] not in {kept["id"] for kept in machine.snapshots}]
+            report["placed"] = {one["id"]: one["holders"][0] for one in missing}
+        self.reports[machine.name].append(inputs.Placed(machine.name, order.args["generation"], report))
 
     # What is seen
 

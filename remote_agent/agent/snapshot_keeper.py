@@ -1,0 +1,487 @@
+"""The agent's care for snapshots: it keeps what its ranks save, sends copies to other nodes, and puts one in place.
+
+In: the job's patterns, the working directory, offers and questions of other agents, the coordinator's orders. Out: kept
+snapshots here and on another node; before a group starts, the chosen snapshots in place.
+
+Keeping and copying run in a thread of idle priority, and a copy at a limited rate: training comes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import datetime
+import logging
+import os
+import platform
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from remote_agent.election.peers import PeerRefused, PeerUnreachable
+from remote_agent.snapshots.rules import InPlace, Moment, is_complete, judge, slot_of, stamp_of, step_of
+from remote_agent.snapshots.scan import is_open_for_writing, scan
+from remote_agent.snapshots.store import PIECE, Abandoned, Snapshot, Store, set_aside
+from remote_agent.wire import Answer, CallFailed, Channel, Items, Problem, WireError
+from remote_agent.wire.channel import refuse
+from remote_agent.wire.events import SNAPSHOT_LEFT_OUT, SNAPSHOT_NOT_KEPT, SNAPSHOT_UNNAMED
+
+if TYPE_CHECKING:
+    from remote_agent.base.paths import JobFiles
+    from remote_agent.base.tasks import Tasks
+    from remote_agent.coordinator.journal import Journal
+    from remote_agent.election.election import PeerRequest
+    from remote_agent.election.peers import Peers
+    from remote_agent.logs import LogStore
+    from remote_agent.wire import JobSpec
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOOK_S = 1.0
+# Where no snapshots are named: how often what ranks write is looked at, and how deep.
+UNNAMED_LOOK_S = 10.0
+UNNAMED = ("*", "*/*", "*/*/*")
+# How many other nodes get a copy.
+COPIES = 1
+# Less than a tenth of a 10-gigabit link, more than a snapshot of 2 GiB every 30 s.
+COPY_BYTES_S = 100e6
+ASK_AGAIN_S = 2.0
+HEAD_TIMEOUT_S = 10.0
+# A link that sends nothing for this long is given up.
+PIECE_TIMEOUT_S = 30.0
+# A file that was put in place gets its time back; two clocks never agree to the nanosecond.
+SAME_NS = 1_000_000
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# ioprio_set by machine; class 3 is idle: such a thread reads and writes when nobody else does.
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IOPRIO_IDLE = 3 << 13
+
+
+class MemberView(Protocol):
+    """What the keeper asks its own node: `MemberLoop`."""
+
+    @property
+    def running(self) -> int | None: ...
+    @property
+    def shift_ns(self) -> int: ...
+    def report(self, op: str, args: dict[str, Any]) -> None: ...
+
+
+def be_idle() -> None:
+    """Let the calling thread have what others leave of processor and disk."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    number = _IOPRIO_SET.get(platform.machine())
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, 1, 0, _IOPRIO_IDLE)
+
+
+class SnapshotKeeper:
+    """The snapshots of one job on this node."""
+
+    def __init__(
+        self, files: JobFiles, spec: JobSpec, node: str, workdir: str, peers: Peers, logs: LogStore, journal: Journal
+    ) -> None:
+        self._spec = spec
+        self._node = node
+        self._base = Path(workdir)
+        self._peers = peers
+        self._logs = logs
+        self._journal = journal
+        self._store = Store(files.root / "snapshots", self._base, spec.snapshots, spec.snapshots_limit)
+        self._lock = asyncio.Lock()
+        """Held while what is kept changes."""
+        self._idle = ThreadPoolExecutor(1, "snapshots", initializer=be_idle)
+        self._hurry = threading.Event()
+        """Set while a group waits to be started: nothing is kept in the background."""
+        self._abandon = threading.Event()
+        """Set when the group is no longer to be started."""
+        self._known: dict[str, tuple[Mapping[str, Any], str | None]] = {}
+        """By path: the stamps of what was last kept or left out there, and its id."""
+        self._own: set[str] = set()
+        """Kept snapshots that ranks of this node have written."""
+        self._shared: dict[int, bool] = {}
+        """By device: whether the other nodes see the same files there."""
+        self._steps: deque[tuple[int, int]] = deque(maxlen=600)
+        """Times at which a step was first seen in the ranks' output."""
+        self._group_ns: int | None = None
+        self._arriving: dict[str, asyncio.Task[None]] = {}
+        self._refused: dict[str, str] = {}
+        self._noticed: set[tuple[str, str]] = set()
+        self._free_at = 0.0
+        self._member: MemberView | None = None
+        self._tasks: Tasks | None = None
+        self.requests: dict[str, PeerRequest] = {
+            "snapshot_sees": self._hear_sees,
+            "snapshot_offer": self._hear_offer,
+            "snapshot_head": self._hear_head,
+            "snapshot_read": self._hear_read,
+        }
+
+    def start(self, tasks: Tasks, member: MemberView) -> None:
+        """Begin to keep what ranks save, or to look for it where no snapshots are named."""
+        self._tasks, self._member = tasks, member
+        if self._spec.snapshots:
+            tasks.spawn(self._repeat(self._keep_new, LOOK_S), "snapshots")
+            tasks.spawn(self._repeat(self._send_copies, LOOK_S), "copies of snapshots")
+        elif len(self._spec.nodes) > 1:
+            tasks.spawn(self._repeat(self.look_for_unnamed, UNNAMED_LOOK_S), "unnamed snapshots")
+
+    def close(self) -> None:
+        """End the background thread; what it was keeping is dropped."""
+        self._hurry.set()
+        self._idle.shutdown(wait=True)
+
+    def begin_group(self) -> None:
+        """Note that a group is started here: what its ranks write is looked at."""
+        self._hurry.clear()
+        self._steps.clear()
+        self._group_ns = time.time_ns()
+
+    def end_group(self) -> None:
+        """Note that ranks end: what they were writing may be torn."""
+        self._group_ns = None
+
+    def heads(self) -> list[dict[str, Any]]:
+        """Return what this node keeps."""
+        return [one.head() for one in self._store.kept]
+
+    async def _repeat(self, work: Callable[[], Any], pause_s: float) -> None:
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                await work()
+            except Exception:
+                # One bad file must not end the care for all others.
+                log.exception("snapshots")
+
+    async def _in_idle(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._idle, work, *args)
+
+    def _shift_ns(self) -> int:
+        return self._member.shift_ns if self._member is not None else 0
+
+    async def _locked(self, run: Callable[..., Any], work: Callable[..., T], *args: Any) -> T:
+        """Change what is kept, one change at a time and each to its end; `run`: in which thread."""
+        async with self._lock:
+            doing = asyncio.ensure_future(run(work, *args))
+            try:
+                return await asyncio.shield(doing)
+            except asyncio.CancelledError:
+                self._abandon.set()
+                await asyncio.wait({doing})
+                raise
+
+    def _notice(self, kind: str, message: str) -> None:
+        """Have the coordinator write a warning to the journal, once."""
+        if self._member is not None and (kind, message) not in self._noticed:
+            self._noticed.add((kind, message))
+            self._member.report("notice", {"kind": kind, "message": message})
+
+    # Keeping what ranks save
+
+    async def _keep_new(self) -> None:
+        if self._group_ns is None or self._member is None or self._member.running is None:
+            return
+        self._note_step(self._member.running)
+        seen = await self._in_idle(scan, self._base, self._spec.snapshots)
+        for problem in seen.problems:
+            self._notice(SNAPSHOT_LEFT_OUT, problem)
+        for found in seen.found:
+            if not self._is_known(found) and await self._in_idle(self._may_be_kept, found, self._moment()):
+                await self._keep(found)
+
+    def _note_step(self, generation: int) -> None:
+        steps = [seen["step"] for seen in self._logs.progress(generation).values() if seen["step"] is not None]
+        if steps and (not self._steps or max(steps) != self._steps[-1][1]):
+            self._steps.append((time.time_ns(), max(steps)))
+
+    def _moment(self) -> Moment:
+        records = self._journal.records
+        first_ns = time.time_ns()
+        if records:
+            began = datetime.datetime.fromisoformat(records[0]["time"].rstrip("Z"))
+            first_ns = int(began.replace(tzinfo=datetime.timezone.utc).timestamp() * 1e9) - self._shift_ns()
+        return Moment(time.time_ns(), first_ns, self._group_ns)
+
+    def _is_known(self, found: InPlace) -> bool:
+        return self._known.get(found.path, ({}, None))[0] == found.files
+
+    @staticmethod
+    def _may_be_kept(found: InPlace, moment: Moment) -> bool:
+        verdict = judge(found)
+        if not is_complete(found, verdict, moment):
+            return False
+        places = [found.place.parent / path for path in found.files]
+        return verdict.whole is True or found.changed_ns < moment.first_ns or not is_open_for_writing(places)
+
+    async def _keep(self, found: InPlace, *, at_once: bool = False) -> None:
+        """Keep a complete snapshot, unless all nodes see the same files; `at_once`: a group waits for it."""
+        if await self._is_shared(found):
+            self._known[found.path] = found.files, None
+            return
+        own_step = step_of(found)
+        step = self._printed_step(found.changed_ns) if own_step is None else own_step
+
+        def keep() -> Snapshot:
+            stop = self._abandon.is_set if at_once else self._hurry.is_set
+            time_ns = found.changed_ns + self._shift_ns()
+            return self._store.keep(found, time_ns, step, exact=own_step is not None, stop=stop)
+
+        try:
+            kept = await self._locked(asyncio.to_thread if at_once else self._in_idle, keep)
+        except (Abandoned, FileNotFoundError):
+            # It changed, or its script removed it: the next look sees what is there then.
+            return
+        except (OSError, Problem) as error:
+            self._known[found.path] = found.files, None
+            self._notice(SNAPSHOT_NOT_KEPT, f"{found.path} is not kept: {error}")
+            return
+        self._known[found.path] = found.files, kept.id
+        self._own.add(kept.id)
+
+    def _printed_step(self, time_ns: int) -> int | None:
+        """Return the step that ranks had printed by a time; a step is seen up to LOOK_S after it was printed."""
+        by_ns = time_ns + int(LOOK_S * 1e9)
+        return next((step for seen_ns, step in reversed(self._steps) if seen_ns <= by_ns), None)
+
+    # Other nodes
+
+    def _others(self) -> list[str]:
+        """Return the other nodes, those that follow this one in the order of names first."""
+        names = sorted(self._peers.members)
+        own = names.index(self._node) if self._node in names else 0
+        return [name for name in (*names[own:], *names[:own]) if name != self._node]
+
+    async def _is_shared(self, found: InPlace) -> bool:
+        """Whether the other nodes see the same files: then a copy of them saves nothing."""
+        device = os.stat(found.place.parent).st_dev
+        if device not in self._shared:
+            question = {"path": found.path, "files": {path: list(stamp) for path, stamp in found.files.items()}}
+            asking = [self._peers.ask(name, "snapshot_sees", question) for name in self._others()]
+            answers = [bool(answer["sees"]) for answer in await asyncio.gather(*asking) if answer]
+            if not answers:
+                return False
+            self._shared[device] = all(answers)
+        return self._shared[device]
+
+    async def _hear_sees(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+        parent = (self._base / str(args["path"])).parent
+
+        def sees() -> bool:
+            try:
+                return all(list(stamp_of(os.lstat(parent / path))) == stamp for path, stamp in args["files"].items())
+            except OSError:
+                return False
+
+        return Answer({"sees": await asyncio.to_thread(sees)})
+
+    async def _send_copies(self) -> None:
+        """Offer the newest snapshots that this node's ranks have written to other nodes, until enough have them."""
+        newest = {one.slot: one for one in self._store.kept}
+        for one in newest.values():
+            if one.id in self._own and await self._offer(one):
+                self._own.discard(one.id)
+
+    async def _offer(self, snapshot: Snapshot) -> bool:
+        """Return whether enough nodes have it; those that are on their way to it are asked again later."""
+        having = arriving = 0
+        for name in self._others():
+            if having + arriving >= COPIES:
+                break
+            answer = await self._peers.ask(name, "snapshot_offer", {"id": snapshot.id})
+            having += bool(answer and answer.get("has"))
+            arriving += bool(answer and answer.get("arrives"))
+        return having >= COPIES
+
+    async def _hear_offer(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+        name = str(args["id"])
+        if any(one.id == name for one in self._store.kept):
+            return Answer({"has": True})
+        if not self._spec.snapshots or name in self._refused or self._tasks is None:
+            return Answer({"refused": self._refused.get(name, "")})
+        if name not in self._arriving:
+            self._arriving[name] = self._tasks.spawn(self._take(node, name), f"snapshot {name}")
+        return Answer({"arrives": True})
+
+    async def _take(self, node: str, name: str) -> None:
+        try:
+            snapshot = await self._pull(node, name, slow=True)
+            await self._locked(self._in_idle, self._store.add, snapshot)
+        except (OSError, Problem) as error:
+            self._refused[name] = str(error)
+            self._notice(SNAPSHOT_NOT_KEPT, f"a copy of a snapshot of {node} is not kept here: {error}")
+        except (PeerRefused, PeerUnreachable, WireError, asyncio.TimeoutError) as error:
+            # It is offered again, and goes on where it was cut.
+            log.info("snapshot %s from %s: %s", name, node, error)
+        finally:
+            self._arriving.pop(name, None)
+
+    async def _pull(self, node: str, name: str, *, slow: bool) -> Snapshot:
+        """Bring a snapshot from another node; raises Problem, OSError, and what a connection raises."""
+        work = self._in_idle if slow else asyncio.to_thread
+        async with self._connected(node) as channel:
+            answer = await channel.call("snapshot_head", {"id": name}, timeout=HEAD_TIMEOUT_S)
+            snapshot = Snapshot.read(answer.data, answer.body)
+            self._store.check_place(snapshot)
+            await self._locked(work, self._store.make_room, snapshot.slot, snapshot.size)
+            missing = await self._locked(work, self._store.expect, snapshot)
+            for sha, (_, here) in missing.items():
+                pieces = channel.stream("snapshot_read", {"sha": sha, "offset": here, "slow": slow})
+                try:
+                    async for piece in _in_time(pieces):
+                        await self._locked(work, self._store.write, sha, here, piece.body)
+                        here += len(piece.body)
+                finally:
+                    await pieces.aclose()
+                await self._locked(work, self._store.complete, sha)
+        return snapshot
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, node: str) -> AsyncIterator[Channel]:
+        channel = await self._peers.connect(node, refuse)
+        running = asyncio.ensure_future(channel.run())
+        try:
+            yield channel
+        finally:
+            # Not close(): a host without power would be waited for.
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def _hear_head(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+        return Answer(*self._store.get(str(args["id"])).described())
+
+    async def _hear_read(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Items:
+        sha = str(args["sha"])
+        if not _SHA256.fullmatch(sha):
+            raise Problem("bad_request", f"not the name of a content: {sha!r}")
+        return self._read(self._store.path_of(sha), int(args["offset"]), bool(args["slow"]))
+
+    async def _read(self, path: Path, offset: int, slow: bool) -> Items:
+        work = self._in_idle if slow else asyncio.to_thread
+        content = await work(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while piece := await work(os.pread, content, PIECE, offset):
+                if slow:
+                    await self._wait_for_rate(len(piece))
+                yield Answer({}, piece)
+                offset += len(piece)
+        finally:
+            os.close(content)
+
+    async def _wait_for_rate(self, size: int) -> None:
+        """Wait until so many bytes may leave this node."""
+        now = time.monotonic()
+        begin = max(now, self._free_at)
+        self._free_at = begin + size / COPY_BYTES_S
+        await asyncio.sleep(begin - now)
+
+    # Before a group starts
+
+    async def hold(self) -> list[dict[str, Any]]:
+        """Return all that this node keeps, with what was saved last; no group runs here."""
+        self._hurry.set()
+        self._abandon.clear()
+        self._group_ns = None
+        moment = self._moment()
+        for found in (await asyncio.to_thread(scan, self._base, self._spec.snapshots)).found:
+            if not self._is_known(found) and await asyncio.to_thread(self._may_be_kept, found, moment):
+                await self._keep(found, at_once=True)
+        return self.heads()
+
+    async def restore(self, chosen: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Put the chosen snapshots in place, and hide newer ones; returns the report, with `problem` where it fails."""
+        self._abandon.clear()
+        began = time.monotonic()
+        report: dict[str, Any] = {"ids": [str(one["id"]) for one in chosen], "bytes": 0, "placed": {}, "aside": []}
+        try:
+            for one in chosen:
+                await self._restore(one, report)
+        except (OSError, Abandoned) as error:
+            report["problem"] = str(error) or "it changed meanwhile"
+        except Problem as problem:
+            report["problem"] = problem.message
+        return {**report, "seconds": round(time.monotonic() - began, 3)}
+
+    async def _restore(self, chosen: Mapping[str, Any], report: dict[str, Any]) -> None:
+        path, time_ns = str(chosen["path"]), int(chosen["time_ns"])
+        changed_ns = time_ns - self._shift_ns()
+        seen = await asyncio.to_thread(scan, self._base, self._spec.snapshots)
+        series = [found for found in seen.found if slot_of(found.path) == slot_of(path)]
+        current = next((found for found in series if found.path == path), None)
+        if current is None or not await asyncio.to_thread(self._is_the_same, current, chosen):
+            snapshot, source = await self._obtain(chosen)
+            stop = self._abandon.is_set
+            placed = await self._locked(asyncio.to_thread, self._store.put_in_place, snapshot, changed_ns, stop)
+            await self._locked(asyncio.to_thread, self._store.add, snapshot)
+            self._known[path] = placed.files, snapshot.id
+            report["placed"][snapshot.id] = source
+            report["bytes"] += snapshot.size if source else 0
+        for found in series:
+            if found.path != path and found.changed_ns > changed_ns + SAME_NS:
+                report["aside"].append(f"{found.path} -> {await asyncio.to_thread(set_aside, found)}")
+
+    def _is_the_same(self, current: InPlace, chosen: Mapping[str, Any]) -> bool:
+        """Whether a rank resumes from the same step with what lies in place."""
+        files, name = self._known.get(current.path, ({}, None))
+        if files == current.files and name == chosen["id"]:
+            return True
+        is_named = bool(chosen.get("exact")) and step_of(current) == chosen.get("step")
+        return is_named and judge(current).whole is True
+
+    async def _obtain(self, chosen: Mapping[str, Any]) -> tuple[Snapshot, str | None]:
+        """Return a snapshot whose contents are here, and from which node they came; raises Problem."""
+        name = str(chosen["id"])
+        arriving = list(self._arriving.values())
+        for task in arriving:
+            task.cancel()
+        await asyncio.gather(*arriving, return_exceptions=True)
+        self._abandon.clear()
+        with contextlib.suppress(Problem):
+            return self._store.get(name), None
+        reasons = []
+        for holder in chosen["holders"]:
+            try:
+                return await self._pull(str(holder), name, slow=False), str(holder)
+            except (PeerRefused, PeerUnreachable, WireError, CallFailed, asyncio.TimeoutError, KeyError) as error:
+                reasons.append(f"{holder}: {error}")
+        raise Problem("no_snapshot", f"no node sent {chosen['path']}: {'; '.join(reasons)}")
+
+    # Where no snapshots are named
+
+    async def look_for_unnamed(self) -> None:
+        """Report once that ranks write a snapshot which no other node has."""
+        group_ns = self._group_ns
+        if group_ns is None or self._shared.get(-1):
+            return
+        for found in (await self._in_idle(scan, self._base, UNNAMED)).found:
+            if found.changed_ns < group_ns or self._is_known(found):
+                continue
+            self._known[found.path] = found.files, None
+            verdict = await self._in_idle(judge, found)
+            if verdict.form and verdict.whole and not await self._is_shared(found):
+                name = re.sub(r"\d+", "*", found.path)
+                self._shared[-1] = True
+                self._notice(
+                    SNAPSHOT_UNNAMED,
+                    f"{found.path} is a snapshot on this node's disk alone; --snapshots '{name}', or "
+                    f'snapshots = ["{name}"] in [job], keeps copies of it on other nodes',
+                )
+                return
+
+
+async def _in_time(pieces: Items) -> Items:
+    """Yield what arrives; raises asyncio.TimeoutError when nothing does for too long."""
+    while True:
+        try:
+            yield await asyncio.wait_for(pieces.__anext__(), PIECE_TIMEOUT_S)
+        except StopAsyncIteration:
+            return

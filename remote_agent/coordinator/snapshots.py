@@ -1,0 +1,157 @@
+"""From which snapshots a group resumes: before it is started, the newest that any connected node has.
+
+In: what the nodes have; an operator's choice. Out: orders to say what they have and to put the chosen ones in place,
+the journal's `snapshots_chosen`. **A group starts only when each of its members has the chosen snapshots in place; a
+member that cannot is left out, so ranks never resume from different ones.**
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from remote_agent.coordinator import state as s
+from remote_agent.coordinator.transitions import Turn, give_up_on, stop_group
+from remote_agent.snapshots.rules import slot_of
+from remote_agent.wire.events import EventType
+
+# A member may have to read a snapshot of many gigabytes that was written just before the group stopped.
+ANSWER_S = 120.0
+# Nodes outside the group are asked too; one of them that is busy or hangs delays nobody for longer.
+OTHERS_S = 5.0
+# To put in place what another node sends: a fixed part, and bytes at the rate of a slow network.
+PLACE_S = 60.0
+PLACE_BYTES_S = 10e6
+# What the journal and the status say of a snapshot.
+NAMED = ("id", "path", "step", "bytes", "time_ns")
+
+
+def ask(turn: Turn, names: Iterable[str]) -> None:
+    """Ask nodes which snapshots they have; what was chosen so far no longer counts."""
+    state = turn.state
+    if not state.spec.snapshots:
+        return
+    connected = [name for name in names if state.nodes[name].connected]
+    waiting = frozenset((*state.resume.asked, *connected))
+    turn.set(resume=s.Resume(asked=waiting, asked_at=turn.now))
+    for name in connected:
+        turn.send(name, "snapshots", generation=state.generation)
+    turn.set(deadline=turn.now + ANSWER_S)
+
+
+def on_held(turn: Turn, node: str) -> None:
+    """Note that a node has answered."""
+    turn.set(resume=dataclasses.replace(turn.state.resume, asked=turn.state.resume.asked - {node}))
+
+
+def are_in_place(turn: Turn) -> bool:
+    """Whether all members have what the group resumes from; orders what is left to do."""
+    state = turn.state
+    resume = state.resume
+    if not state.spec.snapshots:
+        return True
+    if resume.chosen is None:
+        if not _have_answered(turn):
+            return False
+        _choose(turn)
+        resume = turn.state.resume
+    return not resume.placing
+
+
+def _have_answered(turn: Turn) -> bool:
+    state = turn.state
+    late = turn.now - state.resume.asked_at >= OTHERS_S
+    waited = [name for name in state.resume.asked if state.nodes[name].connected]
+    return not any(name in state.members or not late for name in waited)
+
+
+def _choose(turn: Turn) -> None:
+    state = turn.state
+    chosen = choose(state)
+    begin = next((one["time_ns"] for one in chosen if one["id"] == state.resume_from), None)
+    if begin is not None:
+        turn.set(skipped=(*state.skipped, (begin, turn.wall_ns)))
+    members = frozenset(state.members if chosen else ())
+    resume = dataclasses.replace(state.resume, chosen=tuple(chosen), placing=members)
+    turn.set(resume=resume, resume_from="")
+    if not chosen:
+        return
+    size = sum(int(one["bytes"]) for one in chosen)
+    turn.set(deadline=turn.now + PLACE_S + size / PLACE_BYTES_S)
+    for name in state.members:
+        turn.send(name, "restore", generation=state.generation, snapshots=chosen)
+
+
+def choose(state: s.State) -> list[dict[str, Any]]:
+    """Return the newest snapshot of each series, or the one that the operator named and the newest older ones.
+
+    Each with `holders`: the connected nodes that have it, members of the group first.
+    """
+    versions: dict[str, dict[str, Any]] = {}
+    names = [*state.members, *(name for name in state.nodes if name not in state.members)]
+    for name in names:
+        for one in state.nodes[name].snapshots if state.nodes[name].connected else ():
+            known = versions.setdefault(one["id"], {**one, "holders": []})
+            known["time_ns"] = max(known["time_ns"], one["time_ns"])
+            known["holders"].append(name)
+    named = versions.get(state.resume_from)
+    newest: dict[str, dict[str, Any]] = {}
+    for one in sorted(versions.values(), key=lambda each: (each["time_ns"], each["id"])):
+        if named is not None and one["time_ns"] > named["time_ns"]:
+            continue
+        if one is named or not is_skipped(state, one["time_ns"]):
+            newest[slot_of(one["path"])] = one
+    return list(newest.values())
+
+
+def document(state: s.State) -> list[dict[str, Any]]:
+    """Return the snapshots that the nodes keep, oldest first, as the status shows them."""
+    versions: dict[str, dict[str, Any]] = {}
+    for name, node in state.nodes.items():
+        for one in node.snapshots:
+            known = versions.setdefault(one["id"], {**{key: one[key] for key in NAMED}, "nodes": []})
+            known["nodes"] += [name] if node.connected else []
+    shown = [{**one, "skipped": is_skipped(state, one["time_ns"])} for one in versions.values() if one["nodes"]]
+    return sorted(shown, key=lambda one: (one["time_ns"], one["id"]))
+
+
+def is_skipped(state: s.State, time_ns: int) -> bool:
+    """Whether an operator has gone back behind a snapshot of that time."""
+    return any(begin < time_ns <= end for begin, end in state.skipped)
+
+
+def on_placed(turn: Turn, node: str, report: Mapping[str, Any]) -> None:
+    """Note that a member has the chosen snapshots in place; one that has not is left out of the group."""
+    state, resume = turn.state, turn.state.resume
+    # An answer to an older order is none to this one.
+    if node not in resume.placing or report.get("ids") != [one["id"] for one in resume.chosen or ()]:
+        return
+    if report.get("problem"):
+        _leave_out(turn, [node], f"the snapshot is not in place: {report['problem']}")
+        return
+    placed = {**resume.placed, node: dict(report)}
+    turn.set(resume=dataclasses.replace(resume, placing=resume.placing - {node}, placed=placed))
+    if not turn.state.resume.placing:
+        turn.emit(
+            EventType.SNAPSHOTS_CHOSEN,
+            snapshots=[{key: one[key] for key in NAMED} for one in resume.chosen or ()],
+            placed={name: one for name, one in placed.items() if one.get("placed") or one.get("aside")},
+            skipped=[list(each) for each in state.skipped],
+        )
+
+
+def leave_out_the_late(turn: Turn) -> bool:
+    """Leave members out that did not answer or act in time; returns whether there are any."""
+    resume = turn.state.resume
+    late = resume.placing or (resume.asked if resume.chosen is None else frozenset())
+    names = sorted(name for name in late if name in turn.state.members)
+    if names:
+        _leave_out(turn, names, "it did not put the snapshot in place in time")
+    return bool(names)
+
+
+def _leave_out(turn: Turn, names: Iterable[str], reason: str) -> None:
+    stop_group(turn, "node_lost")
+    for name in names:
+        give_up_on(turn, name, reason)

@@ -1,0 +1,201 @@
+"""Which files are a snapshot, and when it is complete.
+
+In: files as they lie on the disk; nothing is changed, and nothing is unpickled. Out: `Verdict`, names of steps.
+
+A form is known by the file's content: a torch zip, safetensors; a directory by its marker: `.metadata` of
+torch.distributed.checkpoint, `trainer_state.json` of a Trainer, the index of safetensors in several parts. **A snapshot
+of a known form is complete once its own marker says so.** A file of any other form has no marker: it counts only while
+its writers live, once it has been closed for some seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import struct
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TRAINER_STATE, DCP_METADATA, INDEX = "trainer_state.json", ".metadata", ".safetensors.index.json"
+DCP_PART, SAFETENSORS = ".distcp", ".safetensors"
+# The Trainer writes the states of random numbers after its marker; others may close a file after its last byte.
+SETTLE_NS = 2_000_000_000
+# More than the header of any model, and than a state that lists every log entry of a long run.
+MAX_HEADER = 64 * 1024 * 1024
+_PART_NAME = re.compile(rb"__\d+_\d+\.distcp")
+_TRAINER = re.compile(r"checkpoint-\d+")
+_STEPPED = re.compile(r"(?:step|iter|epoch|checkpoint|ckpt|snapshot)[^/\d]{0,8}\d+", re.I)
+# `epoch=3-step=120`: the step; the number of an epoch is none.
+_STEP = re.compile(r"(?:step|iter|checkpoint|ckpt|snapshot)[^/\d]{0,8}(\d{1,15})", re.I)
+# Numbers that tell ranks and parts from each other, not one snapshot from the next.
+_NUMBER = re.compile(r"((?:rank|shard|part|proc|worker|node|gpu|mp|tp|pp|dp|of|model)[-_.]{0,2})?\d+", re.I)
+Stamp = tuple[int, int, int]
+"""Size, time of the last change in ns, inode."""
+
+
+class Verdict(NamedTuple):
+    """What a snapshot's own form says about it."""
+
+    form: str
+    """torch, safetensors, dcp, trainer, index; empty: none that is known."""
+    whole: bool | None
+    """Whether it is complete; None: it has no marker."""
+
+
+class Moment(NamedTuple):
+    """When a look is taken: nanoseconds of this machine's clock."""
+
+    now_ns: int
+    first_ns: int
+    """When the job began: older files are not torn by its ranks."""
+    group_ns: int | None
+    """When the group that runs here was started; None: none runs."""
+
+
+class InPlace(NamedTuple):
+    """A snapshot in the working directory, or where the operator has named it."""
+
+    path: str
+    """Relative to the working directory, or absolute; of a file, or of a directory with all its files."""
+    place: Path
+    files: Mapping[str, Stamp]
+    """By path relative to the directory in which `place` lies."""
+
+    @property
+    def changed_ns(self) -> int:
+        """When it was last written to, by this machine's clock."""
+        return max((stamp[1] for stamp in self.files.values()), default=0)
+
+
+def stamp_of(info: os.stat_result) -> Stamp:
+    """Return values that change with the content of a file."""
+    return info.st_size, info.st_mtime_ns, info.st_ino
+
+
+def is_directory_form(name: str, entries: Iterable[str]) -> bool:
+    """Whether a directory is one snapshot, by its name and what lies in it."""
+    if _STEPPED.search(name):
+        return True
+    return any(one in (DCP_METADATA, TRAINER_STATE) or one.endswith((DCP_PART, INDEX)) for one in entries)
+
+
+def judge(found: InPlace) -> Verdict:
+    """Return the form of a snapshot and whether it is complete; a file that vanishes makes it incomplete."""
+    try:
+        if found.place.name not in found.files:
+            return _judge_directory(found)
+        return _judge_file(found.place)
+    except OSError:
+        return Verdict("", False)
+
+
+def is_complete(found: InPlace, verdict: Verdict, moment: Moment) -> bool:
+    """Whether a snapshot may be handed out: its marker is there, or its writers live and have closed it."""
+    changed, now_ns, first_ns, group_ns = found.changed_ns, *moment
+    if verdict.whole is False or not found.files:
+        return False
+    if changed < first_ns:
+        return True
+    if group_ns is None:
+        # Its writers have ended, perhaps in the middle of it.
+        return verdict.whole is True
+    if verdict.form in ("torch", "safetensors"):
+        return True
+    # What an older group has left may be torn, and stays so while a new one runs.
+    return now_ns - changed >= SETTLE_NS and (verdict.whole is True or changed >= group_ns)
+
+
+def step_of(found: InPlace) -> int | None:
+    """Return the step that a snapshot itself names, None where it names none."""
+    if found.place.name not in found.files:
+        step = _trainer_state(found.place / TRAINER_STATE).get("global_step")
+        if isinstance(step, int):
+            return step
+    numbers = _STEP.findall(found.path)
+    return int(numbers[-1]) if numbers else None
+
+
+def slot_of(path: str) -> str:
+    """Return what the successive snapshots of one series have in common: their path with `#` for the step."""
+    return _NUMBER.sub(lambda match: match[0] if match[1] else "#", path)
+
+
+def _judge_file(path: Path) -> Verdict:
+    if path.name.endswith(SAFETENSORS):
+        return Verdict("safetensors", _is_whole_safetensors(path))
+    with open(path, "rb") as file:
+        head = file.read(4)
+    if head == b"PK\x03\x04":
+        try:
+            # The directory of a zip file is written last.
+            with zipfile.ZipFile(path) as archive:
+                names = archive.namelist()
+        except (zipfile.BadZipFile, ValueError, NotImplementedError):
+            return Verdict("torch", False)
+        return Verdict("torch" if any(name.endswith("data.pkl") for name in names) else "", True)
+    return Verdict("", None if head else False)
+
+
+def _is_whole_safetensors(path: Path) -> bool:
+    """Whether a file has all the bytes that its header names."""
+    with open(path, "rb") as file:
+        head = file.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else MAX_HEADER + 1
+        text = file.read(length) if length <= MAX_HEADER else b""
+    try:
+        tensors = json.loads(text)
+        ends = [int(one["data_offsets"][1]) for name, one in tensors.items() if name != "__metadata__"]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return False
+    return path.stat().st_size == 8 + length + max(ends, default=0)
+
+
+def _judge_directory(found: InPlace) -> Verdict:
+    names = {path.rpartition("/")[2]: found.place.parent / path for path in found.files}
+    inside = set(found.files)
+    torn = any(_judge_file(path).whole is False for name, path in names.items() if name.endswith((SAFETENSORS, ".pt")))
+    parts = [index for name, index in names.items() if name.endswith(INDEX)]
+    has_parts = all(_index_parts(index) <= {path.rpartition("/")[2] for path in inside} for index in parts)
+    if any(name.endswith(DCP_PART) for name in names) or DCP_METADATA in names:
+        metadata = found.place / DCP_METADATA
+        form, marked = "dcp", DCP_METADATA in names and _dcp_parts(metadata) <= set(names)
+    elif TRAINER_STATE in names or _TRAINER.fullmatch(found.place.name):
+        form, marked = "trainer", bool(_trainer_state(found.place / TRAINER_STATE))
+    elif parts:
+        form, marked = "index", True
+    else:
+        return Verdict("", False if torn else None)
+    return Verdict(form, marked and has_parts and not torn)
+
+
+def _dcp_parts(metadata: Path) -> set[str]:
+    """Return the names of the files that the metadata names; it is a pickle, and is only searched."""
+    with open(metadata, "rb") as file:
+        return {name.decode() for name in _PART_NAME.findall(file.read(MAX_HEADER))}
+
+
+def _trainer_state(path: Path) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            state = json.loads(file.read(MAX_HEADER))
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def _index_parts(path: Path) -> set[str]:
+    """Return the names of an index's parts; one that cannot be read names a part that is never there."""
+    try:
+        with open(path, "rb") as file:
+            return set(map(str, json.loads(file.read(MAX_HEADER))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {""}
+
+
+def is_regular(info: os.stat_result) -> bool:
+    """Whether it is a plain file: links are never followed."""
+    return stat.S_ISREG(info.st_mode)

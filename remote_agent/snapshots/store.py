@@ -1,0 +1,322 @@
+"""The snapshots that a node keeps: its own and those of other nodes, by content.
+
+In: snapshots in place, contents from other nodes. Out: `jobs/<job>/snapshots/`: one file for each kept snapshot, and
+`contents/`, named by their hash. **What is kept was read to its end while it did not change, so it is never torn.**
+A kept content shares no inode with the working directory: a script that saves writes over the file that it saved last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Union
+
+from remote_agent.base.files import atomic_write
+from remote_agent.snapshots.rules import InPlace, slot_of, stamp_of
+from remote_agent.snapshots.scan import is_inside, matches
+from remote_agent.tree.manifest import File, Manifest, pack, unpack
+from remote_agent.wire import Problem
+
+PIECE = 1024 * 1024
+# Of each series of snapshots: one may be lost with the node that wrote it, or be the last before a loss spike.
+KEPT = 2
+# Of the disk: what training itself writes must still fit.
+RESERVED_SHARE = 0.1
+# ioctl FICLONE: the copy shares its blocks with the original until one of them is written to.
+_CLONE = 0x40049409
+_ID = re.compile(r"[0-9a-f]{12}")
+Stop = Callable[[], Union[bool, None]]
+
+
+class Abandoned(Exception):
+    """The work was no longer wanted, or the files changed under it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """One version of a snapshot, the same on every node that has it."""
+
+    path: str
+    """Relative to the working directory, or absolute."""
+    time_ns: int
+    """When it was written, by the coordinator's clock."""
+    step: int | None
+    exact: bool
+    """The snapshot itself names its step; else it is what the rank had printed by then."""
+    manifest: Manifest
+    """Files by path relative to the directory in which it lies."""
+
+    @functools.cached_property
+    def id(self) -> str:
+        """Its name, from its path and its contents."""
+        contents = sorted((path, file.sha256) for path, file in self.manifest.files.items())
+        return hashlib.sha256(json.dumps([self.path, contents]).encode()).hexdigest()[:12]
+
+    @property
+    def slot(self) -> str:
+        """The series that it belongs to."""
+        return slot_of(self.path)
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return sum(file.size for file in self.manifest.files.values())
+
+    def head(self) -> dict[str, Any]:
+        """Return what other nodes need to know to choose it."""
+        named = {"id": self.id, "path": self.path, "time_ns": self.time_ns, "step": self.step, "exact": self.exact}
+        return {**named, "bytes": self.size}
+
+    def described(self) -> tuple[dict[str, Any], bytes]:
+        """Return what `read` takes."""
+        return self.head(), pack(self.manifest)
+
+    @classmethod
+    def read(cls, head: Mapping[str, Any], body: bytes) -> Snapshot:
+        """Return a snapshot as another node describes it; raises Problem for one that would lie elsewhere."""
+        manifest = unpack(body)
+        step = head.get("step")
+        number = int(step) if isinstance(step, int) else None
+        snapshot = cls(str(head["path"]), int(head["time_ns"]), number, bool(head.get("exact")), manifest)
+        name = snapshot.path.rpartition("/")[2]
+        roots = {path.partition("/")[0] for path in manifest.files}
+        if manifest.links or manifest.dirs or roots != {name} or snapshot.id != head["id"]:
+            raise Problem("bad_snapshot", f"snapshot {snapshot.path!r} is not what its description says")
+        return snapshot
+
+
+class Store:
+    """What one node keeps of one job's snapshots; not for use by two threads at once."""
+
+    def __init__(self, root: Path, base: Path, patterns: Sequence[str], limit: int = 0) -> None:
+        """`base`: the working directory; `limit`: bytes that all kept snapshots may use, 0 for no other than free."""
+        self._root = root
+        self._contents = root / "contents"
+        self._base = base
+        self._patterns = tuple(patterns)
+        self._limit = limit
+        self._kept: dict[str, Snapshot] = {}
+        self._expected: dict[str, Snapshot] = {}
+        """Those whose contents are arriving."""
+        self._load()
+
+    def _load(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            for name in sorted(os.listdir(self._root)):
+                if _ID.fullmatch(name):
+                    # What a cut has left of one is of no use: it is written again with the next copy.
+                    with contextlib.suppress(OSError, ValueError, KeyError, Problem):
+                        head, _, body = (self._root / name).read_bytes().partition(b"\n")
+                        snapshot = Snapshot.read(json.loads(head), body)
+                        self._kept[snapshot.id] = snapshot
+
+    @property
+    def kept(self) -> tuple[Snapshot, ...]:
+        """The kept snapshots, oldest first."""
+        return tuple(sorted(self._kept.values(), key=lambda one: (one.time_ns, one.id)))
+
+    def get(self, name: str) -> Snapshot:
+        """Return a kept snapshot; raises Problem."""
+        if name not in self._kept:
+            raise Problem("no_snapshot", f"snapshot {name} is not kept on this node")
+        return self._kept[name]
+
+    def check_place(self, snapshot: Snapshot) -> None:
+        """Raise Problem for a snapshot that this node's own description of the job does not name."""
+        pattern = next((one for one in self._patterns if matches(one, snapshot.path)), None)
+        if pattern is None or not is_inside(self.place_of(snapshot).parent, self._base, pattern):
+            raise Problem("bad_snapshot", f"{snapshot.path} is none of this job's snapshots, or would lie elsewhere")
+
+    def place_of(self, snapshot: Snapshot) -> Path:
+        """Return where a snapshot lies for the script."""
+        return self._base / snapshot.path
+
+    def keep(self, found: InPlace, time_ns: int, step: int | None, *, exact: bool, stop: Stop) -> Snapshot:
+        """Copy a complete snapshot and keep it; raises Abandoned, Problem where it does not fit, OSError."""
+        self.make_room(slot_of(found.path), sum(stamp[0] for stamp in found.files.values()))
+        self._contents.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files = {path: self._take(found.place.parent / path, stop) for path in found.files}
+        if any(stamp_of(os.lstat(found.place.parent / path)) != stamp for path, stamp in found.files.items()):
+            raise Abandoned
+        snapshot = Snapshot(found.path, time_ns, step, exact, Manifest(files, {}, {}))
+        self.add(snapshot)
+        return snapshot
+
+    def _take(self, path: Path, stop: Stop) -> File:
+        """Copy one file into the contents."""
+        temporary = self._contents / f"{secrets.token_hex(8)}.copy"
+        digest, size = hashlib.sha256(), 0
+        try:
+            source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with open(source, "rb", buffering=0) as file, open(temporary, "wb", buffering=0) as copy:
+                mode = stat.S_IMODE(os.fstat(source).st_mode) & 0o777
+                is_clone = _clone(copy.fileno(), source)
+                with open(temporary, "rb", buffering=0) if is_clone else contextlib.nullcontext(file) as content:
+                    while piece := content.read(PIECE):
+                        if stop():
+                            raise Abandoned
+                        digest.update(piece)
+                        size += len(piece)
+                        if not is_clone:
+                            _write(copy.fileno(), piece)
+                os.fsync(copy.fileno())
+            os.replace(temporary, self._contents / digest.hexdigest())
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
+        return File(mode, size, digest.hexdigest())
+
+    def expect(self, snapshot: Snapshot) -> dict[str, tuple[int, int]]:
+        """Return size and the bytes that are here by hash of each content that has yet to arrive."""
+        self._expected[snapshot.id] = snapshot
+        sizes = {file.sha256: file.size for file in snapshot.manifest.files.values()}
+        return {
+            sha: (size, min(size, _size(self._contents / f"{sha}.part")))
+            for sha, size in sizes.items()
+            if not (self._contents / sha).exists()
+        }
+
+    def write(self, sha: str, offset: int, piece: bytes) -> None:
+        """Append to a content that arrives; raises Problem, OSError."""
+        self._contents.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = self._contents / f"{sha}.part"
+        if _size(part) != offset:
+            raise Problem("bad_piece", f"a piece at {offset} is out of order")
+        with open(part, "ab", buffering=0) as file:
+            _write(file.fileno(), piece)
+
+    def complete(self, sha: str) -> None:
+        """Take a content that has arrived, if it is what its name says; raises Problem, OSError."""
+        part = self._contents / f"{sha}.part"
+        part.touch()
+        digest = hashlib.sha256()
+        with open(part, "rb", buffering=0) as file:
+            while piece := file.read(PIECE):
+                digest.update(piece)
+            os.fsync(file.fileno())
+        if digest.hexdigest() != sha:
+            part.unlink()
+            raise Problem("bad_piece", "a copy of a snapshot arrived damaged, and is sent again")
+        os.replace(part, self._contents / sha)
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot whose contents are here, and drop what is too old; raises OSError."""
+        self._expected.pop(snapshot.id, None)
+        known = self._kept.get(snapshot.id)
+        if known is not None and known.time_ns >= snapshot.time_ns:
+            return
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        head = json.dumps(snapshot.head()).encode()
+        atomic_write(self._root / snapshot.id, head + b"\n" + pack(snapshot.manifest))
+        self._kept[snapshot.id] = snapshot
+        self._drop([one for one in self.kept if one.slot == snapshot.slot][:-KEPT])
+
+    def path_of(self, sha: str) -> Path:
+        """Return where a content lies."""
+        return self._contents / sha
+
+    def make_room(self, slot: str, needed: int) -> None:
+        """Drop older copies of the same series, but for one, until a new one fits; raises Problem."""
+        while (lacking := self._lacking(needed)) and len(older := [one for one in self.kept if one.slot == slot]) > 1:
+            self._drop(older[:1])
+        if lacking:
+            raise Problem("no_room", f"no room for a copy of {slot}: {lacking}")
+
+    def _lacking(self, needed: int) -> str:
+        """Say why so many bytes do not fit, "" where they do."""
+        used = sum(one.size for one in self._kept.values())
+        if self._limit and used + needed > self._limit:
+            return f"{used + needed:,} bytes would be kept, and snapshots_limit is {self._limit:,}"
+        place = next(path for path in (self._root, *self._root.parents) if path.exists())
+        disk = shutil.disk_usage(place)
+        free = disk.free - int(disk.total * RESERVED_SHARE)
+        return "" if needed <= free else f"{needed:,} bytes are needed, {max(0, free):,} are free (a tenth stays free)"
+
+    def _drop(self, snapshots: Sequence[Snapshot]) -> None:
+        for one in snapshots:
+            (self._root / one.id).unlink()
+            del self._kept[one.id]
+        newest = {one.slot: one.time_ns for one in self.kept}
+        self._expected = {name: one for name, one in self._expected.items() if one.time_ns > newest.get(one.slot, 0)}
+        wanted = (*self._kept.values(), *self._expected.values())
+        used = {file.sha256 for one in wanted for file in one.manifest.files.values()}
+        for name in os.listdir(self._contents) if snapshots else ():
+            if name.partition(".")[0] not in used:
+                (self._contents / name).unlink()
+
+    def put_in_place(self, snapshot: Snapshot, changed_ns: int, stop: Stop) -> InPlace:
+        """Put a kept snapshot where the script looks for it, at once; raises Abandoned, Problem, OSError.
+
+        `changed_ns`: its time by this machine's clock.
+        """
+        self.check_place(snapshot)
+        place = self.place_of(snapshot)
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        work = place.parent / f".{place.name}.{secrets.token_hex(6)}.tmp"
+        try:
+            work.mkdir(mode=0o700)
+            for path, file in snapshot.manifest.files.items():
+                target = work / path
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _copy(self._contents / file.sha256, target, stop)
+                os.chmod(target, file.mode | 0o600)
+                os.utime(target, ns=(changed_ns, changed_ns))
+            if place.is_dir() and not place.is_symlink():
+                os.rename(place, work / "before")
+            os.rename(work / place.name, place)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+        files = {path: stamp_of(os.lstat(place.parent / path)) for path in snapshot.manifest.files}
+        return InPlace(snapshot.path, place, files)
+
+
+def set_aside(found: InPlace) -> str:
+    """Hide a snapshot from the script, beside its place; returns its new name. Raises OSError."""
+    number = 1
+    while (aside := found.place.with_name(f".{found.place.name}.aside{number}")).exists():
+        number += 1
+    os.rename(found.place, aside)
+    return aside.name
+
+
+def _clone(target: int, source: int) -> bool:
+    """Make a file share the blocks of another; returns False where the file system cannot."""
+    try:
+        fcntl.ioctl(target, _CLONE, source)
+    except OSError:
+        return False
+    return True
+
+
+def _copy(source: Path, target: Path, stop: Stop) -> None:
+    with open(source, "rb", buffering=0) as file, open(target, "wb", buffering=0) as copy:
+        if not _clone(copy.fileno(), file.fileno()):
+            while piece := file.read(PIECE):
+                if stop():
+                    raise Abandoned
+                _write(copy.fileno(), piece)
+        os.fsync(copy.fileno())
+
+
+def _write(fd: int, piece: bytes) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,335 @@
+"""Snapshots: which files are one, when it is complete, what a node keeps of it and how it is put in place."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import struct
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from remote_agent.agent.snapshot_keeper import SnapshotKeeper
+from remote_agent.base.paths import Home
+from remote_agent.snapshots.rules import SETTLE_NS, InPlace, Moment, Verdict, is_complete, judge, slot_of, step_of
+from remote_agent.snapshots.scan import matches, scan
+from remote_agent.snapshots.store import Abandoned, Snapshot, Store, set_aside
+from remote_agent.tree.manifest import pack
+from remote_agent.wire import JobSpec, NodeSpec, Problem
+
+
+def torch_zip(content: bytes = b"weights") -> bytes:
+    """What torch.save writes: a zip file with a pickle and tensors."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as archive:
+        # As torch does, without the time of day.
+        archive.writestr(zipfile.ZipInfo("snapshot/data.pkl"), b"\x80\x02.")
+        archive.writestr(zipfile.ZipInfo("snapshot/data/0"), content)
+    return made.getvalue()
+
+
+def safetensors(content: bytes = b"1234") -> bytes:
+    header = json.dumps({"w": {"dtype": "U8", "shape": [len(content)], "data_offsets": [0, len(content)]}}).encode()
+    return struct.pack("<Q", len(header)) + header + content
+
+
+def dcp(parts: list[str]) -> bytes:
+    """Metadata as torch pickles it, as far as the names of its files go."""
+    return b"\x80\x02" + b"".join(b"\x8c" + bytes([len(name)]) + name.encode() for name in parts) + b"."
+
+
+def lay(base: Path, files: dict[str, bytes]) -> None:
+    for path, content in files.items():
+        (base / path).parent.mkdir(parents=True, exist_ok=True)
+        (base / path).write_bytes(content)
+
+
+def one(base: Path, pattern: str = "**") -> InPlace:
+    (found,) = scan(base, [pattern]).found
+    return found
+
+
+@pytest.mark.parametrize("made", [("snapshot.pt", torch_zip(b"w" * 900), "torch"),
+                                  ("model.safetensors", safetensors(b"w" * 900), "safetensors")])  # fmt: skip
+def test_a_file_is_complete_to_its_last_byte_only(tmp_path: Path, made: tuple[str, bytes, str]) -> None:
+    name, content, form = made
+    lay(tmp_path, {name: content})
+    assert judge(one(tmp_path)) == Verdict(form, True)
+    for length in range(1, len(content), 7):
+        (tmp_path / name).write_bytes(content[:length])
+        assert judge(one(tmp_path)).whole is not True, length
+
+
+def test_a_directory_is_complete_once_its_marker_and_all_that_it_names_is_there(tmp_path: Path) -> None:
+    weights = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    cases: list[tuple[str, dict[str, bytes], str]] = [
+        ("dcp", {"s/.metadata": dcp(["__0_0.distcp", "__1_0.distcp"]), "s/__0_0.distcp": b"a",
+                 "s/__1_0.distcp": b"b"}, "s/__1_0.distcp"),
+        ("dcp", {"s/__0_0.distcp": b"a", "s/.metadata": dcp(["__0_0.distcp"])}, "s/.metadata"),
+        ("trainer", {"checkpoint-20/optimizer.pt": torch_zip(), "checkpoint-20/trainer_state.json":
+                     b'{"global_step": 20}'}, "checkpoint-20/trainer_state.json"),
+        ("index", {"m/model.safetensors.index.json": json.dumps(weights).encode(),
+                   "m/model-00001-of-00002.safetensors": safetensors(),
+                   "m/model-00002-of-00002.safetensors": safetensors()}, "m/model-00002-of-00002.safetensors"),
+    ]  # fmt: skip
+    for number, (form, files, last) in enumerate(cases):
+        base = tmp_path / str(number)
+        lay(base, files)
+        assert judge(one(base)) == Verdict(form, True)
+        (base / last).unlink()
+        assert judge(one(base)) == Verdict(form, False)
+
+
+def test_a_torn_part_makes_the_whole_directory_incomplete(tmp_path: Path) -> None:
+    lay(tmp_path, {"checkpoint-20/optimizer.pt": torch_zip()[:-9],
+                   "checkpoint-20/trainer_state.json": b'{"global_step": 20}'})  # fmt: skip
+    assert judge(one(tmp_path)) == Verdict("trainer", False)
+
+
+def test_a_file_without_a_marker_counts_only_while_its_writers_live() -> None:
+    found = InPlace("a.bin", Path("/w/a.bin"), {"a.bin": (3, 100 * SETTLE_NS, 1)})
+    quiet = 102 * SETTLE_NS
+    unmarked, marked, torn = Verdict("", None), Verdict("trainer", True), Verdict("torch", False)
+    live, ended = Moment(quiet, 1, 50 * SETTLE_NS), Moment(quiet, 1, None)
+    assert is_complete(found, unmarked, live)
+    assert not is_complete(found, unmarked, ended)
+    # Its writers were ended in the middle of it, and the next group does not make it whole.
+    assert not is_complete(found, unmarked, Moment(quiet, 1, 101 * SETTLE_NS))
+    # It is older than the job.
+    assert is_complete(found, unmarked, Moment(quiet, 101 * SETTLE_NS, None))
+    assert is_complete(found, marked, live)
+    assert is_complete(found, marked, ended)
+    # The Trainer writes after its marker; a file has its own at its end.
+    assert not is_complete(found, marked, Moment(100 * SETTLE_NS + 1, 1, 50 * SETTLE_NS))
+    assert is_complete(found, Verdict("torch", True), Moment(100 * SETTLE_NS + 1, 1, 50 * SETTLE_NS))
+    assert not is_complete(found, torn, live)
+
+
+def test_the_step_and_the_series_of_a_snapshot(tmp_path: Path) -> None:
+    lay(tmp_path, {"checkpoint-7/trainer_state.json": b'{"global_step": 21}'})
+    assert step_of(one(tmp_path)) == 21
+    for path, step in {"ckpt_100.pt": 100, "epoch=3-step=120.ckpt": 120, "epoch_3.pt": None, "model.pt": None}.items():
+        assert step_of(InPlace(path, Path("/w") / path, {path: (1, 1, 1)})) == step
+    assert slot_of("out/ckpt_100.pt") == slot_of("out/ckpt_20.pt") != slot_of("out/best_100.pt")
+    assert slot_of("ckpt_100_rank0.pt") != slot_of("ckpt_100_rank1.pt")
+    assert slot_of("model-00001-of-00002.safetensors") != slot_of("model-00002-of-00002.safetensors")
+
+
+def test_patterns_name_files_directories_and_what_lies_in_them() -> None:
+    assert matches("snapshot.pt", "snapshot.pt")
+    assert matches("checkpoints/**", "checkpoints/a/b.pt")
+    assert matches("checkpoints", "checkpoints/a.pt")
+    assert matches("/data/*.pt", "/data/a.pt")
+    assert not matches("*.pt", "a/b.pt")
+    assert not matches("snapshot.pt", "train.py")
+    assert not matches("**", "../a.pt")
+    assert not matches("**", "/etc/a.pt")
+
+
+def test_links_are_never_followed_and_one_that_leads_out_is_reported(tmp_path: Path) -> None:
+    outside, base = tmp_path / "outside", tmp_path / "work"
+    lay(outside, {"a.pt": torch_zip()})
+    lay(base, {"own.pt": torch_zip(), ".hidden.pt": b"x", "own.pt.tmp": b"x"})
+    (base / "checkpoints").symlink_to(outside)
+    (base / "link.pt").symlink_to(outside / "a.pt")
+    (base / "latest.pt").symlink_to("own.pt")
+    seen = scan(base, ["*.pt", "checkpoints/**"])
+    assert [found.path for found in seen.found] == ["own.pt"]
+    assert len(seen.problems) == 2
+    assert all("leads out of the work tree" in problem for problem in seen.problems)
+
+
+class Disk:
+    """A node's working directory and store."""
+
+    def __init__(self, root: Path, patterns: tuple[str, ...] = ("**",), limit: int = 0) -> None:
+        self.base = root / "work"
+        self.base.mkdir(parents=True)
+        self.store = Store(root / "kept", self.base, patterns, limit)
+
+    def save(self, path: str, content: bytes, time_ns: int, step: int | None = None) -> Snapshot:
+        lay(self.base, {path: content})
+        top = path.partition("/")[0]
+        found = next(found for found in scan(self.base, ["**"]).found if found.path in (path, top))
+        return self.store.keep(found, time_ns, step, exact=step is not None, stop=lambda: False)
+
+    def take_from(self, other: Disk, snapshot: Snapshot) -> None:
+        """Copy a snapshot piece by piece, as the agents do."""
+        for sha, (size, here) in self.store.expect(snapshot).items():
+            content = other.store.path_of(sha).read_bytes()
+            assert len(content) == size
+            self.store.write(sha, here, content[here:])
+            self.store.complete(sha)
+        self.store.add(snapshot)
+
+
+def test_the_newest_two_of_each_series_are_kept_by_content(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    kept = [disk.save(f"ckpt_{number}.pt", torch_zip(b"%d" % number), number) for number in range(1, 5)]
+    other = disk.save("best.pt", torch_zip(b"best"), 1)
+    assert [one.id for one in disk.store.kept] == [other.id, kept[2].id, kept[3].id]
+    # Its second version has another name, and the file in place is none of the store's.
+    again = disk.save("best.pt", torch_zip(b"better"), 2)
+    assert again.id != other.id
+    (disk.base / "best.pt").write_bytes(b"torn")
+    fresh = Store(tmp_path / "kept", disk.base, ("**",))
+    assert {one.id for one in fresh.kept} == {other.id, again.id, kept[2].id, kept[3].id}
+    fresh.put_in_place(again, 5, stop=lambda: False)
+    assert (disk.base / "best.pt").read_bytes() == torch_zip(b"better")
+    assert (disk.base / "best.pt").stat().st_mtime_ns == 5
+    assert sorted(os.listdir(disk.base)) == ["best.pt", *(f"ckpt_{number}.pt" for number in range(1, 5))]
+
+
+def test_a_copy_goes_on_where_it_was_cut_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    source, target = Disk(tmp_path / "a"), Disk(tmp_path / "b")
+    content = torch_zip(b"w" * 5000)
+    snapshot = source.save("snapshot.pt", content, 1)
+    (sha,) = target.store.expect(snapshot)
+    target.store.write(sha, 0, content[:1000])
+    again = Store(tmp_path / "b" / "kept", target.base, ("**",))
+    assert again.expect(snapshot) == {sha: (len(content), 1000)}
+    with pytest.raises(Problem, match="out of order"):
+        again.write(sha, 0, content)
+    again.write(sha, 1000, b"x" * (len(content) - 1000))
+    with pytest.raises(Problem, match="damaged"):
+        again.complete(sha)
+    assert again.expect(snapshot) == {sha: (len(content), 0)}
+    assert not again.kept
+    target.take_from(source, snapshot)
+    target.store.put_in_place(snapshot, 1, stop=lambda: False)
+    assert (target.base / "snapshot.pt").read_bytes() == content
+
+
+def test_a_directory_is_put_in_place_in_one_step_and_replaces_a_torn_one(tmp_path: Path) -> None:
+    source, target = Disk(tmp_path / "a"), Disk(tmp_path / "b")
+    lay(source.base, {"checkpoint-20/optimizer.pt": torch_zip()})
+    snapshot = source.save("checkpoint-20/trainer_state.json", b'{"global_step": 20}', 1, 20)
+    lay(target.base, {"checkpoint-20/optimizer.pt": b"torn", "checkpoint-20/other": b"torn"})
+    target.take_from(source, snapshot)
+    target.store.put_in_place(snapshot, 1, stop=lambda: False)
+    assert judge(one(target.base)) == Verdict("trainer", True)
+    assert sorted(os.listdir(target.base / "checkpoint-20")) == ["optimizer.pt", "trainer_state.json"]
+    assert os.listdir(target.base) == ["checkpoint-20"]
+
+
+def test_a_snapshot_that_changes_while_it_is_read_is_not_kept(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    lay(disk.base, {"snapshot.pt": torch_zip()})
+    found = one(disk.base)
+    with (disk.base / "snapshot.pt").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(Abandoned):
+        disk.store.keep(found, 1, None, exact=False, stop=lambda: False)
+    with pytest.raises(Abandoned):
+        disk.store.keep(one(disk.base), 1, None, exact=False, stop=lambda: True)
+    assert not disk.store.kept
+
+
+def test_another_node_cannot_name_a_place_that_is_no_snapshot_of_this_job(tmp_path: Path) -> None:
+    source, target = Disk(tmp_path / "a"), Disk(tmp_path / "b", ("*.pt", "links/*.pt"))
+    script = source.save("train.py", b"evil", 1)
+    with pytest.raises(Problem, match="none of this job's snapshots"):
+        target.store.check_place(script)
+    (target.base / "links").symlink_to(tmp_path)
+    with pytest.raises(Problem, match="would lie elsewhere"):
+        target.store.check_place(source.save("links/a.pt", torch_zip(), 1))
+    head = {**script.head(), "path": "a.pt"}
+    with pytest.raises(Problem, match="not what its description says"):
+        Snapshot.read(head, pack(script.manifest))
+
+
+def test_a_full_disk_and_the_limit_are_named_and_the_newest_copy_stays(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, limit=3000)
+    first = disk.save("snapshot.pt", torch_zip(b"1" * 1000), 1)
+    second = disk.save("snapshot.pt", torch_zip(b"2" * 1000), 2)
+    assert disk.store.kept == (first, second)
+    third = disk.save("snapshot.pt", torch_zip(b"3" * 1200), 3)
+    # There was no room for three.
+    assert [one.id for one in disk.store.kept] == [second.id, third.id]
+    with pytest.raises(Problem, match="snapshots_limit is 3,000"):
+        disk.save("snapshot.pt", torch_zip(b"4" * 2900), 4)
+    assert disk.store.kept[-1].id == third.id
+
+
+def test_what_is_newer_than_the_chosen_snapshot_is_hidden_from_the_script(tmp_path: Path) -> None:
+    lay(tmp_path, {"ckpt_30.pt": b"PK\x03\x04torn"})
+    assert set_aside(one(tmp_path)) == ".ckpt_30.pt.aside1"
+    assert not scan(tmp_path, ["**"]).found
+
+
+class Others:
+    """The other nodes' agents, as one answer to every question."""
+
+    def __init__(self, answer: dict[str, Any] | None) -> None:
+        self.members: dict[str, Any] = {"n1": {}, "n2": {}, "n3": {}}
+        self.answer = answer
+        self.asked: list[str] = []
+
+    async def ask(self, node: str, op: str, args: dict[str, Any]) -> dict[str, Any] | None:
+        self.asked.append(op)
+        return self.answer
+
+
+def keeper(root: Path, others: Others, **changes: Any) -> tuple[SnapshotKeeper, list[dict[str, Any]]]:
+    """A keeper whose group has begun, and the notices that it gives."""
+    spec = JobSpec("job", "train.py", (NodeSpec("n1", "a"), NodeSpec("n2", "b")), workdir=str(root / "work"), **changes)
+    (root / "work").mkdir()
+    files = Home(root / "home").job("job")
+    logs = SimpleNamespace(progress=lambda generation: {})
+    made = SnapshotKeeper(files, spec, "n1", spec.workdir, others, logs, SimpleNamespace(records=[]))  # type: ignore[arg-type]
+    said: list[dict[str, Any]] = []
+    member = SimpleNamespace(running=0, shift_ns=0, report=lambda op, args: said.append(args))
+    made.start(SimpleNamespace(spawn=lambda work, name: work.close()), member)  # type: ignore[arg-type]
+    made.begin_group()
+    return made, said
+
+
+@pytest.mark.parametrize(("answer", "kept"), [({"sees": True}, 0), ({"sees": False}, 1), (None, 1)])
+def test_what_the_other_nodes_see_too_is_not_copied(tmp_path: Path, answer: dict[str, Any] | None, kept: int) -> None:
+    made, _ = keeper(tmp_path, Others(answer), snapshots=("*.pt",))
+    lay(tmp_path / "work", {"snapshot.pt": torch_zip()})
+    try:
+        assert len(asyncio.run(made.hold())) == kept
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_operator_is_told_once_of_a_snapshot_that_the_job_does_not_name(tmp_path: Path, shared: bool) -> None:
+    made, said = keeper(tmp_path, Others({"sees": shared}))
+    lay(tmp_path / "work", {"a.log": b"step 1", "torn.pt": torch_zip()[:-5]})
+
+    async def look() -> None:
+        await made.look_for_unnamed()
+        assert not said
+        lay(tmp_path / "work", {"out/checkpoint-20/trainer_state.json": b'{"global_step": 20}', "b.pt": torch_zip()})
+        for _ in range(3):
+            await made.look_for_unnamed()
+
+    try:
+        asyncio.run(look())
+    finally:
+        made.close()
+    assert [one["kind"] for one in said] == ([] if shared else ["snapshot_unnamed"])
+    assert shared or "--snapshots 'b.pt'" in said[0]["message"]
+
+
+def test_why_a_snapshot_is_not_kept_is_said_once(tmp_path: Path) -> None:
+    made, said = keeper(tmp_path, Others(None), snapshots=("*.pt",), snapshots_limit=10)
+    lay(tmp_path / "work", {"snapshot.pt": torch_zip()})
+
+    async def look() -> None:
+        for _ in range(2):
+            assert await made.hold() == []
+
+    try:
+        asyncio.run(look())
+    finally:
+        made.close()
+    assert len(said) == 1
+    assert "snapshots_limit is 10" in said[0]["message"]
