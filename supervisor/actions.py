@@ -136,6 +136,10 @@ ACTIONS: tuple[Action, ...] = (
         op="incidents", runner="status.run_incidents",
     ),
     Action(
+        "job.snapshots", "snapshots", "", "Snapshots", "list the snapshots that the nodes keep",
+        runner="snapshots",
+    ),
+    Action(
         "job.restart", "restart", "r", "Restart group", "restart the whole worker group",
         confirm=1, destructive=True, op="restart", plan=True, guarded=True,
         impact="stops all {group} and starts them again as generation {next}, from their last snapshot; not charged to"

@@ -41,6 +41,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
         args["kill"] = options.kill
     if verb == "restart":
         args |= _environment(options)
+        args |= {"snapshot": options.snapshot} if options.snapshot else {}
     tree = _tree_verb(options) if verb == "restart" else ""
 
     async def steer(session: Session) -> int:
@@ -48,7 +49,8 @@ def run(verb: str, argv: Sequence[str]) -> int:
             _name_silent(session)
         if given(options, "dry_run"):
             await session.heard()
-            next_group = plan(str(action.op), names, session.status, session.events)
+            snapshot = given(options, "snapshot") or ""
+            next_group = plan(str(action.op), names, session.status, session.events, snapshot)
             _show(await _with_code(session, next_group, tree), options.json)
             return 0
         if tree:
@@ -82,6 +84,9 @@ def _tree_verb(options: argparse.Namespace) -> str:
     tree = "sync" if options.sync else "rollback" if options.rollback else ""
     if tree and (options.env or options.unset):
         raise UsageError(f"--{tree} and --env exclude each other", "set variables with --later, then sync")
+    if options.snapshot and (tree or options.later):
+        other = f"--{tree}" if tree else "--later"
+        raise UsageError(f"--from and {other} exclude each other", "restart from the snapshot first")
     if options.partial and not tree:
         raise UsageError("--partial needs --sync or --rollback")
     return tree
@@ -153,6 +158,8 @@ def _parse(action: Action, argv: Sequence[str]) -> argparse.Namespace:
     if action.op == "restart":
         _add_tree(parser)
         _add_environment(parser)
+        words = "resume from this snapshot, as `supervisor snapshots` lists it; later ones no longer count"
+        parser.add_argument("--from", dest="snapshot", default="", metavar="ID", help=words)
     add_json(parser)
     return parse(parser, argv)
 

@@ -40,8 +40,8 @@ class Plan:
         return [f"{title:<{room}}  {text}" for title, text in self.facts]
 
 
-def plan(op: str, names: Sequence[str], status: Json, events: Sequence[Json]) -> Plan:
-    """Return what `op` (restart, remove, add) of these nodes leads to."""
+def plan(op: str, names: Sequence[str], status: Json, events: Sequence[Json], snapshot: str = "") -> Plan:
+    """Return what `op` (restart, remove, add) of these nodes leads to; `snapshot`: from which the group resumes."""
     seen = preview(status, op, names)
     before, after = seen.before, seen.after
     facts = [
@@ -56,7 +56,7 @@ def plan(op: str, names: Sequence[str], status: Json, events: Sequence[Json]) ->
     joining = [name for name in seen.members if name not in before.members and name not in names]
     if joining:
         facts.append(("Joins", f"{', '.join(joining)} ({'spare' if len(joining) == 1 else 'spares'})"))
-    facts += [("Lost", _lost_steps(status)), ("Downtime", _downtime(events))]
+    facts += [("Lost", _lost_steps(status, snapshot)), ("Downtime", _downtime(events))]
     number = status.get("generation")
     return Plan(number if isinstance(number, int) else None, seen.members, tuple(facts))
 
@@ -111,10 +111,18 @@ def _minimum(status: Json, members: int) -> str:
     return f"below min_nodes ({least}): removed nodes are not waited for"
 
 
-def _lost_steps(status: Json) -> str:
-    """Return which steps are repeated: all since the last snapshot that any rank has reported."""
+def _lost_steps(status: Json, snapshot: str) -> str:
+    """Return which steps are repeated: all since the snapshot that nodes keep, or the last that a rank has reported."""
     ranks = [rank for node in status.get("nodes") or () for rank in node.get("ranks") or ()]
     steps = [rank["step"] for rank in ranks if isinstance(rank.get("step"), int)]
+    named = status.get("snapshots") or ()
+    kept = [one for one in named if (one["id"] == snapshot if snapshot else not one.get("skipped"))]
+    if snapshot and not kept:
+        return f"not known: no node has snapshot {snapshot}"
+    if kept and isinstance(kept[-1].get("step"), int):
+        step, path = kept[-1]["step"], kept[-1]["path"]
+        lost = f"{count(max(0, max(steps) - step), 'step')} lost" if steps else "no rank has reported a step yet"
+        return f"resumes from step {step:,} ({path}), {lost}"
     reported = [(rank.get("progress") or {}).get("saved") for rank in ranks]
     saved = [step for step in reported if isinstance(step, int)]
     if not steps:

@@ -15,7 +15,7 @@ from supervisor.inventory.pattern import fold
 from supervisor.wording import usage
 from supervisor.wording.events import phases_text, start_text, variables
 from supervisor.wording.incidents import hang_step, standing
-from supervisor.wording.values import age, date, date_ns, one_line, or_dash, table
+from supervisor.wording.values import age, date, date_ns, one_line, or_dash, size, table
 
 if TYPE_CHECKING:
     from supervisor.nccl import Fabric
@@ -165,6 +165,18 @@ def job_rows(jobs: Sequence[Document]) -> list[list[str]]:
                 or_dash(job.get("script")),
             ]
         )
+    return rows
+
+
+def snapshot_rows(snapshots: Sequence[Document]) -> list[list[str]]:
+    """Return the table of kept snapshots, its head first."""
+    rows = [["ID", "STEP", "SAVED", "SIZE", "NODES", "PATH"]]
+    for one in snapshots:
+        skipped = " (skipped: the job went back behind it)" if one.get("skipped") else ""
+        nodes = fold(map(str, one.get("nodes") or ()))
+        step, saved = or_dash(one.get("step")), date_ns(one.get("time_ns"))
+        path = f"{one_line(one.get('path'))}{skipped}"
+        rows.append([one_line(one.get("id")), step, saved, size(int(one.get("bytes") or 0)), one_line(nodes), path])
     return rows
 
 

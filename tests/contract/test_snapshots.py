@@ -48,7 +48,7 @@ def test_the_only_savers_host_burns_and_the_job_resumes_at_its_last_complete_sna
     with job.start():
         try:
             job.until("generation_running")
-            kept = until(lambda: [one for one in job.ask("status")["snapshots"] if len(one["nodes"]) > 1], "a copy")
+            kept = until(lambda: [one for one in job.ask("snapshots")["snapshots"] if len(one["nodes"]) > 1], "a copy")
             hosts.crash("n1")
             shutil.rmtree(hosts.host("n1").home / ".supervisor")
             job.until("generation_running", generation=1)
@@ -60,6 +60,11 @@ def test_the_only_savers_host_burns_and_the_job_resumes_at_its_last_complete_sna
             # Saved at 49, 99, …
             assert begun["0"] > 0
             assert begun["0"] % 50 == 0
+            back = chosen["snapshots"][0]["id"]
+            until(lambda: job.ask("snapshots")["snapshots"][-1]["id"] != back, "a newer one")
+            restarted = job.run("restart", "--from", back)
+            assert restarted.returncode == 0, restarted.stderr.decode()
+            assert job.until("snapshots_chosen", generation=2)["detail"]["snapshots"][0]["id"] == back
             for name in ("n2", "n3", "n4"):
                 for tree in (hosts.host(name).home / ".supervisor/trees").glob("[!.]*"):
                     (tree / "over").touch()

@@ -106,6 +106,24 @@ def test_what_a_restart_loses_is_what_came_after_the_last_snapshot_that_was_told
     assert facts("restart", (), {"nodes": [{"name": "n1", "group_rank": 0, "ranks": ranks}]})["Lost"] == lost
 
 
+@pytest.mark.parametrize(
+    ("named", "lost"),
+    [
+        ("", "resumes from step 760 (ckpt_760.pt), 3 steps lost"),
+        ("a", "resumes from step 500 (ckpt_500.pt), 263 steps lost"),
+        ("none", "not known: no node has snapshot none"),
+    ],
+)
+def test_a_plan_says_from_which_kept_snapshot_the_group_resumes(named: str, lost: str) -> None:
+    kept = [
+        {"id": name, "path": f"ckpt_{step}.pt", "step": step, "skipped": name == "c"}
+        for name, step in (("a", 500), ("b", 760), ("c", 700))
+    ]
+    ranks = [{"rank": 0, "step": 763, "progress": {"saved": 762}}]
+    status = {"nodes": [{"name": "n1", "group_rank": 0, "ranks": ranks}], "snapshots": kept}
+    assert dict(plan("restart", (), status, (), named).facts)["Lost"] == lost
+
+
 def test_the_plan_of_a_request_that_is_refused_says_why() -> None:
     world = World(spec(2, min_nodes=1))
     world.feed(inputs.Remove("n2"))

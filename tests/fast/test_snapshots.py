@@ -21,6 +21,7 @@ from remote_agent.snapshots.scan import matches, scan
 from remote_agent.snapshots.store import Abandoned, Snapshot, Store, set_aside
 from remote_agent.tree.manifest import pack
 from remote_agent.wire import JobSpec, NodeSpec, Problem
+from supervisor.wording.status import snapshot_rows
 
 
 def torch_zip(content: bytes = b"weights") -> bytes:
@@ -333,3 +334,12 @@ def test_why_a_snapshot_is_not_kept_is_said_once(tmp_path: Path) -> None:
         made.close()
     assert len(said) == 1
     assert "snapshots_limit is 10" in said[0]["message"]
+
+
+def test_the_table_of_snapshots_names_step_size_and_nodes() -> None:
+    kept = {"id": "a1", "path": "b.pt", "step": None, "time_ns": 0, "bytes": 2_000_000, "nodes": ["n1", "n2"]}
+    head, row = snapshot_rows([{**kept, "skipped": True}])
+    assert dict(zip(head, row, strict=True)).items() >= {
+        "ID": "a1", "STEP": "-", "SIZE": "2.0 MB", "NODES": "n[1-2]",
+        "PATH": "b.pt (skipped: the job went back behind it)",
+    }.items()  # fmt: skip
