@@ -20,7 +20,7 @@ from remote_agent.history.keeper import Keeper
 from remote_agent.logs import LogStore
 from remote_agent.logs.nccl import read_facts, read_map
 from remote_agent.wire import Answer, Items, JobSpec, Problem
-from remote_agent.wire.events import ENDED_EVENTS
+from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES, Condition
 
 if TYPE_CHECKING:
     from remote_agent.base import paths
@@ -138,7 +138,7 @@ class FileRequests(JobRequests):
 
     def _document(self) -> dict[str, Any]:
         state = replay.fold(self.spec, self._journal)
-        status = document(state, {}, None)
+        status = _without_agent(document(state, {}, None), self._node)
         return {**status, "coordinator_reachable": False, "node": self._node, "last_seq": len(self._journal)}
 
     async def status(self, args: dict[str, Any]) -> Answer:
@@ -152,3 +152,14 @@ class FileRequests(JobRequests):
     async def attach(self, args: dict[str, Any]) -> Answer:
         """Do nothing: no agent notes the operator."""
         return Answer({})
+
+
+def _without_agent(status: dict[str, Any], node: str) -> dict[str, Any]:
+    """Return the status that a journal shows, corrected by what is certain: this node's ranks died with its agent."""
+    own = next((one for one in status["nodes"] if one["name"] == node), None)
+    if status["state"] in ENDED_STATES or own is None or own["state"] != "running":
+        return status
+    ranks = [{**rank, "state": "killed"} for rank in own["ranks"]]
+    lost = {**own, "state": "lost", "reason": "no agent of the job runs there", "ranks": ranks}
+    nodes = [lost if one is own else one for one in status["nodes"]]
+    return {**status, "state": "degraded", "condition": str(Condition.DEGRADED), "nodes": nodes}

@@ -24,7 +24,7 @@ from supervisor.inventory import Host, Inventory, JobDefaults
 from supervisor.link import jobs
 from supervisor.link.jobs import choose_job, group_jobs
 from supervisor.session import Session
-from tests.fast.journals import event
+from tests.fast.journals import event, journal
 
 
 def test_the_writer_writes_all_in_order() -> None:
@@ -216,6 +216,28 @@ def test_a_cut_off_node_that_goes_on_writing_does_not_hide_the_end() -> None:
         "n2": [entry("a", 1, generation=1, updated_ns=5, state="succeeded")],
     }
     assert [(row["state"], row["live"]) for row in group_jobs(answers)] == [("succeeded", False)]
+
+
+@pytest.mark.parametrize(("end", "shown"), [((), ["degraded", "lost", "killed"]), (("job_stopped",), ["stopped"])])
+def test_ranks_of_a_dead_agent_do_not_run(tmp_path: Path, end: tuple[str, ...], shown: list[str]) -> None:
+    """Where all agents are dead, nobody can write that their ranks are."""
+    files = Home(tmp_path).job("a")
+    files.make()
+    nodes = ("n1", "n2")
+    files.spec.write_text(json.dumps(JobSpec("a", "train.py", tuple(NodeSpec(n, n, "1") for n in nodes)).to_json()))
+    files.node.write_text('{"node": "n2"}')
+    members = [{"node": node, "base_rank": rank, "nproc": 1} for rank, node in enumerate(nodes)]
+    events: list[dict[str, Any]] = [
+        {"type": "job_started"},
+        *({"type": "node_ready", "node": node, "detail": {"nproc": 1}} for node in nodes),
+        {"type": "generation_started", "detail": {"members": members, "world_size": 2}},
+        {"type": "generation_running", "detail": {"world_size": 2, "pids": {"0": 10, "1": 11}}},
+        *({"type": kind} for kind in end),
+    ]
+    files.events.write_text(journal(events))
+    status = asyncio.run(FileRequests(files).handle("status", {}, b"")).data  # type: ignore[union-attr]
+    own = status["nodes"][1]
+    assert [status["state"], own["state"], own["ranks"][0]["state"]][: len(shown)] == shown
 
 
 def test_the_end_in_a_nodes_files_counts_more_than_an_agent_that_was_cut_off(tmp_path: Path) -> None:

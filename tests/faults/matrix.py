@@ -221,7 +221,8 @@ def _one_way_in_a_pair(case: Case) -> None:
 def _flapping(case: Case) -> None:
     (node,) = case.some(most=1)
     case.note(f"{node} is cut off again and again")
-    case.heal_by(lambda: case.cluster.heal(node))
+    # One that is lost three times is left out, until the operator adds it.
+    case.heal_by(functools.partial(_add_back, case, node), lambda: case.cluster.heal(node))
     for _ in range(case.rng.randint(3, 6)):
         case.cluster.cut(node)
         case.sleep(0.05, 0.7)
@@ -511,7 +512,7 @@ FAULTS = (
     Fault("one way: nothing leaves", "what a node sends is lost", _LINKS, _one_way_from_one),
     Fault("one way: nothing arrives", "what a node is sent is lost", _LINKS, _one_way_to_one),
     Fault("one way in a pair", "between the coordinator and a member", _LINKS, _one_way_in_a_pair),
-    Fault("link flaps", "a node is cut off 3 to 6 times", _LINKS, _flapping, _SHORT),
+    Fault("link flaps", "a node is cut off 3 to 6 times", "the link, and `add`", _flapping, _SHORT),
     Fault("links slow", "50 to 250 ms each way", _LINKS, _slow),
     Fault("link lossy", "5 to 20 % of the frames of a node", _LINKS, _lossy),
     Fault("connections refused", "a firewall that answers with RST", "the rule goes", _refused),
