@@ -324,7 +324,7 @@ class Case:
                 self.result.violations += invariants.log_violations(rank, self._log(rank))
         self._compare_raw(found)
         journals = {node: self._journal_file(node) for node in self.nodes}
-        self.result.violations += invariants.journal_violations(journals)
+        self.result.violations += invariants.journal_violations(journals, all_there=not self.over)
         for answer in self.operator.answers():
             self.result.answer_s = max(self.result.answer_s, answer.seconds)
             self.result.violations += answer.violations()
