@@ -316,6 +316,9 @@ class SnapshotKeeper:
         try:
             snapshot = await self._pull(node, name, slow=True)
             await self._locked(self._in_idle, self._store.add, snapshot)
+        except CallFailed as error:
+            # Its node keeps newer ones by now, and offers those.
+            log.info("snapshot %s from %s: %s", name, node, error)
         except (OSError, Problem) as error:
             self._refused[name] = str(error)
             self._notice(SNAPSHOT_NOT_KEPT, f"a copy of a snapshot of {node} is not kept here: {error}")

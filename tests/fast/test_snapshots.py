@@ -20,7 +20,7 @@ from remote_agent.snapshots.rules import SETTLE_NS, InPlace, Moment, Verdict, is
 from remote_agent.snapshots.scan import matches, scan
 from remote_agent.snapshots.store import Abandoned, Snapshot, Store, set_aside
 from remote_agent.tree.manifest import pack
-from remote_agent.wire import JobSpec, NodeSpec, Problem
+from remote_agent.wire import CallFailed, JobSpec, NodeSpec, Problem
 from supervisor.wording.status import snapshot_rows
 
 
@@ -343,3 +343,22 @@ def test_the_table_of_snapshots_names_step_size_and_nodes() -> None:
         "ID": "a1", "STEP": "-", "SIZE": "2.0 MB", "NODES": "n[1-2]",
         "PATH": "b.pt (skipped: the job went back behind it)",
     }.items()  # fmt: skip
+
+
+def test_a_copy_that_its_node_has_dropped_meanwhile_is_no_reason_to_warn(tmp_path: Path) -> None:
+    made, said = keeper(tmp_path, Others(None), snapshots=("*.pt",))
+
+    async def pull(failure: Problem) -> None:
+        async def fails(node: str, name: str, *, slow: bool) -> Snapshot:
+            raise failure
+
+        made._pull = fails  # type: ignore[method-assign]
+        await made._take("n2", "a1")
+
+    try:
+        asyncio.run(pull(CallFailed("no_snapshot", "snapshot a1 is not kept on this node")))
+        assert not said
+        asyncio.run(pull(Problem("no_room", "9 bytes are needed, 0 are free")))
+    finally:
+        made.close()
+    assert "9 bytes are needed" in said[0]["message"]
