@@ -25,8 +25,8 @@ from tests.cluster.network import OPERATOR
 from tests.faults import invariants, ranks
 from tests.faults.commands import Operator, Verb
 from tests.faults.invariants import BACK_S, GONE_S, Awake, Violation
+from tests.stub import STUB
 
-_STUB = Path(__file__).parents[1] / "agents" / "stub" / "torch"
 _FORM_S = 60.0
 _HEADS_S = 0.6
 """Within this time a rank that steps has noted a step."""
@@ -358,7 +358,7 @@ def light_python(place: Path) -> Path:
     """Make an interpreter whose torch is the stub, and return its path."""
     venv.create(place / "python", symlinks=True)
     (packages,) = (place / "python").glob("lib/*/site-packages")
-    (packages / "torch").symlink_to(_STUB)
+    (packages / "torch").symlink_to(STUB / "torch")
     return place / "python" / "bin" / "python"
 
 
