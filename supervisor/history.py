@@ -80,6 +80,16 @@ def merge(wanted: Query, nodes: Mapping[str, Mapping[Name, Span]]) -> Series:
     return Series(width_s, first, count, ranks, others)
 
 
+def trimmed(series: Series) -> Series:
+    """Return the series without the buckets before the first value of any."""
+    spans = [*series.ranks.values(), *series.nodes.values()]
+    known = (next((at for at, value in enumerate(span.mean) if not math.isnan(value)), None) for span in spans)
+    begin = min((at for at in known if at is not None), default=0)
+    ranks = {name: _aligned(span, series.first + begin, series.buckets - begin) for name, span in series.ranks.items()}
+    nodes = {name: _aligned(span, series.first + begin, series.buckets - begin) for name, span in series.nodes.items()}
+    return Series(series.width_s, series.first + begin, series.buckets - begin, ranks, nodes)
+
+
 def _aligned(span: Span, first: int, count: int) -> Span:
     late = first - span.first
     if not late and len(span.mean) == count:

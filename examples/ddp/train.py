@@ -99,12 +99,13 @@ class Trainer:
 
     def run(self) -> None:
         """Train from where the snapshot ends to the last epoch."""
+        total = self._options.epochs * len(self._data)
         for epoch in range(self._epochs_run, self._options.epochs):
             self._sampler.set_epoch(epoch)
             for inputs, targets in self._data:
                 loss = self._train_step(inputs, targets)
                 self._step += 1
-                print(f"epoch={epoch} step={self._step} loss={loss:.4f}", flush=True)
+                print(f"epoch={epoch} step={self._step}/{total} loss={loss:.4f}", flush=True)
                 time.sleep(self._options.step_time)
             self._epochs_run = epoch + 1
             if os.environ["LOCAL_RANK"] == "0":

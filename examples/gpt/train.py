@@ -147,7 +147,7 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
         optimizer.step()
         if step % options.log_every == 0 or step == options.steps:
             speed = (step - first) / (time.monotonic() - begin)
-            print(f"step={step} loss={loss.item():.4f} steps/s={speed:.1f}", flush=True)
+            print(f"step={step}/{options.steps} loss={loss.item():.4f} steps/s={speed:.1f}", flush=True)
         if os.environ["LOCAL_RANK"] == "0" and (step % options.save_every == 0 or step == options.steps):
             save(path, model, optimizer, step)
     if dist.get_rank() == 0:

@@ -41,7 +41,7 @@ import copy, threading, time
 from tests.screens import recorded
 from supervisor.tui.app import run_tui
 
-session = recorded.many(64, 8)
+session = recorded.trained(recorded.measured(recorded.many(64, 8)), time.time(), 120)
 made = []
 for number in range(20):
     status = copy.deepcopy(session.status)
@@ -171,7 +171,7 @@ def _busy() -> tuple[list[float], float, float]:
 
 async def _frames() -> tuple[list[float], float, float]:
     """Return processor seconds of each frame, and MiB before and after an hour's worth of news."""
-    session = recorded.many(64, 8)
+    session = recorded.trained(recorded.measured(recorded.many(64, 8)), time.time(), 120)
     app = SupervisorApp(session)
     painted = Painted(app)
 

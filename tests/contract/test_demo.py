@@ -86,7 +86,7 @@ def test_the_demo_trains_on_both_hosts_and_leaves_nothing(repository: Path, temp
     assert process.returncode == 0, out + err
     for rank in ("n1:0|", "n1:1|", "n2:2|", "n2:3|"):
         lines = [line for line in out.splitlines() if line.startswith(rank)]
-        assert any("step=40 loss=" in line for line in lines), f"{rank} did not finish:\n{out}"
+        assert any("step=40/40 loss=" in line for line in lines), f"{rank} did not finish:\n{out}"
     assert _left(temporary) == []
 
 

@@ -61,7 +61,7 @@ def test_ddp_learns_and_resumes(repository: Path, tmp_path: Path) -> None:
     script = repository / "examples" / "ddp" / "train.py"
     short = ["--steps-per-epoch", "10", "--step-time", "0"]
     first = _torchrun(script, tmp_path, "--epochs", "2", *short)
-    assert first.count("step=20 loss=") == 2  # on each rank
+    assert first.count("step=20/20 loss=") == 2  # on each rank
     assert "saved snapshot.pt: epochs_run=2 step=20" in first
     assert "resumed" not in first
     losses = [float(line.rpartition("loss=")[2]) for line in first.splitlines() if "loss=" in line]
@@ -74,8 +74,8 @@ def test_ddp_learns_and_resumes(repository: Path, tmp_path: Path) -> None:
     (tmp_path / "snapshot.pt").rename(tmp_path / "1" / "snapshot.pt")
     second = _torchrun(apart, tmp_path, "--epochs", "3", *short)
     assert second.count("resumed from snapshot.pt: epochs_run=2 step=20") == 2
-    assert "step=20 loss=" not in second
-    assert second.count("step=30 loss=") == 2
+    assert "step=20/30 loss=" not in second
+    assert second.count("step=30/30 loss=") == 2
     assert (tmp_path / "0" / "snapshot.pt").exists()
 
 
@@ -83,8 +83,8 @@ def test_gpt_trains_and_resumes(repository: Path, tmp_path: Path) -> None:
     script = repository / "examples" / "gpt" / "train.py"
     small = ["--batch-size", "4", "--context", "32", "--width", "32", "--log-every", "1"]
     first = _torchrun(script, tmp_path, "--steps", "4", *small)
-    assert first.count("step=4 loss=") == 2
+    assert first.count("step=4/4 loss=") == 2
     second = _torchrun(script, tmp_path, "--steps", "6", *small)
     assert second.count("resumed from snapshot.pt: step=4") == 2
-    assert "step=4 loss=" not in second
-    assert second.count("step=6 loss=") == 2
+    assert "step=4/6 loss=" not in second
+    assert second.count("step=6/6 loss=") == 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 import heapq
 import json
 import re
@@ -16,6 +17,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
+from remote_agent.history import samples
 from remote_agent.history.pyramid import History
 from remote_agent.text.filters import make_filter
 from remote_agent.wire import Answer
@@ -305,6 +307,47 @@ def many(nodes: int, per_node: int, state: str = "running") -> RecordedSession:
 
 
 GIB = 1 << 30
+
+
+def trained(session: RecordedSession, now_s: float, seconds: int = 600) -> RecordedSession:
+    """The same measured job with its history: a failure and a restart in the middle, and rank 5 slow at the end."""
+
+    def moment(before_s: float) -> str:
+        return datetime.datetime.fromtimestamp(now_s - before_s, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    session.status["started_at"] = moment(seconds)
+    half = seconds / 2
+    facts: list[tuple[float, str, int, dict[str, Any]]] = [
+        (seconds - 4, "generation_started", 0, {"world_size": 8}),
+        (seconds - 4, "generation_running", 0, {"world_size": 8, "spawn": 200.0}),
+        (seconds - 10, "first_step", 0, {"imports": 4800.0, "first_step": 900.0}),
+        (half + 1, "generation_stopped", 0, {"cause": "failure"}),
+        (half, "incident", 0, {"summary": "rank 5 failed", "category": "python"}),
+        (half, "generation_started", 1, {"world_size": 8}),
+        (half - 4, "generation_running", 1, {"world_size": 8, "detect": 100.0, "stop": 3000.0, "spawn": 200.0}),
+        (half - 12, "first_step", 1, {"imports": 6000.0, "first_step": 2000.0}),
+    ]
+    session.events = [
+        {"seq": seq, "time": moment(before), "type": kind, "generation": generation, "node": None, "rank": None,
+         "detail": detail} for seq, (before, kind, generation, detail) in enumerate(facts, 1)
+    ]  # fmt: skip
+    step = 0
+    for node in session.status["nodes"]:
+        history = session.past[node["name"]] = History()
+        for second in range(0, seconds, 2):
+            if 0 <= second - half < 12:
+                continue
+            step = int(second * 1.3) - (40 if second > half else 0)
+            found = dict(samples.of_node(node["vitals"]))
+            for rank in node["ranks"]:
+                pace = 0.4 if rank["rank"] == 5 and second > seconds * 0.8 else 1.3
+                own = {**rank["progress"], "loss": 0.5 + 9 / (1 + second / 30), "steps_s": pace}
+                found.update(samples.of_rank(rank["rank"], step, own, rank["vitals"]))
+            history.add(now_s - seconds + second, found)
+        for rank in node["ranks"]:
+            rank["step"], rank["progress"]["total"] = step, 2000
+            rank["progress"]["steps_s"] = 1.3
+    return session
 
 
 def measured(session: RecordedSession, *, gpus: bool = True) -> RecordedSession:

@@ -107,6 +107,7 @@ def test_ages(seconds: float | None, text: str) -> None:
 def test_the_map_gives_out_every_line(width: int, body: int, nodes: int, per_node: int, lines: int) -> None:
     layout = map_layout(width, body, nodes, nodes * per_node, lines, max(1, lines // 8))
     ranks = 0 if layout.beside else layout.ranks
-    assert layout.nodes + ranks + layout.grid + layout.events + layout.log == body
+    log = 0 if layout.abreast else layout.log
+    assert layout.nodes + ranks + layout.grid + layout.events + log == body
     assert min(layout.nodes, layout.ranks, layout.grid, layout.events, layout.log) >= 0
     assert layout.events >= EVENTS_MIN

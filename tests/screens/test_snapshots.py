@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from supervisor.tui import times
 from tests.screens import fabrics, recorded
 from tests.screens.screens import SIZES, compare, named, press, running, settle
 
@@ -16,6 +17,8 @@ SCREENS = {
     "map_stale": ("running_2x2", ()),
     "map_restarting": ("restarting_4x2", ()),
     "map_succeeded": ("succeeded_2x2", ()),
+    "map_training": ("4x2 trained", ()),
+    "map_training_512": ("64x8 trained", ()),
     "map_512": ("64x8", ()),
     "nodes": ("restarting_4x2", ("2",)),
     "ranks": ("failed_4x2", ("3",)),
@@ -55,7 +58,8 @@ def open_recording(name: str) -> recorded.RecordedSession:
     name, _, measured = name.partition(" ")
     if measured:
         nodes, per_node = name.split("x")
-        return recorded.measured(recorded.many(int(nodes), int(per_node)), gpus=measured == "gpu")
+        session = recorded.measured(recorded.many(int(nodes), int(per_node)), gpus=measured != "cpu")
+        return recorded.trained(session, times.now(), 600 if nodes == "4" else 80) if measured == "trained" else session
     if name[0].isdigit():
         nodes, per_node = name.split("x")
         session = recorded.many(int(nodes), int(per_node))
@@ -85,7 +89,7 @@ def test_screen(name: str) -> None:
     asyncio.run(_shots(name))
 
 
-ASCII = ("map", "map_512", "incident", "confirm_stop", "logs_found")
+ASCII = ("map", "map_training", "map_512", "incident", "confirm_stop", "logs_found")
 
 
 @pytest.mark.parametrize("name", ASCII)

@@ -1,39 +1,54 @@
 """The overview: nodes and ranks with their states, what happened, what is being printed.
 
-In: snapshots, the newest rows of all logs. Out: a selection; a way into everything else.
+In: snapshots, the history's series, the newest rows of all logs. Out: a selection; a way into everything else.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING, Final
 
 from textual import on
 from textual.binding import Binding
 from textual.containers import Horizontal
 
+from remote_agent.wire.events import ENDED_EVENTS
+from supervisor.errors import SupervisorError
+from supervisor.history import trimmed
 from supervisor.logs.selection import ALL, Selection
+from supervisor.tui import times, training
 from supervisor.tui.logs.feeds import BOTH
 from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.rows import tables
 from supervisor.tui.rows.events import event_row
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import Target
+from supervisor.tui.widgets.dashboard import Dashboard
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.rank_grid import METRICS, RankGrid, lines_needed, nodes_per_line
 from supervisor.tui.widgets.tables import NodeTable, RankTable
 from supervisor.tui.widgets.virtual_log import VirtualLog
+from supervisor.wording import values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from textual.widget import Widget
 
+    from supervisor.history import Series
     from supervisor.tui.model import Snapshot
 
 # The tail is a glance: a few frames a second are enough, and every frame asks all nodes.
 TAIL_EVERY_S: Final = 0.4
 WIDE: Final = 120
+# From here on events and log are side by side.
+WIDER: Final = 150
+# How often the nodes are asked for series, seconds; with many ranks less often.
+SERIES_S: Final = 2.0
+MANY_SERIES_S: Final = 5.0
+# A title, a line of progress, four lines of curves and the time.
+CHARTS_MIN: Final = 7
 # Least heights: a title, column names and two rows; a title and three lines.
 EVENTS_MIN: Final = 4
 LOG_MIN: Final = 4
@@ -48,13 +63,15 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
 
     def body(self) -> Iterable[Widget]:
         """The panes; which of them are shown depends on the size."""
+        yield Dashboard("training")
         yield RankGrid("grid")
         with Horizontal(id="band"):
             yield NodeTable("nodes")
             yield RankTable("side")
         yield RankTable("ranks")
-        yield Picker(title="events", id="events")
-        yield VirtualLog(title="log", id="tail", every_s=TAIL_EVERY_S)
+        with Horizontal(id="below"):
+            yield Picker(title="events", id="events")
+            yield VirtualLog(title="log", id="tail", every_s=TAIL_EVERY_S)
 
     def on_mount(self) -> None:
         """Prepare the panes."""
@@ -64,11 +81,18 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
             self.query_one(RankGrid).metric = self.shell.preferences.metric
         self.query_one("#events", Picker).placeholder = ((" no event yet", "dim"),)
         self._layout: MapLayout | None = None
+        self._series: Series | None = None
+        self._asked_at = float("-inf")
+        self._asking = False
+        self._series_of_end = False
 
     def show(self, snapshot: Snapshot) -> None:
         """Lay out for the job's size, then fill the panes that are visible."""
-        layout, memory = self._arrange(snapshot), self.shell.preferences
+        newest = training.newest(snapshot)
+        layout, memory = self._arrange(snapshot, newest.is_known), self.shell.preferences
         nodes, ranks = set(memory.nodes), set(memory.ranks)
+        if layout.training:
+            self.query_one(Dashboard).show(snapshot, newest, self.shell.source.events, self._series)
         if layout.nodes:
             self.query_one(NodeTable).show_nodes(
                 snapshot,
@@ -85,8 +109,9 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         self._show_events()
         self._show_tail(snapshot, layout)
 
-    def _arrange(self, snapshot: Snapshot) -> MapLayout:
+    def _arrange(self, snapshot: Snapshot, trains: bool) -> MapLayout:
         width, height = self.size.width, self.size.height - 4
+        curves = self._series is not None and bool(self._series.ranks)
         # The last cell is the scroll bar's.
         per_node = nodes_per_line(width - 1, tables.name_width(snapshot.nodes) + 1, True)
         layout = map_layout(
@@ -96,6 +121,9 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
             len(snapshot.ranks),
             lines_needed(snapshot, width),
             -(-len(snapshot.nodes) // per_node),
+            # While a new group imports, the history is what is known.
+            trains=trains or curves,
+            curves=curves,
         )
         if layout != self._layout:
             self._layout = layout
@@ -104,6 +132,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
 
     def _apply(self, layout: MapLayout) -> None:
         heights = {
+            "#training": layout.training,
             "#band": layout.nodes,
             "#grid": layout.grid,
             "#ranks": 0 if layout.beside else layout.ranks,
@@ -114,7 +143,11 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
             pane = self.query_one(name)
             pane.display = lines > 0
             pane.styles.height = lines
+        below = self.query_one("#below")
+        below.styles.layout = "horizontal" if layout.abreast else "vertical"
+        below.styles.height = layout.events + (0 if layout.abreast else layout.log)
         self.query_one("#side").display = layout.beside
+        self.query_one(Dashboard).heading = "training" if layout.training > 1 else ""
         if self.focused is None or not self.focused.is_on_screen or not self.focused.display:
             first = "#grid" if layout.grid else "#nodes"
             self.set_focus(self.query_one(first), scroll_visible=False)
@@ -125,7 +158,8 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
             return
         events = self.shell.source.events
         at_end = picker.at_end or not (picker.has_focus or picker.scrolled)
-        glyphs, width = self.shell.glyphs, self.size.width
+        layout = self._layout
+        glyphs, width = self.shell.glyphs, self.size.width // (2 if layout is not None and layout.abreast else 1)
         picker.show(range(len(events)), lambda index: event_row(events[index], glyphs, width))
         picker.note = ((f"{len(events)}", "dim"),) if events else ()
         if at_end and events:
@@ -155,6 +189,40 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         tail = self.query_one(VirtualLog)
         if tail.display and tail.feed is not None:
             tail.tick()
+        self._ask_series(snapshot)
+
+    def _ask_series(self, snapshot: Snapshot) -> None:
+        """Ask the nodes for newer series, in the background, if curves are shown."""
+        every_s = SERIES_S if len(snapshot.ranks) <= training.MOST_RANKS else MANY_SERIES_S
+        layout = self._layout
+        has_past = snapshot.generation is not None and snapshot.generation > 0
+        if layout is None or not (layout.training or has_past) or self.size.width < WIDE:
+            return
+        if self._asking or time.monotonic() - self._asked_at < every_s:
+            return
+        if snapshot.ended and self._series is not None and self._series_of_end:
+            return
+        self._asking, self._asked_at = True, time.monotonic()
+        self.run_worker(self._fetch(snapshot), group="series", exit_on_error=False)
+
+    async def _fetch(self, snapshot: Snapshot) -> None:
+        began = values.local_time(snapshot.started_at)
+        span_s = max(60.0, times.now() - began.timestamp()) if began is not None else 600.0
+        ended = next((event for event in self.shell.source.events if event["type"] in ENDED_EVENTS), None)
+        end = values.local_time(ended["time"]) if ended is not None else None
+        if began is not None and end is not None:
+            span_s = (end - began).total_seconds()
+        try:
+            points = 2 * self.size.width * 3 // 5
+            kinds, ranks = training.asked(snapshot)
+            self._series = trimmed(await self.shell.source.series(kinds, ranks, span_s, points))
+            self._series_of_end = snapshot.ended
+        except SupervisorError:
+            # The bars above say what is wrong; the next try may succeed.
+            return
+        finally:
+            self._asking = False
+        self.shell.look_again()
 
     def selection(self) -> Target:
         """What the focused pane has selected; else what the first one has."""
@@ -188,9 +256,10 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
 
     def action_metric(self) -> None:
         """Show another metric in the heat map."""
-        grid = self.query_one(RankGrid)
+        grid, board = self.query_one(RankGrid), self.query_one(Dashboard)
         if not grid.display:
-            self.shell.say("no heat map here: each rank has a row")
+            if not board.display or not board.next_strip(self._series):
+                self.shell.say("no heat map here: each rank has a row")
         elif not grid.next_metric():
             self.shell.say("no other heat map: nothing else is known of the ranks")
         self.shell.preferences.metric = grid.metric
@@ -201,6 +270,8 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
 class MapLayout:
     """Heights of the panes in lines, titles included; 0 hides a pane."""
 
+    training: int = 0
+    """The dashboard; 1: a line of progress."""
     nodes: int = 0
     ranks: int = 0
     """The table of ranks: below the nodes, or beside them where `beside` is set."""
@@ -211,10 +282,41 @@ class MapLayout:
     """The heat map has one glyph per node."""
     events: int = 0
     log: int = 0
+    abreast: bool = False
+    """Events and log stand side by side, each as high as both."""
 
 
-def map_layout(width: int, body: int, nodes: int, ranks: int, grid_lines: int, grid_lines_per_node: int) -> MapLayout:
-    """The layout for a body of `body` lines, which adds up to exactly that."""
+def map_layout(
+    width: int,
+    body: int,
+    nodes: int,
+    ranks: int,
+    grid_lines: int,
+    grid_lines_per_node: int,
+    *,
+    trains: bool = False,
+    curves: bool = False,
+) -> MapLayout:
+    """The layout for a body of `body` lines, which adds up to exactly that.
+
+    trains, curves: there is progress to show, and a history of it.
+    """
+    plain = _layout_without_training(width, body, nodes, ranks, grid_lines, grid_lines_per_node)
+    rest, height = plain.events + plain.log, 0
+    # Below a heat map they are a few lines: as wide as there is room.
+    abreast = width >= WIDER and plain.log > 0 and not plain.grid
+    if trains and plain.log:
+        # Events and log give it their room; a part of it would be no curve.
+        charts = min(rest - LOG_GOOD - (0 if abreast else EVENTS_MIN), body // 2) if curves and width >= WIDE else 0
+        height = charts if charts >= CHARTS_MIN else min(1, max(0, plain.log - LOG_MIN))
+    rest -= height
+    events, log = (rest, rest) if abreast else _share(rest)
+    return dataclasses.replace(plain, training=height, events=events, log=log, abreast=abreast)
+
+
+def _layout_without_training(
+    width: int, body: int, nodes: int, ranks: int, grid_lines: int, grid_lines_per_node: int
+) -> MapLayout:
     table = max(nodes, 1) + 2
     if table + EVENTS_MIN <= body and table <= max(8, body * 3 // 5):
         return _small_job(width, body, table, ranks)

@@ -1,0 +1,380 @@
+"""The training of a job at a glance: how far, how fast, how long still, what it costs, who is slow. Pure.
+
+In: a snapshot, the journal's runs and events, the history's series. Out: rows of the dashboard.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from remote_agent.wire.events import EventType
+from supervisor.tui.rows import charts
+from supervisor.tui.rows.spans import EMPTY, fit, fit_row, row_width
+from supervisor.tui.rows.tables import fit_parts
+from supervisor.wording import usage, values
+from supervisor.wording.goodput import Goodput, goodput, redone_s
+from supervisor.wording.incidents import is_hang
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from supervisor.history import Series
+    from supervisor.tui.looks import Glyphs
+    from supervisor.tui.model import RankRow, Snapshot
+    from supervisor.tui.rows.spans import Row, Span
+    from supervisor.tui.source import Json
+
+KINDS: Final = ("loss", "rate", "step", "step_s", "rank_cpu", "gpu_use")
+# Of more ranks than this, those with problems and the first ones are asked for.
+MOST_RANKS: Final = 64
+# Cells before a curve, for the names of its ends.
+GUTTER: Final = 8
+BAR: Final = 20
+# A greatest loss of so many times the least one makes the scale logarithmic.
+LOG_FROM: Final = 20
+STRIPS: Final = {"step_s": "step time", "gpu_use": "gpu", "rank_cpu": "cpu"}
+# Each rank prints its own tokens and samples; all make the same steps.
+_SUMMED: Final = ("tok/s", "samples/s")
+
+
+def asked(snapshot: Snapshot) -> tuple[tuple[str, ...], list[int] | None]:
+    """Return the kinds and the ranks whose history is wanted; None: all."""
+    if len(snapshot.ranks) <= MOST_RANKS:
+        return KINDS, None
+    odd = [rank.rank for rank in snapshot.ranks if rank.has_problem or usage.number(rank.progress.get("lag"))]
+    ranks = list(dict.fromkeys((*odd, *(rank.rank for rank in snapshot.ranks))))[:MOST_RANKS]
+    # GPUs are not numbered as ranks are: all of them would be sent.
+    return tuple(kind for kind in KINDS if kind != "gpu_use"), ranks
+
+
+# --- in one line
+
+
+class Newest(NamedTuple):
+    """What the ranks' output says of the training now."""
+
+    step: int | None
+    total: int | None
+    """None where ranks count to different ends."""
+    pace: float | None
+    """Steps per second."""
+    speed: str
+    """The throughput of the whole job: `41k tok/s`, the sum of its ranks; or its steps per second."""
+    loss: str
+    printing: int
+    """Ranks that print their throughput in tokens or samples."""
+    unit: str
+
+    @property
+    def is_known(self) -> bool:
+        """Whether more is known than the step, which stands above every screen."""
+        return bool(self.total or self.speed or self.loss != "-")
+
+
+def newest(snapshot: Snapshot) -> Newest:
+    """Read the progress of all ranks, once for a frame: there may be 512."""
+    totals, paces, loss = set(), [], "-"
+    rates: dict[str, list[float]] = {}
+    for rank in snapshot.ranks:
+        progress = rank.progress
+        if not progress:
+            continue
+        if (total := progress.get("total")) is not None:
+            totals.add(usage.number(total))
+        if pace := usage.number(progress.get("steps_s")):
+            paces.append(pace)
+        if loss == "-":
+            loss = usage.figure(progress.get("loss"))
+        rate, unit = usage.number(progress.get("rate")), progress.get("unit")
+        if rate is not None and unit in _SUMMED:
+            rates.setdefault(str(unit), []).append(rate)
+    total = totals.pop() if len(totals) == 1 else None
+    pace = statistics.median(paces) if paces else None
+    unit = next((each for each in _SUMMED if each in rates), "step/s")
+    return Newest(
+        snapshot.train_step,
+        None if total is None else int(total),
+        pace,
+        f"{short(sum(rates[unit]))} {unit}" if unit in rates else _pace_text(pace),
+        loss,
+        len(rates.get(unit, ())),
+        unit,
+    )
+
+
+def _pace_text(pace: float | None) -> str:
+    return "" if not pace else f"{pace:.3g} step/s" if pace >= 0.1 else f"{1 / pace:.0f} s/step"
+
+
+def progress_row(now: Newest, cost: Goodput | None, width: int, glyphs: Glyphs, *, ended: bool = False) -> Row:
+    """How far, how fast, how long still, and the goodput."""
+    step, total, pace = now.step, now.total, now.pace
+    dot = f" {glyphs.dot} "
+    parts: list[tuple[int, Row]] = []
+    if step is not None and total:
+        parts.append((7, (*charts.bar(step / total, BAR, glyphs), (" ", ""))))
+        parts.append((10, ((f"{step:,}/{total:,}", "text"), (dot, "rule"), (f"{100 * step // total} %", "text"))))
+    elif step is not None:
+        parts.append((10, ((f"step {step:,}", "text"),)))
+    if step is not None and total and pace and not ended:
+        parts.append((9, (("ETA ", "dim"), (values.elapsed((total - step) / pace), "text"))))
+    if now.speed:
+        parts.append((8, ((now.speed, "text"),)))
+    if now.loss != "-":
+        parts.append((6, (("loss ", "dim"), (now.loss, "bad" if now.loss.lstrip("-") in ("nan", "inf") else "text"))))
+    if cost is not None:
+        role = "text" if cost.share >= 0.9 else "warn"
+        room = width - sum(row_width(row) + 3 for _, row in parts) - 1
+        text = cost.text()
+        parts.append((5, ((text if len(text) <= room else cost.text(details=False), role),)))
+    return ((" ", ""), *fit_parts(parts, width - 1, glyphs.more)) if parts else EMPTY
+
+
+def short(value: float) -> str:
+    """Return `987`, `4.1k`, `41k` or `1.2M`."""
+    for unit in ("", "k", "M", "G"):
+        if abs(value) < 999.5 or unit == "G":
+            return f"{value:.0f}{unit}" if not unit or abs(value) >= 9.95 else f"{value:.1f}{unit}"
+        value /= 1000
+    raise ValueError(value)
+
+
+# --- the whole dashboard
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What the dashboard shows besides the newest state."""
+
+    series: Series | None
+    restarts: tuple[float, ...]
+    """When each group but the first one began."""
+    runs: tuple[tuple[float, float], ...]
+    """From when to when each group ran."""
+    marks: tuple[tuple[float, str], ...]
+    """When something happened: restart, failure, hang."""
+    cost: Goodput | None
+
+
+def gather(events: Sequence[Mapping[str, object]], series: Series | None, now_s: float) -> Training:
+    """Fold the journal for the dashboard."""
+    began: list[float] = []
+    runs: list[tuple[float, float]] = []
+    marks: list[tuple[float, str]] = []
+    running: float | None = None
+    for event in events:
+        kind, moment = event.get("type"), values.local_time(event.get("time"))
+        if moment is None:
+            continue
+        time_s = moment.timestamp()
+        if kind == EventType.GENERATION_STARTED:
+            began.append(time_s)
+            if len(began) > 1:
+                marks.append((time_s, "restart"))
+        elif kind == EventType.GENERATION_RUNNING:
+            running = time_s
+        elif kind == EventType.INCIDENT:
+            detail = event.get("detail")
+            marks.append((time_s, "hang" if isinstance(detail, dict) and is_hang(detail) else "failure"))
+        elif kind in _STOPS and running is not None:
+            runs.append((running, time_s))
+            running = None
+    if running is not None:
+        runs.append((running, now_s))
+    again_s = 0.0 if series is None else redone_s(_steps(series), began[1:], _step_s(series) or 0.0)
+    cost = goodput(events, now_s, again_s)
+    return Training(series, tuple(began[1:]), tuple(runs), tuple(marks), cost)
+
+
+_STOPS: Final = (
+    EventType.GENERATION_STOPPED,
+    EventType.JOB_SUCCEEDED,
+    EventType.JOB_FAILED,
+    EventType.JOB_STOPPED,
+)
+
+
+def _steps(series: Series) -> list[tuple[float, float, float]]:
+    """Return the time, the least and the greatest step of all ranks of each bucket that has one."""
+    spans = [span for (kind, _), span in series.ranks.items() if kind == "step"]
+    found = []
+    for at in range(series.buckets):
+        lows = charts.known(span.low[at] for span in spans)
+        highs = charts.known(span.high[at] for span in spans)
+        if lows:
+            found.append((series.begin_s + (at + 1) * series.width_s, min(lows), max(highs)))
+    return found
+
+
+def _step_s(series: Series) -> float | None:
+    return charts.usual(series.of("step_s").values())
+
+
+def dashboard(
+    snapshot: Snapshot, now: Newest, training: Training, strip: str, width: int, height: int, glyphs: Glyphs
+) -> list[Row]:
+    """The rows below the line of progress: curves and time line at the left, the ranks' strips at the right."""
+    if height <= 0 or training.series is None:
+        return []
+    room = height
+    left = width * 3 // 5
+    right = width - left - 2
+    curves = _curves(training.series, training, now, left, room, glyphs)
+    strips = _strips(training.series, snapshot, strip, right, room, glyphs)
+    return [(*fit_row(curves[at], left, glyphs.more), ("  ", ""), *strips[at]) for at in range(room)]
+
+
+def _curves(series: Series, training: Training, now: Newest, width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    inner = width - GUTTER
+    loss = _mean_of(series, "loss")
+    speeds, unit = _speeds(series, now)
+    # A line for the time; the loss has two thirds of the others.
+    lines = height - 1
+    has_loss = bool(charts.known(loss))
+    low = 0 if not charts.known(speeds) else lines if not has_loss else max(1, lines // 3)
+    rows: list[Row] = []
+    ends = charts.bounds(loss)
+    # Of a loss that has fallen far a curve shows nothing any more.
+    is_log = ends is not None and ends[0] > 0 and ends[1] > LOG_FROM * ends[0]
+    if has_loss:
+        drawn = [math.log(value) for value in loss] if is_log else loss
+        lines_of_loss = charts.curve(drawn, inner, lines - low, glyphs)
+        rows += _labelled(lines_of_loss, ends, ("loss", "(log)" if is_log else ""), usage.figure, "accent")
+    if low:
+        top = charts.bounds(speeds)
+        rows += _labelled(
+            charts.filled(speeds, inner, low, glyphs), (0.0, top[1]) if top else None, (unit,), short_speed, "ok"
+        )
+    rows += [EMPTY] * (lines - len(rows))
+    end_s = series.begin_s + series.buckets * series.width_s
+    # A failure and the restart after it may share a cell: the failure is seen.
+    ordered = sorted(training.marks, key=lambda one: one[1] != "restart")
+    marks = [(time_s, *_mark(what, glyphs)) for time_s, what in ordered]
+    line = charts.time_line(series.begin_s, end_s, inner, glyphs, runs=training.runs, marks=marks)
+    span = values.age(end_s - series.begin_s)
+    rows.append(((fit(span, GUTTER - 1, glyphs.more) + " ", "dim"), *line))
+    return rows
+
+
+def _mark(what: str, glyphs: Glyphs) -> tuple[str, str]:
+    plain, drawn, role = {"restart": ("R", "▲", "warn"), "failure": ("X", "✖", "bad"), "hang": ("?", "?", "hung")}[what]
+    return (plain if glyphs.ascii else drawn), role
+
+
+def short_speed(value: float) -> str:
+    """Return a throughput in at most five characters."""
+    return short(value) if value >= 9.95 else f"{value:.2g}"
+
+
+def _labelled(
+    lines: Sequence[str],
+    ends: tuple[float, float] | None,
+    names: Sequence[str],
+    text: Callable[[float], str],
+    role: str,
+) -> list[Row]:
+    """Curves with their name, their greatest and their least value before them."""
+    labels = [""] * len(lines)
+    if ends is not None and lines:
+        labels[-1], labels[0] = text(ends[0]), text(ends[1])
+    for at, name in enumerate(names, 1):
+        # Between the two ends; of one line alone the name is what matters.
+        if at < len(lines) - 1:
+            labels[at] = name
+    if len(lines) == 1:
+        labels[0] = names[0]
+    return [
+        ((f"{label:>{GUTTER - 1}.{GUTTER - 1}} ", "dim"), (line, role))
+        for label, line in zip(labels, lines, strict=True)
+    ]
+
+
+def _mean_of(series: Series, kind: str) -> list[float]:
+    """Return the mean over the ranks that have one, by bucket."""
+    rows = list(series.of(kind).values())
+    columns = (charts.known(column) for column in zip(*rows, strict=True)) if rows else ()
+    return [sum(column) / len(column) if column else math.nan for column in columns]
+
+
+def _speeds(series: Series, now: Newest) -> tuple[list[float], str]:
+    """Return the throughput of the whole job by bucket, with its unit."""
+    rates = _mean_of(series, "rate")
+    if now.printing and charts.known(rates):
+        # Of many ranks only some were asked for.
+        return [rate * now.printing for rate in rates], now.unit
+    return [1 / value if value else math.nan for value in _mean_of(series, "step_s")], "step/s"
+
+
+# --- the strips of the ranks
+
+
+def strips_known(series: Series | None) -> list[str]:
+    """Return the kinds of strips that something is known for."""
+    if series is None:
+        return []
+    kinds = {kind for kind, _ in series.ranks} | {kind for _, kind, _ in series.nodes}
+    return [kind for kind in STRIPS if kind in kinds]
+
+
+def _strips(series: Series, snapshot: Snapshot, first: str, width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """Strips of one kind, and of the others below where there is room for all ranks."""
+    lines: list[Row] = []
+    for kind in (first, *(kind for kind in strips_known(series) if kind != first)):
+        rows = _rank_values(series, snapshot, kind)
+        room = height - len(lines) - bool(lines)
+        if rows and (not lines or len(rows) < room):
+            lines += [EMPTY] * bool(lines)
+            lines += _block(rows, _slow(snapshot.status), kind, width, room, glyphs)
+    return [fit_row(line, width, glyphs.more) for line in (lines + [EMPTY] * height)[:height]]
+
+
+def _block(
+    rows: list[tuple[RankRow, Sequence[float]]], slow: set[object], kind: str, width: int, height: int, glyphs: Glyphs
+) -> list[Row]:
+    """One strip for each rank, under a heading; of too many ranks those with the highest values."""
+    usual = charts.usual(row for _, row in rows)
+    if len(rows) > height - 1:
+        worst = sorted(rows, key=lambda one: -max(charts.known(one[1]), default=0.0))[: height - 1]
+        chosen = {rank.rank for rank, _ in worst}
+        rows = [one for one in rows if one[0].rank in chosen]
+    label = max((len(f"{rank.rank} {rank.node}") for rank, _ in rows), default=0) + 1
+    note = " slow" if slow else ""
+    lines: list[Row] = [_strip_head(STRIPS[kind], usual, kind, width, glyphs)]
+    for rank, row in rows:
+        odd = rank.rank in slow or rank.node in slow
+        strip = charts.heat(row, usual, max(0, width - label - len(note) - 1), glyphs, percent=kind != "step_s")
+        name: Span = (f"{f'{rank.rank} {rank.node}':<{label}}", "bad" if odd else "dim")
+        lines.append((name, *strip, (note if odd else " " * len(note), "bad")))
+    return lines
+
+
+def _strip_head(name: str, usual: float | None, kind: str, width: int, glyphs: Glyphs) -> Row:
+    text = "" if usual is None else values.duration(usual) if kind == "step_s" else usage.percent(usual)
+    return fit_row(((f"{name} by rank", "head"), (f"  median {text}" if text else "", "dim")), width, glyphs.more)
+
+
+def _rank_values(series: Series, snapshot: Snapshot, kind: str) -> list[tuple[RankRow, Sequence[float]]]:
+    found: list[tuple[RankRow, Sequence[float]]] = []
+    for rank in snapshot.ranks:
+        gpu = rank.vitals.get("gpu")
+        if kind == "gpu_use":
+            span = series.nodes.get((rank.node, kind, gpu if isinstance(gpu, int) else -1))
+        else:
+            span = series.ranks.get((kind, rank.rank))
+        if span is not None:
+            found.append((rank, span.mean))
+    return found
+
+
+def _slow(status: Json) -> set[object]:
+    """Return the ranks, and nodes, that the others wait for most of the time."""
+    warnings = status.get("warnings")
+    slow = (
+        [one for one in warnings if isinstance(one, dict) and one.get("kind") == "slow"]
+        if isinstance(warnings, list)
+        else []
+    )
+    return {one["node"] if one.get("rank") is None else one["rank"] for one in slow}

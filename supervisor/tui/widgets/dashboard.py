@@ -1,0 +1,76 @@
+"""The training at a glance: progress, curves, strips.
+
+In: snapshots, the journal, the history's series. Out: rows; they are made anew only when one of these is newer.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Final
+
+from supervisor.tui import times, training
+from supervisor.tui.widgets.lines import LineView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from supervisor.history import Series
+    from supervisor.tui.model import Snapshot
+    from supervisor.tui.rows.spans import Row
+
+# How often the curves are drawn anew where only the time has passed, seconds.
+EVERY_S: Final = 1.0
+
+
+class Dashboard(LineView, can_focus=False):
+    """One pane; without a title it is one line."""
+
+    def __init__(self, id: str) -> None:  # noqa: A002
+        super().__init__(id=id)
+        self.strip = "step_s"
+        self._rows: Sequence[Row] = ()
+        self._training: training.Training | None = None
+        self._made: tuple[object, ...] = ()
+        self._charts: list[Row] = []
+        self._again: Callable[[], None] = self.redraw
+
+    def show(
+        self,
+        snapshot: Snapshot,
+        newest: training.Newest,
+        events: Sequence[Mapping[str, object]],
+        series: Series | None,
+    ) -> None:
+        """Show a newer state; the line of progress each time, curves and strips when there is something new."""
+        self._again = functools.partial(self.show, snapshot, newest, events, series)
+        now_s, width, height = times.now(), self.line_width, self.body_height
+        known = training.strips_known(series)
+        strip = self.strip if self.strip in known else next(iter(known), "step_s")
+        made = (id(series), len(events), int(now_s / EVERY_S), width, height, strip, snapshot.ended)
+        if made != self._made or self._training is None:
+            self._made, self._training = made, training.gather(events, series, now_s)
+            args = (self._training, strip, width, height - 1, self.glyphs)
+            self._charts = training.dashboard(snapshot, newest, *args)
+        line = training.progress_row(newest, self._training.cost, width, self.glyphs, ended=snapshot.ended)
+        self._rows = [line, *self._charts]
+        self.redraw()
+
+    def on_resize(self) -> None:
+        """Lay everything out anew."""
+        self._again()
+
+    def next_strip(self, series: Series | None) -> bool:
+        """Show another kind of strips; returns whether there is one."""
+        known = training.strips_known(series)
+        before = self.strip
+        if known:
+            self.strip = known[(known.index(before) + 1) % len(known)] if before in known else known[0]
+        return self.strip != before
+
+    def line_count(self) -> int:
+        """How many rows there are."""
+        return len(self._rows)
+
+    def line_at(self, index: int) -> tuple[Row, str]:
+        """One row."""
+        return self._rows[index], ""
