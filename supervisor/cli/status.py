@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 JOB_KEYS = (
     "job", "state", "generation", "restarts", "max_restarts", "world_size", "coordinator", "started_at", "nodes",
-    "incident", "condition", "snapshots",
+    "incident", "condition", "snapshots", "phases",
 )  # fmt: skip
 NODE_KEYS = ("name", "address", "state", "group_rank", "reason", "agent_pid", "clock_offset_ms", "ranks")
 RANK_KEYS = ("rank", "local_rank", "pid", "state", "exit_code", "step", "last_output_age_s")
 # Optional fields: null where they are unknown.
-NODE_MORE = ("clock_error_ms", "vitals")
+NODE_MORE = ("clock_error_ms", "vitals", "start", "standby")
 RANK_MORE = ("progress", "vitals")
 WARNING_KEYS = ("kind", "node", "rank", "message")
 INTERVAL = 1.0

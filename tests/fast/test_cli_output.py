@@ -113,13 +113,13 @@ def test_status_json_is_the_contracts_document() -> None:
     document = contract(status)
     assert list(document) == [
         *("job", "state", "generation", "restarts", "max_restarts", "world_size", "coordinator", "started_at"),
-        *("nodes", "incident", "condition", "snapshots", "warnings"),
+        *("nodes", "incident", "condition", "snapshots", "phases", "warnings"),
     ]
     assert document["warnings"] == [warning]
     assert contract({"job": "j", "nodes": []})["warnings"] == []
     assert list(document["nodes"][0]) == [
         *("name", "address", "state", "group_rank", "reason", "agent_pid", "clock_offset_ms", "ranks"),
-        *("clock_error_ms", "vitals"),
+        *("clock_error_ms", "vitals", "start", "standby"),
     ]
     assert list(document["nodes"][0]["ranks"][0]) == [
         *("rank", "local_rank", "pid", "state", "exit_code", "step", "last_output_age_s", "progress", "vitals"),

@@ -7,6 +7,7 @@ import pytest
 from remote_agent.coordinator import inputs, replay
 from remote_agent.coordinator.status import document
 from remote_agent.logs.progress import StepReader
+from supervisor.cli.status import contract
 from supervisor.wording.events import phases_by_generation, start_text
 from supervisor.wording.plan import plan
 from supervisor.wording.status import status_tail
@@ -58,6 +59,8 @@ def test_the_journal_and_the_status_have_the_phases_of_the_newest_start() -> Non
     status = document(world.state, {}, "n1")
     names = ["detect", "stop", "rendezvous", "spawn", "main", "imports", "process_group", "first_step"]
     assert list(status["phases"]) == names
+    assert contract(status)["phases"] == status["phases"]
+    assert {"start", "standby"} <= set(contract(status)["nodes"][0])
     assert document(replay.fold(world.state.spec, world.records()), {}, "n1")["phases"] == status["phases"]
     assert phases_by_generation(world.records())[1] == status["phases"]
     world.fail(0)
