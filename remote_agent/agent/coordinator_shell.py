@@ -336,7 +336,7 @@ class Coordinator:
         ranks = args.get("ranks", {})
         facts = {"agent_pid": args.get("agent_pid"), "ranks": ranks, **clock.status()}
         before = self.facts.get(node, {}).get("ranks", {})
-        vitals = {"vitals": args.get("vitals"), "heard_at": clocks.now()}
+        vitals = {"vitals": args.get("vitals"), "standby": args.get("standby"), "heard_at": clocks.now()}
         self.facts[node] = {**facts, **vitals, "generation": args.get("generation")}
         stepped = any(rank.get("step") is not None for rank in ranks.values())
         current = args.get("generation") == self.state.generation

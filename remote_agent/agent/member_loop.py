@@ -78,7 +78,7 @@ class MemberLoop:
         self._closing = False
         self._beat_at = 0.0
         self._begun_at = 0.0
-        """When the newest workers were started."""
+        """When the newest workers were ordered."""
         self._reason = "its agent was restarted"
         self._requests: dict[str, PeerRequest] = {
             **self.office.requests,
@@ -456,8 +456,10 @@ class MemberLoop:
             if now - since < patience_s:
                 continue
             asked = generation
-            with contextlib.suppress(CallFailed, WireError, asyncio.TimeoutError):
+            try:
                 await self.engine.call("standby", {"generation": generation}, CALL_TIMEOUT_S)
+            except (CallFailed, WireError, asyncio.TimeoutError) as error:
+                log.info("no waiting process: %s", str(error) or "no answer in time")
 
     # Orders
 
@@ -494,6 +496,7 @@ class MemberLoop:
                 self.report("prepared", {"generation": generation, "port": done["port"]})
             else:
                 self.generation, self.running, self._reports = generation, generation, []
+                self._begun_at = clocks.now()
                 await self._context.tree.switch(args.get("tree"))
                 if self.running == generation and self._lease_is_over():
                     self.running = None
@@ -503,7 +506,6 @@ class MemberLoop:
                     self._context.snapshots.begin_group()
                     done = await self.engine.call("go", orders.go(self._context, args), CALL_TIMEOUT_S * 6)
                     started = {name: done.get(name) for name in ("ranks", "notice", "cold")}
-                    self._begun_at = clocks.now()
                     self.report("started", {"generation": generation, **started})
         except (OSError, Problem, WireError, asyncio.TimeoutError) as error:
             why = str(error) or "no answer in time"

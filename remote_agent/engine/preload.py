@@ -51,8 +51,8 @@ class Environ(dict):  # type: ignore[type-arg]
 class Notes:
     """Loads modules, and notes what each import does besides: a script that imports it later gets the same."""
 
-    def __init__(self, output: tuple[str, str]) -> None:
-        """`output`: the files that descriptors 1 and 2 write to."""
+    def __init__(self, output: tuple[str, str], known: set[str]) -> None:
+        """`output`: the files that descriptors 1 and 2 write to; `known`: modules that each Python has at its start."""
         self.events: dict[str, list[tuple[Any, ...]]] = {}
         """By module, in order: what running its file has done."""
         self.reads: dict[bytes, set[str]] = {}
@@ -66,7 +66,8 @@ class Notes:
         self._active = False
         self._count = 0
         self._known: set[str] = set()
-        self._base: set[str] = set()
+        self._base = known
+        self._searched: set[str] = set()
 
     def packages(self) -> set[str]:
         """Return the top-level names of what is being loaded."""
@@ -81,7 +82,7 @@ class Notes:
             self.reads.setdefault(key, set()).update(self.packages())
 
     def __enter__(self) -> Notes:
-        self._base = set(sys.modules)
+        self._searched = set(sys.path_importer_cache)
         import atexit
         import warnings
 
@@ -131,6 +132,9 @@ class Notes:
                 os.putenv(key, self._real["environ"][key])
             else:
                 os.unsetenv(key)
+        for entry in sys.path_importer_cache.keys() - self._searched:
+            # Else a script would search in directories as they were.
+            del sys.path_importer_cache[entry]
         for name, before in self._first.items():
             self._lists[name][0][:] = before
         warnings.filters.remove(self._always)  # type: ignore[attr-defined]
@@ -183,6 +187,8 @@ class Notes:
         return module
 
     def _asked(self, name: str) -> None:
+        if len(sys.modules) != self._count:
+            self._settle()
         events = self.events[self._running[-1]]
         if name not in self._base and name in sys.modules and ("import", name) not in events:
             events.append(("import", name))
@@ -333,10 +339,20 @@ class Stash:
             # A module that was imported has put it there.
             sys.modules[name] = self._modules.pop(name)
             return
-        self.give_back(name)
-        module = sys.modules[name] = sys.modules.pop(name)
-        if parent in sys.modules and name not in self._shadowed:
-            setattr(sys.modules[parent], child, module)
+        package = sys.modules.get(parent)
+        before = vars(package).get(child, self) if package is not None else self
+        if sys.meta_path[0] is self:
+            self.give_back(name)
+            module = sys.modules[name] = sys.modules.pop(name)
+            if package is not None:
+                setattr(package, child, module)
+        else:
+            # A finder of the script is asked first.
+            _bootstrap._gcd_import(name)
+        if package is not None and name in self._shadowed:
+            vars(package).pop(child, None)
+            if before is not self:
+                setattr(package, child, before)
 
     def _repeat(self, what: str, *args: Any) -> None:
         if what == "insert":

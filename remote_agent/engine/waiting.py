@@ -28,6 +28,8 @@ SIGKILL = 9
 # ioprio_set for this process: class "idle", and back to what follows from nice.
 IOPRIO_IDLE, IOPRIO_NONE = 3 << 13, 0
 IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+# Where torch does not seed its generator from the system, this is what it begins with.
+TORCH_SEED = 67280421310721
 # Without the right to come back from idle priority: this share of a core, by rests between two modules.
 SHARE = 0.25
 
@@ -55,7 +57,7 @@ def wait(here: str, known: set[str], loader: Any) -> tuple[str, Stash]:
     begun = Priority(order["is_urgent"])
     try:
         added = {name: value for name, value in os.environ.items() if name not in order["env"]}
-        notes = loader.Notes((os.path.join(here, "stdout"), os.path.join(here, "stderr")))
+        notes = loader.Notes((os.path.join(here, "stdout"), os.path.join(here, "stderr")), known)
         seconds = load(order["modules"], notes, begun)
         stash = loader.Stash(notes, known)
         look_at_self(stash, order["tree"])
@@ -423,6 +425,9 @@ def make_new(stash: Stash) -> None:
     random = stash.get("numpy.random.mtrand")
     if random is not None:
         random._rand.seed()
+    torch = stash.get("torch")
+    if torch is not None and hasattr(torch, "default_generator") and torch.initial_seed() != TORCH_SEED:
+        torch.default_generator.seed()
     process = stash.get("multiprocessing.process")
     if process is not None:
         process.current_process().authkey = os.urandom(32)
