@@ -175,7 +175,7 @@ ACTIONS: tuple[Action, ...] = (
         impact="ends the job: SIGTERM to all {group}, SIGKILL after the grace period; logs stay on the nodes",
     ),
     Action(
-        "job.kill", "", "K", "Kill job", "end the job at once, without grace",
+        "job.kill", "", "K", "Kill job", "end the job at once, without the grace period",
         confirm=2, destructive=True, op="stop", args=(("kill", True),),
         impact="ends the job at once: SIGKILL to all {group}; nothing is saved; logs stay on the nodes",
     ),

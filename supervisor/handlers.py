@@ -43,7 +43,7 @@ def create(params: Any) -> Any:
         _refuse(problem)
 
     if params.run_id == NO_ID:
-        say(NO_ID, f"without --rdzv-id the job is called {NO_ID!r}, as all jobs without one")
+        say(NO_ID, f"without --rdzv-id the job is called {NO_ID!r}, like every job without one")
     if ":" not in params.endpoint:
         say(params.run_id, f"--rdzv-endpoint {params.endpoint} has no port: using {place.port}")
 

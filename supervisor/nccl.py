@@ -43,11 +43,11 @@ DIFFERS: Mapping[str, tuple[Severity, str]] = {
 }  # fmt: skip
 # A warning of NCCL, and what it means.
 MEANINGS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"Connection refused|connect returned", re.I), "a peer's process is gone, or a firewall is between"),
+    (re.compile(r"Connection refused|connect returned", re.I), "a peer's process is gone, or a firewall blocks it"),
     (re.compile(r"Connection closed by remote peer|socketProgress", re.I), "the other rank died first: look there"),
     (re.compile(r"shared memory segment|/dev/shm|extend", re.I), "/dev/shm is full or too small: --shm-size"),
     (re.compile(r"Got (completion|CQE)|IbvCommError|wc_status|status=\d+ opcode", re.I), "the RDMA link broke"),
-    (re.compile(r"Could not find a path for pattern", re.I), "no good topology: slower, and no failure"),
+    (re.compile(r"Could not find a path for pattern", re.I), "no good topology: slower, but not a failure"),
     (re.compile(r"Cuda failure", re.I), "the GPU or its driver failed: read the rank's own error"),
     (re.compile(r"nvml", re.I), "the driver hides a GPU: does the container have all of them?"),
     (re.compile(r"Address already in use", re.I), "another process holds the port"),

@@ -221,7 +221,7 @@ def main(job: str, torchrun: int | None = None) -> int:
     files = paths.Home.from_environment().job(job)
     lock = paths.lock_agent(files)
     if lock is None:
-        log.error("an agent of %s runs here already", job)
+        log.error("an agent for %s is already running here", job)
         return 1
 
     if not end_all_marked(files.root, LEFT_S):

@@ -59,7 +59,7 @@ class EngineLink:
         try:
             self._channel = Channel(*await self._open(), self._hear)
         except OSError as error:
-            return self._over(f"it does not start: {error}")
+            return self._over(f"it cannot be started: {error}")
         return self._over(await self._serve(self._channel))
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -178,14 +178,14 @@ class EngineLink:
         try:
             await asyncio.wait_for(_all_dead(self._process, pidfds), DEAD_S)
         except asyncio.TimeoutError:
-            log.warning("the engine or a worker of it does not die")
+            log.warning("the engine or one of its workers did not end")
         finally:
             for pidfd in pidfds:
                 os.close(pidfd)
         sessions, self._workers = set(self._workers), {}
         # A torchrun is not our child, and neither is what it leaves.
         if self._process is not None and await Leftovers(self._files.root, sessions).sweep((), DEAD_S):
-            log.warning("what workers have started does not die")
+            log.warning("a process that a worker started did not end")
 
     async def _greet(self) -> None:
         try:

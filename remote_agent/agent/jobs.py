@@ -74,7 +74,7 @@ def clean(home: Home, job: object) -> dict[str, Any]:
     else:
         chosen = [home.job(job)]
         if not chosen[0].root.is_dir():
-            raise Problem("no_such_job", f"job {job} is not known here", "supervisor jobs lists those that are")
+            raise Problem("no_such_job", f"no job named {job} here", "`supervisor jobs` lists the jobs")
     removed, kept, size = [], [], 0
     for files in chosen:
         # A job without its agent may run on other nodes all the same: its files go only when it is named.

@@ -26,31 +26,31 @@ Sample = tuple["dict[str, Any]", Any]
 Family = tuple[str, str, str, "Iterable[Sample]"]
 # Name, text, key in the document, by how much to multiply: Prometheus wants base units.
 NODE_VITALS = (
-    ("node_cpu_ratio", "How busy a node's processors are.", "cpu", 0.01),
+    ("node_cpu_ratio", "CPU use of a node, 0 to 1.", "cpu", 0.01),
     ("node_memory_used_bytes", "Memory in use, of the node or of the job's cgroup.", "mem_used", 1),
     ("node_memory_bytes", "Memory of the node, or the limit of the job's cgroup.", "mem_total", 1),
     ("node_disk_free_bytes", "Free space where the job's files are.", "disk_free", 1),
     ("node_shm_free_bytes", "Free space of /dev/shm.", "shm_free", 1),
-    ("node_receive_bytes_per_second", "What comes in on the job's network interface.", "net_in", 1),
-    ("node_transmit_bytes_per_second", "What goes out on the job's network interface.", "net_out", 1),
+    ("node_receive_bytes_per_second", "Bytes per second received on the job's network interface.", "net_in", 1),
+    ("node_transmit_bytes_per_second", "Bytes per second sent on the job's network interface.", "net_out", 1),
 )
 GPU_VITALS = (
-    ("gpu_use_ratio", "How busy a GPU is.", "use", 0.01),
-    ("gpu_memory_used_bytes", "Memory of a GPU in use.", "mem_used", 1),
+    ("gpu_use_ratio", "Use of a GPU, 0 to 1.", "use", 0.01),
+    ("gpu_memory_used_bytes", "Memory in use on a GPU.", "mem_used", 1),
     ("gpu_memory_bytes", "Memory of a GPU.", "mem_total", 1),
     ("gpu_temperature_celsius", "Temperature of a GPU.", "temp", 1),
-    ("gpu_power_watts", "Power that a GPU draws.", "power", 1),
+    ("gpu_power_watts", "Power draw of a GPU.", "power", 1),
     ("gpu_sm_clock_hertz", "Clock of a GPU's processors.", "clock", 1_000_000),
     ("gpu_ecc_errors", "Uncorrected ECC errors of a GPU since its driver started.", "ecc", 1),
-    ("gpu_xid", "The newest Xid of a GPU since the job came here.", "xid", 1),
+    ("gpu_xid", "Newest Xid of a GPU since the job started on the node.", "xid", 1),
 )
 RANK_VITALS = (
-    ("rank_cpu_ratio", "Cores that a rank and its children use.", "cpu", 0.01),
+    ("rank_cpu_ratio", "CPU use of a rank and its children, in cores.", "cpu", 0.01),
     ("rank_resident_bytes", "Memory of a rank's process.", "rss", 1),
-    ("rank_loss", "The last loss that a rank has printed.", "loss", 1),
-    ("rank_throughput", "The last throughput that a rank has printed, in its unit.", "rate", 1),
-    ("rank_steps_per_second", "Steps a second of a rank, of late.", "steps_s", 1),
-    ("rank_lag_steps", "Steps that a rank is behind the median.", "lag", 1),
+    ("rank_loss", "Last loss printed by a rank.", "loss", 1),
+    ("rank_throughput", "Last throughput printed by a rank, in its unit.", "rate", 1),
+    ("rank_steps_per_second", "Recent steps per second of a rank.", "steps_s", 1),
+    ("rank_lag_steps", "Steps by which a rank is behind the median.", "lag", 1),
 )
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 # Measured longer ago than this many times the pause between two measurements is not known any more.
@@ -62,12 +62,12 @@ def render(status: Document) -> str:
     nodes = status["nodes"]
     ranks = [(rank, {"rank": rank["rank"], "node": node["name"]}) for node in nodes for rank in node["ranks"]]
     families: tuple[Family, ...] = (
-        ("job_state", "gauge", "1 for the state that the job is in.", _states(JOB_STATES, [status["state"]])),
+        ("job_state", "gauge", "1 for the current state of the job.", _states(JOB_STATES, [status["state"]])),
         ("generation", "gauge", "The newest generation, -1 before the first.", [({}, status["generation"])]),
         ("restarts_total", "counter", "Restarts charged to max_restarts.", [({}, status["restarts"])]),
         ("nodes", "gauge", "Nodes by state.", _states(NODE_STATES, [node["state"] for node in nodes])),
         ("ranks", "gauge", "Ranks by state.", _states(RANK_STATES, [rank["state"] for rank, _ in ranks])),
-        ("rank_step", "gauge", "The last step that a rank has printed.", [(at, rank["step"]) for rank, at in ranks]),
+        ("rank_step", "gauge", "Last step printed by a rank.", [(at, rank["step"]) for rank, at in ranks]),
         (
             "rank_last_output_seconds",
             "gauge",

@@ -78,7 +78,7 @@ def _rendezvous(asked: Rendezvous | None, own: NodeSpec | None, order: dict[str,
     if asked is None and order is None:
         return None
     if asked is None or order is None:
-        raise Problem("bad_request", "the coordinator's order is refused: this job's ranks meet in another way")
+        raise Problem("bad_request", "the coordinator's order is refused: this job uses another rendezvous")
     run_id, nnodes = str(order["run_id"]), str(order["nnodes"])
     if not re.fullmatch(re.escape(asked.run_id) + r"(\.\d+)?", run_id) or not re.fullmatch(r"\d+(:\d+)?", nnodes):
         raise Problem("bad_request", f"the coordinator's order is refused: run {run_id!r}, nodes {nnodes!r}")

@@ -198,7 +198,7 @@ async def _open(frame: Frame, reader: asyncio.StreamReader, writer: asyncio.Stre
     try:
         files = home.job((frame.header.get("args") or {}).get("job"))
         if not files.root.is_dir():
-            raise Problem("no_such_job", f"job {files.name} is not known here", "supervisor jobs lists those that are")
+            raise Problem("no_such_job", f"no job named {files.name} here", "`supervisor jobs` lists the jobs")
         agent = await _reach(files) if agent_alive(files) is not None else None
         handler = None if agent is not None else _reader(files)
     except Problem as problem:

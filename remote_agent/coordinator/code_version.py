@@ -99,7 +99,7 @@ def _is_there(turn: Turn, event: inputs.Restart) -> bool:
     ]
     if lacking:
         text = f"{' '.join(lacking)}: work tree {digest[:SHORT]} is not there, so nothing is restarted"
-        turn.refuse("no_tree", text, "sync again; --partial goes on without them")
+        turn.refuse("no_tree", text, "sync again; --partial continues without them")
         return False
     fit = [digest in node.trees for node in part if not node.cordoned]
     having, floor = sum(fit), formation.floor(state)

@@ -91,7 +91,7 @@ def _notice_pause(turn: Turn) -> list[str]:
         EventType.COORDINATOR_PAUSED,
         node=state.me,
         seconds=round(pause, 1),
-        reason=f"its agent, or the whole machine, stood still for {pause:.0f} s",
+        reason=f"its agent, or the whole machine, was suspended for {pause:.0f} s",
     )
     if pause <= leases.HELD * timeout:
         return []

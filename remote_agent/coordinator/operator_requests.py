@@ -17,7 +17,7 @@ from remote_agent.coordinator.transitions import Turn, stop_group
 from remote_agent.wire import NodeSpec, Problem
 from remote_agent.wire.events import EventType
 
-CORDONED = "cordoned: `supervisor uncordon` or `add` takes it in again"
+CORDONED = "cordoned: `supervisor uncordon` or `add` admits it again"
 # Later, what starts may be stuck, and an operator wants it to begin anew.
 JUST_BEGUN_S = 5.0
 ACTIVE = (s.PREPARING, s.STARTING, s.RUNNING)
@@ -49,7 +49,7 @@ def on_restart(turn: Turn, event: inputs.Restart) -> None:
     if _over(turn) or not (code_version.change(turn, event) if event.tree else _set(turn, event.env, event.operator)):
         return
     if event.later:
-        turn.reply(f"it holds from generation {turn.state.env_from} on")
+        turn.reply(f"it applies from generation {turn.state.env_from} on")
         return
     if event.snapshot:
         if not any(one["id"] == event.snapshot for node in turn.state.nodes.values() for one in node.snapshots):
@@ -172,7 +172,7 @@ def on_cordon(turn: Turn, event: inputs.Cordon) -> None:
         turn.set_node(name, status="spare" if full else "ready", reason=formation.FULL if full else None)
     kind = EventType.NODE_CORDONED if event.on else EventType.NODE_UNCORDONED
     turn.emit(kind, node=name, operator=event.operator, status=turn.node(name).status)
-    turn.reply(f"{name} {'is not taken in again' if event.on else 'may be taken in again'}")
+    turn.reply(f"{name} {'joins no further group' if event.on else 'may join groups again'}")
     if not event.on:
         formation.admit(turn, name, "returned")
 

@@ -142,7 +142,7 @@ class Election:
         try:
             refusal = await self.stand()
             if refusal:
-                hint = "if they are dead: `supervisor promote` goes on without them"
+                hint = "if they are dead: `supervisor promote` continues without them"
                 self.note_trouble(f"not elected: {refusal}; {hint}")
             if refusal and refusal != self._refusal:
                 log.info("not elected: %s", refusal)

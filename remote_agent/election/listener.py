@@ -135,7 +135,7 @@ class Listener:
         try:
             writer, reader = await self._shake_hands(sock)
         except (OSError, asyncio.TimeoutError) as error:
-            log.info("a connection from %s is none of this job: %s", address, str(error) or "it sent nothing")
+            log.info("a connection from %s does not belong to this job: %s", address, str(error) or "it sent nothing")
             # Its frames hold the buffers in a circle of references, which a garbage collection finds late.
             error.__traceback__ = None
             return

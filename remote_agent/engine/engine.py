@@ -154,7 +154,7 @@ class Engine:
         try:
             return await asyncio.shield(self._torch)
         except Exception as error:  # whatever a broken installation raises
-            message = f"torch does not import: {type(error).__name__}: {error}"
+            message = f"torch cannot be imported: {type(error).__name__}: {error}"
             raise Problem("engine", message, f"look at {sys.executable} -c 'import torch'") from error
 
     async def _hello(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class Engine:
             group = await self._start_workers(context, order)
         except (OSError, RuntimeError, ValueError) as error:
             await self._orphans.sweep((), VANISH_S)
-            raise Problem("start", f"workers do not start: {type(error).__name__}: {error}") from error
+            raise Problem("start", f"workers cannot be started: {type(error).__name__}: {error}") from error
         except asyncio.CancelledError:
             # The agent no longer waits for them.
             await self._orphans.sweep((), VANISH_S)
@@ -341,7 +341,7 @@ def main(job: str) -> int:
         asyncio.new_event_loop().run_until_complete(_run(job, wire))
         status = 0
     except BaseException:
-        log.exception("the engine fails")
+        log.exception("the engine failed")
         raise
     finally:
         os._exit(status)

@@ -68,7 +68,7 @@ class Order:
             values["log_dir"] = Path(args["log_dir"])
             order = cls(**values)
         except KeyError as error:
-            raise Problem("bad_request", f"go without {error}") from error
+            raise Problem("bad_request", f"the order lacks {error}") from error
         except TypeError as error:
             raise Problem("bad_request", f"go: {error}") from error
         order.check()

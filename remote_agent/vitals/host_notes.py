@@ -85,10 +85,10 @@ class HostNotes:
         try:
             return await asyncio.wait_for(asking, DEADLINE_S)
         except asyncio.TimeoutError:
-            log.warning("rank %s: reading the host's notes on its end takes too long", ended["rank"])
+            log.warning("rank %s: reading the host's log about its end takes too long", ended["rank"])
         except Exception:
             # The death must be reported whatever these files contain.
-            log.exception("rank %s: cannot read the host's notes on its end", ended["rank"])
+            log.exception("rank %s: cannot read the host's log about its end", ended["rank"])
         return []
 
     def notes(self, ended: dict[str, Any]) -> list[str]:

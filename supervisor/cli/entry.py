@@ -67,7 +67,7 @@ def _run(words: list[str]) -> int:
         return CLOSED_PIPE
     except Exception as error:  # noqa: BLE001  the last resort: users see a traceback only with --debug
         _show_traceback()
-        say(f"internal error: {type(error).__name__}: {error}\n  hint: run it with --debug for the traceback")
+        say(f"internal error: {type(error).__name__}: {error}\n  hint: run it again with --debug for the traceback")
         return 1
 
 
@@ -92,8 +92,8 @@ def _dispatch(words: list[str]) -> int:
     verb = words[0]
     if verb not in BY_VERB:
         near = difflib.get_close_matches(verb, BY_VERB, 1)
-        hint = f"did you mean `supervisor {near[0]}`?" if near else "`supervisor --help` lists the verbs"
-        raise UsageError(f"no such verb: {verb}", hint)
+        hint = f"did you mean `supervisor {near[0]}`?" if near else "`supervisor --help` lists the commands"
+        raise UsageError(f"no such command: {verb}", hint)
     try:
         os.getcwd()
     except FileNotFoundError as error:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.text.names import count
 from supervisor import inventory
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, load_inventory, make_parser, parse, source_words, split_target
@@ -141,5 +142,5 @@ def lines(result: Preflight, rows: Sequence[Row], problems: Sequence[Finding]) -
         if finding.hint:
             out.append(f"         {finding.hint}")
     if not problems and not result.unreachable:
-        out.append(f"{len(result.facts)} host(s), no problems found")
+        out.append(f"{count(len(result.facts), 'host')}, no problems found")
     return out

@@ -136,7 +136,7 @@ async def _raw(session: Session, options: argparse.Namespace, writer: Writer) ->
     newest = max(matching, key=lambda file: int(file["generation"]))
 
     def note_dropped(size: int) -> None:
-        say(f"{dropped_text(size).decode()}; --raw goes on behind them")
+        say(f"{dropped_text(size).decode()}; --raw continues after them")
 
     async for data in log_files.read_raw(session, newest, note_dropped, follow=options.follow):
         await _put(writer, data)
@@ -301,9 +301,8 @@ def parse_logs(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--generation", type=read_generation, metavar="G", help="a number or all (default: the newest)")
     parser.add_argument("--grep", metavar="REGEX", help="only matching lines; case-sensitive if REGEX has a capital")
     parser.add_argument("-i", "--ignore-case", action="store_true", help="case-insensitive --grep")
-    whole = "by record; repeatable"
-    parser.add_argument("--include", action="append", default=[], metavar="REGEX", help=f"only what matches, {whole}")
-    parser.add_argument("--exclude", action="append", default=[], metavar="REGEX", help=f"not what matches, {whole}")
+    for option, effect in (("--include", "keep only records that match"), ("--exclude", "drop records that match")):
+        parser.add_argument(option, action="append", default=[], metavar="REGEX", help=f"{effect}; repeatable")
     parser.add_argument("--level", choices=["debug", "info", "warn", "error"], help="only lines of this level or worse")
     parser.add_argument("--since", type=read_duration, metavar="T", help="only lines of the last T: 90s, 10m, 2h")
     parser.add_argument("--tail", type=read_count, metavar="N", help="only the last N lines")

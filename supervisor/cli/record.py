@@ -96,11 +96,15 @@ def run_replay(verb: str, argv: Sequence[str]) -> int:
     parser.add_argument("file", metavar="FILE", type=Path, help="written by `supervisor record`")
     words = "start 90s, 10m or 2h after the beginning, a local time 10:03:51, a journal time, or the end"
     parser.add_argument("--at", metavar="TIME", help=words)
-    parser.add_argument("--speed", metavar="N", type=float, help="times as fast (default: 1; headless: all at once)")
+    parser.add_argument(
+        "--speed", metavar="N", type=float, help="play N times as fast (default: 1; headless: all at once)"
+    )
     parser.add_argument("--paused", action="store_true", help="start paused")
-    parser.add_argument("--headless", action="store_true", help="no TUI: print the merged log and the events")
-    parser.add_argument("--theme", metavar="NAME", help="palette of the TUI")
-    parser.add_argument("--ascii", action="store_true", help="no characters beyond ASCII")
+    parser.add_argument(
+        "--headless", action="store_true", help="print the merged log and the events instead of the TUI"
+    )
+    parser.add_argument("--theme", metavar="NAME", help="colours of the TUI")
+    parser.add_argument("--ascii", action="store_true", help="use ASCII characters only")
     options = parse(parser, argv)
     if options.speed is not None and not 0 < options.speed < 1e6:
         raise UsageError(f"--speed {options.speed}: must be above 0")

@@ -77,7 +77,9 @@ async def _start(hub: Hub, link: Link, spec: JobSpec, issuer: admission.Issuer, 
     believed = await admission.authorities(hub)
     authority = None if admission.is_certified(hub, link) else issuer.authority()
     if authority is not None and (untold := admission.untold(hub, name)):
-        hub.notice(f"{fold(untold)}: cannot be told now that {name} is new; done once it is linked again", "warning")
+        hub.notice(
+            f"{fold(untold)}: unreachable, does not know yet that {name} is new; learns it once reconnected", "warning"
+        )
     read = functools.partial(read_tree_again, hub.inventory, spec, name) if full or resynced else None
     pems = "".join(believed.values())
     material = bringup.Material(spec, authority, pems, read=read, kept=resynced, replaces=replaces)
@@ -178,7 +180,7 @@ class Healer:
             try:
                 await resync.ensure(hub, link, resync.as_now(hub, await admission.description(hub)))
             except (SupervisorError, CallFailed, WireError, asyncio.TimeoutError) as error:
-                hub.notice(f"{name}: cannot bring it the job's work tree: {error}", "warning", name)
+                hub.notice(f"{name}: cannot send it the job's work tree: {error}", "warning", name)
             else:
                 hub.notice(f"{name}: has the job's work tree now", "info", name)
 

@@ -101,7 +101,7 @@ async def promote(hub: Hub, node: str | None) -> dict[str, Any]:
         if _is_led(one):
             head = str(one.get("coordinator"))
             if node in (None, head) and await _goes_on(hub, head, away):
-                message = f"{head} goes on without {' '.join(away)}"
+                message = f"{head} continues without {' '.join(away)}"
                 return {"accepted": True, "message": message, "generation": 0, "seq": seq}
             raise RequestFailed(
                 f"{head} is the coordinator, and {name} reaches it",

@@ -121,7 +121,7 @@ async def _known(hub: Hub) -> dict[str, Any]:
     known: dict[str, Any] | None = status.get("tree")
     if known is None:
         raise RequestFailed(
-            "supervisor did not bring this job's files to the nodes: there is nothing to sync",
+            "supervisor did not copy this job's files to the nodes: there is nothing to sync",
             "to start it from the files as they are now: supervisor restart",
             "not_synced",
         )

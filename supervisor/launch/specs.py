@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.text.names import count
 from remote_agent.wire import JOB_NAME, JobSpec, NodeSpec, Rendezvous
 from supervisor.errors import UsageError
 from supervisor.inventory.model import ENV_NAME
@@ -205,7 +206,7 @@ def choose_hosts(
     if low > len(inventory.hosts):
         what = f"--nnodes {nnodes}" if nnodes is not None else f"min_nodes = {low}"
         hint = "add hosts, or lower it" if inventory.path else "name an inventory: supervisor up hosts.toml …"
-        raise UsageError(f"{what}: {where} has {len(inventory.hosts)} host(s)", hint)
+        raise UsageError(f"{what}: {where} has {count(len(inventory.hosts), 'host')}", hint)
     if high < low:
         raise UsageError(f"{where}: max_nodes = {high} is below min_nodes = {low}")
     taken = {host.name for host in regular[:high]}

@@ -58,7 +58,7 @@ def choose_job(answers: Mapping[str, Sequence[Mapping[str, Any]]], *, live_only:
         names = " ".join(row["job"] for row in live)
         raise UsageError(f"{len(live)} jobs are live here: {names}", "name the one you mean")
     if not rows:
-        raise Unreachable("these hosts know no job", "`supervisor up` starts one")
+        raise Unreachable("no jobs on these hosts", "`supervisor up` starts one")
     if live_only:
         newest = f"the newest, {rows[0]['job']}, is over: {rows[0].get('state')}"
         raise RequestFailed(f"no job is live on these hosts; {newest}", "`supervisor jobs` lists all of them", "ended")

@@ -48,7 +48,7 @@ class Updates:
                 log.debug("%s does not answer any more", link.view.name)
                 link.reopen()
             except (CallFailed, WireError) as error:
-                log.debug("updates from %s end: %s", link.view.name, error)
+                log.debug("updates from %s ended: %s", link.view.name, error)
                 await self._check(link)
             if hub.ended:
                 return

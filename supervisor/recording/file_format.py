@@ -123,7 +123,7 @@ def _read_line(row: Any) -> Line:
             try:
                 return Line(line, offset, t_ns, level, text.encode("utf-8", "surrogateescape"))
             except UnicodeEncodeError as error:
-                raise Misfit("has a text that no bytes stand for") from error
+                raise Misfit("has text that cannot be encoded") from error
     raise Misfit("is not a list of [line, offset, t_ns, level, text]")
 
 

@@ -153,7 +153,7 @@ class Recording:
             try:
                 status = merge({} if row["whole"] else status, row["changes"])
             except KeyError as missing:
-                raise Misfit(f"status.jsonl: change {number + 1} names node {missing}, which it lacks") from missing
+                raise Misfit(f"status.jsonl: change {number + 1} names node {missing}, which is not in it") from missing
             self.status_times_ns.append(max([row["t_ns"], *self.status_times_ns[-1:]]))
             self._statuses.append(file_format.json_line(row["changes"]))
             if row["whole"]:
@@ -326,7 +326,7 @@ def _info(file: zipfile.ZipFile, member: str) -> zipfile.ZipInfo:
         raise Misfit(f"{member} is missing")
     info = file.getinfo(member)
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & _ENCRYPTED:
-        raise Misfit(f"{member} is not as `supervisor record` writes it")
+        raise Misfit(f"{member} does not have the form that `supervisor record` writes")
     return info
 
 

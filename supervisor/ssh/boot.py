@@ -166,7 +166,7 @@ def _said(wire: Wire, noise: bytearray) -> str:
 
 
 def tail(output: bytes) -> str:
-    """Return the end of a command's output for a message: "; it said: …", or nothing."""
+    """Return the end of a command's output for a message: "; it printed: …", or nothing."""
     text = " / ".join(line.strip() for line in output.decode(errors="replace").splitlines() if line.strip())
     printable = "".join(char if char.isprintable() else "?" for char in text)
-    return f"; it said: {printable[-SHOWN:]}" if printable else ""
+    return f"; it printed: {printable[-SHOWN:]}" if printable else ""

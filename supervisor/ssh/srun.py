@@ -128,5 +128,5 @@ class SrunWire(LocalWire):
             raise HostError(self._host.name, "start", f"srun: {error.strerror}") from error
 
     def _ended(self, said: bytes) -> HostError:
-        text = boot.tail(said) or "; it said nothing"
+        text = boot.tail(said) or "; it printed nothing"
         return HostError(self._host.name, "start", f"the agent's step ended at once{text}", "see the job's agent.log")

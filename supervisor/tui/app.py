@@ -354,7 +354,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         skin = self.skins.get(name)
         if skin is None:
             known = ", ".join(sorted(self.skins))
-            self._problems.append(f"no theme named {name}; there are: {known or 'none'}")
+            self._problems.append(f"no theme named {name}; known themes: {known or 'none'}")
             skin = self.skins.get(themes.DEFAULT_THEME) or themes.fallback()
         self.palette = skin.palette
         self.register_theme(skin.theme)

@@ -346,10 +346,10 @@ def _read_entry(name: str, value: Any, where: str) -> str:
     if name not in known:
         close = difflib.get_close_matches(name, known, 1)
         meant = f"did you mean {close[0]!r}? " if close else ""
-        hint = f"{meant}there are: {', '.join(key.id for key in KEYS if key.bound)}"
+        hint = f"{meant}known ids: {', '.join(key.id for key in KEYS if key.bound)}"
         raise UsageError(f"{where}: no key has the id {name!r}", hint)
     if not known[name].bound:
-        raise UsageError(f"{where}: {name} belongs to the lists themselves and cannot be changed")
+        raise UsageError(f"{where}: {name} is a key of every list and cannot be changed")
     words = (
         value if isinstance(value, list) else value.split(",") if isinstance(value, str) and value != "," else [value]
     )

@@ -150,7 +150,7 @@ def find(name: str) -> str:
     if name in skins:
         return name
     broken = [notice for notice in notices if f"/{name}." in notice]
-    known = f"no theme named {name!r}{_meant(name, skins)}; there are: {', '.join(sorted(skins))}"
+    known = f"no theme named {name!r}{_meant(name, skins)}; known themes: {', '.join(sorted(skins))}"
     raise ThemeError("; ".join([known, *broken]))
 
 

@@ -107,8 +107,8 @@ def _minimum(status: Json, members: int) -> str:
     if not members:
         return f"too few nodes for a group (min_nodes is {least})"
     if members >= least:
-        return f"min_nodes is {least}: kept"
-    return f"below min_nodes ({least}): removed nodes are not waited for"
+        return f"min_nodes is {least}: still met"
+    return f"below min_nodes ({least}): the job does not wait for removed nodes"
 
 
 def _lost_steps(status: Json, snapshot: str) -> str:
@@ -126,9 +126,9 @@ def _lost_steps(status: Json, snapshot: str) -> str:
     reported = [(rank.get("progress") or {}).get("saved") for rank in ranks]
     saved = [step for step in reported if isinstance(step, int)]
     if not steps:
-        return "not known: no rank has reported a step yet"
+        return "unknown: no rank has reported a step yet"
     if not saved:
-        return f"not known: at step {max(steps):,}, and no rank has reported a snapshot"
+        return f"unknown: at step {max(steps):,}, and no rank has reported a snapshot"
     lost = count(max(0, max(steps) - max(saved)), "step")
     return f"{lost}: at step {max(steps):,}; last snapshot: step {max(saved):,}"
 
@@ -141,5 +141,5 @@ def _downtime(events: Sequence[Json]) -> str:
         if generation > 0
     ]
     if not times:
-        return "not known: this job has not restarted yet"
+        return "unknown: this job has not restarted yet"
     return f"about {statistics.median(times):.1f} s (from {count(len(times), 'earlier restart')})"

@@ -169,9 +169,9 @@ def test_a_prelude_that_fails(tmp_path: Path, agent: AgentFile) -> None:
 
         failed = await why("echo no such module: cuda >&2\nfalse")
         assert failed.step == "prelude"
-        assert failed.reason == "prelude failed: it ended with status 1; it said: no such module: cuda"
+        assert failed.reason == "prelude failed: it ended with status 1; it printed: no such module: cuda"
         left = await why("echo bye >&2; exit 3")
-        assert left.reason == "prelude failed: the shell ended with status 3; it said: bye"
+        assert left.reason == "prelude failed: the shell ended with status 3; it printed: bye"
         assert "prelude failed" in (await why("if")).reason
         assert "prelude failed" in (await why("module load cuda")).reason
 
@@ -187,7 +187,7 @@ def test_a_slow_prelude_is_waited_for_beyond_the_connection(
         monkeypatch.setattr(boot, "BOOT_DEADLINE_S", 1.0)
         monkeypatch.setattr(boot, "PRELUDE_DEADLINE_S", 0.0)
         error = await _failure(host, agent)
-        assert (error.step, error.reason) == ("prelude", "timeout: no answer within 1 s; it said: loading cuda")
+        assert (error.step, error.reason) == ("prelude", "timeout: no answer within 1 s; it printed: loading cuda")
 
     with_hosts(tmp_path, body)
 

@@ -254,7 +254,7 @@ def test_what_a_bound_drops_is_told_to_whoever_reads(
         live = cli("logs", "h.toml", "-f").lines
         raw = cli("logs", "h.toml", "--rank", "0", "--raw")
         later = cli("logs", "h.toml", "-f").lines
-    assert "MB were dropped here: log_bound; --raw goes on behind them" in raw.err
+    assert "MB were dropped here: log_bound; --raw continues after them" in raw.err
     kept = [f"n1:0| {line}" for line in raw.lines]
     assert 10_000 < len(kept) < 60_000
     assert kept[-1].startswith("n1:0| line 119999 ")

@@ -175,8 +175,8 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         status = cli("status", "h.toml").lines
         assert "set by operators: NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT, since generation 1" in status
         assert status[-1] == "nccl: 2.26.2+cuda12.8"
-        assert cli("cordon", "h.toml", "--node", "n2").lines == ["n2 is not taken in again"]
-        assert cli("uncordon", "h.toml", "--node", "n2").lines == ["n2 may be taken in again"]
+        assert cli("cordon", "h.toml", "--node", "n2").lines == ["n2 joins no further group"]
+        assert cli("uncordon", "h.toml", "--node", "n2").lines == ["n2 may join groups again"]
         # Python's start is over once it prints; a signal that it does not handle would end it.
         sent = cli("signal", "h.toml", "--rank", "1,7", "CONT")
         assert (sent.status, sent.lines) == (1, ["rank 1: sent", "rank 7: no rank 7 runs in this job"])
@@ -217,7 +217,7 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
     [
         (("up", "h.toml", "no.py"), 2, "does not exist"),
         (("up", "h.toml", "--nproc-per-node", "0", "talk.py"), 2, "nproc-per-node"),
-        (("status", "h.toml"), 3, "know no job"),
+        (("status", "h.toml"), 3, "no jobs on"),
         (("stop", "h.toml", "nobody"), 3, "no job named nobody"),
         (("jobs", "h.toml", "x"), 2, "no JOB"),
         (("sttus",), 2, "did you mean `supervisor status`?"),

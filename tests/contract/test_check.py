@@ -74,7 +74,7 @@ def test_the_odd_one_out_is_named(three: Cluster, torchless: str, tmp_path: Path
     assert done.returncode == 1
     assert "hunter2" not in done.stdout + done.stderr
     torch = next(line for line in done.stdout.splitlines() if line.startswith("error") and "torch" in line)
-    assert torch.startswith("error    n2: torch does not import: ModuleNotFoundError: No module named 'torch'")
+    assert torch.startswith("error    n2: torch cannot be imported: ModuleNotFoundError: No module named 'torch'")
     assert "warning  n2: $NCCL_DEBUG is INFO on n2; n[1,3] have (not set)" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines() if "n[1,3]" in line) < 120
 

@@ -58,7 +58,7 @@ def test_a_torch_that_does_not_import_is_one_clear_message(tmp_path: Path) -> No
                     await one.call(op, **args)
                 assert caught.value.kind == "engine"
                 assert caught.value.message == (
-                    "torch does not import: ModuleNotFoundError: No module named 'no_such_library'"
+                    "torch cannot be imported: ModuleNotFoundError: No module named 'no_such_library'"
                 )
             assert await one.call("stop", generation=0, grace_s=1.0) == {"exits": [], "stacks": {}}
 

@@ -112,7 +112,7 @@ def test_torch_is_missing(hosts: Cluster, inventory: Any, tmp_path: Path) -> Non
     python = str(Path(sys.base_prefix) / "bin" / "python3")
     torchless = {"python": python, "prelude": "export PYTHONNOUSERSITE=1; unset PYTHONPATH"}
     done = up(tmp_path / "work", inventory({"n2": torchless}, only=["n2"]))
-    check(done, 3, "n2", "torch does not import")
+    check(done, 3, "n2", "torch cannot be imported")
     check_clean(hosts)
 
 

@@ -164,7 +164,7 @@ def test_warnings_have_a_meaning_and_silent_nodes_are_named() -> None:
     answers: dict[str, Any] = {**documents({0: modern(0, refused)}, {}), "n3": None}
     found = nccl.read(answers, {0: "n1", 1: "n2", 2: "n3"})
     assert [(one.meaning, one.ranks) for one in found.warned] == [
-        ("a peer's process is gone, or a firewall is between", {0: "n1"})
+        ("a peer's process is gone, or a firewall blocks it", {0: "n1"})
     ]
     assert (found.silent, found.unanswered) == (["n2"], ["n3"])
     lines = fabric_lines(found)

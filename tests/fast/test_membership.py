@@ -94,8 +94,8 @@ def test_what_is_known_of_the_past_is_told_and_nothing_else() -> None:
     ("told", "lost"),
     [
         (((120, 100), (119, None)), "20 steps: at step 120; last snapshot: step 100"),
-        (((1, None), (1, None)), "not known: at step 1, and no rank has reported a snapshot"),
-        (((None, None),), "not known: no rank has reported a step yet"),
+        (((1, None), (1, None)), "unknown: at step 1, and no rank has reported a snapshot"),
+        (((None, None),), "unknown: no rank has reported a step yet"),
     ],
 )
 def test_what_a_restart_loses_is_what_came_after_the_last_snapshot_that_was_told_of(told: Any, lost: str) -> None:

@@ -48,7 +48,7 @@ def cluster(odd: dict[str, dict[str, Any]], count: int = 64) -> Preflight:
 def test_nodes_that_are_alike_are_fine() -> None:
     found = cluster({})
     assert findings(found) == []
-    assert lines(found, matrix(found), [])[-1] == "64 host(s), no problems found"
+    assert lines(found, matrix(found), [])[-1] == "64 hosts, no problems found"
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_nodes_that_are_alike_are_fine() -> None:
     [
         ({"torch": {"torch": "2.12.0+cu128", "cuda": "12.8", "nccl": "2.27.3", "gpu_names": ["NVIDIA H100"] * 8}},
          "error", "torch is 2.12.0+cu128 on gpu07; gpu[01-06,08-64] have 2.13.0+cu128"),
-        ({"torch": {"error": "No module named 'torch'"}}, "error", "torch does not import: No module named 'torch'"),
+        ({"torch": {"error": "No module named 'torch'"}}, "error", "torch cannot be imported: No module named 'torch'"),
         ({"driver": "535.2"}, "warning", "driver is 535.2 on gpu07"),
         ({"env": {"NCCL_DEBUG": "WARN", "NCCL_P2P_DISABLE": "1"}}, "warning", "$NCCL_P2P_DISABLE is 1 on gpu07"),
         ({"env": {"NCCL_DEBUG": "WARN", "NCCL_SOCKET_IFNAME": "ib1"}}, "info", "$NCCL_SOCKET_IFNAME is ib1"),

@@ -11,7 +11,7 @@ from tests.fast.world import World, spec
 def test_what_an_operator_sets_holds_from_the_next_group_on_and_outlives_the_coordinator() -> None:
     world = World(spec(3, min_nodes=1))
     world.feed(inputs.Restart("me", {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring"}, later=True))
-    assert world.replies[-1].message == "it holds from generation 1 on"
+    assert world.replies[-1].message == "it applies from generation 1 on"
     assert world.last("environment_set").detail["from_generation"] == 1
     for env, part in (({"TOKEN": "secret"}, "TOKEN: only"), ({"NCCL_DEBUG": "x" * 2000}, "longer than")):
         world.feed(inputs.Restart("me", {"GLOO_X": "1", **env}))

@@ -349,7 +349,7 @@ def test_when_the_texts_do_not_say_the_verdict_says_so() -> None:
 
 
 def test_a_node_s_own_report_counts_if_no_rank_failed() -> None:
-    said = RankEvidence(None, "n2", tail="could not carry out the order: workers do not start: no such script")
+    said = RankEvidence(None, "n2", tail="could not carry out the order: workers cannot be started: no such script")
     incident = judge(said, stopped(0, 1), stopped(1, 1, RESET))
     assert (incident.category, incident.scope, incident.culprit_node) == ("other", "outside_the_ranks", "n2")
     assert incident.summary == f"n2: {said.tail}"

@@ -158,7 +158,7 @@ def test_a_time_as_people_type_it(text: str, meant: str) -> None:
 
 @pytest.mark.parametrize("text", ["24:00", "14", "-5", "soon", "2026-13-01", "14:03:61"])
 def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(ValueError, match="no time; try 14:03, "):
+    with pytest.raises(ValueError, match="not a time; try 14:03, "):
         read_time(text, READ * SECOND, READ)
 
 
@@ -187,7 +187,7 @@ def test_a_jump_to_a_time_and_what_is_wrong_with_one(keys: tuple[str, ...]) -> N
                 assert not log.follow
             before = body(app)
             text = await answer(app, pilot, "@", "teatime")
-            assert "no time; try 14:03, 14:03:20, -5m" in text
+            assert "not a time; try 14:03, 14:03:20, -5m" in text
             assert body(app)[:-1] == before[:-1]
             await press(app, pilot, "escape")
             assert body(app) == before

@@ -136,7 +136,7 @@ def test_keys_are_changed_where_they_act_and_where_they_are_shown(tmp_path: Path
         ("[keys]\nact = 'j'\n", "config.toml:2: act: 'j' is move's key"),
         ("[keys]\nact = 'ctrl+nosuch'\n", "config.toml:2: there is no key 'ctrl+nosuch'"),
         ("[keys]\nact = 3\n", "config.toml:2: act must be a key"),
-        ("[keys]\nmove = 'J'\n", "config.toml:2: move belongs to the lists"),
+        ("[keys]\nmove = 'J'\n", "config.toml:2: move is a key of every list"),
         ("[kyes]\n", "config.toml:1: unknown key 'kyes'"),
         ("[keys\n", "config.toml: "),
     ],

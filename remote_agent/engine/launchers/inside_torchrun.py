@@ -228,7 +228,7 @@ class HandlerThread:
         try:
             ending.result(grace_s + END_S)
         except Exception as error:  # noqa: BLE001  torch then does what it can
-            log.warning("the workers do not end: %s", error)
+            log.warning("the workers did not end: %s", error)
 
     def close(self) -> None:
         """Disconnect from the agent, which then ends; remaining workers are killed."""
@@ -241,7 +241,7 @@ class HandlerThread:
         try:
             self._loop.run_until_complete(self._serve())
         except Exception as error:
-            log.exception("the handler fails")
+            log.exception("the handler failed")
             reason = f"{type(error).__name__}: {error}"
         finally:
             self.handover.close(Outcome("lost", reason))

@@ -134,7 +134,7 @@ class OwnGroup(WorkerGroup):
         await asyncio.gather(*self._reports)
         left = await self._orphans.sweep(self._children(), SWEEP_S)
         if left:
-            log.warning("generation %d: %d descendants of its workers do not die", self.generation, left)
+            log.warning("generation %d: %d descendants of its workers did not end", self.generation, left)
         loop = asyncio.get_running_loop()
         try:
             await asyncio.wait_for(loop.run_in_executor(None, self._reap), KILL_S)

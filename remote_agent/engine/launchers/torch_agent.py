@@ -146,7 +146,7 @@ class TorchAgentGroup(WorkerGroup):
         listening.cancel()
         left = await self._orphans.sweep([self._agent], SWEEP_S)
         if left:
-            log.warning("generation %d: %d descendants of torch's agent do not die", self.generation, left)
+            log.warning("generation %d: %d descendants of torch's agent did not end", self.generation, left)
         self._read_pipe()
         await self._report_rest()
         self._process.wait()

@@ -294,7 +294,7 @@ class Finder:
         if self.part is not None and self.running:
             return "searching"
         if not self.hits:
-            nccl = f", but in {self._apart:,} lines of NCCL" if self._apart else ""
+            nccl = f", but {self._apart:,} in NCCL's lines" if self._apart else ""
             return "searching" if self.running else f"not found{nccl}"
         many = self._many()
         if self.current < 0:

@@ -261,7 +261,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
             if not board.display or not board.next_strip(self._series):
                 self.shell.say("no heat map here: each rank has a row")
         elif not grid.next_metric():
-            self.shell.say("no other heat map: nothing else is known of the ranks")
+            self.shell.say("no other heat map: the ranks have no other values yet")
         self.shell.preferences.metric = grid.metric
         self.shell.look_again()
 

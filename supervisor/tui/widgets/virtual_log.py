@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from supervisor.tui.logs.row import LineKey, LogRow
 
 SIDE_STEP: Final = 16
-NONE_PASSES: Final = "no line passes the filter; backspace removes its last part"
+NONE_PASSES: Final = "no line passes the filter; backspace removes the last filter"
 LOOKING: Final = "looking for lines that pass the filter"
 TIME_WIDTH: Final = len("03:04:11.207 ")
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from supervisor.tui.shell import Shell
     from supervisor.tui.widgets.ask import Ask
 
-TIME_HINT: Final = "14:03, 14:03:20, -5m or +1h30m from the line that is read_time, 2026-11-20T14:03:20Z"
+TIME_HINT: Final = "14:03, 14:03:20, -5m or +1h30m from the selected line, 2026-11-20T14:03:20Z"
 # A clock that is this much behind those of the nodes does not take a time of today for one of yesterday, seconds.
 SLACK_S: Final = 3600.0
 _AGO = re.compile(r"([+-])((?:\d{1,9}(?:\.\d+)?[smhd])+)")
@@ -49,7 +49,7 @@ def read_time(text: str, read_ns: int, now_s: float) -> int:
         return min(LATEST_NS, max(1, read_ns + int(span_s * 1e9) * (1 if ago[1] == "+" else -1)))
     local = _of_day(clock, read_ns, now_s) if clock is not None else values.local_time(text)
     if local is None:
-        raise ValueError(f"no time; try {TIME_HINT.partition(' or')[0]}")
+        raise ValueError(f"not a time; try {TIME_HINT.partition(' or')[0]}")
     return max(1, int(local.timestamp() * 1e6) * 1000)
 
 
