@@ -33,7 +33,7 @@ def overview() -> str:
         "torchrun over SSH: launch, watch, restart and scale PyTorch jobs on several hosts.\n\n"
         f"commands:\n{verbs}\n\n"
         "HOSTS is an inventory, a file that ends in .toml; without it, the command applies to this machine only.\n"
-        "Without JOB the only live job is meant; of several, commands that only read take the newest.\n"
+        "Without JOB, a command applies to the only live job; of several, commands that only read take the newest.\n"
         "`supervisor COMMAND --help` shows the options of a command.\n\n"
         "options:\n"
         "  --help     show this help\n"
