@@ -50,7 +50,7 @@ CAUSES = (
 )
 REFUSED = "a firewall rejects it, or `address` in HOSTS is another machine there; each group uses another port"
 LOOPBACK = "that address is local to each machine: set `address` in HOSTS to one that the other nodes reach"
-_BROKEN = "does not import"
+_BROKEN = "cannot be imported"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a change of the group leads to, as text: for the screen's question and for `--dry-run`.
 
 In: the status document, the journal, the verb and its nodes. Out: a Plan. The coordinator's own state machine says what
-follows; what cannot be known is called not known.
+follows; what cannot be known is called unknown.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ def _roles(seen: Preview) -> str:
     if seen.before.members and seen.members:
         first, then = seen.before.members[0], seen.members[0]
         roles.append(f"rank 0 stays on {first}" if first == then else f"rank 0 moves from {first} to {then}")
-    return "; ".join(roles) or "not known"
+    return "; ".join(roles) or "unknown"
 
 
 def _minimum(status: Json, members: int) -> str:
     least = status.get("min_nodes")
     if not isinstance(least, int):
-        return "not known"
+        return "unknown"
     if not members:
         return f"too few nodes for a group (min_nodes is {least})"
     if members >= least:

@@ -75,7 +75,7 @@ def test_ranks_that_move_are_told_in_runs() -> None:
 def test_what_is_known_of_the_past_is_told_and_nothing_else() -> None:
     status = document(World(spec(3)).state, {}, "n1")
     told = facts("remove", ("n3",), status)
-    assert told["Downtime"].startswith("not known")
+    assert told["Downtime"].startswith("unknown")
     assert told["Minimum"].startswith("below min_nodes (3)")
     runs = [
         {
@@ -87,7 +87,7 @@ def test_what_is_known_of_the_past_is_told_and_nothing_else() -> None:
     ]
     assert facts("restart", (), status, tuple(runs))["Downtime"] == "about 1.0 s (from 3 earlier restarts)"
     assert facts("add", ("n9",), status)["World"] == "6 ranks on 3 nodes -> 6 ranks and those of n9 on 4 nodes"
-    assert dict(plan("remove", ("n1",), {}, ()).facts)["Minimum"] == "not known"
+    assert dict(plan("remove", ("n1",), {}, ()).facts)["Minimum"] == "unknown"
 
 
 @pytest.mark.parametrize(
