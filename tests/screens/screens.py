@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.cells import cell_len
 from textual import events
+from textual._context import visible_screen_stack
 from textual.keys import _character_to_key, key_to_character
 from textual.pilot import Pilot
 from textual.strip import Strip
@@ -55,7 +56,13 @@ async def running_app(
 
 def text_of(app: SupervisorApp) -> str:
     """The screen as text; every line must have the width of the terminal."""
-    return _text_of(app, app.screen._compositor.render_strips())
+    return _text_of(app, strips_of(app))
+
+
+def strips_of(app: SupervisorApp) -> list[Strip]:
+    """The lines of the screen, with what lies below a dialog, whether or not it was painted before."""
+    visible_screen_stack.set(app._background_screens)
+    return app.screen._compositor.render_strips()
 
 
 def _text_of(app: SupervisorApp, strips: Sequence[Strip]) -> str:
@@ -74,7 +81,7 @@ async def settle(app: SupervisorApp, pilot: Pilot[int], turns: int = 5) -> str:
     while time.process_time() < end:
         app.tick()
         await pilot.pause(0.008)
-        strips = app.screen._compositor.render_strips()
+        strips = strips_of(app)
         if not strips:
             # A screen that has just been pushed is laid out in its own time.
             same = 0

@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 
 from supervisor.tui.app import SupervisorApp
 from tests.screens.jobs import RANKS, job
-from tests.screens.screens import SIZES, compare, named, rest, running, stored, type_key
+from tests.screens.screens import SIZES, compare, named, rest, running, stored, strips_of, type_key
 
 # Keys from any screen to each, in the order of the walk.
 SCREENS = {
@@ -90,7 +90,7 @@ def without_bar(text: str) -> list[str]:
 
 def segments(app: SupervisorApp) -> list[Segment]:
     """What is on the screen, with its styles."""
-    return [segment for strip in app.screen._compositor.render_strips() for segment in strip]
+    return [segment for strip in strips_of(app) for segment in strip]
 
 
 @pytest.mark.parametrize("ranks", RANKS)
