@@ -33,7 +33,6 @@ PR_SET_PDEATHSIG = 1
 SIGKILL = 9
 # An answer takes milliseconds, on a loaded machine more.
 CLIENTS_S = 2.0
-IMPORTS_S = 0.05
 # Since this version torch records collectives by default.
 RECORDS_BY_DEFAULT = (2, 7)
 RECORDER_NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
@@ -135,8 +134,6 @@ class Imports:
     def __init__(self, here: str) -> None:
         self._path = os.path.join(here, IMPORTS)
         self._pid = os.getpid()
-        self._lines: list[str] = []
-        self._written = 0.0
 
     def on_event(self, event: str, args: tuple[Any, ...]) -> None:
         """Take an audit event: a file of Python is run, or a compiled module is loaded."""
@@ -148,24 +145,18 @@ class Imports:
         else:
             name, file = args[0], args[1]
         if file is not None and os.getpid() == self._pid:
-            self._lines.append(f"{name}\t{file}\n")
-            self._write()
+            self._write(f"{name}\t{file}\n".encode(errors="replace"))
 
-    def _write(self) -> None:
-        import time
-
-        # Hundreds a second are written together, the last ones with what is imported next.
-        if time.monotonic() - self._written < IMPORTS_S:
-            return
+    def _write(self, line: bytes) -> None:
+        # Each at once, for nothing says which import is the last one; a script must not see a descriptor of ours.
         try:
-            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            notes = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError:
             return
         try:
-            os.write(file, "".join(self._lines).encode(errors="replace"))
+            os.write(notes, line)
         finally:
-            os.close(file)
-        self._lines, self._written = [], time.monotonic()
+            os.close(notes)
 
 
 def note_imports(here: str) -> None:

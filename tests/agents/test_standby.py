@@ -95,7 +95,8 @@ class Node:
         """Return what a rank printed, once it has: before and after its imports."""
         path = self.root / f"generation_{self.generation}" / f"rank_{rank}" / "stdout.log"
         for _ in range(int(DEADLINE_S / 0.02)):
-            lines = path.read_text().splitlines() if path.exists() else []
+            # What follows the last newline may be half a line.
+            lines = path.read_text().split("\n")[:-1] if path.exists() else []
             if any(line.startswith("[") for line in lines):
                 before, after = json.loads(next(line for line in lines if line.startswith("[")))
                 return before, after
