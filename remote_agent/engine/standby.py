@@ -71,8 +71,6 @@ def varies(name: str) -> bool:
 
 def refusal(order: Order, env: Mapping[str, str]) -> str:
     """Return why an order's ranks can never be forked; empty if they can."""
-    if not order.standby:
-        return "standby is off"
     if order.kind == "binary":
         return "the program is not run by Python"
     if order.numa_binding:

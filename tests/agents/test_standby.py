@@ -180,7 +180,6 @@ def _plain(facts: dict[str, Any], generation: int) -> dict[str, Any]:
         ("installed", "tool.py has changed"),
         ("shadowed", "early is a module of the work tree too"),
         ("variable", "OMP_NUM_THREADS is not what it was when modules were loaded"),
-        ("off", "standby is off"),
     ],
 )
 def test_anything_odd_makes_a_cold_start(tmp_path: Path, change: str, why: str) -> None:
@@ -195,15 +194,13 @@ def test_anything_odd_makes_a_cold_start(tmp_path: Path, change: str, why: str) 
                 (one.installed / "early" / "tool.py").write_text("def tool():\n    return 1\n")
             elif change == "shadowed":
                 (one.tree / "early.py").write_text("from json import tool\nuses = 0\n")
-            elif change == "off":
-                changes["standby"] = ""
             else:
                 changes["env"] = {"PYTHONPATH": str(one.installed), "OMP_NUM_THREADS": "2"}
             cold, answer = await one.go(**changes)
             assert why in cold
             assert all(alive(rank["pid"]) for rank in answer["ranks"])
             assert len(await one.engine.wait_mains(one.generation, 2)) == 2
-            if change not in ("off", "shadowed"):
+            if change != "shadowed":
                 assert not alive(pid)
                 # The next one is right again.
                 assert (await one.warm())["state"] == "ready"

@@ -151,7 +151,7 @@ async def _spawn(
     work = Work(order, boot, directories)
     handover.offer(work)
     try:
-        return await work.pids, lambda: None, "torchrun starts the ranks"
+        return await work.pids, lambda: None, "torchrun starts the ranks" if order.standby else None
     finally:
         handover.withdraw(work)
 

@@ -31,8 +31,11 @@ SILENT_S = 15.0
 REAP_S = 5
 
 
-Spawned = tuple["dict[int, int]", Callable[[], None], str]
-"""Pids by local rank; a function that reaps the processes when they are dead; why they are cold, empty for warm."""
+Spawned = tuple["dict[int, int]", Callable[[], None], "str | None"]
+"""Pids by local rank; a function that reaps the processes when they are dead; why they are cold.
+
+"" for warm ones, None where ranks are never warm.
+"""
 Spawn = Callable[[Context, Order, boot_dir.BootDirectory, "dict[int, Path]"], Awaitable[Spawned]]
 
 
@@ -43,15 +46,16 @@ async def _spawn(context: Context, order: Order, boot: boot_dir.BootDirectory, d
         local_rank: {**os.environ, **env, "TORCHELASTIC_ERROR_FILE": str(directories[local_rank] / "error.json")}
         for local_rank, env in envs.items()
     }
+    why: str | None = None
     if order.standby:
         boot.note_imports()
-    try:
-        pids = await context.standby.fork(order, whole, directories, boot.path)
-        return pids, partial(_reap, list(pids.values())), ""
-    except Cold as cold:
-        why = str(cold)
-    finally:
-        context.standby.note_start(order, whole[0], boot.path)
+        try:
+            pids = await context.standby.fork(order, whole, directories, boot.path)
+            return pids, partial(_reap, list(pids.values())), ""
+        except Cold as cold:
+            why = str(cold)
+        finally:
+            context.standby.note_start(order, whole[0], boot.path)
     started = await context.in_thread(_start_processes, context, order, boot.path, directories, envs)
     return started.pids(), partial(started.close, signal.SIGKILL, REAP_S), why
 
@@ -105,7 +109,7 @@ class OwnGroup(WorkerGroup):
         boot: boot_dir.BootDirectory,
         workers: list[Worker],
         reap: Callable[[], None],
-        why_cold: str,
+        why_cold: str | None,
     ) -> None:
         super().__init__(context, generation, boot)
         self._why_cold = why_cold
