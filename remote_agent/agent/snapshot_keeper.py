@@ -48,6 +48,8 @@ T = TypeVar("T")
 LOOK_S = 1.0
 # Where no snapshots are named: how often what ranks write is looked at, and how deep.
 UNNAMED_LOOK_S = 10.0
+# Of the time: a work tree may have tens of thousands of files.
+UNNAMED_SHARE = 0.01
 UNNAMED = ("*", "*/*", "*/*/*")
 # How many other nodes get a copy.
 COPIES = 1
@@ -133,7 +135,7 @@ class SnapshotKeeper:
             tasks.spawn(self._repeat(self._keep_new, LOOK_S), "snapshots")
             tasks.spawn(self._repeat(self._send_copies, LOOK_S), "copies of snapshots")
         elif len(self._spec.nodes) > 1:
-            tasks.spawn(self._repeat(self.look_for_unnamed, UNNAMED_LOOK_S), "unnamed snapshots")
+            tasks.spawn(self._repeat(self.look_for_unnamed, UNNAMED_LOOK_S, UNNAMED_SHARE), "unnamed snapshots")
 
     def close(self) -> None:
         """End the background thread; what it was keeping is dropped."""
@@ -154,14 +156,18 @@ class SnapshotKeeper:
         """Return what this node keeps."""
         return [one.head() for one in self._store.kept]
 
-    async def _repeat(self, work: Callable[[], Any], pause_s: float) -> None:
+    async def _repeat(self, work: Callable[[], Any], pause_s: float, share: float = 1.0) -> None:
+        """Work until cancelled, with pauses of at least `pause_s`, for at most this share of the time."""
+        took_s = 0.0
         while True:
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(max(pause_s, took_s / share - took_s))
+            begun = time.monotonic()
             try:
                 await work()
             except Exception:
                 # One bad file must not end the care for all others.
                 log.exception("snapshots")
+            took_s = time.monotonic() - begun
 
     async def _in_idle(self, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._idle, work, *args)
