@@ -183,7 +183,10 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> No
             # It was given up on, and waited for all the same.
             turn.set(waiting=turn.state.waiting - {name})
         return
-    losses = (*tuple(when for when in node.losses if turn.now - when < QUARANTINE_WINDOW_S), turn.now)
+    losses = tuple(when for when in node.losses if turn.now - when < QUARANTINE_WINDOW_S)
+    # One outage may break several connections, one after the other: within a node_timeout they are one loss.
+    if not losses or turn.now - losses[-1] >= turn.state.spec.node_timeout:
+        losses = (*losses, turn.now)
     if len(losses) >= QUARANTINE_LOSSES and status == "lost":
         status, reason = "failed", f"quarantined: lost {len(losses)} times {WITHIN}, last: {reason}"
     if node.status == "draining":

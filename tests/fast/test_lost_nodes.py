@@ -39,6 +39,7 @@ def test_a_node_that_keeps_failing_is_quarantined() -> None:
         world.settle()
         world.join("n3")
         world.settle()
+        world.pass_time(world.state.spec.node_timeout)
     assert world.state.nodes["n3"].status == "failed"
     assert "quarantined" in str(world.state.nodes["n3"].reason)
     assert world.state.members == ("n1", "n2")
@@ -50,7 +51,29 @@ def test_a_node_that_keeps_losing_the_coordinator_is_quarantined_as_the_journal_
         generation, world.machines["n3"].running = world.state.generation, None
         world.feed(inputs.Idle("n3", generation))
         world.settle()
+        world.pass_time(world.state.spec.node_timeout)
     assert "quarantined" in world.last("node_lost").detail["reason"]
+    assert (world.state.nodes["n3"].status, world.state.members) == ("failed", ("n1", "n2"))
+
+
+def test_connections_that_one_outage_breaks_are_one_loss() -> None:
+    world = World(spec(3, min_nodes=2))
+    for _ in range(5):
+        world.die("n3")
+        world.settle()
+        world.join("n3")
+        world.settle()
+    assert (world.state.nodes["n3"].status, world.state.members) == ("running", ("n1", "n2", "n3"))
+
+
+def test_a_node_that_keeps_losing_its_connection_is_quarantined_however_short_the_pauses() -> None:
+    world = World(spec(3, min_nodes=2))
+    for _ in range(20):
+        world.die("n3")
+        world.settle()
+        world.join("n3")
+        world.settle()
+        world.pass_time(world.state.spec.node_timeout / 4)
     assert (world.state.nodes["n3"].status, world.state.members) == ("failed", ("n1", "n2"))
 
 
