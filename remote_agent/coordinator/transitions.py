@@ -174,6 +174,12 @@ def give_up_on(turn: Turn, name: str, reason: str) -> None:
     turn.set(lost={**state.lost, name: (alive_ns, reason)})
 
 
+def _with_loss(losses: tuple[float, ...], now: float, node_timeout: float) -> tuple[float, ...]:
+    recent = tuple(when for when in losses if now - when < QUARANTINE_WINDOW_S)
+    # One outage may break several connections, one after the other: within a node_timeout they are one loss.
+    return recent if recent and now - recent[-1] < node_timeout else (*recent, now)
+
+
 def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> None:
     """Take a node out: it is dead, cut off, or unable; its group goes on without it."""
     node = turn.node(name)
@@ -183,10 +189,7 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> No
             # It was given up on, and waited for all the same.
             turn.set(waiting=turn.state.waiting - {name})
         return
-    losses = tuple(when for when in node.losses if turn.now - when < QUARANTINE_WINDOW_S)
-    # One outage may break several connections, one after the other: within a node_timeout they are one loss.
-    if not losses or turn.now - losses[-1] >= turn.state.spec.node_timeout:
-        losses = (*losses, turn.now)
+    losses = _with_loss(node.losses, turn.now, turn.state.spec.node_timeout)
     if len(losses) >= QUARANTINE_LOSSES and status == "lost":
         status, reason = "failed", f"quarantined: lost {len(losses)} times {WITHIN}, last: {reason}"
     if node.status == "draining":
