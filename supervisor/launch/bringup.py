@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,54 @@ PROMOTE_DEADLINE = 30.0
 # A removed agent stays for some seconds so that its end can be read.
 REPLACE_DEADLINE = 20.0
 REPLACE_PAUSE = 0.3
+# How long connected hosts wait for one before them in the inventory that is not connected yet.
+PASS_OVER_S = 5.0
+
+
+class TreeOrder:
+    """The order in which a launch locks the work tree of its hosts: on one host first, then on all others at once.
+
+    That host is the first of the inventory, so launches of one tree at the same time meet there: the one that finds the
+    lock taken holds none elsewhere, and the other one is not kept from starting. A host that failed is passed over;
+    hosts that do not arrive within PASS_OVER_S are, too. A host where another job is in the way is not: nothing else is
+    locked then.
+    """
+
+    def __init__(self, hosts: Iterable[str]) -> None:
+        self._candidates = list(hosts)
+        self._turns: dict[str, asyncio.Future[None]] = {}
+        self._is_locked = False
+
+    async def turn(self, name: str) -> None:
+        """Wait until a connected host may lock its tree."""
+        turn = self._turns[name] = asyncio.get_running_loop().create_future()
+        self._give_turns()
+        await asyncio.wait((turn,), timeout=PASS_OVER_S)
+        if not turn.done():
+            self._candidates = [one for one in self._candidates if one in self._turns]
+            self._give_turns()
+            await turn
+
+    def locked(self) -> None:
+        """Note that a host has locked its tree."""
+        self._is_locked = True
+        self._give_turns()
+
+    def pass_over(self, name: str) -> None:
+        """Note that a host failed."""
+        if name in self._candidates:
+            self._candidates.remove(name)
+            self._give_turns()
+
+    def _give_turns(self) -> None:
+        if self._is_locked or not self._candidates:
+            chosen, self._turns = self._turns, {}
+        else:
+            first = self._candidates[0]
+            chosen = {first: self._turns[first]} if first in self._turns else {}
+        for turn in chosen.values():
+            if not turn.done():
+                turn.set_result(None)
 
 
 @dataclass(frozen=True)
@@ -55,8 +103,8 @@ class Material:
     """Hosts on which this launch has created the job."""
     left: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By host: what the work tree has beside the files that were sent."""
-    shares_tree: bool = False
-    """Another job may run from the same work tree."""
+    order: TreeOrder | None = None
+    """The launch's order of the hosts; None: another job may run from the same work tree."""
 
 
 async def prepare(hub: Hub, link: Link, node: NodeLink, material: Material) -> None:
@@ -98,8 +146,11 @@ async def _sync(hub: Hub, link: Link, node: NodeLink, material: Material) -> Non
             tree = await material.read()
         if tree is None:
             return
-        alone = material.is_new and not material.shares_tree
-        result = await push_tree(node, tree, lambda text: link.progress("sync", text), alone=alone)
+        order = material.order
+        if order is not None:
+            await order.turn(name)
+        locked = order.locked if order is not None else None
+        result = await push_tree(node, tree, lambda text: link.progress("sync", text), locked=locked)
     except (SyncError, UsageError) as error:
         raise HostError(name, "sync", error.message, error.hint) from error
     material.left[name] = result.left

@@ -47,6 +47,7 @@ class Launch:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._order = None if plan.shares_tree else bringup.TreeOrder(plan.hosts)
         self._failures: dict[str, HostFailure] = {}
         self._begun: set[str] = set()
         self._left: dict[str, tuple[str, ...]] = {}
@@ -79,7 +80,7 @@ class Launch:
             is_new=True,
             begun=self._begun,
             left=self._left,
-            shares_tree=self._plan.shares_tree,
+            order=self._order,
         )
         limit = asyncio.Semaphore(BRING_UP_LIMIT)
 
@@ -183,6 +184,8 @@ class Launch:
         except HostError as error:
             if isinstance(error, JobInTheWay):
                 self._in_the_way[name] = error
+            elif self._order is not None:
+                self._order.pass_over(name)
             self._note(hub, hub.links[name], error)
 
     def _note(self, hub: Hub, link: Link, error: HostError) -> None:

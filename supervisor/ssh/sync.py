@@ -64,20 +64,24 @@ async def push_tree(
     progress: Callable[[str], None] | None = None,
     *,
     keep: Sequence[str] = (),
-    alone: bool = False,
+    locked: Callable[[], None] | None = None,
 ) -> SyncResult:
     """Make a node's copy equal to the tree here; raises HostError, SyncError.
 
     If a job is open, its agent stores a new version next to the copy from which the group runs; `keep`: the digests of
-    older versions to keep. `alone`: raise JobInTheWay if a live job runs from the copy, even if no file would change.
+    older versions to keep. `locked`: no other job may run from the copy: it is called once the copy is locked for this
+    launch; JobInTheWay is raised if a live job runs from it, even if no file would change.
     """
     report = progress or _ignore
     name = link.host.name
+    alone = locked is not None
     try:
         packed = await asyncio.to_thread(manifest, tree)
         report(f"comparing {len(tree.files)} files ({human(tree.size)})")
         request = {"tree": tree.name, "alone": alone}
         plan = (await link.channel.call("tree_plan", request, packed, timeout=PLAN_DEADLINE_S)).data
+        if locked is not None:
+            locked()
         sent_bytes, sent_files = await _send(link, tree, set(plan["missing"]), report)
         request = {"tree": tree.name, "digest": tree.digest, "keep": list(keep)}
         done = (await link.channel.call("tree_commit", request, timeout=COMMIT_DEADLINE_S)).data

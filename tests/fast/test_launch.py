@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 
+from remote_agent.wire import Answer, CallFailed
 from supervisor.errors import HostError, JobInTheWay, LaunchFailed, UsageError
 from supervisor.launch import bringup
 from supervisor.launch.launch import Launch
 from supervisor.link.view import HostView, Plan
+from supervisor.ssh.scan import Tree
 from tests.fast.world import spec
 
 WAIT_S = 30.0
+NAMES = ("n1", "n2", "n3", "n4")
 StartOn = Callable[[str, bringup.Material], Awaitable[None]]
 
 
@@ -42,7 +45,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, start_on: StartOn, **job: Any) -> li
     monkeypatch.setattr(bringup, "assign", assign)
     monkeypatch.setattr("supervisor.launch.launch.quick", lambda _views: [])
     monkeypatch.setattr("supervisor.launch.launch.LAST_REPORTS_S", 0.05)
-    plan = Plan(spec(4, **job), ("n1", "n2", "n3", "n4"))
+    plan = Plan(spec(4, **job), NAMES)
     hub: Any = SimpleNamespace(
         inventory=SimpleNamespace(path=Path("hosts.toml")),
         links={name: link(name) for name in plan.hosts},
@@ -87,3 +90,93 @@ def test_files_of_earlier_runs_are_named_before_the_script_finds_them(monkeypatc
     first, *rest = launch(monkeypatch, start_on)
     assert first.startswith("n[1-3]: the work tree has files of earlier runs, which the script will find: snapshot.pt")
     assert set(rest) == {"assigned"}
+
+
+class Trees:
+    """What one launch meets: four hosts, each with a work tree that one launch at a time can lock."""
+
+    def __init__(self, holders: dict[str, Trees], unreachable: str) -> None:
+        self.holders = holders
+        self.unreachable = unreachable
+        self.connected = {name: asyncio.Event() for name in NAMES}
+
+    def connect(self, *names: str) -> None:
+        """Let the launch reach hosts."""
+        for name in names:
+            self.connected[name].set()
+
+    async def launch(self) -> None:
+        await Launch(Plan(spec(4, min_nodes=3, settle_timeout=0.0), NAMES)).run(self.hub())
+
+    def hub(self) -> Any:
+        return SimpleNamespace(
+            inventory=SimpleNamespace(path=Path("hosts.toml")),
+            links={name: self.link(name) for name in NAMES},
+            notice=lambda *_: None,
+            set_spec=lambda _spec: None,
+            own_late=lambda admissions: [admission.close() for admission in admissions.values()],
+            believe=lambda _fingerprints: None,
+        )
+
+    def link(self, name: str) -> SimpleNamespace:
+        async def bring_up(prepare: Callable[[Any], Awaitable[None]]) -> None:
+            await self.connected[name].wait()
+            if name == self.unreachable:
+                raise HostError(name, "connect", "connection refused")
+            await prepare(SimpleNamespace(host=host, channel=SimpleNamespace(call=call), start_agent=start_agent))
+
+        async def call(op: str, *_: object, **__: object) -> Answer:
+            if op == "open":
+                raise CallFailed("no_such_job", "")
+            if op == "tree_plan" and self.holders.setdefault(name, self) is not self:
+                raise CallFailed("tree_busy", "tree t is being synced by somebody else")
+            done = {"root": "", "changed": 0, "removed": 0, "conflicts": [], "kept_in": None}
+            return Answer({"missing": [], **done})
+
+        async def start_agent(*_: object) -> dict[str, Any]:
+            return {}
+
+        async def idle(_timeout_s: float) -> None:
+            return
+
+        host = SimpleNamespace(name=name)
+        return SimpleNamespace(
+            host=host, view=HostView(name, live=True), opened=False, connected=False, bring_up=bring_up, idle=idle,
+            fail=lambda *_: None, progress=lambda *_: None, learn_script=lambda _: None,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("first", ["connected", "unreachable", "silent"])
+def test_of_two_launches_of_one_tree_at_the_same_time_one_starts(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    """Both lock the first host before the others; if it cannot be had, the next one."""
+
+    async def some(*_: object) -> dict[str, Any]:
+        return {"address": "", "port": 1}
+
+    async def tree(*_: object) -> Tree:
+        return Tree("t", Path(), (), (), ())
+
+    for name in ("engine", "peer_address", "assign"):
+        monkeypatch.setattr(bringup, name, some)
+    monkeypatch.setattr(bringup, "PASS_OVER_S", 0.05 if first == "silent" else WAIT_S)
+    monkeypatch.setattr("supervisor.launch.launch.read_tree", tree)
+    monkeypatch.setattr("supervisor.launch.launch.quick", lambda _views: [])
+    monkeypatch.setattr("supervisor.launch.launch.LAST_REPORTS_S", 0.05)
+
+    async def body() -> None:
+        holders: dict[str, Trees] = {}
+        one, other = (Trees(holders, "n1" if first == "unreachable" else "") for _ in range(2))
+        meet = NAMES[0] if first == "connected" else NAMES[1]
+        start = asyncio.ensure_future(one.launch())
+        one.connect(meet, *(["n1"] if first == "unreachable" else []))
+        while meet not in holders:
+            await asyncio.sleep(0.001)
+        # It reaches the other hosts earlier than the launch that has the lock.
+        other.connect(*(NAMES if first != "silent" else NAMES[1:]))
+        with pytest.raises(UsageError, match=f"tree t is being synced by somebody else on {meet}"):
+            await other.launch()
+        assert set(holders.values()) == {one}, "the launch that is refused keeps nobody from starting"
+        one.connect(*NAMES[1:])
+        await start
+
+    asyncio.run(asyncio.wait_for(body(), WAIT_S))
