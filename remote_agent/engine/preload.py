@@ -24,6 +24,70 @@ if TYPE_CHECKING:
 READ_ALL = b"*"
 
 
+class Beneath:
+    """Variables and actions on signals as C code sees them: a library may change them when it is loaded."""
+
+    def __init__(self) -> None:
+        # ctypes itself may not be imported either.
+        import _ctypes
+        import _signal  # type: ignore[import-not-found]
+
+        text = type("Text", (_ctypes._SimpleCData,), {"_type_": "z"})
+        address = type("Address", (_ctypes._SimpleCData,), {"_type_": "P"})
+        texts: Any = type("Texts", (_ctypes._Pointer,), {"_type_": text})
+        # Longer than any system's struct sigaction, which begins with the handler.
+        action: Any = type("Action", (_ctypes.Array,), {"_type_": address, "_length_": 32})
+        library = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]
+        environ, self._sigaction = _ctypes.dlsym(library, "environ"), _ctypes.dlsym(library, "sigaction")
+        self._call: Any = _ctypes.call_function
+        self._texts: Any = texts.from_address(environ)
+        self._action = action
+        self._actions = {number: self._current(number) for number in _signal.valid_signals()}
+
+    def _current(self, number: int) -> Any:
+        action = self._action()
+        self._call(self._sigaction, (number, None, action))
+        return action
+
+    def variables(self) -> dict[bytes, bytes]:
+        """Return what getenv of C finds."""
+        at = 0
+        found: dict[bytes, bytes] = {}
+        while self._texts and (entry := self._texts[at]) is not None:
+            name, _, value = entry.partition(b"=")
+            found.setdefault(name, value)
+            at += 1
+        return found
+
+    def take_back(self, expected: dict[bytes, bytes]) -> list[tuple[Any, ...]]:
+        """Undo what differs from variables as Python knows them, and from the first actions; returns it as events."""
+        events: list[tuple[Any, ...]] = []
+        variables = self.variables()
+        if variables != expected:
+            for name in dict.fromkeys((*variables, *expected.keys())):
+                if variables.get(name) != expected.get(name):
+                    events.append(("call", put, name, variables.get(name)))
+                    put(name, expected.get(name))
+        for number, first in self._actions.items():
+            now = self._current(number)
+            if now[0] != first[0]:
+                events.append(("call", self.act, number, now))
+                self.act(number, first)
+        return events
+
+    def act(self, number: int, action: Any) -> None:
+        """Set the action on a signal."""
+        self._call(self._sigaction, (number, action, None))
+
+
+def put(name: bytes, value: bytes | None) -> None:
+    """Set a variable for C code alone; None removes it."""
+    if value is None:
+        os.unsetenv(name)
+    else:
+        os.putenv(name, value)
+
+
 class Environ(dict):  # type: ignore[type-arg]
     """The dictionary below os.environ while modules load: it notes who reads and writes variables."""
 
@@ -94,6 +158,7 @@ class Notes:
             "show": warnings._showwarnmsg,  # type: ignore[attr-defined]
             "environ": os.environ._data,  # type: ignore[attr-defined]
         }
+        self._beneath = Beneath()
         self._output = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in self._files]
         self._always = ("always", None, Warning, None, 0)
         warnings.filters.insert(0, self._always)  # type: ignore[attr-defined]
@@ -128,10 +193,7 @@ class Notes:
         warnings._showwarnmsg = self._real["show"]  # type: ignore[attr-defined]
         changed, os.environ._data = os.environ._data, self._real["environ"]  # type: ignore[attr-defined]
         for key in {key for key, _ in changed.items() ^ self._real["environ"].items()}:
-            if key in self._real["environ"]:
-                os.putenv(key, self._real["environ"][key])
-            else:
-                os.unsetenv(key)
+            put(key, self._real["environ"].get(key))
         for entry in sys.path_importer_cache.keys() - self._searched:
             # Else a script would search in directories as they were.
             del sys.path_importer_cache[entry]
@@ -159,8 +221,10 @@ class Notes:
             self.failed[name] = f"{type(error).__name__}: {error}"
             raise
         finally:
+            beneath = self._beneath.take_back(os.environ._data)  # type: ignore[attr-defined]
             if name in self.events:
                 self._settle()
+                self.events[name] += beneath
             self._running.pop()
 
     def _import(
@@ -365,6 +429,9 @@ class Stash:
                 os.environ.pop(str(key), None)
             else:
                 os.environ[str(key)] = value
+        elif what == "call":
+            function, *given = args
+            function(*given)
         elif what == "atexit":
             import atexit
 

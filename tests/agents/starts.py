@@ -31,6 +31,7 @@ ALLOWED: Mapping[str, str] = {
     "fields.freed.0": "gc.freeze before the fork keeps the pages of the loaded modules shared",
     "fields.meta_path": "a finder that gives loaded modules back stands where a cold start has AfterImport",
     "fields.finders_at_last": "as above: it goes with the last of them",
+    "fields.importer_cache": "a cache of Python's own: a module that is given back is not looked for",
     "fields.kernels_environ": "/proc/PID/environ is the memory of the process that was started, not of its variables",
 }
 

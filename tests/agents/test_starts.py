@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.agents.engine_process import SharedEngine
+from tests.agents.engine_process import PROGRAM, SharedEngine
 from tests.agents.starts import RANKS, Shown, Starts, differences
+from tests.examples import nightly
+from tests.pythons import interpreters
 
 ENDS = ("exception", "exit3", "exit_none", "import", "interrupt", "message", "os_exit", "syntax", "warns", "at_exit")
 PROCESSES = ("forks", "handles", "pool_fork", "pool_forkserver", "pool_spawn", "runs", "thread")
 SIGNALS = ("SIGABRT", "SIGKILL", "SIGSEGV", "SIGTERM")
+KINDS = {"script": "everything.py", "module": "everything", "run_path": "everything.py"}
+LONG = [pytest.param(one, marks=nightly) for one in ("module", "run_path")]
+PYTHONS = ["3.13", *(pytest.param(one, marks=nightly) for one in ("3.9", "3.10", "3.12"))]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +80,31 @@ def test_one_deliberate_difference_is_found(starts: Starts, cold: Shown, prelude
     changed.write_text(text.replace('if __name__ == "__main__":\n', f'if __name__ == "__main__":\n    {prelude}\n'))
     found = differences(cold, starts.cold("changed.py", "--a", "b c"), {})
     assert any(line.startswith(f"rank 0 fields.{field}:") for line in found), found
+
+
+@pytest.mark.parametrize("kind", ["script", *LONG])
+def test_a_warm_start_shows_what_a_cold_one_shows(starts: Starts, kind: str) -> None:
+    before = starts.cold(KINDS[kind], "--a", "b c", kind=kind)
+    for _ in range(2):
+        after = starts.warm(KINDS[kind], "--a", "b c", kind=kind)
+        assert after.cold == ""
+        check_own_variables(after)
+        assert differences(before, after) == []
+        # Two ranks, or two generations, never draw the same numbers.
+        drawn = [document["drawn"][0] for document in (*before.documents, *after.documents)]
+        assert len(set(drawn)) == 2 * RANKS
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_a_warm_start_on_other_pythons(tmp_path: Path, version: str) -> None:
+    python = interpreters().get(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here")
+    with SharedEngine(tmp_path).running(program=(python, *PROGRAM[1:])) as shared:
+        starts = Starts(shared, tmp_path / "tree")
+        after = starts.warm("everything.py")
+        assert after.cold == ""
+        assert differences(starts.cold("everything.py"), after) == []
 
 
 @pytest.mark.parametrize("act", [*ENDS, *PROCESSES, *SIGNALS])

@@ -58,6 +58,8 @@ STANDARD = (
     " textwrap timeit tokenize tracemalloc types unittest.mock urllib.request uuid weakref xml.etree.ElementTree"
     " zipfile zlib zoneinfo"
 ).split()
+# It changes variables and a signal's action beneath Python.
+STANDARD += ["readline"] if importlib.util.find_spec("readline") else []
 PRCTL = {
     "dumpable": 3,
     "keepcaps": 7,
@@ -431,6 +433,8 @@ FIELDS: "dict[str, Callable[[], Any]]" = {
     "children": children,
     "random": drawn,
     "freed": lambda: [gc.get_freeze_count(), tempfile.gettempdir(), tempfile.template],
+    "c_environ_at_last": c_environ,
+    "status_at_last": status,
     "modules_at_last": lambda: list(sys.modules),
     "finders_at_last": lambda: [getattr(finder, "__name__", type(finder).__name__) for finder in sys.meta_path],
 }
