@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # An agent that sends nothing for this long is asked whether it is still there, and has as long to answer, seconds.
-# Together less than 10 s: so long a status of a host that is gone may stand there.
-SILENCE = 4.0
+# Together well below 10 s: so long a status of a host that is gone may stand there.
+SILENCE = 3.0
 # Before the same agent is asked again, seconds.
 REST = 0.5
 
@@ -44,9 +44,8 @@ class Updates:
             try:
                 await self._follow(link)
             except asyncio.TimeoutError:
-                # Its host may be gone without a word: the others are asked at once.
+                # Its host may be gone without a word: those that have answered are next, and at once.
                 log.debug("%s does not answer any more", link.view.name)
-                link.reopen()
             except (CallFailed, WireError) as error:
                 log.debug("updates from %s ended: %s", link.view.name, error)
                 await self._check(link)
@@ -115,13 +114,36 @@ class Updates:
                 await asyncio.wait((item,), timeout=SILENCE)
                 if item.done():
                     return await item
-                link.learn((await link.call("identity", timeout_s=SILENCE)).data)
+                await self._ask_whether_there(link)
                 self._hub.confirm_status()
                 if self._is_second_best(link):
                     return None
         finally:
             if not item.done():
                 await cancel_all((item,))
+
+    async def _ask_whether_there(self, link: Link) -> None:
+        """Return when this agent has answered; raises TimeoutError when it does not.
+
+        All agents are asked at the same time, and all that are silent are connected to anew: where several hosts are
+        gone, each would be waited for after the other.
+        """
+        links = dict.fromkeys([link, *self._hub.opened_links()])
+        asked = {one: asyncio.ensure_future(one.call("identity", timeout_s=SILENCE)) for one in links}
+        try:
+            link.learn((await asked[link]).data)
+        except asyncio.TimeoutError:
+            await asyncio.wait(asked.values())
+            for one, answer in asked.items():
+                error = answer.exception()
+                if error is None:
+                    one.learn(answer.result().data)
+                elif isinstance(error, asyncio.TimeoutError):
+                    one.reopen()
+            raise
+        finally:
+            await cancel_all(asked.values())
+            await asyncio.gather(*asked.values(), return_exceptions=True)
 
     def _is_second_best(self, link: Link) -> bool:
         best = self._hub.opened_links()[:1]

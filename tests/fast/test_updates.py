@@ -14,9 +14,10 @@ from supervisor.link import updates
 
 
 class SilentLink:
-    """A link to a host whose power fails after one status: nothing comes, and nothing ends."""
+    """A link to a host whose power fails after one status: nothing comes, and nothing ends; or to one that is there."""
 
-    def __init__(self, name: str, asked: list[str]) -> None:
+    def __init__(self, name: str, asked: list[str], *, is_there: bool = False) -> None:
+        self._is_there = is_there
         self.view = SimpleNamespace(name=name)
         self.opened = True
         self._asked = asked
@@ -32,6 +33,8 @@ class SilentLink:
 
     async def call(self, op: str, *, timeout_s: float) -> Answer:
         self._asked.append(f"{self.view.name} {op}")
+        if self._is_there:
+            return Answer({})
         await asyncio.wait_for(asyncio.Event().wait(), timeout_s)
         raise AssertionError
 
@@ -42,12 +45,14 @@ class SilentLink:
         await asyncio.Event().wait()
 
 
-def test_an_agent_that_does_not_answer_is_asked_once_then_another_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_hosts_that_are_gone_together_each_is_asked_once_and_the_one_that_answers_is_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(updates, "SILENCE", 0.05)
     monkeypatch.setattr(updates, "REST", 0.0)
     asked: list[str] = []
     seen: list[str] = []
-    links = [SilentLink("n1", asked), SilentLink("n2", asked)]
+    links = [SilentLink("n1", asked), SilentLink("n2", asked), SilentLink("n3", asked, is_there=True)]
     both = asyncio.Event()
 
     def set_status(status: dict[str, Any]) -> None:
@@ -68,8 +73,9 @@ def test_an_agent_that_does_not_answer_is_asked_once_then_another_is_followed(mo
         await asyncio.gather(following, return_exceptions=True)
 
     asyncio.run(check())
-    assert seen == ["n1", "n2"]
-    assert sorted(asked) == ["n1 events", "n1 identity", "n1 watch", "n2 events", "n2 watch"]
+    assert seen == ["n1", "n3"]
+    identities = ["n1 identity", "n2 identity", "n3 identity"]
+    assert sorted(asked) == sorted(["n1 events", "n1 watch", *identities, "n3 events", "n3 watch"])
 
 
 def test_a_status_of_a_host_that_is_gone_stands_for_less_than_ten_seconds() -> None:
