@@ -32,6 +32,8 @@ ASK_DEADLINE = 12.0
 VERB_DEADLINE = 25.0
 # Between two tries while the coordinator moves to another node, seconds.
 MOVING_PAUSE = 0.3
+WITHOUT_COORDINATOR = ("moved", "no_coordinator", "not_coordinator")
+"""How a request is refused while the next coordinator is elected, or the old one comes back."""
 
 Args = dict[str, Any]
 Reply = dict[str, Any]
@@ -233,15 +235,17 @@ async def _ask_coordinator(hub: Hub, op: str, args: Args) -> Reply:
         # The group may be restarting for another reason at this moment.
         args.setdefault("if_generation", generation)
     await _ensure_coordinator(hub, op, args)
-    end, moving = time.monotonic() + VERB_DEADLINE, False
+    end, has_said = time.monotonic() + VERB_DEADLINE, False
     while True:
         try:
             return await _ask_once(hub, op, args, generation, end)
         except RequestFailed as refused:
             # The next coordinator is asked as soon as there is one.
-            moving = refused.kind == "moved" or (moving and refused.kind in ("no_coordinator", "not_coordinator"))
-            if not moving or time.monotonic() > end:
+            if refused.kind not in WITHOUT_COORDINATOR or time.monotonic() > end:
                 raise
+            if refused.kind == "no_coordinator" and not has_said:
+                has_said = True
+                hub.notice(f"{op} waits for a coordinator, up to {VERB_DEADLINE:.0f} s: {refused.message}", "warning")
         await hub.wait_change(MOVING_PAUSE)
 
 
