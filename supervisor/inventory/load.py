@@ -6,6 +6,7 @@ In: a path, a document, or nothing. Out: a checked, frozen Inventory, or an erro
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
 import socket
@@ -16,6 +17,7 @@ from typing import Any
 
 from remote_agent.wire import JOB_NAME, Hook
 from supervisor.inventory.model import (
+    OCCASIONS,
     TABLES,
     Host,
     Inventory,
@@ -151,7 +153,7 @@ def _hooks(path: Path, document: dict[str, Any]) -> Iterator[Hook]:
         place = Place(path, f"[[hooks]] number {number}")
         values = check_table(place, table, "hooks")
         if "on" not in values:
-            raise place.wrong("on", "is missing", 'say when: on = ["failure", "hang", "recovery", "end"]')
+            raise place.wrong("on", "is missing", f"say when: on = {json.dumps(OCCASIONS)}")
         if ("command" in values) == ("url" in values):
             raise place.wrong("", "needs either command or url", 'write command = "…" or url = "https://…"')
         yield Hook(**values)

@@ -28,6 +28,7 @@ from remote_agent.wire.documents import (
     time_ns,
 )
 from remote_agent.wire.gate import Misfit, by_name, each, flag, maybe, name, number, record, row, text, whole
+from supervisor.actions import ACTIONS
 from supervisor.errors import HostError
 
 
@@ -222,7 +223,7 @@ def _series(data: Any, body: bytes) -> Any:
 
 SHAPES: Mapping[str, Read] = {
     **{op: _plain(_nothing) for op in ("attach", "assign", "introduce", "exit", "over", "tree_put", "tree_free")},
-    **{op: _plain(_REPLY) for op in ("restart", "remove", "add", "cordon", "uncordon", "stop")},
+    **{action.op: _plain(_REPLY) for action in ACTIONS if action.destructive and action.op},
     "hello": _plain(record({"protocol": count, **_HELLO})),
     "jobs": _plain(record({"jobs": each(record(_JOB))})),
     "open": _plain(record({"live": flag, "node": maybe(name)})),
@@ -280,7 +281,7 @@ SHAPES: Mapping[str, Read] = {
     "log_rows": _with_rows(files=True),
     "log_follow": _follow,
 }
-"""How the answer to each request is read; of a stream, each item."""
+"""How the answer to each request is read; of a stream, each item. Verbs that change the job have one shape."""
 
 
 def read_answer(host: str, op: str, answer: Answer) -> Answer:

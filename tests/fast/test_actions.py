@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from remote_agent.agent.requests import LOOKS
+from remote_agent.coordinator.operator_requests import VERBS
 from supervisor.actions import ACTIONS, BY_ID, BY_VERB
 from supervisor.cli.entry import overview
 from supervisor.errors import RequestFailed
 from supervisor.inventory import Inventory, JobDefaults
 from supervisor.session import Session
+from supervisor.ssh.answers import SHAPES
 from supervisor.tui.dialogs.actions import changes, offered
 
 STATUS: dict[str, Any] = {
@@ -51,6 +53,11 @@ def test_the_command_line_has_every_verb_of_the_registry() -> None:
         assert callable(getattr(importlib.import_module(f"supervisor.cli.{module}"), function or "run"))
     text = overview()
     assert all(f"  {verb} " in text for verb in BY_VERB)
+
+
+def test_whatever_the_coordinator_is_asked_is_a_verb_with_an_answer() -> None:
+    assert VERBS.keys() <= {action.op for action in ACTIONS if action.destructive}
+    assert VERBS.keys() <= SHAPES.keys()
 
 
 def test_what_destroys_is_confirmed_and_goes_through_a_request() -> None:

@@ -13,6 +13,7 @@ import tomli
 ROOT = Path(__file__).resolve().parent.parent.parent
 FUNCTION_LINES = 60
 _PACKAGES = ("remote_agent", "supervisor", "examples")
+_ROOMS = tuple(f"{path.name}/" for above in ("", *_PACKAGES) for path in (ROOT / above).iterdir() if path.is_dir())
 
 
 def _files(*packages: str) -> list[Path]:
@@ -111,6 +112,17 @@ def _broken_links(page: Path, kept: list[str]) -> list[str]:
         elif anchor and anchor[1:] not in _anchors(target):
             broken.append(link + anchor)
     return broken
+
+
+def test_files_that_documents_name_exist() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "tests/README.md"]
+    wrong = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in pages
+        for name in re.findall(r"`((?:[\w.]+/)+[\w.]*)`", page.read_text())
+        if name.startswith(_ROOMS) and not any((ROOT / above / name).exists() for above in ("", *_PACKAGES))
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def _anchors(page: Path) -> list[str]:

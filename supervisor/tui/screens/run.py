@@ -45,8 +45,9 @@ PHASES: Final = {
     "process_group": ("g", "key"),
     "first_step": ("f", "ok"),
 }
-LEGEND: Final = "restart: d detect  s stop  r rendezvous  p spawn  m main"
-WIDE_LEGEND: Final = f"{LEGEND}  i imports  g process group  f first step"
+_LETTERS: Final = [f"{letter} {phase_name(name)}" for name, (letter, _) in PHASES.items()]
+LEGEND: Final = "restart: " + "  ".join(_LETTERS[:5])
+WIDE_LEGEND: Final = "restart: " + "  ".join(_LETTERS)
 BAR: Final = 24
 
 
