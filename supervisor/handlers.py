@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from remote_agent.bridge.joining import Place
+    from remote_agent.bridge.joining import JoiningNode
 
 KEY_VARIABLE = "SUPERVISOR_RDZV_KEY"
 SHORTEST_KEY = 16
@@ -30,14 +30,14 @@ def handler() -> Callable[[Any], Any]:
 
 def create(params: Any) -> Any:
     """Return torchrun's rendezvous handler; ends torchrun with a message if this node cannot take part."""
-    from remote_agent.bridge.joining import Place, check_conf
+    from remote_agent.bridge.joining import JoiningNode, check_conf
     from remote_agent.engine.launchers import torchrun_handler
     from remote_agent.engine.launchers.inside_torchrun import say
     from remote_agent.wire import Problem
 
     try:
         check_conf(params.config)
-        place = Place(params)
+        place = JoiningNode(params)
         secret = _secret(place)
     except Problem as problem:
         _refuse(problem)
@@ -63,7 +63,7 @@ def _refuse(problem: Any) -> NoReturn:
     raise SystemExit(escape_controls(f"torchrun --rdzv-backend supervisor: {problem.message}{hint}"))
 
 
-def _certificate(place: Place, secret: bytes) -> dict[str, str]:
+def _certificate(place: JoiningNode, secret: bytes) -> dict[str, str]:
     from supervisor.launch.certificates import make_authority, sign_with
 
     authority = make_authority(place.params.run_id, secret)
@@ -71,7 +71,7 @@ def _certificate(place: Place, secret: bytes) -> dict[str, str]:
     return {"ca": authority.ca, "cert": leaf.cert, "key": leaf.key}
 
 
-def _secret(place: Place) -> bytes:
+def _secret(place: JoiningNode) -> bytes:
     """Return the secret that all nodes of the job share; raises Problem."""
     from remote_agent.bridge.joining import is_loopback
     from remote_agent.wire import Problem

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ANSWER_S = 5.0
 
 
-class Query(NamedTuple):
+class SeriesQuery(NamedTuple):
     """What is wanted: the newest `buckets` of a level."""
 
     kinds: Sequence[str]
@@ -55,13 +55,13 @@ class Series(NamedTuple):
         return {rank: span.mean for (one, rank), span in self.ranks.items() if one == kind}
 
 
-def query(kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int) -> Query:
+def query(kinds: Sequence[str], ids: Sequence[int] | None, seconds: float, points: int) -> SeriesQuery:
     """Return what answers a span of so many seconds with at most so many buckets, as finely as there are."""
     level = level_for(seconds, points)
-    return Query(kinds, ids, level, max(1, min(points, math.ceil(seconds / WIDTHS_S[level]) + 1)))
+    return SeriesQuery(kinds, ids, level, max(1, min(points, math.ceil(seconds / WIDTHS_S[level]) + 1)))
 
 
-def merge(wanted: Query, nodes: Mapping[str, Mapping[Name, Span]]) -> Series:
+def merge(wanted: SeriesQuery, nodes: Mapping[str, Mapping[Name, Span]]) -> Series:
     """Return the spans of all nodes as one; they end with the newest bucket of any."""
     width_s, count = WIDTHS_S[wanted.level], wanted.buckets
     ends = [span.first + len(span.mean) for spans in nodes.values() for span in spans.values()]
@@ -111,7 +111,7 @@ def _either(one: Span, other: Span) -> Span:
                 known(one.high, other.high))  # fmt: skip
 
 
-async def read(session: Hub, wanted: Query) -> Series:
+async def read(session: Hub, wanted: SeriesQuery) -> Series:
     """Ask all nodes; one that does not answer, or whose agent keeps no history, is left out. Raises Unreachable."""
 
     async def one(link: Link) -> tuple[str, Mapping[Name, Span]]:

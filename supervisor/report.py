@@ -64,7 +64,7 @@ Json = dict[str, Any]
 Document = Mapping[str, Any]
 
 
-class Source(Protocol):
+class ReportSource(Protocol):
     """A session, or a player."""
 
     @property
@@ -78,7 +78,7 @@ class Source(Protocol):
 
 
 async def report(
-    source: Source,
+    source: ReportSource,
     events: Sequence[JournalEvent],
     incidents: Sequence[Json],
     nccl: Json | None,
@@ -160,7 +160,7 @@ def _generation(
     }
 
 
-async def _steps(source: Source, generation: int) -> tuple[int, int] | None:
+async def _steps(source: ReportSource, generation: int) -> tuple[int, int] | None:
     """Return the first and the last step that rank 0 printed in a generation, or None."""
     selection = Selection(generation=generation, ranks=[0])
     try:

@@ -26,7 +26,7 @@ from supervisor.logs import files as log_files
 from supervisor.logs import merge
 from supervisor.logs.live import Chunk, follow
 from supervisor.logs.merge import PATIENCE, Page
-from supervisor.logs.rows import Clocks, Row
+from supervisor.logs.rows import Clocks, LogLine
 from supervisor.logs.search import search
 from supervisor.nccl import NcclReader, to_fabric
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from remote_agent.wire import Answer
     from supervisor.history import Series
-    from supervisor.link.view import Plan
+    from supervisor.link.view import LaunchPlan
     from supervisor.logs.selection import Selection
     from supervisor.nccl import Fabric
 
@@ -101,7 +101,7 @@ class Session(Hub):
             self._launch_task.cancel()
             await asyncio.wait([self._launch_task], timeout=CANCEL_LAUNCH)
 
-    async def _launch(self, plan: Plan) -> None:
+    async def _launch(self, plan: LaunchPlan) -> None:
         try:
             await Launch(plan).run(self)
         except SupervisorError as error:
@@ -161,6 +161,6 @@ class Session(Hub):
         """Return rows of all nodes by time of arrival (see logs.merge), without nodes that do not answer in time."""
         return await merge.merged(self, selection, count, patience_s=PATIENCE, **bounds)
 
-    def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
+    def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
         """Yield the rows that match (see logs.search)."""
         return search(self, selection, **query)

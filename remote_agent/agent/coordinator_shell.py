@@ -86,9 +86,11 @@ def _snapshots(args: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
         return ()
 
 
-def _said(node: str, args: Mapping[str, Any]) -> inputs.Notice:
+def _said(node: str, args: Mapping[str, Any]) -> inputs.NodeWarning:
     kind = str(args.get("kind"))
-    return inputs.Notice(node, kind if kind in SNAPSHOT_NOTICES else SNAPSHOT_LEFT_OUT, clip(str(args.get("message"))))
+    return inputs.NodeWarning(
+        node, kind if kind in SNAPSHOT_NOTICES else SNAPSHOT_LEFT_OUT, clip(str(args.get("message")))
+    )
 
 
 # Reports of members as inputs; those with timestamps of the member's clock are corrected first.

@@ -38,7 +38,7 @@ ALWAYS_THERE = "timeout"
 ELSEWHERE = "192.0.2.1"
 
 
-class Place:
+class JoiningNode:
     """Where a torchrun takes part: the job's files on this machine, this node's name and its addresses."""
 
     def __init__(self, params: Any) -> None:

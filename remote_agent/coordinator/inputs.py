@@ -78,7 +78,7 @@ class Beat(Report):
 
 
 @dataclasses.dataclass(frozen=True)
-class Notice(Report):
+class NodeWarning(Report):
     """A node says what is no failure and what an operator should know."""
 
     kind: str

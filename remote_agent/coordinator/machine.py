@@ -202,7 +202,7 @@ def on_beat(turn: Turn, event: inputs.Beat) -> None:
         turn.warn(event.node if known is None else known.node, rank, kind, message)
 
 
-def on_notice(turn: Turn, event: inputs.Notice) -> None:
+def on_notice(turn: Turn, event: inputs.NodeWarning) -> None:
     # One node's word on what all of them do is enough.
     if event.kind != SNAPSHOT_UNNAMED or not any(kind == event.kind for *_, kind in turn.state.warnings):
         turn.warn(event.node, None, event.kind, event.message)
@@ -444,7 +444,7 @@ HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     inputs.Unfit: on_unfit,
     inputs.Beat: on_beat,
     inputs.Pulses: hang_watch.on_pulses,
-    inputs.Notice: on_notice,
+    inputs.NodeWarning: on_notice,
     inputs.Gone: on_gone,
     inputs.GivenUp: on_given_up,
     inputs.Prepared: on_prepared,

@@ -26,7 +26,7 @@ from remote_agent.base.ports import NoFreePort
 from remote_agent.base.proc import slurm_ending
 from remote_agent.base.tasks import within
 from remote_agent.engine.launchers import own, torch_agent
-from remote_agent.engine.launchers.launcher import Context, Launch, WorkerGroup
+from remote_agent.engine.launchers.launcher import Launch, LaunchContext, WorkerGroup
 from remote_agent.engine.order import OWN_VARIABLES, Order
 from remote_agent.engine.processes import Orphans, adopt_orphans
 from remote_agent.engine.standby import Standby
@@ -46,7 +46,7 @@ VANISH_S = 0.7
 FIRST_LOOK = 0.9
 
 
-async def launch(context: Context, order: Order) -> WorkerGroup:
+async def launch(context: LaunchContext, order: Order) -> WorkerGroup:
     """Start the workers: by torch's own agent where the order has a rendezvous."""
     return await (own.start(context, order) if order.rendezvous is None else torch_agent.start(context, order))
 
@@ -185,7 +185,7 @@ class Engine:
     async def _go(self, args: dict[str, Any]) -> dict[str, Any]:
         order = Order.from_args(args)
         torch = await self._torch_api()
-        context = Context(self._job, self._notes, self._orphans, torch, self._finish_in_thread, self._standby)
+        context = LaunchContext(self._job, self._notes, self._orphans, torch, self._finish_in_thread, self._standby)
         if order.generation <= self._floor:
             raise Problem("stale", f"generation {order.generation} is over")
         if self._starting is not None or (self._group is not None and not self._group.ended.is_set()):

@@ -38,7 +38,7 @@ class Death:
     """time_ns at which the death was seen."""
 
 
-class Rank:
+class RankProcess:
     """The process of one rank."""
 
     def __init__(self, rank: int, local_rank: int, pid: int, directory: Path) -> None:
@@ -73,7 +73,7 @@ class Rank:
             self._pidfd = -1
 
 
-class Worker(Rank):
+class Worker(RankProcess):
     """A child of this process, from its start until it is reaped."""
 
     def __init__(self, rank: int, local_rank: int, pid: int, directory: Path) -> None:
@@ -283,7 +283,7 @@ def _belongs(pid: int, fields: list[str], worker: Worker) -> bool:
 
 
 def exit_document(
-    rank: Rank, death: Death, asked_ns: int | None, stopped_by_us: bool, evidence: dict[str, Any]
+    rank: RankProcess, death: Death, asked_ns: int | None, stopped_by_us: bool, evidence: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the `Exit` of the wire."""
     return {

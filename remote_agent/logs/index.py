@@ -55,7 +55,7 @@ class Block(NamedTuple):
     nccl: bool
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """A new index entry, with the level bits of the block before it: what the sidecar keeps."""
 
     line: int
@@ -114,7 +114,7 @@ class LineIndex:
         self.newlines = 0
         self.line_start = 0
         """Offset of the unfinished last line."""
-        self.fresh: list[Entry] = []
+        self.fresh: list[IndexEntry] = []
         """New entries that have not been written to the sidecar."""
 
     def __len__(self) -> int:
@@ -182,7 +182,7 @@ class LineIndex:
             line = self.total_lines
             t_ns = max(t_ns, self._times[-1] + 1 if self._times else t_ns)
             if not self._lines:
-                self.fresh.append(Entry(0, 0, t_ns, 0, True))
+                self.fresh.append(IndexEntry(0, 0, t_ns, 0, True))
             kept, flags = len(self._lines), UPPER_BOUND
             self.newlines, self.line_start, self.scanned, self._carry = line + 1, end, end, b""
         else:
@@ -194,7 +194,7 @@ class LineIndex:
             old = getattr(self, name)
             setattr(self, name, array(old.typecode, [value]) + old[kept:])
 
-    def restore(self, entry: Entry) -> bool:
+    def restore(self, entry: IndexEntry) -> bool:
         """Add the next entry of a sidecar; returns False when it does not continue the entries before it."""
         if self._lines:
             lines = entry.line - self._lines[-1]
@@ -289,7 +289,7 @@ class LineIndex:
         if self._lines:
             t_ns = max(t_ns, self._times[-1] + line - self._lines[-1])
         self._push(line, offset, t_ns, upper)
-        self.fresh.append(Entry(line, offset, t_ns, before, upper))
+        self.fresh.append(IndexEntry(line, offset, t_ns, before, upper))
 
     def _push(self, line: int, offset: int, t_ns: int, upper: bool) -> None:
         if len(self._lines) >= self._limit:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from remote_agent.logs.index import Entry
+from remote_agent.logs.index import IndexEntry
 from remote_agent.text.levels import NCCL
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Sidecar:
         self._good_size: int | None = None
         """Bytes of the file that hold whole, valid records; None before load or reset."""
 
-    def load(self) -> Iterator[Entry | Covered]:
+    def load(self) -> Iterator[IndexEntry | Covered]:
         """Yield the valid records in order, up to the first invalid one."""
         self._good_size = 0
         try:
@@ -78,7 +78,7 @@ class Sidecar:
                         yield Covered(offset, t_ns)
                     else:
                         bits |= 0 if flags & _FLAG_NCCL else NCCL
-                        yield Entry(line, offset, t_ns, bits, bool(flags & _FLAG_UPPER))
+                        yield IndexEntry(line, offset, t_ns, bits, bool(flags & _FLAG_UPPER))
                 if len(block) < SIZE * _READ_RECORDS:
                     return
 
@@ -87,7 +87,7 @@ class Sidecar:
         if self._good_size:
             self._good_size -= SIZE
 
-    def append(self, entries: list[Entry], covered: Covered | None = None) -> None:
+    def append(self, entries: list[IndexEntry], covered: Covered | None = None) -> None:
         """Write entries. A full disk only loses times of arrival, and only when the agent restarts."""
         if not self._writable or not (entries or covered):
             return

@@ -22,7 +22,7 @@ from remote_agent.logs.merge import merged
 from remote_agent.logs.records import Forwards
 from remote_agent.logs.reports import Reports
 from remote_agent.logs.slices import Bell, Breather
-from remote_agent.logs.watch import Watch, adopt
+from remote_agent.logs.watch import LogWatch, adopt
 from remote_agent.logs.window import index_until, window
 from remote_agent.text.patterns import compile_pattern
 from remote_agent.wire import Answer, Problem
@@ -45,7 +45,7 @@ class LogStore:
         self._catalogue = Catalogue(root, writable=live)
         self._bell = Bell()
         self._reports = Reports()
-        self._watch = Watch(self._catalogue, self._bell, bound)
+        self._watch = LogWatch(self._catalogue, self._bell, bound)
         self._finished: set[int] = set()
         self._ended = not live
         self._rescan_at = 0.0

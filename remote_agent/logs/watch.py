@@ -152,7 +152,7 @@ class Polling:
         """Do nothing."""
 
 
-class Watch:
+class LogWatch:
     """Runs the indexing task of a live LogStore."""
 
     def __init__(self, catalogue: Catalogue, bell: Bell, bound: int) -> None:

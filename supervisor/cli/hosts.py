@@ -25,7 +25,7 @@ from supervisor.inventory.pattern import fold
 from supervisor.standard_streams import out_is_terminal, write_out
 
 if TYPE_CHECKING:
-    from supervisor.preflight.oddities import Finding, Row
+    from supervisor.preflight.oddities import CheckFinding, FactRow
     from supervisor.preflight.probe import Preflight
 
 USAGE = "--from hosts A,B | --from hostfile FILE | --from slurm  > hosts.toml"
@@ -89,7 +89,7 @@ def run_check(verb: str, argv: Sequence[str]) -> int:
     return 3 if result.unreachable else 1 if fails else 0
 
 
-def document(result: Preflight, problems: Sequence[Finding], *, ok: bool) -> dict[str, object]:
+def document(result: Preflight, problems: Sequence[CheckFinding], *, ok: bool) -> dict[str, object]:
     """Return the JSON document."""
     return {
         "ok": ok,
@@ -116,7 +116,7 @@ def _outcome(group: Mapping[str, Any]) -> str:
     return f"{group['ms']:g} ms for 16 MiB ({group['backend']}, {speed})"
 
 
-def lines(result: Preflight, rows: Sequence[Row], problems: Sequence[Finding]) -> list[str]:
+def lines(result: Preflight, rows: Sequence[FactRow], problems: Sequence[CheckFinding]) -> list[str]:
     """Return the facts, each value with its nodes on a line of its own, then the findings."""
     width = max((len(row.fact) for row in rows), default=0)
     out = []

@@ -30,12 +30,12 @@ from supervisor.logs import merge
 from supervisor.logs.files import READ_DEADLINE, Asking
 from supervisor.logs.live import RowReader
 from supervisor.logs.rows import Clocks, now_ns
-from supervisor.logs.selection import ALL, Filter, Selection, Sieve, files_of
+from supervisor.logs.selection import ALL, RecordFilter, Selection, Sieve, files_of
 from supervisor.logs.selection import STREAMS as ALL_STREAMS
 from supervisor.standard_streams import binary_out
 
 if TYPE_CHECKING:
-    from supervisor.logs.rows import Row
+    from supervisor.logs.rows import LogLine
     from supervisor.session import Session
 
 # Rows that are written at once.
@@ -226,9 +226,9 @@ async def _since(
             return max(since_ns or 0, before_ns), clocks
 
 
-async def _batches(reader: RowReader, options: argparse.Namespace, newest: int) -> AsyncGenerator[list[Row], None]:
+async def _batches(reader: RowReader, options: argparse.Namespace, newest: int) -> AsyncGenerator[list[LogLine], None]:
     """Yield what is there, of it the last rows if a number of them was asked for, then what comes."""
-    kept: deque[Row] = deque(maxlen=options.tail)
+    kept: deque[LogLine] = deque(maxlen=options.tail)
     async with aclosing(reader.there(newest, whole=options.follow)) as there:
         async for row in there:
             kept.append(row)
@@ -242,7 +242,7 @@ async def _batches(reader: RowReader, options: argparse.Namespace, newest: int) 
                 yield rows
 
 
-async def _write(session: Session, writer: Writer, rows: list[Row], options: argparse.Namespace) -> None:
+async def _write(session: Session, writer: Writer, rows: list[LogLine], options: argparse.Namespace) -> None:
     """Write rows; of a line of any length all of it."""
     lines: list[bytes] = []
     # A reader who follows loses no line of the others because of one that cannot be read; else that is an error.
@@ -370,8 +370,8 @@ def selection_of(options: argparse.Namespace) -> Selection:
     )
 
 
-def filter_of(options: argparse.Namespace) -> Filter:
+def filter_of(options: argparse.Namespace) -> RecordFilter:
     """Return the filter for records; without patterns, --level selects lines instead."""
     if not options.include and not options.exclude:
         return ALL
-    return Filter(tuple(options.include), tuple(options.exclude), options.level or "")
+    return RecordFilter(tuple(options.include), tuple(options.exclude), options.level or "")

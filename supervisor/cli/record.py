@@ -33,7 +33,7 @@ from supervisor.wording.values import size
 
 if TYPE_CHECKING:
     from supervisor.inventory import Inventory
-    from supervisor.logs.rows import Row
+    from supervisor.logs.rows import LogLine
     from supervisor.recording.reading import Recording
     from supervisor.session import Session
 
@@ -162,7 +162,7 @@ def _print(recording: Recording, at_ns: int, speed: float | None) -> int:
     return 0
 
 
-def _items(recording: Recording) -> Iterator[tuple[int, str | Row]]:
+def _items(recording: Recording) -> Iterator[tuple[int, str | LogLine]]:
     from supervisor.logs.selection import Selection
     from supervisor.recording.reading import rows, selected
 

@@ -21,11 +21,11 @@ from supervisor.errors import UsageError
 if TYPE_CHECKING:
     from supervisor.cli.options import Parser
 
-Row = tuple[tuple[str, ...], "str | None", str]
+OptionRow = tuple[tuple[str, ...], "str | None", str]
 """The spellings of an option, its metavar (None: a switch), its help or the reason."""
 
 # Supported options.
-ACTING: tuple[Row, ...] = (
+ACTING: tuple[OptionRow, ...] = (
     (("--nnodes",), "N|MIN:MAX", "nodes to run on (default: min_nodes and max_nodes of HOSTS)"),
     (("--nproc-per-node",), "N|auto|gpu|cpu|xpu", "ranks on each node (default: nproc_per_node of HOSTS)"),
     (
@@ -62,7 +62,7 @@ ACTING: tuple[Row, ...] = (
     (("--virtual-local-rank",), None, "LOCAL_RANK is 0 everywhere, and each worker sees one GPU"),
 )
 # Options without effect. The reason completes the sentence "… has no effect here because …".
-SILENT: tuple[Row, ...] = (
+SILENT: tuple[OptionRow, ...] = (
     (("--monitor-interval",), "S", "the exit of a worker is noticed at once, without polling"),
     (("--start-method",), "NAME", "every worker is a fresh process"),
     (("--node-rank",), "N", "ranks follow the order of the hosts in HOSTS"),
@@ -70,7 +70,7 @@ SILENT: tuple[Row, ...] = (
     (("--master-port",), "PORT", "each generation gets a fresh store on a free port"),
 )
 # Refused options: a run without their effect would differ from what the user asked for.
-REFUSED: tuple[Row, ...] = (
+REFUSED: tuple[OptionRow, ...] = (
     (("--logs-specs",), "NAME", "`supervisor logs` needs its own layout of logs; --log-dir adds torchrun's layout"),
     (("--duplicate-stdout-filters",), "WORDS", "`supervisor logs --grep` selects lines when reading"),
     (("--duplicate-stderr-filters",), "WORDS", "`supervisor logs --grep` selects lines when reading"),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from supervisor.cli.torchrun import Console
     from supervisor.inventory import Inventory
     from supervisor.launch.specs import UpOptions
-    from supervisor.link.view import Plan
+    from supervisor.link.view import LaunchPlan
     from supervisor.session import Session
     from supervisor.tui.source import Source
 
@@ -177,7 +177,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     return _tui(inventory, plan, options)
 
 
-def _headless(inventory: Inventory, plan: Plan, options: argparse.Namespace, console: Console) -> int:
+def _headless(inventory: Inventory, plan: LaunchPlan, options: argparse.Namespace, console: Console) -> int:
     from supervisor.cli.headless import Headless
     from supervisor.session import Session
 
@@ -193,7 +193,7 @@ def _headless(inventory: Inventory, plan: Plan, options: argparse.Namespace, con
     return asyncio.run(launch())
 
 
-def _tui(inventory: Inventory, plan: Plan, options: argparse.Namespace) -> int:
+def _tui(inventory: Inventory, plan: LaunchPlan, options: argparse.Namespace) -> int:
     from supervisor.session import Session
     from supervisor.tui.app import run_tui
 

@@ -23,7 +23,7 @@ from supervisor.link.tasks import cancel_all
 from supervisor.logs import files as log_files
 from supervisor.logs.files import READ_DEADLINE, Asking
 from supervisor.logs.fold import Fold, Folder
-from supervisor.logs.rows import Row
+from supervisor.logs.rows import LogLine
 from supervisor.wording.values import cut_text, one_line
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ PATIENCE = 10.0
 Whose = tuple[str, int, int, str]
 
 
-def begin_of(row: Row) -> bytes:
+def begin_of(row: LogLine) -> bytes:
     """Return a row as it is printed, without its end."""
     return _prefix(row.node, row.rank) + _one_line(row.text)
 
@@ -66,9 +66,9 @@ class LongLine:
         """Return what is known of the line after its file was truncated."""
         return self.head + _missing(self.end - self._begin - len(self.head)) + b"\n"
 
-    def row(self) -> Row:
+    def row(self) -> LogLine:
         """Return it as a row whose text is cut."""
-        return Row(*self.whose, 0, self._begin, 0, None, self.head, self.end - self._begin - len(self.head))
+        return LogLine(*self.whose, 0, self._begin, 0, None, self.head, self.end - self._begin - len(self.head))
 
 
 Piece = LongLine | tuple[Whose, bytes]
@@ -178,7 +178,7 @@ def prefixed(whose: Whose, lines: bytes) -> bytes:
     return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
 
-async def whole_line(asking: Asking, row: Row) -> AsyncGenerator[bytes, None]:
+async def whole_line(asking: Asking, row: LogLine) -> AsyncGenerator[bytes, None]:
     """Yield the whole line of a row whose text is cut; at its end the number of bytes that cannot be read."""
     missing = row.cut
     yield begin_of(row)
@@ -223,21 +223,21 @@ def patiently(session: Session) -> Asking:
 LOOK = 0.25
 
 
-def line_of(row: Row) -> bytes:
+def line_of(row: LogLine) -> bytes:
     """Return a row as it is printed."""
     return begin_of(row) + _end_of(row)
 
 
-def _end_of(row: Row) -> bytes:
+def _end_of(row: LogLine) -> bytes:
     return f"{cut_text(row.cut)}\n".encode() if row.cut else b"\n"
 
 
-def lines_of(folds: Iterable[Fold[Row]]) -> bytes:
+def lines_of(folds: Iterable[Fold[LogLine]]) -> bytes:
     """Return folds as they are printed."""
     return b"".join(_lines(fold) for fold in folds)
 
 
-def _lines(fold: Fold[Row]) -> bytes:
+def _lines(fold: Fold[LogLine]) -> bytes:
     if len(fold.records) == 1:
         return b"".join(map(line_of, fold.shown))
     prefix = f"[{ranges(fold.ranks)}]{'~' if fold.differs else ''}| ".encode()
@@ -245,15 +245,15 @@ def _lines(fold: Fold[Row]) -> bytes:
 
 
 async def write_folded(
-    batches: AsyncGenerator[list[Row], None], put: Callable[[bytes], Awaitable[None]], now_ns: Callable[[], int]
+    batches: AsyncGenerator[list[LogLine], None], put: Callable[[bytes], Awaitable[None]], now_ns: Callable[[], int]
 ) -> None:
     """Write folds of rows; each once its window has ended by `now_ns`, or when no more rows come."""
-    folder: Folder[Row] = Folder()
+    folder: Folder[LogLine] = Folder()
     coming = asyncio.ensure_future(_next(batches))
     try:
         while True:
             await asyncio.wait((coming,), timeout=LOOK)
-            folds: list[Fold[Row]] = []
+            folds: list[Fold[LogLine]] = []
             if coming.done():
                 batch = coming.result()
                 if batch is None:
@@ -267,5 +267,5 @@ async def write_folded(
     await put(lines_of(folder.rest()))
 
 
-async def _next(batches: AsyncGenerator[list[Row], None]) -> list[Row] | None:
+async def _next(batches: AsyncGenerator[list[LogLine], None]) -> list[LogLine] | None:
     return await anext(batches, None)

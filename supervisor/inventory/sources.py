@@ -193,7 +193,7 @@ def _value(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Source:
+class InventorySource:
     """One option in the place of HOSTS."""
 
     name: str
@@ -206,13 +206,13 @@ class Source:
 
 
 SOURCES = (
-    Source("hosts", "A,B", "hosts by name: a,b or gpu[01-04] or user@host:port", from_hosts),
-    Source("hostfile", "FILE", "an MPI or DeepSpeed hostfile: host slots=8", read_hostfile),
-    Source(
+    InventorySource("hosts", "A,B", "hosts by name: a,b or gpu[01-04] or user@host:port", from_hosts),
+    InventorySource("hostfile", "FILE", "an MPI or DeepSpeed hostfile: host slots=8", read_hostfile),
+    InventorySource(
         "slurm",
         "",
         "the nodes of the current Slurm allocation, over SSH, or over srun where SSH is refused",
         lambda _: from_allocation("auto"),
     ),
-    Source("srun", "", "like --slurm, over srun without trying SSH", lambda _: from_allocation("srun")),
+    InventorySource("srun", "", "like --slurm, over srun without trying SSH", lambda _: from_allocation("srun")),
 )

@@ -24,7 +24,7 @@ from supervisor.ssh import HostError
 if TYPE_CHECKING:
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
-    from supervisor.link.view import Plan
+    from supervisor.link.view import LaunchPlan
     from supervisor.ssh import NodeLink
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ MAX_NAMED = 4
 class Launch:
     """One launch."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LaunchPlan) -> None:
         self._plan = plan
         self._order = None if plan.shares_tree else bringup.TreeOrder(plan.hosts)
         self._failures: dict[str, HostFailure] = {}

@@ -22,7 +22,7 @@ from remote_agent.wire import JOB_NAME, JobSpec, NodeSpec, Rendezvous
 from supervisor.errors import UsageError
 from supervisor.inventory.model import ENV_NAME
 from supervisor.inventory.targets import TargetError, check_host
-from supervisor.link.view import Plan
+from supervisor.link.view import LaunchPlan
 from supervisor.ssh import HostError
 from supervisor.ssh.sync import Tree, scan, tree_name
 
@@ -70,7 +70,7 @@ class UpOptions:
     snapshots: tuple[str, ...] = ()
 
 
-def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
+def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> LaunchPlan:
     """Return what to launch; raises UsageError before anything is started."""
     if options.standalone and inventory.path is not None:
         raise UsageError(f"--standalone means this machine alone, and {inventory.path} names hosts", "leave one out")
@@ -117,7 +117,7 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> Plan:
     spec = dataclasses.replace(spec, **passed_on(defaults))
     if options.snapshots:
         spec = dataclasses.replace(spec, snapshots=options.snapshots)
-    return Plan(spec, tuple(host.name for host in hosts), shares_tree=options.force)
+    return LaunchPlan(spec, tuple(host.name for host in hosts), shares_tree=options.force)
 
 
 def passed_on(defaults: JobDefaults) -> dict[str, Any]:

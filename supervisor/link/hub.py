@@ -20,7 +20,7 @@ from remote_agent.wire import CallFailed, WireError
 from supervisor.errors import HostFailure, RequestFailed, SupervisorError, Unreachable, why
 from supervisor.link.host_link import Link
 from supervisor.link.tasks import cancel_all, each, wait_event
-from supervisor.link.view import HostView, Notice, Plan
+from supervisor.link.view import HostView, LaunchPlan, Notice
 from supervisor.ssh import AgentFile
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Hub:
         follow: bool = False,
         live_only: bool = False,
         read_only: bool = False,
-        plan: Plan | None = None,
+        plan: LaunchPlan | None = None,
     ) -> None:
         self.inventory = inventory
         self.plan = plan

@@ -54,7 +54,7 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """The launch of a job."""
 
     spec: JobSpec

@@ -15,7 +15,7 @@ from supervisor.errors import RequestFailed, Unreachable, why
 if TYPE_CHECKING:
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
-    from supervisor.logs.rows import Row
+    from supervisor.logs.rows import LogLine
 
 READ_SIZE = 1024 * 1024
 # How long a node may take to answer where it may have to read a file to its end first, seconds.
@@ -85,7 +85,7 @@ Asking = Callable[[str, str, dict[str, Any]], Awaitable[Answer]]
 """A log request to a node: its name, the request, its arguments."""
 
 
-async def read_rest(asking: Asking, row: Row) -> AsyncGenerator[bytes, None]:
+async def read_rest(asking: Asking, row: LogLine) -> AsyncGenerator[bytes, None]:
     """Yield the part of a row's line that follows its text."""
     place = {"generation": row.generation, "rank": row.rank, "stream": row.stream}
     offset = row.offset + len(row.text)

@@ -21,7 +21,7 @@ from remote_agent.wire.events import ENDED_STATES
 from supervisor.errors import RequestFailed, Unreachable, why
 from supervisor.link.tasks import cancel_all, each
 from supervisor.logs.files import READ_DEADLINE, sources
-from supervisor.logs.rows import Clocks, Row
+from supervisor.logs.rows import Clocks, LogLine
 
 if TYPE_CHECKING:
     from supervisor.link.host_link import Link
@@ -266,7 +266,7 @@ class RowReader:
         self._clocks = clocks or Clocks(hub)
         self._positions: dict[str, Positions] = {}
 
-    async def there(self, first: int | None = None, *, whole: bool = False) -> AsyncGenerator[Row, None]:
+    async def there(self, first: int | None = None, *, whole: bool = False) -> AsyncGenerator[LogLine, None]:
         """Yield the rows that are there, by time; raises Unreachable, RequestFailed.
 
         `first`: the first generation wanted where the selection names none. `whole`: lines and records that are still
@@ -275,7 +275,7 @@ class RowReader:
         links = sources(self._hub, self._selection.nodes)
         streams = [self._of_node(link, first, whole=whole) for link in links]
         try:
-            heap: list[tuple[int, int, Row]] = []
+            heap: list[tuple[int, int, LogLine]] = []
             for number, head in enumerate(await asyncio.gather(*(anext(stream, None) for stream in streams))):
                 if head is not None:
                     heap.append((head.t_ns, number, head))
@@ -292,7 +292,7 @@ class RowReader:
             for stream in streams:
                 await stream.aclose()
 
-    async def _of_node(self, link: Link, first: int | None, *, whole: bool) -> AsyncGenerator[Row, None]:
+    async def _of_node(self, link: Link, first: int | None, *, whole: bool) -> AsyncGenerator[LogLine, None]:
         name = link.view.name
         positions = self._positions.setdefault(name, {})
         args = {**self._request(name), "first": first, "past": True, "whole": whole}
@@ -309,7 +309,7 @@ class RowReader:
             if not whole and not link.is_malformed:
                 raise Unreachable(f"{name}: {why(broken)}") from broken
 
-    async def coming(self, first: int | None = None) -> AsyncGenerator[list[Row], None]:
+    async def coming(self, first: int | None = None) -> AsyncGenerator[list[LogLine], None]:
         """Yield the rows that come after those of `there`, until the job is over and all is read.
 
         Raises RequestFailed. The hub must be fed.
@@ -327,7 +327,7 @@ class RowReader:
     def _request(self, name: str) -> dict[str, Any]:
         return {**self._args, "since_ns": self._clocks.at(name, self._since_ns)}
 
-    def _rows(self, name: str, answer: Answer) -> list[Row]:
+    def _rows(self, name: str, answer: Answer) -> list[LogLine]:
         apart = int(answer.data.get("apart") or 0)
         if apart and self._note_apart is not None:
             self._note_apart(apart)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from supervisor.errors import RequestFailed, Unreachable
 from supervisor.logs.files import READ_DEADLINE, ask, files, lost, newest, sources
-from supervisor.logs.rows import Clocks, Row
+from supervisor.logs.rows import Clocks, LogLine
 
 if TYPE_CHECKING:
     from remote_agent.wire import Answer
@@ -36,7 +36,7 @@ Ends = dict[File, "int | None"]
 class Page(NamedTuple):
     """Rows of all nodes by time, oldest first, without gaps between the first and the last one."""
 
-    rows: list[Row]
+    rows: list[LogLine]
     more: bool
     """There are rows beyond the outermost one."""
     absent: list[str]
@@ -60,7 +60,7 @@ class Page(NamedTuple):
 class Part(NamedTuple):
     """The answer of one node: all rows from since_ns on and before until_ns (None: unknown)."""
 
-    rows: list[Row]
+    rows: list[LogLine]
     more: bool
     apart: int
     since_ns: int
@@ -72,7 +72,7 @@ class Part(NamedTuple):
     behind: int = 0
 
 
-Joined = tuple[list[Row], bool, int, "int | None"]
+Joined = tuple[list[LogLine], bool, int, "int | None"]
 
 
 def part_of(clocks: Clocks, name: str, answer: Answer) -> Part:
@@ -120,7 +120,7 @@ def back(parts: list[Part], count: int) -> Joined:
     return whole[start:], bool(edge_ns) or start > 0, since_ns, _newest(parts)
 
 
-def _by_time(parts: list[Part]) -> list[Row]:
+def _by_time(parts: list[Part]) -> list[LogLine]:
     return sorted(chain.from_iterable(part.rows for part in parts), key=lambda row: row.t_ns)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SAME_MS = 5.0
 
 
-class Row(NamedTuple):
+class LogLine(NamedTuple):
     """One line of one file; `t_ns`: its arrival, by the coordinator's clock."""
 
     node: str
@@ -75,7 +75,7 @@ class Clocks:
         """Return the coordinator's time at a time of the node's clock."""
         return None if t_ns is None else t_ns - self.ahead_ns(node)
 
-    def rows(self, node: str, answer: Answer) -> list[Row]:
+    def rows(self, node: str, answer: Answer) -> list[LogLine]:
         """Return the rows of a log_merged or log_search answer, with their texts."""
         found = answer.data.get("rows")
         if not found:
@@ -86,12 +86,12 @@ class Clocks:
             for row, text in zip(found, texts, strict=True)
         ]
 
-    def row(self, node: str, generation: int, rank: int, stream: str, row: dict[str, Any], text: bytes) -> Row:
+    def row(self, node: str, generation: int, rank: int, stream: str, row: dict[str, Any], text: bytes) -> LogLine:
         """Return one row of a node."""
         t_ns = int(row.get("t_ns") or 0) - self.ahead_ns(node)
         line, offset, cut, column = int(row["line"]), int(row["offset"]), row.get("cut", 0), row.get("column", -1)
         more = (int(cut), int(column), bool(row.get("half")))
-        return Row(node, generation, rank, stream, line, offset, t_ns, row.get("level"), text, *more)
+        return LogLine(node, generation, rank, stream, line, offset, t_ns, row.get("level"), text, *more)
 
 
 def clock_error_ms(status: dict[str, Any], names: list[str] | None) -> float | None:

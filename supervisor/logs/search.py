@@ -17,7 +17,7 @@ from supervisor.errors import RequestFailed, Unreachable, why
 from supervisor.link.tasks import cancel_all
 from supervisor.logs.files import files, lost, newest, sources
 from supervisor.logs.merge import Page
-from supervisor.logs.rows import Clocks, Row
+from supervisor.logs.rows import Clocks, LogLine
 
 if TYPE_CHECKING:
     from supervisor.link.host_link import Link
@@ -73,7 +73,7 @@ async def search(
     way: int = 0,
     note_span: Callable[[int | None, int | None], object] | None = None,
     clocks: Clocks | None = None,
-) -> AsyncGenerator[Row, None]:
+) -> AsyncGenerator[LogLine, None]:
     """Yield matching rows of all nodes as they are found; raises RequestFailed, and Unreachable after all others.
 
     `reached`: when each node was last searched; only later lines are searched, and the times are updated. A line may be
@@ -108,7 +108,7 @@ async def search(
             yield row
 
 
-async def _of_node(link: Link, args: dict[str, Any], notes: _Notes) -> AsyncGenerator[list[Row], None]:
+async def _of_node(link: Link, args: dict[str, Any], notes: _Notes) -> AsyncGenerator[list[LogLine], None]:
     """Yield the hits of one node; raises RequestFailed, and Unreachable also when the node is silent too long."""
     name = link.view.name
     try:
@@ -127,7 +127,7 @@ async def _of_node(link: Link, args: dict[str, Any], notes: _Notes) -> AsyncGene
         raise Unreachable(f"{name}: {why(broken)}") from broken
 
 
-async def _at_once(streams: list[AsyncGenerator[list[Row], None]]) -> AsyncGenerator[Row, None]:
+async def _at_once(streams: list[AsyncGenerator[list[LogLine], None]]) -> AsyncGenerator[LogLine, None]:
     """Yield the rows of all streams as they arrive; an unreachable node does not end the others."""
     waiting = {asyncio.ensure_future(_next(stream)): stream for stream in streams}
     broken: Unreachable | None = None
@@ -153,7 +153,7 @@ async def _at_once(streams: list[AsyncGenerator[list[Row], None]]) -> AsyncGener
             await stream.aclose()
 
 
-async def _next(stream: AsyncGenerator[list[Row], None]) -> list[Row] | Unreachable | RequestFailed | None:
+async def _next(stream: AsyncGenerator[list[LogLine], None]) -> list[LogLine] | Unreachable | RequestFailed | None:
     """Return the next rows of a stream, its error, or None at its end."""
     try:
         return await stream.__anext__()

@@ -16,7 +16,7 @@ STREAMS = ("stdout", "stderr", "nccl")
 
 
 @dataclass(frozen=True)
-class Filter:
+class RecordFilter:
     """Keeps records with a line that matches `include`, none that matches `exclude`, and one that has the level."""
 
     include: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Filter:
         return {name: value for name, value in named.items() if value}
 
 
-ALL = Filter()
+ALL = RecordFilter()
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Selection:
     streams: tuple[str, ...] = ("stdout", "stderr")
     """Streams of lines: a line of NCCL belongs to nccl in any file. For `live.follow`: streams of files."""
     nodes: list[str] | None = None
-    filter: Filter = ALL
+    filter: RecordFilter = ALL
 
     def args(self) -> dict[str, Any]:
         """Return the files as arguments of a log request."""

@@ -89,7 +89,7 @@ class Picked(NamedTuple):
     """How many lines of the next piece are to be kept."""
 
 
-class Kept:
+class FirstAndLast:
     """The first and the last of many lines, each once, in order."""
 
     def __init__(self, limit: int) -> None:
@@ -201,7 +201,7 @@ def _by_python(text: bytes) -> set[bytes]:
     return hot
 
 
-class Scan:
+class LineScan:
     """Finds the relevant lines block by block; remembers the kinds of lines while most are alike."""
 
     def __init__(self) -> None:
@@ -247,8 +247,8 @@ def pick(piece: Piece) -> Picked:
 class _Picker:
     def __init__(self, limit: KeepLimit) -> None:
         self._end = limit.end
-        self._scan = Scan()
-        self._kept = Kept(limit.kept)
+        self._scan = LineScan()
+        self._kept = FirstAndLast(limit.kept)
         self._head: list[bytes] = []
         self._last: list[Numbered] = []
         self._lines = 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from supervisor.postmortem.lines import FileLine, clean
-from supervisor.postmortem.long_files import BEFORE, KeepLimit, Kept, Picked, PickProcess, Piece, pick, shown
+from supervisor.postmortem.long_files import BEFORE, FirstAndLast, KeepLimit, Picked, PickProcess, Piece, pick, shown
 
 Progress = Callable[[int], None]
 # Up to so many bytes in all, every line is read; beyond that only the relevant lines of long files.
@@ -64,7 +64,7 @@ def _with_progress(pieces: Sequence[Piece], picked: Iterator[Picked], progress: 
 
 def _join(pieces: Iterable[Picked], limit: KeepLimit) -> list[FileLine]:
     """Return the lines of a file from those of its pieces; a relevant line at an edge keeps lines of the next piece."""
-    kept = Kept(limit.kept)
+    kept = FirstAndLast(limit.kept)
     last: list[tuple[int, bytes]] = []
     before, after = 0, 0
     for piece in pieces:

@@ -54,7 +54,7 @@ _BROKEN = "cannot be imported"
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """One thing that is wrong or differs: an `error` would stop a job, a `warning` may, `info` is worth knowing."""
 
     severity: Severity
@@ -65,7 +65,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Row:
+class FactRow:
     """One fact: its values and the nodes that have each, the most frequent value first."""
 
     fact: str
@@ -137,7 +137,7 @@ SCRIPT = Fact("code", lambda facts: str(facts["script"]), "error", FACTS[6].hint
 QUICK = 4
 
 
-def matrix(result: Preflight) -> list[Row]:
+def matrix(result: Preflight) -> list[FactRow]:
     """Return one row for every fact, and for every variable that is set on a node."""
     rows = _rows(FACTS, result.facts) + (_spread_rows(result.facts) if result.facts else [])
     names = sorted({name for facts in result.facts.values() for name in facts["env"]})
@@ -147,13 +147,13 @@ def matrix(result: Preflight) -> list[Row]:
     return [row for row in rows if row.values]
 
 
-def _rows(which: Iterable[Fact], by_node: Mapping[str, Facts]) -> list[Row]:
+def _rows(which: Iterable[Fact], by_node: Mapping[str, Facts]) -> list[FactRow]:
     return [
         _row(fact.name, {name: fact.read(facts) for name, facts in by_node.items()}, fact.severity) for fact in which
     ]
 
 
-def _spread_rows(by_node: Mapping[str, Facts]) -> list[Row]:
+def _spread_rows(by_node: Mapping[str, Facts]) -> list[FactRow]:
     """Return rows for numbers that differ on every node: the lowest and the highest, and where."""
     error = max(facts["clock_error_ms"] for facts in by_node.values())
     homes = {node: [free for path, free in facts["disk_free"].items()] for node, facts in by_node.items()}
@@ -167,7 +167,7 @@ def _spread_rows(by_node: Mapping[str, Facts]) -> list[Row]:
     ]  # fmt: skip
 
 
-def _spread(name: str, by_node: Mapping[str, float | None], text: Callable[[float], str], unit: str = "") -> Row:
+def _spread(name: str, by_node: Mapping[str, float | None], text: Callable[[float], str], unit: str = "") -> FactRow:
     known = {node: value for node, value in by_node.items() if value is not None}
     values = []
     if known:
@@ -177,10 +177,10 @@ def _spread(name: str, by_node: Mapping[str, float | None], text: Callable[[floa
         values.append((shown + unit, tuple(known)))
     if len(known) < len(by_node):
         values.append(("unknown", tuple(node for node in by_node if node not in known)))
-    return Row(name, tuple(values), odd=False)
+    return FactRow(name, tuple(values), odd=False)
 
 
-def quick(views: Iterable[HostView]) -> list[Finding]:
+def quick(views: Iterable[HostView]) -> list[CheckFinding]:
     """Return findings from the facts that a launch has anyway: versions, script, clocks, disk, /dev/shm."""
     by_node = {view.name: {**view.hello, "torch": view.engine, "script": view.script} for view in views}
     items = list(_differences(_rows((*FACTS[:QUICK], SCRIPT), by_node)))
@@ -195,17 +195,17 @@ def _env_severity(name: str) -> Severity:
     return "info" if OWN_TO_A_HOST.fullmatch(name) else "warning"
 
 
-def _row(name: str, by_node: Mapping[str, str], severity: Severity | None) -> Row:
+def _row(name: str, by_node: Mapping[str, str], severity: Severity | None) -> FactRow:
     groups: dict[str, list[str]] = {}
     for node, value in by_node.items():
         groups.setdefault(value, []).append(node)
     ordered = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return Row(
+    return FactRow(
         name, tuple((value, tuple(nodes)) for value, nodes in ordered), severity is not None and len(ordered) > 1
     )
 
 
-def findings(result: Preflight) -> list[Finding]:
+def findings(result: Preflight) -> list[CheckFinding]:
     """Return all findings, the most severe first."""
     items = [
         *_differences(matrix(result)),
@@ -219,7 +219,7 @@ def findings(result: Preflight) -> list[Finding]:
     return sorted(_merged(items), key=lambda finding: order[finding.severity])
 
 
-def _differences(rows: Iterable[Row]) -> Iterable[Finding]:
+def _differences(rows: Iterable[FactRow]) -> Iterable[CheckFinding]:
     facts = {fact.name: fact for fact in FACTS}
     for row in rows:
         if not row.odd:
@@ -235,12 +235,12 @@ def _differences(rows: Iterable[Row]) -> Iterable[Finding]:
             split = len(others) == len(nodes)
             majority = f"{fold(nodes)} {'have' if len(nodes) > 1 else 'has'} {most}"
             which = others if not split else (*nodes, *others)
-            yield Finding(
+            yield CheckFinding(
                 severity or "info", row.fact, which, f"{row.fact} is {value} on {fold(others)}; {majority}", hint
             )
 
 
-def _node_findings(node: str, facts: Facts) -> Iterable[Finding]:
+def _node_findings(node: str, facts: Facts) -> Iterable[CheckFinding]:
     """Yield what is wrong with one node by itself."""
     finding = _finding_for(node)
     if facts["torch"].get("error"):
@@ -267,7 +267,7 @@ def _node_findings(node: str, facts: Facts) -> Iterable[Finding]:
         yield finding("info", "load", f"load is {facts['load']:.0f} on {facts['cpu_count']} CPUs")
 
 
-def _clocks(by_node: Mapping[str, Facts]) -> Iterable[Finding]:
+def _clocks(by_node: Mapping[str, Facts]) -> Iterable[CheckFinding]:
     """Yield clocks that differ from the median of the nodes (of one or two nodes: from this machine's)."""
     offsets = {node: facts["clock_offset_ms"] for node, facts in by_node.items()}
     usual, whose = (
@@ -276,10 +276,10 @@ def _clocks(by_node: Mapping[str, Facts]) -> Iterable[Finding]:
     for node, offset in offsets.items():
         if abs(offset - usual) - by_node[node]["clock_error_ms"] > CLOCK_WARNING_MS:
             text = f"its clock is {(offset - usual) / 1000:+.1f} s off {whose}"
-            yield Finding("warning", "clock", (node,), text, "start chrony or systemd-timesyncd there")
+            yield CheckFinding("warning", "clock", (node,), text, "start chrony or systemd-timesyncd there")
     if abs(usual) > CLOCK_WARNING_MS:
         text = f"their clocks are {usual / 1000:+.1f} s off this machine's"
-        yield Finding(
+        yield CheckFinding(
             "info",
             "clock",
             tuple(offsets),
@@ -288,25 +288,25 @@ def _clocks(by_node: Mapping[str, Facts]) -> Iterable[Finding]:
         )
 
 
-def _own_names(by_node: Mapping[str, Facts]) -> Iterable[Finding]:
+def _own_names(by_node: Mapping[str, Facts]) -> Iterable[CheckFinding]:
     """Yield nodes whose own host name does not lead to the address at which the other nodes reach them."""
     for node, facts in by_node.items() if len(by_node) > 1 else ():
         sockets = facts["sockets"]
         if sockets["message"]:
             severity: Severity = "warning" if sockets["kind"] == HOST_NAME else "info"
-            yield Finding(severity, "own name", (node,), sockets["message"])
+            yield CheckFinding(severity, "own name", (node,), sockets["message"])
 
 
-def _finding_for(node: str) -> Callable[..., Finding]:
+def _finding_for(node: str) -> Callable[..., CheckFinding]:
     """Return a function that makes findings about one node."""
 
-    def finding(severity: Severity, fact: str, text: str, hint: str = "") -> Finding:
-        return Finding(severity, fact, (node,), text, hint)
+    def finding(severity: Severity, fact: str, text: str, hint: str = "") -> CheckFinding:
+        return CheckFinding(severity, fact, (node,), text, hint)
 
     return finding
 
 
-def _disk(free: int | None, path: str, finding: Callable[..., Finding]) -> Iterable[Finding]:
+def _disk(free: int | None, path: str, finding: Callable[..., CheckFinding]) -> Iterable[CheckFinding]:
     if free is None:
         yield finding(
             "warning", "disk", f"{path} does not exist", "scripts that write to their home directory will fail"
@@ -316,13 +316,13 @@ def _disk(free: int | None, path: str, finding: Callable[..., Finding]) -> Itera
         yield finding("error" if free < DISK_ERROR else "warning", "disk", f"only {_size(free)} free at {path}", hint)
 
 
-def _shm_free(free: int | None, finding: Callable[..., Finding]) -> Iterable[Finding]:
+def _shm_free(free: int | None, finding: Callable[..., CheckFinding]) -> Iterable[CheckFinding]:
     if free is not None and free < SHM_WARNING:
         hint = "DataLoader workers and NCCL need it: docker run --shm-size, or mount -o remount,size=…"
         yield finding("warning", "/dev/shm", f"only {_size(free)} free in /dev/shm", hint)
 
 
-def _limits(facts: Facts, finding: Callable[..., Finding]) -> Iterable[Finding]:
+def _limits(facts: Facts, finding: Callable[..., CheckFinding]) -> Iterable[CheckFinding]:
     files, memlock = facts["open_files"], facts["memlock"]
     if files is not None and files < OPEN_FILES_WARNING:
         yield finding("warning", "open files", f"at most {files} open files", "ulimit -n in `prelude`, or limits.conf")
@@ -330,19 +330,19 @@ def _limits(facts: Facts, finding: Callable[..., Finding]) -> Iterable[Finding]:
         yield finding("warning", "memlock", f"memlock is limited to {_size(memlock)}", "InfiniBand needs it unlimited")
 
 
-def _merged(items: Iterable[Finding]) -> list[Finding]:
+def _merged(items: Iterable[CheckFinding]) -> list[CheckFinding]:
     """Merge findings that have the same text for several nodes."""
     merged: dict[tuple[Severity, str, str, str], tuple[str, ...]] = {}
     for one in items:
         key = (one.severity, one.fact, one.text, one.hint)
         merged[key] = tuple(dict.fromkeys((*merged.get(key, ()), *one.nodes)))
-    return [Finding(severity, fact, nodes, text, hint) for (severity, fact, text, hint), nodes in merged.items()]
+    return [CheckFinding(severity, fact, nodes, text, hint) for (severity, fact, text, hint), nodes in merged.items()]
 
 
 # --- between nodes
 
 
-def unreachable_pairs(result: Preflight) -> Iterable[Finding]:
+def unreachable_pairs(result: Preflight) -> Iterable[CheckFinding]:
     """Yield every failed connection; a node that is cut off in one direction or both is reported once."""
     nodes = [name for name in result.facts if name in result.reach]
     errors = {
@@ -354,7 +354,7 @@ def unreachable_pairs(result: Preflight) -> Iterable[Finding]:
     if errors and len(errors) == len(nodes) * (len(nodes) - 1):
         (_, other), error = next(iter(errors.items()))
         text = f"no node reaches any other: {error}"
-        yield Finding("error", "reach", tuple(nodes), text, _cause(error, result.addresses[other]))
+        yield CheckFinding("error", "reach", tuple(nodes), text, _cause(error, result.addresses[other]))
         return
     closed = _cut_off(nodes, nodes, lambda name, other: (other, name) in errors)
     mute = _cut_off(nodes, [name for name in nodes if name not in closed], lambda name, other: (name, other) in errors)
@@ -363,7 +363,7 @@ def unreachable_pairs(result: Preflight) -> Iterable[Finding]:
         error = _one_of(errors, 1 if name in closed else 0, name)[1]
         text = f"no other node reaches it at {address}" if name in closed else "it reaches no other node"
         text += ", and it reaches no other node" if name in closed and name in mute else ""
-        yield Finding("error", "reach", (name,), f"{text}: {error}", _cause(error, address))
+        yield CheckFinding("error", "reach", (name,), f"{text}: {error}", _cause(error, address))
     left = {pair: error for pair, error in errors.items() if pair[0] not in mute and pair[1] not in closed}
     yield from _pairs(left, result.addresses)
 
@@ -378,7 +378,7 @@ def _one_of(errors: Mapping[tuple[str, str], str], end: int, name: str) -> tuple
     return next(item for item in errors.items() if item[0][end] == name)
 
 
-def _pairs(errors: Mapping[tuple[str, str], str], addresses: Mapping[str, str]) -> Iterable[Finding]:
+def _pairs(errors: Mapping[tuple[str, str], str], addresses: Mapping[str, str]) -> Iterable[CheckFinding]:
     """Yield single failed connections, grouped by source and error."""
     groups: dict[tuple[str, str], list[str]] = {}
     for (one, other), error in errors.items():
@@ -386,7 +386,7 @@ def _pairs(errors: Mapping[tuple[str, str], str], addresses: Mapping[str, str]) 
     for (one, error), others in groups.items():
         at = f" at {addresses[others[0]]}" if len(others) == 1 else ""
         text = f"{one} does not reach {fold(others)}{at}: {error}"
-        yield Finding("error", "reach", (one, *others), text, _cause(error, addresses[others[0]]))
+        yield CheckFinding("error", "reach", (one, *others), text, _cause(error, addresses[others[0]]))
 
 
 def _cause(error: str, address: str) -> str:
@@ -395,7 +395,7 @@ def _cause(error: str, address: str) -> str:
     return next((cause for words, cause in CAUSES if words in error), REFUSED)
 
 
-def collectives(result: Preflight) -> Iterable[Finding]:
+def collectives(result: Preflight) -> Iterable[CheckFinding]:
     """Yield the nodes that are slow or fail even with a good partner, then the other bad groups."""
     groups = result.collectives or []
     bad = bad_groups(groups)
@@ -407,7 +407,7 @@ def collectives(result: Preflight) -> Iterable[Finding]:
             culprits[others[0]] = group
     for name, worst in culprits.items():
         text = f"all-reduce is slow or fails with every partner: {_outcome(worst)}"
-        yield Finding(
+        yield CheckFinding(
             _weight(worst),
             "collectives",
             (name,),
@@ -422,7 +422,7 @@ def collectives(result: Preflight) -> Iterable[Finding]:
             text, hint = f"{text}; each is fine with other nodes", "check the network between them"
         else:
             text += "; unknown which of them is bad"
-        yield Finding(_weight(group), "collectives", tuple(group["nodes"]), text, hint)
+        yield CheckFinding(_weight(group), "collectives", tuple(group["nodes"]), text, hint)
 
 
 def _weight(group: Mapping[str, Any]) -> Severity:

@@ -15,7 +15,7 @@ from remote_agent.wire.events import ENDED_STATES
 from supervisor import history
 from supervisor.errors import RequestFailed, SupervisorError
 from supervisor.logs.merge import Page
-from supervisor.logs.rows import Clocks, Row
+from supervisor.logs.rows import Clocks, LogLine
 from supervisor.nccl import to_fabric
 from supervisor.recording import reading
 
@@ -76,7 +76,7 @@ class Player:
         self._seen: tuple[int, int, int] = (-1, -1, -1)
         self._events: list[JournalEvent] = []
         self._incidents: list[Json] = []
-        self._states = reading.History(recording)
+        self._states = reading.RecordedHistory(recording)
 
     async def __aenter__(self) -> Player:
         return self
@@ -246,7 +246,7 @@ class Player:
         counts = reading.counted(self.recording, selection, now_ns, *counted) if counted is not None else ()
         return Page(rows, more, [], clocks or PlayedClocks(self), 0, *span, *counts)
 
-    def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
+    def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
         """Yield the rows that match, as a session does; of the callbacks only `note_span` is called."""
         find = reading.nearest if query.get("way") else reading.search
         return find(self.recording, selection, self.now_ns, **query)

@@ -31,12 +31,12 @@ from remote_agent.wire.status_diff import merge
 from supervisor.errors import RequestFailed
 from supervisor.link.view import HostView
 from supervisor.logs.merge import Ends
-from supervisor.logs.rows import Row
+from supervisor.logs.rows import LogLine
 from supervisor.recording import file_format
 from supervisor.recording.file_format import File, Line, RecordingError
 
 if TYPE_CHECKING:
-    from supervisor.logs.selection import Filter, Selection
+    from supervisor.logs.selection import RecordFilter, Selection
 
 # Memory for logs, and of a row besides its text; the least recently used log is dropped first.
 HELD_BYTES = 512 * 1024 * 1024
@@ -177,13 +177,13 @@ class Recording:
         is_whole = number == 0 or self._wholes[whole : whole + 1] == [number]
         return merge({} if is_whole else before, json.loads(self._statuses[number]))
 
-    def cached_lines(self, file: File, chosen: Filter) -> Lines | None:
+    def cached_lines(self, file: File, chosen: RecordFilter) -> Lines | None:
         """Return the lines of one file that pass a filter, if they are known; a new filter empties the cache."""
         if self._filter != chosen:
             self._filter, self._filtered = chosen, {}
         return self._filtered.get(file)
 
-    def cache_lines(self, file: File, chosen: Filter, lines: Lines) -> None:
+    def cache_lines(self, file: File, chosen: RecordFilter, lines: Lines) -> None:
         """Keep the lines of one file that pass a filter, unless there is a newer filter."""
         if self._filter == chosen:
             self._filtered[file] = lines
@@ -220,7 +220,7 @@ class Recording:
                 yield line
 
 
-class History:
+class RecordedHistory:
     """What ranks, nodes and GPUs did, from the recorded states; as an agent keeps it."""
 
     def __init__(self, recording: Recording) -> None:
@@ -419,12 +419,12 @@ def counted(
 
 async def merged(
     recording: Recording, selection: Selection, count: int, now_ns: int, before_ns: int | None, after_ns: int | None
-) -> tuple[list[Row], bool]:
+) -> tuple[list[LogLine], bool]:
     """Return the last rows before a time, or the first from a time on, and whether there are more beyond them.
 
     Rows of one time are never separated.
     """
-    found: list[Row] = []
+    found: list[LogLine] = []
     files = await _chosen(recording, selection, now_ns)
     spans = list(_spans(files, now_ns, before_ns, after_ns))
     for file, lines, begin, end in _nearest(spans, count, forwards=after_ns is not None):
@@ -472,12 +472,12 @@ def _nearest(spans: list[Span], count: int, *, forwards: bool) -> Iterator[Span]
             yield file, lines, begin, end
 
 
-def row_of(file: File, line: Line) -> Row:
+def row_of(file: File, line: Line) -> LogLine:
     """Return a line as a row of a session."""
-    return Row(*file, line.line, line.offset, line.t_ns, line.level, line.text)
+    return LogLine(*file, line.line, line.offset, line.t_ns, line.level, line.text)
 
 
-def rows(file: File, lines: Lines) -> Iterator[Row]:
+def rows(file: File, lines: Lines) -> Iterator[LogLine]:
     """Yield all recorded lines of one file as rows."""
     return (row_of(file, line) for line in lines.rows)
 
@@ -500,7 +500,7 @@ async def search(
     level: str | None = None,
     limit: int | None = None,
     **_ignored: Any,
-) -> AsyncGenerator[Row, None]:
+) -> AsyncGenerator[LogLine, None]:
     """Yield the rows that match, file by file; raises RequestFailed for an invalid pattern.
 
     `_ignored`: arguments of a session's search that make no difference here.
@@ -533,7 +533,7 @@ async def nearest(
     until_ns: int | None = None,
     note_span: Callable[[int | None, int | None], object] = lambda since_ns, until_ns: None,
     **query: Any,
-) -> AsyncGenerator[Row, None]:
+) -> AsyncGenerator[LogLine, None]:
     """Yield about `limit` hits, the first from a time on (way 1) or the last before a time (-1).
 
     `note_span` is called with the times between which no hit is missing.
@@ -551,7 +551,7 @@ async def nearest(
     note_span(since_ns or None, until_ns)
 
 
-async def filtered(recording: Recording, file: File, chosen: Filter) -> Lines:
+async def filtered(recording: Recording, file: File, chosen: RecordFilter) -> Lines:
     """Return the lines of one file that pass; the results of the newest filter are cached."""
     kept = recording.cached_lines(file, chosen)
     if kept is None:
@@ -564,7 +564,7 @@ async def filtered(recording: Recording, file: File, chosen: Filter) -> Lines:
     return kept
 
 
-async def _kept(lines: Lines, chosen: Filter) -> list[Line]:
+async def _kept(lines: Lines, chosen: RecordFilter) -> list[Line]:
     patterns = make_filter(chosen.include, chosen.exclude)
     lowest = LEVELS.index(chosen.level[:1].upper()) if chosen.level else 0
     kept: list[Line] = []

@@ -23,7 +23,7 @@ NAMES: Final = ("loss", "rate", "pace")
 Values = Sequence["float | None"]
 
 
-class History:
+class RankHistory:
     """The latest progress of each rank of the present generation."""
 
     def __init__(self) -> None:

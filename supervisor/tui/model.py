@@ -20,7 +20,7 @@ from supervisor.wording.status import condition_of, next_step
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from supervisor.tui.source import Host, Json, Source
+    from supervisor.tui.source import HostConnection, Json, Source
 
 # Agents send a status at least every second; after three missing ones it is old.
 STALE_S = 3.0
@@ -267,7 +267,7 @@ def take(source: Source) -> Snapshot:
 
 
 def build(
-    status: Json, hosts: Mapping[str, Host], incidents: Sequence[Json], *, job: str, ended: bool, stale: bool
+    status: Json, hosts: Mapping[str, HostConnection], incidents: Sequence[Json], *, job: str, ended: bool, stale: bool
 ) -> Snapshot:
     """A snapshot from documents; missing and invalid fields are unknown, never guessed."""
     documents = {str(node.get("name")): node for node in entries(status.get("nodes")) if isinstance(node, dict)}
@@ -315,7 +315,7 @@ def _parts(incident: Json) -> dict[int, str]:
 
 
 def _node(
-    name: str, document: Json | None, host: Host | None, parts: Mapping[int, str], *, ended: bool = False
+    name: str, document: Json | None, host: HostConnection | None, parts: Mapping[int, str], *, ended: bool = False
 ) -> NodeRow:
     data = document or {}
     # Ages are of the last status: after the end of the job they would stand still.

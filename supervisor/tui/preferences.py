@@ -12,7 +12,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from supervisor.logs.selection import ALL, LEVELS, Filter
+from supervisor.logs.selection import ALL, LEVELS, RecordFilter
 from supervisor.paths import state_dir
 from supervisor.tui.logs import bookmarks
 
@@ -39,7 +39,7 @@ class Preferences:
     log_time: bool = True
     log_fold: bool = False
     log_wrap: bool = False
-    log_filter: Filter = ALL
+    log_filter: RecordFilter = ALL
     nodes: list[str] = dataclasses.field(default_factory=list)
     """The marked nodes, in the order in which they were marked."""
     ranks: list[int] = dataclasses.field(default_factory=list)
@@ -94,10 +94,10 @@ def _read(data: dict[str, Any]) -> Preferences:
     return preferences
 
 
-def _filter(kept: dict[str, Any]) -> Filter:
+def _filter(kept: dict[str, Any]) -> RecordFilter:
     lists = (kept.get(name) for name in ("include", "exclude"))
     include, exclude = (tuple(one for one in each if type(one) is str) if type(each) is list else () for each in lists)
-    return Filter(include, exclude, kept["level"] if kept.get("level") in LEVELS else "")
+    return RecordFilter(include, exclude, kept["level"] if kept.get("level") in LEVELS else "")
 
 
 def keep(job: str, preferences: Preferences) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from textual.screen import Screen
 
-    from supervisor.tui.history import History
+    from supervisor.tui.history import RankHistory
     from supervisor.tui.keys import KeyBinding
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import Snapshot
@@ -53,7 +53,7 @@ class Shell(Protocol):
     source: Source
     snapshot: Snapshot
     preferences: Preferences
-    history: History
+    history: RankHistory
     palette: Palette
     glyphs: Glyphs
     key_table: Sequence[KeyBinding]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-class Host(Protocol):
+class HostConnection(Protocol):
     """The connection to one host, and the step that runs there."""
 
     @property
@@ -56,7 +56,7 @@ class Source(Protocol):
         """The id of the job."""
 
     @property
-    def hosts(self) -> Mapping[str, Host]:
+    def hosts(self) -> Mapping[str, HostConnection]:
         """Hosts by name, in inventory order."""
 
     @property

@@ -16,7 +16,7 @@ import pytest
 from remote_agent.engine import processes as engine_watch
 from remote_agent.engine.boot_dir import BootDirectory
 from remote_agent.engine.launchers import own
-from remote_agent.engine.launchers.launcher import Context
+from remote_agent.engine.launchers.launcher import LaunchContext
 from remote_agent.engine.processes import Death, Orphans, Worker, exit_document
 from remote_agent.engine.standby import Standby
 from remote_agent.vitals.host_notes import HostNotes
@@ -121,7 +121,7 @@ def test_a_worker_that_the_bootstrap_did_not_reach_is_taken_to_run(
         workers = [Worker(rank, rank, process.pid, tmp_path) for rank, process in enumerate(processes)]
         orphans = Orphans()
         standby = Standby("job", orphans, asyncio.to_thread, lambda _facts: None)
-        context = Context("job", HostNotes(), orphans, None, asyncio.to_thread, standby)
+        context = LaunchContext("job", HostNotes(), orphans, None, asyncio.to_thread, standby)
         group = own.OwnGroup(context, 7, boot, workers, lambda: None, "")
         notices: list[tuple[str, dict[str, Any]]] = []
         heard = asyncio.Event()

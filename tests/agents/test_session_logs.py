@@ -15,8 +15,8 @@ from supervisor.link.hub import SETTLE_DEADLINE
 from supervisor.logs.files import files, read_raw
 from supervisor.logs.live import RowReader
 from supervisor.logs.merge import merged
-from supervisor.logs.rows import Row, clock_error_ms
-from supervisor.logs.selection import Filter, Selection
+from supervisor.logs.rows import LogLine, clock_error_ms
+from supervisor.logs.selection import RecordFilter, Selection
 from supervisor.session import Session
 from tests.agents.test_session import has, planned, until
 from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
@@ -58,7 +58,7 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
             raw = bytearray()
 
             async def narrow() -> None:
-                chosen = Selection(streams=("stdout",), filter=Filter(("^ERROR",), ("^x",)))
+                chosen = Selection(streams=("stdout",), filter=RecordFilter(("^ERROR",), ("^x",)))
                 async for rows in RowReader(session, chosen).coming(0):
                     kept.extend(row.text.decode() for row in rows)
 
@@ -290,7 +290,7 @@ SKEW_S = {"n1": 5, "n2": -5}
 
 
 def test_merged_rows_are_in_the_true_order_though_clocks_are_ten_seconds_apart(tmp_path: Path) -> None:
-    def in_order(rows: list[Row]) -> None:
+    def in_order(rows: list[LogLine]) -> None:
         assert {row.rank for row in rows} == {0, 1}
         assert len(rows) > 50
         latest = 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from supervisor.cli.whole_lines import lines_of
 from supervisor.logs.fold import Fold, Folder
-from supervisor.logs.rows import Row
+from supervisor.logs.rows import LogLine
 from tests.examples import examples
 
 SECOND = 1_000_000_000
@@ -26,21 +26,21 @@ TEXTS = (
 )
 
 
-def row(rank: int, text: bytes, t_s: float = 0.0, *, line: int = 0, stream: str = "stdout") -> Row:
-    return Row(f"n{rank // 8}", 0, rank, stream, line, 0, int(t_s * SECOND), None, text)
+def row(rank: int, text: bytes, t_s: float = 0.0, *, line: int = 0, stream: str = "stdout") -> LogLine:
+    return LogLine(f"n{rank // 8}", 0, rank, stream, line, 0, int(t_s * SECOND), None, text)
 
 
-def folded(rows: list[Row]) -> list[Fold[Row]]:
-    folder: Folder[Row] = Folder()
+def folded(rows: list[LogLine]) -> list[Fold[LogLine]]:
+    folder: Folder[LogLine] = Folder()
     return [*folder.feed(rows), *folder.rest()]
 
 
-def printed(rows: list[Row]) -> list[str]:
+def printed(rows: list[LogLine]) -> list[str]:
     return lines_of(folded(rows)).decode().splitlines()
 
 
 @st.composite
-def _logs(draw: st.DrawFn) -> list[Row]:
+def _logs(draw: st.DrawFn) -> list[LogLine]:
     written = st.tuples(st.integers(0, 3), st.sampled_from(TEXTS), st.sampled_from((0.0, 0.01, 0.4, 1.0, 2.5)))
     rows, t_s = [], 0.0
     for number, (rank, text, pause_s) in enumerate(draw(st.lists(written, max_size=60))):
@@ -51,8 +51,8 @@ def _logs(draw: st.DrawFn) -> list[Row]:
 
 @examples(300)
 @given(_logs(), st.lists(st.integers(1, 20)), st.sampled_from((16 * 1024 * 1024, 1500)))
-def test_batches_make_no_difference_and_nothing_is_lost(rows: list[Row], sizes: list[int], limit: int) -> None:
-    whole, parts = Folder[Row](limit=limit), Folder[Row](limit=limit)
+def test_batches_make_no_difference_and_nothing_is_lost(rows: list[LogLine], sizes: list[int], limit: int) -> None:
+    whole, parts = Folder[LogLine](limit=limit), Folder[LogLine](limit=limit)
     at_once = [*whole.feed(rows), *whole.rest()]
     left, in_parts = list(rows), []
     for size in [*sizes, len(rows)]:
@@ -71,7 +71,7 @@ def test_batches_make_no_difference_and_nothing_is_lost(rows: list[Row], sizes: 
 
 
 @st.composite
-def _one_odd(draw: st.DrawFn) -> tuple[list[list[bytes]], list[Row], int]:
+def _one_odd(draw: st.DrawFn) -> tuple[list[list[bytes]], list[LogLine], int]:
     """What all ranks print, line by line in any order, within a window; one of them prints something more."""
     trace = [b"Traceback (most recent call last):", b'  File "t.py", line 3', b"ValueError: no"]
     alike = st.sampled_from([[b"case 1"], [b"case 2"], [b"case 3"], [b"saved"], [b"loss 1.5"], [b"loss 2"], trace])
@@ -91,7 +91,7 @@ def _one_odd(draw: st.DrawFn) -> tuple[list[list[bytes]], list[Row], int]:
 @examples(100)
 @given(_one_odd())
 def test_an_odd_line_stands_alone_and_all_others_fold_as_without_it(
-    case: tuple[list[list[bytes]], list[Row], int],
+    case: tuple[list[list[bytes]], list[LogLine], int],
 ) -> None:
     said, rows, count = case
     folds = [([each.text for each in fold.shown], len(fold.records)) for fold in folded(rows)]
@@ -102,7 +102,7 @@ def test_an_odd_line_stands_alone_and_all_others_fold_as_without_it(
 def test_a_line_that_one_rank_says_otherwise_moves_no_other_one() -> None:
     """Wherever it comes among the others, and if all of a rank comes at once."""
 
-    def said(rank: int, number: int) -> Row:
+    def said(rank: int, number: int) -> LogLine:
         return row(rank, b"case 2 ODD" if (rank, number) == (1, 2) else b"case %d" % number)
 
     cases = [f"[0-3]| case {number}" for number in range(6)]
@@ -155,7 +155,7 @@ def test_streams_and_windows_are_kept_apart() -> None:
 
 
 def test_a_traceback_folds_as_a_whole() -> None:
-    def trace(rank: int, error: bytes) -> list[Row]:
+    def trace(rank: int, error: bytes) -> list[LogLine]:
         lines = (b"[rank%d]: Traceback (most recent call last):" % rank, b'[rank%d]:   File "t.py", line 3' % rank)
         return [row(rank, line) for line in (*lines, b"[rank%d]: %s" % (rank, error))]
 
@@ -169,11 +169,11 @@ def test_a_traceback_folds_as_a_whole() -> None:
 
 
 def test_what_waits_comes_once_its_time_is_over_and_when_it_is_too_much() -> None:
-    folder = Folder[Row]()
+    folder = Folder[LogLine]()
     assert folder.feed([row(0, b"hello"), row(1, b"hello")]) == []
     assert folder.until(SECOND) == []
     assert [fold.ranks for fold in folder.until(SECOND + 1)] == [[0, 1]]
-    full = Folder[Row](limit=10_000)
+    full = Folder[LogLine](limit=10_000)
     assert sum(len(fold.rows) for fold in full.feed([row(0, b"x" * 1000)] * 100)) > 90
 
 

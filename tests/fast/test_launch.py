@@ -14,7 +14,7 @@ from remote_agent.wire import Answer, CallFailed
 from supervisor.errors import HostError, JobInTheWay, LaunchFailed, UsageError
 from supervisor.launch import bringup
 from supervisor.launch.launch import Launch
-from supervisor.link.view import HostView, Plan
+from supervisor.link.view import HostView, LaunchPlan
 from supervisor.ssh.scan import Tree
 from tests.fast.world import spec
 
@@ -45,7 +45,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, start_on: StartOn, **job: Any) -> li
     monkeypatch.setattr(bringup, "assign", assign)
     monkeypatch.setattr("supervisor.launch.launch.quick", lambda _views: [])
     monkeypatch.setattr("supervisor.launch.launch.LAST_REPORTS_S", 0.05)
-    plan = Plan(spec(4, **job), NAMES)
+    plan = LaunchPlan(spec(4, **job), NAMES)
     hub: Any = SimpleNamespace(
         inventory=SimpleNamespace(path=Path("hosts.toml")),
         links={name: link(name) for name in plan.hosts},
@@ -106,7 +106,7 @@ class Trees:
             self.connected[name].set()
 
     async def launch(self) -> None:
-        await Launch(Plan(spec(4, min_nodes=3, settle_timeout=0.0), NAMES)).run(self.hub())
+        await Launch(LaunchPlan(spec(4, min_nodes=3, settle_timeout=0.0), NAMES)).run(self.hub())
 
     def hub(self) -> Any:
         return SimpleNamespace(

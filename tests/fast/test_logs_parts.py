@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 from remote_agent.logs import index
-from remote_agent.logs.index import Entry, LineIndex
+from remote_agent.logs.index import IndexEntry, LineIndex
 from remote_agent.logs.nccl import read_map
 from remote_agent.logs.progress import StepReader
 from remote_agent.logs.sidecar import Covered, Sidecar
@@ -72,7 +72,7 @@ def test_a_line_of_nccl_is_known_by_its_shape(line: bytes) -> None:
 
 def test_an_index_of_an_older_agent_does_not_hide_lines_of_nccl(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path / "stdout.idx", writable=True)
-    entry = Entry(1, 9, 6, INFO, False)
+    entry = IndexEntry(1, 9, 6, INFO, False)
     sidecar.append([entry])
     assert list(sidecar.load()) == [entry]
     whole = sidecar.path.read_bytes()

@@ -14,7 +14,17 @@ import pytest
 
 from supervisor.postmortem import long_files, reading
 from supervisor.postmortem.diagnosis import diagnose
-from supervisor.postmortem.long_files import AFTER, BEFORE, HOT, LINE_MEAN, ROUTINE, KeepLimit, Kept, Scan, letters
+from supervisor.postmortem.long_files import (
+    AFTER,
+    BEFORE,
+    HOT,
+    LINE_MEAN,
+    ROUTINE,
+    FirstAndLast,
+    KeepLimit,
+    LineScan,
+    letters,
+)
 from tests.fast.test_postmortem import BROKEN
 
 
@@ -74,7 +84,7 @@ def unlike(chance: random.Random, lines: int) -> list[bytes]:
 
 
 def test_words_of_trouble_are_found_in_lines_that_are_not_alike_and_those_are_not_remembered() -> None:
-    found = Scan()
+    found = LineScan()
     known = []
     for seed in range(3):
         lines = unlike(random.Random(seed), 2000)
@@ -103,14 +113,14 @@ def test_words_are_found_the_same_with_grep_without_it_and_where_it_fails(
     try:
         assert (long_files._gnu_grep() is None) == (kind in ("not GNU's", "absent"))
         assert len(letters(b"\n".join(lines))) > long_files._GREP_BYTES
-        assert Scan().hot(b"\n".join(lines)) == hot
+        assert LineScan().hot(b"\n".join(lines)) == hot
     finally:
         long_files._gnu_grep.cache_clear()
 
 
 def test_of_long_lines_fewer_are_kept() -> None:
     for size, most in ((LINE_MEAN // 2, 50), (LINE_MEAN, 50), (5 * LINE_MEAN, 10)):
-        kept = Kept(50)
+        kept = FirstAndLast(50)
         for number in range(1000):
             kept.add((number, b"x" * size))
         assert [number for number, _ in kept.lines()] == [*range(most), *range(1000 - most, 1000)]
@@ -128,12 +138,12 @@ def test_lines_that_are_not_alike_are_judged_at_once(tmp_path: Path) -> None:
 
 def test_a_line_with_many_words_of_trouble_takes_linear_time() -> None:
     begin = time.process_time()
-    assert Scan().hot(b"fine\n" + b"error=0.5 failed=1\r" * 20_000 + b"\nfine") == [1]
+    assert LineScan().hot(b"fine\n" + b"error=0.5 failed=1\r" * 20_000 + b"\nfine") == [1]
     assert time.process_time() - begin < 1.0
 
 
 def test_what_comes_at_each_step_is_routine_among_lines_that_are_not_alike_too() -> None:
-    seen, chance = Scan(), random.Random(0)
+    seen, chance = LineScan(), random.Random(0)
     found = []
     for _ in range(4):
         lines = [b"loss is %f" % chance.random() for _ in range(ROUTINE // 2)]

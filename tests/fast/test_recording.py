@@ -20,7 +20,7 @@ from remote_agent.wire.status_diff import changes, merge
 from supervisor.cli import main
 from supervisor.cli.record import read_at, read_limit
 from supervisor.errors import RequestFailed, UsageError
-from supervisor.logs.selection import Filter, Selection
+from supervisor.logs.selection import RecordFilter, Selection
 from supervisor.recording import reading, writing
 from supervisor.recording.file_format import Line, RecordingError, line_json, read_lines
 from supervisor.recording.player import Player
@@ -146,7 +146,7 @@ def test_logs_are_shown_as_they_were(path: Path) -> None:
         with pytest.raises(RequestFailed, match="the pattern takes more than"):
             _ = [row async for row in player.search(ALL, pattern=r"(.|..)+\x01")]
         # As on the nodes: a record with all of its lines, and what is not in the recording.
-        narrow = Filter(("out of memory",), ("no such word",), "error")
+        narrow = RecordFilter(("out of memory",), ("no such word",), "error")
         kept = await rows(dataclasses.replace(ALL, filter=narrow))
         assert {row.rank for row in kept if row.level} == {3}
         tracebacks = [row for row in kept if row.text.startswith(b"Traceback")]

@@ -23,7 +23,7 @@ from supervisor.cli.whole_lines import WholeLines, line_of, lines_of, prefixed
 from supervisor.errors import HostFailure, LaunchFailed, RequestFailed
 from supervisor.logs.fold import Folder
 from supervisor.logs.live import Chunk
-from supervisor.logs.rows import Row
+from supervisor.logs.rows import LogLine
 from supervisor.nccl import Fabric
 from supervisor.preflight import probe
 from supervisor.standard_streams import LinesForTerminal, safe_streams
@@ -277,9 +277,9 @@ def test_pipes_and_raw_stay_the_bytes() -> None:
 
 
 def test_a_row_is_one_line_whatever_a_node_says() -> None:
-    row = Row("n1", 0, 3, "stdout", 0, 0, 5, None, b"a\nn9:9| b")
+    row = LogLine("n1", 0, 3, "stdout", 0, 0, 5, None, b"a\nn9:9| b")
     assert line_of(row) == b"n1:3| a\\nn9:9| b\n"
-    folder: Folder[Row] = Folder()
+    folder: Folder[LogLine] = Folder()
     folds = [*folder.feed([row, row._replace(rank=4)]), *folder.rest()]
     assert lines_of(folds) == b"[3-4]| a\\nn9:9| b\n"
 

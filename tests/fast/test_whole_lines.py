@@ -18,7 +18,7 @@ from supervisor.cli.logs import parse_logs
 from supervisor.cli.output import Writer
 from supervisor.cli.whole_lines import LINE_LIMIT, LongLine, Piece, Printer, WholeLines, prefixed
 from supervisor.logs.live import Chunk
-from supervisor.logs.rows import Row
+from supervisor.logs.rows import LogLine
 from supervisor.logs.selection import Sieve
 from supervisor.session import Session
 
@@ -142,8 +142,8 @@ def written(write: Callable[[Writer], Any]) -> bytes:
 
 
 # A line of 15 bytes, the first 5 of which are its row's text.
-CUT = Row("n1", 0, 0, "stdout", 0, 2, 0, "I", b"01234", 10)
-SHORT = Row("n1", 0, 0, "stdout", 1, 18, 1, "I", b"next", 0)
+CUT = LogLine("n1", 0, 0, "stdout", 0, 2, 0, "I", b"01234", 10)
+SHORT = LogLine("n1", 0, 0, "stdout", 1, 18, 1, "I", b"next", 0)
 
 
 @pytest.mark.parametrize(

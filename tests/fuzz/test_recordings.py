@@ -11,7 +11,7 @@ from pathlib import Path
 from supervisor.cli.record import _items
 from supervisor.errors import RequestFailed
 from supervisor.link.view import local_rank_of
-from supervisor.logs.selection import Filter, Selection
+from supervisor.logs.selection import RecordFilter, Selection
 from supervisor.recording import file_format
 from supervisor.recording.file_format import RecordingError
 from supervisor.recording.player import Player
@@ -68,7 +68,7 @@ async def play(path: Path) -> None:
             await player.nccl()
             local_rank_of(player.events, 0, 1)
             page = await player.merged(ALL, 40, counted=(0, t_ns))
-            narrow = Selection(generation="all", filter=Filter(("step",), ("xyz",), "warn"))
+            narrow = Selection(generation="all", filter=RecordFilter(("step",), ("xyz",), "warn"))
             await player.merged(narrow, 40, after_ns=0)
             for row in page.rows[:2]:
                 args = {"generation": row.generation, "rank": row.rank, "stream": row.stream, "line": -5, "count": 9}

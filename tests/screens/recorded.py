@@ -25,7 +25,7 @@ from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unre
 from supervisor.history import Series, merge, query
 from supervisor.link.view import HostView, Notice
 from supervisor.logs.merge import Ends, Page
-from supervisor.logs.rows import Clocks, Row
+from supervisor.logs.rows import Clocks, LogLine
 from supervisor.logs.selection import Selection
 from supervisor.nccl import Fabric
 from supervisor.tui.logs.row import level_of
@@ -158,7 +158,7 @@ class RecordedSession:
         """All clocks are right."""
         return 0
 
-    def _rows(self, selection: Selection) -> list[list[Row]]:
+    def _rows(self, selection: Selection) -> list[list[LogLine]]:
         newest = max((file[1] for file in self.files), default=0)
         wanted = newest if selection.generation is None else selection.generation
         parts = []
@@ -168,7 +168,7 @@ class RecordedSession:
             if chosen and (selection.nodes is None or node in selection.nodes):
                 parts.append(
                     [
-                        Row(node, generation, rank, stream, at, at * 80, line.t_ns, line.level, line.text)
+                        LogLine(node, generation, rank, stream, at, at * 80, line.t_ns, line.level, line.text)
                         for at, line in enumerate(lines)
                     ]
                 )
@@ -210,7 +210,7 @@ class RecordedSession:
                 ends[part[0].node][part[0].generation, part[0].rank, part[0].stream] = len(part)
         return Page(chosen, more, absent, clocks or Clocks(self), 0, *span, lines, ends, before, behind)
 
-    async def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
+    async def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
         """Rows that match, file by file; with a way by time, the nearest ones."""
         await self._delay()
         pattern = re.compile(query["pattern"].encode(), re.IGNORECASE if query.get("ignore_case") else 0)

@@ -17,7 +17,7 @@ from remote_agent.wire import Answer
 from supervisor.errors import RequestFailed, Unreachable
 from supervisor.logs import merge
 from supervisor.logs.merge import Page
-from supervisor.logs.rows import Clocks, Row
+from supervisor.logs.rows import Clocks, LogLine
 from supervisor.logs.search import search
 from supervisor.logs.selection import Selection
 from supervisor.session import Session
@@ -105,7 +105,7 @@ class Cluster:
         patience_s = 0.2 if any(link.stuck for link in self.links.values()) else 60.0
         return await merge.merged(self.session, selection, count, patience_s=patience_s, **bounds)
 
-    def search(self, selection: Selection, **query: Any) -> AsyncGenerator[Row, None]:
+    def search(self, selection: Selection, **query: Any) -> AsyncGenerator[LogLine, None]:
         return search(self.session, selection, **query)
 
     def ahead_ns(self, node: str) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from remote_agent.logs import merge as node_merged
 from supervisor.logs.search import search
-from supervisor.logs.selection import Filter
+from supervisor.logs.selection import RecordFilter
 from supervisor.tui.logs.folded import FoldedFeed
 from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.widgets.virtual_log import LOOKING, NONE_PASSES
@@ -26,7 +26,7 @@ def no() -> bool:
 
 
 def narrowed(cluster: Cluster, **parts: object) -> MergedFeed:
-    return MergedFeed(cluster.source, dataclasses.replace(ALL, filter=Filter(**parts)))  # type: ignore[arg-type]
+    return MergedFeed(cluster.source, dataclasses.replace(ALL, filter=RecordFilter(**parts)))  # type: ignore[arg-type]
 
 
 async def all_loaded(feed: MergedFeed) -> list[bytes]:
@@ -221,7 +221,7 @@ def test_rare_lines_come_in_bounded_steps(
 
     async def scenario(cluster: Cluster, node: NodeLink) -> None:
         await node.written(0, b"needle\n" + b"noise 7\n" * 5000)
-        feed = kind(cluster.source, dataclasses.replace(ALL, filter=Filter(include=("ne+dle",))))
+        feed = kind(cluster.source, dataclasses.replace(ALL, filter=RecordFilter(include=("ne+dle",))))
         await feed.refresh(10, yes)
         steps = 0
         while (want := feed.missing(0, 9)) is not None:

@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.errors import Unreachable
 from supervisor.logs.merge import Page
-from supervisor.logs.selection import Filter
+from supervisor.logs.selection import RecordFilter
 from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.rows.incident import LogPlace
 from supervisor.tui.shell import Target
@@ -101,7 +101,7 @@ def test_a_place_is_shown_without_the_filter_which_comes_back() -> None:
             await until(app, pilot, lambda: any("line 000100" in row for row in body(app)))
             await until(app, pilot, lambda: "the filter is off for this log" in text_of(app))
             assert "+line 0002" not in text_of(app)
-            assert app.preferences.log_filter == Filter(("line 0002",)), "it is the job's for all that"
+            assert app.preferences.log_filter == RecordFilter(("line 0002",)), "it is the job's for all that"
             await press(app, pilot, "backslash")
             await until(app, pilot, lambda: any("line 000200" in row for row in body(app)))
             assert "+line 0002" in text_of(app)

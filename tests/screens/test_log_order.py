@@ -12,8 +12,8 @@ import pytest
 
 from remote_agent.logs.logfile import LogFile
 from supervisor.logs.merge import Part, forth
-from supervisor.logs.rows import Row
-from supervisor.logs.selection import Filter
+from supervisor.logs.rows import LogLine
+from supervisor.logs.selection import RecordFilter
 from supervisor.tui.logs import folded, merged
 from supervisor.tui.logs.folded import FoldedFeed
 from supervisor.tui.logs.merged import MergedFeed
@@ -103,7 +103,7 @@ def test_records_that_are_found_to_pass_later_are_in_order(tmp_path: Path, monke
         for rank in (0, 1):
             await node.written(rank, b"ValueError: needle\n")
             now_ns += MS
-        selection = dataclasses.replace(ALL, filter=Filter(include=("needle",)))
+        selection = dataclasses.replace(ALL, filter=RecordFilter(include=("needle",)))
         page = await cluster.merged(selection, 100, after_ns=after_ns)
         assert [(row.rank, row.line) for row in page.rows] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
         told = (await node.store.merged("all", include=["needle"], after_ns=after_ns)).data["rows"]
@@ -113,8 +113,8 @@ def test_records_that_are_found_to_pass_later_are_in_order(tmp_path: Path, monke
 
 
 def test_what_an_older_agent_tells_out_of_order_is_put_in_order() -> None:
-    def row(node: str, t_ns: int) -> Row:
-        return Row(node, 0, 0, "stdout", t_ns, 0, t_ns, None, b"")
+    def row(node: str, t_ns: int) -> LogLine:
+        return LogLine(node, 0, 0, "stdout", t_ns, 0, t_ns, None, b"")
 
     parts = [Part([row("n1", 187), row("n1", 90)], False, 0, 0, 200, 0, None)]
     parts.append(Part([row("n2", 100)], False, 0, 0, 200, 0, None))
@@ -151,7 +151,7 @@ def test_how_many_lines_lie_beyond_those_that_are_here(tmp_path: Path, text: str
     async def scenario(cluster: Cluster, *nodes: NodeLink) -> None:
         for rank, node in enumerate(nodes):
             await node.written(rank, b"noise\nloss 1\n" * 1000)
-        selection = dataclasses.replace(ALL, filter=Filter(include=(text,))) if text else ALL
+        selection = dataclasses.replace(ALL, filter=RecordFilter(include=(text,))) if text else ALL
         every, feed = MergedFeed(cluster.source, selection), MergedFeed(cluster.source, selection)
         await every.show_begin(10)
         await load_all(every)

@@ -13,7 +13,7 @@ from textual.widgets import Input
 from remote_agent.wire import Answer
 from supervisor.errors import Unreachable
 from supervisor.logs.merge import Page
-from supervisor.logs.rows import Row
+from supervisor.logs.rows import LogLine
 from supervisor.logs.selection import Selection
 from supervisor.recording.player import Player
 from supervisor.recording.reading import load
@@ -222,7 +222,7 @@ def test_how_much_is_saved_goes_by_lines_where_most_came_at_once(
 
 
 def test_a_name_in_an_exported_line_is_text() -> None:
-    row = Row(f"n1{HOSTILE}", 0, 3, "stdout", 0, 0, 5, None, b"owned\x1b]0;x\x07")
+    row = LogLine(f"n1{HOSTILE}", 0, 3, "stdout", 0, 0, 5, None, b"owned\x1b]0;x\x07")
     check_harmless(LineFormat(time=False, source=True, colour=True).line(row).decode().removesuffix("\n"))
 
 

@@ -12,7 +12,7 @@ import pytest
 from textual.pilot import Pilot
 
 from remote_agent.logs import LogStore, logfile
-from supervisor.logs.selection import Filter, Selection
+from supervisor.logs.selection import RecordFilter, Selection
 from supervisor.tui.app import SupervisorApp
 from supervisor.tui.logs import finder
 from supervisor.tui.logs.feeds import RankFeed
@@ -32,7 +32,7 @@ Made = Callable[[Source, Selection], MergedFeed]
 
 
 def narrowed(selection: Selection) -> Selection:
-    return dataclasses.replace(selection, filter=Filter(include=("line|later",)))
+    return dataclasses.replace(selection, filter=RecordFilter(include=("line|later",)))
 
 
 def filtered(source: Source, selection: Selection) -> MergedFeed:

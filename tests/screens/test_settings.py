@@ -13,7 +13,7 @@ import pytest
 from supervisor.cli.options import read_theme
 from supervisor.cli.up import parse_up
 from supervisor.errors import UsageError
-from supervisor.logs.selection import Filter
+from supervisor.logs.selection import RecordFilter
 from supervisor.paths import themes_dir
 from supervisor.tui import keys, preferences, terminal
 from supervisor.tui import themes as theming
@@ -225,7 +225,7 @@ def test_a_broken_memory_is_as_if_never_written(text: str) -> None:
     assert (found.theme, found.log_time) == ("", True)
     assert found.nodes in ([], ["n1"])
     assert found.ranks in ([], [2])
-    assert found.log_filter in (Filter(), Filter(("a",)))
+    assert found.log_filter in (RecordFilter(), RecordFilter(("a",)))
 
 
 def test_memory_is_bounded_and_stays_in_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.tui import history as sparks
 from supervisor.tui.app import SupervisorApp
-from supervisor.tui.history import History, spark
+from supervisor.tui.history import RankHistory, spark
 from supervisor.tui.looks import Glyphs
 from supervisor.tui.model import Snapshot, take
 from supervisor.tui.rows.spans import row_width, text_of
@@ -79,7 +79,7 @@ def test_odd_documents_are_shown_as_unknown(odd: object) -> None:
         shown = take(session)
         texts = [text_of(column.cell(rank)) for column in rank_vitals(shown.ranks) for rank in shown.ranks]
         texts += [text_of(column.cell(row)) for column in node_vitals(shown.nodes, GLYPHS) for row in shown.nodes]
-        lines = [*node_usage_lines(shown.nodes[0], 80), *rank_lines(shown.ranks[0], History(), 60, GLYPHS)]
+        lines = [*node_usage_lines(shown.nodes[0], 80), *rank_lines(shown.ranks[0], RankHistory(), 60, GLYPHS)]
         texts += [text_of(line) for line in lines]
         assert not [text for text in texts if "nan" in text or "inf" in text or "[]" in text]
         assert all(GLYPHS.level(share(rank, metric) or 0) for rank in shown.ranks for metric in METRICS)
@@ -99,7 +99,7 @@ def test_old_values_are_dim_and_say_how_old_they_are() -> None:
 
 
 def test_history_keeps_the_last_minutes_of_one_generation() -> None:
-    history, shown = History(), snapshot(1)
+    history, shown = RankHistory(), snapshot(1)
     now = shown
     for number in range(100):
         rank = shown.ranks[1]

@@ -29,7 +29,7 @@ from remote_agent.wire import documents, gate
 
 if TYPE_CHECKING:
     from remote_agent.engine.boot_dir import BootDirectory
-    from remote_agent.engine.processes import Rank
+    from remote_agent.engine.processes import RankProcess
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -48,7 +48,7 @@ _PICKLES = ("_object_to_tensor", "_tensor_to_object")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 
 
-async def pulses(boot: BootDirectory, ranks: Sequence[Rank], stacks: bool) -> dict[str, dict[str, Any]]:
+async def pulses(boot: BootDirectory, ranks: Sequence[RankProcess], stacks: bool) -> dict[str, dict[str, Any]]:
     """Return the pulse of each of these ranks.
 
     t: monotonic seconds; state: the kernel's letter, D also when it sleeps on a file; cpu_s, io (bytes) and net (bytes
@@ -84,7 +84,7 @@ async def pulses(boot: BootDirectory, ranks: Sequence[Rank], stacks: bool) -> di
     return {str(one.rank): pulse for one, pulse in zip(ranks, each)}
 
 
-async def _pulse(boot: BootDirectory, one: Rank, tree: Tree, with_stack: bool) -> dict[str, Any]:
+async def _pulse(boot: BootDirectory, one: RankProcess, tree: Tree, with_stack: bool) -> dict[str, Any]:
     pulse: dict[str, Any] = {"t": time.monotonic(), **_process(one.pid, tree)}
     pulse.update({"deaf": False, "stack": "", "where": "", "calls": "", "parked": False, "inside": None, "groups": {}})
     pulse.update({"over": False, "net": None, "ended": None, "children": [], "ras": []})
@@ -106,7 +106,7 @@ def _waits(pulse: Mapping[str, Any]) -> bool:
     return bool(pulse["inside"]) or any("seq" in group for group in pulse["groups"].values())
 
 
-async def _look_closer(ranks: Sequence[Rank], pulses_: Mapping[int, dict[str, Any]], tree: Tree) -> None:
+async def _look_closer(ranks: Sequence[RankProcess], pulses_: Mapping[int, dict[str, Any]], tree: Tree) -> None:
     """Add `ended` and `children`, which take longer, to the pulses of ranks that may block others."""
     below = await children.children([one.pid for one in ranks], tree)
     stackless = [one.pid for one in ranks if not pulses_[one.rank]["stack"]]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.engine.engine import Engine
 from remote_agent.engine.launchers import own
-from remote_agent.engine.launchers.launcher import KILL_S, SWEEP_S, Context
+from remote_agent.engine.launchers.launcher import KILL_S, SWEEP_S, LaunchContext
 from remote_agent.engine.processes import Orphans, Worker
 from remote_agent.text.controls import escape_controls
 from remote_agent.wire import Channel
@@ -145,7 +145,7 @@ class Handover:
 
 
 async def _spawn(
-    handover: Handover, context: Context, order: Order, boot: BootDirectory, directories: dict[int, Path]
+    handover: Handover, context: LaunchContext, order: Order, boot: BootDirectory, directories: dict[int, Path]
 ) -> own.Spawned:
     """Have torchrun's main thread start the workers; they are children of this process all the same."""
     work = Work(order, boot, directories)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from remote_agent.engine.boot_dir import BootDirectory
     from remote_agent.engine.order import Order
-    from remote_agent.engine.processes import Orphans, Rank, Worker
+    from remote_agent.engine.processes import Orphans, RankProcess, Worker
     from remote_agent.engine.standby import Standby
     from remote_agent.vitals.host_notes import HostNotes
 
@@ -29,12 +29,12 @@ KILL_S = 10.0
 SWEEP_S = 2.0
 STUCK_HINT = "it is stuck in the kernel: look at dmesg"
 Notify = Callable[[str, "dict[str, Any]"], None]
-Launch = Callable[["Context", "Order"], Awaitable["WorkerGroup"]]
+Launch = Callable[["LaunchContext", "Order"], Awaitable["WorkerGroup"]]
 """Starts one generation's workers; raises OSError, RuntimeError, ValueError, Problem, then leaves nothing behind."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Context:
+class LaunchContext:
     """What the engine shares with its launchers."""
 
     job: str
@@ -50,14 +50,14 @@ class Context:
 class WorkerGroup:
     """One generation's workers on this node. An owner must await `run`."""
 
-    def __init__(self, context: Context, generation: int, boot: BootDirectory) -> None:
+    def __init__(self, context: LaunchContext, generation: int, boot: BootDirectory) -> None:
         self.generation = generation
         self.ended = asyncio.Event()
         """Set when every process is dead, reported and reaped, and no process of theirs is left."""
         self._boot = boot
         self._notes = context.notes
         self._orphans = context.orphans
-        self._ranks: Mapping[int, Rank] = {}
+        self._ranks: Mapping[int, RankProcess] = {}
         self._notify: Notify = lambda _op, _args: None
         self._all_dead = asyncio.Event()
         """Set when all children that we started are dead."""
@@ -97,7 +97,7 @@ class WorkerGroup:
         """Return the processes that we started and will reap."""
         raise NotImplementedError
 
-    def _alive(self) -> list[Rank]:
+    def _alive(self) -> list[RankProcess]:
         """Return the ranks that are alive at this moment."""
         return [rank for rank in self._ranks.values() if rank.is_alive]
 
@@ -175,7 +175,7 @@ class WorkerGroup:
         """Report that a rank is about to run the script."""
         self._notify("main", {"generation": self.generation, "rank": rank, "t_ns": t_ns})
 
-    async def _evidence(self, rank: Rank) -> dict[str, Any]:
+    async def _evidence(self, rank: RankProcess) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, evidence.read_evidence, rank.directory, len(self._ranks))
 

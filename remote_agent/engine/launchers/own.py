@@ -18,9 +18,9 @@ from typing import Any
 
 from remote_agent.base.tasks import within
 from remote_agent.engine import boot_dir
-from remote_agent.engine.launchers.launcher import KILL_S, STUCK_HINT, SWEEP_S, Context, Notify, WorkerGroup
+from remote_agent.engine.launchers.launcher import KILL_S, STUCK_HINT, SWEEP_S, LaunchContext, Notify, WorkerGroup
 from remote_agent.engine.order import Order, link_logs, link_nccl, rank_directories, worker_environment
-from remote_agent.engine.processes import Rank, Worker, exit_document
+from remote_agent.engine.processes import RankProcess, Worker, exit_document
 from remote_agent.engine.standby import Cold
 from remote_agent.wire import Problem
 
@@ -36,10 +36,12 @@ Spawned = tuple["dict[int, int]", Callable[[], None], "str | None"]
 
 "" for warm ones, None where ranks are never warm.
 """
-Spawn = Callable[[Context, Order, boot_dir.BootDirectory, "dict[int, Path]"], Awaitable[Spawned]]
+Spawn = Callable[[LaunchContext, Order, boot_dir.BootDirectory, "dict[int, Path]"], Awaitable[Spawned]]
 
 
-async def _spawn(context: Context, order: Order, boot: boot_dir.BootDirectory, directories: dict[int, Path]) -> Spawned:
+async def _spawn(
+    context: LaunchContext, order: Order, boot: boot_dir.BootDirectory, directories: dict[int, Path]
+) -> Spawned:
     leaked = context.torch.leaked_environment()
     envs = {local_rank: worker_environment(order, local_rank, leaked) for local_rank in directories}
     whole = {
@@ -66,7 +68,7 @@ def _reap(pids: list[int]) -> None:
             os.waitpid(pid, 0)
 
 
-async def start(context: Context, order: Order, spawn: Spawn = _spawn) -> WorkerGroup:
+async def start(context: LaunchContext, order: Order, spawn: Spawn = _spawn) -> WorkerGroup:
     """Start workers as children of this process."""
     directories = rank_directories(order)
     link_logs(order, directories)
@@ -85,7 +87,7 @@ async def start(context: Context, order: Order, spawn: Spawn = _spawn) -> Worker
 
 
 def _start_processes(
-    context: Context, order: Order, boot: Path, directories: dict[int, Path], envs: dict[int, dict[str, str]]
+    context: LaunchContext, order: Order, boot: Path, directories: dict[int, Path], envs: dict[int, dict[str, str]]
 ) -> Any:
     """Start the workers, in the thread that lives as long as this process; returns torch's PContext."""
     torch, commands = context.torch, {}
@@ -104,7 +106,7 @@ class OwnGroup(WorkerGroup):
 
     def __init__(
         self,
-        context: Context,
+        context: LaunchContext,
         generation: int,
         boot: boot_dir.BootDirectory,
         workers: list[Worker],
@@ -181,7 +183,7 @@ class OwnGroup(WorkerGroup):
     def _children(self) -> Sequence[Worker]:
         return list(self._workers.values())
 
-    def _alive(self) -> list[Rank]:
+    def _alive(self) -> list[RankProcess]:
         for worker in self._workers.values():
             worker.look(self._died)
         return super()._alive()

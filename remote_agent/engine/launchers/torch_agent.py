@@ -19,9 +19,9 @@ from typing import Any
 from remote_agent.base.proc import own_command
 from remote_agent.base.tasks import within
 from remote_agent.engine import boot_dir, evidence
-from remote_agent.engine.launchers.launcher import KILL_S, STUCK_HINT, SWEEP_S, Context, Notify, WorkerGroup
+from remote_agent.engine.launchers.launcher import KILL_S, STUCK_HINT, SWEEP_S, LaunchContext, Notify, WorkerGroup
 from remote_agent.engine.order import Order, worker_environment
-from remote_agent.engine.processes import Death, Rank, Worker, exit_document, signal_name
+from remote_agent.engine.processes import Death, RankProcess, Worker, exit_document, signal_name
 from remote_agent.wire import Problem
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ PASSED = (
 OF_TORCHRUN = ("OMP_NUM_THREADS", "PWD")
 
 
-class AssignedRank(Rank):
+class AssignedRank(RankProcess):
     """A rank that torch's agent has started. It is not our child, so only torch gets its exit status."""
 
     died_ns: int | None = None
@@ -68,7 +68,7 @@ class AssignedRank(Rank):
         self.end_watch()
 
 
-async def start(context: Context, order: Order) -> WorkerGroup:
+async def start(context: LaunchContext, order: Order) -> WorkerGroup:
     """Start torch's elastic agent in a process of its own."""
     order.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     boot = boot_dir.BootDirectory(order.log_dir)
@@ -119,7 +119,7 @@ class TorchAgentGroup(WorkerGroup):
     """One generation's torch agent on this node, and its workers."""
 
     def __init__(
-        self, context: Context, order: Order, boot: boot_dir.BootDirectory, process: subprocess.Popen[bytes]
+        self, context: LaunchContext, order: Order, boot: boot_dir.BootDirectory, process: subprocess.Popen[bytes]
     ) -> None:
         super().__init__(context, order.generation, boot)
         self._agent = Worker(-1, -1, process.pid, order.log_dir)

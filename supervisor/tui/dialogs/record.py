@@ -50,7 +50,7 @@ class RecordLine(NamedTuple):
     text: bytes
 
 
-class Record(NamedTuple):
+class RecordDetail(NamedTuple):
     """Facts about a record, and its text."""
 
     facts: list[str]
@@ -68,7 +68,7 @@ def extent(lines: Sequence[RecordLine], at: int) -> tuple[int, int]:
     return max(begin for begin in begins if begin <= at), min((b for b in begins if b > at), default=len(lines))
 
 
-async def fetch(source: Source, row: LogRow) -> Record:
+async def fetch(source: Source, row: LogRow) -> RecordDetail:
     """Return the record of a line; raises SupervisorError and the errors of a broken link."""
     place = {"generation": row.generation, "rank": row.rank, "stream": row.stream}
     ahead_ns = source.ahead_ns(row.node)
@@ -89,7 +89,7 @@ async def fetch(source: Source, row: LogRow) -> Record:
             break
     if not record:
         return alone(row)
-    return Record(facts(source.job, row, record), "\n".join(ansi.plain(line.text) for line in record))
+    return RecordDetail(facts(source.job, row, record), "\n".join(ansi.plain(line.text) for line in record))
 
 
 def _lines(answer: Answer, ahead_ns: int) -> list[RecordLine]:
@@ -106,9 +106,9 @@ def _lines(answer: Answer, ahead_ns: int) -> list[RecordLine]:
     ]
 
 
-def alone(row: LogRow) -> Record:
+def alone(row: LogRow) -> RecordDetail:
     """A record of this line only, until the others are loaded."""
-    return Record(
+    return RecordDetail(
         [f"line {row.line + 1:,} of {_file(row)}", f"arrived {values.date_ns(row.t_ns, millis=True)}"],
         ansi.plain(row.raw),
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from supervisor.logs.merge import Page
-    from supervisor.logs.rows import Row
+    from supervisor.logs.rows import LogLine
     from supervisor.logs.selection import Selection
     from supervisor.tui.source import Source
 
@@ -206,7 +206,7 @@ class Finder:
                 if part.low_ns <= row.t_ns < part.high_ns:
                     self._take(row)
 
-    async def _nearest(self, part: KnownSpan, way: int) -> tuple[list[Row], list[int]]:
+    async def _nearest(self, part: KnownSpan, way: int) -> tuple[list[LogLine], list[int]]:
         """Return the next hits on one side of a part, and the times beyond which nodes have more."""
         edges_ns: list[int] = []
 
@@ -237,7 +237,7 @@ class Finder:
     def _note_page(self, page: Page) -> None:
         self._pages.append(page)
 
-    def _take(self, row: Row) -> bool:
+    def _take(self, row: LogLine) -> bool:
         """Add a hit if its stream is shown and it is new."""
         if self._only not in (None, row.stream):
             return False

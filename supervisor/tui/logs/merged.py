@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from supervisor.logs.merge import Page
-    from supervisor.logs.rows import Row
+    from supervisor.logs.rows import LogLine
     from supervisor.logs.selection import Selection
     from supervisor.tui.source import Source
 
@@ -335,7 +335,7 @@ class MergedFeed(Feed):
     def _edge(self, number: int) -> int:
         return self._rows[self._order[number]].t_ns
 
-    def _update(self, rows: Iterable[Row], *, all_times: bool = False) -> list[LogRow]:
+    def _update(self, rows: Iterable[LogLine], *, all_times: bool = False) -> list[LogRow]:
         """Update loaded rows that have changed, such as a line that is complete now; return the others.
 
         Rows from before the loaded range, as pages with rare rows or without a node have them, are loaded later.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from supervisor.logs.fold import Fold
-    from supervisor.logs.rows import Row
+    from supervisor.logs.rows import LogLine
 
 LineKey = tuple[int, int, str, int]
 
@@ -72,7 +72,7 @@ def level_of(word: object) -> str:
     return _LEVELS.get(str(word or "").lower(), "")
 
 
-def taken(row: Row) -> LogRow:
+def taken(row: LogLine) -> LogRow:
     """A row of a page or of a hit."""
     place = (row.node, row.generation, row.rank, row.stream, row.line)
     return LogRow(*place, row.t_ns, level_of(row.level), row.text, cut=row.cut)

@@ -14,7 +14,7 @@ from supervisor.wording import usage, values
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from supervisor.tui.history import History
+    from supervisor.tui.history import RankHistory
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import NodeRow, RankRow
     from supervisor.tui.rows.spans import Row
@@ -172,7 +172,7 @@ def _line(
     return flow(((f"  {name:<9}", "dim"),), shown, width)
 
 
-def rank_lines(rank: RankRow, history: History, width: int, glyphs: Glyphs) -> list[Row]:
+def rank_lines(rank: RankRow, history: RankHistory, width: int, glyphs: Glyphs) -> list[Row]:
     """The facts of one rank, with bars of the last minutes."""
     state: Row = ((f"{rank.look.word}  {rank.outcome}".rstrip(), rank.look.role),)
     where = [((text, "dim"),) for text in (rank.node, f"local rank {rank.local_rank}", f"pid {rank.pid or '-'}")]

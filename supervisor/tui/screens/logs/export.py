@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from remote_agent.wire import Answer
     from supervisor.logs.merge import Page
-    from supervisor.logs.rows import Row
+    from supervisor.logs.rows import LogLine
     from supervisor.logs.selection import Selection
     from supervisor.tui.logs.feeds import Feed
     from supervisor.tui.logs.row import LineKey
@@ -58,7 +58,7 @@ class LineFormat:
     source: bool
     colour: bool = False
 
-    def line(self, row: Row) -> bytes:
+    def line(self, row: LogLine) -> bytes:
         """One line of the file; without its newline if its text is cut."""
         when = f"{values.date_ns(row.t_ns, millis=True)} " if self.time else ""
         who = f"{clean(row.node)}:{row.rank}| " if self.source else ""
@@ -120,7 +120,7 @@ class Export:
     async def _log(self, node: str, op: str, args: dict[str, Any]) -> Answer:
         return await asyncio.wait_for(self._source.log(node, op, args), DEADLINE)
 
-    async def _put(self, file: IO[bytes], rows: list[Row]) -> None:
+    async def _put(self, file: IO[bytes], rows: list[LogLine]) -> None:
         """Write lines in full, in a thread: a slow disk must not block the screen."""
         begin = 0
         for end, row in enumerate(rows, 1):
@@ -130,7 +130,7 @@ class Export:
                 begin = end
         await asyncio.to_thread(self._write, file, rows[begin:])
 
-    async def _put_rest(self, file: IO[bytes], row: Row) -> None:
+    async def _put_rest(self, file: IO[bytes], row: LogLine) -> None:
         """Write the rest of a cut line, or a note of how much of it is missing."""
         missing, held = row.cut, b""
         with contextlib.suppress(Unreachable, asyncio.TimeoutError):
@@ -146,7 +146,7 @@ class Export:
         end_text = cut_text(missing + len(held)) if missing else ""
         await asyncio.to_thread(file.write, f"{end_text}\n".encode())
 
-    def _write(self, file: IO[bytes], rows: Iterable[Row]) -> None:
+    def _write(self, file: IO[bytes], rows: Iterable[LogLine]) -> None:
         for row in rows:
             self.lines += 1
             if (row.generation, row.rank, row.stream, row.line) == self._wanted:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 from textual.widgets import Static
 
 from remote_agent.text.patterns import ignores_case
-from supervisor.logs.selection import ALL, LEVELS, Filter
+from supervisor.logs.selection import ALL, LEVELS, RecordFilter
 from supervisor.tui.logs.finder import compiled
 from supervisor.tui.logs.merged import LATEST_NS
 from supervisor.tui.rows.spans import clean
 
 if TYPE_CHECKING:
-    from supervisor.logs.selection import Filter
+    from supervisor.logs.selection import RecordFilter
     from supervisor.tui.logs.feeds import Feed
     from supervisor.tui.screens.logs.search import LogSearch
     from supervisor.tui.screens.logs.shown import ShownLog
@@ -35,7 +35,7 @@ class Chips(Static):
         super().__init__(markup=False, id=id)
         self.display = False
 
-    def show(self, chosen: Filter, feed: Feed | None, *, ascii_only: bool) -> None:
+    def show(self, chosen: RecordFilter, feed: Feed | None, *, ascii_only: bool) -> None:
         """Show the parts of the filter, and how many of the lines that were read pass."""
         self.display = bool(chosen)
         level = [f"{'>=' if ascii_only else '≥'}{chosen.level}"] if chosen.level else []
@@ -65,7 +65,7 @@ class LogFilter:
         self._shown = shown
         self._search = search
         self._ask = ask
-        self._removed: Filter = ALL
+        self._removed: RecordFilter = ALL
         """The filter that was switched off, to switch it on again."""
 
     def suspend(self) -> None:
@@ -95,7 +95,7 @@ class LogFilter:
         now = self._shown.filter
         return self._add(text, dataclasses.replace(now, exclude=(*now.exclude, text)))
 
-    def _add(self, text: str, chosen: Filter) -> str:
+    def _add(self, text: str, chosen: RecordFilter) -> str:
         """Use a filter with one more pattern; return an error in the pattern, or ""."""
         try:
             compiled(text, ignores_case(text))
@@ -130,7 +130,7 @@ class LogFilter:
         self._removed = now
         self._apply(chosen)
 
-    def _apply(self, chosen: Filter) -> None:
+    def _apply(self, chosen: RecordFilter) -> None:
         view, finder = self._shown.view, self._search.finder
         follows, feed = view.follow, view.feed
         t_ns, key = (LATEST_NS, None) if follows else self._shown.line_read()

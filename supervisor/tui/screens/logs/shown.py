@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from supervisor.logs.rows import clock_error_ms
-from supervisor.logs.selection import Filter, Selection
+from supervisor.logs.selection import RecordFilter, Selection
 from supervisor.tui.logs.feeds import BOTH, Feed, RankFeed
 from supervisor.tui.logs.folded import FoldedFeed
 from supervisor.tui.logs.merged import LATEST_NS, MergedFeed
@@ -64,11 +64,11 @@ class ShownLog:
             key = (*feed.file, place.line - 1)
             self.view.jump(feed.index_of(key) or 0, key)
 
-    def use_filter(self, chosen: Filter) -> None:
+    def use_filter(self, chosen: RecordFilter) -> None:
         """Use a filter for the next log that is opened."""
         self.filter = chosen
 
-    def open_filtered(self, chosen: Filter, key: LineKey | None) -> None:
+    def open_filtered(self, chosen: RecordFilter, key: LineKey | None) -> None:
         """Show what a filter passes; without a filter, show the generation of the line that is read."""
         self.filter = chosen
         feed = self._open()
