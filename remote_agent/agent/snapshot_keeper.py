@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from remote_agent.election.peers import PeerRefused, PeerUnreachable
 from remote_agent.snapshots.rules import InPlace, Moment, is_complete, judge, slot_of, stamp_of, step_of
 from remote_agent.snapshots.scan import is_open_for_writing, scan
-from remote_agent.snapshots.store import PIECE, Abandoned, Snapshot, Store, set_aside
+from remote_agent.snapshots.store import PIECE, Abandoned, Snapshot, Store, remove_asides, set_aside
 from remote_agent.wire import Answer, CallFailed, Channel, Items, Problem, WireError
 from remote_agent.wire.channel import refuse
 from remote_agent.wire.events import SNAPSHOT_LEFT_OUT, SNAPSHOT_NOT_KEPT, SNAPSHOT_UNNAMED
@@ -109,7 +109,11 @@ class SnapshotKeeper:
         self._known: dict[str, tuple[Mapping[str, Any], str | None]] = {}
         """By path: the stamps of what was last kept or left out there, and its id."""
         self._own: set[str] = set()
-        """Kept snapshots that ranks of this node have written."""
+        """Kept snapshots that ranks of this node have written: no other node has them unless this one has sent them."""
+        self._copied: set[str] = set()
+        """Kept snapshots that enough nodes of this group have."""
+        self._aside: list[str] = []
+        """What was hidden since the last report on it."""
         self._shared: dict[int, bool] = {}
         """By device: whether the other nodes see the same files there."""
         self._steps: deque[tuple[int, int]] = deque(maxlen=600)
@@ -118,6 +122,7 @@ class SnapshotKeeper:
         self._arriving: dict[str, asyncio.Task[None]] = {}
         self._refused: dict[str, str] = {}
         self._noticed: set[tuple[str, str]] = set()
+        """Warnings by their kind and what they are about, until that is well again."""
         self._free_at = 0.0
         self._member: MemberView | None = None
         self._tasks: Tasks | None = None
@@ -146,6 +151,8 @@ class SnapshotKeeper:
         """Note that a group is started here: what its ranks write is looked at."""
         self._hurry.clear()
         self._steps.clear()
+        # A node with a copy may have been lost.
+        self._copied.clear()
         self._group_ns = time.time_ns()
 
     def end_group(self) -> None:
@@ -186,10 +193,10 @@ class SnapshotKeeper:
                 await asyncio.wait({doing})
                 raise
 
-    def _notice(self, kind: str, message: str) -> None:
-        """Have the coordinator write a warning to the journal, once."""
-        if self._member is not None and (kind, message) not in self._noticed:
-            self._noticed.add((kind, message))
+    def _notice(self, kind: str, message: str, about: str = "") -> None:
+        """Have the coordinator write a warning to the journal, once for each thing that it is about."""
+        if self._member is not None and (kind, about or message) not in self._noticed:
+            self._noticed.add((kind, about or message))
             self._member.report("notice", {"kind": kind, "message": message})
 
     # Keeping what ranks save
@@ -201,9 +208,12 @@ class SnapshotKeeper:
         seen = await self._in_idle(scan, self._base, self._spec.snapshots)
         for problem in seen.problems:
             self._notice(SNAPSHOT_LEFT_OUT, problem)
+        here = {found.path for found in seen.found}
+        self._known = {path: known for path, known in self._known.items() if path in here}
         for found in seen.found:
-            if not self._is_known(found) and await self._in_idle(self._may_be_kept, found, self._moment()):
-                await self._keep(found)
+            is_new = not self._is_known(found) and await self._in_idle(self._may_be_kept, found, self._moment())
+            if is_new and await self._keep(found):
+                await self._in_idle(remove_asides, found)
 
     def _note_step(self, generation: int) -> None:
         steps = [seen["step"] for seen in self._logs.progress(generation).values() if seen["step"] is not None]
@@ -219,7 +229,8 @@ class SnapshotKeeper:
         return Moment(time.time_ns(), first_ns, self._group_ns)
 
     def _is_known(self, found: InPlace) -> bool:
-        return self._known.get(found.path, ({}, None))[0] == found.files
+        """Whether it was looked at as it is; its script may be removing it, one file after the other."""
+        return bool(found.files) and found.files.items() <= self._known.get(found.path, ({}, None))[0].items()
 
     @staticmethod
     def _may_be_kept(found: InPlace, moment: Moment) -> bool:
@@ -229,30 +240,32 @@ class SnapshotKeeper:
         places = [found.place.parent / path for path in found.files]
         return verdict.whole is True or found.changed_ns < moment.first_ns or not is_open_for_writing(places)
 
-    async def _keep(self, found: InPlace, *, at_once: bool = False) -> None:
+    async def _keep(self, found: InPlace, *, at_once: bool = False) -> bool:
         """Keep a complete snapshot, unless all nodes see the same files; `at_once`: a group waits for it."""
-        if await self._is_shared(found):
-            self._known[found.path] = found.files, None
-            return
-        own_step = step_of(found)
-        step = self._printed_step(found.changed_ns) if own_step is None else own_step
-
-        def keep() -> Snapshot:
-            stop = self._abandon.is_set if at_once else self._hurry.is_set
-            time_ns = found.changed_ns + self._shift_ns()
-            return self._store.keep(found, time_ns, step, exact=own_step is not None, stop=stop)
-
         try:
+            if await self._is_shared(found, ask_again=not at_once):
+                self._known[found.path] = found.files, None
+                return False
+            own_step = step_of(found)
+            step = self._printed_step(found.changed_ns) if own_step is None else own_step
+
+            def keep() -> Snapshot:
+                stop = self._abandon.is_set if at_once else self._hurry.is_set
+                time_ns = found.changed_ns + self._shift_ns()
+                return self._store.keep(found, time_ns, step, exact=own_step is not None, stop=stop)
+
             kept = await self._locked(asyncio.to_thread if at_once else self._in_idle, keep)
         except (Abandoned, FileNotFoundError):
             # It changed, or its script removed it: the next look sees what is there then.
-            return
+            return False
         except (OSError, Problem) as error:
             self._known[found.path] = found.files, None
-            self._notice(SNAPSHOT_NOT_KEPT, f"{found.path} is not kept: {error}")
-            return
+            self._notice(SNAPSHOT_NOT_KEPT, f"{found.path} is not kept: {error}", slot_of(found.path))
+            return False
         self._known[found.path] = found.files, kept.id
-        self._own.add(kept.id)
+        self._own = {kept.id, *self._own} & {one.id for one in self._store.kept}
+        self._noticed.discard((SNAPSHOT_NOT_KEPT, slot_of(found.path)))
+        return True
 
     def _printed_step(self, time_ns: int) -> int | None:
         """Return the step that ranks had printed by a time; a step is seen up to LOOK_S after it was printed."""
@@ -267,13 +280,14 @@ class SnapshotKeeper:
         own = names.index(self._node) if self._node in names else 0
         return [name for name in (*names[own:], *names[:own]) if name != self._node]
 
-    async def _is_shared(self, found: InPlace) -> bool:
-        """Whether the other nodes see the same files: then a copy of them saves nothing."""
+    async def _is_shared(self, found: InPlace, *, ask_again: bool = True) -> bool:
+        """Whether the other nodes see the same files: then a copy of them saves nothing. Raises OSError."""
         device = os.stat(found.place.parent).st_dev
-        if device not in self._shared:
+        # A node may see a new file of a shared file system some seconds late.
+        if device not in self._shared or (ask_again and not self._shared[device]):
             question = {"path": found.path, "files": {path: list(stamp) for path, stamp in found.files.items()}}
             asking = [self._peers.ask(name, "snapshot_sees", question) for name in self._others()]
-            answers = [bool(answer["sees"]) for answer in await asyncio.gather(*asking) if answer]
+            answers = [bool(answer.get("sees")) for answer in await asyncio.gather(*asking) if answer]
             if not answers:
                 return False
             self._shared[device] = all(answers)
@@ -291,28 +305,36 @@ class SnapshotKeeper:
         return Answer({"sees": await asyncio.to_thread(sees)})
 
     async def _send_copies(self) -> None:
-        """Offer the newest snapshots that this node's ranks have written to other nodes, until enough have them."""
+        """Offer the newest snapshots to other nodes until enough have them."""
         newest = {one.slot: one for one in self._store.kept}
         for one in newest.values():
-            if one.id in self._own and await self._offer(one):
-                self._own.discard(one.id)
+            if one.id not in self._copied and await self._offer(one.id):
+                self._copied.add(one.id)
 
-    async def _offer(self, snapshot: Snapshot) -> bool:
+    async def _offer(self, name: str) -> bool:
         """Return whether enough nodes have it; those that are on their way to it are asked again later."""
+        # What came from another node, or was kept before this agent was started, may have its copies already.
+        if name not in self._own and await self._count_copies(name, take=False) >= COPIES:
+            return True
+        return await self._count_copies(name, take=True) >= COPIES
+
+    async def _count_copies(self, name: str, *, take: bool) -> int:
+        """Return how many other nodes have a snapshot; `take`: those that lack it fetch it, until enough do."""
         having = arriving = 0
-        for name in self._others():
+        for node in self._others():
             if having + arriving >= COPIES:
                 break
-            answer = await self._peers.ask(name, "snapshot_offer", {"id": snapshot.id})
+            answer = await self._peers.ask(node, "snapshot_offer", {"id": name, "take": take})
             having += bool(answer and answer.get("has"))
             arriving += bool(answer and answer.get("arrives"))
-        return having >= COPIES
+        return having
 
     async def _hear_offer(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
         name = str(args["id"])
         if any(one.id == name for one in self._store.kept):
             return Answer({"has": True})
-        if not self._spec.snapshots or name in self._refused or self._tasks is None:
+        wanted = bool(self._spec.snapshots and args.get("take", True))
+        if not wanted or name in self._refused or self._tasks is None:
             return Answer({"refused": self._refused.get(name, "")})
         if name not in self._arriving:
             self._arriving[name] = self._tasks.spawn(self._take(node, name), f"snapshot {name}")
@@ -322,15 +344,14 @@ class SnapshotKeeper:
         try:
             snapshot = await self._pull(node, name, slow=True)
             await self._locked(self._in_idle, self._store.add, snapshot)
-        except CallFailed as error:
-            # Its node keeps newer ones by now, and offers those.
+            self._noticed.discard((SNAPSHOT_NOT_KEPT, node))
+        except (CallFailed, PeerRefused, PeerUnreachable, WireError, asyncio.TimeoutError, Abandoned) as error:
+            # It is offered again, and goes on where it was cut; or its node keeps newer ones by now, and offers those.
             log.info("snapshot %s from %s: %s", name, node, error)
         except (OSError, Problem) as error:
             self._refused[name] = str(error)
-            self._notice(SNAPSHOT_NOT_KEPT, f"a copy of a snapshot of {node} is not kept here: {error}")
-        except (PeerRefused, PeerUnreachable, WireError, asyncio.TimeoutError) as error:
-            # It is offered again, and goes on where it was cut.
-            log.info("snapshot %s from %s: %s", name, node, error)
+            self._notice(SNAPSHOT_NOT_KEPT, f"a copy of a snapshot of {node} is not kept here: {error}", node)
+            await self._locked(self._in_idle, self._store.give_up, name)
         finally:
             self._arriving.pop(name, None)
 
@@ -351,7 +372,7 @@ class SnapshotKeeper:
                         here += len(piece.body)
                 finally:
                     await pieces.aclose()
-                await self._locked(work, self._store.complete, sha)
+                await self._locked(work, self._store.complete, sha, self._abandon.is_set)
         return snapshot
 
     @contextlib.asynccontextmanager
@@ -396,21 +417,43 @@ class SnapshotKeeper:
     # Before a group starts
 
     async def hold(self) -> list[dict[str, Any]]:
-        """Return all that this node keeps, with what was saved last; no group runs here."""
+        """Return all that this node keeps, with what was saved last, and hide what is torn; no group runs here."""
         self._hurry.set()
         self._abandon.clear()
         self._group_ns = None
-        moment = self._moment()
-        for found in (await asyncio.to_thread(scan, self._base, self._spec.snapshots)).found:
-            if not self._is_known(found) and await asyncio.to_thread(self._may_be_kept, found, moment):
-                await self._keep(found, at_once=True)
+        try:
+            await self._locked(asyncio.to_thread, self._store.check)
+            for found in (await asyncio.to_thread(scan, self._base, self._spec.snapshots)).found:
+                if not self._is_known(found):
+                    await self._hold(found, self._moment())
+        except OSError as error:
+            # What is kept so far counts; whether the disk takes more is seen when a snapshot is put in place.
+            log.warning("snapshots: %s", error)
         return self.heads()
+
+    async def _hold(self, found: InPlace, moment: Moment) -> None:
+        if await asyncio.to_thread(self._may_be_kept, found, moment):
+            await self._keep(found, at_once=True)
+        elif await asyncio.to_thread(self._is_left_torn, found, moment):
+            self._aside.append(f"{found.path} -> {await asyncio.to_thread(set_aside, found)}")
+
+    def _is_left_torn(self, found: InPlace, moment: Moment) -> bool:
+        """Whether ranks of this job have ended in the middle of it, and left what their script cannot read."""
+        try:
+            changed_ns = found.changed_ns or os.lstat(found.place).st_mtime_ns
+            is_shared = self._shared.get(os.stat(found.place.parent).st_dev, False)
+        except OSError:
+            return False
+        places = [found.place.parent / path for path in found.files]
+        is_ours = changed_ns >= moment.first_ns and not is_shared
+        return is_ours and found.is_torn() and not is_open_for_writing(places)
 
     async def restore(self, chosen: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Put the chosen snapshots in place, and hide newer ones; returns the report, with `problem` where it fails."""
         self._abandon.clear()
         began = time.monotonic()
-        report: dict[str, Any] = {"ids": [str(one["id"]) for one in chosen], "bytes": 0, "placed": {}, "aside": []}
+        ids, aside, self._aside = [str(one["id"]) for one in chosen], self._aside, []
+        report: dict[str, Any] = {"ids": ids, "bytes": 0, "placed": {}, "aside": aside}
         try:
             for one in chosen:
                 await self._restore(one, report)
@@ -426,23 +469,30 @@ class SnapshotKeeper:
         seen = await asyncio.to_thread(scan, self._base, self._spec.snapshots)
         series = [found for found in seen.found if slot_of(found.path) == slot_of(path)]
         current = next((found for found in series if found.path == path), None)
-        if current is None or not await asyncio.to_thread(self._is_the_same, current, chosen):
-            snapshot, source = await self._obtain(chosen)
+        stays = current is not None and await asyncio.to_thread(self._is_the_same, current, chosen)
+        obtained = None if stays else await self._obtain(chosen)
+        for found in series:
+            # Also the one whose place is taken: it may be complete, and could not be kept.
+            if found.changed_ns > changed_ns + SAME_NS and not (stays and found is current):
+                report["aside"].append(f"{found.path} -> {await asyncio.to_thread(set_aside, found)}")
+        if obtained is not None:
+            snapshot, source = obtained
             stop = self._abandon.is_set
             placed = await self._locked(asyncio.to_thread, self._store.put_in_place, snapshot, changed_ns, stop)
             await self._locked(asyncio.to_thread, self._store.add, snapshot)
             self._known[path] = placed.files, snapshot.id
             report["placed"][snapshot.id] = source
             report["bytes"] += snapshot.size if source else 0
-        for found in series:
-            if found.path != path and found.changed_ns > changed_ns + SAME_NS:
-                report["aside"].append(f"{found.path} -> {await asyncio.to_thread(set_aside, found)}")
 
     def _is_the_same(self, current: InPlace, chosen: Mapping[str, Any]) -> bool:
         """Whether a rank resumes from the same step with what lies in place."""
         files, name = self._known.get(current.path, ({}, None))
-        if files == current.files and name == chosen["id"]:
-            return True
+        if self._is_known(current):
+            if current.files != files:
+                # Its script was removing it.
+                return False
+            if name == chosen["id"]:
+                return True
         is_named = bool(chosen.get("exact")) and step_of(current) == chosen.get("step")
         return is_named and judge(current).whole is True
 
@@ -460,7 +510,7 @@ class SnapshotKeeper:
         for holder in chosen["holders"]:
             try:
                 return await self._pull(str(holder), name, slow=False), str(holder)
-            except (PeerRefused, PeerUnreachable, WireError, CallFailed, asyncio.TimeoutError, KeyError) as error:
+            except (PeerRefused, PeerUnreachable, WireError, Problem, asyncio.TimeoutError, KeyError) as error:
                 reasons.append(f"{holder}: {error}")
         raise Problem("no_snapshot", f"no node sent {chosen['path']}: {'; '.join(reasons)}")
 

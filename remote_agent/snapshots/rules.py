@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 TRAINER_STATE, DCP_METADATA, INDEX = "trainer_state.json", ".metadata", ".safetensors.index.json"
 DCP_PART, SAFETENSORS = ".distcp", ".safetensors"
+# Files that a script loads with torch: one without a whole header is torn, not of another form.
+TORCH_NAMES = (".pt", ".pth", ".ckpt", ".bin")
 # The Trainer writes the states of random numbers after its marker; others may close a file after its last byte.
 SETTLE_NS = 2_000_000_000
 # More than the header of any model, and than a state that lists every log entry of a long run.
@@ -69,6 +71,12 @@ class InPlace(NamedTuple):
     def changed_ns(self) -> int:
         """When it was last written to, by this machine's clock."""
         return max((stamp[1] for stamp in self.files.values()), default=0)
+
+    def is_torn(self) -> bool:
+        """Whether a script would find a snapshot there that it cannot read; also an empty directory of a Trainer."""
+        verdict = judge(self)
+        # What DCP's `.metadata` names may lie on other nodes.
+        return verdict.form not in ("", "dcp") and verdict.whole is False
 
 
 def stamp_of(info: os.stat_result) -> Stamp:
@@ -137,6 +145,8 @@ def _judge_file(path: Path) -> Verdict:
         except (zipfile.BadZipFile, ValueError, NotImplementedError):
             return Verdict("torch", False)
         return Verdict("torch" if any(name.endswith("data.pkl") for name in names) else "", True)
+    if len(head) < 4 and path.name.endswith(TORCH_NAMES):
+        return Verdict("torch", False)
     return Verdict("", None if head else False)
 
 
@@ -157,7 +167,8 @@ def _is_whole_safetensors(path: Path) -> bool:
 def _judge_directory(found: InPlace) -> Verdict:
     names = {path.rpartition("/")[2]: found.place.parent / path for path in found.files}
     inside = set(found.files)
-    torn = any(_judge_file(path).whole is False for name, path in names.items() if name.endswith((SAFETENSORS, ".pt")))
+    loaded = (path for name, path in names.items() if name.endswith((SAFETENSORS, *TORCH_NAMES)))
+    torn = any(_judge_file(path).whole is False for path in loaded)
     parts = [index for name, index in names.items() if name.endswith(INDEX)]
     has_parts = all(_index_parts(index) <= {path.rpartition("/")[2] for path in inside} for index in parts)
     if any(name.endswith(DCP_PART) for name in names) or DCP_METADATA in names:

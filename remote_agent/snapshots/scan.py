@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
@@ -142,31 +142,46 @@ class _Walk:
             if entry.is_symlink():
                 if is_match and not is_inside(place, self._base, self._text):
                     self.problems.append(self._leads_out(place))
+                elif is_match:
+                    self.problems.append(f"snapshots: {name} is a link: other nodes get what it leads to, not the link")
             elif entry.is_dir(follow_symlinks=False):
                 if is_match and is_directory_form(entry.name, self._names(place)):
-                    yield InPlace(name, place, dict(self._inside(place, entry.name)))
+                    yield from self._directory(name, place)
                 elif is_match or _leads_on(self._pattern, parts):
                     yield from self._look(place)
             elif is_match:
-                stamp = _stamp(entry)
-                if stamp is not None:
-                    yield InPlace(name, place, {entry.name: stamp})
+                with contextlib.suppress(FileNotFoundError):
+                    stamp = _stamp(entry)
+                    if stamp is not None:
+                        yield InPlace(name, place, {entry.name: stamp})
 
-    def _inside(self, directory: Path, prefix: str) -> Iterator[tuple[str, Stamp]]:
-        for entry in self._entries(directory):
+    def _directory(self, name: str, place: Path) -> Iterator[InPlace]:
+        """Yield a directory that is one snapshot, with all its files or not at all."""
+        files = dict(self._inside(place, place.name))
+        odd = next((path for path, stamp in files.items() if stamp is None), None)
+        if odd is not None:
+            self.problems.append(f"snapshots: {name} is left out: {odd.partition('/')[2]} in it is not a plain file")
+        elif self._left > 0:
+            yield InPlace(name, place, {path: stamp for path, stamp in files.items() if stamp is not None})
+
+    def _inside(self, directory: Path, prefix: str) -> Iterator[tuple[str, Stamp | None]]:
+        """Yield the stamp of each file below a directory, None for what is not a plain file."""
+        for entry in self._entries(directory, is_left_out=_is_temporary):
             name = f"{prefix}/{entry.name}"
             if entry.is_dir(follow_symlinks=False):
                 yield from self._inside(directory / entry.name, name)
-            elif (stamp := _stamp(entry)) is not None:
-                yield name, stamp
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    yield name, _stamp(entry)
 
     def _names(self, directory: Path) -> list[str]:
         return [entry.name for entry in self._entries(directory)]
 
-    def _entries(self, directory: Path) -> list[os.DirEntry[str]]:
-        """Return what lies in a directory; a script may remove it meanwhile."""
+    def _entries(self, directory: Path, is_left_out: Callable[[str], bool] | None = None) -> list[os.DirEntry[str]]:
+        """Return what lies in a directory, but for what is hidden or temporary; a script may remove it meanwhile."""
+        left_out = is_left_out or _is_aside
         with contextlib.suppress(OSError), os.scandir(directory) as entries:
-            kept = [entry for entry in entries if not _is_aside(entry.name)][: max(0, self._left)]
+            kept = [entry for entry in entries if not left_out(entry.name)][: max(0, self._left)]
             self._left -= len(kept)
             return sorted(kept, key=lambda entry: entry.name)
         return []
@@ -174,11 +189,14 @@ class _Walk:
 
 def _is_aside(name: str) -> bool:
     """Whether a file is hidden or temporary: no snapshot, or none yet."""
-    return name.endswith(_TEMPORARY) or name == "__pycache__" or (name.startswith(".") and name != DCP_METADATA)
+    return _is_temporary(name) or (name.startswith(".") and name != DCP_METADATA)
+
+
+def _is_temporary(name: str) -> bool:
+    return name.endswith(_TEMPORARY) or name == "__pycache__"
 
 
 def _stamp(entry: os.DirEntry[str]) -> Stamp | None:
-    with contextlib.suppress(OSError):
-        info = entry.stat(follow_symlinks=False)
-        return stamp_of(info) if is_regular(info) else None
-    return None
+    """Return a plain file's stamp, None for anything else; raises FileNotFoundError."""
+    info = entry.stat(follow_symlinks=False)
+    return stamp_of(info) if is_regular(info) else None

@@ -36,6 +36,7 @@ RESERVED_SHARE = 0.1
 # ioctl FICLONE: the copy shares its blocks with the original until one of them is written to.
 _CLONE = 0x40049409
 _ID = re.compile(r"[0-9a-f]{12}")
+_ASIDE = re.compile(r"\.(.+)\.aside\d+")
 Stop = Callable[[], Union[bool, None]]
 
 
@@ -100,7 +101,10 @@ class Store:
     """What one node keeps of one job's snapshots; not for use by two threads at once."""
 
     def __init__(self, root: Path, base: Path, patterns: Sequence[str], limit: int = 0) -> None:
-        """`base`: the working directory; `limit`: bytes that all kept snapshots may use, 0 for no other than free."""
+        """`root`: a directory in the job's own; `base`: the working directory.
+
+        `limit`: bytes that all kept snapshots may use, 0 for no other than free.
+        """
         self._root = root
         self._contents = root / "contents"
         self._base = base
@@ -120,6 +124,16 @@ class Store:
                         head, _, body = (self._root / name).read_bytes().partition(b"\n")
                         snapshot = Snapshot.read(json.loads(head), body)
                         self._kept[snapshot.id] = snapshot
+        self.check()
+        # Copies that were begun; what has arrived of a content is not thrown away.
+        for path in self._contents.glob("*.copy"):
+            path.unlink()
+
+    def check(self) -> None:
+        """Forget snapshots of which a content is gone: other nodes would ask for them in vain. Raises OSError."""
+        for one in self.kept:
+            if any(_size(self.path_of(file.sha256)) != file.size for file in one.manifest.files.values()):
+                self._drop([one])
 
     @property
     def kept(self) -> tuple[Snapshot, ...]:
@@ -144,11 +158,16 @@ class Store:
 
     def keep(self, found: InPlace, time_ns: int, step: int | None, *, exact: bool, stop: Stop) -> Snapshot:
         """Copy a complete snapshot and keep it; raises Abandoned, Problem where it does not fit, OSError."""
-        self.make_room(slot_of(found.path), sum(stamp[0] for stamp in found.files.values()))
+        # It lies in place, so the last copy of an older one may go.
+        self.make_room(slot_of(found.path), sum(stamp[0] for stamp in found.files.values()), spare=0)
         self._contents.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files = {path: self._take(found.place.parent / path, stop) for path in found.files}
-        if any(stamp_of(os.lstat(found.place.parent / path)) != stamp for path, stamp in found.files.items()):
-            raise Abandoned
+        try:
+            files = {path: self._take(found.place.parent / path, stop) for path in found.files}
+            if any(stamp_of(os.lstat(found.place.parent / path)) != stamp for path, stamp in found.files.items()):
+                raise Abandoned
+        except BaseException:
+            self._sweep()
+            raise
         snapshot = Snapshot(found.path, time_ns, step, exact, Manifest(files, {}, {}))
         self.add(snapshot)
         return snapshot
@@ -196,19 +215,26 @@ class Store:
         with open(part, "ab", buffering=0) as file:
             _write(file.fileno(), piece)
 
-    def complete(self, sha: str) -> None:
-        """Take a content that has arrived, if it is what its name says; raises Problem, OSError."""
+    def complete(self, sha: str, stop: Stop) -> None:
+        """Take a content that has arrived, if it is what its name says; raises Abandoned, Problem, OSError."""
         part = self._contents / f"{sha}.part"
         part.touch()
         digest = hashlib.sha256()
         with open(part, "rb", buffering=0) as file:
             while piece := file.read(PIECE):
+                if stop():
+                    raise Abandoned
                 digest.update(piece)
             os.fsync(file.fileno())
         if digest.hexdigest() != sha:
             part.unlink()
-            raise Problem("bad_piece", "a copy of a snapshot arrived damaged, and is sent again")
+            raise Problem("bad_piece", "a copy of a snapshot arrived damaged")
         os.replace(part, self._contents / sha)
+
+    def give_up(self, name: str) -> None:
+        """Remove what has arrived of a snapshot that does not fit; raises OSError."""
+        if self._expected.pop(name, None) is not None:
+            self._sweep()
 
     def add(self, snapshot: Snapshot) -> None:
         """Keep a snapshot whose contents are here, and drop what is too old; raises OSError."""
@@ -226,12 +252,15 @@ class Store:
         """Return where a content lies."""
         return self._contents / sha
 
-    def make_room(self, slot: str, needed: int) -> None:
-        """Drop older copies of the same series, but for one, until a new one fits; raises Problem."""
-        while (lacking := self._lacking(needed)) and len(older := [one for one in self.kept if one.slot == slot]) > 1:
-            self._drop(older[:1])
+    def make_room(self, slot: str, needed: int, *, spare: int = 1) -> None:
+        """Drop older copies of the same series, but for `spare` of them, until a new one fits; raises Problem."""
+        series = [one for one in self.kept if one.slot == slot]
+        older = series[: max(0, len(series) - spare)]
+        lacking = self._lacking(needed - sum(one.size for one in older))
         if lacking:
             raise Problem("no_room", f"no room for a copy of {slot}: {lacking}")
+        while older and self._lacking(needed):
+            self._drop([older.pop(0)])
 
     def _lacking(self, needed: int) -> str:
         """Say why so many bytes do not fit, "" where they do."""
@@ -249,11 +278,17 @@ class Store:
             del self._kept[one.id]
         newest = {one.slot: one.time_ns for one in self.kept}
         self._expected = {name: one for name, one in self._expected.items() if one.time_ns > newest.get(one.slot, 0)}
+        if snapshots:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove the contents that no snapshot needs."""
         wanted = (*self._kept.values(), *self._expected.values())
         used = {file.sha256 for one in wanted for file in one.manifest.files.values()}
-        for name in os.listdir(self._contents) if snapshots else ():
-            if name.partition(".")[0] not in used:
-                (self._contents / name).unlink()
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self._contents):
+                if name.partition(".")[0] not in used:
+                    (self._contents / name).unlink()
 
     def put_in_place(self, snapshot: Snapshot, changed_ns: int, stop: Stop) -> InPlace:
         """Put a kept snapshot where the script looks for it, at once; raises Abandoned, Problem, OSError.
@@ -263,7 +298,9 @@ class Store:
         self.check_place(snapshot)
         place = self.place_of(snapshot)
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        work = place.parent / f".{place.name}.{secrets.token_hex(6)}.tmp"
+        # The same name each time: what a loss of power has left is removed by the next one.
+        work = place.parent / f".{place.name}.{self._root.parent.name}.tmp"
+        shutil.rmtree(work, ignore_errors=True)
         try:
             work.mkdir(mode=0o700)
             for path, file in snapshot.manifest.files.items():
@@ -288,6 +325,18 @@ def set_aside(found: InPlace) -> str:
         number += 1
     os.rename(found.place, aside)
     return aside.name
+
+
+def remove_asides(found: InPlace) -> None:
+    """Remove what was hidden of the series of a snapshot that the job has saved since; raises OSError."""
+    for name in os.listdir(found.place.parent):
+        match = _ASIDE.fullmatch(name)
+        if match is not None and slot_of(match[1]) == slot_of(found.place.name):
+            aside = found.place.with_name(name)
+            if aside.is_dir() and not aside.is_symlink():
+                shutil.rmtree(aside)
+            else:
+                aside.unlink()
 
 
 def _clone(target: int, source: int) -> bool:

@@ -135,6 +135,21 @@ def test_an_operator_goes_back_and_what_came_after_it_no_longer_counts() -> None
     assert in_place(world) == {("next",)}
 
 
+def test_who_goes_forth_again_to_what_was_skipped_stays_there() -> None:
+    world = job()
+    first, second = kept("first", 10, 20), kept("second", 30, 40)
+    for machine in world.machines.values():
+        machine.snapshots = [first, second]
+        world.feed(inputs.Beat(machine.name, snapshots=(first, second)))
+    for wall_ns, name in ((50, "first"), (60, "second")):
+        world.wall_ns = wall_ns
+        world.feed(inputs.Restart("me", snapshot=name))
+        world.settle()
+    world.fail(1)
+    world.settle()
+    assert in_place(world) == {("second",)}
+
+
 def test_the_status_names_each_snapshot_once_with_the_nodes_that_have_it() -> None:
     world = job()
     world.feed(inputs.Beat("n1", snapshots=(kept("a", 1, 20), kept("b", 2, 30))))
