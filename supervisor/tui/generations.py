@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from remote_agent.wire.events import PHASE_EVENTS, EventType, phases_of
 from supervisor.tui.rows.spans import entries
-from supervisor.wording.events import CAUSES, cause_text, tree_text
+from supervisor.wording.events import CAUSES, cause_text, starts_text, tree_text
 from supervisor.wording.usage import part
 from supervisor.wording.values import clock
 
@@ -45,6 +45,8 @@ class Run:
     """Its work tree, in words; "" for that of the launch."""
     phases: dict[str, float] = dataclasses.field(default_factory=dict)
     """Milliseconds; empty until it runs."""
+    starts: str = ""
+    """Whether its ranks were started warm, in words; "" where no node says."""
     ended_at: str = ""
     how: str = ""
     """How it ended, "" while it has not."""
@@ -104,7 +106,7 @@ class Runs:
         elif not self.runs:
             return
         elif kind in PHASE_EVENTS:
-            self.runs[-1].phases = {**self.runs[-1].phases, **phases_of(facts)}
+            self._running(facts)
         elif kind == EventType.GENERATION_STOPPED:
             self._cause = str(facts.get("cause") or "")
             self.runs[-1].ended_at = str(event.get("time") or "")
@@ -133,6 +135,11 @@ class Runs:
             )
         )
         self._cause, self._notes = "", {}
+
+    def _running(self, facts: Json) -> None:
+        run = self.runs[-1]
+        run.phases = {**run.phases, **phases_of(facts)}
+        run.starts = starts_text(facts["starts"]) if facts.get("starts") else run.starts
 
     def _word(self) -> str:
         known = CAUSES.get(self._cause)

@@ -249,7 +249,7 @@ def starts_text(starts: Mapping[str, Document]) -> str:
     for name, start in starts.items():
         if not start["warm"]:
             nodes.setdefault(str(start["why"]), []).append(name)
-    cold = "; ".join(f"cold on {' '.join(names)}: {why}" for why, names in nodes.items())
+    cold = "; ".join(f"cold on {fold(names)}: {why}" for why, names in nodes.items())
     return cold or "warm"
 
 

@@ -13,7 +13,7 @@ from remote_agent.text.names import ranges
 from remote_agent.wire.events import ENDED_STATES, Condition, phases_of
 from supervisor.inventory.pattern import fold
 from supervisor.wording import usage
-from supervisor.wording.events import phases_text, start_text, variables
+from supervisor.wording.events import phases_text, start_text, starts_text, variables
 from supervisor.wording.incidents import hang_step, standing
 from supervisor.wording.values import age, date, date_ns, one_line, or_dash, size, table
 
@@ -107,6 +107,7 @@ def status_tail(status: Document) -> list[str]:
     lines = [f"next: {one_line(following)}"] if following else []
     if start := start_of(status):
         lines.append(f"{start}: {phases_text(phases_of(status['phases']))}")
+    lines += warm_lines(status)
     if status.get("environment"):
         lines.append(f"set by operators: {one_line(environment(status))}")
     if (tree := status.get("tree")) and tree.get("previous"):
@@ -125,6 +126,33 @@ def status_tail(status: Document) -> list[str]:
             f"note: {status.get('node')} answers, but the coordinator is unreachable; this status may be out of date"
         )
     return lines
+
+
+def warm_lines(status: Document) -> list[str]:
+    """Return whether the ranks were started warm, and whether the next ones will be; the reasons where they are not."""
+    nodes = status.get("nodes", ())
+    starts = {one_line(node["name"]): node["start"] for node in nodes if node.get("start")}
+    lines = [f"ranks started {one_line(starts_text(starts))}"] if starts else []
+    groups: dict[str, list[Document]] = {}
+    for node in nodes if status.get("state") not in ENDED_STATES else ():
+        waiting = node.get("standby") or {}
+        text = _NEXT_START.get(str(waiting.get("state")), "").format(why=waiting.get("why"))
+        groups.setdefault(text, []).append(node)
+    parts = [
+        f"{fold(one_line(node['name']) for node in group)} {text}{_memory(group)}"
+        for text, group in groups.items()
+        if text
+    ]
+    return [*lines, f"next start: {one_line('; '.join(parts))}"] if parts else lines
+
+
+# By the state of a node's waiting process.
+_NEXT_START = {"ready": "warm", "loading": "cold until modules are loaded", "failed": "cold: {why}"}
+
+
+def _memory(nodes: Sequence[Document]) -> str:
+    most_mb = max(int(node["standby"].get("mb") or 0) for node in nodes)
+    return f" ({most_mb} MB{' each' if len(nodes) > 1 else ''})" if most_mb else ""
 
 
 def status_lines(status: Document) -> list[str]:

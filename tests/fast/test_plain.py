@@ -119,6 +119,39 @@ def test_status_shows_the_job_nodes_ranks_and_incident() -> None:
     assert "next: waiting for nodes" in text
 
 
+@pytest.mark.parametrize(
+    ("why", "standby", "texts"),
+    [
+        (["", ""], [("ready", 283), ("ready", 290)], ["ranks started warm", "next start: n[1-2] warm (290 MB each)"]),
+        (
+            ["", "it has died"],
+            [("ready", 283), ("loading", 0)],
+            ["ranks started cold on n2: it has died", "next start: n1 warm (283 MB); n2 cold until modules are loaded"],
+        ),
+        (
+            ["x", "x"],
+            [("failed", 0), None],
+            ["ranks started cold on n[1-2]: x", "next start: n1 cold: memory is short"],
+        ),
+        ([None, None], [None, None], []),
+    ],
+)
+def test_status_says_whether_starts_are_warm_and_why_not(why: list[Any], standby: list[Any], texts: list[str]) -> None:
+    nodes = [
+        {
+            **STATUS["nodes"][0],
+            "name": f"n{number + 1}",
+            "start": None if why[number] is None else {"warm": not why[number], "why": why[number]},
+            "standby": one and {"state": one[0], "mb": one[1], "pid": 5, "modules": 9, "why": "memory is short"},
+        }
+        for number, one in enumerate(standby)
+    ]
+    tail = status_tail({**STATUS, "nodes": nodes})
+    assert [line for line in tail if line.startswith(("ranks started", "next start"))] == texts
+    over = status_tail({**STATUS, "nodes": nodes, "state": "succeeded"})
+    assert not any(line.startswith("next start") for line in over)
+
+
 HANG: dict[str, Any] = {
     **INCIDENT, "summary": "rank 3 (n2): stopped by a signal", "hint": "kill -CONT resumes it", "ongoing": True,
     "times_out_at": "2026-11-20T10:30:00.000Z", "restarts_at": None, "state": "open", "ended_at": None, "over": None,

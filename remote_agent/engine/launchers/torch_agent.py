@@ -125,6 +125,7 @@ class TorchAgentGroup(WorkerGroup):
         self._agent = Worker(-1, -1, process.pid, order.log_dir)
         self._process = process
         self._log_dir = order.log_dir
+        self._why_cold = "torch's own agent starts the ranks" if order.standby else None
         self._assigned: dict[int, AssignedRank] = {}
         self._error = ""
         """The message with which torch's agent failed."""
@@ -132,7 +133,8 @@ class TorchAgentGroup(WorkerGroup):
         """When we first signalled torch's agent: we caused what it does from then on."""
 
     def answer(self) -> dict[str, Any]:
-        return {"ranks": [], "agent": {"pid": self._agent.pid, "started": self._agent.started}}
+        agent = {"pid": self._agent.pid, "started": self._agent.started}
+        return {"ranks": [], "agent": agent, "cold": self._why_cold}
 
     def watch(self, notify: Notify) -> None:
         super().watch(notify)

@@ -110,6 +110,8 @@ def run_lines(
     said = f"{run.world_size or '?'} ranks on {fold(run.nodes)}"
     charged = f"restarts {run.restarts}/{snapshot.max_restarts or 0}"
     more = [("world", f"{said}   {charged}", "text")]
+    if run.starts:
+        more.append(("ranks", run.starts, "text"))
     if run.tree:
         more.append(("code", run.tree, "text"))
     if run.env:
