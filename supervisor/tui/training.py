@@ -15,7 +15,7 @@ from supervisor.tui.rows import charts
 from supervisor.tui.rows.spans import EMPTY, fit, fit_row, row_width
 from supervisor.tui.rows.tables import fit_parts
 from supervisor.wording import usage, values
-from supervisor.wording.goodput import Goodput, goodput, redone_s
+from supervisor.wording.goodput import redone_s
 from supervisor.wording.incidents import is_hang
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from supervisor.tui.model import RankRow, Snapshot
     from supervisor.tui.rows.spans import Row, Span
     from supervisor.tui.source import Json
+    from supervisor.wording.goodput import Goodput
 
 KINDS: Final = ("loss", "rate", "step", "step_s", "rank_cpu", "gpu_use")
 # Of more ranks than this, those with problems and the first ones are asked for.
@@ -150,16 +151,15 @@ class Training:
     """What the dashboard shows besides the newest state."""
 
     series: Series | None
-    restarts: tuple[float, ...]
-    """When each group but the first one began."""
     runs: tuple[tuple[float, float], ...]
-    """From when to when each group ran."""
+    """From when to when each group ran; to infinity: it runs."""
     marks: tuple[tuple[float, str], ...]
     """When something happened: restart, failure, hang."""
-    cost: Goodput | None
+    again_s: float
+    """Seconds spent on steps that had been made before."""
 
 
-def gather(events: Sequence[Mapping[str, object]], series: Series | None, now_s: float) -> Training:
+def gather(events: Sequence[Mapping[str, object]], series: Series | None) -> Training:
     """Fold the journal for the dashboard."""
     began: list[float] = []
     runs: list[tuple[float, float]] = []
@@ -183,10 +183,9 @@ def gather(events: Sequence[Mapping[str, object]], series: Series | None, now_s:
             runs.append((running, time_s))
             running = None
     if running is not None:
-        runs.append((running, now_s))
+        runs.append((running, math.inf))
     again_s = 0.0 if series is None else redone_s(_steps(series), began[1:], _step_s(series) or 0.0)
-    cost = goodput(events, now_s, again_s)
-    return Training(series, tuple(began[1:]), tuple(runs), tuple(marks), cost)
+    return Training(series, tuple(runs), tuple(marks), again_s)
 
 
 _STOPS: Final = (

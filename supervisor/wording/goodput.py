@@ -62,7 +62,9 @@ def goodput(events: Sequence[Document], now_s: float, redone_s: float = 0.0) -> 
             name = _SPENT.get(phase, phase)
             lost[name] = lost.get(name, 0.0) + milliseconds / 1000
     lost["hang"] = _hung_s(events, end_s)
-    lost["restart"] = _down_s(events, end_s)
+    if (waits := _unfinished(events, end_s)) is not None:
+        name, spent_s = waits
+        lost[name] = lost.get(name, 0.0) + spent_s
     lost["redo"] = redone_s
     total_s = max(0.0, end_s - began)
     return Goodput(total_s, {name: value for name, value in lost.items() if value > 0})
@@ -80,16 +82,22 @@ def _hung_s(events: Sequence[Document], end_s: float) -> float:
     return hung_s + (max(0.0, end_s - since) if since is not None else 0.0)
 
 
-def _down_s(events: Sequence[Document], end_s: float) -> float:
-    """Return for how long there has been no group, or one that makes no step yet, after the newest stop."""
-    down_s = 0.0
+def _unfinished(events: Sequence[Document], end_s: float) -> tuple[str, float] | None:
+    """Return what a restart without a first step waits for, and for how long: no phase has that time yet."""
+    waits: tuple[str, float] | None = None
     for event in events:
-        kind = event.get("type")
+        kind, time_s = event.get("type"), _time(event)
         if kind == EventType.GENERATION_STOPPED:
-            down_s = end_s - (_time(event) or end_s)
-        elif kind in (EventType.GENERATION_RUNNING, *ENDED_EVENTS):
-            down_s = 0.0
-    return down_s
+            waits = "restart", end_s if time_s is None else time_s
+        elif kind in (EventType.FIRST_STEP, *ENDED_EVENTS):
+            waits = None
+        elif waits is not None and time_s is not None and kind in _NEXT:
+            waits = _NEXT[kind], time_s
+    return None if waits is None else (waits[0], max(0.0, end_s - waits[1]))
+
+
+# What a group waits for after these events.
+_NEXT = {EventType.GENERATION_RUNNING: "import", EventType.PROCESS_GROUP_UP: "first step"}
 
 
 def redone_s(steps: Iterable[tuple[float, float, float]], restarts: Iterable[float], step_s: float) -> float:
@@ -97,13 +105,16 @@ def redone_s(steps: Iterable[tuple[float, float, float]], restarts: Iterable[flo
 
     steps: time, least and greatest step of each bucket, in order; restarts: when groups began; step_s: seconds a step.
     """
-    known = list(steps)
-    lost = 0.0
-    for restart in restarts:
-        before = [high for time_s, _, high in known if time_s < restart]
-        after = [low for time_s, low, _ in known if time_s >= restart]
-        if before and after:
-            lost += max(0.0, before[-1] - after[0]) * step_s
+    lost, reached = 0.0, None
+    coming = sorted(restarts, reverse=True)
+    for time_s, low, high in steps:
+        restarted = bool(coming) and coming[-1] <= time_s
+        # Of groups that made no step at all the steps are made again once.
+        while coming and coming[-1] <= time_s:
+            coming.pop()
+        if restarted and reached is not None:
+            lost += max(0.0, reached - low) * step_s
+        reached = high
     return lost
 
 

@@ -63,6 +63,10 @@ def test_a_hang_costs_until_it_is_over_and_a_group_that_is_down_until_another_on
     assert _lost([*START, hang, stopped], 130)["hang"] == 20
     assert _lost([*START, stopped], 130)["restart"] == 10
     assert "restart" not in _lost([*START, *RESTART], 130)
+    # Until its first step a restart costs what it has cost up to now, not all of it afterwards.
+    assert _lost([*START, *RESTART[:3]], 70)["import"] == 5 + 9
+    grouped = event(70, "process_group_up", 1, imports=9000.0)
+    assert _lost([*START, *RESTART[:3], grouped], 72)["first step"] == 1 + 2
     # A failure is no hang.
     assert "hang" not in _lost([*START, event(100, "incident", category="python")], 130)
 
@@ -88,5 +92,7 @@ def test_steps_before_a_restart_that_come_again_are_made_again() -> None:
     steps = [(2.0, 1.0, 10.0), (4.0, 11.0, 20.0), (6.0, 15.0, 18.0), (8.0, 19.0, 30.0)]
     assert redone_s(steps, [5.0], 0.5) == 2.5
     assert redone_s(steps, [], 0.5) == 0.0
+    # Groups that made no step made none again.
+    assert redone_s(steps, [4.5, 5.0, 5.5], 0.5) == 2.5
     # The script went on where it was, or nothing is known of one side.
     assert redone_s(steps, [7.0], 0.5) == redone_s(steps, [1.0, 9.0], 0.5) == 0.0

@@ -198,7 +198,7 @@ def test_a_loss_that_has_fallen_far_is_drawn_on_a_logarithmic_scale() -> None:
             history.add(2.0 * at, {("loss", 0): loss})
         wanted = query(["loss"], None, 2.0 * len(losses) - 2, 99)
         series = merge(wanted, {"n1": history.spans(["loss"], None, wanted.level, wanted.buckets)})
-        shown = training.Training(series, (), (), (), None)
+        shown = training.Training(series, (), (), 0.0)
         snapshot = take(many(1, 1))
         rows = training.dashboard(snapshot, training.newest(snapshot), shown, "step_s", 60, 8, ASCII)
         return [text_of(row)[:36] for row in rows]

@@ -132,7 +132,7 @@ def time_line(
         return min(width - 1, max(0, int((time_s - begin_s) * scale)))
 
     for start, stop in runs:
-        for cell in range(at(start), at(stop) + 1):
+        for cell in range(at(start), at(min(stop, end_s)) + 1):
             cells[cell] = ("=" if glyphs.ascii else "━", "ok")
     for time_s, glyph, role in marks:
         if begin_s <= time_s <= end_s:

@@ -6,10 +6,11 @@ In: snapshots, the journal, the history's series. Out: rows; they are made anew 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from supervisor.tui import times, training
 from supervisor.tui.widgets.lines import LineView
+from supervisor.wording.goodput import goodput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from supervisor.history import Series
     from supervisor.tui.model import Snapshot
     from supervisor.tui.rows.spans import Row
-
-# How often the curves are drawn anew where only the time has passed, seconds.
-EVERY_S: Final = 1.0
 
 
 class Dashboard(LineView, can_focus=False):
@@ -30,6 +28,8 @@ class Dashboard(LineView, can_focus=False):
         self.strip = "step_s"
         self._rows: Sequence[Row] = ()
         self._training: training.Training | None = None
+        self._printing: training.Newest | None = None
+        """The newest state in which ranks printed their throughput: a new group prints none while it imports."""
         self._made: tuple[object, ...] = ()
         self._charts: list[Row] = []
         self._again: Callable[[], None] = self.redraw
@@ -43,15 +43,17 @@ class Dashboard(LineView, can_focus=False):
     ) -> None:
         """Show a newer state; the line of progress each time, curves and strips when there is something new."""
         self._again = functools.partial(self.show, snapshot, newest, events, series)
-        now_s, width, height = times.now(), self.line_width, self.body_height
+        width, height = self.line_width, self.body_height
+        self._printing = newest if newest.printing else self._printing
         known = training.strips_known(series)
         strip = self.strip if self.strip in known else next(iter(known), "step_s")
-        made = (id(series), len(events), int(now_s / EVERY_S), width, height, strip, snapshot.ended)
+        made = (id(series), len(events), width, height, strip)
         if made != self._made or self._training is None:
-            self._made, self._training = made, training.gather(events, series, now_s)
+            self._made, self._training = made, training.gather(events, series)
             args = (self._training, strip, width, height - 1, self.glyphs)
-            self._charts = training.dashboard(snapshot, newest, *args)
-        line = training.progress_row(newest, self._training.cost, width, self.glyphs, ended=snapshot.ended)
+            self._charts = training.dashboard(snapshot, self._printing or newest, *args)
+        cost = goodput(events, times.now(), self._training.again_s)
+        line = training.progress_row(newest, cost, width, self.glyphs, ended=snapshot.ended)
         self._rows = [line, *self._charts]
         self.redraw()
 
