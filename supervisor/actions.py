@@ -201,8 +201,7 @@ ACTIONS: tuple[Action, ...] = (
         "rank.signal", "signal", "s", "Signal rank", "send a signal to the processes of ranks",
         scope="rank", confirm=1, destructive=True, op="signal", guarded=True,
         runner="stacks.run_signal",
-        impact="sends the signal to the process of rank {who} only; an unhandled signal ends the process (CONT does "
-        "not), and the group restarts",
+        impact="sends the signal to the process of rank {who} only",
     ),
     Action(
         "rank.keep", "", "f", "Save flight", "save stacks and flight records next to the logs",

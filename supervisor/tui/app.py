@@ -23,7 +23,6 @@ from supervisor.standard_streams import plain_error_console
 from supervisor.tui import keys, preferences, terminal, themes
 from supervisor.tui.dialogs.actions import ActionDialogs
 from supervisor.tui.dialogs.base import Dialog
-from supervisor.tui.history import RankHistory
 from supervisor.tui.logs.feeds import BOTH
 from supervisor.tui.looks import Glyphs
 from supervisor.tui.model import Snapshot, take
@@ -164,7 +163,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self.snapshot: Snapshot = take(source)
         self.key_table: Sequence[keys.KeyBinding] = keys.changed(changed_keys or {})
         self.set_keymap({f"{name}.{mode}": keys for name, keys in (changed_keys or {}).items() for mode in self.MODES})
-        self.history = RankHistory()
         self.keyboard = Keyboard(self, self._take_typed)
         self._drawn: tuple[int, bool] = (-1, False)
         self._title = ""
@@ -246,8 +244,6 @@ class SupervisorApp(App[int], inherit_bindings=False):
         changed = drawn != self._drawn or self._redraw_wanted
         if changed:
             self.snapshot = take(source)
-            if drawn != self._drawn:
-                self.history.take(self.snapshot, time.monotonic())
             self._drawn = drawn
             self._redraw_wanted = False
         screen = self.active_screen

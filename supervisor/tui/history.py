@@ -1,67 +1,72 @@
-"""The progress of every rank in the last minutes, and bars of it.
+"""The series that a screen shows: the nodes are asked in the background, and the newest answer is kept.
 
-In: snapshots. Out: values in order, a string of bars.
+In: what a screen wants to show. Out: the series, and a redraw of the screen when newer ones have come.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+import time
 from typing import TYPE_CHECKING, Final
 
-from supervisor.wording import usage
+from remote_agent.wire.events import ENDED_EVENTS
+from supervisor.errors import SupervisorError
+from supervisor.history import trimmed
+from supervisor.tui import times
+from supervisor.wording import values
 
 if TYPE_CHECKING:
-    from supervisor.tui.looks import Glyphs
+    from collections.abc import Sequence
+
+    from supervisor.history import Series
     from supervisor.tui.model import Snapshot
-    from supervisor.tui.source import Json
+    from supervisor.tui.shell import Shell
 
-# Together two and a half minutes.
-EVERY_S: Final = 2.5
-KEPT: Final = 60
-NAMES: Final = ("loss", "rate", "pace")
-Values = Sequence["float | None"]
+# How often the nodes are asked, seconds; for many ranks less often.
+EVERY_S: Final = 2.0
+MANY_S: Final = 5.0
+MANY: Final = 64
+LEAST_SPAN_S: Final = 60.0
 
 
-class RankHistory:
-    """The latest progress of each rank of the present generation."""
+class Past:
+    """The history since the launch, of what was asked for last."""
 
-    def __init__(self) -> None:
-        self._generation: int | None = None
-        self._taken = float("-inf")
-        self._ranks: dict[int, deque[Values]] = {}
-        """By rank: the values of NAMES, oldest first."""
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self.series: Series | None = None
+        self._wanted: tuple[object, ...] = ()
+        self._asked_at = float("-inf")
+        self._asking = False
+        self._is_of_end = False
 
-    def take(self, snapshot: Snapshot, now: float) -> None:
-        """Add a newer state, unless the last one was added less than EVERY_S ago."""
-        if snapshot.generation != self._generation:
-            self._generation = snapshot.generation
-            self._ranks.clear()
-        if snapshot.stale or snapshot.ended or now - self._taken < EVERY_S:
+    def ask(self, snapshot: Snapshot, kinds: Sequence[str], ids: Sequence[int] | None, points: int) -> None:
+        """Ask for these kinds, of these ranks or of all, unless the newest answer is new enough."""
+        wanted = (tuple(kinds), None if ids is None else tuple(ids), points)
+        every_s = EVERY_S if len(snapshot.ranks) <= MANY else MANY_S
+        if self._asking:
             return
-        self._taken = now
-        for rank in snapshot.ranks:
-            kept = self._ranks.get(rank.rank)
-            if kept is None:
-                kept = self._ranks[rank.rank] = deque(maxlen=KEPT)
-            kept.append(_now(rank.progress))
+        if wanted == self._wanted and (self._is_of_end or time.monotonic() - self._asked_at < every_s):
+            return
+        self._asking, self._asked_at, self._wanted = True, time.monotonic(), wanted
+        work = self._fetch(snapshot, kinds, ids, points)
+        self._shell.run_worker(work, group="series", exit_on_error=False)
 
-    def of(self, rank: int) -> dict[str, Values]:
-        """Return the values of a rank by name, oldest first; without names that have no value."""
-        columns = zip(NAMES, zip(*self._ranks.get(rank, ()), strict=True), strict=False)
-        return {name: values for name, values in columns if any(value is not None for value in values)}
+    async def _fetch(self, snapshot: Snapshot, kinds: Sequence[str], ids: Sequence[int] | None, points: int) -> None:
+        try:
+            found = await self._shell.source.series(kinds, ids, self._span_s(snapshot), points)
+        except SupervisorError:
+            # The bars above say what is wrong; the next try may succeed.
+            return
+        finally:
+            self._asking = False
+        self.series, self._is_of_end = trimmed(found), snapshot.ended
+        self._shell.look_again()
 
-
-def _now(progress: Json) -> Values:
-    pace = usage.number(progress.get("steps_s"))
-    return usage.number(progress.get("loss")), usage.number(progress.get("rate")), 1 / pace if pace else None
-
-
-def spark(values: Values, width: int, glyphs: Glyphs) -> str:
-    """Return the newest values as bars between their lowest and highest value; a space for an unknown value."""
-    shown = values[-width:] if width > 0 else ()
-    known = [value for value in shown if value is not None]
-    if not known:
-        return ""
-    low, span = min(known), max(known) - min(known)
-    return "".join(" " if value is None else glyphs.level((value - low) / span if span else 0.5) for value in shown)
+    def _span_s(self, snapshot: Snapshot) -> float:
+        began = values.local_time(snapshot.started_at)
+        if began is None:
+            return 600.0
+        ended = next((event for event in self._shell.source.events if event.get("type") in ENDED_EVENTS), None)
+        end = values.local_time(ended.get("time")) if ended is not None else None
+        end_s = times.now() if end is None else end.timestamp()
+        return max(LEAST_SPAN_S, end_s - began.timestamp())

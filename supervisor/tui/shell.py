@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from textual.screen import Screen
 
-    from supervisor.tui.history import RankHistory
     from supervisor.tui.keys import KeyBinding
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import Snapshot
@@ -53,7 +52,6 @@ class Shell(Protocol):
     source: Source
     snapshot: Snapshot
     preferences: Preferences
-    history: RankHistory
     palette: Palette
     glyphs: Glyphs
     key_table: Sequence[KeyBinding]

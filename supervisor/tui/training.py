@@ -19,7 +19,7 @@ from supervisor.wording.goodput import redone_s
 from supervisor.wording.incidents import is_hang
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from supervisor.history import Series
     from supervisor.tui.looks import Glyphs
@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 KINDS: Final = ("loss", "rate", "step", "step_s", "rank_cpu", "gpu_use")
 # Of more ranks than this, those with problems and the first ones are asked for.
 MOST_RANKS: Final = 64
-# Cells before a curve, for the names of its ends.
-GUTTER: Final = 8
 BAR: Final = 20
-# A greatest loss of so many times the least one makes the scale logarithmic.
-LOG_FROM: Final = 20
 STRIPS: Final = {"step_s": "step time", "gpu_use": "gpu", "rank_cpu": "cpu"}
 # Each rank prints its own tokens and samples; all make the same steps.
 _SUMMED: Final = ("tok/s", "samples/s")
@@ -99,7 +95,7 @@ def newest(snapshot: Snapshot) -> Newest:
         snapshot.train_step,
         None if total is None else int(total),
         pace,
-        f"{short(sum(rates[unit]))} {unit}" if unit in rates else _pace_text(pace),
+        f"{usage.short(sum(rates[unit]))} {unit}" if unit in rates else _pace_text(pace),
         loss,
         len(rates.get(unit, ())),
         unit,
@@ -132,15 +128,6 @@ def progress_row(now: Newest, cost: Goodput | None, width: int, glyphs: Glyphs, 
         text = cost.text()
         parts.append((5, ((text if len(text) <= room else cost.text(details=False), role),)))
     return ((" ", ""), *fit_parts(parts, width - 1, glyphs.more)) if parts else EMPTY
-
-
-def short(value: float) -> str:
-    """Return `987`, `4.1k`, `41k` or `1.2M`."""
-    for unit in ("", "k", "M", "G"):
-        if abs(value) < 999.5 or unit == "G":
-            return f"{value:.0f}{unit}" if not unit or abs(value) >= 9.95 else f"{value:.1f}{unit}"
-        value /= 1000
-    raise ValueError(value)
 
 
 # --- the whole dashboard
@@ -227,7 +214,7 @@ def dashboard(
 
 
 def _curves(series: Series, training: Training, now: Newest, width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    inner = width - GUTTER
+    inner = width - charts.GUTTER
     loss = _mean_of(series, "loss")
     speeds, unit = _speeds(series, now)
     # A line for the time; the loss has two thirds of the others.
@@ -235,17 +222,12 @@ def _curves(series: Series, training: Training, now: Newest, width: int, height:
     has_loss = bool(charts.known(loss))
     low = 0 if not charts.known(speeds) else lines if not has_loss else max(1, lines // 3)
     rows: list[Row] = []
-    ends = charts.bounds(loss)
-    # Of a loss that has fallen far a curve shows nothing any more.
-    is_log = ends is not None and ends[0] > 0 and ends[1] > LOG_FROM * ends[0]
     if has_loss:
-        drawn = [math.log(value) for value in loss] if is_log else loss
-        lines_of_loss = charts.curve(drawn, inner, lines - low, glyphs)
-        rows += _labelled(lines_of_loss, ends, ("loss", "(log)" if is_log else ""), usage.figure, "accent")
+        rows += charts.named_curve("loss", loss, inner, lines - low, glyphs, usage.figure)
     if low:
         top = charts.bounds(speeds)
-        rows += _labelled(
-            charts.filled(speeds, inner, low, glyphs), (0.0, top[1]) if top else None, (unit,), short_speed, "ok"
+        rows += charts.labelled(
+            charts.filled(speeds, inner, low, glyphs), (0.0, top[1]) if top else None, (unit,), usage.short_speed, "ok"
         )
     rows += [EMPTY] * (lines - len(rows))
     end_s = series.begin_s + series.buckets * series.width_s
@@ -254,41 +236,13 @@ def _curves(series: Series, training: Training, now: Newest, width: int, height:
     marks = [(time_s, *_mark(what, glyphs)) for time_s, what in ordered]
     line = charts.time_line(series.begin_s, end_s, inner, glyphs, runs=training.runs, marks=marks)
     span = values.age(end_s - series.begin_s)
-    rows.append(((fit(span, GUTTER - 1, glyphs.more) + " ", "dim"), *line))
+    rows.append(((fit(span, charts.GUTTER - 1, glyphs.more) + " ", "dim"), *line))
     return rows
 
 
 def _mark(what: str, glyphs: Glyphs) -> tuple[str, str]:
     plain, drawn, role = {"restart": ("R", "▲", "warn"), "failure": ("X", "✖", "bad"), "hang": ("?", "?", "hung")}[what]
     return (plain if glyphs.ascii else drawn), role
-
-
-def short_speed(value: float) -> str:
-    """Return a throughput in at most five characters."""
-    return short(value) if value >= 9.95 else f"{value:.2g}"
-
-
-def _labelled(
-    lines: Sequence[str],
-    ends: tuple[float, float] | None,
-    names: Sequence[str],
-    text: Callable[[float], str],
-    role: str,
-) -> list[Row]:
-    """Curves with their name, their greatest and their least value before them."""
-    labels = [""] * len(lines)
-    if ends is not None and lines:
-        labels[-1], labels[0] = text(ends[0]), text(ends[1])
-    for at, name in enumerate(names, 1):
-        # Between the two ends; of one line alone the name is what matters.
-        if at < len(lines) - 1:
-            labels[at] = name
-    if len(lines) == 1:
-        labels[0] = names[0]
-    return [
-        ((f"{label:>{GUTTER - 1}.{GUTTER - 1}} ", "dim"), (line, role))
-        for label, line in zip(labels, lines, strict=True)
-    ]
 
 
 def _mean_of(series: Series, kind: str) -> list[float]:

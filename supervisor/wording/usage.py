@@ -72,6 +72,20 @@ def traffic(vitals: Document) -> str:
     return "-" if into is None and out is None else f"{size(into)}/{size(out)}"
 
 
+def short(value: float) -> str:
+    """Return `987`, `4.1k`, `41k` or `1.2M`."""
+    for unit in ("", "k", "M", "G"):
+        if abs(value) < 999.5 or unit == "G":
+            return f"{value:.0f}{unit}" if not unit or abs(value) >= 9.95 else f"{value:.1f}{unit}"
+        value /= 1000
+    raise ValueError(value)
+
+
+def short_speed(value: float) -> str:
+    """Return a throughput in at most five characters."""
+    return short(value) if value >= 9.95 else f"{value:.2g}"
+
+
 def figure(value: object) -> str:
     """Return a loss as `1.883`, `6.1e-06` or `nan`."""
     if isinstance(value, str):

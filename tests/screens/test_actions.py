@@ -147,7 +147,7 @@ def test_stop_wants_the_name_of_the_job() -> None:
         async with running(session) as (app, pilot):
             await press(app, pilot, "x", "S", *"train-k3f", "tab", "enter")
             assert session.requests == []
-            await press(app, pilot, "escape", "x", "S", *"train-k3f9", "enter", "enter")
+            await press(app, pilot, "escape", "x", "S", *"train-k3f9", "enter")
             assert session.requests == [("stop", {"kill": False})]
 
     asyncio.run(scenario())

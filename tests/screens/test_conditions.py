@@ -140,6 +140,9 @@ def test_after_a_hang_its_culprit_stays_in_the_header(later: Any) -> None:
     assert second.startswith(" healed 12 s ago: rank 3 on n2, hang   ")
     assert second.endswith("[i] why ")
     assert "HANG" not in second
+    # The ranks of a failed job are being stopped: nothing has healed.
+    over = {**HEALED, "state": "over", "over": "job failed"}
+    assert rows(job("stopping", over, plan="stopping generation 0 (failure); waiting for n1"))[1].startswith(" ! HANG ")
     killed = {**HEALED, "category": "other", "exit": {"code": None, "signal": "SIGKILL"}}
     assert rows(job("running", killed))[1].startswith(" healed 12 s ago: rank 3 on n2, killed by SIGKILL   ")
 

@@ -57,7 +57,7 @@ def test_stop_from_the_way_out_leaves_when_the_job_is_stopped() -> None:
     async def scenario() -> None:
         session = recorded.load("running_2x2")
         async with running(session) as (app, pilot):
-            await press(app, pilot, "q", "right", "enter", *"train-k3f9", "enter", "enter")
+            await press(app, pilot, "q", "right", "enter", *"train-k3f9", "enter")
             assert session.requests == [("stop", {"kill": False})]
             assert app.return_value is None
             session.touch(status={**session.status, "state": "stopped"}, ended=True)

@@ -12,14 +12,14 @@ import pytest
 from remote_agent.history.pyramid import History
 from supervisor.errors import Unreachable
 from supervisor.history import merge, query
-from supervisor.tui import times, training
+from supervisor.tui import history, times, training
 from supervisor.tui.looks import Glyphs
 from supervisor.tui.model import Snapshot, take
 from supervisor.tui.rows import charts
 from supervisor.tui.rows.spans import row_width, text_of
-from supervisor.tui.screens import map as map_screen
 from supervisor.tui.screens.map import CHARTS_MIN, map_layout
 from supervisor.tui.widgets.dashboard import Dashboard
+from supervisor.wording import usage
 from supervisor.wording.goodput import Goodput
 from tests.screens.recorded import RecordedSession, many, measured, trained
 from tests.screens.screens import press, running, settle, until
@@ -94,7 +94,7 @@ def test_only_what_is_known_is_said() -> None:
 
 @pytest.mark.parametrize(("value", "text"), [(0, "0"), (987, "987"), (4100, "4.1k"), (41_000, "41k"), (1.2e6, "1.2M")])
 def test_short_numbers(value: float, text: str) -> None:
-    assert training.short(value) == text
+    assert usage.short(value) == text
 
 
 def test_of_many_ranks_those_with_problems_are_asked_for() -> None:
@@ -180,7 +180,7 @@ def test_nodes_are_asked_in_the_background_and_an_error_costs_one_answer(monkeyp
             raise problem
         return await real(*args)
 
-    monkeypatch.setattr(map_screen, "SERIES_S", 0.0)
+    monkeypatch.setattr(history, "EVERY_S", 0.0)
     monkeypatch.setattr(session, "series", series)
 
     async def scenario() -> None:
@@ -205,9 +205,7 @@ def test_a_loss_that_has_fallen_far_is_drawn_on_a_logarithmic_scale() -> None:
 
     steep = drawn([1000.0, 100.0, 10.0, 1.0])
     assert [line.split()[0] for line in steep[:3]] == ["1000", "loss", "(log)"]
-    middle = [
-        next(at for at, line in enumerate(steep) if line[training.GUTTER + column] == "*") for column in (0, 9, 18)
-    ]
+    middle = [next(at for at, line in enumerate(steep) if line[charts.GUTTER + column] == "*") for column in (0, 9, 18)]
     assert middle == sorted(middle)
     assert middle[1] >= 1
     assert not any("(log)" in line for line in drawn([4.0, 3.0, 2.0, 1.0]))

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from typing import Any
 
 import pytest
 
-from supervisor.tui import history as sparks
-from supervisor.tui.app import SupervisorApp
-from supervisor.tui.history import RankHistory, spark
+from supervisor.history import trimmed
+from supervisor.tui import times
 from supervisor.tui.looks import Glyphs
 from supervisor.tui.model import Snapshot, take
 from supervisor.tui.rows.spans import row_width, text_of
-from supervisor.tui.rows.usage import node_usage_lines, node_vitals, rank_lines, rank_vitals
+from supervisor.tui.rows.usage import PAST_KINDS, node_usage_lines, node_vitals, rank_lines, rank_vitals
 from supervisor.tui.widgets.rank_grid import METRICS, RankGrid, share
 from supervisor.wording import usage
 from supervisor.wording.status import status_lines
 from tests.screens import recorded
-from tests.screens.screens import press, running, settle
+from tests.screens.screens import press, running, settle, until
 
 GLYPHS = Glyphs()
 
@@ -37,14 +35,6 @@ def snapshot(nodes: int = 4, *, gpus: bool = True) -> Snapshot:
 )  # fmt: skip
 def test_bytes_in_short(used: float | None, total: float | None, text: str) -> None:
     assert usage.share(used, total) == text
-
-
-def test_bars_of_values() -> None:
-    assert spark((1, 2, None, 3), 10, GLYPHS) == "▁▅ █"
-    assert spark((9, 1, 2), 2, GLYPHS) == "▁█"
-    assert spark((2, 2), 9, GLYPHS) == "▅▅"
-    assert spark((0, 4, 8), 9, Glyphs(ascii=True)) == "059"
-    assert spark((None,), 9, GLYPHS) == spark((), 9, GLYPHS) == spark((1,), 0, GLYPHS) == ""
 
 
 def test_columns_are_there_only_where_something_is_known() -> None:
@@ -79,7 +69,7 @@ def test_odd_documents_are_shown_as_unknown(odd: object) -> None:
         shown = take(session)
         texts = [text_of(column.cell(rank)) for column in rank_vitals(shown.ranks) for rank in shown.ranks]
         texts += [text_of(column.cell(row)) for column in node_vitals(shown.nodes, GLYPHS) for row in shown.nodes]
-        lines = [*node_usage_lines(shown.nodes[0], 80), *rank_lines(shown.ranks[0], RankHistory(), 60, GLYPHS)]
+        lines = [*node_usage_lines(shown.nodes[0], 80), *rank_lines(shown.ranks[0], None, 60, 9, GLYPHS)]
         texts += [text_of(line) for line in lines]
         assert not [text for text in texts if "nan" in text or "inf" in text or "[]" in text]
         assert all(GLYPHS.level(share(rank, metric) or 0) for rank in shown.ranks for metric in METRICS)
@@ -98,26 +88,37 @@ def test_old_values_are_dim_and_say_how_old_they_are() -> None:
     assert (temperature.cell(fresh.ranks[0])[0][1], temperature.cell(old.ranks[0])[0][1]) == ("text", "off")
 
 
-def test_history_keeps_the_last_minutes_of_one_generation() -> None:
-    history, shown = RankHistory(), snapshot(1)
-    now = shown
-    for number in range(100):
-        rank = shown.ranks[1]
-        progress = {"loss": "nan" if number == 99 else float(number), "rate": None, "steps_s": 2.0}
-        rank = rank._replace(document={**rank.document, "progress": progress})
-        node = dataclasses.replace(shown.nodes[0], ranks=(rank,))
-        now = dataclasses.replace(shown, nodes=(node,))
-        history.take(now, number * sparks.EVERY_S)
-        history.take(now, number * sparks.EVERY_S + 1)
-    past = history.of(1)
-    assert list(past) == ["loss", "pace"]
-    assert past["loss"][-3:] == (97.0, 98.0, None)
-    assert len(past["loss"]) == sparks.KEPT
-    assert set(past["pace"]) == {0.5}
-    lines = [text_of(line) for line in rank_lines(now.ranks[0], history, 60, GLYPHS)]
-    assert any(line.startswith("  loss     nan") and line.endswith("█ ") for line in lines), lines
-    history.take(dataclasses.replace(now, generation=9), 1e6)
-    assert len(history.of(1)["pace"]) == 1
+def trained(seconds: int = 200) -> recorded.RecordedSession:
+    return recorded.trained(recorded.measured(recorded.many(1, 2)), times.now(), seconds)
+
+
+def lines_of_rank(width: int, height: int, *, glyphs: Glyphs = GLYPHS) -> list[str]:
+    session = trained()
+    series = trimmed(asyncio.run(session.series(PAST_KINDS, [1], 200, 2 * width)))
+    return [text_of(line) for line in rank_lines(take(session).ranks[1], series, width, height, glyphs)]
+
+
+def test_a_ranks_page_has_its_history_across_the_restart_with_its_range() -> None:
+    lines = lines_of_rank(80, 0)
+    (loss,) = (line for line in lines if line.startswith("  loss"))
+    assert loss.endswith(" to 9.5"), loss
+    bars = loss[28 : loss.rindex("  ")].rstrip()
+    assert bars[0] in "▇█", "the first group's loss is there"
+    assert bars[-1] in "▁▂"
+    assert all(row_width(((line, ""),)) <= 80 for line in lines)
+    # One second a step needs 0.77 s; one form for a duration, and its range.
+    (pace,) = (line for line in lines if line.startswith("  pace"))
+    assert "0.77 s/step" in pace
+    assert pace.endswith("0.77 s to 0.77 s")
+
+
+@pytest.mark.parametrize("glyphs", [GLYPHS, Glyphs(ascii=True)])
+def test_with_room_a_ranks_page_has_curves_instead_of_bars(glyphs: Glyphs) -> None:
+    lines = lines_of_rank(100, 30, glyphs=glyphs)
+    assert len(lines) <= 30
+    assert sum(line.startswith("    9.5 ") for line in lines) == 1
+    assert not any(" to 9.5" in line for line in lines)
+    assert len(lines_of_rank(100, 12)) < 12
 
 
 def test_the_heat_map_goes_through_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,28 +157,25 @@ def test_a_node_that_was_removed_is_no_problem() -> None:
     asyncio.run(scenario())
 
 
-def test_a_ranks_page_grows_its_bars(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparks, "EVERY_S", 0.0)
-    session = recorded.measured(recorded.many(1, 2))
+def test_a_ranks_page_asks_for_the_history_of_the_selected_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    session, asked = trained(), []
+    real = session.series
+
+    async def series(kinds: Any, ids: Any, *rest: Any) -> Any:
+        asked.append(ids)
+        return await real(kinds, ids, *rest)
+
+    monkeypatch.setattr(session, "series", series)
 
     async def check() -> None:
         async with running(session, (80, 24)) as (app, pilot):
-            await press(app, pilot, "3")
-            for number in range(8):
-                _tell(session, app, 8 - number)
-            text = await press(app, pilot, "j", "k")
-            assert "rate     96,021 tok/s" in text
-            (line,) = (line for line in text.splitlines() if line.startswith("  loss"))
-            assert line.endswith("█▇▆▅▄▃▂▁"), line
+            await press(app, pilot, "3", "j")
+            await until(app, pilot, lambda: [1] in asked)
+            text = await settle(app, pilot)
+            assert "96k to 96k" in text
+            assert " to 9.5" in text
 
     asyncio.run(check())
-
-
-def _tell(session: recorded.RecordedSession, app: SupervisorApp, loss: int) -> None:
-    node = session.status["nodes"][0]
-    ranks: list[dict[str, Any]] = [{**rank, "progress": {**rank["progress"], "loss": loss}} for rank in node["ranks"]]
-    session.touch(status={**session.status, "nodes": [{**node, "ranks": ranks}]})
-    app.tick()
 
 
 def test_the_page_below_a_table_is_reached_and_the_selection_outlives_a_restart() -> None:

@@ -34,13 +34,15 @@ if TYPE_CHECKING:
 
 PROBLEMS: Final = (SupervisorError, WireError, OSError, asyncio.TimeoutError)
 _OUTSIDE: Final = ("removed", "spare", "lost", "failed", "")
+_ENDS: Final = "a process that does not handle it ends, and the group restarts"
+# Name, what it is for, what happens to the process of the rank.
 SIGNALS: Final = (
-    ("USR1", "many scripts save a snapshot on it; ends a script without a handler"),
-    ("TERM", "ask the process to exit; the group restarts"),
-    ("KILL", "end the process at once; the group restarts"),
-    ("INT", "Ctrl-C"),
-    ("STOP", "suspend the process until CONT, to test hangs"),
-    ("CONT", "resume the process"),
+    ("USR1", "many scripts save a snapshot on it; ends a script without a handler", _ENDS),
+    ("TERM", "ask the process to exit; the group restarts", _ENDS),
+    ("KILL", "end the process at once; the group restarts", "the process ends at once, and the group restarts"),
+    ("INT", "Ctrl-C", _ENDS),
+    ("STOP", "suspend the process until CONT, to test hangs", "the process is suspended; the others wait for it"),
+    ("CONT", "resume the process", "a suspended process resumes; nothing ends"),
 )
 
 
@@ -289,10 +291,12 @@ class ActionDialogs:
         def chosen(name: str | None) -> None:
             if name is not None:
                 args = (("ranks", ranks), ("signal", name))
-                request = dataclasses.replace(action, label=f"Send {name} to rank", args=args)
+                effect = next(effect for signal, _, effect in SIGNALS if signal == name)
+                impact = f"sends the signal to the process of rank {{who}} only; {effect}"
+                request = dataclasses.replace(action, label=f"Send {name} to rank", args=args, impact=impact)
                 self._confirm(request, tuple(str(rank) for rank in ranks))
 
-        items = [MenuItem(name, name[0], name, note) for name, note in SIGNALS]
+        items = [MenuItem(name, name[0], name, note) for name, note, _ in SIGNALS]
         self._shell.push_screen(Menu(f"signal to rank {', '.join(map(str, ranks))}", lambda: items), chosen)
 
     # --- the request

@@ -222,10 +222,10 @@ class ConfirmTyped(Confirm):
 
     @on(Input.Submitted)
     def submit(self) -> None:
-        """Enter in the field focuses the button without pressing it."""
+        """Enter behind the word presses the button: who has typed it has confirmed."""
         button = self.query_one("#yes", Button)
         if not button.disabled:
-            button.focus()
+            button.press()
 
     def action_nothing(self) -> None:
         """Here `y` is text."""

@@ -11,7 +11,7 @@ import statistics
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.rows.spans import Row, Span
@@ -21,6 +21,10 @@ _DOTS: Final = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BRAILLE: Final = 0x2800
 # A rank that needs this many times the median is slow, or very slow.
 SLOW, VERY_SLOW = 1.15, 1.5
+# Cells before a curve, for its name and the names of its ends.
+GUTTER: Final = 8
+# A greatest value of so many times the least one makes the scale logarithmic.
+LOG_FROM: Final = 20
 
 
 def known(values: Iterable[float]) -> list[float]:
@@ -77,6 +81,39 @@ def curve(values: Sequence[float], width: int, height: int, glyphs: Glyphs) -> l
     if glyphs.ascii:
         return ["".join("*" if cell else " " for cell in line) for line in cells]
     return ["".join(chr(_BRAILLE + cell) if cell else " " for cell in line) for line in cells]
+
+
+def named_curve(
+    name: str, values: Sequence[float], width: int, height: int, glyphs: Glyphs, text: Callable[[float], str]
+) -> list[Row]:
+    """Return a curve of `width` cells with its name and ends before it; logarithmic where a line would show nothing."""
+    ends = bounds(values)
+    is_log = ends is not None and ends[0] > 0 and ends[1] > LOG_FROM * ends[0]
+    drawn = [math.log(value) for value in values] if is_log else values
+    return labelled(curve(drawn, width, height, glyphs), ends, (name, "(log)" if is_log else ""), text, "accent")
+
+
+def labelled(
+    lines: Sequence[str],
+    ends: tuple[float, float] | None,
+    names: Sequence[str],
+    text: Callable[[float], str],
+    role: str,
+) -> list[Row]:
+    """Return curves with their name, their greatest and their least value in GUTTER cells before them."""
+    labels = [""] * len(lines)
+    if ends is not None and lines:
+        labels[-1], labels[0] = text(ends[0]), text(ends[1])
+    for at, name in enumerate(names, 1):
+        # Between the two ends; of one line alone the name is what matters.
+        if at < len(lines) - 1:
+            labels[at] = name
+    if len(lines) == 1:
+        labels[0] = names[0]
+    return [
+        ((f"{label:>{GUTTER - 1}.{GUTTER - 1}} ", "dim"), (line, role))
+        for label, line in zip(labels, lines, strict=True)
+    ]
 
 
 def filled(values: Sequence[float], width: int, height: int, glyphs: Glyphs) -> list[str]:

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from supervisor.tui.history import spark
+from supervisor.tui.rows import charts
 from supervisor.tui.rows.tables import Column, flow, step_text
 from supervisor.wording import usage, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from supervisor.tui.history import RankHistory
+    from supervisor.history import Series
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import NodeRow, RankRow
     from supervisor.tui.rows.spans import Row
     from supervisor.tui.source import Json
 
 MOST_GPUS = 8
+# What the page of a rank shows the history of, and the name of its line.
+PAST_KINDS = ("loss", "rate", "step_s")
+_PAST_OF = {"loss": "loss", "rate": "rate", "pace": "step_s"}
+# Lines of a curve.
+CURVE_MIN, CURVE_MAX = 4, 10
 
 
 def node_vitals(nodes: Sequence[NodeRow], glyphs: Glyphs) -> list[Column[NodeRow]]:
@@ -172,8 +177,8 @@ def _line(
     return flow(((f"  {name:<9}", "dim"),), shown, width)
 
 
-def rank_lines(rank: RankRow, history: RankHistory, width: int, glyphs: Glyphs) -> list[Row]:
-    """The facts of one rank, with bars of the last minutes."""
+def rank_lines(rank: RankRow, series: Series | None, width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """The facts of one rank, with its history since the launch: curves where `height` has room for them, else bars."""
     state: Row = ((f"{rank.look.word}  {rank.outcome}".rstrip(), rank.look.role),)
     where = [((text, "dim"),) for text in (rank.node, f"local rank {rank.local_rank}", f"pid {rank.pid or '-'}")]
     lines = flow((("  state    ", "dim"),), [state, *where], width)
@@ -181,30 +186,61 @@ def rank_lines(rank: RankRow, history: RankHistory, width: int, glyphs: Glyphs) 
         lag = usage.number(rank.progress.get("lag"))
         behind = f"   {lag:,.0f} behind the median" if lag else ""
         lines.append((("  step     ", "dim"), (step_text(rank.step), "text"), (behind, "warn")))
-    past = history.of(rank.rank)
     now = {
         "loss": usage.figure(rank.progress.get("loss")),
         "rate": usage.rate(rank.progress),
         "pace": _pace(rank),
     }
-    for name, text in now.items():
-        if text != "-":
-            role = "bad" if text.lstrip("-") in ("nan", "inf") else "text"
-            bars = spark(past.get(name, ()), width - 28, glyphs)
-            lines.append(((f"  {name:<9}", "dim"), (f"{text:<16}", role), (bars, "accent")))
     used = [
         ("cpu", usage.percent(usage.number(rank.vitals.get("cpu")))),
         ("resident", usage.size(usage.number(rank.vitals.get("rss")))),
     ]
+    curves = _rank_curves(rank, series, width, height - len(lines) - len(now) - len(used), glyphs)
+    for name, text in now.items():
+        if text != "-":
+            role = "bad" if text.lstrip("-") in ("nan", "inf") else "text"
+            bars = () if curves else _bars(name, _past_of(series, rank.rank, name), width - 28, glyphs)
+            lines.append(((f"  {name:<9}", "dim"), (f"{text:<16}", role), *bars))
     if rank.vitals:
         lines += _line("uses", used, usage.number(rank.vitals.get("age_s")), width, old=rank.vitals_old)
     if rank.gpu:
         lines += _gpu_line(rank.gpu, width, old=rank.vitals_old)
-    return lines
+    return lines + curves
 
 
 def _pace(rank: RankRow) -> str:
     pace = usage.number(rank.progress.get("steps_s"))
-    if not pace:
-        return "-"
-    return f"{1000 / pace:.0f} ms/step" if pace > 0.1 else f"{1 / pace:.0f} s/step"
+    return f"{values.duration(1 / pace)}/step" if pace else "-"
+
+
+_ENDS: dict[str, Callable[[float], str]] = {"loss": usage.figure, "rate": usage.short_speed, "pace": values.duration}
+
+
+def _past_of(series: Series | None, rank: int, name: str) -> Sequence[float]:
+    span = None if series is None else series.ranks.get((_PAST_OF[name], rank))
+    return () if span is None else span.mean
+
+
+def _bars(name: str, past: Sequence[float], width: int, glyphs: Glyphs) -> Row:
+    """The history in one line, with its least and its greatest value."""
+    ends = charts.bounds(past)
+    if ends is None:
+        return ()
+    scale = f"  {_ENDS[name](ends[0])} to {_ENDS[name](ends[1])}"
+    room = width - len(scale)
+    (bars,) = charts.filled(past, max(0, room), 1, glyphs)
+    return ((bars, "accent"), (scale, "dim")) if room > 0 else ()
+
+
+def _rank_curves(rank: RankRow, series: Series | None, width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """Curves of what is known of the rank, each with a line of its own above it."""
+    known = {name: past for name in _PAST_OF if charts.bounds(past := _past_of(series, rank.rank, name)) is not None}
+    # The throughput is the pace, in other units.
+    known.pop("pace" if "rate" in known else "", None)
+    each = min(CURVE_MAX, height // len(known) - 1) if known else 0
+    if series is None or each < CURVE_MIN:
+        return []
+    rows: list[Row] = []
+    for name, past in known.items():
+        rows += [(), *charts.named_curve(name, past, width - charts.GUTTER - 2, each, glyphs, _ENDS[name])]
+    return rows

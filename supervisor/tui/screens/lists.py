@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from textual import on
 
+from supervisor.tui.history import Past
 from supervisor.tui.rows.tables import node_lines
-from supervisor.tui.rows.usage import node_usage_lines, rank_lines
+from supervisor.tui.rows.usage import PAST_KINDS, node_usage_lines, rank_lines
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import Target
 from supervisor.tui.widgets.picker import Picker
@@ -79,6 +80,17 @@ class RanksScreen(LiveScreen):
         yield RankTable("ranks")
         yield DetailPane("detail")
 
+    def on_mount(self) -> None:
+        """Prepare for the history of the selected rank."""
+        self._past = Past(self.shell)
+
+    def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+        """Keep the history of the selected rank new."""
+        super().tick(snapshot, age_s, changed)
+        rank = self.selection().rank
+        if rank is not None:
+            self._past.ask(snapshot, PAST_KINDS, [rank], 2 * self.size.width)
+
     def show(self, snapshot: Snapshot) -> None:
         """Show a newer state."""
         memory = self.shell.preferences
@@ -91,10 +103,11 @@ class RanksScreen(LiveScreen):
 
     def _show_detail(self, snapshot: Snapshot) -> None:
         rank = snapshot.rank(self.selection().rank or 0)
-        width, glyphs = self.size.width - 1, self.shell.glyphs
-        lines = rank_lines(rank, self.shell.history, width, glyphs) if rank is not None else []
+        table, width, glyphs = self.query_one(RankTable), self.size.width - 1, self.shell.glyphs
+        room = self.size.height - 4 - table.line_count() - 2
+        lines = rank_lines(rank, self._past.series, width, room, glyphs) if rank is not None else []
         title = f"rank {rank.rank}" if rank is not None else ""
-        self.query_one(DetailPane).show_below(self.query_one(RankTable), title, lines, self.size.height)
+        self.query_one(DetailPane).show_below(table, title, lines, self.size.height)
 
     def selection(self) -> Target:
         """The selected rank."""

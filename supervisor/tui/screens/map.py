@@ -6,18 +6,15 @@ In: snapshots, the history's series, the newest rows of all logs. Out: a selecti
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import TYPE_CHECKING, Final
 
 from textual import on
 from textual.binding import Binding
 from textual.containers import Horizontal
 
-from remote_agent.wire.events import ENDED_EVENTS
-from supervisor.errors import SupervisorError
-from supervisor.history import trimmed
 from supervisor.logs.selection import ALL, Selection
-from supervisor.tui import times, training
+from supervisor.tui import training
+from supervisor.tui.history import Past
 from supervisor.tui.logs.feeds import BOTH
 from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.rows import tables
@@ -29,14 +26,12 @@ from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.rank_grid import METRICS, RankGrid, lines_needed, nodes_per_line
 from supervisor.tui.widgets.tables import NodeTable, RankTable
 from supervisor.tui.widgets.virtual_log import VirtualLog
-from supervisor.wording import values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from textual.widget import Widget
 
-    from supervisor.history import Series
     from supervisor.tui.model import Snapshot
 
 # The tail is a glance: a few frames a second are enough, and every frame asks all nodes.
@@ -44,9 +39,6 @@ TAIL_EVERY_S: Final = 0.4
 WIDE: Final = 120
 # From here on events and log are side by side.
 WIDER: Final = 150
-# How often the nodes are asked for series, seconds; with many ranks less often.
-SERIES_S: Final = 2.0
-MANY_SERIES_S: Final = 5.0
 # A title, a line of progress, four lines of curves and the time.
 CHARTS_MIN: Final = 7
 # Least heights: a title, column names and two rows; a title and three lines.
@@ -81,10 +73,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
             self.query_one(RankGrid).metric = self.shell.preferences.metric
         self.query_one("#events", Picker).placeholder = ((" no event yet", "dim"),)
         self._layout: MapLayout | None = None
-        self._series: Series | None = None
-        self._asked_at = float("-inf")
-        self._asking = False
-        self._series_of_end = False
+        self._past = Past(self.shell)
 
     def show(self, snapshot: Snapshot) -> None:
         """Lay out for the job's size, then fill the panes that are visible."""
@@ -92,7 +81,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         layout, memory = self._arrange(snapshot, newest.is_known), self.shell.preferences
         nodes, ranks = set(memory.nodes), set(memory.ranks)
         if layout.training:
-            self.query_one(Dashboard).show(snapshot, newest, self.shell.source.events, self._series)
+            self.query_one(Dashboard).show(snapshot, newest, self.shell.source.events, self._past.series)
         if layout.nodes:
             self.query_one(NodeTable).show_nodes(
                 snapshot,
@@ -111,7 +100,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
 
     def _arrange(self, snapshot: Snapshot, trains: bool) -> MapLayout:
         width, height = self.size.width, self.size.height - 4
-        curves = self._series is not None and bool(self._series.ranks)
+        curves = self._past.series is not None and bool(self._past.series.ranks)
         # The last cell is the scroll bar's.
         per_node = nodes_per_line(width - 1, tables.name_width(snapshot.nodes) + 1, True)
         layout = map_layout(
@@ -193,36 +182,11 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
 
     def _ask_series(self, snapshot: Snapshot) -> None:
         """Ask the nodes for newer series, in the background, if curves are shown."""
-        every_s = SERIES_S if len(snapshot.ranks) <= training.MOST_RANKS else MANY_SERIES_S
         layout = self._layout
         has_past = snapshot.generation is not None and snapshot.generation > 0
         if layout is None or not (layout.training or has_past) or self.size.width < WIDE:
             return
-        if self._asking or time.monotonic() - self._asked_at < every_s:
-            return
-        if snapshot.ended and self._series is not None and self._series_of_end:
-            return
-        self._asking, self._asked_at = True, time.monotonic()
-        self.run_worker(self._fetch(snapshot), group="series", exit_on_error=False)
-
-    async def _fetch(self, snapshot: Snapshot) -> None:
-        began = values.local_time(snapshot.started_at)
-        span_s = max(60.0, times.now() - began.timestamp()) if began is not None else 600.0
-        ended = next((event for event in self.shell.source.events if event["type"] in ENDED_EVENTS), None)
-        end = values.local_time(ended["time"]) if ended is not None else None
-        if began is not None and end is not None:
-            span_s = (end - began).total_seconds()
-        try:
-            points = 2 * self.size.width * 3 // 5
-            kinds, ranks = training.asked(snapshot)
-            self._series = trimmed(await self.shell.source.series(kinds, ranks, span_s, points))
-            self._series_of_end = snapshot.ended
-        except SupervisorError:
-            # The bars above say what is wrong; the next try may succeed.
-            return
-        finally:
-            self._asking = False
-        self.shell.look_again()
+        self._past.ask(snapshot, *training.asked(snapshot), points=2 * self.size.width * 3 // 5)
 
     def selection(self) -> Target:
         """What the focused pane has selected; else what the first one has."""
@@ -258,7 +222,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         """Show another metric in the heat map."""
         grid, board = self.query_one(RankGrid), self.query_one(Dashboard)
         if not grid.display:
-            if not board.display or not board.next_strip(self._series):
+            if not board.display or not board.next_strip(self._past.series):
                 self.shell.say("no heat map here: each rank has a row")
         elif not grid.next_metric():
             self.shell.say("no other heat map: the ranks have no other values yet")

@@ -51,7 +51,7 @@ WIDE_LEGEND: Final = "restart: " + "  ".join(_LETTERS)
 BAR: Final = 24
 
 
-def run_columns(runs: Sequence[Run], snapshot: Snapshot, width: int) -> list[Column[Run]]:
+def run_columns(runs: Sequence[Run], snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Column[Run]]:
     """The columns of the table of generations."""
     longest = max((run.took_ms or 0.0 for run in runs), default=0.0)
     columns: list[Column[Run]] = [
@@ -64,7 +64,7 @@ def run_columns(runs: Sequence[Run], snapshot: Snapshot, width: int) -> list[Col
         Column("restart", 9, lambda run: ((_took(run), "text"),), 8, at_right=True),
     ]
     if width >= 120:
-        columns.append(Column("phases", BAR, lambda run: tuple(bar_spans(run, longest, BAR)), 3))
+        columns.append(Column("phases", BAR, lambda run: tuple(bar_spans(run, longest, BAR, glyphs)), 3))
     columns.append(Column("ended", 0, lambda run: _outcome(run, snapshot), 9))
     return columns
 
@@ -86,9 +86,12 @@ def lasted(run: Run) -> str:
     return values.duration(max(0.0, (ended - began).total_seconds())) if began is not None else "-"
 
 
-def bar_spans(run: Run, longest_ms: float, width: int) -> list[Span]:
-    """The phases of its restart, each as long as it took."""
-    return [(PHASES[name][0] * cells, PHASES[name][1]) for name, cells in bar(run.phases, longest_ms, width)]
+def bar_spans(run: Run, longest_ms: float, width: int, glyphs: Glyphs) -> list[Span]:
+    """The phases of its restart, each as long as it took; a letter tells them apart without colours."""
+    line = "-" if glyphs.ascii else "━"
+    return [
+        (PHASES[name][0] + line * (cells - 1), PHASES[name][1]) for name, cells in bar(run.phases, longest_ms, width)
+    ]
 
 
 def run_lines(
@@ -135,7 +138,7 @@ def _restart(run: Run, width: int, glyphs: Glyphs) -> list[Row]:
         numbers.append(((f"{letter} ", role), (f"{phase_name(name)} {values.duration(value / 1000)}", "dim")))
     head: Row = (("  restart  ", "dim"),)
     total = f"{_took(run)}  "
-    spans = bar_spans(run, sum(run.phases.values()), max(5, room - len(total)))
+    spans = bar_spans(run, sum(run.phases.values()), max(5, room - len(total)), glyphs)
     return [(*head, (total, "text"), *spans), *flow(((" " * 11, ""),), numbers, width)]
 
 
@@ -187,7 +190,7 @@ class RunScreen(LiveScreen):
         picker = self._generations
         newest_first = self._runs.runs[::-1]
         by_number = {run.number: run for run in newest_first}
-        columns = run_columns(newest_first, snapshot, self.size.width)
+        columns = run_columns(newest_first, snapshot, self.size.width, self.shell.glyphs)
         table = Table(columns, self.size.width - 1, self.shell.glyphs)
         picker.head = table.head()
         picker.heading = count(len(newest_first), "generation") if newest_first else "generations"

@@ -116,7 +116,8 @@ def _next_row(snapshot: Snapshot, age_s: float, now_s: float, width: int, glyphs
     if snapshot.ended:
         return _end_row(snapshot, now_s, width, glyphs)
     incident, following = snapshot.incident, clean(snapshot.next_step(now_s))
-    if incident is not None and incidents.is_open(incident):
+    # It is over without having healed while the ranks of a failed job are stopped.
+    if incident is not None and incident.get("state") in ("open", "over"):
         return _failure_row(snapshot, following, now_s, width, glyphs)
     if incident is None:
         text, role = (following, "warn") if following else (_calm(snapshot, now_s), "dim")
