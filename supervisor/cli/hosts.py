@@ -22,6 +22,7 @@ from supervisor.cli.output import write_json, write_lines
 from supervisor.errors import Unreachable, UsageError
 from supervisor.inventory import sources
 from supervisor.inventory.pattern import fold
+from supervisor.ssh.reasons import together
 from supervisor.standard_streams import out_is_terminal, write_out
 
 if TYPE_CHECKING:
@@ -136,11 +137,26 @@ def lines(result: Preflight, rows: Sequence[FactRow], problems: Sequence[CheckFi
         for group in result.collectives or ()
     ]
     out.append("")
-    out += [f"error    {failure}" for failure in result.unreachable.values()]
+    out += [f"error    {failure}" for failure in together(result.unreachable.values())]
     for finding in problems:
         out.append(f"{finding.severity:<8} {fold(finding.nodes)}: {finding.text}")
         if finding.hint:
             out.append(f"         {finding.hint}")
+    return [*out, verdict(result, problems)]
+
+
+def verdict(result: Preflight, problems: Sequence[CheckFinding]) -> str:
+    """Return in a line what a launch on these hosts would come to."""
+    errors, warnings = ([one for one in problems if one.severity == severity] for severity in ("error", "warning"))
     if not problems and not result.unreachable:
-        out.append(f"{count(len(result.facts), 'host')}, no problems found")
-    return out
+        return f"{count(len(result.facts), 'host')}, no problems found"
+    reasons = []
+    if result.unreachable:
+        total = len(result.facts.keys() | result.unreachable.keys())
+        reasons.append(f"{len(result.unreachable)} of {count(total, 'host')} unusable ({fold(result.unreachable)})")
+    if errors:
+        reasons.append(f"{count(len(errors), 'error')} on {fold({name for one in errors for name in one.nodes})}")
+    if warnings:
+        reasons.append(count(len(warnings), "warning"))
+    word = "fail" if errors or result.unreachable else "start"
+    return f"a job on these hosts would {word}: {', '.join(reasons)}"

@@ -20,6 +20,7 @@ from supervisor.launch.specs import read_tree
 from supervisor.link.tasks import cancel_all
 from supervisor.preflight.oddities import quick
 from supervisor.ssh import HostError
+from supervisor.ssh.reasons import together
 
 if TYPE_CHECKING:
     from supervisor.link.host_link import Link
@@ -202,7 +203,7 @@ class Launch:
         raise LaunchFailed(
             f"job {spec.job} was not started: {len(ready)} of {total} hosts came up{others}, "
             f"{spec.min_nodes} are needed",
-            tuple(self._failures.values()),
+            together(self._failures.values()),
             "fix these hosts, or lower --nnodes" if ready else "",
         )
 
@@ -223,7 +224,7 @@ class Launch:
         if coordinator in self._failures:
             raise LaunchFailed(
                 f"job {spec.job} was not started: the connection to its coordinator {coordinator} was lost",
-                tuple(self._failures.values()),
+                together(self._failures.values()),
             )
 
     async def _tell(self, hub: Hub, name: str, coordinator: str, members: dict[str, dict[str, Any]]) -> None:

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 
 import asyncssh
 
-from supervisor.errors import HostError
+from supervisor.errors import HostError, HostFailure
+from supervisor.inventory.pattern import fold
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from supervisor.ssh.settings import Settings
 
 _ERRNO = {
@@ -187,3 +190,11 @@ def short(path: str) -> str:
     """Return a path with ~ for the home directory."""
     home = str(Path.home())
     return "~" + path[len(home) :] if path.startswith(home + "/") else path
+
+
+def together(failures: Iterable[HostFailure]) -> tuple[HostFailure, ...]:
+    """Return each failure once, with the folded names of all hosts that have it: `n[1-64]`."""
+    hosts: dict[tuple[str, str, str], list[str]] = {}
+    for failure in failures:
+        hosts.setdefault((failure.step, failure.reason, failure.hint), []).append(failure.host)
+    return tuple(HostFailure(fold(names), *what) for what, names in hosts.items())

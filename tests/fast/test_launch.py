@@ -65,7 +65,9 @@ def test_a_launch_that_cannot_succeed_any_more_fails_at_once(monkeypatch: pytest
 
     with pytest.raises(LaunchFailed, match="0 of 4 hosts came up and 3 failed, 2 are needed") as failed:
         launch(monkeypatch, start_on, min_nodes=2)
-    assert [failure.host for failure in failed.value.failures] == ["n1", "n3", "n4"]
+    assert [failure.host for failure in failed.value.failures] == ["n[1,3-4]"]
+    # One error of three hosts is one line.
+    assert str(failed.value).splitlines()[0] == "n[1,3-4]: connect: connection refused"
 
 
 def test_a_live_job_with_the_same_tree_is_in_the_way_on_the_first_host_that_says_so(

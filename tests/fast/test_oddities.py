@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from supervisor.cli.hosts import lines, wrapped
+from supervisor.errors import HostFailure
 from supervisor.inventory.pattern import expand, fold
 from supervisor.link.view import HostView
 from supervisor.preflight import probe
@@ -49,6 +50,25 @@ def test_nodes_that_are_alike_are_fine() -> None:
     found = cluster({})
     assert findings(found) == []
     assert lines(found, matrix(found), [])[-1] == "64 hosts, no problems found"
+
+
+def test_a_check_ends_with_what_a_launch_would_come_to() -> None:
+    def last(found: Preflight) -> list[str]:
+        problems = findings(found)
+        return lines(found, matrix(found), problems)[-1:] + [line for line in lines(found, [], []) if "refused" in line]
+
+    broken = {"torch": {"error": "No module named 'torch'"}}
+    assert last(cluster({"gpu07": {"driver": "535.2"}})) == ["a job on these hosts would start: 1 warning"]
+    (failing,) = last(cluster({"gpu07": broken}))
+    assert failing.startswith("a job on these hosts would fail: ")
+    assert " on gpu07, " in failing
+    found = cluster({}, 2)
+    for name in ("n1", "n2", "n3"):
+        found.unreachable[name] = HostFailure(name, "connect", "connection refused", "is sshd running there?")
+    assert last(found) == [
+        "a job on these hosts would fail: 3 of 5 hosts unusable (n[1-3])",
+        "error    n[1-3]: connect: connection refused (is sshd running there?)",
+    ]
 
 
 @pytest.mark.parametrize(
