@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import urllib.parse
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.base.proc import restore_open_files
@@ -32,6 +32,8 @@ PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 KILLED_S = 5.0
 SUMMARY_CHARS = 1000
+# Discord refuses longer ones.
+DISCORD_CHARS = 2000
 # A command line can be read by every user of the node, an environment cannot. The shell itself changes the directory:
 # where a file system hangs, only the shell waits for it.
 SHELL = 'cd "$1" || exit; shift; line=$SUPERVISOR_COMMAND; unset SUPERVISOR_COMMAND; eval "$line"'
@@ -46,6 +48,20 @@ def summary(record: Record) -> str:
     else:
         text = str(detail.get("summary") or detail.get("reason") or "")
     return " ".join(text.replace("\0", " ").split())[:SUMMARY_CHARS]
+
+
+def message(kind: str, head: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the incoming webhook of a chat takes: a line with the job, the event and its summary.
+
+    kind: slack, discord or mattermost. Nothing in a summary, which a script may have printed, calls anybody.
+    """
+    text = f"supervisor {head['job']}: {head['event']}" + (f": {head['summary']}" if head["summary"] else "")
+    if kind == "discord":
+        return {"content": text[:DISCORD_CHARS], "allowed_mentions": {"parse": []}}
+    if kind == "slack":
+        return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
+    # Between a sign and the name behind it: nothing to see, and no mention.
+    return {"text": text.replace("@", "@\u200b")}
 
 
 class Hooks:
@@ -125,7 +141,7 @@ class Hooks:
     async def _deliver(self, number: int, hook: Hook, occasion: str, record: Record) -> str:
         """Try until it works; returns why the last try failed, or nothing."""
         head = {"job": self._spec.job, "event": occasion, "summary": summary(record)}
-        body = json.dumps({**head, "record": public(record)}).encode()
+        body = json.dumps(message(hook.kind, head) if hook.kind else {**head, "record": public(record)}).encode()
         name = f"supervisor hook {number} of {self._spec.job}"
         env = {f"SUPERVISOR_{key.upper()}": value for key, value in head.items()}
         reason = ""

@@ -52,6 +52,8 @@ class Hook:
     """Some of failure, hang, recovery and end."""
     command: str = dataclasses.field(default="", repr=False)
     url: str = dataclasses.field(default="", repr=False)
+    kind: str = ""
+    """Whose incoming webhook the URL is: slack, discord or mattermost; "": it gets the event as JSON."""
     timeout: float = 10.0
     """Seconds for one attempt."""
     retries: int = 3

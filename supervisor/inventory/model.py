@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 STANDBY = ("auto", "off")
 NPROC_WORDS = ("auto", "gpu", "cpu", "xpu")
 OCCASIONS = ("failure", "hang", "recovery", "end")
+CHATS = ("slack", "discord", "mattermost")
 LOG_BOUND_LEAST = 16 * 1024 * 1024
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -289,6 +290,13 @@ def occasions(place: Place, key: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
+def chat(place: Place, key: str, value: Any) -> str:
+    """Check for the kind of a webhook."""
+    if value not in CHATS:
+        raise place.wrong(key, f"must be slack, discord or mattermost, not {value!r}", f'write {key} = "slack"')
+    return str(value)
+
+
 def web(place: Place, key: str, value: Any) -> str:
     """Check for an http or https address; no message shows it, since it may contain a token."""
     address = text(place, key, value)
@@ -353,6 +361,7 @@ HOOKS: dict[str, Any] = {
     "on": occasions,
     "command": text,
     "url": web,
+    "kind": chat,
     "timeout": seconds(zero=False),
     "retries": whole(0, 20),
 }

@@ -63,6 +63,16 @@ def test_hooks_are_read_and_their_addresses_never_shown(tmp_path: Path) -> None:
     assert "has a user in it" in _refused(tmp_path, HOOK + 'url = "https://me:s3cret@h/"\n').message
 
 
+def test_a_hook_may_speak_to_a_chat(tmp_path: Path) -> None:
+    (hook,) = _load(tmp_path, HOOK + 'url = "https://h/x"\nkind = "slack"\n').hooks
+    assert hook.kind == "slack"
+    assert (
+        "must be slack, discord or mattermost, not 'irc'"
+        in _refused(tmp_path, HOOK + 'url = "https://h/x"\nkind = "irc"\n').message
+    )
+    assert "there is none" in _refused(tmp_path, HOOK + 'command = "x"\nkind = "slack"\n').message
+
+
 def test_the_example_of_the_repository_loads(repository: Path) -> None:
     inventory = load(repository / "hosts.example.toml")
     assert len(inventory.hosts) >= 2
