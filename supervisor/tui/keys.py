@@ -63,6 +63,7 @@ SCREENS: Final = (
 
 _LISTS = "map nodes ranks run"
 _PANES = "map nodes ranks run nccl"
+_TABLES = "map nodes ranks"
 
 KEYS: Final[tuple[KeyBinding, ...]] = (
     *(
@@ -132,6 +133,11 @@ KEYS: Final[tuple[KeyBinding, ...]] = (
         "show only nodes and ranks with problems, or all",
         "map nodes ranks",
     ),
+    KeyBinding("table.filter", "slash", "filter", "filter", "show only rows with a text", _TABLES, palette=True),
+    KeyBinding(
+        "table.sort", "o", "sort(False)", "sort", "sort by the next column; a click on its name sorts, too", _TABLES
+    ),
+    KeyBinding("table.sort.back", "O", "sort(True)", "", "sort the other way round", _TABLES),
     KeyBinding("metric", "m", "metric", "", "heat map metric: state, output, lag, gpu, mem, cpu", "map"),
     KeyBinding("pane", "tab", "pane(1)", "pane", "next pane", _PANES, 60),
     KeyBinding("pane.back", "shift+tab", "pane(-1)", "", "previous pane", _PANES),

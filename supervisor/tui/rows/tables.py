@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+import re
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from remote_agent.text.names import ranges
 from supervisor.tui import looks
-from supervisor.tui.rows.spans import Row, Span, clean, fit_row, row_width, width_of
+from supervisor.tui.rows.spans import Row, Span, clean, fit, fit_row, row_width, width_of
 from supervisor.tui.rows.wrapping import wrap
 from supervisor.wording import values
 
@@ -37,6 +38,62 @@ class Column(Generic[T]):
     keep: float = 0
     """Columns with the lowest number go first where there is no room; 9 always stays."""
     at_right: bool = False
+    value: Callable[[T], float | str | None] | None = None
+    """What it is sorted by, where that is not its text; None: unknown."""
+
+    def text(self, item: T) -> str:
+        """What stands in it, without roles."""
+        return "".join(text for text, _ in self.cell(item)).strip()
+
+    def rank(self, item: T) -> tuple[Any, ...] | None:
+        """Return what it is sorted by; None: unknown."""
+        value = self.text(item) if self.value is None else self.value(item)
+        if isinstance(value, str):
+            # n2 comes before n10.
+            parts = re.split(r"(\d+)", value)
+            return None if value in ("", "-") else tuple((1, int(p), "") if p.isdecimal() else (0, 0, p) for p in parts)
+        return None if value is None else (value,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """By which column a table is sorted; "": in its own order."""
+
+    column: str = ""
+    falling: bool = False
+
+    def sorted(self, items: Sequence[T], columns: Sequence[Column[T]]) -> list[T]:
+        """Return the items in order, those of which nothing is known last."""
+        # The column for remarks has no name, and is not sorted by.
+        column = next((each for each in columns if each.name == self.column != ""), None)
+        if column is None:
+            return list(items)
+        ranked = [(column.rank(item), item) for item in items]
+        known = sorted(((key, item) for key, item in ranked if key is not None), key=_first, reverse=self.falling)
+        return [*(item for _, item in known), *(item for key, item in ranked if key is None)]
+
+    def next(self, names: Sequence[str]) -> Order:
+        """Return the order by the next of these columns, and at last the table's own."""
+        at = names.index(self.column) + 1 if self.column in names else 0
+        return Order(names[at], names[at] in FALLING) if at < len(names) else Order()
+
+    def of(self, name: str) -> Order:
+        """Return the order after a click on a column's name: by it, then the other way round."""
+        return Order(name, not self.falling) if name == self.column else Order(name, name in FALLING)
+
+
+# Of these the greatest values are of interest.
+FALLING: Final = ("output", "loss", "lag", "gpu%", "gpu mem", "temp", "power", "cpu", "rss", "mem", "net in/out")
+
+
+def _first(pair: tuple[Any, object]) -> Any:
+    return pair[0]
+
+
+def matching(items: Sequence[T], columns: Sequence[Column[T]], needle: str) -> list[T]:
+    """Return the items of which a cell has this text, upper or lower case."""
+    wanted = needle.casefold()
+    return [item for item in items if any(wanted in column.text(item).casefold() for column in columns)]
 
 
 class Table(Generic[T]):
@@ -58,9 +115,30 @@ class Table(Generic[T]):
     def _needs(columns: Sequence[Column[T]], rest: int = 14) -> int:
         return 1 + sum((column.width or rest) + 2 for column in columns) - 2
 
-    def head(self) -> Row:
-        """The names of the columns."""
-        return self._lay(lambda column: ((column.name, "head"),))
+    def head(self, order: Order | None = None) -> Row:
+        """The names of the columns; that of the order is marked."""
+        by = "" if order is None else order.column
+        mark = "" if order is None else self.glyphs.falling if order.falling else self.glyphs.rising
+
+        def cell(column: Column[T]) -> Row:
+            if not by or column.name != by:
+                return ((column.name, "head"),)
+            return (
+                (fit(column.name, min(width_of(column.name), (column.width or 99) - 1)), "accent"),
+                (mark, "accent"),
+            )
+
+        return self._lay(cell)
+
+    def column_at(self, x: int) -> str:
+        """Return the name of the column at a cell of a row; "" where there is none."""
+        begin = 1
+        for column in self.columns:
+            width = column.width or self._rest
+            if begin <= x < begin + width:
+                return column.name
+            begin += width + 2
+        return ""
 
     def row(self, item: T, *, faded: bool = False, marked: bool = False) -> Row:
         """One row; faded if the facts are old."""
@@ -97,7 +175,7 @@ def node_columns(
 ) -> list[Column[NodeRow]]:
     """The columns of the node table; `ranks_width`: cells for one glyph per rank, 0 for none."""
     columns: list[Column[NodeRow]] = [
-        Column("state", 12, lambda node: state_cell(node.look, glyphs, stale), 9),
+        Column("state", 12, lambda node: state_cell(node.look, glyphs, stale), 9, value=lambda node: node.look.word),
         Column("node", name_width, lambda node: ((node.name, "text"),), 9),
     ]
     if ranks_width:
@@ -105,11 +183,11 @@ def node_columns(
     else:
         columns.append(Column("ranks", 5, lambda node: ((_running(node), "text"),), 6, at_right=True))
     columns += [
-        Column("step", 9, lambda node: ((step_text(node.train_step), "text"),), 7, at_right=True),
-        Column("output", 6, lambda node: ((values.age(node.output_age_s), "dim"),), 5, at_right=True),
+        Column("step", 9, _node_step, 7, at_right=True, value=lambda node: node.train_step),
+        Column("output", 6, _node_output, 5, at_right=True, value=lambda node: node.output_age_s),
         *vitals,
         Column("link", 10, _link, 4),
-        Column("clock", 8, lambda node: ((_offset(node.clock_offset_ms), "dim"),), 2, at_right=True),
+        Column("clock", 8, _node_clock, 2, at_right=True, value=lambda node: node.clock_offset_ms),
         Column("address", 15, lambda node: ((node.address, "dim"),), 1),
         Column("", 0, _why, 3),
     ]
@@ -121,16 +199,36 @@ def rank_columns(
 ) -> list[Column[RankRow]]:
     """The columns of the rank table."""
     return [
-        Column("state", 11, lambda rank: state_cell(rank.look, glyphs, stale), 9),
+        Column("state", 11, lambda rank: state_cell(rank.look, glyphs, stale), 9, value=lambda rank: rank.look.word),
         Column("rank", 5, lambda rank: ((str(rank.rank), "text"),), 9, at_right=True),
         Column("node", name_width, lambda rank: ((rank.node, "text"),), 8),
         Column("local", 5, lambda rank: ((str(rank.local_rank), "dim"),), 2, at_right=True),
-        Column("step", 9, lambda rank: ((step_text(rank.step), "text"),), 7, at_right=True),
-        Column("output", 6, lambda rank: ((values.age(rank.output_age_s), "dim"),), 5, at_right=True),
+        Column("step", 9, _rank_step, 7, at_right=True, value=lambda rank: rank.step),
+        Column("output", 6, _rank_output, 5, at_right=True, value=lambda rank: rank.output_age_s),
         Column("pid", 8, lambda rank: ((str(rank.pid or "-"), "dim"),), 3, at_right=True),
         *vitals,
         Column("", 0, lambda rank: ((rank.outcome, rank.look.role),), 4),
     ]
+
+
+def _node_step(node: NodeRow) -> Row:
+    return ((step_text(node.train_step), "text"),)
+
+
+def _node_output(node: NodeRow) -> Row:
+    return ((values.age(node.output_age_s), "dim"),)
+
+
+def _node_clock(node: NodeRow) -> Row:
+    return ((_offset(node.clock_offset_ms), "dim"),)
+
+
+def _rank_step(rank: RankRow) -> Row:
+    return ((step_text(rank.step), "text"),)
+
+
+def _rank_output(rank: RankRow) -> Row:
+    return ((values.age(rank.output_age_s), "dim"),)
 
 
 def _why(node: NodeRow) -> Row:

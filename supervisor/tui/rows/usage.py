@@ -5,7 +5,7 @@ In: rows of a snapshot, the history. Out: columns of the tables, lines of the de
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from supervisor.tui.rows import charts
 from supervisor.tui.rows.tables import Column, flow, step_text
@@ -32,21 +32,32 @@ def node_vitals(nodes: Sequence[NodeRow], glyphs: Glyphs) -> list[Column[NodeRow
     """The usage columns of the node table that are known for at least one node."""
 
     def column(
-        name: str, width: int, keep: float, text: Callable[[Json], str], *, at_right: bool = True
+        name: str,
+        width: int,
+        keep: float,
+        text: Callable[[Json], str],
+        value: Callable[[Json], float | None],
+        *,
+        at_right: bool = True,
     ) -> Column[NodeRow]:
         def cell(node: NodeRow) -> Row:
             said = text(node.vitals) if node.vitals else "-"
             return ((said, "off" if node.vitals_old or said == "-" else "text"),)
 
-        return Column(name, width, cell, keep, at_right)
+        return Column(name, width, cell, keep, at_right, lambda node: value(node.vitals))
+
+    def number(key: str) -> Callable[[Json], float | None]:
+        return lambda vitals: usage.number(vitals.get(key))
 
     gpus = min(MOST_GPUS, max((len(usage.gpus_of(node.vitals)) for node in nodes), default=0))
     columns = [
-        column("gpu%", 5 + gpus, 2.6, lambda vitals: _gpus(vitals, glyphs), at_right=False),
-        column("cpu", 4, 2.5, lambda vitals: usage.percent(usage.number(vitals.get("cpu")))),
-        column("mem", 9, 2.4, _memory),
-        column("disk free", 9, 2.2, lambda vitals: usage.size(usage.number(vitals.get("disk_free")))),
-        column("net in/out", 11, 2.1, usage.traffic),
+        column("gpu%", 5 + gpus, 2.6, lambda vitals: _gpus(vitals, glyphs), _gpu_use, at_right=False),
+        column("cpu", 4, 2.5, lambda vitals: usage.percent(usage.number(vitals.get("cpu"))), number("cpu")),
+        column("mem", 9, 2.4, _memory, number("mem_used")),
+        column(
+            "disk free", 9, 2.2, lambda vitals: usage.size(usage.number(vitals.get("disk_free"))), number("disk_free")
+        ),
+        column("net in/out", 11, 2.1, usage.traffic, number("net_in")),
     ]
     # The last usage of a removed node is of no interest.
     measured = [node for node in nodes if node.vitals and node.state != "removed"]
@@ -64,6 +75,11 @@ def _memory(vitals: usage.Document) -> str:
     return usage.share(usage.number(vitals.get("mem_used")), usage.number(vitals.get("mem_total")))
 
 
+def _gpu_use(vitals: Json) -> float | None:
+    used = [usage.number(gpu.get("use")) for gpu in usage.gpus_of(vitals)]
+    return usage.mean(used) if used else None
+
+
 def _gpus(vitals: Json, glyphs: Glyphs) -> str:
     """The mean, and one bar per GPU."""
     used = [usage.number(gpu.get("use")) for gpu in usage.gpus_of(vitals)]
@@ -77,30 +93,45 @@ def rank_vitals(ranks: Sequence[RankRow]) -> list[Column[RankRow]]:
     """The columns for progress and usage of ranks: GPUs if there are any, otherwise processor and memory."""
 
     def column(
-        name: str, width: int, keep: float, text: Callable[[RankRow], str], *, of_vitals: bool = True
+        name: str,
+        width: int,
+        keep: float,
+        text: Callable[[RankRow], str],
+        value: Callable[[RankRow], Any],
+        *,
+        of_vitals: bool = True,
     ) -> Column[RankRow]:
         def cell(rank: RankRow) -> Row:
             said = text(rank)
             return ((said, "off" if said == "-" or (of_vitals and rank.vitals_old) else "text"),)
 
-        return Column(name, width, cell, keep, at_right=True)
+        return Column(name, width, cell, keep, True, lambda rank: usage.number(value(rank)))
+
+    def progress(key: str) -> Callable[[RankRow], Any]:
+        return lambda rank: rank.progress.get(key)
+
+    def gpu(key: str) -> Callable[[RankRow], Any]:
+        return lambda rank: rank.gpu.get(key)
+
+    def vital(key: str) -> Callable[[RankRow], Any]:
+        return lambda rank: rank.vitals.get(key)
 
     columns = [
-        column("loss", 9, 3, lambda rank: usage.figure(rank.progress.get("loss")), of_vitals=False),
-        column("rate", 14, 2, lambda rank: usage.rate(rank.progress), of_vitals=False),
-        column("lag", 5, 2, _lag, of_vitals=False),
+        column("loss", 9, 3, lambda rank: usage.figure(rank.progress.get("loss")), progress("loss"), of_vitals=False),
+        column("rate", 14, 2, lambda rank: usage.rate(rank.progress), progress("rate"), of_vitals=False),
+        column("lag", 5, 2, _lag, progress("lag"), of_vitals=False),
     ]
     if any(rank.gpu for rank in ranks):
         columns += [
-            column("gpu%", 4, 3, lambda rank: usage.percent(usage.number(rank.gpu.get("use")))),
-            column("gpu mem", 8, 3, lambda rank: _memory(rank.gpu)),
-            column("temp", 4, 2, lambda rank: _unit(rank.gpu.get("temp"), "C")),
-            column("power", 5, 2, lambda rank: _unit(rank.gpu.get("power"), "W")),
+            column("gpu%", 4, 3, lambda rank: usage.percent(usage.number(rank.gpu.get("use"))), gpu("use")),
+            column("gpu mem", 8, 3, lambda rank: _memory(rank.gpu), gpu("mem_used")),
+            column("temp", 4, 2, lambda rank: _unit(rank.gpu.get("temp"), "C"), gpu("temp")),
+            column("power", 5, 2, lambda rank: _unit(rank.gpu.get("power"), "W"), gpu("power")),
         ]
     else:
         columns += [
-            column("cpu", 5, 3, lambda rank: usage.percent(usage.number(rank.vitals.get("cpu")))),
-            column("rss", 5, 3, lambda rank: usage.size(usage.number(rank.vitals.get("rss")))),
+            column("cpu", 5, 3, lambda rank: usage.percent(usage.number(rank.vitals.get("cpu"))), vital("cpu")),
+            column("rss", 5, 3, lambda rank: usage.size(usage.number(rank.vitals.get("rss"))), vital("rss")),
         ]
     known = [each for each in columns if any(each.cell(rank)[0][0] not in ("-", "0") for rank in ranks)]
     if any(rank.vitals_old for rank in ranks):

@@ -16,10 +16,11 @@ from supervisor.tui.dialogs.actions import ActionDialogs
 from supervisor.tui.dialogs.palette import open_help, open_palette
 from supervisor.tui.rows.spans import fit_row
 from supervisor.tui.shell import Target
+from supervisor.tui.widgets.ask import Ask
 from supervisor.tui.widgets.bars import AlertBar, Bar, KeyBar
 from supervisor.tui.widgets.lines import Drawn, LineView
 from supervisor.tui.widgets.picker import Picker
-from supervisor.tui.widgets.tables import DetailPane
+from supervisor.tui.widgets.tables import DetailPane, LaidOut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from supervisor.tui.shell import Shell
 
 SMALLEST: Final = (60, 16)
+NO_TABLE: Final = "no table here: the heat map shows all ranks"
 
 
 def quit_label(snapshot: Snapshot) -> str:
@@ -55,6 +57,9 @@ class LiveScreen(Screen[None], inherit_bindings=False):
     """One screen of the job."""
 
     NAME: ClassVar[str] = ""
+    HAS_TABLES: ClassVar[bool] = False
+    _filtered: LaidOut
+    """The table that is being filtered."""
     ESCAPE_TO_MINIMIZE = False
 
     def __init_subclass__(cls, *, bind: Iterable[Binding] = (), **options: bool) -> None:
@@ -73,6 +78,8 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         yield AlertBar("alert")
         with Vertical(id="body"):
             yield from self.body()
+        if self.HAS_TABLES:
+            yield Ask(self._filtered_table, id="filter")
         yield KeyBar(self.NAME)
 
     def body(self) -> Iterable[Widget]:
@@ -122,6 +129,35 @@ class LiveScreen(Screen[None], inherit_bindings=False):
     def on_screen_resume(self) -> None:
         """Show the newest state."""
         self.shell.look_again()
+
+    # --- keys of tables
+
+    def table(self) -> LaidOut | None:
+        """The table that has the focus, else the first one that is shown."""
+        shown = [table for table in self.query(LaidOut) if table.is_on_screen and table.size]
+        return next((table for table in shown if table.has_focus), shown[0] if shown else None)
+
+    def action_filter(self) -> None:
+        """Ask for a text; the table follows while it is typed."""
+        table = self.table()
+        if table is None:
+            self.shell.say(NO_TABLE)
+            return
+        self._filtered = table
+        self.query_one("#filter", Ask).ask("/", "a text; esc shows all", follow=table.filter_by, text=table.needle)
+
+    def _filtered_table(self) -> Widget:
+        return self._filtered
+
+    def action_sort(self, back: bool) -> None:
+        """Sort by the next column, or the other way round."""
+        table = self.table()
+        if table is None:
+            self.shell.say(NO_TABLE)
+        elif back:
+            table.sort_back()
+        else:
+            table.sort_next()
 
     # --- keys that work everywhere
 

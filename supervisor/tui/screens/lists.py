@@ -29,6 +29,7 @@ class NodesScreen(LiveScreen):
     """Every node, those that need a look first, with the reason of their state in full."""
 
     NAME = "nodes"
+    HAS_TABLES = True
 
     def body(self) -> Iterable[Widget]:
         """A table, and all about the selected node."""
@@ -74,6 +75,7 @@ class RanksScreen(LiveScreen):
     """Every rank, and all about the selected one."""
 
     NAME = "ranks"
+    HAS_TABLES = True
 
     def body(self) -> Iterable[Widget]:
         """A table, and a page."""

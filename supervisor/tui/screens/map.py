@@ -51,6 +51,7 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
     """Nodes, ranks, events and the newest lines."""
 
     NAME = "map"
+    HAS_TABLES = True
     AUTO_FOCUS = "#nodes"
 
     def body(self) -> Iterable[Widget]:

@@ -31,6 +31,7 @@ class Ask(Horizontal):
         self.display = False
         self._back_to = back_to
         self._take: Callable[[str], str] = lambda text: ""
+        self._follow: Callable[[str], None] = lambda text: None
 
     def compose(self) -> ComposeResult:
         """Prompt, input, error."""
@@ -40,9 +41,17 @@ class Ask(Horizontal):
         yield field
         yield Static(id="wrong", markup=False)
 
-    def ask(self, name: str, hint: str, take: Callable[[str], str], text: str = "") -> None:
-        """Ask; `take` gets each answer and returns an error, or ""."""
-        self._take = take
+    def ask(
+        self,
+        name: str,
+        hint: str,
+        take: Callable[[str], str] = lambda text: "",
+        text: str = "",
+        *,
+        follow: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Ask; `take` gets each answer and returns an error, or ""; `follow` the text as it is typed, and "" on esc."""
+        self._take, self._follow = take, follow
         asked = self.query_one("#asked", Static)
         asked.update(name)
         # A space after a word, none after a sign.
@@ -56,7 +65,11 @@ class Ask(Horizontal):
         field.focus()
 
     def action_close(self) -> None:
-        """Close it."""
+        """Close it without an answer."""
+        self._follow("")
+        self._close()
+
+    def _close(self) -> None:
         self.display = False
         self._back_to().focus()
 
@@ -67,8 +80,9 @@ class Ask(Horizontal):
         self.query_one("#wrong", Static).update(clean(wrong))
 
     @on(Input.Changed)
-    def _typed(self) -> None:
+    def _typed(self, event: Input.Changed) -> None:
         self._say("")
+        self._follow(event.value)
 
     @on(Input.Submitted)
     def _answered(self, event: Input.Submitted) -> None:
@@ -78,4 +92,4 @@ class Ask(Horizontal):
         wrong = self._take(event.value) if event.value else ""
         self._say(wrong)
         if not wrong:
-            self.action_close()
+            self._close()

@@ -111,6 +111,12 @@ class Picker(LineView):
             self._bring_into_view(self.cursor)
         self.redraw()
 
+    def on_resize(self) -> None:
+        """Keep the selected row in view: with a new height it may lie below the last one."""
+        if not self.scrolled and self.cursor >= 0:
+            self._bring_into_view(self.cursor)
+        super().on_resize()
+
     def select(self, key: Hashable) -> None:
         """Select a row by its key and bring it into view; an unknown key changes nothing."""
         if key in self._keys:

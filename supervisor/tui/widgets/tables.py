@@ -6,17 +6,20 @@ In: snapshots. Out: rows; the selected node or rank.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from textual.binding import Binding
 
-from supervisor.tui.rows.tables import Column, Table, legend, name_width, node_columns, rank_columns
+from supervisor.tui.looks import Glyphs
+from supervisor.tui.rows.tables import Column, Order, Table, legend, matching, name_width, node_columns, rank_columns
 from supervisor.tui.rows.usage import node_vitals, rank_vitals
 from supervisor.tui.widgets.lines import LineView
 from supervisor.tui.widgets.picker import Picker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+
+    from textual import events
 
     from supervisor.tui.model import Snapshot
     from supervisor.tui.rows.spans import Row
@@ -34,12 +37,48 @@ class LaidOut(Picker):
         super().__init__(title=title, head=True, id=id)
         self._nothing = nothing
         self._again: Callable[[], None] = self.redraw
+        self.needle = ""
+        """What the rows shown have in a cell."""
+        self.order = Order()
+        self.table: Table[Any] = Table((), 0, Glyphs())
+        """How the columns are laid out now."""
 
     def show_filter(self, problems_only: bool) -> None:
         """Show in the title, or instead of rows, that other rows are hidden."""
         if problems_only:
             self.heading += ": problems only"
-        self.placeholder = ((" no problem; ! shows all" if problems_only else f" {self._nothing}", "dim"),)
+        if self.needle:
+            self.heading += f" /{self.needle}"
+        nothing = " no problem; ! shows all" if problems_only else f" {self._nothing}"
+        self.placeholder = ((f" nothing has {self.needle}; / changes that" if self.needle else nothing, "dim"),)
+
+    def chosen(self, items: Sequence[T], columns: Sequence[Column[T]]) -> list[T]:
+        """Return the items that the reader wants to see, in the order that he has chosen."""
+        found = matching(items, columns, self.needle) if self.needle else items
+        return self.order.sorted(found, columns)
+
+    def filter_by(self, needle: str) -> None:
+        """Show only the rows of which a cell has this text; all with ""."""
+        self.needle = needle
+        self._again()
+
+    def sort_next(self) -> None:
+        """Sort by the next column; after the last one in the table's own order."""
+        self.order = self.order.next([column.name for column in self.table.columns if column.name])
+        self._again()
+
+    def sort_back(self) -> None:
+        """Sort the other way round."""
+        self.order = Order(self.order.column, not self.order.falling)
+        self._again()
+
+    def on_click(self, event: events.Click) -> None:
+        """Sort by the column whose name is clicked on."""
+        if event.y != self.size.height - self.body_height - 1:
+            super().on_click(event)
+        elif name := self.table.column_at(event.x):
+            self.order = self.order.of(name)
+            self._again()
 
     def on_resize(self) -> None:
         """Lay the columns out anew."""
@@ -71,13 +110,14 @@ class NodeTable(LaidOut):
         vitals = node_vitals(nodes, self.glyphs)
         columns = node_columns(self.glyphs, snapshot.stale, glyphs, name_width(nodes), vitals)
         table = Table(_without_empty(columns, nodes) if vitals else columns, self.line_width, self.glyphs)
-        self.head = table.head()
-        self.heading = f"nodes ({len(nodes)}), worst first" if worst_first else "nodes"
+        shown = self.chosen(nodes, columns)
+        self.table, self.head = table, table.head(self.order)
+        self.heading = f"nodes ({len(nodes)}), worst first" if worst_first and not self.order.column else "nodes"
         self.show_filter(problems_only)
         self.note = legend(self.glyphs, snapshot.ranks) if with_ranks and not snapshot.stale else ()
         self.show(
-            [node.name for node in nodes],
-            lambda index: table.row(nodes[index], faded=snapshot.stale, marked=nodes[index].name in marked),
+            [node.name for node in shown],
+            lambda index: table.row(shown[index], faded=snapshot.stale, marked=shown[index].name in marked),
         )
 
 
@@ -96,10 +136,11 @@ class RankTable(LaidOut):
         vitals = rank_vitals(ranks)
         columns = rank_columns(self.glyphs, snapshot.stale, name_width(snapshot.nodes), vitals)
         table = Table(_without_empty(columns, ranks) if vitals else columns, self.line_width, self.glyphs)
-        self.head = table.head()
+        shown = self.chosen(ranks, columns)
+        self.table, self.head = table, table.head(self.order)
         self.show(
-            [rank.rank for rank in ranks],
-            lambda index: table.row(ranks[index], faded=snapshot.stale, marked=ranks[index].rank in marked),
+            [rank.rank for rank in shown],
+            lambda index: table.row(shown[index], faded=snapshot.stale, marked=shown[index].rank in marked),
         )
 
 
