@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Union
 
@@ -19,6 +20,7 @@ from remote_agent.election import authorities
 from remote_agent.history.keeper import Keeper
 from remote_agent.logs import LogStore
 from remote_agent.logs.nccl import read_facts, read_map
+from remote_agent.snapshots.store import PIECE, content_at, read_kept
 from remote_agent.wire import Answer, Items, JobSpec, Problem
 from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES, Condition
 
@@ -52,6 +54,8 @@ class JobRequests:
             "log_follow": lambda args: self.logs.follow(**args),
             "log_rows": lambda args: self.logs.rows(**args),
             "log_search": lambda args: self.logs.search(**args),
+            "snapshot_files": self.snapshot_files,
+            "snapshot_read": self.snapshot_read,
         }
 
     async def handle(self, op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
@@ -75,6 +79,28 @@ class JobRequests:
         """Stream journal records after `since`."""
         for record in self._records()[max(0, int(args.get("since", 0))) :]:
             yield Answer({"event": public(record)})
+
+    async def snapshot_files(self, args: dict[str, Any]) -> Answer:
+        """Answer with path and files of a snapshot that is kept here; raises Problem."""
+        kept = await asyncio.to_thread(read_kept, self.files.root / "snapshots")
+        found = kept.get(str(args["id"]))
+        if found is None:
+            raise Problem("no_snapshot", f"snapshot {args['id']} is not kept on this node")
+        files = [[path, file.mode, file.size, file.sha256] for path, file in found.manifest.files.items()]
+        return Answer({"path": found.path, "files": files})
+
+    async def snapshot_read(self, args: dict[str, Any]) -> Items:
+        """Stream a content of a snapshot; raises Problem."""
+        place = content_at(self.files.root / "snapshots", str(args["sha"]))
+        try:
+            content = await asyncio.to_thread(os.open, place, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise Problem("no_snapshot", "it is no longer kept on this node") from None
+        try:
+            while piece := await asyncio.to_thread(os.read, content, PIECE):
+                yield Answer({}, piece)
+        finally:
+            os.close(content)
 
     async def incidents(self, args: dict[str, Any]) -> Answer:
         """Answer with every incident so far, and with NCCL's facts on this node."""

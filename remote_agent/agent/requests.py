@@ -35,6 +35,7 @@ LOOKS = frozenset(
     (
         *("identity", "status", "watch", "events", "history", "incidents", "nccl", "series", "stacks"),
         *("await_engine", "log_list", "log_read", "log_window", "log_merged", "log_follow", "log_rows", "log_search"),
+        *("snapshot_files", "snapshot_read"),
     )
 )
 # `watch` sends at most this often, and at least that often.

@@ -22,12 +22,26 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from remote_agent.election.peers import PeerRefused, PeerUnreachable
-from remote_agent.snapshots.rules import InPlace, Moment, is_complete, judge, slot_of, stamp_of, step_of
+from remote_agent.snapshots.rules import (
+    CLOCKS_NS,
+    SETTLE_NS,
+    InPlace,
+    Moment,
+    is_complete,
+    is_shard,
+    judge,
+    shards_elsewhere,
+    slot_of,
+    stamp_of,
+    step_of,
+)
 from remote_agent.snapshots.scan import is_open_for_writing, scan
-from remote_agent.snapshots.store import PIECE, Abandoned, Snapshot, Store, remove_asides, set_aside
+from remote_agent.snapshots.store import PIECE, Abandoned, Snapshot, Store, content_at, remove_asides, set_aside
+from remote_agent.tree.manifest import File, Manifest, pack, unpack
 from remote_agent.wire import Answer, CallFailed, Channel, Items, Problem, WireError
 from remote_agent.wire.channel import refuse
 from remote_agent.wire.events import SNAPSHOT_LEFT_OUT, SNAPSHOT_NOT_KEPT, SNAPSHOT_UNNAMED
@@ -57,11 +71,12 @@ COPIES = 1
 COPY_BYTES_S = 100e6
 ASK_AGAIN_S = 2.0
 HEAD_TIMEOUT_S = 10.0
+# A node copies its shards before it says what they are.
+SHARDS_TIMEOUT_S = 60.0
 # A link that sends nothing for this long is given up.
 PIECE_TIMEOUT_S = 30.0
 # A file that was put in place gets its time back; two clocks never agree to the nanosecond.
 SAME_NS = 1_000_000
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 # ioprio_set by machine; class 3 is idle: such a thread reads and writes when nobody else does.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_IDLE = 3 << 13
@@ -98,7 +113,8 @@ class SnapshotKeeper:
         self._peers = peers
         self._logs = logs
         self._journal = journal
-        self._store = Store(files.root / "snapshots", self._base, spec.snapshots, spec.snapshots_limit)
+        self._root = files.root / "snapshots"
+        self._store = Store(self._root, self._base, spec.snapshots, spec.snapshots_limit)
         self._lock = asyncio.Lock()
         """Held while what is kept changes."""
         self._idle = ThreadPoolExecutor(1, "snapshots", initializer=be_idle)
@@ -131,6 +147,7 @@ class SnapshotKeeper:
             "snapshot_offer": self._hear_offer,
             "snapshot_head": self._hear_head,
             "snapshot_read": self._hear_read,
+            "snapshot_shards": self._hear_shards,
         }
 
     def start(self, tasks: Tasks, member: MemberView) -> None:
@@ -211,8 +228,13 @@ class SnapshotKeeper:
         here = {found.path for found in seen.found}
         self._known = {path: known for path, known in self._known.items() if path in here}
         for found in seen.found:
-            is_new = not self._is_known(found) and await self._in_idle(self._may_be_kept, found, self._moment())
-            if is_new and await self._keep(found):
+            if self._is_known(found):
+                continue
+            if await self._in_idle(self._may_be_kept, found, self._moment()):
+                is_kept = await self._keep(found)
+            else:
+                is_kept = await self._gather(found)
+            if is_kept:
                 await self._in_idle(remove_asides, found)
 
     def _note_step(self, generation: int) -> None:
@@ -240,8 +262,13 @@ class SnapshotKeeper:
         places = [found.place.parent / path for path in found.files]
         return verdict.whole is True or found.changed_ns < moment.first_ns or not is_open_for_writing(places)
 
-    async def _keep(self, found: InPlace, *, at_once: bool = False) -> bool:
-        """Keep a complete snapshot, unless all nodes see the same files; `at_once`: a group waits for it."""
+    async def _keep(
+        self, found: InPlace, *, at_once: bool = False, elsewhere: Mapping[str, File] = MappingProxyType({})
+    ) -> bool:
+        """Keep a complete snapshot, unless all nodes see the same files; `at_once`: a group waits for it.
+
+        `elsewhere`: its files that other nodes have sent.
+        """
         try:
             if await self._is_shared(found, ask_again=not at_once):
                 self._known[found.path] = found.files, None
@@ -252,7 +279,8 @@ class SnapshotKeeper:
             def keep() -> Snapshot:
                 stop = self._abandon.is_set if at_once else self._hurry.is_set
                 time_ns = found.changed_ns + self._shift_ns()
-                return self._store.keep(found, time_ns, step, exact=own_step is not None, stop=stop)
+                exact = own_step is not None
+                return self._store.keep(found, time_ns, step, exact=exact, stop=stop, elsewhere=elsewhere)
 
             kept = await self._locked(asyncio.to_thread if at_once else self._in_idle, keep)
         except (Abandoned, FileNotFoundError):
@@ -266,6 +294,47 @@ class SnapshotKeeper:
         self._own = {kept.id, *self._own} & {one.id for one in self._store.kept}
         self._noticed.discard((SNAPSHOT_NOT_KEPT, slot_of(found.path)))
         return True
+
+    async def _gather(self, found: InPlace, *, at_once: bool = False) -> bool:
+        """Keep a DCP snapshot whose shards lie on several nodes' own disks, once they are here; returns whether."""
+        names = await asyncio.to_thread(shards_elsewhere, found)
+        is_settled = at_once or time.time_ns() - found.changed_ns >= SETTLE_NS
+        if not names or not is_settled or found.changed_ns < self._moment().first_ns:
+            return False
+        elsewhere: dict[str, File] = {}
+        question = {"path": found.path, "names": sorted(names), "time_ns": found.changed_ns + self._shift_ns()}
+        try:
+            for node in self._others():
+                with contextlib.suppress(PeerRefused, PeerUnreachable, WireError, CallFailed, asyncio.TimeoutError):
+                    elsewhere.update(await self._shards_of(node, found, question, slow=not at_once))
+        except (Abandoned, OSError, Problem) as error:
+            self._notice(SNAPSHOT_NOT_KEPT, f"{found.path} is not kept: {error}", slot_of(found.path))
+            self._known[found.path] = found.files, None
+            return False
+        if {path.rpartition("/")[2] for path in elsewhere} != names:
+            # Its save goes on, or one of its nodes is lost: the one before counts.
+            return False
+        return await self._keep(found, at_once=at_once, elsewhere=elsewhere)
+
+    async def _shards_of(self, node: str, found: InPlace, question: dict[str, Any], *, slow: bool) -> dict[str, File]:
+        """Bring the files of a snapshot that another node has; raises what `_pull` raises."""
+        async with self._connected(node) as channel:
+            answer = await channel.call("snapshot_shards", question, timeout=SHARDS_TIMEOUT_S)
+            files = unpack(answer.body).files
+            asked = {f"{found.place.name}/{name}" for name in question["names"]}
+            if not set(files) <= asked:
+                raise Problem("bad_snapshot", f"{node} sent files that {found.path} does not name")
+            work = self._in_idle if slow else asyncio.to_thread
+            missing = await self._locked(work, self._store.expect_shards, found.path, files)
+            await self._fetch(channel, missing, slow=slow)
+        return files
+
+    async def _hear_shards(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
+        names = [str(name) for name in args["names"] if is_shard(str(name))]
+        latest_ns = int(args["time_ns"]) - self._shift_ns() + CLOCKS_NS
+        take = self._store.take_shards
+        files = await self._locked(asyncio.to_thread, take, str(args["path"]), names, latest_ns, self._abandon.is_set)
+        return Answer({}, pack(Manifest(files, {}, {})))
 
     def _printed_step(self, time_ns: int) -> int | None:
         """Return the step that ranks had printed by a time; a step is seen up to LOOK_S after it was printed."""
@@ -364,16 +433,21 @@ class SnapshotKeeper:
             self._store.check_place(snapshot)
             await self._locked(work, self._store.make_room, snapshot.slot, snapshot.size)
             missing = await self._locked(work, self._store.expect, snapshot)
-            for sha, (_, here) in missing.items():
-                pieces = channel.stream("snapshot_read", {"sha": sha, "offset": here, "slow": slow})
-                try:
-                    async for piece in _in_time(pieces):
-                        await self._locked(work, self._store.write, sha, here, piece.body)
-                        here += len(piece.body)
-                finally:
-                    await pieces.aclose()
-                await self._locked(work, self._store.complete, sha, self._abandon.is_set)
+            await self._fetch(channel, missing, slow=slow)
         return snapshot
+
+    async def _fetch(self, channel: Channel, missing: Mapping[str, tuple[int, int]], *, slow: bool) -> None:
+        """Bring contents; `missing`: size and the bytes that are here of each. Raises what `_pull` raises."""
+        work = self._in_idle if slow else asyncio.to_thread
+        for sha, (_, here) in missing.items():
+            pieces = channel.stream("snapshot_read", {"sha": sha, "offset": here, "slow": slow})
+            try:
+                async for piece in _in_time(pieces):
+                    await self._locked(work, self._store.write, sha, here, piece.body)
+                    here += len(piece.body)
+            finally:
+                await pieces.aclose()
+            await self._locked(work, self._store.complete, sha, self._abandon.is_set)
 
     @contextlib.asynccontextmanager
     async def _connected(self, node: str) -> AsyncIterator[Channel]:
@@ -390,10 +464,7 @@ class SnapshotKeeper:
         return Answer(*self._store.get(str(args["id"])).described())
 
     async def _hear_read(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Items:
-        sha = str(args["sha"])
-        if not _SHA256.fullmatch(sha):
-            raise Problem("bad_request", f"not the name of a content: {sha!r}")
-        return self._read(self._store.path_of(sha), int(args["offset"]), bool(args["slow"]))
+        return self._read(content_at(self._root, str(args["sha"])), int(args["offset"]), bool(args["slow"]))
 
     async def _read(self, path: Path, offset: int, slow: bool) -> Items:
         work = self._in_idle if slow else asyncio.to_thread
@@ -434,6 +505,8 @@ class SnapshotKeeper:
     async def _hold(self, found: InPlace, moment: Moment) -> None:
         if await asyncio.to_thread(self._may_be_kept, found, moment):
             await self._keep(found, at_once=True)
+        elif await self._gather(found, at_once=True):
+            return
         elif await asyncio.to_thread(self._is_left_torn, found, moment):
             self._aside.append(f"{found.path} -> {await asyncio.to_thread(set_aside, found)}")
 

@@ -29,6 +29,8 @@ SETTLE_NS = 2_000_000_000
 # More than the header of any model, and than a state that lists every log entry of a long run.
 MAX_HEADER = 64 * 1024 * 1024
 _PART_NAME = re.compile(rb"__\d+_\d+\.distcp")
+# Clocks of two nodes agree to some milliseconds; a save takes longer than this after the last one.
+CLOCKS_NS = 1_000_000_000
 _TRAINER = re.compile(r"checkpoint-\d+")
 _STEPPED = re.compile(r"(?:step|iter|epoch|checkpoint|ckpt|snapshot)[^/\d]{0,8}\d+", re.I)
 # `epoch=3-step=120`: the step; the number of an epoch is none.
@@ -117,6 +119,22 @@ def is_complete(found: InPlace, verdict: Verdict, moment: Moment) -> bool:
     return now_ns - changed >= SETTLE_NS and (verdict.whole is True or changed >= group_ns)
 
 
+def shards_elsewhere(found: InPlace) -> set[str]:
+    """Return the files that a DCP snapshot's `.metadata` names and that are not here: on other nodes' own disks."""
+    if f"{found.place.name}/{DCP_METADATA}" not in found.files:
+        return set()
+    try:
+        names = _dcp_parts(found.place / DCP_METADATA)
+    except OSError:
+        return set()
+    return names - {path.rpartition("/")[2] for path in found.files}
+
+
+def is_shard(name: str) -> bool:
+    """Whether it is the name of a file that DCP's metadata may name."""
+    return _PART_NAME.fullmatch(name.encode()) is not None
+
+
 def step_of(found: InPlace) -> int | None:
     """Return the step that a snapshot itself names, None where it names none."""
     if found.place.name not in found.files:
@@ -172,8 +190,11 @@ def _judge_directory(found: InPlace) -> Verdict:
     parts = [index for name, index in names.items() if name.endswith(INDEX)]
     has_parts = all(_index_parts(index) <= {path.rpartition("/")[2] for path in inside} for index in parts)
     if any(name.endswith(DCP_PART) for name in names) or DCP_METADATA in names:
-        metadata = found.place / DCP_METADATA
-        form, marked = "dcp", DCP_METADATA in names and _dcp_parts(metadata) <= set(names)
+        form, marked = "dcp", DCP_METADATA in names and _dcp_parts(found.place / DCP_METADATA) <= set(names)
+        written_ns = found.files.get(f"{found.place.name}/{DCP_METADATA}", (0, 0, 0))[1]
+        if marked and found.changed_ns > written_ns + CLOCKS_NS:
+            # A save over an older one may have been ended in the middle: the metadata is written last.
+            return Verdict(form, None)
     elif TRAINER_STATE in names or _TRAINER.fullmatch(found.place.name):
         form, marked = "trainer", bool(_trainer_state(found.place / TRAINER_STATE))
     elif parts:

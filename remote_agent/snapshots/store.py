@@ -18,12 +18,14 @@ import re
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Union
 
 from remote_agent.base.files import atomic_write
-from remote_agent.snapshots.rules import InPlace, slot_of, stamp_of
+from remote_agent.snapshots.rules import InPlace, Stamp, is_regular, slot_of, stamp_of
 from remote_agent.snapshots.scan import is_inside, matches
 from remote_agent.tree.manifest import File, Manifest, pack, unpack
 from remote_agent.wire import Problem
@@ -36,6 +38,7 @@ RESERVED_SHARE = 0.1
 # ioctl FICLONE: the copy shares its blocks with the original until one of them is written to.
 _CLONE = 0x40049409
 _ID = re.compile(r"[0-9a-f]{12}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _ASIDE = re.compile(r"\.(.+)\.aside\d+")
 Stop = Callable[[], Union[bool, None]]
 
@@ -116,14 +119,7 @@ class Store:
         self._load()
 
     def _load(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            for name in sorted(os.listdir(self._root)):
-                if _ID.fullmatch(name):
-                    # What a cut has left of one is of no use: it is written again with the next copy.
-                    with contextlib.suppress(OSError, ValueError, KeyError, Problem):
-                        head, _, body = (self._root / name).read_bytes().partition(b"\n")
-                        snapshot = Snapshot.read(json.loads(head), body)
-                        self._kept[snapshot.id] = snapshot
+        self._kept = read_kept(self._root)
         self.check()
         # Copies that were begun; what has arrived of a content is not thrown away.
         for path in self._contents.glob("*.copy"):
@@ -156,10 +152,58 @@ class Store:
         """Return where a snapshot lies for the script."""
         return self._base / snapshot.path
 
-    def keep(self, found: InPlace, time_ns: int, step: int | None, *, exact: bool, stop: Stop) -> Snapshot:
-        """Copy a complete snapshot and keep it; raises Abandoned, Problem where it does not fit, OSError."""
+    def keep(
+        self,
+        found: InPlace,
+        time_ns: int,
+        step: int | None,
+        *,
+        exact: bool,
+        stop: Stop,
+        elsewhere: Mapping[str, File] = MappingProxyType({}),
+    ) -> Snapshot:
+        """Copy a complete snapshot and keep it; raises Abandoned, Problem where it does not fit, OSError.
+
+        `elsewhere`: its files that were on other nodes, and whose contents are here.
+        """
         # It lies in place, so the last copy of an older one may go.
         self.make_room(slot_of(found.path), sum(stamp[0] for stamp in found.files.values()), spare=0)
+        files = self._take_all(found, stop)
+        snapshot = Snapshot(found.path, time_ns, step, exact, Manifest({**files, **elsewhere}, {}, {}))
+        self.add(snapshot)
+        return snapshot
+
+    def take_shards(self, path: str, names: Sequence[str], time_ns: int, stop: Stop) -> dict[str, File]:
+        """Copy those files of a directory that are here, for the node that has its `.metadata`; as `keep`.
+
+        `time_ns`: the latest time at which they may have changed, by this machine's clock.
+        """
+        place = self._base / path
+        shards = Snapshot(path, time_ns, None, False, Manifest({}, {}, {}))
+        self.check_place(shards)
+        stamps: dict[str, Stamp] = {}
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                info = os.lstat(place / name)
+                if is_regular(info) and info.st_mtime_ns <= time_ns:
+                    stamps[f"{place.name}/{name}"] = stamp_of(info)
+        self.make_room(shards.slot, sum(stamp[0] for stamp in stamps.values()), spare=0)
+        files = self._take_all(InPlace(path, place, stamps), stop)
+        # Those of the save before are no longer fetched.
+        older = [name for name, one in self._expected.items() if name == one.path and one.slot == shards.slot]
+        for name in older:
+            del self._expected[name]
+        self._expected[path] = dataclasses.replace(shards, manifest=Manifest(files, {}, {}))
+        self._sweep()
+        return files
+
+    def expect_shards(self, path: str, files: Mapping[str, File]) -> dict[str, tuple[int, int]]:
+        """Return what `expect` does for the shards that another node has; raises Problem where they do not fit."""
+        self.make_room(slot_of(path), sum(file.size for file in files.values()), spare=0)
+        return self.expect(Snapshot(path, time.time_ns(), None, False, Manifest(dict(files), {}, {})))
+
+    def _take_all(self, found: InPlace, stop: Stop) -> dict[str, File]:
+        """Copy these files into the contents, all of them as they were found or none."""
         self._contents.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             files = {path: self._take(found.place.parent / path, stop) for path in found.files}
@@ -168,9 +212,7 @@ class Store:
         except BaseException:
             self._sweep()
             raise
-        snapshot = Snapshot(found.path, time_ns, step, exact, Manifest(files, {}, {}))
-        self.add(snapshot)
-        return snapshot
+        return files
 
     def _take(self, path: Path, stop: Stop) -> File:
         """Copy one file into the contents."""
@@ -316,6 +358,27 @@ class Store:
             shutil.rmtree(work, ignore_errors=True)
         files = {path: stamp_of(os.lstat(place.parent / path)) for path in snapshot.manifest.files}
         return InPlace(snapshot.path, place, files)
+
+
+def read_kept(root: Path) -> dict[str, Snapshot]:
+    """Return the snapshots that are kept in a directory, by id."""
+    kept: dict[str, Snapshot] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for name in sorted(os.listdir(root)):
+            if _ID.fullmatch(name):
+                # What a cut has left of one is of no use: it is written again with the next copy.
+                with contextlib.suppress(OSError, ValueError, KeyError, Problem):
+                    head, _, body = (root / name).read_bytes().partition(b"\n")
+                    snapshot = Snapshot.read(json.loads(head), body)
+                    kept[snapshot.id] = snapshot
+    return kept
+
+
+def content_at(root: Path, sha: str) -> Path:
+    """Return where a content lies that is kept in a directory; raises Problem for a name that is none."""
+    if not _SHA256.fullmatch(sha):
+        raise Problem("bad_request", f"not the name of a content: {sha!r}")
+    return root / "contents" / sha
 
 
 def set_aside(found: InPlace) -> str:

@@ -280,6 +280,8 @@ SHAPES: Mapping[str, Read] = {
     "log_search": _with_rows(files=True),
     "log_rows": _with_rows(files=True),
     "log_follow": _follow,
+    "snapshot_files": _plain(record({"path": text, "files": each(row(text, whole(0, 0o777), whole(0, _LARGE), name))})),
+    "snapshot_read": _plain(_nothing),
 }
 """How the answer to each request is read; of a stream, each item. Verbs that change the job have one shape."""
 

@@ -48,6 +48,7 @@ ROOMS = (
     "supervisor.link",
     "supervisor.logs",
     "supervisor.history",
+    "supervisor.snapshots",
     "supervisor.nccl",
     "supervisor.wording",
     "supervisor.preflight",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import os
 import shutil
 import struct
+import time
 import zipfile
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +20,12 @@ import pytest
 
 from remote_agent.agent.snapshot_keeper import SnapshotKeeper
 from remote_agent.base.paths import Home
+from remote_agent.election.peers import PeerUnreachable
 from remote_agent.snapshots.rules import SETTLE_NS, InPlace, Moment, Verdict, is_complete, judge, slot_of, step_of
 from remote_agent.snapshots.scan import matches, scan
 from remote_agent.snapshots.store import Abandoned, Snapshot, Store, remove_asides, set_aside
 from remote_agent.tree.manifest import pack
-from remote_agent.wire import CallFailed, JobSpec, NodeSpec, Problem
+from remote_agent.wire import Answer, CallFailed, Channel, Handler, Items, JobSpec, NodeSpec, Problem
 from supervisor.wording.status import snapshot_rows
 
 
@@ -330,6 +333,9 @@ class Others:
         self.asked.append((node, op, args.get("take")))
         return self.by_node.get(node, self.answer)
 
+    async def connect(self, node: str, handler: Handler) -> Channel:
+        raise PeerUnreachable(f"{node}: no answer")
+
 
 LONG_AGO = {"time": "2020-01-01T00:00:00.000Z"}
 
@@ -531,3 +537,71 @@ def test_a_damaged_content_is_taken_from_the_next_node_that_has_it(tmp_path: Pat
         assert asyncio.run(made._obtain({**source.head(), "holders": ["n2", "n3"]})) == (source, "n3")
     finally:
         made.close()
+
+
+class Link:
+    """A connection to another keeper, without a network."""
+
+    def __init__(self, other: SnapshotKeeper) -> None:
+        self.other = other
+
+    async def call(self, op: str, args: dict[str, Any], timeout: float) -> Answer:
+        answer = await self.other.requests[op]("n1", None, args)
+        assert isinstance(answer, Answer)
+        return answer
+
+    async def stream(self, op: str, args: dict[str, Any]) -> Items:
+        items = await self.other.requests[op]("n1", None, args)
+        assert not isinstance(items, Answer)
+        async for item in items:
+            yield item
+
+
+def test_shards_on_several_nodes_become_one_snapshot_on_the_node_with_the_metadata(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    made, said = keeper(tmp_path / "a", Others({"sees": False}), snapshots=("ckpt/*",), records=[LONG_AGO])
+    other, _ = keeper(tmp_path / "b", Others({"sees": False}), snapshots=("ckpt/*",), records=[LONG_AGO])
+    shards = {"n2": {"__1_0.distcp": b"one" * 500}, "n3": {}}
+
+    @contextlib.asynccontextmanager
+    async def connected(node: str) -> AsyncIterator[Link]:
+        if node != "n2":
+            raise PeerUnreachable("no answer")
+        yield Link(other)
+
+    made._connected = connected  # type: ignore[method-assign, assignment]
+    files = {".metadata": dcp(["__0_0.distcp", "__1_0.distcp"]), "__0_0.distcp": b"zero"}
+    lay(tmp_path / "a/work/ckpt/step_20", files)
+    lay(tmp_path / "b/work/ckpt/step_20", {"other.distcp": b"not asked for"})
+
+    async def gather() -> None:
+        # The other shard is not there yet, or newer than the metadata: a save over this one goes on.
+        assert await made.hold() == []
+        lay(tmp_path / "b/work/ckpt/step_20", shards["n2"])
+        late_ns = time.time_ns() + 5_000_000_000
+        os.utime(tmp_path / "b/work/ckpt/step_20/__1_0.distcp", ns=(late_ns, late_ns))
+        assert await made.hold() == []
+        os.utime(tmp_path / "b/work/ckpt/step_20/__1_0.distcp")
+        (head,) = await made.hold()
+        assert head["step"] == 20
+        shutil.rmtree(tmp_path / "a/work")
+        assert "problem" not in await made.restore([{**head, "holders": ["n1"]}])
+
+    try:
+        asyncio.run(gather())
+    finally:
+        made.close()
+        other.close()
+    place = tmp_path / "a/work/ckpt/step_20"
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == {**files, **shards["n2"]}
+    assert not said
+
+
+def test_a_dcp_snapshot_that_is_being_written_over_is_not_complete(tmp_path: Path) -> None:
+    lay(tmp_path, {"s/.metadata": dcp(["__0_0.distcp"]), "s/__0_0.distcp": b"a"})
+    os.utime(tmp_path / "s/.metadata", ns=(10**9, 10**9))
+    found = one(tmp_path)
+    assert judge(found) == Verdict("dcp", None)
+    ended = Moment(found.changed_ns + SETTLE_NS, 1, None)
+    assert not is_complete(found, judge(found), ended)
