@@ -26,7 +26,7 @@ def _terms(status: Status, targets: Targets) -> dict[str, object]:
     live = count(sum(node.get("group_rank") is not None for node in nodes), "node")
     return {
         "who": ", ".join(targets),
-        "heir": ", ".join(targets) or "the first reachable node",
+        "successor": ", ".join(targets) or "the first reachable node",
         "group": f"{count(world, 'rank')} on {live}",
         "next": (-1 if generation is None else int(generation)) + 1,
         "ranks": count(ranks, "rank"),
@@ -182,9 +182,9 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "node.promote", "promote", "P", "Promote node", "force a new coordinator",
         scope="node", confirm=1, destructive=True, op="promote", outcomes=(EventType.JOB_DEGRADED,),
-        impact="{heir} takes over as coordinator, even without a majority, and the reachable nodes form generation "
-        "{next}. All other nodes must be dead: if they still train, two groups run. Refused while a coordinator"
-        " is reachable",
+        impact="{successor} takes over as coordinator, even without a majority, and the reachable nodes form "
+        "generation {next}. All other nodes must be dead: if they still train, two groups run. Refused while a "
+        "coordinator is reachable",
     ),
     Action(
         "node.cordon", "cordon", "c", "Cordon node", "exclude a node from future groups",

@@ -415,11 +415,11 @@ class Coordinator:
         for outbox in self._outboxes.values():
             outbox.put(op, args)
 
-    async def hand_over(self, heir: str) -> None:
+    async def hand_over(self, successor: str) -> None:
         """Name the successor to all, and let it ask for votes once it has the whole journal."""
-        self._moved = {"heir": heir, "term": self.state.term}
+        self._moved = {"successor": successor, "term": self.state.term}
         self.notify_all("moved", self._moved)
-        outbox = self._outboxes.get(heir)
+        outbox = self._outboxes.get(successor)
         if outbox is not None:
             try:
                 # The successor needs the whole journal, and the others its name: else they refuse it their votes.
@@ -427,7 +427,7 @@ class Coordinator:
                 await outbox.channel.call("take_over", {"term": self.state.term}, timeout=HAND_OVER_TIMEOUT_S)
             except (WireError, Problem, asyncio.TimeoutError) as error:
                 # The others elect one of themselves.
-                log.warning("%s did not take over: %s", heir, error)
+                log.warning("%s did not take over: %s", successor, error)
 
     async def flushed(self, timeout: float) -> None:
         """Wait until every member has been sent everything, for at most that long."""
@@ -527,16 +527,16 @@ class Office:
         coordinator.start(absent)
         return coordinator
 
-    def _retire(self, heir: str) -> None:
+    def _retire(self, successor: str) -> None:
         """Stop being in charge at once, and let that node take over."""
-        self._context.ballot.name_successor(heir)
-        self._tasks.spawn(self._hand_over(heir), "hand over")
+        self._context.ballot.name_successor(successor)
+        self._tasks.spawn(self._hand_over(successor), "hand over")
 
-    async def _hand_over(self, heir: str) -> None:
+    async def _hand_over(self, successor: str) -> None:
         """Give the role away, and end this agent once a group has formed without it: it may need this node's vote."""
         journal = self._context.journal
         if self.coordinator is not None:
-            await self.coordinator.hand_over(heir)
+            await self.coordinator.hand_over(successor)
         await self.close()
         async for record in journal.follow(journal.last_seq):
             if record["type"] in (EventType.GENERATION_STARTED, *ENDED_EVENTS):

@@ -69,7 +69,7 @@ class EngineLink:
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        # It starts workers only when it is told to, and that is later.
+        # It starts workers only on request, and that is later.
         restore_open_files(self._process.pid)
         output, feed = self._process.stdout, self._process.stdin
         assert output is not None

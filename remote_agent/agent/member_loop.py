@@ -93,7 +93,7 @@ class MemberLoop:
             "order": self._take_order,
             "journal": self._take_records,
             "members": lambda _, args: context.peers.learn(args["members"]),
-            "moved": lambda _, args: self._ballot.name_successor(args["heir"]),
+            "moved": lambda _, args: self._ballot.name_successor(args["successor"]),
         }
         context.ballot.on_change(self._follow_another)
 

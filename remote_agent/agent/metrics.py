@@ -84,8 +84,8 @@ def render(status: Document) -> str:
         *_vitals(nodes),
     )
     lines: list[str] = []
-    for name, kind, told, samples in families:
-        lines += [f"# HELP supervisor_{name} {told}", f"# TYPE supervisor_{name} {kind}"]
+    for name, kind, meaning, samples in families:
+        lines += [f"# HELP supervisor_{name} {meaning}", f"# TYPE supervisor_{name} {kind}"]
         lines += [
             f"supervisor_{name}{_labels({'job': status['job'], **labels})} {value}"
             for labels, value in samples
@@ -109,8 +109,8 @@ def _vitals(nodes: Iterable[Document]) -> Iterable[Family]:
             own = {} if is_old else rank.get("vitals") or {}
             ranks.append(({"rank": rank["rank"], "node": node["name"]}, {**(rank.get("progress") or {}), **own}))
     for table, found in ((NODE_VITALS, hosts), (GPU_VITALS, gpus), (RANK_VITALS, ranks)):
-        for name, told, key, factor in table:
-            yield name, "gauge", told, [_sample(labels, each, key, factor) for labels, each in found]
+        for name, meaning, key, factor in table:
+            yield name, "gauge", meaning, [_sample(labels, each, key, factor) for labels, each in found]
 
 
 def _sample(labels: dict[str, Any], found: Document, key: str, factor: float) -> Sample:
@@ -144,8 +144,8 @@ async def serve(port: int, status: Callable[[], Document], record: Callable[...,
         server = await asyncio.start_server(accept, ADDRESS, port, limit=LONGEST_HEAD)
     except OSError as error:
         # strerror is asyncio's own, with the address once more.
-        told = f"no metrics on port {port} of {ADDRESS}: {os.strerror(error.errno or 0)}"
-        record(EventType.METRICS_FAILED, port=port, reason=told)
+        reason = f"no metrics on port {port} of {ADDRESS}: {os.strerror(error.errno or 0)}"
+        record(EventType.METRICS_FAILED, port=port, reason=reason)
         return
     try:
         await asyncio.get_running_loop().create_future()

@@ -13,7 +13,7 @@ from remote_agent.coordinator import state as s
 from remote_agent.coordinator.quorum import Group, lacking
 from remote_agent.coordinator.transitions import NOT_JOINED, Turn, lose_node, stop_group
 from remote_agent.wire import FIRST_TERM, PORTS, leases, read_conf, split_endpoint
-from remote_agent.wire.events import EventType
+from remote_agent.wire.events import EventType, StopCause
 
 # A store opens in milliseconds; a node that takes longer than this for it has a problem.
 PREPARE_TIMEOUT_S = 30.0
@@ -335,7 +335,7 @@ def is_full(state: s.State, name: str) -> bool:
     return active and name not in state.members and len(state.members) >= state.spec.max_nodes
 
 
-def admit(turn: Turn, name: str, cause: str) -> None:
+def admit(turn: Turn, name: str, cause: StopCause) -> None:
     """Take a ready node that is not in the running group into a new generation, if there is room.
 
     One that still has workers of an older group is admitted when they are gone; a spare where a node is absent.

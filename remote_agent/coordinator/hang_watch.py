@@ -22,7 +22,7 @@ from remote_agent.diagnose.hang.stalls import (
 )
 from remote_agent.diagnose.hang.stragglers import find_straggler
 from remote_agent.diagnose.incidents import iso_time
-from remote_agent.wire.events import EventType
+from remote_agent.wire.events import EventType, StopCause
 
 if TYPE_CHECKING:
     from remote_agent.coordinator.transitions import Turn
@@ -51,7 +51,7 @@ def on_tick(turn: Turn) -> None:
         return
     allowed = state.spec.hang_restart
     if watch.hang is not None and allowed and turn.now - watch.hang_at >= allowed:
-        stop_group(turn, "failure")
+        stop_group(turn, StopCause.FAILURE)
         return
     quiet_s, asked_s = turn.now - watch.moved_at, turn.now - watch.asked_at
     connected = all(state.nodes[name].connected or name == state.me for name in state.members)

@@ -28,7 +28,7 @@ from remote_agent.coordinator.transitions import (
 )
 from remote_agent.text.names import count
 from remote_agent.wire import leases
-from remote_agent.wire.events import SNAPSHOT_UNNAMED, EventType
+from remote_agent.wire.events import SNAPSHOT_UNNAMED, EventType, StopCause
 
 # An agent that was started for a removed node and is not added by then is sent away.
 UNWANTED_S = 60.0
@@ -57,7 +57,7 @@ def step(state: s.State, event: inputs.Input, now: float, wall_ns: int = 0) -> s
     if turn.state.phase == s.STOPPING and not turn.state.waiting:
         turn.mark("idle")
         policy.after_stop(turn)
-    if turn.state.phase == s.FORMING and turn.state.cause == "stop":
+    if turn.state.phase == s.FORMING and turn.state.cause == StopCause.STOP:
         # Asked of a coordinator that died meanwhile.
         policy.end_stopped(turn)
     elif turn.state.phase == s.FORMING:
@@ -96,7 +96,7 @@ def _notice_pause(turn: Turn) -> list[str]:
     if pause <= leases.HELD * timeout:
         return []
     if state.phase in (s.PREPARING, s.STARTING, s.RUNNING):
-        stop_group(turn, "paused", kill=True)
+        stop_group(turn, StopCause.PAUSED, kill=True)
         turn.set(waiting=frozenset(state.members), deadline=turn.now + timeout)
     # Messages from before may arrive only now, and do not show which coordinator a node follows: all have to join anew.
     dropped = [name for name, node in state.nodes.items() if node.connected and name != state.me]
@@ -168,7 +168,7 @@ def on_ready(turn: Turn, event: inputs.Ready) -> None:
         turn.set_node(event.node, status="spare" if spare else "ready", reason=reason)
         facts: dict[str, Any] = {"returned": returned, "spare": spare, "versions": dict(event.versions)}
         turn.emit(EventType.NODE_READY, node=event.node, nproc=event.nproc, **facts)
-    formation.admit(turn, event.node, "returned" if returned else "joined")
+    formation.admit(turn, event.node, StopCause.RETURNED if returned else StopCause.JOINED)
 
 
 def on_unfit(turn: Turn, event: inputs.Unfit) -> None:
@@ -325,7 +325,7 @@ def on_exited(turn: Turn, event: inputs.Exited) -> None:
     if state.phase == s.STOPPING:
         return
     if failed:
-        stop_group(turn, "failure", age=event.age)
+        stop_group(turn, StopCause.FAILURE, age=event.age)
         return
     turn.set(mains=turn.state.mains | {int(event.exit["rank"])})
     formation.running_when_all_are(turn)
@@ -338,7 +338,7 @@ def on_idle(turn: Turn, event: inputs.Idle) -> None:
     state, node = turn.state, turn.node(event.node)
     if node.running is not None and node.running <= event.generation:
         turn.set_node(event.node, running=None)
-        formation.admit(turn, event.node, "returned")
+        formation.admit(turn, event.node, StopCause.RETURNED)
     if event.generation != state.generation or state.phase not in ALIVE:
         return
     for ended in event.exits:
@@ -363,7 +363,7 @@ def on_order_failed(turn: Turn, event: inputs.OrderFailed) -> None:
         # Of all nodes that could not: it is one node's own failure only where it is alone.
         turn.set(troubles={**state.troubles, event.node: event.message})
     if state.phase in (s.PREPARING, s.STARTING):
-        stop_group(turn, "failure")
+        stop_group(turn, StopCause.FAILURE)
 
 
 def on_tick(turn: Turn, event: inputs.Tick) -> None:
@@ -396,7 +396,7 @@ def _keep_quorum(turn: Turn) -> None:
         return
     if not formation.holds_quorum(state, turn.now):
         turn.emit(EventType.QUORUM_LOST, held=formation.held(state, turn.now), members=list(state.members))
-        stop_group(turn, "quorum", kill=True)
+        stop_group(turn, StopCause.QUORUM, kill=True)
 
 
 def _keep_deadline(turn: Turn) -> None:
@@ -413,7 +413,7 @@ def _keep_deadline(turn: Turn) -> None:
         name = opener[0] if opener is not None else state.members[0]
         on_order_failed(turn, inputs.OrderFailed(name, state.generation, "it did not open the store in time"))
     elif state.phase == s.STARTING:
-        stop_group(turn, "node_lost")
+        stop_group(turn, StopCause.NODE_LOST)
         for name in sorted(state.waiting):
             give_up_on(turn, name, "it did not start its workers in time")
 

@@ -15,7 +15,7 @@ from remote_agent.coordinator import code_version, environment, formation, input
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.transitions import Turn, stop_group
 from remote_agent.wire import NodeSpec, Problem
-from remote_agent.wire.events import EventType
+from remote_agent.wire.events import EventType, StopCause
 
 CORDONED = "cordoned: `supervisor uncordon` or `add` admits it again"
 # Later, what starts may be stuck, and an operator wants it to begin anew.
@@ -67,7 +67,7 @@ def on_restart(turn: Turn, event: inputs.Restart) -> None:
         return
     turn.reply("the group restarts")
     turn.mark("cause")
-    stop_group(turn, "restart")
+    stop_group(turn, StopCause.RESTART)
 
 
 def _has_just_begun(turn: Turn) -> bool:
@@ -114,7 +114,7 @@ def on_remove(turn: Turn, event: inputs.Remove) -> None:
         turn.reply(f"{event.node} drains")
         turn.set(leaving=state.leaving | {event.node})
         turn.set_node(event.node, status="draining", reason="removed by an operator")
-        stop_group(turn, "removed")
+        stop_group(turn, StopCause.REMOVED)
         return
     turn.reply(f"{event.node} is out")
     policy.remove(turn, event.node)
@@ -151,7 +151,7 @@ def on_add(turn: Turn, event: inputs.Add) -> None:
         turn.set(spec=dataclasses.replace(turn.state.spec, max_nodes=room))
     turn.reply(f"{name} joins")
     if state.phase in ACTIVE:
-        stop_group(turn, "added")
+        stop_group(turn, StopCause.ADDED)
 
 
 def on_cordon(turn: Turn, event: inputs.Cordon) -> None:
@@ -174,7 +174,7 @@ def on_cordon(turn: Turn, event: inputs.Cordon) -> None:
     turn.emit(kind, node=name, operator=event.operator, status=turn.node(name).status)
     turn.reply(f"{name} {'joins no further group' if event.on else 'may join groups again'}")
     if not event.on:
-        formation.admit(turn, name, "returned")
+        formation.admit(turn, name, StopCause.RETURNED)
 
 
 def on_stop(turn: Turn, event: inputs.Stop) -> None:
@@ -191,7 +191,7 @@ def on_stop(turn: Turn, event: inputs.Stop) -> None:
     if turn.state.phase == s.FORMING:
         policy.end_stopped(turn)
     else:
-        stop_group(turn, "stop", kill=event.kill)
+        stop_group(turn, StopCause.STOP, kill=event.kill)
 
 
 def read(op: str, args: Args, state: s.State) -> list[Named]:
@@ -213,7 +213,7 @@ def _operator(args: Args) -> str:
 def _read_restart(args: Args, state: s.State) -> list[Named]:
     env = {str(name): None if value is None else str(value) for name, value in dict(args.get("env") or {}).items()}
     later, without = bool(args.get("later")), tuple(str(name) for name in args.get("without", ()))
-    tree, change = str(args.get("tree") or ""), args.get("told") or {}
+    tree, change = str(args.get("tree") or ""), args.get("change") or {}
     snapshot = str(args.get("snapshot") or "")
     return [("", inputs.Restart(_operator(args), env, later, tree, change, without, snapshot))]
 

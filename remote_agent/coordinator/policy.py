@@ -16,7 +16,7 @@ from remote_agent.coordinator.transitions import QUARANTINE_WINDOW_S, WITHIN, fa
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
 from remote_agent.diagnose.incidents import OPEN, Incident, Victims
 from remote_agent.diagnose.verdict import verdict
-from remote_agent.wire.events import HOST_NAME, EventType
+from remote_agent.wire.events import HOST_NAME, EventType, StopCause
 
 if TYPE_CHECKING:
     from remote_agent.coordinator.transitions import Turn
@@ -36,7 +36,7 @@ OWN_ENDS = frozenset({None, "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"})
 def after_stop(turn: Turn) -> None:
     """Decide what follows a stopped group."""
     state = turn.state
-    cause = state.cause or "restart"
+    cause = state.cause or StopCause.RESTART
     stop_ms = round((turn.now - state.marks.get("stop", turn.now)) * 1000, 1)
     failed = _is_failure(state)
     turn.emit(EventType.GENERATION_STOPPED, cause=cause, stop_ms=stop_ms, **(_ends(state) if failed else {}))
@@ -51,7 +51,7 @@ def after_stop(turn: Turn) -> None:
     for name in sorted(turn.state.leaving):
         if turn.node(name).status != "removed":
             remove(turn, name)
-    if cause == "stop":
+    if cause == StopCause.STOP:
         end_stopped(turn)
     elif incident is None or incident.category == "node_lost" or is_left_out or _charge(turn, incident):
         _form_again(turn)
@@ -85,11 +85,11 @@ def end_stopped(turn: Turn) -> None:
 
 
 def _is_failure(state: s.State) -> bool:
-    if state.cause == "node_lost":
+    if state.cause == StopCause.NODE_LOST:
         # All agents may have been restarted and come back: then nothing has failed, and no node is lost.
         failed = (ended for ended in state.exits.values() if ended["code"] != 0)
         return bool(state.lost) or any(not ended.get("stopped_by_us") for ended in failed)
-    return state.cause != "stop" and (state.cause == "failure" or bool(state.lost))
+    return state.cause != StopCause.STOP and (state.cause == StopCause.FAILURE or bool(state.lost))
 
 
 def _report(turn: Turn, incident: Incident) -> Incident:
@@ -211,12 +211,12 @@ def successor(state: s.State) -> str | None:
 
 def hand_over(turn: Turn) -> None:
     """Give the role away; nothing is formed here any more."""
-    heir = successor(turn.state)
-    if heir is None:
+    chosen = successor(turn.state)
+    if chosen is None:
         turn.end("failed", "no node is left to take over")
         return
     turn.set(phase=s.ENDED, ended=None)
-    turn.commands.append(s.HandOver(heir))
+    turn.commands.append(s.HandOver(chosen))
 
 
 def _judge(state: s.State, now_ns: int) -> Incident:

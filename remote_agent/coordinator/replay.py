@@ -13,7 +13,7 @@ from remote_agent.coordinator import quorum
 from remote_agent.coordinator import state as s
 from remote_agent.diagnose.incidents import after_event
 from remote_agent.wire import FIRST_TERM, JobSpec, NodeSpec
-from remote_agent.wire.events import EventType, phases_of
+from remote_agent.wire.events import EventType, StopCause, phases_of
 
 if TYPE_CHECKING:
     from remote_agent.coordinator.journal import Record
@@ -41,7 +41,7 @@ def take_over(spec: JobSpec, me: str, term: int, records: Iterable[Record], now:
     nodes = {name: _expected(node, now - away_s) for name, node in state.nodes.items()}
     # A group that was only proposed may have been started by its author.
     ran = state.phase in (s.PREPARING, s.STARTING, s.RUNNING)
-    cause = state.cause or ("node_lost" if ran else None)
+    cause = state.cause or (StopCause.NODE_LOST if ran else None)
     waiting = frozenset(name for name in state.members if nodes[name].status != "removed") if ran else frozenset()
     return replace(
         state,
@@ -250,7 +250,7 @@ FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
     EventType.RANK_FAILED: _rank_failed,
     EventType.GENERATION_STOPPED: lambda state, _: replace(_none_running(state.with_killed()), phase=s.FORMING),
     EventType.STOP_REQUESTED: lambda state, record: replace(
-        state, cause="stop", preempted=str(record["detail"].get("reason") or "")
+        state, cause=StopCause.STOP, preempted=str(record["detail"].get("reason") or "")
     ),
     EventType.ENVIRONMENT_SET: _environment_set,
     EventType.TREE_CHANGED: _tree_changed,

@@ -14,7 +14,7 @@ from typing import Any
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.transitions import Turn, give_up_on, stop_group
 from remote_agent.snapshots.rules import slot_of
-from remote_agent.wire.events import EventType
+from remote_agent.wire.events import EventType, StopCause
 
 # A member may have to read a snapshot of many gigabytes that was written just before the group stopped.
 ANSWER_S = 120.0
@@ -154,6 +154,6 @@ def leave_out_the_late(turn: Turn) -> bool:
 
 
 def _leave_out(turn: Turn, names: Iterable[str], reason: str) -> None:
-    stop_group(turn, "node_lost")
+    stop_group(turn, StopCause.NODE_LOST)
     for name in names:
         give_up_on(turn, name, reason)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from remote_agent.coordinator import code_version, replay, snapshots
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.formation import is_short, left_out, shortage
-from remote_agent.wire.events import Condition
+from remote_agent.wire.events import Condition, StopCause
 from remote_agent.wire.status_diff import changes
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ def job_state(state: s.State) -> str:
 
 def condition(state: s.State) -> Condition:
     """Return what the job is doing: the only rule for every screen, document and report."""
-    stops_for_good = state.cause == "failure" and state.restarts >= state.spec.max_restarts
+    stops_for_good = state.cause == StopCause.FAILURE and state.restarts >= state.spec.max_restarts
     if state.phase == s.ENDED:
         # Without an end, the role is being handed over.
         return Condition(state.ended or Condition.RESTARTING)
-    if state.cause == "stop" or (state.phase == s.STOPPING and stops_for_good):
+    if state.cause == StopCause.STOP or (state.phase == s.STOPPING and stops_for_good):
         return Condition.STOPPING
     if state.phase == s.STOPPING:
         return Condition.RESTARTING
@@ -200,8 +200,8 @@ def _rank(state: s.State, rank: s.Rank, live: Mapping[str, Any], median: float |
     age = None if age is None else round(age + late_s, 2)
     hang = state.watch.hang if state.phase == s.RUNNING else None
     # Where the missing ranks are known, the ranks that wait for them do not count as silent.
-    quiet = rank.rank in hang["missing"]["missing"] if hang is not None else age is not None and age > SILENT_AFTER_S
-    silent = rank.state == "running" and quiet
+    is_late = rank.rank in hang["missing"]["missing"] if hang is not None else age is not None and age > SILENT_AFTER_S
+    silent = rank.state == "running" and is_late
     return {
         "rank": rank.rank,
         "local_rank": rank.local_rank,

@@ -10,7 +10,7 @@ from typing import Any
 
 from remote_agent.coordinator import state as s
 from remote_agent.diagnose.incidents import after_event, iso_time
-from remote_agent.wire.events import EventType
+from remote_agent.wire.events import EventType, StopCause
 
 # A node that is lost this often in this time is left out until an operator adds it again.
 QUARANTINE_LOSSES = 3
@@ -137,11 +137,11 @@ def fail_node(turn: Turn, name: str, reason: str) -> None:
     turn.emit(EventType.NODE_FAILED, node=name, reason=reason, status="failed")
 
 
-def stop_group(turn: Turn, cause: str, age: float = 0.0, kill: bool = False) -> None:
+def stop_group(turn: Turn, cause: StopCause, age: float = 0.0, kill: bool = False) -> None:
     """Order every live member to stop its workers; `age`: seconds since what caused it."""
     state = turn.state
     if state.phase == s.STOPPING:
-        if cause == "stop":
+        if cause == StopCause.STOP:
             turn.set(cause=cause)
         if kill:
             _order_stop(turn, grace=KILL_GRACE_S, collect=False)
@@ -156,7 +156,7 @@ def stop_group(turn: Turn, cause: str, age: float = 0.0, kill: bool = False) -> 
         deadline=turn.now + grace + STOP_MARGIN_S,
         marks={"cause": turn.now - age, "stop": turn.now, **running},
     )
-    _order_stop(turn, grace, collect=cause in ("failure", "node_lost"))
+    _order_stop(turn, grace, collect=cause in (StopCause.FAILURE, StopCause.NODE_LOST))
 
 
 def _order_stop(turn: Turn, grace: float, collect: bool) -> None:
@@ -211,6 +211,6 @@ def lose_node(turn: Turn, name: str, reason: str, *, status: str = "lost") -> No
         turn.set(lost={**state.lost, name: (alive_ns, reason)})
     turn.state = turn.state.with_killed(name)
     if state.phase != s.STOPPING:
-        stop_group(turn, "node_lost")
+        stop_group(turn, StopCause.NODE_LOST)
         return
     turn.set(waiting=state.waiting - {name})

@@ -535,10 +535,10 @@ def _ranks_to_check(broken: Sequence[Finding], findings: Sequence[Finding], cont
     silent = sorted({rank for ranks in context.ranks_per_node.values() for rank in ranks} - set(_ranks_of(findings)))
     if silent:
         return [f"check {name_ranks(silent)} first: nothing is known about {_pronoun(silent)}"]
-    quiet = _ranks_of(each for each in findings if each.role in (FINE, STOPPED))
-    if not quiet or len(quiet) >= len(broken):
+    others = _ranks_of(each for each in findings if each.role in (FINE, STOPPED))
+    if not others or len(others) >= len(broken):
         return []
-    return [f"check {name_ranks(quiet)} first: all other ranks report failures"]
+    return [f"check {name_ranks(others)} first: all other ranks report failures"]
 
 
 def _pronoun(ranks: Sequence[int]) -> str:

@@ -105,7 +105,7 @@ class Ballot:
     def name_successor(self, node: str) -> None:
         """Note whom the coordinator has named as its successor; if that was this node, it is in charge no more."""
         mine = self.view.coordinator == self.view.me
-        self.view = dataclasses.replace(self.view, heir=node, coordinator=None if mine else self.view.coordinator)
+        self.view = dataclasses.replace(self.view, successor=node, coordinator=None if mine else self.view.coordinator)
 
     def _write(self, view: Member) -> None:
         promise = {**view.to_json(), "disk": self.disk}

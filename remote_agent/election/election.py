@@ -321,4 +321,4 @@ class Election:
     def _handed_over_by(self) -> str | None:
         """Return the coordinator that has named this node its successor."""
         view = self._ballot.view
-        return view.coordinator if view.heir == self._me else None
+        return view.coordinator if view.successor == self._me else None

@@ -33,7 +33,7 @@ class Member:
     contact: float = 0.0
     dead_since: float | None = None
     """Since when nothing listens at the coordinator's address any more."""
-    heir: str | None = None
+    successor: str | None = None
     """Whom the coordinator named as its successor when it left."""
 
     def to_json(self) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def accept(member: Member, term: int, coordinator: str, now: float) -> tuple[Mem
         return member, False
     voted = member.voted if term == member.term else None
     changed = dataclasses.replace(
-        member, term=term, voted=voted, coordinator=coordinator, contact=now, dead_since=None, heir=None
+        member, term=term, voted=voted, coordinator=coordinator, contact=now, dead_since=None, successor=None
     )
     return changed, True
 
@@ -78,7 +78,7 @@ def leaderless(member: Member, now: float) -> bool:
     """Whether a new coordinator may be elected, as far as this node knows."""
     if member.coordinator == member.me:
         return False
-    if member.coordinator is None or member.heir is not None:
+    if member.coordinator is None or member.successor is not None:
         return True
     dead = member.dead_since is not None and now - member.dead_since > DEAD_MARGIN_S
     return dead or lease_over(member, now)
@@ -102,6 +102,6 @@ def vote(member: Member, term: int, candidate: str, now: float) -> tuple[Member,
     if term == member.term and member.coordinator is not None:
         return member, f"{member.coordinator} is the coordinator of term {term}"
     in_charge = member.coordinator is not None and not leaderless(member, now)
-    if in_charge and candidate not in (member.heir, member.coordinator):
+    if in_charge and candidate not in (member.successor, member.coordinator):
         return member, f"{member.coordinator} is in charge"
     return dataclasses.replace(member, term=term, voted=candidate, coordinator=None), ""

@@ -72,9 +72,9 @@ def level_of(line: bytes) -> int:
 def block_bits(block: bytes, known: int = 0) -> int:
     """Return `known` and the bits of all levels that lines of this block may have, and NCCL; I always, D never."""
     bits = known | INFO
-    for letter, words, told in _MARKS:
-        if not bits & told and letter in block and any(word in block for word in words):
-            bits |= told
+    for letter, words, level in _MARKS:
+        if not bits & level and letter in block and any(word in block for word in words):
+            bits |= level
     if bits & (ERROR | WARN) != ERROR | WARN and _may_hold_glog(block):
         bits |= ERROR | WARN
     return bits

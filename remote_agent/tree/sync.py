@@ -72,8 +72,6 @@ class TreeSync:
         self._lock: int | None = None
         self._plan: SyncPlan | None = None
         self._hashing: dict[str, Any] = {}
-        self.hashed_files = 0
-        """How many files had to be read; 0 when nothing changed."""
 
     def lock(self, tree: str) -> bool:
         """Lock a tree, or return False when another sync holds its lock; raises OSError, Problem."""
@@ -227,7 +225,6 @@ class TreeSync:
         if known is not None and plan.state.stamps.get(path) == stamp(info):
             plan.present[path] = known.sha256
             return
-        self.hashed_files += 1
         plan.present[path] = hash_file(place)
 
     def _put_one(self, plan: SyncPlan, sha: str, offset: int, size: int, data: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Journal events: their types, the plain words of each type, the phases of a start; the conditions of a job.
+"""Journal events: their types and plain words, the phases of a start, why a group stops, what a job is doing.
 
-In: nothing. Out: `EventType`, `JournalEvent`, `label`, `PHASES`, `Condition`, the ended states. The texts with an
-event's details are in supervisor/wording/events.py.
+In: nothing. Out: `EventType`, `JournalEvent`, `label`, `PHASES`, `StopCause`, `Condition`, the ended states. The texts
+with an event's details are in supervisor/wording/events.py.
 """
 
 from __future__ import annotations
@@ -96,6 +96,25 @@ class Condition(str, Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
+
+    def __str__(self) -> str:
+        """Return the value: the same text under every version of Python."""
+        return str(self.value)
+
+
+class StopCause(str, Enum):
+    """Why a group is stopped: `cause` of the event generation_stopped."""
+
+    FAILURE = "failure"
+    NODE_LOST = "node_lost"
+    RESTART = "restart"
+    REMOVED = "removed"
+    ADDED = "added"
+    RETURNED = "returned"
+    JOINED = "joined"
+    QUORUM = "quorum"
+    PAUSED = "paused"
+    STOP = "stop"
 
     def __str__(self) -> str:
         """Return the value: the same text under every version of Python."""

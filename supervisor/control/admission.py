@@ -1,11 +1,11 @@
-"""What a node that joins is told, and what the others are told of it: the job's description, whose certificates count.
+"""What a node that joins gets to know, and the others of it: the job's description, whose certificates count.
 
 In: what linked nodes report of themselves; the authorities that this session has made. Out: a description and
 authorities that no single node can forge; nodes that believe them.
 
-An authority lives for one command. It certifies nodes, all linked nodes are told of it, and its key is gone. A node
-learns of an authority over its own link to an operator only. What this session has not made itself counts if more than
-half of the linked nodes report it.
+An authority lives for one command. It certifies nodes, all linked nodes get its certificate, and its key is gone. A
+node learns of an authority over its own link to an operator only. What this session has not made itself counts if more
+than half of the linked nodes report it.
 """
 
 from __future__ import annotations
@@ -115,13 +115,13 @@ async def authorities(hub: Hub) -> dict[str, str]:
 
 
 def is_certified(hub: Hub, link: Link) -> bool:
-    """Whether the node has a certificate for this job that the others believe, or are told to."""
+    """Whether the node has a certificate for this job that the others accept, or are asked to accept."""
     known = _believed_by(link) if link.opened else []
     return bool(known) and known[0] in _believable(hub)
 
 
 async def spread(hub: Hub) -> None:
-    """Tell every linked node the authorities that it does not know; one that fails is told again by the next call."""
+    """Send every linked node the authorities that it does not know; the next call repeats what failed."""
     wanted = _believable(hub)
     links = [link for link in hub.opened_links(live=True) if (known := _believed_by(link)) and not wanted <= set(known)]
     if not links:
@@ -137,7 +137,7 @@ async def spread(hub: Hub) -> None:
 
 
 def untold(hub: Hub, name: str) -> list[str]:
-    """Return the other nodes of the job that cannot be told of this node's authority now."""
+    """Return the other nodes of the job to which this node's authority cannot be sent now."""
     reached = {link.view.name for link in hub.opened_links(live=True)}
     nodes = hub.status.get("nodes", ())
     taking_part = [str(node["name"]) for node in nodes if node.get("state") not in ("removed", "failed", "lost")]

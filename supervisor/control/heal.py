@@ -104,7 +104,7 @@ class Healer:
         self._starts: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RESTARTS))
         self._given_up: set[str] = set()
         self._introduced: dict[str, tuple[float, dict[str, Any]]] = {}
-        """By host: since when its link is open, and what its agent was told of the others."""
+        """By host: since when its link is open, and what was sent to its agent about the others."""
         self._brought: set[tuple[str, str]] = set()
         """Nodes, and the work trees that this supervisor has tried to bring them."""
         self._spreading: asyncio.Task[None] | None = None

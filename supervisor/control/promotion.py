@@ -117,7 +117,7 @@ async def promote(hub: Hub, node: str | None) -> dict[str, Any]:
 
 
 async def _goes_on(hub: Hub, head: str, away: list[str]) -> bool:
-    """Let a coordinator that waits for too many nodes go on without those out of reach; tell whether it did wait."""
+    """Let a coordinator that waits for too many nodes go on without those out of reach; return whether it did wait."""
     request = {"force": True, "given_up": away, "operator": hub.operator}
     link = hub.links.get(head)
     if not away or link is None:
@@ -195,7 +195,7 @@ async def refuse_over(hub: Hub) -> None:
 async def end_cut_off(hub: Hub) -> list[str]:
     """End agents that were cut off when the job ended, if files have the end; returns their hosts.
 
-    The coordinator ended with the job, so nobody else tells them. An agent that hears a coordinator refuses.
+    The coordinator ended with the job, so nobody else informs them. An agent that hears a coordinator refuses.
     """
     end = end_in_files(hub)
     if end is None:

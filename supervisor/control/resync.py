@@ -86,7 +86,7 @@ async def spread(hub: Hub, verb: str, args: dict[str, Any]) -> tuple[dict[str, A
     if failed and not (args.get("partial") and len(failed) < len(entries)):
         return {}, entries
     # Valid in any generation: new files may be what ends a series of failures. A repeated request changes nothing.
-    restart = {"tree": change.digest, "told": change.summary(), "without": failed, "if_generation": None}
+    restart = {"tree": change.digest, "change": change.summary(), "without": failed, "if_generation": None}
     return {**restart, "operator": args["operator"]}, entries
 
 

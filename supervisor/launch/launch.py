@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 # How long an interrupted launch waits for agents to stop and their hosts to be cleaned, seconds.
 ABANDON_DEADLINE = 20.0
-# An agent that was told to end does so within a moment, or once others have read the end.
+# An agent that was asked to end does so within a moment, or once others have read the end.
 CLEAN_TRIES = 20
 CLEAN_PAUSE = 0.5
 # How many hosts are brought up at once: they share one uplink for the sync.

@@ -226,7 +226,7 @@ async def follow(
     """Yield chunks of all nodes until the job is over and all is sent; closing it ends the requests.
 
     `start`: begin or end. `first`: the first generation wanted where the selection names none (default: each node's
-    newest). The hub must be fed.
+    newest). The hub must be kept up to date.
     """
 
     def make(link: Link, queue: asyncio.Queue[_Item]) -> _Reader:
@@ -312,7 +312,7 @@ class RowReader:
     async def coming(self, first: int | None = None) -> AsyncGenerator[list[LogLine], None]:
         """Yield the rows that come after those of `there`, until the job is over and all is read.
 
-        Raises RequestFailed. The hub must be fed.
+        Raises RequestFailed. The hub must be kept up to date.
         """
 
         def make(link: Link, queue: asyncio.Queue[_Item]) -> _Reader:

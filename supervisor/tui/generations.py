@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
-from remote_agent.wire.events import PHASE_EVENTS, EventType, phases_of
+from remote_agent.wire.events import PHASE_EVENTS, EventType, StopCause, phases_of
 from supervisor.tui.rows.spans import entries
 from supervisor.wording.events import CAUSES, cause_text, starts_text, tree_text
 from supervisor.wording.usage import part
@@ -147,7 +147,7 @@ class Runs:
 
     def _note_end(self) -> None:
         run = self.runs[-1]
-        run.role = "bad" if self._cause in ("failure", "node_lost", "quorum") else "warn"
+        run.role = "bad" if self._cause in (StopCause.FAILURE, StopCause.NODE_LOST, StopCause.QUORUM) else "warn"
         notes = next((self._notes[kind] for kind in _BY_CAUSE.get(self._cause, ()) if kind in self._notes), [])
         run.how = "; ".join(notes[-2:]) or cause_text(self._cause) or "its coordinator changed"
 
@@ -185,14 +185,14 @@ _NOTES: Final[dict[str, Callable[[Mapping[str, Any], Json], str]]] = {
     EventType.NODE_ADDED: _node_note("added"),
     EventType.NODE_READY: _node_note("is ready"),
 }
-_BY_CAUSE: Final = {
-    "failure": (EventType.INCIDENT, EventType.RANK_FAILED),
-    "node_lost": (EventType.INCIDENT, EventType.NODE_LOST, EventType.AGENT_LOST),
-    "restart": (EventType.TREE_CHANGED, EventType.RESTART_REQUESTED),
-    "removed": (EventType.NODE_REMOVED,),
-    "added": (EventType.NODE_ADDED,),
-    "returned": (EventType.NODE_READY,),
-    "joined": (EventType.NODE_READY,),
+_BY_CAUSE: Final[dict[str, tuple[EventType, ...]]] = {
+    StopCause.FAILURE: (EventType.INCIDENT, EventType.RANK_FAILED),
+    StopCause.NODE_LOST: (EventType.INCIDENT, EventType.NODE_LOST, EventType.AGENT_LOST),
+    StopCause.RESTART: (EventType.TREE_CHANGED, EventType.RESTART_REQUESTED),
+    StopCause.REMOVED: (EventType.NODE_REMOVED,),
+    StopCause.ADDED: (EventType.NODE_ADDED,),
+    StopCause.RETURNED: (EventType.NODE_READY,),
+    StopCause.JOINED: (EventType.NODE_READY,),
 }
 
 

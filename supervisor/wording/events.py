@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from remote_agent.text.names import count, name_ranks, ranges
-from remote_agent.wire.events import PHASE_EVENTS, PHASES, EventType, label, phases_of
+from remote_agent.wire.events import PHASE_EVENTS, PHASES, EventType, StopCause, label, phases_of
 from supervisor.inventory.pattern import fold
 from supervisor.wording.values import clock, duration, one_line, safe, size
 
@@ -29,18 +29,17 @@ class Cause(NamedTuple):
     text: str
 
 
-# By `cause` of the event generation_stopped.
 CAUSES: Mapping[str, Cause] = {
-    "failure": Cause("failure", "a rank failed"),
-    "node_lost": Cause("node lost", "a node was lost"),
-    "restart": Cause("operator", "restart by an operator"),
-    "removed": Cause("removal", "a node was removed"),
-    "added": Cause("addition", "a node was added"),
-    "returned": Cause("return", "a node returned"),
-    "joined": Cause("new node", "a node joined"),
-    "quorum": Cause("no quorum", "fewer than half of the nodes were reachable"),
-    "paused": Cause("pause", "the coordinator was paused"),
-    "stop": Cause("stop", "stop by an operator"),
+    StopCause.FAILURE: Cause("failure", "a rank failed"),
+    StopCause.NODE_LOST: Cause("node lost", "a node was lost"),
+    StopCause.RESTART: Cause("operator", "restart by an operator"),
+    StopCause.REMOVED: Cause("removal", "a node was removed"),
+    StopCause.ADDED: Cause("addition", "a node was added"),
+    StopCause.RETURNED: Cause("return", "a node returned"),
+    StopCause.JOINED: Cause("new node", "a node joined"),
+    StopCause.QUORUM: Cause("no quorum", "fewer than half of the nodes were reachable"),
+    StopCause.PAUSED: Cause("pause", "the coordinator was paused"),
+    StopCause.STOP: Cause("stop", "stop by an operator"),
 }
 
 

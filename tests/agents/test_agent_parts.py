@@ -289,11 +289,11 @@ def test_a_heartbeat_tells_what_the_node_and_its_ranks_use(tmp_path: Path) -> No
                 await until(lambda: b"LOCAL_RANK" in Path(f"/proc/{worker.pid}/environ").read_bytes())
                 for _ in range(2):
                     agent.context.vitals.measure(member_loop.workers())
-                told = member_loop.facts()
+                reported = member_loop.facts()
                 worker.kill()
-            assert 0 < told["vitals"]["mem_used"] < told["vitals"]["mem_total"]
-            assert told["vitals"]["disk_free"] > 0
-            rank = told["ranks"]["4"]
+            assert 0 < reported["vitals"]["mem_used"] < reported["vitals"]["mem_total"]
+            assert reported["vitals"]["disk_free"] > 0
+            rank = reported["ranks"]["4"]
             known = {name: value for name, value in rank["progress"].items() if value is not None}
             assert known == {"loss": 0.5, "rate": 96021.0, "unit": "tok/s"}
             time_s, samples = member_loop.samples()

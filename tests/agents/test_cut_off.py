@@ -104,12 +104,12 @@ def test_an_agent_that_was_cut_off_as_the_job_ended_does_not_change_the_end_and_
                 await outside.ready()
                 assert (await outside.call("status"))["state"] == "succeeded"
             assert made.agents() == {"n2/job-t": agent}
-            for verb, told in (
+            for verb, reported in (
                 ("promote", "; agents that were cut off and have been ended now: n2"),
                 ("stop", ""),
                 ("restart", ""),
             ):
-                with pytest.raises(RequestFailed, match=f"job job-t is over: succeeded{told}$"):
+                with pytest.raises(RequestFailed, match=f"job job-t is over: succeeded{reported}$"):
                     await later.request(verb)
             await gone(later)
             await start_again(made, "n2")

@@ -167,7 +167,7 @@ class Desk:
 
     def __init__(self, cwd: Path, *hooks: Hook) -> None:
         self.journal: list[dict[str, Any]] = []
-        self.told = asyncio.Event()
+        self.reported = asyncio.Event()
         self.hooks = Hooks(JobSpec("job", "x.py", (), hooks=hooks), str(cwd), self.record)
 
     def record(self, kind: str, **detail: Any) -> None:
@@ -259,9 +259,9 @@ def test_the_metrics_of_what_is_used() -> None:
     node = {"name": "n1", "state": "running", "ranks": [{**rank, "vitals": {"cpu": 150.0, "rss": 7}}], "vitals": vitals}
     status = {"job": "j", "state": "running", "generation": 0, "restarts": 0, "nodes": [node], "condition": "running"}
     status["phases"] = {}
-    told = {line for line in render(status).splitlines() if "node=" in line and "last_output" not in line}
+    reported = {line for line in render(status).splitlines() if "node=" in line and "last_output" not in line}
     own, at = 'job="j",node="n1"', 'job="j",rank="3",node="n1"'
-    assert told == {
+    assert reported == {
         f"supervisor_node_cpu_ratio{{{own}}} 0.434",
         f"supervisor_node_memory_used_bytes{{{own}}} 5",
         f'supervisor_gpu_use_ratio{{{own},gpu="1"}} 0.98',

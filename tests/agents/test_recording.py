@@ -106,7 +106,7 @@ async def compared(made: Hosts, path: Path) -> None:
     async with Player(recording, recording.end_ns) as player:
         with times.read_from(lambda: now_s):
             played = await screens_of(ReplayApp(player))
-        told = (await player.merged(ALL, 4096)).rows
+        noted = (await player.merged(ALL, 4096)).rows
         assert [event["type"] for event in player.events] == [event["type"] for event in session.events]
         assert player.incidents == session.incidents
     for name, one, other in zip(SCREENS, live, played, strict=True):
@@ -115,8 +115,8 @@ async def compared(made: Hosts, path: Path) -> None:
     secret, marked = b"HF_TOKEN=hf_abcdef", f"HF_TOKEN={MARK}".encode()
     # Times of lines that came at once may be a nanosecond apart.
     expected = sorted(row._replace(t_ns=0, text=row.text.replace(secret, marked)) for row in rows)
-    assert sorted(row._replace(t_ns=0) for row in told) == expected
-    assert sum(marked in row.text for row in told) == 2
+    assert sorted(row._replace(t_ns=0) for row in noted) == expected
+    assert sum(marked in row.text for row in noted) == 2
 
 
 def partly(path: Path, *, whole: bool) -> None:

@@ -53,10 +53,6 @@ def has(session: Session, kind: str, generation: int = 0) -> bool:
     return any(event["type"] == kind and event["generation"] >= generation for event in session.events)
 
 
-def state_of(session: Session, node: str) -> str:
-    return next((str(one["state"]) for one in session.status.get("nodes", ()) if one["name"] == node), "")
-
-
 def files_of(made: Hosts) -> dict[tuple[int, int, str], bytes]:
     found = {}
     for path in made.root.glob("n*/jobs/job-t/generation_*/rank_*/std*.log"):

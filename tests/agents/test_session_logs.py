@@ -53,7 +53,7 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
 ) -> None:
     async def scenario(made: Hosts) -> None:
         async with planned(made.inventory(), made) as session:
-            told: list[str] = []
+            reported: list[str] = []
             kept: list[str] = []
             raw = bytearray()
 
@@ -64,7 +64,7 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
 
             async def follow() -> None:
                 async for rows in RowReader(session, Selection(streams=("stdout",)), level="error").coming(0):
-                    told.extend(row.text.decode() for row in rows)
+                    reported.extend(row.text.decode() for row in rows)
 
             async def follow_raw() -> None:
                 (file,) = [each for each in await files(session) if each["stream"] == "stdout"]
@@ -73,21 +73,21 @@ def test_errors_are_told_once_over_a_restart_and_a_lost_link(
 
             await session.ready()
             following = asyncio.gather(follow(), narrow())
-            await until(session, lambda: has(session, "generation_running") and bool(told))
+            await until(session, lambda: has(session, "generation_running") and bool(reported))
             following_raw = asyncio.ensure_future(follow_raw())
             await until(session, lambda: bool(raw))
             session.links["n1"].reopen()
-            count, size = len(told), len(raw)
+            count, size = len(reported), len(raw)
             await until(session, lambda: not session.links["n1"].opened)
-            await until(session, lambda: len(told) > count and len(raw) > size)
+            await until(session, lambda: len(reported) > count and len(raw) > size)
             await session.request("restart")
             await asyncio.wait_for(asyncio.gather(following, following_raw), WAIT_S)
             assert session.state == "succeeded"
             assert raw == (made.home("n1") / "jobs/job-t/generation_0/rank_0/stdout.log").read_bytes()
         logs = [made.home("n1") / f"jobs/job-t/generation_{number}/rank_0/stdout.log" for number in (0, 1)]
-        assert told == [line for log in logs for line in log.read_text().splitlines() if line.startswith("ERROR")]
-        assert "ERROR last words" in told
-        assert kept == told
+        assert reported == [line for log in logs for line in log.read_text().splitlines() if line.startswith("ERROR")]
+        assert "ERROR last words" in reported
+        assert kept == reported
 
     with hosts(tmp_path, 1) as made:
         (made.work / "talk.py").write_text(SCRIPT)
@@ -207,9 +207,9 @@ def test_ranks_that_print_alike_are_folded_past_and_live(
         last = ["n1:0| over", "n2:1| rank 1 alone"]
         assert sorted(live[-2:]) == last
         # What was there when we came and what came then is folded by itself.
-        told = [line for line in live[:-2] for _ in range(2 if line.startswith("[") else 1)]
+        reported = [line for line in live[:-2] for _ in range(2 if line.startswith("[") else 1)]
         # A busy machine may bring one node's lines later than the other's wait for them.
-        steps = sorted(int(line.rpartition(" ")[2]) for line in told)
+        steps = sorted(int(line.rpartition(" ")[2]) for line in reported)
         assert steps == [step for step in range(8) for _ in range(2)]
         assert len(live) <= len(STEPS) + 3
         past = folded()
@@ -261,8 +261,8 @@ def test_what_a_bound_drops_is_told_to_whoever_reads(
     assert later[0].endswith("MB were dropped here: log_bound")
     assert later[1:] == kept
     assert live[-len(kept) :] == kept, "who followed lost nothing that is left"
-    told = [line for line in live if "dropped here" in line]
-    assert len(told) + sum(line.startswith("n1:0| line ") for line in live) == len(live)
+    reported = [line for line in live if "dropped here" in line]
+    assert len(reported) + sum(line.startswith("n1:0| line ") for line in live) == len(live)
 
 
 def test_the_odd_one_of_512_ranks_is_on_the_screen_soon(tmp_path: Path) -> None:

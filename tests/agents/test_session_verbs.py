@@ -96,8 +96,8 @@ def _check_readers(cli: Cli) -> None:
     assert (status["job"], status["state"], status["world_size"]) == ("job-t", "succeeded", 2)
     events = [json.loads(line) for line in cli("events", "h.toml", "job-t", "--json").lines]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
-    told = [event["detail"]["versions"] for event in events if event["type"] == "node_ready"]
-    assert told[0]["torch"]
+    reported = [event["detail"]["versions"] for event in events if event["type"] == "node_ready"]
+    assert reported[0]["torch"]
     assert [job["job"] for job in cli.json("jobs", "h.toml", "--json")["jobs"]] == ["job-t"]
     incidents = cli.json("incidents", "h.toml", "--json")
     assert incidents["incidents"] == []
@@ -112,8 +112,8 @@ def _check_readers(cli: Cli) -> None:
     assert cli("logs", "h.toml", "--rank", "7").status == 1
     assert cli("logs", "h.toml", "--generation", "9").status == 1
     assert len(cli("logs", "h.toml", "--rank", "0", "--stream", "stdout").lines) == 31
-    told = cli("logs", "h.toml", "--node", "n1", "--tail", "2", "--stream", "stderr").lines
-    assert sorted(told) == [f"n1:{rank}| rank {rank} error line" for rank in (0, 1)]
+    reported = cli("logs", "h.toml", "--node", "n1", "--tail", "2", "--stream", "stderr").lines
+    assert sorted(reported) == [f"n1:{rank}| rank {rank} error line" for rank in (0, 1)]
     assert sorted(cli("logs", "h.toml", "--grep", r"line 7\b", "--rank", "0-1").lines) == [
         f"n1:{rank}| rank {rank} line 7 xxxxxxx" for rank in (0, 1)
     ]
@@ -180,8 +180,10 @@ def test_detach_steer_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
         # Python's start is over once it prints; a signal that it does not handle would end it.
         sent = cli("signal", "h.toml", "--rank", "1,7", "CONT")
         assert (sent.status, sent.lines) == (1, ["rank 1: sent", "rank 7: no rank 7 runs in this job"])
-        told = [one for one in map(json.loads, cli("events", "h.toml", "--json").lines) if one["type"] == "signal_sent"]
-        assert [(one["node"], one["detail"]["ranks"], one["detail"]["signal"]) for one in told] == [
+        reported = [
+            one for one in map(json.loads, cli("events", "h.toml", "--json").lines) if one["type"] == "signal_sent"
+        ]
+        assert [(one["node"], one["detail"]["ranks"], one["detail"]["signal"]) for one in reported] == [
             ("n2", [1], "SIGCONT")
         ]
         # A script without torch has neither.

@@ -174,7 +174,7 @@ class OurRun:
         ranks = incidents[-1]["culprit_ranks"] if incidents else []
         return int(ranks[0]) if len(ranks) == 1 else None
 
-    def told(self, kind: str, timeout_s: float) -> dict[str, Any]:
+    def reported(self, kind: str, timeout_s: float) -> dict[str, Any]:
         """Return the first event of a type; waits for it. Raises AssertionError."""
         return self._job.until(kind, timeout_s)
 

@@ -87,13 +87,13 @@ def _theirs(run: StockRun, begun_ns: int) -> Said:
         return Said(run.said(), after_s)
     code = re.search(r"^ *exitcode +: (-?\d+)", cause, re.MULTILINE)
     trace = re.search(r"^ *traceback +: (.+)", cause, re.MULTILINE)
-    told = "" if trace is None or trace[1].startswith("To enable traceback") else f", {trace[1].strip()}"
-    return Said(f"rank {rank[1]}, exitcode {code[1] if code else '?'}{told}", after_s)
+    reported = "" if trace is None or trace[1].startswith("To enable traceback") else f", {trace[1].strip()}"
+    return Said(f"rank {rank[1]}, exitcode {code[1] if code else '?'}{reported}", after_s)
 
 
 def _ours(run: Run, fault: Fault, begun_ns: int) -> list[Said]:
     assert isinstance(run, OurRun)
-    event = run.told("warning" if fault.category == WARNING else "incident", WATCH_S)
+    event = run.reported("warning" if fault.category == WARNING else "incident", WATCH_S)
     at_ns = datetime.datetime.fromisoformat(event["time"].replace("Z", "+00:00")).timestamp() * 1e9
     after_s = (at_ns - begun_ns) / 1e9
     live = _warned(fault, event, after_s) if fault.category == WARNING else _judged(fault, event["detail"], after_s)

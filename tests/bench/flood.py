@@ -72,7 +72,7 @@ class Flood:
     """How one flood went."""
 
     name: str
-    told: list[dict[str, float]]
+    reported: list[dict[str, float]]
     """What the ranks say: lines, wall_s, cpu_s."""
     lost: int = 0
     """Lines that the ranks printed and nobody can read."""
@@ -84,7 +84,7 @@ class Flood:
     @property
     def lines(self) -> int:
         """All that the ranks printed."""
-        return int(sum(one["lines"] for one in self.told))
+        return int(sum(one["lines"] for one in self.reported))
 
 
 class Watched:
@@ -269,14 +269,14 @@ def run() -> Report:
         "machine lets them, each line with a write of its own.",
         "CPU a line: of the rank itself. Agents, screen: share of one core; MB: at the begin and at the end.",
     )
-    data = {flood.name: {"lines": flood.lines, "lost": flood.lost, "told": flood.told, "cpu_s": flood.cpu_s,
+    data = {flood.name: {"lines": flood.lines, "lost": flood.lost, "reported": flood.reported, "cpu_s": flood.cpu_s,
                          "rss_mb": flood.rss_mb} for flood in floods}  # fmt: skip
     return Report("flood", (Table("Flood: what is printed, what it costs", head, rows, notes),), data)
 
 
 def _row(flood: Flood) -> tuple[str, ...]:
-    wall_s = max(one["wall_s"] for one in flood.told)
-    each_us = sum(one["cpu_s"] for one in flood.told) / max(1, flood.lines) * 1e6
+    wall_s = max(one["wall_s"] for one in flood.reported)
+    each_us = sum(one["cpu_s"] for one in flood.reported) / max(1, flood.lines) * 1e6
 
     def share(name: str) -> str:
         return f"{flood.cpu_s[name] / wall_s:.0%}" if name in flood.cpu_s else "-"

@@ -120,8 +120,8 @@ class Job:
         if not running:
             return False
         place = f".supervisor/jobs/{self.name[0]}/generation_{running[-1]['generation']}/rank_*/stdout.log"
-        told = [STEP.findall(tail(path)) for host in self.cluster.hosts for path in host.home.glob(place)]
-        made = [steps for steps in told if steps and int(steps[-1]) >= step]
+        reported = [STEP.findall(tail(path)) for host in self.cluster.hosts for path in host.home.glob(place)]
+        made = [steps for steps in reported if steps and int(steps[-1]) >= step]
         return len(made) == int(running[-1]["detail"]["world_size"])
 
     def _until(self, look: Callable[[], Any], what: str, timeout_s: float) -> Any:

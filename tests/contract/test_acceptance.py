@@ -188,14 +188,14 @@ def test_nobody_attached_and_the_job_heals(pair: Cluster, tmp_path: Path) -> Non
         assert json.loads(done.stdout)["restarts"] == 1
         job.until_step(2)
         pair.heal("operator")
-        told: list[int] = []
+        reported: list[int] = []
 
         def healed(event: dict[str, Any]) -> bool:
-            told.append(event["seq"])
+            reported.append(event["seq"])
             return (event["type"], event["generation"]) == ("generation_running", 1)
 
         job.watch("events", "-f", fits=healed)
-        assert told == list(range(1, len(told) + 1))
+        assert reported == list(range(1, len(reported) + 1))
         with subprocess.Popen(
             job.command("attach", "--headless"), cwd=job.work, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         ) as attached:

@@ -54,8 +54,8 @@ class Screen:
     def run(self, command: Sequence[str]) -> None:
         """Start a program in the window; the one before has ended."""
         # A window whose program has ended would close; tmux itself may miss the status.
-        told = ["sh", "-c", f'"$@"; echo "{ENDS_WITH} $?"; read -r _', "sh", *command]
-        self.tmux("respawn-window", "-k", "-c", str(self._work), "--", *told)
+        reported = ["sh", "-c", f'"$@"; echo "{ENDS_WITH} $?"; read -r _', "sh", *command]
+        self.tmux("respawn-window", "-k", "-c", str(self._work), "--", *reported)
 
     def text(self) -> str:
         """What stands in the window."""

@@ -63,7 +63,7 @@ HIDE_LOG = "test ! -e /dev/kmsg || mount --bind /dev/null /dev/kmsg"
 
 
 @pytest.mark.parametrize(
-    ("script", "prefix", "category", "says", "told"),
+    ("script", "prefix", "category", "says", "reported"),
     [
         pytest.param(SEGV, (), "segfault", "killed by SIGSEGV", "", id="segfault"),
         pytest.param(SHM, SMALL_SHM, "bus_error_shm", "killed by SIGBUS", "/dev/shm: 0.0 of 4.0 MiB free", id="shm"),
@@ -73,12 +73,12 @@ HIDE_LOG = "test ! -e /dev/kmsg || mount --bind /dev/null /dev/kmsg"
     ],
 )
 def test_a_failure_is_told_with_what_the_host_says(
-    tmp_path: Path, script: str, prefix: tuple[str, ...], category: str, says: str, told: str
+    tmp_path: Path, script: str, prefix: tuple[str, ...], category: str, says: str, reported: str
 ) -> None:
     if script is CHECKPOINT:
         work = tmp_path / "work"
         prefix = mounted(f"cd {tmp_path}; cp work/train.py .; mount -t tmpfs -o size=1m tmpfs {work}; cp train.py work")
-    check(tmp_path, script, prefix, (category, says, told))
+    check(tmp_path, script, prefix, (category, says, reported))
 
 
 @pytest.mark.parametrize("log", [True, False], ids=["kernel's log", "counters"])
@@ -87,13 +87,13 @@ def test_who_is_killed_for_memory_is_told_from_who_is_killed_by_hand(tmp_path: P
         pytest.skip("the kernel's log cannot be read here, or speaks of other pids")
     with cgroup(700 * MIB) as members:
         prefix = mounted(f"echo $$ > {members}", *([] if log else [HIDE_LOG]))
-        told = "Killed process" if log else "oom_kill 1 since the workers started"
-        check(tmp_path, OOM, prefix, ("host_oom_kill", "killed by the host's OOM killer", told))
+        reported = "Killed process" if log else "oom_kill 1 since the workers started"
+        check(tmp_path, OOM, prefix, ("host_oom_kill", "killed by the host's OOM killer", reported))
 
 
 def check(root: Path, script: str, prefix: tuple[str, ...], expected: tuple[str, str, str]) -> None:
     """Run two ranks: the incident and the one that `diagnose` finds in the files are what is expected."""
-    category, says, told = expected
+    category, says, reported = expected
 
     async def run() -> None:
         async with Nodes(root, 1, SCRIPT + script, nproc=2, prefix=prefix, max_restarts=0) as nodes:
@@ -105,7 +105,7 @@ def check(root: Path, script: str, prefix: tuple[str, ...], expected: tuple[str,
                 assert (incident["category"], incident["culprit_ranks"]) == (category, [1]), incident
                 assert says in incident["summary"], incident
                 lines = [line["text"] for line in incident["evidence"]]
-                assert any(told in line for line in lines) or not told, incident
+                assert any(reported in line for line in lines) or not reported, incident
 
     asyncio.run(run())
 

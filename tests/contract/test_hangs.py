@@ -57,8 +57,8 @@ def test_the_rank_that_holds_the_others_up_is_named(tmp_path: Path) -> None:
             await a_port_that_is_blocked_is_told_and_not_called_a_hang_of_all(nodes, len(HANGS))
             await nodes.call("n1", "stop", {"kill": True})
             await nodes.until("job_stopped")
-            *told, blocked = diagnose([nodes.journal("n1").parent])["incidents"]
-            assert [(one["category"], one["culprit_ranks"], one["missing"]) for one in told] == live
+            *reported, blocked = diagnose([nodes.journal("n1").parent])["incidents"]
+            assert [(one["category"], one["culprit_ranks"], one["missing"]) for one in reported] == live
             assert (blocked["category"], blocked["culprit_node"]) == ("rendezvous_timeout", "n1")
 
     asyncio.run(check())
@@ -101,10 +101,14 @@ def test_a_stopped_rank_is_named_and_its_return_noticed(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGSTOP)
             try:
                 incident = (await nodes.until("incident"))["detail"]
-                (told,) = diagnose([nodes.journal("n1").parent])["incidents"]
+                (reported,) = diagnose([nodes.journal("n1").parent])["incidents"]
             finally:
                 os.kill(pid, signal.SIGCONT)
-            assert (told["category"], told["culprit_ranks"], told["culprit_node"]) == ("hang_no_output", [2], "n1")
+            assert (reported["category"], reported["culprit_ranks"], reported["culprit_node"]) == (
+                "hang_no_output",
+                [2],
+                "n1",
+            )
             assert (incident["culprit_ranks"], incident["confidence"]) == ([2], "established")
             assert "stopped by a signal" in incident["summary"]
             warning = await nodes.until("warning")
@@ -123,8 +127,8 @@ def test_a_rank_that_exits_is_named_whatever_its_status(tmp_path: Path) -> None:
             await nodes.launch()
             await nodes.until("job_failed")
             live = [event["detail"] for event in await everything(nodes) if event["type"] == "incident"]
-            told = diagnose([nodes.journal("n1").parent])["incidents"]
-            for category, *incidents in zip(("other", "collective_desync"), live, told, strict=True):
+            reported = diagnose([nodes.journal("n1").parent])["incidents"]
+            for category, *incidents in zip(("other", "collective_desync"), live, reported, strict=True):
                 for incident in incidents:
                     assert (incident["category"], incident["culprit_ranks"]) == (category, [1]), incident
                     assert incident["culprit_node"] == "n1"

@@ -75,8 +75,8 @@ def test_who_was_first_is_told_though_clocks_are_ten_seconds_apart(tmp_path: Pat
             live = [event["detail"] async for event in nodes.events("n1") if event["type"] == "incident"]
             later = diagnose([nodes.journal(name).parent for name in nodes.nodes])["incidents"]
             for incidents in (live, later):
-                told = [(one["category"], one["culprit_ranks"], one["culprit_node"]) for one in incidents]
-                assert told == RIGHT, [one["summary"] for one in incidents]
+                reported = [(one["category"], one["culprit_ranks"], one["culprit_node"]) for one in incidents]
+                assert reported == RIGHT, [one["summary"] for one in incidents]
             assert "left early" in live[0]["summary"]
 
     asyncio.run(check())

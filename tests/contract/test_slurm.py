@@ -182,10 +182,10 @@ def test_where_ssh_is_refused_srun_brings_agents_that_need_no_supervisor(
         return done.stdout, done.stderr
 
     _, said = supervisor("up", "--detach", "--nproc-per-node", "1", "--job", "alloc", "train.py")
-    told = [line for line in said.splitlines() if "SSH" in line]
-    assert len(told) == 1, said
-    assert told[0].startswith("srun is used instead of SSH: n")
-    assert "auth: auth refused" in told[0]
+    reported = [line for line in said.splitlines() if "SSH" in line]
+    assert len(reported) == 1, said
+    assert reported[0].startswith("srun is used instead of SSH: n")
+    assert "auth: auth refused" in reported[0]
     for node in ("n1", "n2"):
         running = hosts.processes(node)
         assert not [line for line in running.values() if line.startswith("srun")], running

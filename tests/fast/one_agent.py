@@ -124,9 +124,9 @@ class Agent:
             self.linked.discard(command.node)
         elif isinstance(command, s.HandOver):
             for name in self.linked:
-                self.world.send(self.name, name, "moved", {"heir": command.node})
+                self.world.send(self.name, name, "moved", {"successor": command.node})
             self.world.send(self.name, command.node, "take_over", {})
-            self.view = dataclasses.replace(self.view, heir=command.node, coordinator=None)
+            self.view = dataclasses.replace(self.view, successor=command.node, coordinator=None)
             self.leaving = len(self.records), self.world.now + LEAVE_S
 
     def record(self, emit: s.Emit) -> None:
@@ -346,7 +346,7 @@ class Agent:
             self.hear_member(source, kind, args)
         elif source == self.view.coordinator and source == self.joined:
             self.hear_coordinator(source, kind, args)
-        elif kind == "take_over" and self.view.heir == self.name and self.role is None:
+        elif kind == "take_over" and self.view.successor == self.name and self.role is None:
             self.stand()
 
     def hear_member(self, source: str, kind: str, args: Mapping[str, Any]) -> None:
@@ -384,6 +384,6 @@ class Agent:
         elif kind == "beaten":
             self.view = member.heard(self.view, args["sent"])
         elif kind == "moved":
-            self.view = dataclasses.replace(self.view, heir=args["heir"])
+            self.view = dataclasses.replace(self.view, successor=args["successor"])
         elif kind == "take_over" and self.role is None:
             self.stand()

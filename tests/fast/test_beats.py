@@ -18,8 +18,8 @@ def tell(losses: Losses, step: int, said: dict[int, str], generation: int = 0) -
     """Let each node tell what its ranks say at a step; returns what is warned of then."""
     found: dict[tuple[int, str], str] = {}
     for node in NODES:
-        told: dict[str, Any] = {str(rank): {"losses": [(step, said[rank])]} for rank in node if rank in said}
-        found = losses.read(generation, told)
+        reported: dict[str, Any] = {str(rank): {"losses": [(step, said[rank])]} for rank in node if rank in said}
+        found = losses.read(generation, reported)
     return found
 
 

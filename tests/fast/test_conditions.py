@@ -245,7 +245,7 @@ def test_a_node_that_comes_back_unfit_is_missed_at_once_with_its_reason_and_the_
     world.die("n3")
     world.settle()
     trains(world)
-    told = len(world.events)
+    reported = len(world.events)
     world.feed(inputs.Joined("n3", "anew", nproc=0))
     world.feed(inputs.Unfit("n3", NO_GPU))
     world.settle()
@@ -254,6 +254,6 @@ def test_a_node_that_comes_back_unfit_is_missed_at_once_with_its_reason_and_the_
     assert status["condition"] == "degraded"
     assert why in status["plan"]
     assert status["plan"].startswith(f"waiting for nodes: {'2 of 3 run' if min_nodes == 2 else 'fewer than'}")
-    says = [event.detail["reason"] for event in world.events[told:]]
+    says = [event.detail["reason"] for event in world.events[reported:]]
     assert [why in reason for reason in says] == ([False] if min_nodes == 2 else [False, True]), says
     assert all(NO_GPU in reason for reason in says)

@@ -19,7 +19,7 @@ START = (
 )
 
 
-def told(host: str, pid: int, *lines: str) -> NcclProcess:
+def reported(host: str, pid: int, *lines: str) -> NcclProcess:
     """What a process told, each line with NCCL's own head."""
     found = NcclProcess()
     for line in lines:
@@ -31,7 +31,7 @@ def modern(rank: int, *lines: str, version: str = "2.27.3+cuda12.9", network: st
     """A rank of a job of four, one communicator."""
     start = START.format(pid=rank, rank=rank, nranks=4, id="0xbeef")
     devices = "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>"
-    return told("h", 100 + rank, f"NCCL version {version}", devices, f"Using network {network}", start, *lines)
+    return reported("h", 100 + rank, f"NCCL version {version}", devices, f"Using network {network}", start, *lines)
 
 
 def link(src: int, dst: int, how: str, side: str = "") -> str:
@@ -71,7 +71,7 @@ def test_two_nodes_of_which_one_differs() -> None:
 def test_wrong_choices_of_a_node_are_reported() -> None:
     def node(*ranks: int, interface: str = "eth0", more: str = "") -> dict[int, NcclProcess]:
         lines = (f"Bootstrap: Using {interface}:172.17.0.2<0>", "Using network Socket", more)
-        return {rank: told("h", rank + 1, *lines) for rank in ranks}
+        return {rank: reported("h", rank + 1, *lines) for rank in ranks}
 
     texts = {
         odd.text: odd
@@ -92,7 +92,7 @@ def test_wrong_choices_of_a_node_are_reported() -> None:
 
 
 def test_other_facts_of_a_line() -> None:
-    found = told(
+    found = reported(
         "h",
         1,
         "Channel 00/24 :    0   1   2   3",
@@ -121,7 +121,7 @@ def test_other_facts_of_a_line() -> None:
 def test_nvls_is_off_where_no_communicator_has_channels_for_it() -> None:
     def nvls(*counts: int) -> object:
         lines = (f"{count + 2} coll channels, {count} nvls channels, 2 p2p channels" for count in counts)
-        return told("h", 1, *lines).result()["facts"].get("nvls")
+        return reported("h", 1, *lines).result()["facts"].get("nvls")
 
     assert [nvls(), nvls(0), nvls(0, 16), nvls(16, 0)] == [None, False, True, True]
 
@@ -138,7 +138,7 @@ def test_ranks_of_other_communicators_are_those_of_the_job() -> None:
 
 def test_versions_that_name_a_communicator_last() -> None:
     def old(rank: int, *lines: str) -> NcclProcess:
-        return told("h", rank + 1, *lines)
+        return reported("h", rank + 1, *lines)
 
     done = "comm 0x7f{0} rank {0} nranks 2 cudaDev 0 busId 1a000 - Init COMPLETE"
     other = "comm 0x8f{0} rank 0 nranks 1 cudaDev 0 busId 1a000 - Init COMPLETE"

@@ -86,8 +86,8 @@ class Training(Watched):
     def _losses(self, name: str) -> dict[tuple[int, str], str]:
         """Each rank has a batch of its own."""
         ranks = self.machines[name].ranks
-        told = {str(rank): {"losses": [(self.newest[rank], f"{self.dice.gauss(2, 0.01):.2f}")]} for rank in ranks}
-        return self.losses.read(0, told)
+        reported = {str(rank): {"losses": [(self.newest[rank], f"{self.dice.gauss(2, 0.01):.2f}")]} for rank in ranks}
+        return self.losses.read(0, reported)
 
     def answer(self, name: str) -> dict[int, dict[str, Any]]:
         return {rank: self._pulse(rank) for rank in self.machines[name].ranks}
@@ -109,7 +109,7 @@ def test_an_hour_of_a_healthy_run_raises_no_alarm_and_a_later_hang_is_named_with
         run.go_on(*phase)
     assert sum(seconds for seconds, _, _ in HOUR) == 3600
     assert run.asked > 100
-    assert (run.told("incident"), run.told("warning")) == ([], [])
+    assert (run.reported("incident"), run.reported("warning")) == ([], [])
     run.go_on(60, {2: SLEEP}, WAIT)
-    (incident,) = run.told("incident")
+    (incident,) = run.reported("incident")
     assert (incident["culprit_ranks"], incident["culprit_node"]) == ([2], "n2")

@@ -29,7 +29,7 @@ def write(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "counters", "form", "told"),
+    ("own", "counters", "form", "reported"),
     [
         pytest.param("0::/job/task_0\n", "job/task_0/memory.events", V2, ["oom_kill 2", "oom 2"], id="v2"),
         pytest.param("0::/kubepods/pod1/x\n", "memory.events", V2, ["oom_kill 2", "oom 2"], id="container v2"),
@@ -40,7 +40,9 @@ def write(path: Path, text: str) -> None:
         pytest.param("0::/job\n", "job/memory.events", "broken\noom_kill x\n", [], id="unknown form"),
     ],
 )
-def test_kills_are_counted_from_the_start(tmp_path: Path, own: str, counters: str, form: str, told: list[str]) -> None:
+def test_kills_are_counted_from_the_start(
+    tmp_path: Path, own: str, counters: str, form: str, reported: list[str]
+) -> None:
     path = tmp_path / "sys/fs/cgroup" / counters
     write(tmp_path / "proc/self/cgroup", own)
     write(path, form.format(5))
@@ -48,9 +50,9 @@ def test_kills_are_counted_from_the_start(tmp_path: Path, own: str, counters: st
     host.begin(tmp_path, tmp_path)
     assert host.notes(ended()) == []
     write(path, form.format(7))
-    assert sorted(host.notes(ended())) == sorted(f"{path}: {each} since the workers started" for each in told)
+    assert sorted(host.notes(ended())) == sorted(f"{path}: {each} since the workers started" for each in reported)
     assert host.notes(ended(None, "ValueError: x")) == [], "no death of memory's"
-    assert bool(host.notes(ended(None, code=137))) == bool(told), "a shell's word for SIGKILL"
+    assert bool(host.notes(ended(None, code=137))) == bool(reported), "a shell's word for SIGKILL"
     host.begin(tmp_path, tmp_path)
     assert host.notes(ended()) == []
 
@@ -78,18 +80,18 @@ def test_the_file_systems_that_count_are_looked_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "inodes", "told"),
+    ("blocks", "inodes", "reported"),
     [(3, 9, ": 0.0 of 0.8 MiB free afterwards"), (100, 0, ": 0.4 of 0.8 MiB free afterwards, no inode free")],
 )
 def test_a_full_disk_is_noted_whatever_the_script_could_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, inodes: int, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocks: int, inodes: int, reported: str
 ) -> None:
     host = HostNotes(tmp_path)
     host.begin(tmp_path, tmp_path / "gone")
     assert host.notes(ended(None)) == []
     space = SimpleNamespace(f_bavail=blocks, f_frsize=4096, f_blocks=200, f_files=9, f_favail=inodes)
     monkeypatch.setattr(os, "statvfs", lambda _: space)
-    assert host.notes(ended(None)) == [f"{tmp_path}{told}"]
+    assert host.notes(ended(None)) == [f"{tmp_path}{reported}"]
 
 
 def test_a_host_that_hangs_is_not_waited_for(tmp_path: Path) -> None:

@@ -153,9 +153,9 @@ def test_the_history_is_the_status_after_each_record_and_says_who_asked() -> Non
     world.settle()
     records = world.records()
     status: dict[str, Any] = {}
-    for told in history(world.state.spec, records):
-        status = merge(status, told["changes"])
-        assert status == document(replay.fold(world.state.spec, records[: told["seq"]]), {}, None)
+    for reported in history(world.state.spec, records):
+        status = merge(status, reported["changes"])
+        assert status == document(replay.fold(world.state.spec, records[: reported["seq"]]), {}, None)
     assert status["generation"] == 2
     asked = next(record for record in records if record["type"] == "remove_requested")
     assert (asked["node"], asked["detail"]["operator"]) == ("n3", "ann@laptop")

@@ -21,7 +21,7 @@ TRAINED = (
 )
 
 
-def told(reader: StepReader) -> tuple[int | None, object, object]:
+def reported(reader: StepReader) -> tuple[int | None, object, object]:
     """Step, rate and unit."""
     figures = reader.figures.values()
     return reader.step, figures["rate"], figures["unit"]
@@ -51,7 +51,7 @@ def test_a_full_bar_has_no_rate_and_before_any_loss_gives_way_to_what_counts_nex
     for at in range(0, len(text), size):
         reader.feed("stderr", text[at : at + size], at)
         reader.figures.values()
-    assert told(reader) == seen
+    assert reported(reader) == seen
 
 
 def test_what_a_full_bar_counted_makes_no_pace() -> None:

@@ -382,8 +382,11 @@ def test_what_nccl_told_is_read_again_only_when_there_is_more_of_it(tmp_path: Pa
         folder = tmp_path / f"generation_{generation}" / "rank_3"
         folder.mkdir(parents=True)
         (folder / "stdout.log").write_bytes(b"h:1:2 [0] NCCL INFO Using network G%d\n" % generation)
-    told = read_map(tmp_path)
-    assert (told["generation"], told["groups"]) == (10, [{"ranks": [3], "facts": {"network": "G10", "env": {}}}])
-    assert read_map(tmp_path, told["stamp"]) == {"generation": 10, "stamp": told["stamp"]}
+    reported = read_map(tmp_path)
+    assert (reported["generation"], reported["groups"]) == (
+        10,
+        [{"ranks": [3], "facts": {"network": "G10", "env": {}}}],
+    )
+    assert read_map(tmp_path, reported["stamp"]) == {"generation": 10, "stamp": reported["stamp"]}
     (folder / "nccl.log").write_bytes(b"h:1:2 [0] NCCL WARN no \xff way\n")
-    assert read_map(tmp_path, told["stamp"])["warnings"] == [[3, "no \ufffd way", 1]]
+    assert read_map(tmp_path, reported["stamp"])["warnings"] == [[3, "no \ufffd way", 1]]

@@ -91,9 +91,9 @@ def test_from_a_time_on_or_back_parts_of_a_search_meet(way: int, tmp_path: Path)
             edge: int | None = 0 if way > 0 else 1 << 62
             parts = 0
             while edge is not None:
-                hits, told = await search(way=way, limit=200, **{"since_ns" if way > 0 else "until_ns": edge})
+                hits, reported = await search(way=way, limit=200, **{"since_ns" if way > 0 else "until_ns": edge})
                 assert len(hits) <= 200
-                edge = told["until_ns" if way > 0 else "since_ns"]
+                edge = reported["until_ns" if way > 0 else "since_ns"]
                 found += [hit for hit in hits if edge is None or (hit[0] < edge if way > 0 else hit[0] >= edge)]
                 parts += 1
             assert sorted(found) == sorted(every)

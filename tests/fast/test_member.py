@@ -59,8 +59,8 @@ def test_no_vote_against_a_coordinator_in_charge() -> None:
     assert reason == "n1 is in charge"
 
 
-def test_a_vote_for_the_heir_needs_no_wait() -> None:
-    view, reason = member.vote(follower(contact=10.0, heir="n3"), 2, "n3", 10.1)
+def test_a_vote_for_the_successor_needs_no_wait() -> None:
+    view, reason = member.vote(follower(contact=10.0, successor="n3"), 2, "n3", 10.1)
     assert reason == ""
     assert view.voted == "n3"
 

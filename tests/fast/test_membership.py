@@ -54,7 +54,7 @@ def test_the_plan_is_what_the_coordinator_does(
     assert found.generation == generation
     carry_out(world, op, names)
     if op == "remove" and "n1" in names:
-        # The role moves, and its heir forms the group.
+        # The role moves, and its successor forms the group.
         assert world.heirs == ["n2"]
         assert "the coordinator moves from n1 to n2; rank 0 moves from n1 to n2" in dict(found.facts)["Roles"]
         assert found.nodes == ("n2", "n3", "n4")
@@ -74,9 +74,9 @@ def test_ranks_that_move_are_told_in_runs() -> None:
 
 def test_what_is_known_of_the_past_is_told_and_nothing_else() -> None:
     status = document(World(spec(3)).state, {}, "n1")
-    told = facts("remove", ("n3",), status)
-    assert told["Downtime"].startswith("unknown")
-    assert told["Minimum"].startswith("below min_nodes (3)")
+    reported = facts("remove", ("n3",), status)
+    assert reported["Downtime"].startswith("unknown")
+    assert reported["Minimum"].startswith("below min_nodes (3)")
     runs = [
         {
             "type": "generation_running",
@@ -91,17 +91,17 @@ def test_what_is_known_of_the_past_is_told_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "lost"),
+    ("reported", "lost"),
     [
         (((120, 100), (119, None)), "20 steps: at step 120; last snapshot: step 100"),
         (((1, None), (1, None)), "unknown: at step 1, and no rank has reported a snapshot"),
         (((None, None),), "unknown: no rank has reported a step yet"),
     ],
 )
-def test_what_a_restart_loses_is_what_came_after_the_last_snapshot_that_was_told_of(told: Any, lost: str) -> None:
+def test_what_a_restart_loses_is_what_came_after_the_last_snapshot_that_was_told_of(reported: Any, lost: str) -> None:
     ranks = [
         {"rank": rank, "step": step, "progress": {"saved": saved} if saved else None}
-        for rank, (step, saved) in enumerate(told)
+        for rank, (step, saved) in enumerate(reported)
     ]
     assert facts("restart", (), {"nodes": [{"name": "n1", "group_rank": 0, "ranks": ranks}]})["Lost"] == lost
 
@@ -151,9 +151,9 @@ def test_a_request_about_several_nodes_is_answered_for_each() -> None:
     world.die("n2")
     with pytest.raises(Problem, match="not all"):
         read("add", nodes, world.state)
-    told = answer([("n1", s.Reply(True, "n1 drains", 1)), ("n9", s.Reply(False, "no n9", 0, "unknown_node"))])
-    assert told["nodes"]["n9"] == {"accepted": False, "message": "no n9", "hint": ""}
-    assert (told["generation"], told["message"]) == (1, "n1 drains")
+    reported = answer([("n1", s.Reply(True, "n1 drains", 1)), ("n9", s.Reply(False, "no n9", 0, "unknown_node"))])
+    assert reported["nodes"]["n9"] == {"accepted": False, "message": "no n9", "hint": ""}
+    assert (reported["generation"], reported["message"]) == (1, "n1 drains")
     with pytest.raises(Problem, match="no n9"):
         answer([("n9", s.Reply(False, "no n9", 0, "unknown_node"))])
 
@@ -173,12 +173,12 @@ def test_a_cordoned_node_stays_until_it_is_lost_and_is_not_taken_back() -> None:
     world.feed(inputs.Restart())
     world.settle()
     assert members(world) == ["n1", "n2", "n3", "n4"]
-    heir = World(spec(4, min_nodes=1), start=False)
-    heir.state = replay.take_over(world.state.spec, "n1", 2, world.records(), 0.0)
-    for name in heir.machines:
-        heir.join(name)
-    heir.settle()
-    assert members(heir) == ["n1", "n2", "n3", "n4"]
+    successor = World(spec(4, min_nodes=1), start=False)
+    successor.state = replay.take_over(world.state.spec, "n1", 2, world.records(), 0.0)
+    for name in successor.machines:
+        successor.join(name)
+    successor.settle()
+    assert members(successor) == ["n1", "n2", "n3", "n4"]
     for name in ("n2", "n4"):
         world.die(name)
         world.settle()

@@ -203,7 +203,7 @@ def test_events_are_one_safe_line_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "reported"),
     [
         ("ValueError: \x1b[1mx\nsecond line", "ValueError: \\x1b[1mx"),
         (
@@ -213,9 +213,9 @@ def test_events_are_one_safe_line_each() -> None:
         ({"message": "\nOSError: x"}, "OSError: x"),
     ],
 )
-def test_a_failed_rank_says_in_one_line_why(message: object, told: str) -> None:
+def test_a_failed_rank_says_in_one_line_why(message: object, reported: str) -> None:
     failed = event("rank_failed", node="n2", rank=5, detail={"exit": {"code": 1}, "message": message})
-    assert event_line(failed).endswith(f"exit 1: {told}")
+    assert event_line(failed).endswith(f"exit 1: {reported}")
 
 
 def test_only_a_job_that_goes_on_misses_its_coordinator() -> None:

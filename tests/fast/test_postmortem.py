@@ -166,11 +166,13 @@ def test_a_number_of_thousands_of_digits_is_no_error(tmp_path: Path, text: str) 
 
 
 def test_a_launchers_text_belongs_to_the_run_beside_it(tmp_path: Path) -> None:
-    told = "W1121 06:37:58.309000 2085 torch/distributed/elastic: Sending process 2121 closing signal SIGTERM\n"
+    reported = "W1121 06:37:58.309000 2085 torch/distributed/elastic: Sending process 2121 closing signal SIGTERM\n"
     write(tmp_path / "torchrun", run_x__attempt_0__0__stderr_dot_log=BROKEN)
-    (tmp_path / "torchrun" / "slurm-1.out").write_text(told)
+    (tmp_path / "torchrun" / "slurm-1.out").write_text(reported)
     assert only(diagnose([tmp_path / "torchrun"]))["category"] == "user_exception"
-    ours = write(tmp_path / "ours", generation_1__rank_0__stderr_dot_log=BROKEN, generation_1__torchrun_dot_log=told)
+    ours = write(
+        tmp_path / "ours", generation_1__rank_0__stderr_dot_log=BROKEN, generation_1__torchrun_dot_log=reported
+    )
     write(ours, generation_2__rank_0__stderr_dot_log="", events_dot_jsonl="", agent_dot_log=PEER)
     found = only(diagnose([ours]))
     assert (found["generation"], found["category"]) == (1, "user_exception")
@@ -348,9 +350,9 @@ def test_unreadable_logs_are_listed_in_one_line(tmp_path: Path, capfd: pytest.Ca
     odd = bad / os.fsdecode(b"\xff.log")
     odd.write_text("x" * 100_000 + f"\n{BROKEN}")
     assert main(["diagnose", "--json", str(bad)]) == 0
-    told = capfd.readouterr()
-    assert only(json.loads(told.out))["evidence"][0]["file"] == str(odd)
-    assert told.err.startswith(f"supervisor: skipped: {gunzip}; {rest}")
+    reported = capfd.readouterr()
+    assert only(json.loads(reported.out))["evidence"][0]["file"] == str(odd)
+    assert reported.err.startswith(f"supervisor: skipped: {gunzip}; {rest}")
     for name, why in (("a.out", "not a text file"), ("rank_3.stderr.log", "Input/output error"), ("loop", "no such")):
         assert main(["diagnose", str(bad / name)]) == 2
         assert capfd.readouterr().err.startswith(f"supervisor: {bad}/{name}: {why}")

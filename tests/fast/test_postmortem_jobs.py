@@ -29,10 +29,10 @@ def test_a_job_directory_of_ours_has_one_incident_a_failed_generation(tmp_path: 
     (job / "generation_1" / "rank_1" / "error.json").write_text(json.dumps(error))
     members = [{"node": f"n{1 + at}", "group_rank": at, "base_rank": at, "nproc": 1} for at in range(2)]
     ended = {"exit": {"code": None, "signal": "SIGSEGV"}, "local_rank": 0, "pid": 5, "time_ns": 10**18, "message": None}
-    told = "kernel: python[5]: segfault at 0 ip 0"
+    reported = "kernel: python[5]: segfault at 0 ip 0"
     events = [
         {"type": "generation_started", "generation": 0, "node": None, "rank": None, "detail": {"members": members}},
-        {"type": "rank_failed", "generation": 0, "node": "n1", "rank": 0, "detail": {**ended, "notes": [told]}},
+        {"type": "rank_failed", "generation": 0, "node": "n1", "rank": 0, "detail": {**ended, "notes": [reported]}},
     ]
     (job / "events.jsonl").write_text(journal(events) + '{"type": "torn')
     first, second = diagnose([job])["incidents"]
@@ -42,7 +42,7 @@ def test_a_job_directory_of_ours_has_one_incident_a_failed_generation(tmp_path: 
         [0],
         "n1",
     )
-    assert told in [line["text"] for line in first["evidence"]]
+    assert reported in [line["text"] for line in first["evidence"]]
     assert (second["generation"], second["category"], second["culprit_ranks"]) == (1, "user_exception", [1])
     assert [first["id"], second["id"]] == [1, 2]
 
@@ -51,7 +51,13 @@ def test_the_directories_of_one_job_on_several_nodes_are_one_run(tmp_path: Path)
     """The journal tells of the exit on both nodes; the words are on one. Of two jobs of one name each has its own."""
     start = {"type": "job_started", "generation": -1, "node": None, "rank": None, "detail": {}}
     ended = {"exit": {"code": 1, "signal": None}, "local_rank": 0, "pid": 5, "time_ns": 10**18, "message": None}
-    failed = {"type": "rank_failed", "generation": 0, "node": "n2", "rank": 1, "detail": {**ended, "notes": ["told"]}}
+    failed = {
+        "type": "rank_failed",
+        "generation": 0,
+        "node": "n2",
+        "rank": 1,
+        "detail": {**ended, "notes": ["reported"]},
+    }
     for node, rank, text in (("n1", 0, ""), ("n2", 1, BROKEN)):
         write(tmp_path / node / "jobs" / "train-a1", **{f"generation_0__rank_{rank}__stderr_dot_log": text})
         (tmp_path / node / "jobs" / "train-a1" / "events.jsonl").write_text(journal([start, failed]))
@@ -123,7 +129,7 @@ def ended(cause: str) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("happened", "told"),
+    ("happened", "reported"),
     [
         *[([ended(cause)], []) for cause in ("restart", "removed", "added", "returned")],
         ([ASKED, ended("stop")], []),
@@ -151,7 +157,7 @@ def ended(cause: str) -> tuple[str, dict[str, Any]]:
     ],
 )
 def test_a_running_or_stopped_group_failed_only_if_the_journal_says_so(
-    tmp_path: Path, happened: list[tuple[str, dict[str, Any]]], told: list[str]
+    tmp_path: Path, happened: list[tuple[str, dict[str, Any]]], reported: list[str]
 ) -> None:
     """A rank that prints a traceback and gets on has caught it."""
     job = tmp_path / "jobs" / "train-a1"
@@ -162,7 +168,7 @@ def test_a_running_or_stopped_group_failed_only_if_the_journal_says_so(
         for kind, detail in (("generation_started", {"members": members}), *happened)
     ]
     (job / "events.jsonl").write_text(journal(events))
-    assert [incident["category"] for incident in diagnose([job])["incidents"]] == told
+    assert [incident["category"] for incident in diagnose([job])["incidents"]] == reported
 
 
 def test_a_group_stopped_on_request_before_its_first_step_is_no_hang(tmp_path: Path) -> None:

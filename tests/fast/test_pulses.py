@@ -77,26 +77,26 @@ def test_the_exception_of_a_finished_script_comes_before_that_of_a_thread(tmp_pa
     thread = "Exception in thread Thread-1 (feed):\n" + trace_of("feed.py", message="KeyError: 7")
     script = trace_of("train.py", message="ValueError: no lr")
     (tmp_path / "stderr.log").write_text(f"start\n{script}{thread}")
-    told = ended_part(tmp_path, is_over=True)
+    reported = ended_part(tmp_path, is_over=True)
     # A script may print such a text and end well: only the error file tells that it has ended so.
-    assert told is not None
-    assert (told["part"], told["headline"]) == ("a thread", "KeyError: 7")
+    assert reported is not None
+    assert (reported["part"], reported["headline"]) == ("a thread", "KeyError: 7")
     error = {"message": {"message": "ValueError: no lr", "extraInfo": {"py_callstack": script, "timestamp": "1"}}}
     (tmp_path / "error.json").write_text(json.dumps(error))
-    told = ended_part(tmp_path, is_over=True)
-    assert told is not None
-    assert {**told, "age_s": 0} == {
+    reported = ended_part(tmp_path, is_over=True)
+    assert reported is not None
+    assert {**reported, "age_s": 0} == {
         "part": "the script", "type": "ValueError", "headline": "ValueError: no lr", "place": "train.py:3",
         "traceback": script.rstrip(), "line": 5, "age_s": 0,
     }  # fmt: skip
     # While the script runs, an error file of torch's `record` may tell of an exception that it has caught.
-    told = ended_part(tmp_path, is_over=False)
-    assert told is not None
-    assert (told["part"], told["line"]) == ("a thread", 10)
+    reported = ended_part(tmp_path, is_over=False)
+    assert reported is not None
+    assert (reported["part"], reported["line"]) == ("a thread", 10)
     (tmp_path / "stderr.log").write_text("nothing\n")
-    told = ended_part(tmp_path, is_over=True)
-    assert told is not None
-    assert (told["headline"], told["line"]) == ("ValueError: no lr", None)
+    reported = ended_part(tmp_path, is_over=True)
+    assert reported is not None
+    assert (reported["headline"], reported["line"]) == ("ValueError: no lr", None)
     assert ended_part(tmp_path, is_over=False) is None
 
 

@@ -50,9 +50,9 @@ def path(tmp_path: Path) -> Path:
 def test_changes_and_what_they_make() -> None:
     old = {"state": "running", "nodes": [{"name": "n1", "x": 1}, {"name": "n2", "x": 1}]}
     new = {"state": "running", "plan": "p", "nodes": [{"name": "n3"}, {"name": "n1", "x": 1}, {"name": "n2", "x": 2}]}
-    told = changes(old, new)
-    assert told == {"plan": "p", "nodes": [{"name": "n3"}, {"name": "n2", "x": 2}], "order": ["n3", "n1", "n2"]}
-    assert merge(old, told) == new
+    reported = changes(old, new)
+    assert reported == {"plan": "p", "nodes": [{"name": "n3"}, {"name": "n2", "x": 2}], "order": ["n3", "n1", "n2"]}
+    assert merge(old, reported) == new
     assert merge({}, changes({}, old)) == old
     assert changes(new, new) == {}
 

@@ -96,10 +96,10 @@ def test_ranks_of_others_are_counted_and_told() -> None:
     for name, rank in (("n1", 0), ("n2", 2)):
         world.feed(assigned(name, 0, {rank: 100 + rank}, 3))
         world.feed(inputs.Main(name, 0, rank))
-    told = document(world.state, {}, "n1")
-    assert told["world_size"] == 3
-    assert "1 of 3 ranks are not ours" in str(told["plan"])
-    assert "--rdzv-backend c10d --rdzv-endpoint" in str(told["plan"])
+    reported = document(world.state, {}, "n1")
+    assert reported["world_size"] == 3
+    assert "1 of 3 ranks are not ours" in str(reported["plan"])
+    assert "--rdzv-backend c10d --rdzv-endpoint" in str(reported["plan"])
 
 
 def test_torch_may_assign_the_ranks_anew_while_the_group_runs() -> None:

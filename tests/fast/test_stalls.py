@@ -57,8 +57,8 @@ def test_reports_of_nccl_ras_are_in_the_evidence_once() -> None:
     said = ["#0-0 (fa93) MISMATCH: 3 ranks have launched up to operation 640"]
     found = stall(waiting(5), came(4), waiting(5), r0={"ras": said}, r2={"ras": said})
     assert found is not None
-    told = [line.text for line in stall_incident(found, JobContext(world_size=3)).evidence]
-    assert [text for text in told if "RAS" in text] == [f"NCCL RAS: {said[0]}"]
+    reported = [line.text for line in stall_incident(found, JobContext(world_size=3)).evidence]
+    assert [text for text in reported if "RAS" in text] == [f"NCCL RAS: {said[0]}"]
 
 
 STORE, PORT = "10.0.0.1:4000", "10.0.0.1:5000"
@@ -248,10 +248,10 @@ def test_a_script_that_is_over_while_a_thread_keeps_its_process(line: int | None
     over = {**ENDED, "part": "the script", "line": line, "age_s": 86400.0}
     found = stall(waiting(5), came(4, ended=over, where="threading.py:9 in _shutdown"), waiting(5))
     assert found is not None
-    told = stall_incident(found, JobContext(world_size=3))
-    assert (told.category, told.traceback, told.evidence[0].line) == ("user_exception", "Traceback …", line)
-    assert "rank 1: the script failed with KeyError: 'x' in train.py:7 feed; Python waiting for its" in told.summary
-    assert ("daemon" in told.hint, told.evidence[0].file) == (True, f"generation_0/rank_1/{file}")
+    reported = stall_incident(found, JobContext(world_size=3))
+    assert (reported.category, reported.traceback, reported.evidence[0].line) == ("user_exception", "Traceback …", line)
+    assert "rank 1: the script failed with KeyError: 'x' in train.py:7 feed; Python waiting for its" in reported.summary
+    assert ("daemon" in reported.hint, reported.evidence[0].file) == (True, f"generation_0/rank_1/{file}")
 
 
 def test_the_evidence_of_many_ranks_is_bounded() -> None:
@@ -345,21 +345,21 @@ class Watched(World):
                     self.feed(inputs.Pulses(name, int(order.args["generation"]), self.answer(name)))
             self.settle()
 
-    def told(self, kind: str) -> list[dict[str, Any]]:
+    def reported(self, kind: str) -> list[dict[str, Any]]:
         return [dict(event.detail) for event in self.events if event.type == kind]
 
 
 def test_a_hang_and_its_end_are_recorded_once() -> None:
     world = Watched()
     world.live(25)
-    assert world.told("incident") == []
+    assert world.reported("incident") == []
     world.live(120)
-    (incident,) = world.told("incident")
+    (incident,) = world.reported("incident")
     assert (incident["culprit_ranks"], incident["culprit_node"], incident["ongoing"]) == ([1], "n2", True)
     assert world.state.phase == s.RUNNING
     world.pulses = {"n1": waiting(6, age_s=0.0), "n2": came(6)}
     world.live(20)
-    assert len(world.told("hang_over")) == 1
+    assert len(world.reported("hang_over")) == 1
     assert world.state.restarts == 0
 
 
@@ -368,12 +368,12 @@ def test_after_a_false_alarm_the_next_wait_may_be_longer() -> None:
     world.live(100)
     world.pulses = {"n1": came(5), "n2": came(5)}
     world.live(10)
-    (over,) = world.told("hang_over")
+    (over,) = world.reported("hang_over")
     world.pulses = {"n1": waiting(6, age_s=0.0), "n2": came(5)}
     world.live(2 * over["waited_s"] - 10)
-    assert len(world.told("incident")) == 1
+    assert len(world.reported("incident")) == 1
     world.live(60)
-    assert len(world.told("incident")) == 2
+    assert len(world.reported("incident")) == 2
 
 
 def test_nobody_looks_where_the_job_says_so_and_a_hang_restarts_where_it_says_so() -> None:
@@ -382,10 +382,10 @@ def test_nobody_looks_where_the_job_says_so_and_a_hang_restarts_where_it_says_so
     assert quiet.asked == 0
     eager = Watched(hang_after=10.0, hang_restart=20.0)
     eager.live(25)
-    assert (len(eager.told("incident")), eager.state.generation) == (1, 0)
+    assert (len(eager.reported("incident")), eager.state.generation) == (1, 0)
     eager.live(20)
     assert (eager.state.generation, eager.state.restarts) == (1, 1)
-    assert [one["culprit_ranks"] for one in eager.told("incident")] == [[1], [1]]
+    assert [one["culprit_ranks"] for one in eager.reported("incident")] == [[1], [1]]
 
 
 def test_a_round_that_is_not_complete_is_not_judged() -> None:
@@ -396,4 +396,4 @@ def test_a_round_that_is_not_complete_is_not_judged() -> None:
             orders.clear()
         if world.state.watch.asked:
             world.feed(inputs.Pulses("n1", 0, {0: {**waiting(5), "t": world.now}}))
-    assert world.told("incident") == []
+    assert world.reported("incident") == []

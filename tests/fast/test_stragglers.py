@@ -44,8 +44,8 @@ def pulses(
     for rank, node in NODES.items():
         clock = (clocks or {}).get(node, Clock(0, 0))
         own = [(times[rank] - clock.offset_ns) // 1000 for times in came]
-        told = {"first": first, "t_us": own[0], "later_us": [each - own[0] for each in own]}
-        groups = {"0": {"ranks": None, "last": first + len(came) - 1, "came": told}}
+        reported = {"first": first, "t_us": own[0], "later_us": [each - own[0] for each in own]}
+        groups = {"0": {"ranks": None, "last": first + len(came) - 1, "came": reported}}
         found[rank] = {**IDLE, "groups": groups, "clock": clock}
     return found
 
@@ -98,15 +98,15 @@ def test_an_occasional_delay_makes_no_straggler(jitter: float) -> None:
 
 
 def test_without_the_times_of_all_ranks_there_is_no_straggler() -> None:
-    told = pulses(arrivals(SLOW_NODE))
-    assert find_straggler({**told, 1: {**IDLE, "clock": Clock(0, 0)}}, NODES) is None
-    assert find_straggler({0: told[0]}, NODES) is None
+    reported = pulses(arrivals(SLOW_NODE))
+    assert find_straggler({**reported, 1: {**IDLE, "clock": Clock(0, 0)}}, NODES) is None
+    assert find_straggler({0: reported[0]}, NODES) is None
     assert find_straggler(pulses(arrivals(SLOW_NODE, 5)), NODES) is None
     apart = pulses(arrivals(SLOW_NODE), first=100)
-    assert find_straggler({**told, 2: apart[2], 3: apart[3]}, NODES) is None
+    assert find_straggler({**reported, 2: apart[2], 3: apart[3]}, NODES) is None
     # Those who have come further are asked for what the others know too.
     late = pulses(arrivals(SLOW_NODE, 50)[10:], first=11)
-    found = find_straggler({**told, 0: late[0], 1: late[1]}, NODES)
+    found = find_straggler({**reported, 0: late[0], 1: late[1]}, NODES)
     assert found is not None
     assert found.newest == 40
 
@@ -136,8 +136,10 @@ class Slow(Watched):
 
     def answer(self, name: str) -> dict[int, dict[str, Any]]:
         self.began += name == "n1"
-        told = pulses(arrivals(self.own), first=40 * self.began)
-        return {rank: {**told[rank], "t": self.now, "cpu_s": self.now} for rank, node in NODES.items() if node == name}
+        reported = pulses(arrivals(self.own), first=40 * self.began)
+        return {
+            rank: {**reported[rank], "t": self.now, "cpu_s": self.now} for rank, node in NODES.items() if node == name
+        }
 
     def run(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -153,11 +155,11 @@ def test_a_node_that_stays_slow_is_warned_of_once_within_a_minute() -> None:
     world.run(20)
     world.own = EVEN
     world.run(60)
-    assert world.told("warning") == []
+    assert world.reported("warning") == []
     world.own = SLOW_NODE
     world.run(60)
     (event,) = [event for event in world.events if event.type == "warning"]
     assert (event.node, event.rank, event.detail["kind"]) == ("n2", None, "slow")
     world.run(300)
-    assert len(world.told("warning")) == 1
-    assert world.told("incident") == []
+    assert len(world.reported("warning")) == 1
+    assert world.reported("incident") == []

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from remote_agent.base.paths import Home
+from remote_agent.tree import sync
 from remote_agent.tree.manifest import SyncPlan
-from remote_agent.tree.sync import TreeSync
+from remote_agent.tree.sync import TreeSync, hash_file
 from remote_agent.wire import Problem
 
 TREE = "work-0123abcd"
@@ -107,17 +108,24 @@ def test_only_what_changed_is_asked_for(node: Node) -> None:
     assert node.content() == {**FIRST, "a.py": "new"}
 
 
-def test_an_unchanged_tree_costs_no_reading(node: Node) -> None:
+def test_an_unchanged_tree_costs_no_reading(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.push(FIRST)
+    read: list[str] = []
+
+    def note(path: Path) -> str:
+        read.append(path.name)
+        return hash_file(path)
+
+    monkeypatch.setattr(sync, "hash_file", note)
     again = TreeSync(node.home)
     assert again.lock(TREE)
     again.plan(TREE, manifest(FIRST))
-    assert again.hashed_files == 0
+    assert read == []
     again.close()
     (node.root / "a.py").write_text("A")
     assert again.lock(TREE)
     assert again.plan(TREE, manifest(FIRST)).changed == ["a.py"]
-    assert again.hashed_files == 1
+    assert read == ["a.py"]
     again.close()
 
 

@@ -134,9 +134,9 @@ def test_a_new_tree_that_fails_at_once_costs_no_job() -> None:
     made.settle()
     made.fail(0)
     made.settle()
-    told = made.last("tree_changed").detail
-    assert (told["rollback"], told["digest"], made.state.phase) == (True, OLD, s.RUNNING)
-    assert told["reason"].startswith("the same failure twice in a row before the first step")
+    reported = made.last("tree_changed").detail
+    assert (reported["rollback"], reported["digest"], made.state.phase) == (True, OLD, s.RUNNING)
+    assert reported["reason"].startswith("the same failure twice in a row before the first step")
     assert made.last("generation_started").detail["tree"] == OLD
     # The tree of the launch is no new one: what it fails of ends the job as ever.
     for _ in range(2):

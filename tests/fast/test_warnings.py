@@ -19,9 +19,9 @@ def test_a_rank_is_warned_of_once_and_of_a_few_ranks() -> None:
     for _ in range(3):
         world.feed(inputs.Beat("n2", warnings={(9, "nan"): NAN}))
     world.feed(inputs.Beat("n1", warnings={(rank, "nan"): NAN for rank in range(8)}))
-    told = [event for event in world.events if event.type == "warning"]
-    assert [event.rank for event in told] == [9, *range(MAX_WARNINGS - 1)]
-    assert (told[0].node, told[0].detail) == ("n2", {"kind": "nan", "message": NAN})
+    reported = [event for event in world.events if event.type == "warning"]
+    assert [event.rank for event in reported] == [9, *range(MAX_WARNINGS - 1)]
+    assert (reported[0].node, reported[0].detail) == ("n2", {"kind": "nan", "message": NAN})
     assert (world.state.phase, world.state.incident) == (s.RUNNING, None)
     # Whoever takes the role over does not tell it again.
     assert replay.fold(world.state.spec, world.records()).warnings == world.state.warnings

@@ -50,6 +50,6 @@ def sample(nodes: int) -> nccl.Fabric:
     """Return the picture of so many nodes of eight ranks, of which the last but one uses sockets."""
     answers: dict[str, Any] = {}
     for node in range(nodes):
-        told = [(node * 8 + local, _rank(node, local, nodes)) for local in range(8)]
-        answers[f"n{node:03d}"] = {"generation": 1, **node_map(told)}
+        reported = [(node * 8 + local, _rank(node, local, nodes)) for local in range(8)]
+        answers[f"n{node:03d}"] = {"generation": 1, **node_map(reported)}
     return nccl.read(answers, {rank: f"n{rank // 8:03d}" for rank in range(nodes * 8)})

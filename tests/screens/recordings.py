@@ -31,12 +31,12 @@ def statuses_of(session: RecordedSession) -> list[dict[str, Any]]:
     running = {**session.status, **doing, "nodes": nodes}
     moments = [("job_started", {**running, "state": "starting"}), ("generation_running", running)]
     last_ns = max(times.values())
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
     before: dict[str, Any] = {}
     for t_ns, status in [*((times[kind], status) for kind, status in moments), (last_ns, session.status)]:
-        told.append({"t_ns": t_ns, "whole": not told, "changes": changes(before, status)})
+        reported.append({"t_ns": t_ns, "whole": not reported, "changes": changes(before, status)})
         before = status
-    return told
+    return reported
 
 
 def lines_of(session: RecordedSession) -> dict[file_format.File, list[file_format.Line]]:
@@ -65,11 +65,11 @@ def write(
     events = [
         {**event, "detail": session.incidents[0]} if event["type"] == "incident" else event for event in session.events
     ]
-    told = statuses or statuses_of(session)
+    reported = statuses or statuses_of(session)
     about = {
         "format": file_format.FORMAT, "version": file_format.VERSION, "job": session.job,
         "supervisor": "0.1.0", "nccl": NCCL,
-        "end_ns": told[-1]["t_ns"],
+        "end_ns": reported[-1]["t_ns"],
         "hosts": [
             {"name": host.name, "state": "up", "step": "ready", "text": "", "error": None, "hint": "",
              "hello": {**HELLO, "python": "3.12.1"} if host.name == "n4" else HELLO, "engine": TORCH}
@@ -81,7 +81,7 @@ def write(
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr(file_format.META, file_format.json_line(about))
         file.writestr(file_format.EVENTS, b"".join(map(file_format.json_line, events)))
-        file.writestr(file_format.STATUSES, b"".join(map(file_format.json_line, told)))
+        file.writestr(file_format.STATUSES, b"".join(map(file_format.json_line, reported)))
         for number, ((node, generation, rank, stream), rows) in enumerate((logs or lines_of(session)).items()):
             file.writestr(f"logs/{number}", b"".join(map(file_format.line_json, rows)))
             index.append(

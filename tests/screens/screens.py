@@ -162,8 +162,8 @@ def compare(name: str, texts: Mapping[str, str]) -> None:
     before = stored(name)
     if os.environ.get("UPDATE_SNAPSHOTS") == "1":
         merged = {**before, **texts}
-        told = "".join(f"=== {size}\n{merged[size]}" for size in sorted(merged, key=_order))
-        (SNAPSHOTS / f"{name}.txt").write_text(told, encoding="utf-8")
+        reported = "".join(f"=== {size}\n{merged[size]}" for size in sorted(merged, key=_order))
+        (SNAPSHOTS / f"{name}.txt").write_text(reported, encoding="utf-8")
         return
     diffs = [
         "\n".join(difflib.unified_diff(old, text.splitlines(), f"{size} stored", f"{size} now", lineterm="", n=1))

@@ -272,8 +272,10 @@ class Partly(recorded.RecordedSession):
     async def request(self, verb: str, **args: Any) -> dict[str, Any]:
         """Accept n2 alone."""
         answer = await super().request(verb, **args)
-        told = {name: {"accepted": name == "n2", "message": f"{name} says so", "hint": ""} for name in args["nodes"]}
-        return {**answer, "nodes": told}
+        reported = {
+            name: {"accepted": name == "n2", "message": f"{name} says so", "hint": ""} for name in args["nodes"]
+        }
+        return {**answer, "nodes": reported}
 
 
 def test_marked_nodes_are_one_request_and_those_that_failed_can_be_tried_again() -> None:

@@ -106,8 +106,8 @@ def test_records_that_are_found_to_pass_later_are_in_order(tmp_path: Path, monke
         selection = dataclasses.replace(ALL, filter=RecordFilter(include=("needle",)))
         page = await cluster.merged(selection, 100, after_ns=after_ns)
         assert [(row.rank, row.line) for row in page.rows] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
-        told = (await node.store.merged("all", include=["needle"], after_ns=after_ns)).data["rows"]
-        assert [row["t_ns"] for row in told] == sorted(row["t_ns"] for row in told)
+        reported = (await node.store.merged("all", include=["needle"], after_ns=after_ns)).data["rows"]
+        assert [row["t_ns"] for row in reported] == sorted(row["t_ns"] for row in reported)
 
     run(tmp_path, scenario)
 

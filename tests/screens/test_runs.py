@@ -42,16 +42,16 @@ def started(generation: int, **more: Any) -> tuple[str, int, dict[str, Any]]:
     return ("generation_started", generation, {"world_size": 2, "members": [{"node": "n1"}], **more})
 
 
-def ended(cause: str, *told: tuple[str, dict[str, Any]]) -> list[Run]:
+def ended(cause: str, *reported: tuple[str, dict[str, Any]]) -> list[Run]:
     """The runs of a group that stopped for a cause, and of the one after it."""
-    before = [(kind, 0, detail) for kind, detail in told if kind in ("restart_requested", "rank_failed")]
-    after = [(kind, 0, detail) for kind, detail in told if kind not in ("restart_requested", "rank_failed")]
+    before = [(kind, 0, detail) for kind, detail in reported if kind in ("restart_requested", "rank_failed")]
+    after = [(kind, 0, detail) for kind, detail in reported if kind not in ("restart_requested", "rank_failed")]
     events = journal(started(0), *before, ("generation_stopped", 0, {"cause": cause}), *after, started(1))
     return folded(events).runs
 
 
 @pytest.mark.parametrize(
-    ("cause", "told", "word", "sentence"),
+    ("cause", "reported", "word", "sentence"),
     [
         ("restart", [("restart_requested", {"operator": "ann@laptop"})], "operator", "restart by ann@laptop"),
         (
@@ -69,9 +69,9 @@ def ended(cause: str, *told: tuple[str, dict[str, Any]]) -> list[Run]:
     ],
 )
 def test_why_a_group_ended_is_why_the_next_one_began(
-    cause: str, told: list[tuple[str, dict[str, Any]]], word: str, sentence: str
+    cause: str, reported: list[tuple[str, dict[str, Any]]], word: str, sentence: str
 ) -> None:
-    first, second = ended(cause, *told)
+    first, second = ended(cause, *reported)
     assert (first.began_by, first.because) == ("launch", "the job was launched")
     assert (first.how, second.began_by, second.because) == (sentence, word, f"after {sentence}")
     assert second.how == ""

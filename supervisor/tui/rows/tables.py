@@ -290,8 +290,8 @@ def node_lines(node: NodeRow, snapshot: Snapshot, width: int) -> list[Row]:
     role = "coordinator" if node.name == snapshot.coordinator else "member" if node.ranks else "not in the group"
     facts = [("role", role, "text"), ("state", f"{node.look.word}  {node.reason}".strip(), node.look.role)]
     link = {"up": "ok"}.get(node.link, node.link or "not connected")
-    told = node.text if node.link == "up" and node.text else f"{node.step} {node.text}".strip()
-    facts.append(("link", f"{link}  {told}".strip(), "text" if node.link == "up" else "warn"))
+    doing = node.text if node.link == "up" and node.text else f"{node.step} {node.text}".strip()
+    facts.append(("link", f"{link}  {doing}".strip(), "text" if node.link == "up" else "warn"))
     if node.error:
         facts.append(("why", node.error, "bad"))
     if node.hint:
