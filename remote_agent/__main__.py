@@ -1,4 +1,4 @@
-"""The program of the zipapp and of `python -m remote_agent`: connect, serve, engine, torchrun, gpus or probe.
+"""The program of the zipapp and of `python -m remote_agent`: connect, serve, engine, store, torchrun, gpus or probe.
 
 In: argv. Out: the exit status of the chosen mode; each mode is imported only when it is chosen.
 """
@@ -11,8 +11,7 @@ import signal
 import sys
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run one mode of the node's side and return its exit status."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="agent", description="The node's side of supervisor.")
     modes = parser.add_subparsers(dest="mode", required=True)
     modes.add_parser("connect", help="bridge between stdin/stdout and the agents of this node")
@@ -21,15 +20,23 @@ def main(argv: list[str] | None = None) -> int:
     serve.add_argument("--handler", type=int, metavar="FD", help="socket of the torchrun that has the workers")
     serve.add_argument("--detach", action="store_true", help="continue in a grandchild and print its pid")
     serve.add_argument("--step", action="store_true", help="stay in this Slurm step, and write to the job's log")
-    engine = modes.add_parser("engine", help="the part that imports torch; started by the agent")
+    engine = modes.add_parser("engine", help="the part that starts the workers; started by the agent")
     engine.add_argument("--job", required=True)
+    store = modes.add_parser("store", help="serves the stores of torch; started by the engine")
+    store.add_argument("--job", required=True, help="for ps")
+    store.add_argument("--engine", type=int, metavar="PID", required=True)
     modes.add_parser("torchrun", help="torch's own elastic agent; started by the engine")
     reader = modes.add_parser("gpus", help="read this node's GPUs; started by the agent")
     reader.add_argument("--job", required=True, help="for ps")
     probe = modes.add_parser("probe", help="the preflight's use of torch; started by the bridge")
     probe.add_argument("what", choices=["facts", "collective"])
     probe.add_argument("args", nargs="?", default="{}")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one mode of the node's side and return its exit status."""
+    args = _parser().parse_args(argv)
     if sys.flags.no_site:
         _enter_site()
     if args.mode == "connect":
@@ -48,21 +55,30 @@ def main(argv: list[str] | None = None) -> int:
         from remote_agent.agent import agent
 
         return agent.main(args.job, args.handler)
-    if args.mode == "probe":
-        from remote_agent.engine import preflight
-
-        return preflight.main(args.what, args.args)
     if args.mode == "gpus":
         from remote_agent.vitals.gpus import reader as gpu_reader
 
         return gpu_reader.main()
-    if args.mode == "torchrun":
-        from remote_agent.engine.launchers import torch_agent_process
-
-        return torch_agent_process.main()
+    if args.mode in ("probe", "store", "torchrun"):
+        return _use_torch(args)
     from remote_agent.engine import engine as engine_part
 
     return engine_part.main(args.job)
+
+
+def _use_torch(args: argparse.Namespace) -> int:
+    """Run one of the modes that import torch."""
+    if args.mode == "probe":
+        from remote_agent.engine import preflight
+
+        return preflight.main(args.what, args.args)
+    if args.mode == "store":
+        from remote_agent.engine import store_process
+
+        return store_process.main(args.engine)
+    from remote_agent.engine.launchers import torch_agent_process
+
+    return torch_agent_process.main()
 
 
 def _enter_site() -> None:

@@ -15,7 +15,7 @@ import logging
 import signal
 import time
 
-from remote_agent.agent import agent_log
+from remote_agent.agent import agent_log, orders
 from remote_agent.agent.context import Context, Life, working_directory
 from remote_agent.agent.engine_link import EngineLink, Notice, TorchrunLink
 from remote_agent.agent.member_loop import MemberLoop
@@ -83,7 +83,9 @@ class Agent:
         )
 
         def make_engine(notice: Notice) -> EngineLink:
-            return EngineLink(files, notice) if torchrun is None else TorchrunLink(files, notice, torchrun)
+            if torchrun is not None:
+                return TorchrunLink(files, notice, torchrun)
+            return EngineLink(files, notice, orders.hello(self.context))
 
         self.member = MemberLoop(self.context, make_engine)
         self._preempted = False

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A cold file system may need this long to import torch.
-IMPORT_TIMEOUT_S = 300.0
+# More than the engine gives a process that imports torch.
+IMPORT_TIMEOUT_S = 310.0
 CALL_MARGIN_S = 30.0
 # Once its input has ended, an engine kills its workers and ends, within two seconds; one that needs longer hangs.
 END_S = 0.5
@@ -41,8 +41,10 @@ class EngineLink:
     replaceable = True
     """Another one may be started when it has died."""
 
-    def __init__(self, files: JobFiles, notice: Notice) -> None:
+    def __init__(self, files: JobFiles, notice: Notice, hello: dict[str, Any]) -> None:
+        """`hello`: what the engine is told first."""
         self._files = files
+        self._hello = hello
         self._notice = notice
         self._workers: dict[int, int | None] = {}
         self.facts: dict[str, Any] = {}
@@ -189,7 +191,7 @@ class EngineLink:
 
     async def _greet(self) -> None:
         try:
-            self.facts = await self.call("hello", {}, IMPORT_TIMEOUT_S)
+            self.facts = await self.call("hello", self._hello, IMPORT_TIMEOUT_S)
         except CallFailed as failed:
             self.problem = failed.message
         except asyncio.TimeoutError:
@@ -214,7 +216,7 @@ class TorchrunLink(EngineLink):
     replaceable = False
 
     def __init__(self, files: JobFiles, notice: Notice, wire: int) -> None:
-        super().__init__(files, notice)
+        super().__init__(files, notice, {})
         self._wire = wire
 
     async def dismiss(self, outcome: dict[str, Any]) -> None:

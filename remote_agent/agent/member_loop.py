@@ -41,7 +41,7 @@ ENGINE_WINDOW_S = 600.0
 CALL_TIMEOUT_S = 10.0
 # Less than the coordinator's own: an engine that does not stop its workers is killed before we are called stuck.
 STOP_MARGIN_S = 30.0
-# Without grace: workers that hold a GPU may take seconds to die; an engine that is killed must import torch again.
+# Without grace: workers that hold a GPU may take seconds to die.
 KILL_MARGIN_S = 5.0
 # Ranks that have made steps for this long have loaded what they need; so have those that print no steps after that.
 STEADY_S = 3.0

@@ -32,6 +32,21 @@ RANKS = (
 )
 
 
+def hello(context: Context) -> dict[str, Any]:
+    """Return what the engine needs to know before the coordinator's first order."""
+    spec = context.spec
+    own = spec.node(context.node)
+    known: dict[str, Any] = {
+        "nproc": own.nproc_per_node if own is not None else "auto",
+        "known": str(context.files.home.torch),
+    }
+    if spec.standby == "off" or spec.rendezvous is not None:
+        return known
+    # The ranks will be others, and their numbers are the engine's to fill in.
+    ranks = {**dict.fromkeys(RANKS, 0), "group_world_size": max(1, len(spec.nodes)), "master_addr": ""}
+    return {**known, "order": go(context, ranks)}
+
+
 def prepare(context: Context, args: dict[str, Any]) -> dict[str, Any]:
     """Return the coordinator's `prepare` for this node, which opens a store at its own address only."""
     own = {"host": context.address, "ports": context.spec.ports}

@@ -43,6 +43,8 @@ class Home:
         self.jobs = root / "jobs"
         self.standby = root / "standby"
         """What scripts import, for waiting processes."""
+        self.torch = root / "torch.json"
+        """What is known of the torch that is installed."""
 
     @classmethod
     def from_environment(cls) -> Home:

@@ -10,6 +10,9 @@ import socket
 
 from remote_agent.wire import read_ports
 
+# As many connections as may wait before they are accepted; the kernel has a limit of its own.
+BACKLOG = 16384
+
 
 class NoFreePort(OSError):
     """Every port of the range is in use."""
@@ -36,3 +39,21 @@ def bind(address: str, port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))
+
+
+def reached_as(host: str, port: int = 0, ports: str = "", timeout_s: float = 20.0) -> socket.socket:
+    """Return a listening socket that this machine reaches at the address `host`, at a port or one of a range.
+
+    Connections wait until somebody accepts them. Raises NoFreePort, and OSError when `host` is not this machine.
+    """
+    server = bind("", port) if port else listening(ports)
+    try:
+        with socket.create_connection((host, server.getsockname()[1]), timeout_s):
+            server.settimeout(timeout_s)
+            server.accept()[0].close()
+        server.settimeout(None)
+        server.listen(BACKLOG)
+    except BaseException:
+        server.close()
+        raise
+    return server

@@ -1,19 +1,26 @@
 """Processes: their entries in /proc, their limits, memory cgroup and Slurm step, the command that starts this program.
 
-In: pids, the environment. Out: fields of /proc; directories of the cgroup; what SIGTERM means; a command line.
+In: pids, the environment, commands. Out: fields of /proc; directories of the cgroup; what SIGTERM means; a command
+line; what a program that was run to its end has printed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ctypes
 import os
 import resource
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from remote_agent.base.files import read_text
 
+PR_SET_PDEATHSIG = 1
+# After SIGKILL: a driver that hangs holds its tool in the kernel, for ever.
+KILL_S = 5.0
 USER_OPEN_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
@@ -34,6 +41,36 @@ def own_command(*words: str) -> list[str]:
     program = sys.argv[0] if sys.argv[0].endswith(".pyz") else ""
     # -S: start files of the installation may print; __main__ runs them once stdout is not our wire.
     return [sys.executable, *(["-S", program] if program else ["-m", "remote_agent"]), *words]
+
+
+def die_with_parent() -> None:
+    """Make the kernel send SIGKILL to this process when the thread that has started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+async def run_program(command: list[str], timeout_s: float) -> tuple[int | None, str, str]:
+    """Run a program to its end; raises asyncio.TimeoutError (it is killed then, and what it started), OSError."""
+    child = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err = await asyncio.wait_for(child.communicate(), timeout_s)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(child.wait(), KILL_S)
+        raise
+    return child.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+def last_line(text: str) -> str:
+    """Return the beginning of the last line that a program has printed."""
+    return text.rstrip().rpartition("\n")[2][:300]
 
 
 def raise_open_files() -> None:

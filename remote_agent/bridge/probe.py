@@ -16,7 +16,6 @@ import re
 import resource
 import secrets
 import shutil
-import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -27,7 +26,8 @@ from remote_agent.agent import jobs
 from remote_agent.base.files import disk_space
 from remote_agent.base.paths import Home, agent_alive
 from remote_agent.base.ports import NoFreePort, listening
-from remote_agent.base.proc import own_command
+from remote_agent.base.proc import last_line, own_command, run_program
+from remote_agent.engine import installed
 from remote_agent.vitals import netif
 from remote_agent.wire import JOB_NAME, Problem
 from remote_agent.wire.events import ENDED_STATES
@@ -103,15 +103,7 @@ class Probe:
 
     async def _torch(self) -> dict[str, Any]:
         """Return torch's facts, or {"error": why it cannot be imported}."""
-        try:
-            status, out, err = await _run(own_command("probe", "facts"), TORCH_S)
-        except asyncio.TimeoutError:
-            return {"error": f"torch did not import within {TORCH_S:g} s"}
-        if status == 0:
-            with contextlib.suppress(ValueError, IndexError):
-                facts: dict[str, Any] = json.loads(out.splitlines()[-1])
-                return facts
-        return {"error": _last_line(err) or f"the probe ended with {status}"}
+        return await installed.ask(TORCH_S)
 
     async def _sockets(self, address: str, env: Mapping[str, str]) -> netif.Sockets:
         return await netif.sockets(address, await netif.own_name_address(), env)
@@ -187,7 +179,7 @@ class Probe:
             return {"error": f"no end within {args['timeout_s']:g} s", "last": await self._last_words()}
         with contextlib.suppress(ValueError, IndexError):
             return dict(json.loads(out.splitlines()[-1]))
-        return {"error": _last_line(err.decode(errors="replace")) or f"it ended with {child.returncode}"}
+        return {"error": last_line(err.decode(errors="replace")) or f"it ended with {child.returncode}"}
 
     async def _last_words(self) -> str:
         child, self._child = self._child, None
@@ -199,11 +191,7 @@ class Probe:
             _, err = await asyncio.wait_for(child.communicate(), SHUTDOWN_S)
         except asyncio.TimeoutError:
             return "it does not end after SIGKILL, or a process that it started holds its output"
-        return _last_line(err.decode(errors="replace")) or "it printed nothing"
-
-
-def _last_line(text: str) -> str:
-    return text.rstrip().rpartition("\n")[2][:300]
+        return last_line(err.decode(errors="replace")) or "it printed nothing"
 
 
 def is_compared(name: str, value: str) -> bool:
@@ -261,34 +249,13 @@ def _limit(which: int) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-async def _run(command: list[str], timeout_s: float) -> tuple[int | None, str, str]:
-    """Run a program to its end; raises asyncio.TimeoutError (it is killed then, and what it started), OSError."""
-    child = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        out, err = await asyncio.wait_for(child.communicate(), timeout_s)
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        # A driver that hangs holds its tool in the kernel, for ever.
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(child.wait(), SHUTDOWN_S)
-        raise
-    return child.returncode, out.decode(errors="replace"), err.decode(errors="replace")
-
-
 async def _nvidia(query: str) -> list[str] | None:
     """Return nvidia-smi's rows, None where there is no such tool or it fails."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
     try:
-        status, out, _ = await _run([tool, query, "--format=csv,noheader,nounits"], TOOL_S)
+        status, out, _ = await run_program([tool, query, "--format=csv,noheader,nounits"], TOOL_S)
     except (asyncio.TimeoutError, OSError):
         return None
     return [line.strip() for line in out.splitlines() if line.strip()] if status == 0 else None

@@ -1,4 +1,4 @@
-"""The agent's child process that imports torch: it starts and stops this node's workers, generation by generation.
+"""The agent's child process that has the workers: it starts and stops this node's workers, generation by generation.
 
 In: requests on stdin. Out: answers and notices on stdout. When stdin ends, every worker is killed at once.
 """
@@ -9,8 +9,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
-import gc
-import importlib
 import logging
 import os
 import signal
@@ -22,14 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from remote_agent.base.files import open_pipes
-from remote_agent.base.ports import NoFreePort
+from remote_agent.base.ports import NoFreePort, reached_as
 from remote_agent.base.proc import slurm_ending
 from remote_agent.base.tasks import within
+from remote_agent.engine import installed
 from remote_agent.engine.launchers import own, torch_agent
 from remote_agent.engine.launchers.launcher import Launch, LaunchContext, WorkerGroup
-from remote_agent.engine.order import OWN_VARIABLES, Order
+from remote_agent.engine.order import OWN_VARIABLES, Order, whole_environment
 from remote_agent.engine.processes import Orphans, adopt_orphans
 from remote_agent.engine.standby import Standby
+from remote_agent.engine.torch_processes import Torch, TorchProcesses
 from remote_agent.vitals import netif
 from remote_agent.vitals.host_notes import HostNotes
 from remote_agent.wire import Answer, Channel, ChannelClosed, Problem, WireError
@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 
 # A start takes milliseconds, on a node that swaps more; a `stop` that comes meanwhile waits for it.
 START_S = 20.0
-STORE_S = 30.0
 # From the agent's death to the end of all its workers at most two seconds may pass.
 VANISH_S = 0.7
 # The share of the granted time after which we look a second time: when this process was stopped, the agent's renewal
@@ -54,15 +53,19 @@ async def launch(context: LaunchContext, order: Order) -> WorkerGroup:
 class Engine:
     """Carries out the agent's requests, one generation at a time."""
 
-    def __init__(self, job: str, start_workers: Launch = launch, orphans: Orphans | None = None) -> None:
+    def __init__(
+        self, job: str, start_workers: Launch = launch, orphans: Orphans | None = None, torch: Torch | None = None
+    ) -> None:
         self._job = job
         self._start_workers = start_workers
         self._orphans = orphans or Orphans()
         # Only this thread starts processes: the kernel kills them when the thread that started them ends, and torch
         # does not install its signal handlers in it.
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "torch")
-        self._torch: asyncio.Future[Any] = asyncio.ensure_future(self._in_thread(_import_torch))
-        # A name server that does not answer takes seconds; torch's import takes as long.
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "processes")
+        self._torch = torch or TorchProcesses(job, self._finish_in_thread, self._orphans, self._store_failed)
+        self._facts: asyncio.Task[dict[str, Any]] | None = None
+        """Those of the installed torch, once somebody has asked for them."""
+        # A name server that does not answer takes seconds.
         self._own_name = asyncio.ensure_future(netif.own_name_address())
         self._current = -1
         """The newest generation that was started."""
@@ -71,7 +74,8 @@ class Engine:
         self._group: WorkerGroup | None = None
         self._runner: asyncio.Task[None] | None = None
         self._starting: asyncio.Future[None] | None = None
-        self._store: Any = None
+        self._prepared = -1
+        """The newest generation for which a store was opened."""
         self._notes = HostNotes()
         self._granted_s = 0.0
         self._renewed = asyncio.Event()
@@ -149,43 +153,69 @@ class Engine:
             await asyncio.wait({running})
             raise
 
-    async def _torch_api(self) -> Any:
-        """Return the module torch_api once it is imported; raises Problem when it cannot be."""
-        try:
-            return await asyncio.shield(self._torch)
-        except Exception as error:  # whatever a broken installation raises
-            message = f"torch cannot be imported: {type(error).__name__}: {error}"
-            raise Problem("engine", message, f"look at {sys.executable} -c 'import torch'") from error
+    async def _installed(self, known: str = "", nproc: str = "1") -> dict[str, Any]:
+        """Return torch's facts; raises Problem when it cannot be imported."""
+        if self._facts is None:
+            self._facts = asyncio.ensure_future(installed.Torch(known, self._torch.ask).facts(nproc))
+        facts = await asyncio.shield(self._facts)
+        if "error" in facts:
+            hint = f"look at {sys.executable} -c 'import torch'"
+            raise Problem("engine", f"torch cannot be imported: {facts['error']}", hint)
+        return facts
 
     async def _hello(self, args: dict[str, Any]) -> dict[str, Any]:
-        torch = await self._torch_api()
-        facts: dict[str, Any] = await self._in_thread(torch.facts)
-        return facts
+        """Return what is installed; `order`: what `go` will probably have, to prepare for it meanwhile."""
+        known, nproc = str(args.get("known") or ""), str(args.get("nproc") or "1")
+        remembered = installed.Torch(known).remembered()
+        if remembered is not None:
+            await self._expect(args.get("order"), nproc, remembered)
+        facts = await self._installed(known, nproc)
+        if remembered is None:
+            await self._expect(args.get("order"), nproc, facts)
+        return {name: facts.get(name) for name in ("torch", "python", "gpus", "devices", "cuda", "nccl")}
+
+    async def _expect(self, order: Any, nproc: str, facts: dict[str, Any]) -> None:
+        """Start the waiting process for the ranks of an order that has not come yet."""
+        count = int(nproc) if nproc.isdigit() else int(facts["devices"].get(nproc, 0))
+        if not isinstance(order, dict) or not count:
+            return
+        sizes = {"local_world_size": count, "world_size": count * _number(order, "group_world_size")}
+        with contextlib.suppress(Problem):
+            expected = Order.from_args({**order, **sizes})
+            self._standby.note_start(expected, whole_environment(expected, 0, facts["leaked"]), None)
+            await self._standby.begin(is_urgent=True)
+
+    def _store_failed(self, why: str) -> None:
+        self._outbox.put_nowait(("order_failed", {"generation": self._prepared, "message": why}))
 
     async def _prepare(self, args: dict[str, Any]) -> dict[str, Any]:
         generation = _number(args, "generation")
         if generation <= self._floor:
             raise Problem("stale", f"generation {generation} is over")
-        torch = await self._torch_api()
-        # The previous store belongs to an ended generation and may use this very port.
-        self._store = None
-        port, ports = _number({"port": 0, **args}, "port"), str(args.get("ports") or "")
-        opening = self._in_thread(torch.open_store, str(args.get("host")), port, ports)
+        await self._installed()
+        host, port = str(args.get("host")), _number({"port": 0, **args}, "port")
+        loop = asyncio.get_running_loop()
         try:
-            store = await asyncio.wait_for(opening, STORE_S)
+            # The previous store belongs to an ended generation and may use this very port.
+            await self._torch.drop()
+            listening = await loop.run_in_executor(None, reached_as, host, port, str(args.get("ports") or ""))
+            port = listening.getsockname()[1]
+            self._prepared = generation
+            if args.get("hold", True):
+                await self._torch.serve(host, listening)
+            else:
+                listening.close()
         except NoFreePort as error:
             raise Problem("ports", f"no store: {error}", "ss -ltnp shows what uses them") from error
         except (OSError, RuntimeError, ValueError, asyncio.TimeoutError) as error:
             text = str(error).partition("\n")[0] or "no answer"
-            hint = "is the `address` of this host right?"
-            raise Problem("store", f"no store on {args.get('host')}: {text}", hint) from error
-        self._store = store if args.get("hold", True) else None
-        return {"port": store.port}
+            raise Problem("store", f"no store on {host}: {text}", "is the `address` of this host right?") from error
+        return {"port": port}
 
     async def _go(self, args: dict[str, Any]) -> dict[str, Any]:
         order = Order.from_args(args)
-        torch = await self._torch_api()
-        context = LaunchContext(self._job, self._notes, self._orphans, torch, self._finish_in_thread, self._standby)
+        leaked = (await self._installed())["leaked"]
+        context = LaunchContext(self._job, self._notes, self._orphans, leaked, self._finish_in_thread, self._standby)
         if order.generation <= self._floor:
             raise Problem("stale", f"generation {order.generation} is over")
         if self._starting is not None or (self._group is not None and not self._group.ended.is_set()):
@@ -228,6 +258,7 @@ class Engine:
         # A `go` that arrives after its `stop` must not start anything.
         self._floor = max(self._floor, generation)
         if self._starting is not None:
+            self._standby.stop_waiting()
             try:
                 await asyncio.wait_for(asyncio.shield(self._starting), START_S)
             except asyncio.TimeoutError as error:
@@ -279,22 +310,14 @@ class Engine:
 
     async def _vanish(self) -> None:
         if self._starting is not None:
+            self._standby.stop_waiting()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._starting), VANISH_S)
         if self._group is not None:
             await self._group.vanish(VANISH_S)
         await self._standby.close()
+        await self._torch.close()
         await self._orphans.sweep((), VANISH_S)
-
-
-def _import_torch() -> Any:
-    # The import creates many objects that stay: collecting garbage meanwhile would take a tenth of its time or more.
-    gc.disable()
-    try:
-        return importlib.import_module("remote_agent.engine.torch_api")
-    finally:
-        gc.enable()
-        gc.freeze()
 
 
 def _number(args: dict[str, Any], name: str) -> int:
@@ -330,7 +353,7 @@ def inherit_nothing_unusual() -> None:
 
 
 def main(job: str) -> int:
-    """Serve the agent on stdin and stdout until it is gone; then end this process despite torch's threads."""
+    """Serve the agent on stdin and stdout until it is gone; then end this process despite its threads."""
     wire = take_wire()
     layout = f"%(asctime)s engine {job} %(levelname)s %(message)s"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=layout)

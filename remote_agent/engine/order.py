@@ -131,6 +131,12 @@ def worker_environment(order: Order, local_rank: int, leaked: dict[str, str]) ->
     return env
 
 
+def whole_environment(order: Order, local_rank: int, leaked: dict[str, str]) -> dict[str, str]:
+    """Return all variables that a worker starts with, but for the bootstrap's."""
+    errors = order.log_dir / f"rank_{order.base_rank + local_rank}" / "error.json"
+    return {**os.environ, **worker_environment(order, local_rank, leaked), "TORCHELASTIC_ERROR_FILE": str(errors)}
+
+
 def rank_files(directory: Path, given: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that name a rank's files: for its metrics, and for NCCL's debug output if it has any."""
     asks_nccl = given.get("NCCL_DEBUG") and "NCCL_DEBUG_FILE" not in given

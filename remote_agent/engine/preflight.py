@@ -12,6 +12,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from remote_agent.base.ports import reached_as
+from remote_agent.base.proc import die_with_parent
 from remote_agent.engine import torch_api
 from remote_agent.engine.torch_api import distributed, torch
 
@@ -22,13 +24,14 @@ ROUNDS = 5
 
 def main(what: str, text: str) -> int:
     """Print the document; returns the exit status."""
+    die_with_parent()
     document = facts() if what == "facts" else collective(json.loads(text))
     sys.stdout.write(json.dumps(document) + "\n")
     return 0
 
 
 def facts() -> dict[str, Any]:
-    """Return the versions that matter between nodes, and the GPUs by name."""
+    """Return torch's facts, and the GPUs by name."""
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     return {**torch_api.facts(), "gpu_names": names}
 
@@ -41,8 +44,7 @@ def collective(args: dict[str, Any]) -> dict[str, Any]:
     timeout = timedelta(seconds=float(args["timeout_s"]))
     rank, world, host = int(args["rank"]), int(args["world"]), str(args["host"])
     if rank == 0:
-        store = torch_api.open_store(host, 0, str(args.get("ports") or ""))
-        store.set_timeout(timeout)
+        store = torch_api.open_store(host, reached_as(host, ports=str(args.get("ports") or "")), timeout)
         sys.stdout.write(json.dumps({"port": store.port}) + "\n")
         sys.stdout.flush()
     else:

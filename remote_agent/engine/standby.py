@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.base.files import atomic_write, read_json
+from remote_agent.base.tasks import within
 from remote_agent.engine import boot_dir
 from remote_agent.vitals.host import HostUsage
 
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 FORK_S = 3.0
 # At idle priority on a busy node; then it is given up.
 LOAD_S = 600.0
+# How long the ranks of a launch wait for it: it loads what they would have to load, and has begun before them.
+LAUNCH_S = 30.0
 END_S = 5.0
 # The share of the node's free memory that it may take, and what it is expected to take before it is known.
 MEMORY_SHARE = 0.1
@@ -150,7 +153,8 @@ class Started:
     order: Order
     env: dict[str, str]
     """All variables of local rank 0."""
-    boot: Path
+    boot: Path | None
+    """The generation's own directory; None where nothing was started yet."""
 
 
 class Standby:
@@ -171,7 +175,10 @@ class Standby:
         self._reader: asyncio.Task[None] | None = None
         self._answer: asyncio.Future[list[int]] | None = None
         self._reads: dict[str, list[str]] = {}
-        self._is_ready = asyncio.Event()
+        self._is_ready = False
+        self._settled = asyncio.Event()
+        """Set unless ranks should wait for a process that still loads."""
+        self._settled.set()
         self._ending = asyncio.Lock()
         self._limit: asyncio.TimerHandle | None = None
         self._why = "nothing was loaded before"
@@ -179,22 +186,24 @@ class Standby:
 
     # When it is started
 
-    def note_start(self, order: Order, env: dict[str, str], boot: Path) -> None:
-        """Note how ranks were started."""
+    def note_start(self, order: Order, env: dict[str, str], boot: Path | None) -> None:
+        """Note how ranks were started, or will be."""
         self._started = Started(order, env, boot)
 
     async def begin(self, is_urgent: bool = False) -> None:
-        """Start the waiting process, if there is none, for ranks like the newest ones."""
+        """Start the waiting process, if there is none, for ranks like the newest ones; `is_urgent`: they come soon."""
         started = self._started
         if started is None or refusal(started.order, started.env):
             return None
         memory = Memory(Path(started.order.standby), started.order)
         with contextlib.suppress(OSError):
-            memory.add((started.boot / boot_dir.IMPORTS).read_text(encoding="utf-8", errors="replace"))
+            if started.boot is not None:
+                memory.add((started.boot / boot_dir.IMPORTS).read_text(encoding="utf-8", errors="replace"))
         if self._process is not None:
             return None
         if not memory.modules:
-            return self._fail("no module to load is known")
+            # Before a launch that is no failure: nothing was started from this tree yet.
+            return None if is_urgent else self._fail("no module to load is known")
         short = shortage(memory.pss_kb, Path(started.order.cwd))
         if short:
             return self._fail(short)
@@ -232,10 +241,16 @@ class Standby:
         reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 22)
         self._reader = asyncio.ensure_future(self._hear(reader, memory))
         self._limit = asyncio.get_running_loop().call_later(LOAD_S, self._too_slow)
+        if is_urgent:
+            self._settled.clear()
         self._say("loading", "")
 
+    def stop_waiting(self) -> None:
+        """Have ranks that wait for the process started cold."""
+        self._settled.set()
+
     def _too_slow(self) -> None:
-        if self._process is not None and not self._is_ready.is_set():
+        if self._process is not None and not self._is_ready:
             self._why = f"the modules were not loaded within {LOAD_S:.0f} s"
             self._process.kill()
 
@@ -268,7 +283,8 @@ class Standby:
             why = f"{' '.join(packages)} reads {'all variables' if name == '*' else name} when it is imported"
             memory.note(left_out={**memory.left_out, **dict.fromkeys(packages, why)})
         memory.note(pss_kb=facts["pss_kb"], seconds=facts["seconds"])
-        self._is_ready.set()
+        self._is_ready = True
+        self._settled.set()
         short = shortage(0, Path(made_for.order.cwd), facts["pss_kb"])
         if short and self._process is not None:
             self._why = short
@@ -292,6 +308,7 @@ class Standby:
         self, order: Order, envs: dict[int, dict[str, str]], directories: Mapping[int, Path], boot: Path
     ) -> dict[int, int]:
         """Fork the ranks of an order; returns their pids by local rank. Raises Cold."""
+        await self._finish_loading(order, envs)
         why = await self._why_not(order, envs)
         if why:
             raise Cold(why)
@@ -329,16 +346,26 @@ class Standby:
             return refused
         if self._process is None or self._made_for is None:
             return self._why
-        made = self._made_for
-        if (made.order.cwd, made.order.script, made.order.args) != (order.cwd, order.script, order.args):
-            why = "another script is started"
-        else:
-            why = next((why for env in envs.values() if (why := self._unlike(env))), "")
+        why = self._differs(self._made_for, order, envs)
         if why:
             await self._end(why)
-        elif not self._is_ready.is_set():
+        elif not self._is_ready:
             why = "the waiting process was still loading modules"
         return why
+
+    async def _finish_loading(self, order: Order, envs: Mapping[int, Mapping[str, str]]) -> None:
+        """Wait for a process that loads for these ranks: it has begun before them what each of them would do."""
+        made = self._made_for
+        if self._settled.is_set() or made is None or refusal(order, envs[0]) or self._differs(made, order, envs):
+            return
+        if not await within(self._settled, LAUNCH_S):
+            await self._end(f"the modules were not loaded within {LAUNCH_S:.0f} s")
+
+    def _differs(self, made: Started, order: Order, envs: Mapping[int, Mapping[str, str]]) -> str:
+        """Return why these ranks are not those that the process was made for; empty if they are."""
+        if (made.order.cwd, made.order.script, made.order.args) != (order.cwd, order.script, order.args):
+            return "another script is started"
+        return next((why for env in envs.values() if (why := self._unlike(env))), "")
 
     def _unlike(self, env: Mapping[str, str]) -> str:
         """Return which variable keeps a rank from being forked; empty if none."""
@@ -362,7 +389,8 @@ class Standby:
 
     async def _end_process(self, process: subprocess.Popen[bytes], why: str) -> None:
         self._process = None
-        self._is_ready.clear()
+        self._is_ready = False
+        self._settled.set()
         if self._limit is not None:
             self._limit.cancel()
         process.kill()

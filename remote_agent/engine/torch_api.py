@@ -11,7 +11,8 @@ Everything is in torch 2.4 to 2.15 unless a version is named:
 * torch.numa.binding (2.10).
 worker.py, which runs inside the ranks, uses `torch._C._distributed_c10d._WorkerServer` where it exists.
 
-Importing this module takes about a second: the engine does so in a thread.
+Importing this module takes seconds: the engine leaves that to processes of its own (torch_processes.py), and imports it
+only to bind workers to NUMA nodes.
 """
 
 from __future__ import annotations
@@ -34,8 +35,6 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.launcher import api
 
-from remote_agent.base.ports import listening
-
 __all__ = [
     "ChildFailedError",
     "HashStore",
@@ -52,7 +51,6 @@ __all__ = [
     "distributed",
     "facts",
     "launch",
-    "leaked_environment",
     "open_store",
     "replace_agent",
     "start",
@@ -78,7 +76,15 @@ def facts() -> dict[str, Any]:
         "devices": _devices(),
         "cuda": torch.version.cuda,
         "nccl": nccl,
+        "leaked": _leaked_environment(),
+        "only_cpu": _is_only_cpu(),
     }
+
+
+def _is_only_cpu() -> bool:
+    """Return whether this build of torch can use nothing but CPUs."""
+    builds = (torch.version.cuda, torch.version.hip, getattr(torch.version, "xpu", None))
+    return not any(builds) and torch._C._get_privateuse1_backend_name() == "privateuseone"
 
 
 def _device_count() -> int:
@@ -103,20 +109,15 @@ def _devices() -> dict[str, int]:
     return counts
 
 
-def open_store(host: str, port: int = 0, ports: str = "") -> TCPStore:
-    """Serve a fresh store, on a free port (of the range `ports`) for 0; raises NoFreePort.
-
-    Raises OSError or RuntimeError when `host` is not this machine.
-    """
-    # torch would retry a name that does not resolve until its timeout.
-    socket.getaddrinfo(host, None)
-    if ports and not port:
-        with listening(ports) as free:
-            port = free.getsockname()[1]
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
+def open_store(host: str, listening: socket.socket, timeout: timedelta = STORE_TIMEOUT) -> TCPStore:
+    """Serve a fresh store on a socket, which is taken over; raises RuntimeError when `host` is not this machine."""
+    port = listening.getsockname()[1]
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listening.detach()
+    )
 
 
-def leaked_environment() -> dict[str, str]:
+def _leaked_environment() -> dict[str, str]:
     """Return what this torch's torchrun adds to its own environment, and so to that of its workers."""
     for field in dataclasses.fields(api.LaunchConfig):
         if field.name == "signals_to_handle":
@@ -150,9 +151,9 @@ class RankFiles(LogsSpecs):
 def start(
     name: str, commands: dict[int, list[str]], envs: dict[int, dict[str, str]], files: RankFiles, numa_binding: str
 ) -> PContext:
-    """Start one process per local rank; raises OSError from the system, ValueError for a binding that fails.
+    """Start one process per local rank, bound by torch; raises OSError from the system, ValueError if it cannot be.
 
-    `numa_binding`: the value of --numa-binding, or empty.
+    `numa_binding`: the value of --numa-binding.
     """
     entrypoint = commands[0][0]
     args = {local_rank: tuple(words[1:]) for local_rank, words in commands.items()}

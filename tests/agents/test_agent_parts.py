@@ -349,7 +349,7 @@ def test_an_engine_that_does_not_end_is_killed(tmp_path: Path) -> None:
         async def ignore(op: str, args: dict[str, Any]) -> None:
             pass
 
-        link = EngineLink(files_for(tmp_path, "n1", make_authority("job")), ignore)
+        link = EngineLink(files_for(tmp_path, "n1", make_authority("job")), ignore, {})
         running = asyncio.ensure_future(link.run())
         await until(lambda: link.has_started)
         assert link._process is not None

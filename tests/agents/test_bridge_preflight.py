@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from remote_agent.bridge import probe
+from remote_agent.base.proc import run_program
 from remote_agent.wire import MAGIC, encode
 from tests.agents.engine_process import alive
 
@@ -57,6 +57,6 @@ def test_a_tool_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None
     began = time.monotonic()
     line = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
     with pytest.raises(asyncio.TimeoutError):
-        asyncio.run(probe._run(["sh", "-c", line], 0.5))
+        asyncio.run(run_program(["sh", "-c", line], 0.5))
     assert time.monotonic() - began < 3.0
     assert not alive(int((tmp_path / "pid").read_text()))

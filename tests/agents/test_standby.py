@@ -123,10 +123,10 @@ class Node:
 async def node(root: Path, script: str = SCRIPT) -> AsyncIterator[Node]:
     async with engine(root) as process:
         one = Node(process, root)
-        (one.installed / "early").mkdir(parents=True)
+        (one.installed / "early").mkdir(parents=True, exist_ok=True)
         for name, text in PACKAGE.items():
             (one.installed / "early" / name).write_text(text)
-        one.tree.mkdir()
+        one.tree.mkdir(exist_ok=True)
         one.script.write_text(script)
         yield one
         await one.stop()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import defects, diagnose, failures, flood, launch, logs, odd, report, restart, screen
+from tests.bench import defects, diagnose, failures, first_step, flood, launch, logs, odd, report, restart, screen
 from tests.bench.report import Report
 from tests.cluster import ClusterError, cluster_obstacle
 from tests.cluster.leftovers import MARK, describe, end, marked
@@ -22,6 +22,7 @@ from tests.scratch import scratch
 
 BENCHMARKS: dict[str, Callable[[], Report]] = {
     "launch": launch.run,
+    "first_step": first_step.run,
     "restart": restart.run,
     "defects": defects.run,
     "failures": failures.run,

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from remote_agent.engine.engine import _import_torch
+from remote_agent.engine.store_process import import_torch
 from remote_agent.wire import CallFailed
 from tests.agents.engine_process import PY_SPY, SCRIPTS, SharedEngine, engine, speak
 from tests.fast.test_ports import neighbours
@@ -74,7 +75,7 @@ def test_nothing_is_collected_while_torch_comes_in(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("importlib.import_module", no_torch)
     with pytest.raises(ImportError):
-        _import_torch()
+        import_torch()
     frozen = gc.get_freeze_count()
     gc.unfreeze()
     assert (collects, gc.isenabled(), frozen > 0) == ([False], True, True)
@@ -90,6 +91,51 @@ def test_each_generation_has_a_store_of_its_own(shared: SharedEngine) -> None:
         pass
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", ports[0]), 5)
+
+
+def test_ranks_may_meet_before_torch_is_imported_and_the_engine_never_imports_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with engine(tmp_path) as one:
+            port = (await one.call("prepare", generation=0, host="127.0.0.1"))["port"]
+            await one.go(rank, master_port=port, local_world_size=2)
+            assert [ended["code"] for ended in await one.wait_exits(0, 2)] == [0, 0]
+            assert "libtorch" not in Path(f"/proc/{one.process.pid}/maps").read_text()
+
+    rank = tmp_path / "rank.py"
+    rank.write_text(
+        "import os\n"
+        "from torch.distributed import TCPStore\n"
+        "store = TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']), is_master=False)\n"
+        "store.set(os.environ['RANK'], 'here')\n"
+        "store.wait(['0', '1'])\n"
+    )
+    asyncio.run(run())
+
+
+def test_a_store_whose_process_dies_is_reported(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with engine(tmp_path) as one:
+            port = (await one.call("prepare", generation=3, host="127.0.0.1"))["port"]
+            stores = stores_of(one.process.pid)
+            assert len(stores) == 1
+            os.kill(stores[0], signal.SIGKILL)
+            assert await one.wait_failed() == {
+                "generation": 3, "message": "the process that serves the store has died",
+            }  # fmt: skip
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port), 5)
+            # The next group has one again.
+            port = (await one.call("prepare", generation=4, host="127.0.0.1"))["port"]
+            socket.create_connection(("127.0.0.1", port), 5).close()
+
+    asyncio.run(run())
+
+
+def stores_of(engine: int) -> list[int]:
+    """Return the pids of the processes that serve an engine's stores."""
+    tasks = Path(f"/proc/{engine}/task").glob("*/children")
+    pids = [int(pid) for path in tasks for pid in path.read_text().split()]
+    return [pid for pid in pids if b"\0store\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def test_a_store_on_an_address_that_is_not_ours(shared: SharedEngine) -> None:

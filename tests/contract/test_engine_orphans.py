@@ -73,7 +73,7 @@ def test_a_start_that_nobody_waits_for_any_more_leaves_nothing(tmp_path: Path) -
             await asyncio.wait({going})
             assert await one.call("stop", generation=0, grace_s=0.0) == {"exits": [], "stacks": {}}
             # It needs the thread that starts workers.
-            await one.call("prepare", generation=1, host="127.0.0.1")
+            await one.call("prepare", generation=1, host="127.0.0.1", hold=False)
             assert children_of(one.process.pid) == []
 
     asyncio.run(check())

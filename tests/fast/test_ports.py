@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from remote_agent.base.ports import NoFreePort, bind, listening
+from remote_agent.base.ports import NoFreePort, bind, listening, reached_as
 from remote_agent.wire import read_ports
 
 HERE = "127.0.0.1"
@@ -50,3 +50,16 @@ def test_an_address_that_is_not_ours_is_not_called_a_full_range() -> None:
 def test_what_is_no_range_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not FIRST-LAST"):
         read_ports(text)
+
+
+def test_a_store_s_port_waits_for_whoever_accepts_and_an_address_of_another_machine_is_refused() -> None:
+    with reached_as(HERE) as server, socket.create_connection((HERE, server.getsockname()[1]), 5) as client:
+        client.sendall(b"early")
+        accepted, _ = server.accept()
+        with accepted:
+            assert accepted.recv(5) == b"early"
+    with pytest.raises(OSError, match="no-such-host|not known|resolution"):
+        reached_as("no-such-host.invalid")
+    # Something listens there, but it is not we.
+    with bind("127.0.0.2", 0) as other, pytest.raises(OSError, match="timed out|in use"):
+        reached_as("127.0.0.2", other.getsockname()[1], timeout_s=0.2)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
 import signal
@@ -25,6 +26,7 @@ from remote_agent.engine.engine import Engine
 from remote_agent.engine.launchers import own
 from remote_agent.engine.launchers.launcher import KILL_S, SWEEP_S, LaunchContext
 from remote_agent.engine.processes import Orphans, Worker
+from remote_agent.engine.torch_processes import STORE_S
 from remote_agent.text.controls import escape_controls
 from remote_agent.wire import Channel
 
@@ -164,11 +166,37 @@ class NoOrphans(Orphans):
         return 0
 
 
+class TorchHere:
+    """What the engine needs torch for, in this process: torchrun has imported it."""
+
+    def __init__(self) -> None:
+        self._store: Any = None
+
+    async def ask(self) -> dict[str, Any]:
+        facts: dict[str, Any] = _torch_api().facts()
+        return facts
+
+    async def serve(self, host: str, listening: socket.socket) -> None:
+        # Its own client must reach the address.
+        opening = asyncio.get_running_loop().run_in_executor(None, _torch_api().open_store, host, listening)
+        self._store = await asyncio.wait_for(opening, STORE_S)
+
+    async def drop(self) -> None:
+        self._store = None
+
+    async def close(self) -> None:
+        self._store = None
+
+
+def _torch_api() -> Any:
+    return importlib.import_module("remote_agent.engine.torch_api")
+
+
 class HandlerEngine(Engine):
     """The engine of a torchrun's node."""
 
     def __init__(self, job: str, handover: Handover) -> None:
-        super().__init__(job, partial(own.start, spawn=partial(_spawn, handover)), NoOrphans())
+        super().__init__(job, partial(own.start, spawn=partial(_spawn, handover)), NoOrphans(), TorchHere())
         self.torchrun_ends = asyncio.Event()
         self._handover = handover
         self._stopping = False

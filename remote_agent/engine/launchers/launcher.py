@@ -40,8 +40,8 @@ class LaunchContext:
     job: str
     notes: HostNotes
     orphans: Orphans
-    torch: Any
-    """The module engine.torch_api, once it is imported."""
+    leaked: dict[str, str]
+    """What this torch's torchrun adds to the environment of its workers."""
     in_thread: Callable[..., Awaitable[Any]]
     """Runs a function in the thread that may start processes, and waits for its end even when cancelled."""
     standby: Standby

@@ -1,4 +1,4 @@
-"""The engine's own launcher: it starts the workers with torch's start_processes, with ranks that the order names.
+"""The engine's own launcher: it starts the workers as torch's start_processes does, with ranks that the order names.
 
 In: an Order without a rendezvous. Out: notices `main` and `exited`; a group that ends completely.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -19,7 +21,7 @@ from typing import Any
 from remote_agent.base.tasks import within
 from remote_agent.engine import boot_dir
 from remote_agent.engine.launchers.launcher import KILL_S, STUCK_HINT, SWEEP_S, LaunchContext, Notify, WorkerGroup
-from remote_agent.engine.order import Order, link_logs, link_nccl, rank_directories, worker_environment
+from remote_agent.engine.order import Order, link_logs, link_nccl, rank_directories, whole_environment
 from remote_agent.engine.processes import RankProcess, Worker, exit_document
 from remote_agent.engine.standby import Cold
 from remote_agent.wire import Problem
@@ -42,24 +44,19 @@ Spawn = Callable[[LaunchContext, Order, boot_dir.BootDirectory, "dict[int, Path]
 async def _spawn(
     context: LaunchContext, order: Order, boot: boot_dir.BootDirectory, directories: dict[int, Path]
 ) -> Spawned:
-    leaked = context.torch.leaked_environment()
-    envs = {local_rank: worker_environment(order, local_rank, leaked) for local_rank in directories}
-    whole = {
-        local_rank: {**os.environ, **env, "TORCHELASTIC_ERROR_FILE": str(directories[local_rank] / "error.json")}
-        for local_rank, env in envs.items()
-    }
+    envs = {local_rank: whole_environment(order, local_rank, context.leaked) for local_rank in directories}
     why: str | None = None
     if order.standby:
         boot.note_imports()
         try:
-            pids = await context.standby.fork(order, whole, directories, boot.path)
+            pids = await context.standby.fork(order, envs, directories, boot.path)
             return pids, partial(_reap, list(pids.values())), ""
         except Cold as cold:
             why = str(cold)
         finally:
-            context.standby.note_start(order, whole[0], boot.path)
-    started = await context.in_thread(_start_processes, context, order, boot.path, directories, envs)
-    return started.pids(), partial(started.close, signal.SIGKILL, REAP_S), why
+            context.standby.note_start(order, envs[0], boot.path)
+    pids, reap = await context.in_thread(_start_processes, context, order, boot.path, directories, envs)
+    return pids, reap, why
 
 
 def _reap(pids: list[int]) -> None:
@@ -88,17 +85,47 @@ async def start(context: LaunchContext, order: Order, spawn: Spawn = _spawn) -> 
 
 def _start_processes(
     context: LaunchContext, order: Order, boot: Path, directories: dict[int, Path], envs: dict[int, dict[str, str]]
-) -> Any:
-    """Start the workers, in the thread that lives as long as this process; returns torch's PContext."""
-    torch, commands = context.torch, {}
+) -> tuple[dict[int, int], Callable[[], None]]:
+    """Start the workers, in the thread that lives as long as this process; returns pids, and what reaps them."""
+    commands, envs = {}, {local_rank: dict(env) for local_rank, env in envs.items()}
     for local_rank, env in envs.items():
         commands[local_rank] = boot_dir.command(context.job, order.kind, boot, env, [order.script, *order.args])
         if order.kind != "binary":
             boot_dir.add_bootstrap(env, boot)
+    if order.numa_binding:
+        return _start_bound(order, commands, directories, envs)
+    processes: dict[int, subprocess.Popen[bytes]] = {}
+    try:
+        for local_rank, words in commands.items():
+            folder = directories[local_rank]
+            with open(folder / "stdout.log", "wb") as out, open(folder / "stderr.log", "wb") as err:
+                processes[local_rank] = subprocess.Popen(
+                    words, env=envs[local_rank], cwd=order.cwd, stdout=out, stderr=err, start_new_session=True
+                )
+    except BaseException:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+        raise
+    # The objects must live as long as the processes: Python reaps what nobody has any more.
+    return {local_rank: one.pid for local_rank, one in processes.items()}, partial(_wait, list(processes.values()))
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.wait()
+
+
+def _start_bound(
+    order: Order, commands: dict[int, list[str]], directories: dict[int, Path], envs: dict[int, dict[str, str]]
+) -> tuple[dict[int, int], Callable[[], None]]:
+    """Have torch start the workers: it knows how to bind them to NUMA nodes."""
+    torch = importlib.import_module("remote_agent.engine.torch_api")
     # Workers inherit the working directory; all our own paths are absolute.
     os.chdir(order.cwd)
     files = torch.RankFiles(str(order.log_dir), {number: str(path) for number, path in directories.items()})
-    return torch.start(order.role, commands, envs, files, order.numa_binding)
+    started = torch.start(order.role, commands, envs, files, order.numa_binding)
+    return started.pids(), partial(started.close, signal.SIGKILL, REAP_S)
 
 
 class OwnGroup(WorkerGroup):

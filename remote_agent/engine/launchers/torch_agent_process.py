@@ -6,20 +6,18 @@ status. The engine starts this process (`agent.pyz torchrun`) and ends it.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 from remote_agent.base.files import set_aside
+from remote_agent.base.proc import die_with_parent
 from remote_agent.engine import torch_api
 from remote_agent.engine.order import rank_files
 from remote_agent.wire import read_conf
 
-PR_SET_PDEATHSIG = 1
 # torch's own default for the static backend (LaunchConfig).
 STATIC_TIMEOUT_S = "900"
 
@@ -130,7 +128,7 @@ def run(order: dict[str, Any], wire: int) -> int:
 
 def main() -> int:
     """Read the order from stdin and run it."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     order = json.loads(sys.stdin.buffer.readline())
     wire = os.dup(1)
     os.dup2(2, 1)

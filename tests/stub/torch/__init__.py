@@ -1,4 +1,4 @@
-"""Stands in for torch where torch is not the point: an engine imports it in no time, and it starts real processes.
+"""Stands in for torch where torch is not the point: it is imported in no time.
 
 In: what remote_agent/engine/torch_api.py asks of torch. Out: the same names; a store is a port that nobody serves.
 tests/contract holds what torch itself does.
@@ -30,10 +30,9 @@ def _module(name: str, **names: Any) -> ModuleType:
 
 
 class TCPStore:
-    def __init__(self, host: str, port: int, **options: Any) -> None:
-        family, _, _, _, (address, *_) = socket.getaddrinfo(host, None)[0]
-        self._server = socket.create_server((address, port), family=family)
-        self.port = self._server.getsockname()[1]
+    def __init__(self, host: str, port: int, *, master_listen_fd: int, **options: Any) -> None:
+        self._server = socket.socket(fileno=master_listen_fd)
+        self.port = port
 
 
 class Std(IntFlag):
@@ -107,7 +106,7 @@ def _no() -> bool:
     return False
 
 
-version = SimpleNamespace(cuda=None)
+version = SimpleNamespace(cuda=None, hip=None)
 _utils = SimpleNamespace(cpu_count=lambda: len(os.sched_getaffinity(0)))
 _C = SimpleNamespace(_get_privateuse1_backend_name=lambda: "privateuseone")
 _module("cuda", is_available=_no, device_count=lambda: 0)

@@ -1,0 +1,105 @@
+"""What is known of the torch that is installed here, without importing it in this process.
+
+In: the state of the installation's files, a file of what was seen before. Out: torch's facts, or why it cannot be
+imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import sys
+import sysconfig
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from remote_agent.base.files import atomic_write, read_json
+from remote_agent.base.proc import last_line, own_command, run_program
+
+log = logging.getLogger(__name__)
+
+# A cold file system may need this long to import torch.
+IMPORT_S = 300.0
+# How many installations a node remembers.
+MAX_KNOWN = 16
+# Names in /dev whose appearance changes what torch sees.
+DEVICES = ("nvidia", "kfd", "dri", "accel")
+# Variables that change what torch is, or what it sees.
+VARIABLES = ("PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+Ask = Callable[[], Awaitable["dict[str, Any]"]]
+
+
+async def ask(timeout_s: float = IMPORT_S) -> dict[str, Any]:
+    """Return torch's facts, or {"error": why it cannot be imported}: a process imports it and ends."""
+    try:
+        status, out, err = await run_program(own_command("probe", "facts"), timeout_s)
+    except asyncio.TimeoutError:
+        return {"error": f"torch did not import within {timeout_s:g} s"}
+    if status == 0:
+        with contextlib.suppress(ValueError, IndexError):
+            facts: dict[str, Any] = json.loads(out.splitlines()[-1])
+            return facts
+    return {"error": last_line(err) or f"the probe ended with {status}"}
+
+
+class Torch:
+    """The facts of one installation; those that were seen before count while its files are as they were."""
+
+    def __init__(self, known: str, ask_torch: Ask = ask) -> None:
+        """`known`: the file with what was seen before; empty: there is none."""
+        self._path = Path(known) if known else None
+        self._ask = ask_torch
+        self._key = stamp() if known else ""
+
+    def remembered(self) -> dict[str, Any] | None:
+        """Return the facts as they were seen last; None if this installation is new here."""
+        if self._path is None or not self._key:
+            return None
+        facts = read_json(self._path).get(self._key)
+        return facts if isinstance(facts, dict) and {"torch", "devices", "leaked"} <= facts.keys() else None
+
+    async def facts(self, nproc: str) -> dict[str, Any]:
+        """Return the facts, or {"error": …}; `nproc`: a number, or a word that `devices` has and torch must count."""
+        facts = self.remembered()
+        if facts is not None and (nproc.isdigit() or facts.get("only_cpu")):
+            return facts
+        facts = await self._ask()
+        if "error" not in facts and self._path is not None and self._key:
+            known = {**read_json(self._path), self._key: facts}
+            newest = dict(list(known.items())[-MAX_KNOWN:])
+            try:
+                atomic_write(self._path, json.dumps(newest).encode())
+            except OSError as error:
+                log.warning("cannot remember what torch is installed: %s", error)
+        return facts
+
+
+def stamp() -> str:
+    """Return a name for the torch that this interpreter would import, as it is now; empty if that is unknown."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        return ""
+    if spec is None or not spec.origin:
+        return ""
+    folder = os.path.dirname(spec.origin)
+    places = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), os.path.dirname(folder)}
+    files = [spec.origin, os.path.join(folder, "version.py"), os.path.join(folder, "lib"), *sorted(places)]
+    seen = [(path, *_state(path)) for path in files]
+    devices = sorted(name for name in os.listdir("/dev") if name.startswith(DEVICES))
+    more = [sys.executable, sys.version, len(os.sched_getaffinity(0)), [os.environ.get(name) for name in VARIABLES]]
+    return hashlib.sha256(json.dumps([seen, devices, more]).encode()).hexdigest()[:32]
+
+
+def _state(path: str) -> tuple[int, int]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return -1, -1
+    return status.st_size, status.st_mtime_ns

@@ -1,0 +1,73 @@
+"""The ranks of a launch are forked from a process that has begun to load before their order came."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents.engine_process import DEADLINE_S, alive, order
+from tests.agents.test_standby import Node, node
+
+# A module that is loaded when the test lets it.
+SLOW = "import os\nwith open(os.path.join(os.path.dirname(__file__), 'gate')) as gate:\n    gate.read()\n"
+
+
+async def learn(root: Path) -> None:
+    """Run the script once: its engine learns which modules it loads."""
+    async with node(root) as one:
+        assert (await one.go())[0] == "nothing was loaded before"
+        assert (await one.warm())["state"] == "ready"
+
+
+async def hello(one: Node) -> dict[str, Any]:
+    """Announce the ranks of a launch, as an agent does it; returns their order."""
+    expected = order(
+        one.root,
+        one.script,
+        str(one.root / "random"),
+        cwd=str(one.tree),
+        local_world_size=2,
+        standby=str(one.root / "standby"),
+        env={"PYTHONPATH": str(one.installed)},
+    )
+    sizes = {"local_world_size": 0, "world_size": 0}
+    await one.engine.call("hello", nproc="2", known=str(one.root / "torch.json"), order={**expected, **sizes})
+    await one.engine._until(lambda: one.engine.standby, "standby")
+    return expected
+
+
+@pytest.mark.usefixtures("stub_torch")
+def test_the_first_ranks_of_an_engine_are_warm(tmp_path: Path) -> None:
+    async def run() -> None:
+        await learn(tmp_path)
+        async with node(tmp_path) as one:
+            await hello(one)
+            # It comes while the modules are loaded, and waits for them.
+            assert (await one.go())[0] == ""
+            assert (await one.seen())[1]["twice"] == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("stub_torch")
+def test_ranks_that_wait_can_be_stopped(tmp_path: Path) -> None:
+    """The process that loads for them stays: the next ranks may come soon."""
+
+    async def run() -> None:
+        await learn(tmp_path)
+        async with node(tmp_path) as one:
+            (one.installed / "early" / "base.py").write_text(SLOW)
+            os.mkfifo(one.installed / "early" / "gate")
+            going = asyncio.ensure_future(one.engine.call("go", **await hello(one)))
+            await asyncio.wait({going}, timeout=0.5)
+            assert not going.done()
+            await one.engine.call("stop", generation=0, grace_s=0.0)
+            answer = await asyncio.wait_for(going, DEADLINE_S)
+            assert answer["cold"] == "the waiting process was still loading modules"
+            assert alive(one.engine.standby[-1]["pid"])
+
+    asyncio.run(run())
