@@ -217,7 +217,7 @@ class Link:
 
     def progress(self, step: str, text: str) -> None:
         """Show which step runs on the host."""
-        self.view.step, self.view.text = step, text
+        self.view.enter(step, text)
         self._owner.touch()
 
     def fail(self, step: str, reason: str, hint: str = "") -> None:
@@ -368,7 +368,8 @@ class Link:
         self._owner.touch()
 
     def _set(self, state: str, step: str, text: str) -> None:
-        self.view.state, self.view.step, self.view.text = state, step, text
+        self.view.state = state
+        self.view.enter(step, text)
         self._owner.touch()
 
     def _down(self, step: str, reason: str, hint: str = "") -> None:

@@ -5,6 +5,7 @@ In: what links and tasks set. Out: one view per host, notices for the operator; 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,14 @@ class HostView:
     """Facts of the engine, if this supervisor brought the host up."""
     script: str | None = None
     """The hash of the script on the host, if this supervisor brought the host up without syncing."""
+    began: dict[str, float] = field(default_factory=dict)
+    """By step: when it began, by time.monotonic()."""
+
+    def enter(self, step: str, text: str) -> None:
+        """Note which step runs now, or has failed."""
+        if step != self.step:
+            self.began[step] = time.monotonic()
+        self.step, self.text = step, text
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ async def boot(host: Host, wire: Wire, agent: AgentFile, progress: Progress) -> 
             raise await _ended(host, wire, noise, step)
         if line == loader.NEED and not pushed:
             pushed = True
-            progress("push", f"{len(agent.data) // 1000} kB")
+            progress("push", f"sending the agent, {len(agent.data) // 1000} kB")
             await _push(host, wire, agent)
         elif line.startswith(loader.ERROR):
             raise _refusal(host, wire, line)

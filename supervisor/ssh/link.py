@@ -188,7 +188,7 @@ async def _greet(host: Host, wire: Wire, refused: HostError | None, agent: Agent
     except BaseException:
         await link.close()
         raise
-    progress("start", f"python {link.hello['python']}")
+    progress("python", f"python {link.hello['python']}")
     return link
 
 

@@ -70,6 +70,8 @@ class Glyphs:
         """Between two facts of one line."""
         self.pointer, self.mark = ">+" if ascii else "▸◆"
         """Before the selected row, and before a marked one."""
+        self.done = "+" if ascii else "✓"
+        self.spinner = "|/-\\" if ascii else "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
         self.rising, self.falling = "^v" if ascii else "▲▼"
         """Behind the name of the column by which a table is sorted."""
 

@@ -123,6 +123,8 @@ class NodeRow:
     hint: str
     vitals: Json = dataclasses.field(default_factory=dict)
     """Its usage, as in the document."""
+    began: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """When each step of our own connection began, by time.monotonic()."""
 
     @property
     def vitals_old(self) -> bool:
@@ -340,6 +342,7 @@ def _node(
         error=str(host.error or "") if host is not None else "",
         hint=str(host.hint or "") if host is not None else "",
         vitals=vitals,
+        began=dict(host.began) if host is not None else {},
     )
 
 

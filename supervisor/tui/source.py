@@ -47,6 +47,10 @@ class HostConnection(Protocol):
     def hint(self) -> str:
         """What the operator can do about it."""
 
+    @property
+    def began(self) -> Mapping[str, float]:
+        """When each step began, by time.monotonic(); of a recording nothing."""
+
 
 class Source(Protocol):
     """One job."""

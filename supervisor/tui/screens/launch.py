@@ -5,7 +5,8 @@ In: the progress of the hosts. Out: rows; the screen stays if too few hosts are 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Final
 
 from remote_agent.text.names import count
 from supervisor.tui.rows.spans import Row, Span, clean, fit
@@ -14,6 +15,7 @@ from supervisor.tui.rows.wrapping import wrap
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import Target
 from supervisor.tui.widgets.picker import Picker
+from supervisor.wording import values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,6 +31,16 @@ _LOOKS = {
     "lost": ("!", "!", "warn"),
     "failed": ("X", "X", "bad"),
 }
+# The stages of a launch, and the steps that belong to each.
+STAGES: Final = (
+    ("connect", ("resolve", "connect", "auth", "python", "push", "jobs", "open")),
+    ("sync", ("sync",)),
+    ("agent", ("start", "agent", "assign")),
+    ("torch", ("engine",)),
+)
+STAGE_WIDTH: Final = 15
+# Below so many columns only the present step has room.
+STAGES_FROM: Final = 110
 
 
 class LaunchScreen(LiveScreen):
@@ -40,11 +52,17 @@ class LaunchScreen(LiveScreen):
         """One list."""
         yield Picker(title="bringing up the hosts", id="hosts")
 
+    def tick(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:
+        """Let the seconds of the steps pass."""
+        super().tick(snapshot, age_s, changed)
+        if not changed and snapshot.bringing_up:
+            self.show(snapshot)
+
     def show(self, snapshot: Snapshot) -> None:
         """Show how far each host is."""
         picker = self.query_one(Picker)
-        lines = launch_rows(snapshot, picker.line_width or self.size.width - 1, self.shell.glyphs)
-        up = sum(node.link == "up" for node in snapshot.nodes)
+        lines = launch_rows(snapshot, picker.line_width or self.size.width - 1, self.shell.glyphs, time.monotonic())
+        up = sum(is_up(node, snapshot) for node in snapshot.nodes)
         failed = sum(node.link == "failed" for node in snapshot.nodes)
         picker.heading = "bringing up the hosts" if snapshot.bringing_up else "connecting to the hosts"
         note: list[Span] = [(f"{up} of {count(len(snapshot.nodes), 'host')} up", "ok" if up else "dim")]
@@ -60,12 +78,17 @@ class LaunchScreen(LiveScreen):
         return Target(key[0] if isinstance(key, tuple) and key[0] else None)
 
 
-def launch_rows(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[tuple[tuple[str, int], Row]]:
-    """Keys and rows: a line per host, and below a failed one why and what to do."""
+def is_up(node: NodeRow, snapshot: Snapshot) -> bool:
+    """Whether a host is connected; in a launch, whether its torch is imported too."""
+    return node.link == "up" and (not snapshot.bringing_up or node.step == "ready")
+
+
+def launch_rows(snapshot: Snapshot, width: int, glyphs: Glyphs, now_s: float) -> list[tuple[tuple[str, int], Row]]:
+    """Keys and rows: a line per host, and below a failed one why and what to do; now_s: time.monotonic()."""
     lines: list[tuple[tuple[str, int], Row]] = []
     room = name_width(snapshot.nodes)
     for node in snapshot.nodes:
-        for number, row in enumerate(_host(node, room, width, glyphs)):
+        for number, row in enumerate(_host(node, room, width, glyphs, now_s if snapshot.bringing_up else None)):
             lines.append(((node.name, number), row))
     if snapshot.problem:
         said = [(line, "bad") for line in wrap(snapshot.problem, width - 2)]
@@ -76,17 +99,59 @@ def launch_rows(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[tuple[tu
     return lines
 
 
-def _host(node: NodeRow, room: int, width: int, glyphs: Glyphs) -> list[Row]:
+def stage_of(step: str) -> int:
+    """Return which stage a step belongs to; their number for a host that is ready."""
+    return next((at for at, (_, steps) in enumerate(STAGES) if step in steps), len(STAGES) if step == "ready" else 0)
+
+
+def stages(node: NodeRow, glyphs: Glyphs, now_s: float) -> Row:
+    """Return the stages of a launch on one host: which are done and what they took, which runs and since when."""
+    here = stage_of(node.step)
+    begins = [min((node.began[step] for step in steps if step in node.began), default=None) for _, steps in STAGES]
+    begins.append(node.began.get("ready"))
+    spans: list[Span] = []
+    for at, (name, _) in enumerate(STAGES):
+        begin = begins[at]
+        end = next((time_s for time_s in begins[at + 1 :] if time_s is not None), None) if at < here else now_s
+        took = "" if begin is None or end is None else f" {values.age(end - begin)}"
+        if at < here:
+            text, role = f"{glyphs.done} {name}{took}", "ok"
+        elif at > here:
+            text, role = f"{glyphs.dot} {name}", "off"
+        else:
+            text, role = f"{_spinner(node, glyphs, now_s)} {name}{took}", "start"
+        spans += [(fit(text, STAGE_WIDTH, glyphs.more), role), (" ", "")]
+    return tuple(spans)
+
+
+def _spinner(node: NodeRow, glyphs: Glyphs, now_s: float) -> str:
+    # What stands still, as in a recording, does not turn.
+    return glyphs.spinner[int(now_s * 8) % len(glyphs.spinner)] if node.step in node.began else "~"
+
+
+def _host(node: NodeRow, room: int, width: int, glyphs: Glyphs, now_s: float | None) -> list[Row]:
+    """One host; now_s: it is being brought up, and not ready before its last stage is done."""
     mark, ascii_mark, role = _LOOKS.get(node.link, ("-", "-", "off"))
+    mark = ascii_mark if glyphs.ascii else mark
+    if now_s is not None and node.link == "up" and node.step != "ready":
+        mark, role = "~", "start"
+    if now_s is not None and role == "start":
+        mark = _spinner(node, glyphs, now_s)
     step = node.step or {"up": "ready"}.get(node.link, "")
     head: list[Span] = [
-        (f" {ascii_mark if glyphs.ascii else mark} ", role),
+        (f" {mark} ", role),
         (fit(node.name, room, glyphs.more) + "  ", "title" if node.link == "failed" else "text"),
-        (fit(step, 9, glyphs.more) + " ", role if node.link == "failed" else "dim"),
     ]
+    if now_s is not None and width >= STAGES_FROM and not node.error:
+        head += stages(node, glyphs, now_s)
+    else:
+        head.append((fit(step, 9, glyphs.more) + " ", role if node.link == "failed" else "dim"))
     indent = 3 + room + 2 + 10
     if not node.error:
-        return [(*head, (clean(node.text), "dim"))]
+        since = node.began.get(node.step)
+        waits = since is not None and now_s is not None and node.step != "ready"
+        age = f"  {values.elapsed(now_s - since)}" if waits and now_s is not None and since is not None else ""
+        return [(*head, (clean(node.text), "dim"), ("" if width >= STAGES_FROM else age, "start"))]
     reason = wrap(node.error, max(20, width - indent - 1))
     rows: list[Row] = [(*head, (reason[0], "bad" if node.link == "failed" else "warn"))]
     rows += [((" " * indent + line, "bad"),) for line in reason[1:]]

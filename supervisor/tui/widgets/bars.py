@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from remote_agent.text.names import count
+from supervisor.inventory.pattern import fold
 from supervisor.tui import keys, times
 from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit_row, row_width, spread
 from supervisor.tui.rows.tables import fit_parts
@@ -184,9 +185,19 @@ def _restarts(snapshot: Snapshot) -> str:
     return count(snapshot.restarts, "restart") if snapshot.restarts else "no restart"
 
 
+# What a launch waits for once the hosts are connected.
+_LAUNCH_STEPS: Final = {"agent": "starting the agent", "engine": "importing torch", "ready": "ready to form a group"}
+
+
 def _calm(snapshot: Snapshot, now_s: float) -> str:
     if not snapshot.state:
         up = sum(node.link == "up" for node in snapshot.nodes)
+        steps: dict[str, list[str]] = {}
+        for node in snapshot.nodes:
+            if node.link == "up" and node.step in _LAUNCH_STEPS:
+                steps.setdefault(_LAUNCH_STEPS[node.step], []).append(node.name)
+        if snapshot.bringing_up and up == len(snapshot.nodes) and steps:
+            return "; ".join(f"{what} on {fold(names)}" for what, names in steps.items())
         return f"connecting to the hosts: {up} of {len(snapshot.nodes)} up"
     if snapshot.launching:
         return "waiting for the nodes"
