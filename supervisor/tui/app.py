@@ -37,6 +37,7 @@ from supervisor.tui.screens.nccl import NcclScreen
 from supervisor.tui.screens.run import RunScreen
 from supervisor.tui.shell import Level, Target
 from supervisor.tui.widgets.tables import RankTable
+from supervisor.wording.incidents import is_open as is_open_incident
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
@@ -102,8 +103,9 @@ class Keyboard:
 
 _LEVELS: Final[dict[str, Level]] = {"warning": "warning", "error": "error"}
 TICK_S: Final = 1 / 8
-# A job that gets into one of these rings the terminal's bell.
+# The user is called when the job gets into one of these.
 CALLS_FOR_HELP: Final = (Condition.HUNG, Condition.DEGRADED, Condition.FAILED)
+ENDS: Final = (Condition.SUCCEEDED, Condition.FAILED, Condition.STOPPED)
 HISTORY: Final = 32
 DETACHED: Final = 0
 # How often the user's theme files are checked for changes, seconds.
@@ -138,6 +140,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         read_only: bool = False,
         ascii_only: bool = False,
         changed_keys: Mapping[str, str] | None = None,
+        notice: str = keys.NOTICES[0],
     ) -> None:
         self._no_color_wanted = _no_color()
         super().__init__(ansi_color=True if self._no_color_wanted else None)
@@ -167,6 +170,9 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self._drawn: tuple[int, bool] = (-1, False)
         self._title = ""
         self._condition = ""
+        self._notice = notice
+        self._called = False
+        """The user was called for something that has not ended well yet."""
         self._redraw_wanted = True
         self._paused_at: float | None = None
         self._history: list[str] = []
@@ -263,9 +269,22 @@ class SupervisorApp(App[int], inherit_bindings=False):
                 self._driver.write(terminal.keep_title_sequence())
             self._driver.write(terminal.title_sequence(title))
             self._title = title
-        if condition != self._condition and self._condition and condition in CALLS_FOR_HELP and not self.replay_status:
-            self.bell()
+        if condition != self._condition and self._condition and not self.replay_status:
+            self._call_user(condition)
         self._condition = condition
+
+    def _call_user(self, condition: str) -> None:
+        """Call the user of the terminal for a failure, a hang, a lost node, for the recovery, and for the end."""
+        snapshot = self.snapshot
+        is_open = snapshot.incident is not None and is_open_incident(snapshot.incident)
+        help_wanted = condition in CALLS_FOR_HELP or (condition == Condition.RESTARTING and is_open)
+        recovered = self._called and condition == Condition.RUNNING
+        if (help_wanted or recovered or condition in ENDS) and self._driver is not None:
+            what = "running again" if recovered else snapshot.look.word
+            cause = str((snapshot.incident or {}).get("summary") or "") if help_wanted else ""
+            text = f"{what}: {cause}" if cause else what
+            self._driver.write(terminal.notice_sequence(self._notice, f"supervisor {snapshot.job}", text))
+        self._called = help_wanted or (self._called and not recovered)
 
     def _tick_paused(self) -> None:
         """Redraw what the user changes, from the state at which the display was frozen."""
@@ -574,9 +593,10 @@ def run_tui(
     `part` is called when the terminal is as it was, and the session still there.
     Raises UsageError for a bad config.toml before anything is started.
     """
-    changed_keys = keys.load_changes()
+    config = keys.load_config()
 
     def make(source: Source) -> SupervisorApp:
-        return SupervisorApp(source, theme=theme, read_only=read_only, ascii_only=ascii_only, changed_keys=changed_keys)
+        options: dict[str, Any] = {"theme": theme, "read_only": read_only, "ascii_only": ascii_only}
+        return SupervisorApp(source, changed_keys=config.keys, notice=config.notice, **options)
 
     return asyncio.run(run_app(session_factory, make, part))

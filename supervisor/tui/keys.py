@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from textual.binding import Binding
 from textual.keys import Keys, _character_to_key
@@ -320,30 +320,48 @@ _NAMED = {key.value for key in Keys} | {one for key in KEYS for one in key.keys.
 _MODIFIERS = ("ctrl+", "alt+", "shift+")
 
 
+# How the terminal calls the user: its bell, a desktop notice (iTerm2, WezTerm, kitty …: 9; VTE, foot, urxvt: 777), not.
+NOTICES: Final = ("bell", "osc9", "osc777", "off")
+
+
 def config_file() -> Path:
     """The user's configuration of the screens."""
     return config_dir() / "config.toml"
 
 
-def load_changes() -> dict[str, str]:
-    """The changed keys by id; raises UsageError that names file, line and id."""
+class Config(NamedTuple):
+    """What a user has set for all jobs."""
+
+    keys: dict[str, str]
+    """The changed keys by id."""
+    notice: str
+    """One of NOTICES."""
+
+
+def load_config() -> Config:
+    """The user's configuration; raises UsageError that names file, line and id."""
     path = config_file()
     try:
         text = path.read_text(encoding="utf-8")
         data = tomllib.loads(text)
     except FileNotFoundError:
-        return {}
+        return Config({}, NOTICES[0])
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path}: {error}") from error
     for name in data:
-        if name != "keys":
-            raise UsageError(f"{at(path, text, name)}: unknown key {name!r}", 'there is [keys], with id = "keys"')
+        if name not in ("keys", "notice"):
+            hint = 'there are notice = "bell" and [keys], with id = "keys"'
+            raise UsageError(f"{at(path, text, name)}: unknown key {name!r}", hint)
+    notice = data.get("notice", NOTICES[0])
+    if notice not in NOTICES:
+        hint = f"write one of: {', '.join(NOTICES)}"
+        raise UsageError(f"{at(path, text, 'notice')}: notice cannot be {notice!r}", hint)
     table = data.get("keys", {})
     if not isinstance(table, dict):
         raise UsageError(f"{at(path, text, 'keys')}: [keys] must be a table")
     changes = {name: _read_entry(name, value, at(path, text, name, "keys")) for name, value in table.items()}
     _check_twice(changes, path, text)
-    return changes
+    return Config(changes, notice)
 
 
 def _read_entry(name: str, value: Any, where: str) -> str:

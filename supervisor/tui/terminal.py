@@ -148,6 +148,7 @@ class OnlyText(LineFilter):
         return Segment.adjust_line_length(shown, Segment.get_line_length(segments))
 
 
+LONGEST_NOTICE: Final = 200
 # Terminals that show what they do not know of titles.
 _WITHOUT_TITLE: Final = ("linux", "vt", "dumb")
 
@@ -162,6 +163,19 @@ def keep_title_sequence(env: Mapping[str, str] = os.environ, *, back: bool = Fal
     return "" if env.get("TERM", "").startswith(_WITHOUT_TITLE) else f"{_ESC}[{23 if back else 22};2t"
 
 
+def notice_sequence(way: str, title: str, text: str, env: Mapping[str, str] = os.environ) -> str:
+    """The sequence that calls the user: the bell, or a desktop notice by OSC 9 or OSC 777; "" for off."""
+    if way in ("bell", "off") or env.get("TERM", "").startswith(_WITHOUT_TITLE):
+        return "" if way == "off" else "\a"
+    title, text = (clean(one).replace(";", ",")[:LONGEST_NOTICE] for one in (title, text))
+    osc = f"{_ESC}]9;{title}: {text}\a" if way == "osc9" else f"{_ESC}]777;notify;{title};{text}\a"
+    return _through_tmux(osc) if env.get("TMUX") else osc
+
+
+def _through_tmux(osc: str) -> str:
+    return f"{_ESC}Ptmux;{osc.replace(_ESC, _ESC * 2)}{_ESC}\\"
+
+
 def copy_sequence(text: str, env: Mapping[str, str] = os.environ) -> str | None:
     """The OSC 52 sequence that copies a text, wrapped for tmux or screen; None if the text is too long."""
     data = base64.b64encode(text.encode()).decode()
@@ -169,7 +183,7 @@ def copy_sequence(text: str, env: Mapping[str, str] = os.environ) -> str | None:
         return None
     osc = f"{_ESC}]52;c;{data}\a"
     if env.get("TMUX"):
-        return f"{_ESC}Ptmux;{osc.replace(_ESC, _ESC * 2)}{_ESC}\\"
+        return _through_tmux(osc)
     if env.get("TERM", "").startswith("screen"):
         # screen accepts at most 768 bytes per string.
         parts = [osc[at : at + 256] for at in range(0, len(osc), 256)]

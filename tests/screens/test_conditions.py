@@ -14,7 +14,7 @@ from supervisor.tui import model, times
 from supervisor.tui.looks import Glyphs
 from supervisor.tui.rows.spans import text_of
 from supervisor.tui.rows.tables import legend
-from supervisor.tui.terminal import title_sequence
+from supervisor.tui.terminal import notice_sequence, title_sequence
 from supervisor.tui.widgets.bars import alert_rows
 from tests.screens import recorded
 from tests.screens.conftest import NOW
@@ -75,7 +75,19 @@ def test_the_first_row_has_the_condition(condition: str, state: str, word: str) 
     assert word in first
 
 
-def test_the_terminal_has_the_condition_in_its_title_and_rings_when_it_gets_worse(
+def test_a_notice_is_a_bell_or_one_of_two_sequences() -> None:
+    args = ("supervisor llama", "HUNG: rank 3; waiting\x1b]0;x\a")
+    assert (notice_sequence("bell", *args, {}), notice_sequence("off", *args, {})) == ("\a", "")
+    assert notice_sequence("osc777", *args, {"TERM": "linux"}) == "\a"
+    assert notice_sequence("osc9", *args, {}).startswith("\x1b]9;supervisor llama: HUNG: rank 3, waiting")
+    sent = notice_sequence("osc777", *args, {})
+    # What a rank has printed neither ends the sequence nor begins another one.
+    assert sent.startswith("\x1b]777;notify;supervisor llama;HUNG: rank 3, waiting")
+    assert (sent.count("\x1b"), sent.count("\a"), sent.count(";")) == (1, 1, 3)
+    assert notice_sequence("osc9", "a", "b", {"TMUX": "1"}) == "\x1bPtmux;\x1b\x1b]9;a: b\a\x1b\\"
+
+
+def test_the_terminal_has_the_condition_in_its_title_and_calls_when_it_changes_for_the_worse_or_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario() -> None:
@@ -84,17 +96,18 @@ def test_the_terminal_has_the_condition_in_its_title_and_rings_when_it_gets_wors
             written: list[str] = []
             assert app._driver is not None
             monkeypatch.setattr(app._driver, "write", written.append)
-            monkeypatch.setattr(app, "bell", lambda: written.append("bell"))
             assert app._title == "RUNNING train-k3f9"
-            for condition in ("hung", "hung", "running", "degraded"):
+            for condition in ("restarting", "running", "hung", "hung", "running", "degraded"):
                 session.status = {**session.status, "condition": condition}
                 session.touch()
                 app.tick()
                 await pilot.pause()
             assert [text for text in written if text.startswith("\x1b]2;")] == [
-                f"\x1b]2;{word} train-k3f9\a" for word in ("HUNG", "RUNNING", "DEGRADED")
+                f"\x1b]2;{word} train-k3f9\a" for word in ("RESTARTING", "RUNNING", "HUNG", "RUNNING", "DEGRADED")
             ]
-            assert written.count("bell") == 2
+            # Hung, running again, degraded; an operator's restart calls nobody.
+            assert written.count("\a") == 3
+            assert app._notice == "bell"
         assert written[-1] == "\x1b[23;2t", "the terminal gets its own title back"
         assert title_sequence("x", {"TERM": "linux"}) == ""
 

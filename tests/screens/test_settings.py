@@ -106,7 +106,15 @@ def test_themes_are_taken_while_the_screen_runs(themes: Path) -> None:
 def _keys(tmp_path: Path, text: str) -> dict[str, str]:
     (tmp_path / "supervisor").mkdir(exist_ok=True)
     (tmp_path / "supervisor" / "config.toml").write_text(text)
-    return keys.load_changes()
+    return keys.load_config().keys
+
+
+def test_how_the_user_is_called_is_a_setting(tmp_path: Path) -> None:
+    assert keys.load_config().notice == "bell"
+    assert _keys(tmp_path, "notice = 'osc9'\n[keys]\nact = 'X'\n") == {"act": "X"}
+    assert keys.load_config().notice == "osc9"
+    with pytest.raises(UsageError, match=r"config.toml:1: notice cannot be 'mail'"):
+        _keys(tmp_path, "notice = 'mail'\n")
 
 
 def test_keys_are_changed_where_they_act_and_where_they_are_shown(tmp_path: Path) -> None:
