@@ -21,9 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import asyncssh
-
 from supervisor.inventory.sources import to_toml
+from supervisor.ssh_library import asyncssh
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

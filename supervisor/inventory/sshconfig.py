@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from supervisor.inventory.targets import TargetError, check_host, check_user
 
 if TYPE_CHECKING:
-    from asyncssh.config import SSHClientConfig
+    from supervisor.ssh_library import SSHClientConfig
 
 # As ssh itself.
 MAX_INCLUDES = 16
@@ -56,7 +56,7 @@ def local_user() -> str:
 def _reader() -> type[SSHClientConfig]:
     """Return asyncssh's reader with ssh's limit for Include."""
     # asyncssh takes a tenth of a second to import, and only those with a configuration file need it here.
-    from asyncssh.config import SSHClientConfig
+    from supervisor.ssh_library import SSHClientConfig
 
     class Reader(SSHClientConfig):
         _opened: tuple[Path, ...] = ()
@@ -88,7 +88,7 @@ def read_config(alias: str, user: str | None, port: int | None) -> SSHClientConf
 
 
 def _read(alias: str, user: str | None, port: int | None) -> SSHClientConfig:
-    import asyncssh
+    from supervisor.ssh_library import asyncssh
 
     # asyncssh reads an empty tuple as "not given".
     given: tuple[Any, ...] = (user if user is not None else (), alias, port if port is not None else ())

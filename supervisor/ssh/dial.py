@@ -13,13 +13,12 @@ import socket
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import asyncssh
-
 from supervisor.errors import HostError
 from supervisor.inventory.sshconfig import config_files
 from supervisor.ssh import reasons
 from supervisor.ssh.reasons import Attempt
 from supervisor.ssh.settings import Settings, for_hop, hops
+from supervisor.ssh_library import asyncssh
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -14,8 +14,6 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import asyncssh
-
 from remote_agent.wire import CallFailed, WireError
 from supervisor.errors import HostError
 from supervisor.ssh import boot, reasons
@@ -25,6 +23,7 @@ from supervisor.ssh.reasons import Attempt
 from supervisor.ssh.settings import for_host
 from supervisor.ssh.srun import SrunWire, missing
 from supervisor.ssh.wires import OPEN_DEADLINE_S, LocalWire, SshWire, Wire
+from supervisor.ssh_library import asyncssh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -13,10 +13,9 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import asyncssh
-
 from supervisor.errors import HostError, HostFailure
 from supervisor.inventory.pattern import fold
+from supervisor.ssh_library import asyncssh
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

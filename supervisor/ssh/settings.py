@@ -11,16 +11,14 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import asyncssh
-
 from supervisor.errors import HostError
 from supervisor.inventory.sshconfig import SshConfigError, local_user, read_config
 from supervisor.inventory.targets import Hop, TargetError, parse_hops
+from supervisor.ssh_library import asyncssh
 
 if TYPE_CHECKING:
-    from asyncssh.config import SSHClientConfig
-
     from supervisor.inventory import Host
+    from supervisor.ssh_library import SSHClientConfig
 
 DEFAULT_KEYS = ("id_ed25519_sk", "id_ecdsa_sk", "id_ed25519", "id_ecdsa", "id_rsa")
 DEFAULT_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts")

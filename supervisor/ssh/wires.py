@@ -12,9 +12,8 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import asyncssh
-
 from supervisor.ssh.dial import Lease, hang_up
+from supervisor.ssh_library import asyncssh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -43,6 +43,7 @@ ROOMS = (
     "supervisor.paths",
     "supervisor.standard_streams",
     "supervisor.actions",
+    "supervisor.ssh_library",
     "supervisor.inventory",
     "supervisor.ssh",
     "supervisor.link",
@@ -300,6 +301,19 @@ def test_the_command_line_starts_without_torch_and_without_a_screen(module: str)
     assert done.returncode == 0, done.stderr
 
 
+def test_a_command_that_uses_ssh_starts_without_a_compiler(tmp_path: Path) -> None:
+    for name in ("gcc", "cc", "ld"):
+        program = tmp_path / name
+        program.write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/started\n')
+        program.chmod(0o755)
+    code = "import supervisor.ssh, supervisor.demo_hosts, supervisor.inventory.sshconfig"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (tmp_path / "started").exists(), (tmp_path / "started").read_text()
+
+
 INTERPRETERS = interpreters()
 _COMPILE = """
 import sys
@@ -307,9 +321,9 @@ from pathlib import Path
 for path in sorted(Path(sys.argv[1]).rglob("*.py")):
     compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True)
 """
-_IMPORT_ALL = """
+_START = """
 NEED_TORCH = ("torch_api.py", "preflight.py", "torch_agent_process.py", "torchrun_handler.py")
-import importlib, sys, warnings
+import importlib, runpy, sys, warnings
 from pathlib import Path
 warnings.simplefilter("error")
 sys.dont_write_bytecode = True
@@ -317,10 +331,13 @@ root = Path(sys.argv[1])
 sys.path.insert(0, str(root))
 for path in sorted((root / "remote_agent").rglob("*.py")):
     if path.name in ("__main__.py", "worker.py", *NEED_TORCH):
+        compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True)
         continue
     parts = path.relative_to(root).with_suffix("").parts
     importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
 assert "torch" not in sys.modules
+sys.argv[1:] = ["connect", "--help"]
+runpy.run_module("remote_agent", run_name="__main__")
 """
 
 
@@ -331,11 +348,7 @@ def _run(interpreter: str, *args: str) -> None:
 
 @pytest.mark.parametrize("version", sorted(INTERPRETERS))
 def test_the_agent_compiles_imports_and_starts_on_every_python(version: str) -> None:
-    interpreter = INTERPRETERS[version]
-    _run(interpreter, "-c", _COMPILE, str(ROOT / "remote_agent"))
-    _run(interpreter, "-I", "-c", _IMPORT_ALL, str(ROOT))
-    start = f"import sys, runpy; sys.path.insert(0, {str(ROOT)!r}); sys.argv[1:] = ['connect', '--help']; "
-    _run(interpreter, "-B", "-c", start + "runpy.run_module('remote_agent', run_name='__main__')")
+    _run(INTERPRETERS[version], "-I", "-c", _START, str(ROOT))
 
 
 @pytest.mark.parametrize("version", sorted(set(INTERPRETERS) - {"3.9"}))
