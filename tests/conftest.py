@@ -19,6 +19,7 @@ import pytest
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.leftovers import MARK, describe, end, marked
 from tests.scratch import outer, scratch
+from tests.stub import on_path
 
 if TYPE_CHECKING:
     from supervisor.ssh import AgentFile
@@ -63,7 +64,7 @@ def nothing_left_behind() -> Iterator[None]:
     assert not left, f"processes that tests left behind (ended now): {names}"
 
 
-cluster = hosts_of(4, scope="function")
+cluster = hosts_of(4, scope="function", agent=False)
 
 
 @pytest.fixture(scope="session")
@@ -81,6 +82,12 @@ def ssh_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     monkeypatch.delenv("SUPERVISOR_HOME", raising=False)
     return home
+
+
+@pytest.fixture
+def light_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines and ranks that this test starts on this machine import the package in `tests/stub` as torch."""
+    monkeypatch.setenv("PYTHONPATH", on_path())
 
 
 @pytest.fixture(scope="session")

@@ -28,14 +28,19 @@ def is_pushed(program: str) -> bool:
 
 def become_compiled(pushed: str) -> None:
     """Run this command from the compiled file, which is made if it is not there; returns where it cannot be written."""
-    compiled = f"{os.path.splitext(pushed)[0]}.{sys.implementation.cache_tag}.pyz"
     with contextlib.suppress(OSError):
-        key = _make_key(os.path.dirname(os.path.dirname(pushed)))
-        if not private.is_sealed(compiled, key):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(compiled)
-            _write(pushed, compiled, key)
-        os.execv(sys.executable, [sys.executable, compiled, *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, compiled(pushed), *sys.argv[1:]])
+
+
+def compiled(pushed: str) -> str:
+    """Return the path of the compiled file, which is made if it is not there; raises OSError."""
+    path = f"{os.path.splitext(pushed)[0]}.{sys.implementation.cache_tag}.pyz"
+    key = _make_key(os.path.dirname(os.path.dirname(pushed)))
+    if not private.is_sealed(path, key):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        _write(pushed, path, key)
+    return path
 
 
 def _make_key(home: str) -> bytes:
@@ -59,14 +64,14 @@ def _make_key(home: str) -> bytes:
     return private.read_key(home)
 
 
-def _write(pushed: str, compiled: str, key: bytes) -> None:
+def _write(pushed: str, path: str, key: bytes) -> None:
     import importlib.util
     import marshal
     import socket
     import zipfile
 
     # A home that many nodes share: each has a part of its own.
-    part = f"{compiled}.{socket.gethostname()}.{os.getpid()}.tmp"
+    part = f"{path}.{socket.gethostname()}.{os.getpid()}.tmp"
     try:
         with open(part, "x+b") as file, zipfile.ZipFile(pushed) as source:
             os.chmod(part, 0o600)
@@ -77,7 +82,7 @@ def _write(pushed: str, compiled: str, key: bytes) -> None:
                     target.writestr(entry, data)
                     if entry.filename.endswith(".py"):
                         # Tracebacks show the file that is run.
-                        where = os.path.join(compiled, entry.filename)
+                        where = os.path.join(path, entry.filename)
                         code = marshal.dumps(compile(data, where, "exec", dont_inherit=True, optimize=0))
                         head = importlib.util.MAGIC_NUMBER + _UNCHECKED + importlib.util.source_hash(data)
                         target.writestr(zipfile.ZipInfo(f"{entry.filename}c", entry.date_time), head + code)
@@ -89,7 +94,7 @@ def _write(pushed: str, compiled: str, key: bytes) -> None:
             os.fsync(file.fileno())
         # Not renamed: where another one was first, processes already run from that.
         with contextlib.suppress(FileExistsError):
-            os.link(part, compiled)
+            os.link(part, path)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(part)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import gc
-import os
 import warnings
 from collections.abc import Iterator
 
 import pytest
 
-from tests.stub import STUB
+from tests.stub import on_path
 
 
 @pytest.fixture(scope="package", autouse=True)
 def stub_torch() -> Iterator[None]:
     """Engines import the package in `tests/stub` as torch: the real one takes more than a second of each."""
     with pytest.MonkeyPatch.context() as patch:
-        path = os.environ.get("PYTHONPATH", "")
-        patch.setenv("PYTHONPATH", f"{STUB}{os.pathsep if path else ''}{path}")
+        patch.setenv("PYTHONPATH", on_path())
         yield
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tests.cluster.inventory import write_inventory
 from tests.cluster.links import Links
 from tests.cluster.machine import Machine
 from tests.cluster.network import OPERATOR, ClusterError, Network, command, kill_all, pids_in, process_state
+from tests.cluster.prepared import prepared
 from tests.cluster.state import PREFIX, STATE_FILE, process_stamp, remove, sweep
 from tests.scratch import outer
 from tests.stub import STUB
@@ -36,17 +38,25 @@ class Cluster:
     `operators` more machines op1, op2 … are on the network but not in the inventory. With `resolve=False` the hosts
     do not know each other's names, and their own is 127.0.1.1, as on many real machines. With `disk_mb` each host's
     home is a file system of that many MiB. With `stub_torch` Python there imports the torch of `tests/stub`: each
-    engine's import of the real one takes two seconds of a processor.
+    engine's import of the real one takes two seconds of a processor. With `agent` they have the agent from before.
     """
 
     def __init__(
-        self, size: int = 4, *, operators: int = 0, resolve: bool = True, disk_mb: int = 0, stub_torch: bool = False
+        self,
+        size: int = 4,
+        *,
+        operators: int = 0,
+        resolve: bool = True,
+        disk_mb: int = 0,
+        stub_torch: bool = False,
+        agent: bool = False,
     ) -> None:
         self._disk_mb = disk_mb
         self._names = [f"n{number}" for number in range(1, size + 1)]
         self._operator_names = [f"op{number}" for number in range(1, operators + 1)]
         self._resolve = resolve
         self._python_path = str(STUB) if stub_torch else ""
+        self._agent = agent
         self._keepers: dict[str, int] = {}
         self._children: list[subprocess.Popen[bytes]] = []
         self._old_handlers: dict[signal.Signals, Any] = {}
@@ -128,6 +138,8 @@ class Cluster:
             if self._disk_mb:
                 # Before the host boots: its mount namespace is a copy of ours.
                 command("mount", "-t", "tmpfs", "-o", f"size={self._disk_mb}m,mode=700", "tmpfs", str(host.home))
+            if self._agent:
+                shutil.copytree(prepared(), host.home / ".supervisor")
         self.known_hosts.write_text("".join(f"{host.known_hosts_line}\n" for host in found))
 
     def _boot(self, which: list[Machine]) -> None:

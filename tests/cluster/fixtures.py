@@ -13,7 +13,11 @@ from tests.cluster import Cluster, cluster_obstacle
 def hosts_of(
     count: int, *, scope: Literal["module", "function"] = "module", **more: Any
 ) -> Callable[..., Iterator[Cluster]]:
-    """Return a fixture of that many hosts; tests are skipped, with the reason, where there can be none."""
+    """Return a fixture of that many hosts; tests are skipped, with the reason, where there can be none.
+
+    They have the agent already, unless `agent` says otherwise: test_openssh and test_first_run have the push.
+    """
+    more.setdefault("agent", True)
 
     @pytest.fixture(scope=scope)
     def hosts() -> Iterator[Cluster]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import cluster_obstacle
-from tests.faults.case import prepare, run
+from tests.faults.case import run
 from tests.faults.matrix import BY_NAME
 
 pytestmark = [
@@ -17,12 +17,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(tmp_path_factory.mktemp("prepared"))
-
-
 @pytest.mark.parametrize("fault", ["connections refused", "host and its disk gone", "all agents killed"])
-def test_what_holds_while_something_fails(fault: str, prepared: Path, tmp_path: Path) -> None:
-    result = run(dataclasses.replace(BY_NAME[fault], hosts=(3,)), 1, tmp_path, prepared)
+def test_what_holds_while_something_fails(fault: str, tmp_path: Path) -> None:
+    result = run(dataclasses.replace(BY_NAME[fault], hosts=(3,)), 1, tmp_path)
     assert not result.violations, (result.did, result.violations)

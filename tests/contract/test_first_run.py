@@ -22,7 +22,7 @@ print(f"sum={one.item():g}")
 distributed.destroy_process_group()
 """
 
-hosts = hosts_of(2, resolve=False)
+hosts = hosts_of(2, resolve=False, agent=False)
 
 
 def test_gloo_connects_hosts_whose_names_lead_to_loopback(hosts: Cluster, tmp_path: Path) -> None:

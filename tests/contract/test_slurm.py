@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.cluster import Cluster, cluster_obstacle
+from tests.cluster.prepared import prepared
 from tests.cluster.scripts import LIGHT
 from tests.cluster.slurm import Slurm, slurm_obstacle
 from tests.stub import STUB
@@ -53,7 +54,7 @@ def hosts() -> Iterator[Cluster]:
     obstacle = cluster_obstacle() or slurm_obstacle()
     if obstacle:
         pytest.skip(obstacle)
-    with Cluster(2, stub_torch=True) as made:
+    with Cluster(2, stub_torch=True, agent=True) as made:
         for host in made.hosts:
             # As on a real cluster: the user may go from node to node.
             config = [f"IdentityFile {made.identity_file}", f"UserKnownHostsFile {made.known_hosts}"]
@@ -85,6 +86,7 @@ def slurm(hosts: Cluster, daemons: Slurm) -> Iterator[Slurm]:
     await_nothing_left(hosts, daemons, AGENT)
     for host in hosts.hosts:
         shutil.rmtree(host.home / ".supervisor")
+        shutil.copytree(prepared(), host.home / ".supervisor")
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from tests import skew
 from tests.bench.report import Table, machine, machine_line
 from tests.cluster import cluster_obstacle
 from tests.cluster.leftovers import MARK, describe, end, marked
-from tests.faults.case import Fault, prepare, run
+from tests.faults.case import Fault, run
 from tests.faults.matrix import BY_NAME, FAULTS
 from tests.scratch import scratch
 
@@ -79,7 +79,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="print the faults")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="copy what a case that did not go well left into it")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--prepared", type=Path, help=argparse.SUPPRESS)
     return parser
 
 
@@ -101,7 +100,7 @@ def _one(fault: Fault, options: argparse.Namespace) -> int:
     os.environ[MARK] = secrets.token_hex(8)
     with scratch(), tempfile.TemporaryDirectory() as place:
         try:
-            result = run(fault, _seeds(options.seeds)[0], Path(place), options.prepared, options.keep)
+            result = run(fault, _seeds(options.seeds)[0], Path(place), options.keep)
         finally:
             left = marked(os.environ[MARK])
             for pid in left:
@@ -117,9 +116,8 @@ def _one(fault: Fault, options: argparse.Namespace) -> int:
 class _Runs:
     """Cases as child processes, so many at once."""
 
-    def __init__(self, options: argparse.Namespace, prepared: Path) -> None:
+    def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._prepared = prepared
         self._running: dict[subprocess.Popen[str], tuple[Fault, int, float]] = {}
 
     def results(self, cases: list[tuple[Fault, int]]) -> Generator[dict[str, Any], None, None]:
@@ -136,7 +134,6 @@ class _Runs:
 
     def _begin(self, fault: Fault, seed: int) -> None:
         words = [sys.executable, "-m", "tests.faults", fault.name, "--seeds", str(seed), "--one"]
-        words += ["--prepared", str(self._prepared)]
         if self._options.keep is not None:
             words += ["--keep", str(self._options.keep)]
         environment = {name: value for name, value in os.environ.items() if name != "SUPERVISOR_FAULTS"}
@@ -175,8 +172,7 @@ def _many(faults: Sequence[Fault], options: argparse.Namespace) -> int:
     try:
         with (
             scratch(),
-            tempfile.TemporaryDirectory() as place,
-            contextlib.closing(_Runs(options, prepare(Path(place))).results(cases)) as found,
+            contextlib.closing(_Runs(options).results(cases)) as found,
         ):
             for result in found:
                 results.append(result)

@@ -374,32 +374,15 @@ def _copy(case: Case, target: Path) -> None:
     (target / "result.json").write_text(json.dumps(case.result.to_json(), indent=1))
 
 
-def prepare(place: Path) -> Path:
-    """Return the files of a host that already has the agent, compiled, which takes longer than the rest of a launch.
-
-    Raises AssertionError.
-    """
-    with Cluster(1) as cluster, Job(cluster, place / "work", "", defaults={"python": str(light_python(place))}) as job:
-        done = job.run("jobs")
-        assert done.returncode == 0, done.stderr.decode()
-        root = cluster.host(0).home / ".supervisor"
-        shutil.copytree(root / "agents", place / "agent" / "agents")
-        shutil.copy2(root / "agent.key", place / "agent")
-    return place / "agent"
-
-
-def run(fault: Fault, seed: int, place: Path, prepared: Path | None = None, keep: Path | None = None) -> Result:
+def run(fault: Fault, seed: int, place: Path, keep: Path | None = None) -> Result:
     """Run one case in a fresh directory, and remove its hosts; an interrupt goes through.
 
-    `prepared`: what `prepare` has made; `keep`: where the files of a case are copied in which something did not hold.
+    `keep`: where the files of a case are copied in which something did not hold.
     """
     rng = random.Random(f"{fault.name}:{seed}:hosts")
     result = Result(fault.name, seed, rng.choice(fault.hosts), rng.choice((4.0, 6.0)))
     begin = time.monotonic()
-    with Cluster(result.hosts, disk_mb=fault.disk_mb) as cluster:
-        if prepared is not None:
-            for host in cluster.hosts:
-                shutil.copytree(prepared, host.home / ".supervisor")
+    with Cluster(result.hosts, disk_mb=fault.disk_mb, agent=True) as cluster:
         case = Case(cluster, fault, seed, result, place)
         with contextlib.ExitStack() as ending:
             ending.enter_context(case.job)
