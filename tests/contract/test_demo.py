@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 
-# A demo whose script needs no torch: four imports of it at once take longer than all the rest.
+# A demo whose script needs no torch: six imports of it take longer than all the rest.
 LIGHT_DEMO = """
 import sys
 from pathlib import Path
@@ -38,7 +38,7 @@ raise SystemExit(main(["demo", *sys.argv[2:]]))
 
 
 @pytest.fixture
-def light_demo(tmp_path: Path) -> list[str]:
+def light_demo(tmp_path: Path, light_torch: None) -> list[str]:
     """The command of a demo that trains with a script of ours until it is ended."""
     script = tmp_path / "examples" / "ddp" / "train.py"
     script.parent.mkdir(parents=True)

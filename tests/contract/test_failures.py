@@ -73,14 +73,23 @@ HIDE_LOG = "test ! -e /dev/kmsg || mount --bind /dev/null /dev/kmsg"
     ],
 )
 def test_a_failure_is_told_with_what_the_host_says(
-    tmp_path: Path, script: str, prefix: tuple[str, ...], category: str, says: str, reported: str
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    script: str,
+    prefix: tuple[str, ...],
+    category: str,
+    says: str,
+    reported: str,
 ) -> None:
+    if "torch" not in script:
+        request.getfixturevalue("light_torch")
     if script is CHECKPOINT:
         work = tmp_path / "work"
         prefix = mounted(f"cd {tmp_path}; cp work/train.py .; mount -t tmpfs -o size=1m tmpfs {work}; cp train.py work")
     check(tmp_path, script, prefix, (category, says, reported))
 
 
+@pytest.mark.usefixtures("light_torch")
 @pytest.mark.parametrize("log", [True, False], ids=["kernel's log", "counters"])
 def test_who_is_killed_for_memory_is_told_from_who_is_killed_by_hand(tmp_path: Path, log: bool) -> None:
     if log and not HostNotes().knows_pids:

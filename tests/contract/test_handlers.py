@@ -24,6 +24,7 @@ from remote_agent.base.proc import stat_fields
 from remote_agent.coordinator.journal import read_records
 from remote_agent.engine.launchers.inside_torchrun import HandlerEngine, Handover
 from tests.agents.engine_process import alive, order
+from tests.contract.preloaded import Preloaded, Torchrun, preloaded
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
 
@@ -41,20 +42,25 @@ while True:
 class Torchruns:
     """Torchruns of one job on this machine, each with an address and a home of its own."""
 
-    def __init__(self, root: Path, script: str, *options: str) -> None:
+    def __init__(self, server: Preloaded, root: Path, script: str, *options: str) -> None:
+        self.server = server
         self.root = root
         self.options = options
-        self.running: dict[int, subprocess.Popen[bytes]] = {}
+        self.running: dict[int, Torchrun | subprocess.Popen[bytes]] = {}
         (root / "train.py").write_text(script)
         with socket.create_server(("", 0)) as probe:
             self.port = probe.getsockname()[1]
 
-    def start(self, number: int, *options: str, key: str | None = KEY) -> subprocess.Popen[bytes]:
+    def start(self, number: int, *options: str, key: str | None = KEY, fresh: bool = False) -> None:
+        """Start a node's torchrun; a `fresh` one is a process as from the command line."""
         # torch never removes the directory of logs that it makes for itself.
         env = {**os.environ, "SUPERVISOR_HOME": str(self.home(number)), "TMPDIR": str(self.root)}
         env.update({} if key is None else {"SUPERVISOR_RDZV_KEY": key})
         words = ["--rdzv-backend", "supervisor", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", "job"]
         words += ["--local-addr", f"127.0.0.{number}", *self.options, *options, "train.py"]
+        if not fresh:
+            self.running[number] = self.server.start(words, self.root, env, self.out(number))
+            return
         with self.out(number).open("ab") as out:
             self.running[number] = subprocess.Popen(
                 [sys.executable, "-m", "torch.distributed.run", *words],
@@ -65,7 +71,6 @@ class Torchruns:
                 stderr=out,
                 start_new_session=True,
             )
-        return self.running[number]
 
     def home(self, number: int) -> Path:
         return self.root / f"home{number}"
@@ -137,10 +142,16 @@ class Torchruns:
         return int((self.files(number) / "agent.pid").read_text().split()[0])
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Preloaded]:
+    with preloaded() as made:
+        yield made
+
+
 @contextlib.contextmanager
-def torchruns(root: Path, script: str, *options: str) -> Iterator[Torchruns]:
+def torchruns(server: Preloaded, root: Path, script: str, *options: str) -> Iterator[Torchruns]:
     """Torchruns that end with the test, and with them all that is theirs."""
-    made = Torchruns(root, script, *options)
+    made = Torchruns(server, root, script, *options)
     try:
         yield made
     finally:
@@ -158,7 +169,8 @@ def test_the_plugin_is_registered() -> None:
 ONE_FAILS = """
 import os, time
 rank, again = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
-print("place", rank, os.environ["WORLD_SIZE"], again, flush=True)
+# In one piece: torch puts a rank's name before each that it reads.
+print(f"place {rank} {os.environ['WORLD_SIZE']} {again}", flush=True)
 if again == "0" and rank == 0:
     os.mkfifo("pid")
     open("pid", "w").write(str(os.getpid()))
@@ -179,10 +191,10 @@ else:
 """
 
 
-def test_a_worker_fails_and_all_start_again_even_who_was_done(tmp_path: Path) -> None:
+def test_a_worker_fails_and_all_start_again_even_who_was_done(server: Preloaded, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     options = ("--nnodes", "2", "--max-restarts", "1", "--rdzv-conf", "hang_after=1.5")
-    with torchruns(tmp_path, ONE_FAILS, *options) as job:
+    with torchruns(server, tmp_path, ONE_FAILS, *options) as job:
         job.start(1)
         job.until(1, "node_ready")
         job.start(2, "--redirects", "3", "--log-dir", str(tmp_path / "theirs"))
@@ -207,9 +219,9 @@ def test_a_worker_fails_and_all_start_again_even_who_was_done(tmp_path: Path) ->
         assert '"succeeded"' in job.supervisor(1, "status", "job", "--json")
 
 
-def test_nodes_come_and_go_and_coordinators_die(tmp_path: Path) -> None:
+def test_nodes_come_and_go_and_coordinators_die(server: Preloaded, tmp_path: Path) -> None:
     options = ("--nnodes", "2:3", "--nproc-per-node", "2", "--max-restarts", "0", "--rdzv-conf", "node_timeout=5")
-    with torchruns(tmp_path, STEPS, *options) as job:
+    with torchruns(server, tmp_path, STEPS, *options) as job:
         nodes_come_and_go_on_command_and_by_themselves(job)
         coordinators_die_and_come_back_with_nothing_or_with_all(job)
         job.supervisor(3, "stop", "job")
@@ -295,10 +307,10 @@ def test_a_start_that_is_cancelled_leaves_torchruns_other_children_alone(tmp_pat
     asyncio.run(check())
 
 
-def test_a_job_that_fails_ends_torchrun_with_the_verdict(tmp_path: Path) -> None:
+def test_a_job_that_fails_ends_torchrun_with_the_verdict(server: Preloaded, tmp_path: Path) -> None:
     script = "import os\nprint('hello', flush=True)\nraise ValueError(f\"no budget {os.environ['RANK']}\")"
-    with torchruns(tmp_path, script, "--nnodes", "1", "--max-restarts", "0") as job:
-        job.start(1, key=None)
+    with torchruns(server, tmp_path, script, "--nnodes", "1", "--max-restarts", "0") as job:
+        job.start(1, key=None, fresh=True)
         assert job.wait(1) == 1
         assert re.search(r"supervisor: job job: failed: .*rank 0 .*no budget 0", job.out(1).read_text())
         assert (job.home(1) / "rdzv.key").stat().st_mode & 0o777 == 0o600
@@ -321,8 +333,8 @@ def watching(job: Torchruns, number: int) -> Iterator[Iterator[str]]:
             process.kill()
 
 
-def test_who_does_not_know_the_secret_stays_out_and_says_so(tmp_path: Path) -> None:
-    with torchruns(tmp_path, STEPS, "--nnodes", "2") as job:
+def test_who_does_not_know_the_secret_stays_out_and_says_so(server: Preloaded, tmp_path: Path) -> None:
+    with torchruns(server, tmp_path, STEPS, "--nnodes", "2") as job:
         job.start(1)
         job.until(1, "node_ready")
         job.start(2, key="not the secret of this job")

@@ -93,6 +93,7 @@ for step in range(10**6):
 """
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_a_stopped_rank_is_named_and_its_return_noticed(tmp_path: Path) -> None:
     async def check() -> None:
         async with Nodes(tmp_path, 1, ALONE, nproc=3, hang_after=2.0) as nodes:

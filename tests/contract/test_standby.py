@@ -38,7 +38,7 @@ for step in range(1, 100000):
 
 async def steps(nodes: Nodes, generation: int) -> list[dict[str, Any]]:
     """Return what the ranks noted after their first step."""
-    paths = [nodes.work / f"step_{generation}_{rank}" for rank in range(4)]
+    paths = [nodes.work / f"step_{generation}_{rank}" for rank in range(2)]
     for _ in range(int(2 * WAIT_S / 0.05)):
         if all(path.exists() for path in paths):
             return [json.loads(path.read_text()) for path in paths]
@@ -68,7 +68,7 @@ async def ended(pids: list[int]) -> None:
 
 def test_a_killed_worker_s_group_comes_back_warm(tmp_path: Path) -> None:
     async def check() -> None:
-        async with Nodes(tmp_path, 2, SCRIPT, nproc=2, stop_grace=0.0, standby="auto") as nodes:
+        async with Nodes(tmp_path, 2, SCRIPT, stop_grace=0.0, standby="auto") as nodes:
             begun = time.time()
             await nodes.launch()
             running = await nodes.until("generation_running")
@@ -79,15 +79,15 @@ def test_a_killed_worker_s_group_comes_back_warm(tmp_path: Path) -> None:
             assert [(one["state"], one["why"]) for one in waiting] == [("ready", "")] * 2
             for generation in (1, 2):
                 killed = time.time()
-                os.kill(running["detail"]["pids"]["3"], signal.SIGKILL)
+                os.kill(running["detail"]["pids"]["1"], signal.SIGKILL)
                 running = await nodes.until("generation_running", generation=generation)
                 assert all(start["warm"] for start in running["detail"]["starts"].values()), running
                 warm = await steps(nodes, generation)
-                assert [one["was_there"] for one in warm] == [False] * 4
+                assert [one["was_there"] for one in warm] == [False] * 2
                 for one, before in zip(warm, cold, strict=True):
                     assert one["modules"] == before["modules"]
                 seeds = [one["seed"] for one in (*cold, *warm)]
-                assert len(set(seeds)) == (1 if cold[0]["seed"] == cold[1]["seed"] else 8)
+                assert len(set(seeds)) == (1 if cold[0]["seed"] == cold[1]["seed"] else 4)
                 # 1/20 on a quiet machine.
                 assert max(one["at"] for one in warm) - killed < launch_s / 2
             status = await nodes.call("n1", "status")
