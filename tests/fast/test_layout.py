@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,11 @@ def _files(*packages: str) -> list[Path]:
     return sorted(path.relative_to(ROOT) for package in packages for path in (ROOT / package).rglob("*.py"))
 
 
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text())
+
+
 def _test_modules() -> list[Path]:
     # What lies in a directory that is no package is material of a test: scripts that fail, for example.
     return [path for path in _files("tests") if (ROOT / path).with_name("__init__.py").exists()]
@@ -28,7 +34,7 @@ def _test_modules() -> list[Path]:
 def test_a_module_says_what_goes_in_and_out() -> None:
     wrong = []
     for path in _files(*_PACKAGES):
-        docstring = ast.get_docstring(ast.parse((ROOT / path).read_text())) or ""
+        docstring = ast.get_docstring(_tree(path)) or ""
         if not docstring.partition("\n")[0].endswith((".", ":")):
             wrong.append(f"{path}: the docstring's first line is not one sentence")
         wrong += [f"{path}: the docstring has no {word}" for word in ("In:", "Out:") if word not in docstring]
@@ -39,7 +45,7 @@ def test_functions_are_small() -> None:
     long = [
         f"{path}:{node.lineno} {node.name}: {size} lines"
         for path in [*_files(*_PACKAGES), *_test_modules()]
-        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        for node in ast.walk(_tree(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (size := _size(node)) > FUNCTION_LINES
     ]
     assert not long, "\n".join(long)
@@ -69,7 +75,7 @@ def test_only_the_standard_streams_write_to_a_terminal() -> None:
         f"{path}:{line}: {text}"
         for path in _files("supervisor")
         if path.relative_to("supervisor").as_posix() not in _MAY_WRITE
-        for line, text in _writes(ast.parse((ROOT / path).read_text()))
+        for line, text in _writes(_tree(path))
     ]
     assert not wrong, "\n".join(wrong)
 
