@@ -3,10 +3,14 @@
 In: frames. Out: answers to our calls, calls to our handler.
 
 Headers: call {id, op, args}, notice {op, args}, answer {re, ok}, stream item {re, item}, end {re, end},
-error {re, error: {kind, message, hint}}, cancel {cancel}, room for more items {more, items}.
+error {re, error: {kind, message, hint}}, cancel {cancel}, room for more items {more, bytes}.
 
-**A slow reader of a stream never blocks the connection**: the sender sends only as many items of a stream as the
-reader has room for. Calls and other streams continue in the meantime.
+**A slow reader of a stream never blocks the connection**: the sender sends the next item only while less than
+STREAM_ROOM of that stream is unread, and waits otherwise; calls and other streams continue. The reader gives back what
+it has read, whatever else waits, so neither end waits for the other. **No memory without a bound**: an end that sends
+more items than that, or has requests of more than REQUEST_ROOM without an answer, loses the connection; the reason is
+in the error of everything that was open. Nothing that is received stops the reading of frames, except a notice while
+it is handled.
 """
 
 from __future__ import annotations
@@ -17,12 +21,16 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, NamedTuple, Union
 
-from remote_agent.wire.frames import Frame, ProtocolError, WireError, encode, read_frame
+from remote_agent.wire.frames import Frame, ProtocolError, WireError, encode_sized, read_frame
 
 log = logging.getLogger(__name__)
 
-# Unread items of one stream, in transit or queued.
-STREAM_BACKLOG = 64
+# Bytes that one stream may have unread, in transit or queued. The last item may exceed this.
+STREAM_ROOM = 4 * 1024 * 1024
+# Bytes of requests from the other side that are being served.
+REQUEST_ROOM = 64 * 1024 * 1024
+# A frame counts as at least so many bytes: objects in memory are larger than their JSON.
+LEAST_COST = 64 * 1024
 
 
 class ChannelClosed(WireError):
@@ -59,6 +67,43 @@ async def refuse(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
     raise Problem("unknown_op", f"no such request: {op}")
 
 
+class _Incoming:
+    """A stream that we read."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[tuple[Answer, int] | Problem | WireError | None] = asyncio.Queue()
+        """Items with their costs, then the reason of the end, None: it is complete."""
+        self.unread = 0
+
+    def add(self, item: Answer, cost: int) -> None:
+        """Queue an item; raises ProtocolError where the sender should have waited."""
+        if self.unread >= STREAM_ROOM:
+            raise ProtocolError("more items of a stream than there is room for")
+        self.unread += cost
+        self.queue.put_nowait((item, cost))
+
+
+class _Outgoing:
+    """A stream that we serve."""
+
+    def __init__(self) -> None:
+        self._unread = 0
+        self._room = asyncio.Event()
+        self._room.set()
+
+    async def wait(self) -> None:
+        """Wait until the other side has room."""
+        await self._room.wait()
+
+    def count(self, sent: int) -> None:
+        """Note bytes that were sent, or, negative, read."""
+        self._unread += sent
+        if self._unread < STREAM_ROOM:
+            self._room.set()
+        else:
+            self._room.clear()
+
+
 class Channel:
     """A connection with calls in both directions. Its owner must await `run` for as long as it is open."""
 
@@ -72,16 +117,19 @@ class Channel:
         self._closing = False
         self._next_id = 0
         self._calls: dict[int, asyncio.Future[Answer]] = {}
-        self._streams: dict[int, asyncio.Queue[Answer | Problem | WireError | None]] = {}
+        self._streams: dict[int, _Incoming] = {}
+        """Those of which the end has not arrived."""
         self._serving: dict[int, asyncio.Task[None]] = {}
-        self._room: dict[int, asyncio.Semaphore] = {}
-        """For each stream that we serve: the number of further items that the other side has room for."""
+        self._requested = 0
+        """The cost of the requests that are being served."""
+        self._outgoing: dict[int, _Outgoing] = {}
         self._write_lock = asyncio.Lock()
         self._running: asyncio.Task[Any] | None = None
 
     async def run(self) -> None:
         """Read and dispatch frames until the other side closes; then fail open calls and end our streams."""
         self._running = asyncio.current_task()
+        reason = "the other side closed the connection"
         try:
             while True:
                 frame = await read_frame(self._reader)
@@ -91,8 +139,10 @@ class Channel:
                 await self._dispatch(frame)
         except (ProtocolError, ConnectionError, OSError) as error:
             log.debug("channel ends: %s", error)
+            if isinstance(error, ProtocolError):
+                reason = f"the connection was closed, because the other side breaks its rules: {error}"
         finally:
-            await self._finish()
+            await self._finish(reason)
 
     async def call(
         self, op: str, args: dict[str, Any] | None = None, body: bytes = b"", timeout: float = 30.0
@@ -120,20 +170,21 @@ class Channel:
     async def stream(self, op: str, args: dict[str, Any] | None = None) -> Items:
         """Yield the items of one request; closing the generator cancels it there. Raises CallFailed, ChannelClosed."""
         number = self._number()
-        queue: asyncio.Queue[Answer | Problem | WireError | None] = asyncio.Queue()
-        self._streams[number] = queue
+        incoming = self._streams[number] = _Incoming()
         ended, taken = False, 0
         try:
             await self._send({"id": number, "op": op, "args": args or {}})
             while True:
-                item = await queue.get()
-                if isinstance(item, Answer):
-                    yield item
-                    taken += 1
-                    if taken == STREAM_BACKLOG // 2:
+                item = await incoming.queue.get()
+                if isinstance(item, tuple):
+                    answer, cost = item
+                    yield answer
+                    incoming.unread -= cost
+                    taken += cost
+                    if taken >= STREAM_ROOM // 2:
                         # The connection has ended; items that arrived before are still queued, and so is the reason.
                         with contextlib.suppress(ChannelClosed):
-                            await self._send({"more": number, "items": taken})
+                            await self._send({"more": number, "bytes": taken})
                         taken = 0
                     continue
                 ended = True
@@ -166,8 +217,9 @@ class Channel:
         self._next_id += 1
         return self._next_id
 
-    async def _send(self, header: dict[str, Any], body: bytes = b"") -> None:
-        data = encode(header, body)
+    async def _send(self, header: dict[str, Any], body: bytes = b"") -> int:
+        """Send a frame and return its cost at the other side; raises ProtocolError, ChannelClosed."""
+        data, size = encode_sized(header, body)
         if self.closed.is_set():
             raise ChannelClosed("the connection is closed")
         async with self._write_lock:
@@ -176,21 +228,21 @@ class Channel:
                 await self._writer.drain()
             except (ConnectionError, OSError, RuntimeError) as error:
                 raise ChannelClosed(f"the connection is closed: {error}") from error
+        return _cost(size)
 
     async def _dispatch(self, frame: Frame) -> None:
         header = frame.header
         _check(header)
         if "re" in header:
-            await self._receive(header, frame.body)
+            self._receive(header, frame)
         elif "cancel" in header:
             task = self._serving.get(header["cancel"])
             if task is not None:
                 task.cancel()
         elif "more" in header:
-            room = self._room.get(header["more"])
-            if room is not None:
-                for _ in range(min(header.get("items", 0), STREAM_BACKLOG)):
-                    room.release()
+            outgoing = self._outgoing.get(header["more"])
+            if outgoing is not None:
+                outgoing.count(-header.get("bytes", 0))
         elif isinstance(header.get("op"), str):
             number = header.get("id")
             args = header.get("args") or {}
@@ -198,31 +250,40 @@ class Channel:
                 # Notices are handled in the order of arrival: a state change must not overtake another.
                 await self._serve(None, header["op"], args, frame.body)
             else:
-                task = asyncio.ensure_future(self._serve(number, header["op"], args, frame.body))
-                self._serving[number] = task
-                task.add_done_callback(lambda _done, key=number: self._serving.pop(key, None))  # type: ignore[misc]
+                self._begin(number, frame, args)
         else:
             raise ProtocolError("a frame without op and without answer")
 
-    async def _receive(self, header: dict[str, Any], body: bytes) -> None:
+    def _begin(self, number: int, frame: Frame, args: dict[str, Any]) -> None:
+        """Serve a request beside all others."""
+        if number in self._serving:
+            raise ProtocolError(f"request {number} is still being served")
+        if self._requested >= REQUEST_ROOM:
+            raise ProtocolError("more requests without an answer than there is room for")
+        cost = _cost(frame.size)
+        self._requested += cost
+        task = self._serving[number] = asyncio.ensure_future(self._serve(number, frame.header["op"], args, frame.body))
+
+        def served(_task: asyncio.Task[None]) -> None:
+            del self._serving[number]
+            self._requested -= cost
+
+        task.add_done_callback(served)
+
+    def _receive(self, header: dict[str, Any], frame: Frame) -> None:
         number = header["re"]
         failure: CallFailed | None = None
         if "error" in header:
             error = header["error"]
             failure = CallFailed(str(error.get("kind")), str(error.get("message")), str(error.get("hint") or ""))
-        queue = self._streams.get(number)
-        if queue is not None:
-            if failure is not None:
-                queue.put_nowait(failure)
-            elif "item" in header:
-                if queue.qsize() > STREAM_BACKLOG:
-                    raise ProtocolError("more items than there is room for")
-                queue.put_nowait(Answer(header["item"], body))
-            elif "ok" in header:
-                queue.put_nowait(Answer(header["ok"], body))
-                queue.put_nowait(None)
-            else:
-                queue.put_nowait(None)
+        incoming = self._streams.get(number)
+        if incoming is not None:
+            data = header.get("item", header.get("ok"))
+            if failure is None and data is not None:
+                incoming.add(Answer(data, frame.body), _cost(frame.size))
+            if failure is not None or "item" not in header:
+                incoming.queue.put_nowait(failure)
+                del self._streams[number]
             return
         future = self._calls.get(number)
         if future is None or future.done():
@@ -230,7 +291,7 @@ class Channel:
         if failure is not None:
             future.set_exception(failure)
         elif "ok" in header:
-            future.set_result(Answer(header["ok"], body))
+            future.set_result(Answer(header["ok"], frame.body))
         else:
             future.set_exception(CallFailed("protocol", "a stream where one answer was expected"))
 
@@ -261,13 +322,13 @@ class Channel:
     async def _serve_items(self, number: int | None, items: Items) -> None:
         if number is None:
             raise Problem("bad_request", "no stream expects these items")
-        room = self._room[number] = asyncio.Semaphore(STREAM_BACKLOG)
+        outgoing = self._outgoing[number] = _Outgoing()
         try:
             async for item in items:
-                await room.acquire()
-                await self._send({"re": number, "item": item.data}, item.body)
+                await outgoing.wait()
+                outgoing.count(await self._send({"re": number, "item": item.data}, item.body))
         finally:
-            del self._room[number]
+            del self._outgoing[number]
 
     async def _refuse(self, number: int | None, problem: Problem) -> None:
         if number is None:
@@ -277,16 +338,16 @@ class Channel:
         with contextlib.suppress(WireError):
             await self._send({"re": number, "error": error})
 
-    async def _finish(self) -> None:
+    async def _finish(self, reason: str) -> None:
         self.closed.set()
-        gone = ChannelClosed("the other side closed the connection")
+        gone = ChannelClosed(reason)
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(gone)
                 # A caller that was cancelled in the meantime never retrieves the exception.
                 future.exception()
-        for queue in self._streams.values():
-            queue.put_nowait(gone)
+        for incoming in self._streams.values():
+            incoming.queue.put_nowait(gone)
         tasks = list(self._serving.values())
         for task in tasks:
             task.cancel()
@@ -294,9 +355,13 @@ class Channel:
         self._writer.close()
 
 
+def _cost(size: int) -> int:
+    return max(size, LEAST_COST)
+
+
 def _check(header: dict[str, Any]) -> None:
     """Raise ProtocolError for a header with fields of wrong types."""
-    if any(not isinstance(header.get(key, 0), int) for key in ("id", "re", "cancel", "more", "items")):
+    if any(not isinstance(header.get(key, 0), int) for key in ("id", "re", "cancel", "more", "bytes")):
         raise ProtocolError("a frame's number is not a number")
     if any(not isinstance(header.get(key, {}), dict) for key in ("args", "ok", "item", "error")):
         raise ProtocolError("a part of a frame's header is not a JSON object")

@@ -47,18 +47,26 @@ class Frame(NamedTuple):
 
     header: dict[str, Any]
     body: bytes
+    size: int
+    """Bytes of header and body, unpacked."""
 
 
 def encode(header: dict[str, Any], body: bytes = b"") -> bytes:
     """Return the bytes of one frame; raises ProtocolError over the limits."""
+    return encode_sized(header, body)[0]
+
+
+def encode_sized(header: dict[str, Any], body: bytes = b"") -> tuple[bytes, int]:
+    """Return the bytes of one frame and its size at the reader (Frame.size); raises ProtocolError over the limits."""
     text = json.dumps(header, separators=(",", ":")).encode()
     if len(text) > MAX_HEADER or len(body) > MAX_BODY:
         raise ProtocolError(f"frame too large: header {len(text)} bytes, body {len(body)} bytes")
     _check_values(text)
+    size = len(text) + len(body)
     packed = zlib.compress(text, 1) if len(text) >= _PACKED_FROM else text
     if packed is text or len(text) > _most_unpacked(packed):
-        return _LENGTHS.pack(len(text), len(body)) + text + body
-    return _LENGTHS.pack(len(packed) | _PACKED, len(body)) + packed + body
+        return _LENGTHS.pack(len(text), len(body)) + text + body, size
+    return _LENGTHS.pack(len(packed) | _PACKED, len(body)) + packed + body, size
 
 
 def _check_values(text: bytes) -> None:
@@ -107,4 +115,4 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
         raise ProtocolError("a frame's header is not JSON") from bad
     if not isinstance(header, dict):
         raise ProtocolError("a frame's header is not a JSON object")
-    return Frame(header, body)
+    return Frame(header, body, len(text) + len(body))

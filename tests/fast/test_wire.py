@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remote_agent.wire import MAX_BODY, MAX_HEADER, Frame, JobSpec, ProtocolError, SpecError, encode, read_frame
+from remote_agent.wire.frames import encode_sized
 from tests.examples import examples
 
 
@@ -20,6 +21,11 @@ async def _read(data: bytes) -> Frame | None:
     reader.feed_data(data)
     reader.feed_eof()
     return await read_frame(reader)
+
+
+def _sent(header: dict[str, Any], body: bytes = b"") -> Frame:
+    """Return a frame as it must arrive: both ends count the same size."""
+    return Frame(header, body, encode_sized(header, body)[1])
 
 
 _json = st.recursive(
@@ -31,14 +37,14 @@ _json = st.recursive(
 @examples(30)
 @given(st.dictionaries(st.text(), _json), st.binary(max_size=5000))
 def test_a_frame_comes_back_as_it_was(header: dict[str, Any], body: bytes) -> None:
-    assert asyncio.run(_read(encode(header, body))) == Frame(header, body)
+    assert asyncio.run(_read(encode(header, body))) == _sent(header, body)
 
 
 def test_a_long_header_is_sent_compressed() -> None:
     rows = [{"rank": 0, "stream": "stdout", "line": line, "t_ns": line * 10**9, "level": "I"} for line in range(500)]
     data = encode({"rows": rows}, b"body")
     assert len(data) < 8_000
-    assert asyncio.run(_read(data)) == Frame({"rows": rows}, b"body")
+    assert asyncio.run(_read(data)) == _sent({"rows": rows}, b"body")
     for cut in range(1, len(data), 100):
         with pytest.raises(ProtocolError, match="ended inside a frame"):
             asyncio.run(_read(data[:cut]))
@@ -72,7 +78,7 @@ def test_a_header_that_packs_very_well_still_arrives() -> None:
     header = {"x": ["0" * 1000] * 4000}
     data = encode(header)
     assert len(data) > 1_000_000, "a receiver would refuse it compressed"
-    assert asyncio.run(_read(data)) == Frame(header, b"")
+    assert asyncio.run(_read(data)) == _sent(header, b"")
     with pytest.raises(ProtocolError, match="too many values"):
         encode({"x": [0] * (1 << 20)})
 

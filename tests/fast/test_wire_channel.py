@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from remote_agent.wire import MAX_BODY, Answer, CallFailed, Channel, ChannelClosed, Handler, Items, Problem, encode
-from remote_agent.wire.channel import STREAM_BACKLOG, refuse
+from remote_agent.wire.channel import LEAST_COST, REQUEST_ROOM, STREAM_ROOM, refuse
 
+# Items that are small.
+STREAM_BACKLOG = STREAM_ROOM // LEAST_COST
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -189,16 +191,113 @@ def test_what_was_sent_before_the_wire_ended_is_read_to_its_end() -> None:
     _run(body)
 
 
-def test_a_slow_reader_slows_the_sender_down() -> None:
+@pytest.mark.parametrize("size", [1, LEAST_COST, 1024 * 1024, MAX_BODY])
+def test_the_unread_bytes_of_a_stream_are_bounded(size: int) -> None:
     async def body() -> None:
         counter = _Counter()
-        counter.size = 64 * 1024
+        counter.size = size
+        # The items that are sent until the room is used up, and one that waits.
+        most = -(-STREAM_ROOM // max(size, LEAST_COST)) + 1
         async with _channels(right=counter.handle) as (left, _):
-            stream = left.stream("count")
-            await stream.__anext__()
-            await asyncio.sleep(0.3)
-            assert counter.sent <= STREAM_BACKLOG + 1
-            await stream.aclose()
+            stream = left.stream("count", {"count": 3 * most})
+            assert (await stream.__anext__()).data == {"n": 0}
+            # Once 100 answers have come the stream has had time to go on, too.
+            for _ in range(100):
+                assert (await left.call("ping", timeout=5)).data == {}
+            assert counter.sent <= most
+            assert [item.data["n"] async for item in stream] == list(range(1, 3 * most))
+
+    _run(body)
+
+
+@contextlib.asynccontextmanager
+async def _against(handler: Handler = refuse) -> AsyncIterator[tuple[Channel, Streams]]:
+    """A channel whose other end writes what it likes."""
+    ours, theirs = await _pair()
+    channel = Channel(*ours, handler)
+    owner = asyncio.ensure_future(channel.run())
+    try:
+        yield channel, theirs
+    finally:
+        theirs[1].close()
+        await channel.close()
+        await asyncio.wait_for(owner, 5)
+
+
+async def _write(writer: asyncio.StreamWriter, frame: bytes, count: int) -> None:
+    with contextlib.suppress(ConnectionError):
+        for _ in range(count):
+            writer.write(frame)
+            await writer.drain()
+
+
+@pytest.mark.parametrize("size", [0, 1024 * 1024])
+def test_a_sender_that_does_not_wait_for_room_loses_the_connection(size: int) -> None:
+    async def body() -> None:
+        async with _against() as (channel, (_, writer)):
+            stream = channel.stream("rows")
+            first = asyncio.ensure_future(stream.__anext__())
+            await asyncio.sleep(0)
+            await _write(writer, encode({"re": 1, "item": {}}, bytes(size)), 2 * STREAM_BACKLOG)
+            await asyncio.wait_for(channel.closed.wait(), 5)
+            await first
+            unread = 0
+            with pytest.raises(ChannelClosed, match="more items of a stream than there is room for"):
+                async for item in stream:
+                    unread += max(len(item.body), LEAST_COST)
+            assert unread <= STREAM_ROOM + 2 * LEAST_COST + 2 * size
+            with pytest.raises(ChannelClosed):
+                await channel.call("again")
+
+    _run(body)
+
+
+def test_what_follows_the_end_of_a_stream_is_thrown_away() -> None:
+    async def body() -> None:
+        async with _against() as (channel, (_, writer)):
+            stream = channel.stream("rows")
+            first = asyncio.ensure_future(stream.__anext__())
+            await asyncio.sleep(0)
+            await _write(writer, encode({"re": 1, "item": {"n": 1}}), 1)
+            ends: tuple[dict[str, Any], ...] = ({"end": True}, {"item": {}}, {"error": {"kind": "late"}}, {"ok": {}})
+            for late in ends:
+                await _write(writer, encode({"re": 1, **late}), 2 * STREAM_BACKLOG)
+            call = asyncio.ensure_future(channel.call("x", timeout=5))
+            await asyncio.sleep(0)
+            await _write(writer, encode({"re": 2, "ok": {}}), 1)
+            assert (await call).data == {}
+            assert (await first).data == {"n": 1}
+            assert [item async for item in stream] == []
+
+    _run(body)
+
+
+@pytest.mark.parametrize("size", [0, 1024 * 1024])
+def test_an_end_that_only_asks_loses_the_connection(size: int) -> None:
+    async def body() -> None:
+        silent = _Silent()
+        async with _against(silent.handle) as (channel, (_, writer)):
+            waiting = asyncio.ensure_future(channel.call("x"))
+            for number in range(2 * REQUEST_ROOM // max(size, LEAST_COST)):
+                await _write(writer, encode({"id": number, "op": "x"}, bytes(size)), 1)
+            with pytest.raises(ChannelClosed, match="more requests without an answer than there is room for"):
+                await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(channel.closed.wait(), 5)
+            assert not channel._serving
+
+    _run(body)
+
+
+def test_a_number_of_a_request_that_is_being_served_is_refused() -> None:
+    async def body() -> None:
+        silent = _Silent()
+        async with _against(silent.handle) as (channel, (_, writer)):
+            waiting = asyncio.ensure_future(channel.call("x"))
+            await _write(writer, encode({"id": 7, "op": "x"}), 2)
+            with pytest.raises(ChannelClosed, match="request 7 is still being served"):
+                await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(channel.closed.wait(), 5)
+            assert not channel._serving
 
     _run(body)
 

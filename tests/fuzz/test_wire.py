@@ -36,7 +36,7 @@ HEADERS: list[dict[str, Any]] = [
     {"re": 1, "end": True},
     {"re": 1, "error": {"kind": "unknown_op", "message": "no such request", "hint": ""}},
     {"cancel": 2},
-    {"more": 2, "items": 32},
+    {"more": 2, "bytes": 2097152},
     {"id": 3, "op": "rows", "args": {"rows": [{"line": n, "t_ns": n * 10**9, "level": "I"} for n in range(80)]}},
 ]
 
