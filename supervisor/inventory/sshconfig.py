@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 # As ssh itself.
 MAX_INCLUDES = 16
+# Of all files together, each as often as it is included. Each file and Include takes time, and a line the square of its
+# length: what is larger is an accident.
+MAX_BYTES = 1024 * 1024
+MAX_FILES = 1024
+MAX_LINE = 8192
 
 
 class SshConfigError(ValueError):
@@ -60,19 +65,36 @@ def _reader() -> type[SSHClientConfig]:
 
     class Reader(SSHClientConfig):
         _opened: tuple[Path, ...] = ()
+        _bytes = _files = 0
 
         def parse(self, path: Path) -> None:
             if path.resolve() in self._opened:
                 self._error(f"Include leads back to {path}, which is being read")
             if len(self._opened) > MAX_INCLUDES:
                 self._error(f"Include {path}: more than {MAX_INCLUDES} files, each included by the one before")
-            if b"\0" in path.read_bytes():
-                raise SshConfigError(f"{path} has a NUL character")
+            data = _read_file(path)
+            self._bytes += len(data)
+            self._files += 1 + data.lower().count(b"include")
+            if self._bytes > MAX_BYTES or self._files > MAX_FILES:
+                most = f"{MAX_BYTES // 1024} KiB or {MAX_FILES} files and Includes"
+                raise SshConfigError(f"{path}: the ssh configuration has more than {most} in all")
             opened, self._opened = self._opened, (*self._opened, path.resolve())
             super().parse(path)
             self._opened = opened
 
     return Reader
+
+
+def _read_file(path: Path) -> bytes:
+    """Return a file's beginning, more than MAX_BYTES if it has more; raises SshConfigError, OSError."""
+    with open(path, "rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if b"\0" in data:
+        raise SshConfigError(f"{path} has a NUL character")
+    long = next((number for number, line in enumerate(data.splitlines(), 1) if len(line) > MAX_LINE), None)
+    if long is not None:
+        raise SshConfigError(f"{path} line {long}: longer than {MAX_LINE} bytes")
+    return data
 
 
 def read_config(alias: str, user: str | None, port: int | None) -> SSHClientConfig:

@@ -281,6 +281,28 @@ def test_an_ssh_configuration_that_includes_itself_is_named(tmp_path: Path, home
     assert len(_load(tmp_path, ONE).hosts) == 1
 
 
+def test_an_ssh_configuration_that_takes_too_long_to_read_is_named(tmp_path: Path, home: Path) -> None:
+    config, more = home / ".ssh" / "config", home / ".ssh" / "more"
+    # As the fuzzer found it: a number of 200 kB.
+    config.write_text("Host *\n    ServerAliveInterval " + "9" * 200_000)
+    assert f"{config} line 2: longer than 8192 bytes" in _refused(tmp_path, ONE).message
+    most = "the ssh configuration has more than 1024 KiB or 1024 files and Includes in all"
+    config.write_text("# " + "x" * 98 + "\n" * 2_000_000)
+    assert f"{config}: {most}" in _refused(tmp_path, ONE).message
+    config.write_text("Include more more more\n")
+    more.write_text(("# " + "x" * 98 + "\n") * 4000)
+    assert f"{more}: {most}" in _refused(tmp_path, ONE).message
+    config.write_text("Include none*\n" * 2000)
+    assert f"{config}: {most}" in _refused(tmp_path, ONE).message
+    # Each file includes the next one twice.
+    for number in range(15):
+        (home / ".ssh" / f"twice{number}").write_text(f"Include twice{number + 1} twice{number + 1}\n")
+    config.write_text("Include twice0\n")
+    assert most in _refused(tmp_path, ONE).message
+    config.write_text("Include more\nHost n1\n  Port 2222\n")
+    assert len(_load(tmp_path, ONE).hosts) == 1
+
+
 @pytest.mark.parametrize("path", ["~nobody.here/x", "part**", "x" * 5000])
 def test_a_path_of_the_ssh_configuration_that_is_none_is_an_error_of_it(tmp_path: Path, home: Path, path: str) -> None:
     (home / ".ssh" / "config").write_text(f"IdentityFile {path}\nUserKnownHostsFile {path}\n")
