@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from remote_agent.engine.processes import end_all_marked
 from tests.agents.engine_process import DEADLINE_S, EngineProcess, alive, engine
 
 # What a script can see of its process, before and after it imports installed packages.
@@ -64,6 +65,16 @@ PACKAGE = {
     "warnings.filterwarnings('ignore', message='early')\nvalue = 1\n",
     "late.py": "",
 }
+# Starts what outlives a rank: a program, and a copy of itself.
+LEAVES = """
+import early, json, os, subprocess, time
+left = [os.fork()]
+while left == [0]:
+    time.sleep(600)
+left.append(subprocess.Popen(["sleep", "600"], start_new_session=True).pid)
+print(json.dumps([{}, {"pids": left}]), flush=True)
+time.sleep(600)
+"""
 
 
 class Node:
@@ -246,3 +257,33 @@ def test_the_waiting_process_dies_with_its_engine(tmp_path: Path) -> None:
             one.generation = -1
 
     asyncio.run(run())
+
+
+@pytest.mark.usefixtures("stub_torch")
+@pytest.mark.parametrize("length", [10, 5000])
+def test_what_a_forked_rank_has_started_is_known_without_its_engine(tmp_path: Path, length: int) -> None:
+    """The next agent finds it by a variable in /proc, also where a rank's own variables have no room there."""
+
+    async def run() -> None:
+        async with node(tmp_path, LEAVES) as one:
+            await one.go()
+            await one.warm()
+            cold, answer = await one.go(env={"PYTHONPATH": str(one.installed), "NCCL_DEBUG_FILE": "x" * length})
+            assert cold == ""
+            left = [pid for rank in (0, 1) for pid in (await one.seen(rank))[1]["pids"]]
+            try:
+                one.engine.process.kill()
+                await one.engine.process.wait()
+                one.generation = -1
+                while any(alive(rank["pid"]) for rank in answer["ranks"]):
+                    await asyncio.sleep(0.02)
+                assert all(alive(pid) for pid in left)
+                assert end_all_marked(tmp_path, DEADLINE_S)
+                while any(alive(pid) for pid in left):
+                    await asyncio.sleep(0.02)
+            finally:
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE_S))
