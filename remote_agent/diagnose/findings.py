@@ -5,13 +5,16 @@ In: exit, error.json and text of a rank, the notes of its host. Out: Findings, a
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
+import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.diagnose.exits import CATEGORIES, decode_exit, signal_name
 from remote_agent.diagnose.incidents import EvidenceLine
+from remote_agent.diagnose.last_words import is_handled, is_survived
 from remote_agent.diagnose.signatures import HINTS, SIGNATURES, Signature
 from remote_agent.diagnose.signatures.signature import GENERIC, NEUTRAL, PRIMARY, SECONDARY, WRONG_SIZE
 from remote_agent.diagnose.tracebacks import TRUNCATED, Trace, find_traces, join_traces, strip_tag, traces_of_error
@@ -44,8 +47,15 @@ _MAX_NOTES = 3
 _EXIT_NS = 5_000_000_000
 # All ranks save a checkpoint together: they all raise the exception of one rank, and name that rank.
 _RAISED_ON = re.compile(r"CheckpointException ranks:dict_keys\(\[(\d+(?:, \d+)*)\]")
-# Exceptions of libraries for HTTP or remote files are not about the connections between ranks.
-_WEB = re.compile(r"/(?:urllib|urllib3|http|httpx|httpcore|requests|aiohttp|botocore|huggingface_hub|gcsfs|s3fs)/")
+# These are failures between ranks: the same words in any other exception are about something else.
+_BETWEEN_RANKS = frozenset({"gloo_connection_reset", "rendezvous_timeout"})
+_OF_RANKS = re.compile(
+    r"torch[./]distributed|multiprocessing/connection|\bc10d\b|\b[Gg]loo\b|[NR]CCL|ProcessGroup|process group|TCPStore"
+    r"|\bDist[A-Z]\w*Error|Rendezvous|rendezvous|horovod|mpi4py|deepspeed/comm|\bMPI_"
+)
+# Words of the system, which count in the exceptions of Python and torch, and where another one quotes those.
+_OF_SYSTEM = frozenset({"permission_import_missing_module"})
+_QUOTES_SYSTEM = re.compile(r"\[Errno \d+\]|\b[A-Z]\w*Error: ")
 # In these functions, data that cannot be unpickled came from other ranks, not from a file.
 _FROM_OTHERS = re.compile("_tensor_to_object|all_gather|broadcast_object")
 # Python code does not raise these: an exception after one of them is a consequence.
@@ -262,7 +272,10 @@ def _from_text(evidence: RankEvidence) -> Finding | None:
     if evidence.error and evidence.error.get("message"):
         own = traces_of_error(str(evidence.error["message"]), evidence.error.get("callstack"))
     else:
+        lines = [strip_tag(line) for line in lines_of(evidence.tail)]
+        ended = (evidence.exit or {}).get("code") is not None
         own = [trace for trace in in_tail if not (trace.fault or trace.is_wrapper)]
+        own = [trace for trace in own if not (ended and is_survived(lines, trace.last_line))]
     truncated = own.pop() if own and own[-1].type == TRUNCATED else None
     finding = _cause_in(evidence, own, in_tail)
     if finding is None and truncated is not None:
@@ -276,7 +289,7 @@ def _from_text(evidence: RankEvidence) -> Finding | None:
 
 def _cause_in(evidence: RankEvidence, own: list[Trace], in_tail: list[Trace]) -> Finding | None:
     chosen = _cause_of(own)
-    match = _best_match(evidence.tail)
+    match = _match_in(evidence)
     if chosen is not None:
         trace, meaning = chosen
         earlier = match is not None and match[0].role in (PRIMARY, GENERIC) and not _ends(evidence.tail, trace, *match)
@@ -312,22 +325,74 @@ def _cause_of(traces: list[Trace]) -> tuple[Trace, Signature | None] | None:
 
 
 def _meaning(trace: Trace) -> Signature | None:
-    match = _best_match(f"{trace.type}: {trace.message}", [each for each in SIGNATURES if each.role != GENERIC])
+    text = f"{trace.type}: {trace.message}"
+    between = _is_between_ranks(trace)
+    foreign = _is_foreign(trace.type) and _QUOTES_SYSTEM.search(trace.message) is None
+    excluded = {*(() if between else _BETWEEN_RANKS), *(_OF_SYSTEM if foreign else ())}
+    match = _best_match(text, [each for each in SIGNATURES if each.role != GENERIC and each.category not in excluded])
     if match is None:
         return None
     meaning = match[0]
     if meaning.category == "checkpoint_corrupt" and any(_FROM_OTHERS.search(frame.function) for frame in trace.frames):
         return next(each for each in SIGNATURES if each.title == WRONG_SIZE)
-    is_web = meaning.role == SECONDARY and any(_WEB.search(frame.file) for frame in trace.frames)
-    return None if is_web else meaning
+    return meaning
 
 
-def _best_match(text: str, signatures: Sequence[Signature] = ()) -> tuple[Signature, re.Match[str]] | None:
-    """Return the match of the weightiest role in the first line that has one, there of the first signature."""
-    matches = [(each, match) for each in signatures or SIGNATURES if (match := each.regex.search(text)) is not None]
+def _is_between_ranks(trace: Trace) -> bool:
+    """Whether an exception is about the communication of ranks: its class, its words, or a frame of it."""
+    if _OF_RANKS.search(f"{trace.type}: {trace.message}") or any(_OF_RANKS.search(each.file) for each in trace.frames):
+        return True
+    # Python's own sockets raise an OSError; torch's C++ code raises this, with its place or only the system's words.
+    return trace.type == "RuntimeError" and (
+        trace.message.startswith("[")
+        or any(each.category in _BETWEEN_RANKS and each.regex.match(trace.message) for each in SIGNATURES)
+    )
+
+
+def _is_foreign(name: str) -> bool:
+    """Whether an exception's class is neither Python's nor torch's."""
+    package, _, bare = name.rpartition(".")
+    return package.partition(".")[0] not in ("torch", "builtins", "") or (not package and not hasattr(builtins, bare))
+
+
+def _best_match(
+    text: str, signatures: Sequence[Signature] = (), counts: Callable[[Signature, int], bool] = lambda *_: True
+) -> tuple[Signature, re.Match[str]] | None:
+    """Return the match of the weightiest role in the first line that has one, there of the first signature.
+
+    Only lines that count for a signature are considered; their numbers are from 0.
+    """
+    matches = [
+        (each, match)
+        for each in signatures or SIGNATURES
+        for match in itertools.islice(
+            (one for one in each.regex.finditer(text) if counts(each, text.count("\n", 0, one.start()))), 1
+        )
+    ]
     return min(
         matches, key=lambda each: (_ROLE_ORDER[each[0].role], text.rfind("\n", 0, each[1].start())), default=None
     )
+
+
+def _match_in(evidence: RankEvidence) -> tuple[Signature, re.Match[str]] | None:
+    """Return the best match in a rank's text, as far as the process did not survive it.
+
+    Where its exit is not known, a warning still counts if there is nothing else.
+    """
+    exit_ = evidence.exit or {}
+    has_ended = exit_.get("code") is not None or exit_.get("signal") is not None
+    lines = [strip_tag(line) for line in lines_of(evidence.tail)]
+
+    def counts(meaning: Signature, number: int) -> bool:
+        if meaning.category in _BETWEEN_RANKS and has_ended and number < len(lines):
+            return _OF_RANKS.search(lines[number]) is not None
+        # Steps with a bad loss are judged by the steps that follow.
+        if meaning.role not in (PRIMARY, GENERIC) or meaning.category == "nan_loss" or number >= len(lines):
+            return True
+        return not is_handled(lines[number]) and not (has_ended and is_survived(lines, number))
+
+    match = _best_match(evidence.tail, (), counts)
+    return match if match is not None or has_ended else _best_match(evidence.tail)
 
 
 def _role(meaning: Signature | None) -> str:

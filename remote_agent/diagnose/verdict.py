@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from remote_agent.diagnose.evidence import JobContext, RankEvidence, name_nodes
+from remote_agent.diagnose.exits import signal_name
 from remote_agent.diagnose.findings import (
     FINE,
     STOPPED,
@@ -248,8 +249,9 @@ def _clearly_before(first: Finding, other: Finding, context: JobContext) -> bool
 
 
 def _scope(first: Finding, ranks: list[int], context: JobContext) -> str:
+    killed_by = signal_name(first.exit_code, first.exit_signal)
     # A full /dev/shm is a problem of the node, unless the rank was killed for it.
-    if first.category in _OUTSIDE or (first.category == "bus_error_shm" and first.exit_signal is None):
+    if first.category in _OUTSIDE or (first.category == "bus_error_shm" and killed_by is None):
         return "outside_the_ranks"
     if first.category == "signal_preempted" and (len(ranks) != 1 or (context.world_size or 0) == 1):
         return "outside_the_ranks"

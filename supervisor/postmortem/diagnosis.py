@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
+from remote_agent.diagnose.last_words import OTHER_FILE
 from remote_agent.diagnose.nccl import NcclText
 from remote_agent.diagnose.tracebacks import find_traces, read_error_document
 from remote_agent.diagnose.verdict import verdict
@@ -38,7 +39,7 @@ _STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 # A server kills itself: what the shell prints about that is not the cause.
 _KILLS_ITSELF, _SHELL_REPORT = "Received sigquit from a child process", re.compile(r"(?:^|: +\d+ )Killed\b")
 # Separates the lines of two files: it ends a message, and a truncated traceback.
-_OTHER_FILE = ("", "--")
+_OTHER_FILE = ("", OTHER_FILE)
 _LAUNCHER = re.compile(r"torch[./]distributed[./](?:elastic|launcher|run)\b")
 # lines.py puts timestamps without a year into 1970.
 YEAR_UNKNOWN_NS = 366 * 86_400 * 1_000_000_000

@@ -9,23 +9,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from remote_agent.diagnose.last_words import is_progress
+
 if TYPE_CHECKING:
     from remote_agent.diagnose.incidents import EvidenceLine, Incident
     from supervisor.postmortem.lines import FileLine
 
-# What training prints at each step or epoch, and at its end.
-_STEPS = re.compile(
-    r"\b(?:step|iter|iteration|epoch)\b\W{0,3}\d|loss\b['\"]?\s*[:=]\s*-?\d|^\s*\d+%\||\b(?:tokens|samples|images)/s"
-    r"|train_runtime|\b(?:training|job|run)\b.{0,20}\b(?:complete|completed|finished|done|succeeded)\b"
-    r"|\b(?:finished|completed) training\b",
-    re.IGNORECASE,
-)
 _MEETINGS = re.compile(
     r"\bCCL\b|\b[NR]CCL\b|nccl==|process[ _]group|distributed|rendezvous|c10d|world[ _]size|\bbarrier\b|waiting for",
     re.IGNORECASE,
 )
 # Every match contains one of these words: looking for words is much faster.
-_OF_STEPS = ("step", "iter", "epoch", "loss", "%|", "s/s", "training", "job", "run")
 _OF_MEETINGS = ("ccl", "process", "distributed", "rendezvous", "c10d", "world", "barrier", "waiting for")
 _UNCAUGHT = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|terminate called")
 # Half-precision training sometimes reduces the scale of the loss: harmless if so many good steps follow.
@@ -46,14 +40,10 @@ def never_started(lines: Iterable[str]) -> bool:
     """Whether the text ends while the ranks meet each other, before any step."""
     meets = False
     for text in lines:
-        if _is_progress(text):
+        if is_progress(text):
             return False
         meets = meets or _matches(text, _OF_MEETINGS, _MEETINGS)
     return meets
-
-
-def _is_progress(text: str) -> bool:
-    return _matches(text, _OF_STEPS, _STEPS)
 
 
 def _matches(text: str, words: Iterable[str], expression: re.Pattern[str]) -> bool:
@@ -71,7 +61,7 @@ def was_retried(incident: Incident, files: Iterable[tuple[str, FileLine]]) -> bo
     for name, line in files:
         if _UNCAUGHT.search(line.text):
             return False
-        if _is_progress(line.text):
+        if is_progress(line.text):
             went_on[name] = line.number
     return all((each.line or 0) < went_on.get(each.file or "", 0) for each in incident.evidence)
 
@@ -87,9 +77,9 @@ def was_survived(incident: Incident, ranks: Mapping[int | None, Sequence[tuple[s
 def _went_on(lines: Sequence[tuple[str, FileLine]], proof: EvidenceLine, fatal: re.Pattern[str]) -> bool:
     after = [line.text for name, line in lines if name == proof.file and line.number > (proof.line or 0)]
     texts = [text for text in after if text.strip()]
-    if sum(map(_is_progress, texts)) < _GOOD_STEPS or any(fatal.search(text) for text in texts):
+    if sum(map(is_progress, texts)) < _GOOD_STEPS or any(fatal.search(text) for text in texts):
         return False
-    return any(map(_is_progress, texts[-_END_LINES:]))
+    return any(map(is_progress, texts[-_END_LINES:]))
 
 
 def without_recovered(lines: list[FileLine]) -> list[FileLine]:
@@ -109,6 +99,6 @@ def _recovered(lines: Iterable[FileLine]) -> bool:
     for line in lines:
         if _skipped(line.text):
             good = 0
-        elif _is_progress(line.text):
+        elif is_progress(line.text):
             good += 1
     return good >= _GOOD_STEPS

@@ -141,14 +141,14 @@ def ended(cause: str) -> tuple[str, dict[str, Any]]:
         ([HANG, ("hang_over", {}), ended("restart")], []),
         ([ASKED, ended("stop"), PREEMPTED], ["signal_preempted"]),
         # A rank or a node was gone before an operator ended the job.
-        ([("rank_failed", FAILED), ASKED, ended("stop")], ["user_exception"]),
+        ([("rank_failed", FAILED), ASKED, ended("stop")], ["other"]),
         ([("node_lost", LOST), ASKED, ended("stop")], ["node_lost"]),
         ([("node_lost", LOST), ended("restart")], ["node_lost"]),
-        # It was stopped for a failure, or was about to be: the files tell.
+        # It was stopped for a failure, or was about to be: the files tell; an exit is known, its reason is not.
         ([ended("failure")], ["user_exception"]),
         ([ended("node_lost")], ["user_exception"]),
         ([ended("")], ["user_exception"]),
-        ([("rank_failed", FAILED)], ["user_exception"]),
+        ([("rank_failed", FAILED)], ["other"]),
         # It gets on, or its journal was cut off.
         ([], []),
         ([("restart_requested", {})], []),

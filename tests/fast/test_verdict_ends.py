@@ -23,7 +23,7 @@ def test_a_rank_that_survived_a_failure_until_others_failed_is_a_victim(lived_th
         incident = judge(rank(1, raised_s, lived_through + RESET), rank(2, 1.8, code=5), stopped(3, 4))
         assert (incident.category, incident.culprit_ranks, incident.exit_code) == ("other", (2,), 5)
         assert {each.ranks: each.category for each in incident.victims}[1,] == "gloo_connection_reset"
-    incident = judge(rank(1, 1, lived_through + RESET), rank(2, 90, code=5), stopped(3, 91))
+    incident = judge(rank(1, 1, OOM + RESET), rank(2, 90, code=5), stopped(3, 91))
     assert incident.culprit_ranks == (1,), "an end that came much later explains nothing"
 
 
