@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from remote_agent.diagnose.json_lines import shown_lines
 from remote_agent.text.shapes import lines_of
 
 _MAX_NODES_NAMED = 4
@@ -53,11 +54,13 @@ class RankEvidence:
         lines = exit.get("stderr_lines")
         first = None if lines is None else max(1, int(lines) - len(tail_lines) + 1)
         places: list[tuple[str | None, int | None]] = []
-        if exit.get("nccl"):
-            nccl_lines = lines_of(str(exit["nccl"]))
+        shown = [shown_lines(line) or [line] for line in tail_lines]
+        nccl_lines = lines_of(str(exit.get("nccl") or ""))
+        if nccl_lines or any(len(one) > 1 for one in shown):
             places += [(files.get("nccl"), None)] * len(nccl_lines)
-            places += [(files.get("stderr"), first and first + index) for index in range(len(tail_lines))]
-            tail = "\n".join([*nccl_lines, *([tail] if tail else [])])
+            for index, one in enumerate(shown):
+                places += [(files.get("stderr"), first and first + index)] * len(one)
+        tail = "\n".join([*nccl_lines, *(line for one in shown for line in one)])
         return cls(
             rank=exit["rank"],
             node=node,

@@ -36,6 +36,18 @@ CATEGORIES = {
     "SIGUSR2": "signal_preempted",
 }
 
+# What to do, where a signal means more than its category.
+SIGNAL_HINTS = {
+    "SIGABRT": "its stderr does not say why: set PYTHONFAULTHANDLER=1 to see the line, or open the core file in gdb",
+    "SIGFPE": "an integer was divided by zero in native code: check sizes that may be 0, and run with "
+    "PYTHONFAULTHANDLER=1 to see the line",
+    "SIGILL": "compare the node's CPU (lscpu) with the one that torch and its extensions were built for",
+    "SIGTRAP": "native code ended the process by an assertion: check the last lines of its output",
+    "SIGXFSZ": "raise the limit on file sizes (ulimit -f) on the node",
+    "SIGPIPE": "the process that read its output has ended: check the pipe that the script writes to",
+    "SIGSYS": "a seccomp filter forbids the system call: check the container's security profile",
+}
+
 
 def signal_name(code: int | None, signal: str | None) -> str | None:
     """Return the signal that ended a process, also for the codes -9 and 137; None: it exited by itself."""

@@ -12,10 +12,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.diagnose.exits import CATEGORIES, decode_exit, signal_name
+from remote_agent.diagnose.accusations import accused
+from remote_agent.diagnose.exits import CATEGORIES, SIGNAL_HINTS, decode_exit, signal_name
 from remote_agent.diagnose.incidents import EvidenceLine
-from remote_agent.diagnose.last_words import is_handled, is_survived
+from remote_agent.diagnose.last_words import find_last, find_reason, is_handled, is_survived
 from remote_agent.diagnose.signatures import HINTS, SIGNATURES, Signature
+from remote_agent.diagnose.signatures.python import hint_of
 from remote_agent.diagnose.signatures.signature import GENERIC, NEUTRAL, PRIMARY, SECONDARY, WRONG_SIZE
 from remote_agent.diagnose.tracebacks import TRUNCATED, Trace, find_traces, join_traces, strip_tag, traces_of_error
 from remote_agent.text.names import read_number
@@ -231,6 +233,14 @@ def _with_time(finding: Finding, evidence: RankEvidence) -> Finding:
 
 def _unexplained(evidence: RankEvidence, how: str) -> Finding:
     """Return the finding of an exit with an error code and no exception; its last line may still say why."""
+    said = find_reason([strip_tag(line) for line in lines_of(evidence.tail)])
+    if said is not None:
+        return dataclasses.replace(
+            _base(evidence, UNEXPLAINED, "other", clip(f"{how}: {said[1]}")),
+            hint=HINTS["sigabrt"],
+            evidence=(_line(evidence, said[0]),),
+            proven=True,
+        )
     lines = _last_line(evidence)
     last = f", last line of stderr: {lines[0].text}" if lines else " and printed nothing on stderr"
     return dataclasses.replace(
@@ -270,7 +280,8 @@ def _from_text(evidence: RankEvidence) -> Finding | None:
     """Return what the rank's exception or, without one, its text says; None: nothing known."""
     in_tail = find_traces(evidence.tail)
     if evidence.error and evidence.error.get("message"):
-        own = traces_of_error(str(evidence.error["message"]), evidence.error.get("callstack"))
+        traces = traces_of_error(str(evidence.error["message"]), evidence.error.get("callstack"))
+        own = [trace for trace in traces if not trace.is_wrapper] or traces
     else:
         lines = [strip_tag(line) for line in lines_of(evidence.tail)]
         ended = (evidence.exit or {}).get("code") is not None
@@ -313,14 +324,23 @@ def _crashed_before(text: str, trace: Trace, meaning: Signature, match: re.Match
 
 
 def _cause_of(traces: list[Trace]) -> tuple[Trace, Signature | None] | None:
-    """Return the exception that shows the cause: the first PRIMARY one, or else the last one without a meaning."""
+    """Return the exception that shows the cause: the first PRIMARY one, or else the last one without a meaning.
+
+    Exceptions that are raised because of another one, or while it is handled, have its meaning.
+    """
     every = [(trace, _meaning(trace)) for trace in traces]
     for trace, meaning in every:
         if meaning is not None and meaning.role == PRIMARY:
             return trace, meaning
-    plain = [(trace, meaning) for trace, meaning in every if meaning is None]
+    plain: list[Trace] = []
+    begins_plain = True
+    for trace, meaning in every:
+        begins_plain = begins_plain if trace.link else meaning is None
+        if meaning is None and begins_plain:
+            plain.append(trace)
     if plain:
-        return plain[-1]
+        group = plain[-1].group
+        return next(trace for trace in plain if group and trace.group == group) if group else plain[-1], None
     return every[0] if every else None
 
 
@@ -410,18 +430,37 @@ def _from_trace(
     title = meaning.title if meaning is not None else ""
     frame = trace.user_frame
     printed = next((each for each in in_tail if each.headline == trace.headline), None)
+    hint = (meaning.hint if meaning is not None else "") or hint_of(trace.type, trace.message) or HINTS[category]
     place = (evidence.files.get("error"), None) if printed is None else evidence.place(printed.last_line)
     function = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame is not None else ""
     return dataclasses.replace(
-        _base(evidence, _role(meaning), category, title or clip(trace.headline) or "failed"),
+        _base(evidence, _role(meaning), category, title or clip(_told(trace, own)) or "failed"),
         place=frame.place() if frame is not None else "",
-        hint=(meaning.hint if meaning is not None else "") or HINTS[category],
+        hint=hint,
         fingerprint=fingerprint(category, trace.type, function, trace.message),
         traceback=join_traces(own),
-        evidence=(EvidenceLine(evidence.node, evidence.rank, *place, clip(trace.headline)),),
-        **(meaning.ranks_in(f"{trace.type}: {trace.message}") if meaning is not None else {}),
+        evidence=(EvidenceLine(evidence.node, evidence.rank, *place, clip(trace.line)),),
+        **_ranks_in(trace, meaning, evidence.rank),
         proven=trace.type != TRUNCATED,
     )
+
+
+def _told(trace: Trace, own: Sequence[Trace]) -> str:
+    """Return the headline of an exception, and that of the one from which its chain began."""
+    before = own[: own.index(trace)] if trace.link and trace in own else []
+    root = next((each for each in reversed(before) if not each.link), None)
+    if root is None:
+        return trace.headline
+    return f"{trace.headline} ({'from' if 'direct cause' in trace.link else 'while handling'} {root.headline})"
+
+
+def _ranks_in(trace: Trace, meaning: Signature | None, rank: int | None) -> dict[str, Any]:
+    """Return the ranks that an exception names, as `named` and `peer` of its finding."""
+    text = f"{trace.type}: {trace.message}"
+    known = {} if meaning is None else meaning.ranks_in(text)
+    if known.get("named") or known.get("peer") is not None or _role(meaning) != PRIMARY:
+        return known
+    return accused(text, rank)
 
 
 def _from_match(evidence: RankEvidence, meaning: Signature, match: re.Match[str]) -> Finding:
@@ -452,6 +491,8 @@ def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Fin
     category = CATEGORIES.get(signal, "other")
     exit_ = evidence.exit or {}
     headline = decode_exit(exit_.get("code"), signal)
+    lines = [strip_tag(line) for line in lines_of(evidence.tail)]
+    said: tuple[int, str] | None = None
     if category == "signal_preempted":
         headline += _sender(exit_, signal)
     elif signal == "SIGABRT":
@@ -459,17 +500,23 @@ def _signalled(evidence: RankEvidence, signal: str, notes: Sequence[str]) -> Fin
         reason = _from_text(evidence)
         if reason is not None and reason.category not in ("sigabrt", "signal_preempted"):
             return reason
+        said = find_reason(lines) or find_last(lines)
+    dump = next((trace for trace in find_traces(evidence.tail) if trace.fault), None)
     if exit_.get("core"):
         headline += "; core dumped"
-    dump = next((trace for trace in find_traces(evidence.tail) if trace.fault), None)
+    shown = _last_output(evidence) if dump is None else (_line(evidence, dump.first_line),)
+    if said is not None:
+        headline = clip(f"{headline}: {said[1]}")
+        shown = (_line(evidence, said[0]),)
     frame = dump.user_frame if dump is not None else None
     function = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame is not None else ""
     return dataclasses.replace(
         _base(evidence, PRIMARY, category, headline),
         place=frame.place() if frame is not None else "",
-        fingerprint=fingerprint(category, signal, function, ""),
+        fingerprint=fingerprint(category, signal, function, "" if said is None else said[1]),
         traceback=dump.text if dump is not None else None,
-        evidence=_last_output(evidence) if dump is None else (_line(evidence, dump.first_line),),
+        evidence=shown,
+        hint=HINTS[category] if said is not None else SIGNAL_HINTS.get(signal) or HINTS[category],
         proven=True,
     )
 
@@ -515,6 +562,8 @@ def _stopped(evidence: RankEvidence, code: int | None, signal: str | None) -> Fi
     how = f"stopped by supervisor ({signal})" if signal else f"stopped by supervisor (exit {code})"
     finding = _from_text(evidence)
     if finding is None and _before_our_signal(evidence, (evidence.exit or {}).get("over_ns")):
+        if code and signal is None:
+            return _unexplained(evidence, decode_exit(code, None))
         return _base(evidence, FINE, "other", "its script had ended")
     if finding is None:
         return _base(evidence, STOPPED, "signal_preempted", how)

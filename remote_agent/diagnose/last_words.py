@@ -30,12 +30,22 @@ _FRONT = 120
 # Separates the lines of two files of a rank.
 OTHER_FILE = "--"
 # Belongs to the record above it: frames, registers, further lines of a message.
-_CONTINUED = re.compile(r"\s|$|frame #|#\d|\*{3}|[)\]}|+]|Exception raised from")
+_CONTINUED = re.compile(r"\s|$|frame #|#\d|[)\]}|+]|Exception raised from")
 # Printed by torch's C++ code while a process runs or ends.
 _OF_TORCH = re.compile(r"(?:\[rank\d+\]:)?\[[EIW]\d{3,4} ")
 _ENDING = re.compile(
     r"exit|abort|quit|shut|clean|stop|terminat|finish|fail|error|fatal|bye|giv(?:e|ing) up|cannot|can't|unable|panic",
     re.IGNORECASE,
+)
+# What native code prints before it ends its process: the text of an exception, a failed check, a panic.
+_WHAT = re.compile(r"^\s+what\(\):\s+(.+)")
+_FATAL = re.compile(
+    r"^F\d{4,8} |terminate called|[Cc]heck fail(?:ed|ure)|[Aa]ssert(?:ion)?\b.{0,200}\bfailed|\bpanic(?:ked)?\b"
+    r"|\bFATAL\b|\b[Ff]atal\b.{0,20}\berror\b|\bLLVM ERROR\b"
+)
+# The dump that follows the reason.
+_DUMP = re.compile(
+    r"^(?:Fatal Python error: |Current thread|Thread 0x|goroutine \d+|stack backtrace:|\*{3} .*stack trace)"
 )
 
 
@@ -73,3 +83,37 @@ def _level(line: str) -> int:
 
 def _says_error(line: str) -> bool:
     return _level(line) == ERROR or _ENDING.search(line) is not None or "CCL WARN" in line
+
+
+def find_reason(lines: Sequence[str]) -> tuple[int, str] | None:
+    """Return number and text of the line in which native code says why it ends the process; None: there is none."""
+    end = next((number for number, line in enumerate(lines) if _DUMP.match(line)), len(lines))
+    for number, line in enumerate(lines[:end]):
+        what = _WHAT.match(line)
+        if what is not None and not is_survived(lines[:end], number):
+            return number, what[1]
+    for number, line in enumerate(lines[:end]):
+        if _FATAL.search(line) and not is_handled(line) and not is_survived(lines[:end], number):
+            # Rust prints the message below the place.
+            more = lines[number + 1].strip() if line.rstrip().endswith(":") and number + 1 < end else ""
+            return number, f"{line.strip()} {more}".strip()
+    return None
+
+
+def find_last(lines: Sequence[str]) -> tuple[int, str] | None:
+    """Return number and text of the first error after the last sign of progress, or else of the last record.
+
+    Only what is above a dump is read. None: the process printed nothing after its progress.
+    """
+    end = next((number for number, line in enumerate(lines) if _DUMP.match(line)), len(lines))
+    last: tuple[int, str] | None = None
+    first_error: tuple[int, str] | None = None
+    for number in range(end - 1, -1, -1):
+        line = lines[number]
+        if not line.strip() or _CONTINUED.match(line) or _OF_TORCH.match(line):
+            continue
+        if is_progress(line) or is_handled(line) or _INFO.search(line[:_FRONT]) is not None:
+            break
+        last = last or (number, line.strip())
+        first_error = (number, line.strip()) if _says_error(line) else first_error
+    return first_error or last

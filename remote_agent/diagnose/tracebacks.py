@@ -21,7 +21,7 @@ _TAG = re.compile(
     r"^(?:\x1b\[[\d;]*m)*(?:\[(?:rank|default)?\d+\]: ?|\[[\w.-]+:\d+\]|\(\w+ (?:\w+=?\d+ )?pid=\d+[^)]*\) ?"
     r"|\[\d{4}-\d\d-\d\dT[\d:.,]+Z?\] ?|(?:ERROR|WARNING|INFO|CRITICAL) \d\d-\d\d [\d:]+ \[[\w.]+:\d+\] ?)+"
 )
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:,? in (?P<function>.+?))?\s*$')
+_FRAME = re.compile(r'^[\s>]*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:,? in (?P<function>.+?))?\s*$')
 # A frame outside of a traceback: the beginning is not in the text, or it is a SyntaxError, which has none.
 _HEADLESS = re.compile(r'^  File "[^"]+", line \d+(?:, in |$)')
 _EXCEPTION = re.compile(r"^(?P<type>(?:[\w$<>]+\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*)|\s*)$")
@@ -44,6 +44,13 @@ _BACKGROUND = (
 _SUBJECT = re.compile(r"^(?:future|task|handle): <")
 # Used as the exception type where the text ends before the exception.
 TRUNCATED = "truncated traceback"
+# In a message of several lines: what announces the line below it, how many errors there are, names of things.
+_LABEL = re.compile(r"^[^:]{0,40}\b(?:error|reason|cause|details?|because|message)\b[^:]{0,20}:$", re.IGNORECASE)
+_COUNT = re.compile(r"\b\d+ (?:[\w-]+ )?(?:errors?|exceptions?|problems?|failures?)\b")
+_NAMES = re.compile(r"[\d'\"`/=<]|\w[._]\w|\b[a-z]+[A-Z]")
+# The margin of an exception group, and the lines around its exceptions.
+_GROUP = re.compile(r"^\s*\+ (?=Exception Group Traceback)")
+_MARGIN = re.compile(r"^\s*(?:\+-[-+]*(?: \d+ |\.{3})?-*$|\+ (?=Exception Group Traceback)|\| ?)")
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 # Ends a message of several lines.
 _OTHER_TEXT = re.compile(
@@ -91,15 +98,36 @@ class Trace:
     background: str = ""
     """What it ended instead of the process: a thread, an asyncio task, a child process; empty for the process."""
 
+    group: int = 0
+    """Number, from 1, of the line that begins the exception group in which it is; 0: none."""
+
     @property
-    def headline(self) -> str:
+    def line(self) -> str:
         """Return type and the message's first line."""
         first = self.message.strip().partition("\n")[0].strip()
         return f"{self.type}: {first}" if first else self.type
 
     @property
+    def headline(self) -> str:
+        """Return type and the line of the message that names what is wrong, after the first one if that announces it.
+
+        A label such as "Last error:" announces the line below it; a heading ends with a colon, or counts errors; a
+        first line without a name, number or path is followed by the next one.
+        """
+        lines = [line.strip() for line in self.message.strip().splitlines()]
+        for number in range(len(lines) - 2, 0, -1):
+            if _LABEL.search(lines[number]) and lines[number + 1]:
+                return f"{self.type}: {lines[number + 1]}"
+        more = 0
+        if len(lines) > 1:
+            more = 2 if _COUNT.search(lines[0]) else int(lines[0].endswith(":") or not _NAMES.search(lines[0]))
+        return f"{self.type}: {' '.join(lines[: 1 + more])}" if lines else self.type
+
+    @property
     def is_wrapper(self) -> bool:
-        """Whether it is raised by torch's spawn, which prints the exception of a child process below it."""
+        """Whether the exceptions that it stands for are printed below it: a group, or one that torch's spawn raises."""
+        if self.group and self.text.startswith("Exception Group"):
+            return True
         return not self.message.strip() and any(_SPAWN.search(frame.file) for frame in self.frames[-1:])
 
     @property
@@ -128,6 +156,7 @@ def strip_tag(line: str) -> str:
 def find_traces(text: str) -> list[Trace]:
     """Return all tracebacks and crash dumps in the text, in order."""
     lines = [strip_tag(line) for line in lines_of(text)]
+    groups = _strip_groups(lines)
     traces: list[Trace] = []
     number = 0
     # Frames up to here have no exception below them, whichever of them is read first.
@@ -142,7 +171,11 @@ def find_traces(text: str) -> list[Trace]:
             trace, fruitless = _read_traceback(lines, number - 1)
         elif _FATAL.match(lines[number]):
             trace = _read_fault(lines, number)
+        elif number in groups and not lines[number - 1].strip() and (bare := _EXCEPTION.match(lines[number])):
+            # An exception in a group that was never raised has no traceback.
+            trace = Trace(bare["type"], bare["message"] or "", (), number, number, lines[number])
         if trace is not None:
+            trace = dataclasses.replace(trace, group=groups.get(number, 0))
             if trace.link and traces:
                 trace = dataclasses.replace(trace, background=traces[-1].background)
             traces.append(trace)
@@ -150,6 +183,19 @@ def find_traces(text: str) -> list[Trace]:
         else:
             number += 1
     return traces
+
+
+def _strip_groups(lines: list[str]) -> dict[int, int]:
+    """Remove the margins of exception groups; return, by line, the number of the line that begins its group, from 1."""
+    groups: dict[int, int] = {}
+    begin = 0
+    for number, line in enumerate(lines):
+        margin = _MARGIN.match(line) if begin or "Exception Group" in line else None
+        begin = (begin or number + 1) if margin is not None and (begin or _GROUP.match(line)) else 0
+        if margin is not None and begin:
+            groups[number] = begin
+            lines[number] = line[margin.end() :]
+    return groups
 
 
 def last_background_failure(text: str) -> Trace | None:

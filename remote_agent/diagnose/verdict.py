@@ -44,6 +44,7 @@ _SAME_ON_ALL = ("permission_import_missing_module",)
 # These happen to all ranks: which one was first is chance.
 _TO_ALL = ("rendezvous_timeout", "port_in_use", "node_lost", "signal_preempted")
 _MAX_EVIDENCE = 12
+_MAX_PLACES = 3
 _WORK = re.compile(r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
 # The GUID of a group is the same in all processes.
 _STATUS = re.compile(
@@ -177,7 +178,7 @@ def _own_failure(findings: list[Finding], context: JobContext, lost: int | None)
     candidates = own or sorted(unexplained, key=lambda each: not each.proven)
     if not candidates:
         return None
-    first = candidates[0]
+    first = _named_itself(candidates)
     same = [each for each in findings if each is first or _same_cause(first, each)]
     others = [each for each in own if each not in same]
     clear = all(_clearly_before(first, each, context) for each in others)
@@ -209,10 +210,26 @@ def _own_failure(findings: list[Finding], context: JobContext, lost: int | None)
         at_least=at_least,
         category=first.category,
         headline=first.text,
-        hint=first.hint,
+        hint="; ".join([*_whole_nodes(ranks if blames_ranks else [], context), *([first.hint] if first.hint else [])]),
         ranks=ranks if blames_ranks else [],
         node=first.node if len(nodes) == 1 and scope != "not_in_text" else None,
     )
+
+
+def _whole_nodes(ranks: Sequence[int], context: JobContext) -> list[str]:
+    """Return a hint where all ranks of some nodes failed, and none of the others."""
+    nodes = {name: set(own) for name, own in context.ranks_per_node.items() if own}
+    failed = [name for name, own in nodes.items() if own <= set(ranks)]
+    spared = [name for name, own in nodes.items() if own.isdisjoint(ranks)]
+    if not spared or not failed or len(failed) + len(spared) < len(nodes) or len(ranks) == len(failed):
+        return []
+    return [f"all ranks{name_nodes(failed)} failed, none{name_nodes(spared)}: compare the nodes"]
+
+
+def _named_itself(candidates: Sequence[Finding]) -> Finding:
+    """Return the first finding, or that of a rank which the first one names as failed, if it shows why itself."""
+    first = candidates[0]
+    return next((each for each in candidates if each.rank in first.named and not each.named), first)
 
 
 def _may_be_more(first: Finding, ranks: list[int], same: list[Finding], findings: list[Finding]) -> bool:
@@ -322,7 +339,9 @@ def _absence(missing: Mapping[str, Any]) -> str:
         return "the group made no progress"
     number = f" number {missing['seq']}" if missing["seq"] is not None else ""
     verb = "was" if len(waiting) == 1 else "were"
-    return f"never reached {missing['collective']}{number}; {name_ranks(waiting)} {verb} waiting"
+    places = sorted({str(place) for place in missing["stacks"].values()})
+    at = f", last seen at {', '.join(places[:_MAX_PLACES])}" if places else ""
+    return f"never reached {missing['collective']}{number}{at}; {name_ranks(waiting)} {verb} waiting"
 
 
 def _scope_of(ranks: Sequence[int]) -> str:
@@ -336,7 +355,7 @@ def _exited_early(findings: list[Finding], context: JobContext) -> _Cause | None
         return None
     left = [each for each in findings if each.role == FINE and (each.exit_code == 0 or each.exit_signal is not None)]
     left = [each for each in left if _clearly_before(each, broken[0], context)]
-    if not left or len(left) > len(broken):
+    if not left:
         return None
     ranks = _ranks_of(left)
     nodes = {each.node for each in left}
@@ -383,6 +402,7 @@ def _victims_only(findings: list[Finding], context: JobContext) -> _Cause:
     if not broken:
         return _nothing(findings)
     first = _earliest_failure(broken)
+    reason = "the logs do not say why" if first.traceback is None else "no rank shows an earlier failure"
     where = f"first on {name_ranks([first.rank])}{name_nodes([first.node])}" if first.rank is not None else "in the log"
     hint = "; ".join([*_ranks_to_check(broken, findings, context), first.hint])
     outside = first.category in (*_OUTSIDE, "signal_preempted")
@@ -390,7 +410,7 @@ def _victims_only(findings: list[Finding], context: JobContext) -> _Cause:
         scope="outside_the_ranks" if outside else "not_in_text",
         confidence="supported" if outside else "unknown",
         category=first.category,
-        headline=f"{first.headline}, {where}; the logs do not say why",
+        headline=f"{first.headline}, {where}; {reason}",
         hint=hint,
     )
 
@@ -462,13 +482,16 @@ def _fingerprint(cause: _Cause) -> str:
 
 
 def _odd_one_out(first: Finding, findings: Sequence[Finding], ranks: Sequence[int], context: JobContext) -> int | None:
-    """Return the only rank whose collective differs from those of all others."""
-    if first.category != "collective_desync":
-        return None
+    """Return the only rank that differs from all others, according to two or more of them.
+
+    Not one that fails alike and names no other: then the texts are about something that all ranks share.
+    """
     reports = [each for each in findings if each.category == first.category and each.peer not in (None, each.rank)]
     votes = Counter(each.peer for each in reports)
     most = max(votes, key=lambda rank: votes[rank], default=None)
-    if most is not None and votes[most] > 1 and all(each.peer == most or each.rank == most for each in reports):
+    itself = next((each for each in findings if each.rank == most and each.fingerprint == first.fingerprint), None)
+    agrees = all(each.peer == most or each.rank == most for each in reports)
+    if most is not None and votes[most] > 1 and agrees and (itself is None or itself.peer is not None):
         return most
     # All of them received the tensor from the one rank that reports nothing.
     others = {rank for own in context.ranks_per_node.values() for rank in own} - set(ranks)

@@ -7,10 +7,11 @@ which a line was written, as far as the text shows it. Without a year or a zone,
 from __future__ import annotations
 
 import calendar
-import json
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from remote_agent.diagnose.json_lines import shown_lines
 
 # Colours, titles and other control sequences of terminals.
 _CONTROL = re.compile(r"\x1b\[[\d;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -19,10 +20,6 @@ _HEAD = "Traceback (most recent call last):"
 _NEAR = 200
 _LEAST = 3
 _DIGIT = re.compile(r"\d")
-# The names under which loggers store the message and its traceback, the time and the rank.
-_TEXTS = ("message", "msg", "event", "log", "exception", "exc_info", "exc_text", "stack_trace", "traceback")
-_TIMES = ("timestamp", "@timestamp", "time", "ts", "asctime")
-_RANKS = ("rank", "global_rank")
 # A timestamp further above a line without one may be much older.
 LINES_BACK = 200
 SECOND_NS = 1_000_000_000
@@ -47,28 +44,9 @@ def clean(text: str) -> str:
 
 def without_json(lines: Sequence[FileLine]) -> list[FileLine]:
     """Return the lines with JSON records replaced by their text as a terminal would show it, with the rank's tag."""
-    result: list[FileLine] = []
-    for line in lines:
-        record = _record(line.text) if line.text.startswith("{") and line.text.endswith("}") else None
-        texts = _texts(record) if record is not None else []
-        result += [line._replace(text=text) for text in texts] or [line]
-    return result
-
-
-def _record(text: str) -> dict[str, Any] | None:
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) else None
-
-
-def _texts(record: dict[str, Any]) -> list[str]:
-    rank = next((record[name] for name in _RANKS if isinstance(record.get(name), int)), None)
-    time = next((f"{record[name]} " for name in _TIMES if isinstance(record.get(name), str)), "")
-    text = "\n".join(record[name] for name in _TEXTS if isinstance(record.get(name), str))
-    tag = "" if rank is None else f"[rank{rank}]: "
-    return [f"{tag}{'' if number else time}{line}" for number, line in enumerate(text.splitlines())]
+    return [
+        shown for line in lines for shown in [line._replace(text=text) for text in shown_lines(line.text)] or [line]
+    ]
 
 
 def without_prefixes(lines: list[FileLine]) -> list[FileLine]:

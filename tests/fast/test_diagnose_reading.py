@@ -106,7 +106,7 @@ def test_of_chained_exceptions_the_deliberate_one_is_named_unless_another_says_m
     )
     assert [trace.type for trace in find_traces(wrapped)] == ["KeyError", "ValueError"]
     found = read_rank(ended(wrapped))
-    assert found.headline == "ValueError: no lr in the config"
+    assert found.headline == "ValueError: no lr in the config (from KeyError: 'lr')"
     assert found.traceback == wrapped.strip()
     full, _ = fail(
         tmp_path,

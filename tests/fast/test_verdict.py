@@ -341,7 +341,7 @@ def test_one_watchdog_alone_blames_nobody() -> None:
 def test_when_the_texts_do_not_say_the_verdict_says_so() -> None:
     incident = judge(rank(0, 1, RESET), rank(1, 1.1, RESET))
     assert (incident.scope, incident.confidence, incident.culprit_ranks) == ("not_in_text", "unknown", ())
-    assert "the logs do not say why" in incident.summary
+    assert "no rank shows an earlier failure" in incident.summary
     assert incident.hint.startswith("check ranks 2-3 first")
     empty = verdict([], JobContext())
     assert (empty.category, empty.scope) == ("other", "not_in_text")

@@ -1,11 +1,15 @@
 """Signatures of what Python code raises and training code prints.
 
-In: nothing. Out: FILES, LOSS, GENERIC_ERRORS.
+In: nothing. Out: FILES, LOSS, GENERIC_ERRORS; what to do about an error number of the system, or about a class.
 """
 
 from __future__ import annotations
 
+import os
+import re
+
 from remote_agent.diagnose.signatures.signature import generic, primary
+from remote_agent.text.names import read_number
 
 FILES = (
     primary(
@@ -56,3 +60,49 @@ GENERIC_ERRORS = (
         r"|NotImplemented|Syntax|Indentation|FileNotFound|UnboundLocal|Recursion)Error(?::.*)?$",
     ),
 )
+
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
+# By error number of Linux.
+_ERRNO_HINTS = {
+    2: "the path does not exist on this node: check the path, and that the file system is mounted there",
+    5: "the disk or the network file system failed: check the node's kernel log (dmesg -T)",
+    11: "no more processes or threads are allowed: raise ulimit -u or the cgroup's pids.max, or start fewer workers",
+    16: "another process or mount uses it: check with lsof on the node",
+    23: "the node has no more open files: raise fs.file-max, or open fewer",
+    24: "raise the limit on open files (ulimit -n), or close files and use fewer DataLoader workers",
+    26: "another process writes to this program file: copy it first, then rename it",
+    30: "the file system is mounted read-only: check mount on the node; an error of its disk can cause this",
+    36: "shorten the file name",
+    40: "the path has a loop of symbolic links",
+    97: "the node has no IPv6 or IPv4 address of this kind: check the interface",
+    98: "another process uses the port: end it, or choose another port",
+    101: "the node has no route to that address: check its network",
+    107: "the mount or the peer is gone: mount the file system again",
+    110: "the server or the network file system did not answer: check it from this node",
+    111: "no server listens at that address: check that it runs, its address and its port",
+    113: "the node has no route to that address: check its network",
+    116: "the file on the network file system is gone (stale handle): mount it again, or restart the job",
+    121: "the device or the network file system failed: check the node's kernel log (dmesg -T)",
+    122: "the quota is used up: delete files or raise it",
+}
+_CLASS_HINTS = {
+    "BdbQuit": "remove breakpoint() or pdb.set_trace() from the script: a rank has no terminal",
+    "EOFError": "a rank has no terminal on stdin: remove input(), or pass the answer as an argument",
+    "RecursionError": "a function calls itself without an end at the place shown, or raise sys.setrecursionlimit",
+    "KeyboardInterrupt": "somebody sent SIGINT (Ctrl-C)",
+    "UnicodeDecodeError": "the file is not text in the encoding that was used: check the file, and LANG on the node",
+    "JSONDecodeError": "the file is not JSON, or only half of it was written: check the file",
+}
+
+
+def hint_of(name: str, message: str) -> str:
+    """Return what to do about an exception by its error number or its class; empty if neither says."""
+    number = _ERRNO.search(message)
+    bare = name.rpartition(".")[2]
+    if number is not None:
+        return _ERRNO_HINTS.get(read_number(number[1]), "")
+    # Other languages print the system's words alone.
+    words = (hint for code, hint in _ERRNO_HINTS.items() if os.strerror(code).lower() in message.lower())
+    if hint := next(words, ""):
+        return hint
+    return "" if bare == "EOFError" and "reading a line" not in message else _CLASS_HINTS.get(bare, "")

@@ -1,0 +1,44 @@
+"""Which other rank the text of an exception calls the one at fault.
+
+In: the text, the rank that raised it. Out: `named` and `peer` of its finding.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from remote_agent.text.names import read_number
+
+_RANK = re.compile(r"\b[Rr]ank(?:[ :=#]{0,2}|\()(\d{1,6})\b(?!\s*(?:[-/.]\s*)?\d)")
+# What is said of a rank, or of something of it, that is at fault alone.
+_FAILS = (
+    r"fail(?:s|ed|ure)?|die[sd]|dead|crash(?:ed)?|raised?|exited|left|gone|missing|lost|killed|aborted|stuck|hangs?|hung"
+    r"|did not|didn't|does not|never|not respond\w*|unresponsive|timed out|lags?|behind|corrupt\w*|nan|NaN|no \w+"
+    r"|error|exception|invalid|bad|empty|wrong|unexpected"
+)
+# What two ranks do not share: either of them may be at fault.
+_DIFFERS = r"differs?|different|inconsistent|mismatch\w*|diverge[sd]|disagree[sd]?|unequal|not (?:equal|match|the same)"
+_WAITED = re.compile(r"\b(?:wait(?:ing|ed)?|connect(?:ing|ed)?|reach(?:ing|ed)?) (?:\w+ )?(?:for|to|on|from)? ?$")
+_NEAR = 48
+
+
+def accused(text: str, rank: int | None) -> dict[str, Any]:
+    """Return the only other rank that a text names, as `named` where it failed itself, as `peer` where the two differ.
+
+    A rank that is only mentioned is not accused.
+    """
+    others = {read_number(match[1]): match for match in _RANK.finditer(text) if read_number(match[1]) != rank}
+    if len(others) != 1 or rank is None:
+        return {}
+    ((other, match),) = others.items()
+    before = re.split(r"[.;\n,](?:\s|$)", text[: match.start()])[-1]
+    after = re.split(r"[.;\n,](?:\s|$)", text[match.end() :])[0][:_NEAR]
+    around = f"{before[-_NEAR:]} {after}"
+    if re.search(rf"\b(?:{_DIFFERS})\b", around):
+        return {"named": (), "peer": other}
+    of_it = re.search(rf"\b(?:{_FAILS})\b.{{0,24}}\b(?:from|of|on|in|by)(?: \w+)? $", before)
+    it_failed = re.match(rf"['\")\]]?(?:'s [\w ]{{1,30}})? ?(?:\([^)]*\) )?(?:\w+ ){{0,2}}(?:{_FAILS})\b", after)
+    if _WAITED.search(before) or not (of_it or it_failed):
+        return {}
+    return {"named": (other,), "peer": None}
