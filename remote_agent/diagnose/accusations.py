@@ -13,7 +13,7 @@ from remote_agent.text.names import read_number
 _RANK = re.compile(r"\b[Rr]ank(?:[ :=#]{0,2}|\()(\d{1,6})\b(?!\s*(?:[-/.]\s*)?\d)")
 # What is said of a rank, or of something of it, that is at fault alone.
 _FAILS = (
-    r"fail(?:s|ed|ure)?|die[sd]|dead|crash(?:ed)?|raised?|exited|left|gone|missing|lost|killed|aborted|stuck|hangs?|hung"
+    r"fails?|failed|failure|die[sd]|dead|crash(?:ed)?|raised?|exited|left|gone|missing|lost|killed|aborted|stuck|hangs?|hung"
     r"|did not|didn't|does not|never|not respond\w*|unresponsive|timed out|lags?|behind|corrupt\w*|nan|NaN|no \w+"
     r"|error|exception|invalid|bad|empty|wrong|unexpected"
 )

@@ -17,9 +17,18 @@ from remote_agent.diagnose.exits import CATEGORIES, SIGNAL_HINTS, decode_exit, s
 from remote_agent.diagnose.incidents import EvidenceLine
 from remote_agent.diagnose.last_words import find_last, find_reason, is_handled, is_survived
 from remote_agent.diagnose.signatures import HINTS, SIGNATURES, Signature
+from remote_agent.diagnose.signatures.distributed import CLASSES
 from remote_agent.diagnose.signatures.python import hint_of
 from remote_agent.diagnose.signatures.signature import GENERIC, NEUTRAL, PRIMARY, SECONDARY, WRONG_SIZE
-from remote_agent.diagnose.tracebacks import TRUNCATED, Trace, find_traces, join_traces, strip_tag, traces_of_error
+from remote_agent.diagnose.tracebacks import (
+    TRUNCATED,
+    Trace,
+    find_traces,
+    join_traces,
+    last_exception,
+    strip_tag,
+    traces_of_error,
+)
 from remote_agent.text.names import read_number
 from remote_agent.text.shapes import clip, fingerprint, lines_of
 
@@ -289,6 +298,9 @@ def _from_text(evidence: RankEvidence) -> Finding | None:
         own = [trace for trace in own if not (ended and is_survived(lines, trace.last_line))]
     truncated = own.pop() if own and own[-1].type == TRUNCATED else None
     finding = _cause_in(evidence, own, in_tail)
+    if finding is None and truncated is None and evidence.exit is None:
+        bare = last_exception(evidence.tail)
+        return None if bare is None else _from_trace(evidence, bare, _meaning(bare), [bare], [bare])
     if finding is None and truncated is not None:
         return dataclasses.replace(_from_trace(evidence, truncated, None, [truncated], in_tail), role=UNEXPLAINED)
     last = own[-1] if own and not own[-1].link else None
@@ -351,7 +363,7 @@ def _meaning(trace: Trace) -> Signature | None:
     excluded = {*(() if between else _BETWEEN_RANKS), *(_OF_SYSTEM if foreign else ())}
     match = _best_match(text, [each for each in SIGNATURES if each.role != GENERIC and each.category not in excluded])
     if match is None:
-        return None
+        return next((each for each in CLASSES if each.regex.search(trace.type)), None)
     meaning = match[0]
     if meaning.category == "checkpoint_corrupt" and any(_FROM_OTHERS.search(frame.function) for frame in trace.frames):
         return next(each for each in SIGNATURES if each.title == WRONG_SIZE)

@@ -40,7 +40,7 @@ _ENDING = re.compile(
 # What native code prints before it ends its process: the text of an exception, a failed check, a panic.
 _WHAT = re.compile(r"^\s+what\(\):\s+(.+)")
 _FATAL = re.compile(
-    r"^F\d{4,8} |terminate called|[Cc]heck fail(?:ed|ure)|[Aa]ssert(?:ion)?\b.{0,200}\bfailed|\bpanic(?:ked)?\b"
+    r"^F\d{4,8} |terminate called|[Cc]heck (?:failed|failure)|[Aa]ssert(?:ion)?\b.{0,200}\bfailed|\bpanic(?:ked)?\b"
     r"|\bFATAL\b|\b[Ff]atal\b.{0,20}\berror\b|\bLLVM ERROR\b"
 )
 # The dump that follows the reason.

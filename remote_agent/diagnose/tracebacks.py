@@ -185,6 +185,19 @@ def find_traces(text: str) -> list[Trace]:
     return traces
 
 
+def last_exception(text: str) -> Trace | None:
+    """Return the exception with which a text ends, without a traceback; None if it ends otherwise."""
+    lines = [strip_tag(line) for line in lines_of(text)]
+    for number in range(len(lines) - 1, max(-1, len(lines) - _MESSAGE_LINES), -1):
+        exception = _EXCEPTION.match(lines[number])
+        if exception is not None and exception["message"] and _NAMED_AS_ERROR.search(exception["type"]):
+            message = "\n".join([exception["message"], *lines[number + 1 :]])
+            return Trace(exception["type"], message, (), number, number, "\n".join(lines[number:]))
+        if lines[number][:1].strip():
+            return None
+    return None
+
+
 def _strip_groups(lines: list[str]) -> dict[int, int]:
     """Remove the margins of exception groups; return, by line, the number of the line that begins its group, from 1."""
     groups: dict[int, int] = {}

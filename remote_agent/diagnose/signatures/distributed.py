@@ -1,11 +1,11 @@
 """Signatures of torch.distributed: its collectives, its store and rendezvous, gloo.
 
-In: nothing. Out: COLLECTIVES, RENDEZVOUS, CONNECTIONS.
+In: nothing. Out: COLLECTIVES, RENDEZVOUS, CONNECTIONS; CLASSES, by the name of an exception's class alone.
 """
 
 from __future__ import annotations
 
-from remote_agent.diagnose.signatures.signature import WRONG_SIZE, primary, secondary
+from remote_agent.diagnose.signatures.signature import WRONG_SIZE, neutral, primary, secondary
 
 COLLECTIVES = (
     primary(
@@ -88,4 +88,11 @@ CONNECTIONS = (
         "Connection was likely closed",
         "DistBackendError.*(?:store|Socket)",
     ),
+)
+# For an exception whose words no signature knows: what is raised by torch's packages under such names.
+CLASSES = (
+    neutral("other", r"^torch\.[\w.]*\.(?:Child|Process)\w*(?:Error|Exception)$"),
+    secondary("signal_preempted", r"^torch\.distributed\.[\w.]*Signal\w*$"),
+    secondary("rendezvous_timeout", r"^torch\.distributed\.[\w.]*(?:Rendezvous|Store)\w*$"),
+    secondary("gloo_connection_reset", r"^torch\.distributed\.[\w.]*Dist\w*Error$"),
 )
