@@ -14,6 +14,7 @@ from remote_agent.coordinator.formation import patience, send_away
 from remote_agent.coordinator.quorum import without
 from remote_agent.coordinator.transitions import QUARANTINE_WINDOW_S, WITHIN, fail_node
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
+from remote_agent.diagnose.hang.stalls import find_stall, missing_of
 from remote_agent.diagnose.incidents import OPEN, Incident, Victims
 from remote_agent.diagnose.verdict import verdict
 from remote_agent.wire.events import HOST_NAME, EventType, StopCause
@@ -247,8 +248,17 @@ def _judge(state: s.State, now_ns: int) -> Incident:
             name for name, node in state.nodes.items() if node.notice and node.notice["kind"] == HOST_NAME
         ],
         hang=state.watch.hang["missing"] if state.watch.hang is not None else None,
+        seen=_last_seen(state),
     )
     return verdict(evidence, context)
+
+
+def _last_seen(state: s.State) -> dict[str, Any] | None:
+    """Return which ranks were missing when all were last asked; None where none was, or the answers are incomplete."""
+    watch = state.watch
+    left = frozenset(number for number, rank in state.ranks.items() if rank.state == "succeeded")
+    stall = None if watch.asked else find_stall(watch.before, watch.now, left)
+    return missing_of(stall) if stall is not None and stall.kind == "missing" and stall.waits else None
 
 
 def _preempted(state: s.State, now_ns: int) -> Incident:

@@ -99,6 +99,8 @@ class JobContext:
     now_ns: int | None = None
     hang: Mapping[str, Any] | None = None
     """The contract's `missing` object of the hang that this group was in when it ended."""
+    seen: Mapping[str, Any] | None = None
+    """The same of the last look at the live ranks, where it was not a hang yet: it counts if a rank times out."""
     clock_error_ms: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """By node: the possible error of its corrected timestamps."""
     unreachable_names: Sequence[str] = ()

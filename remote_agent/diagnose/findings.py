@@ -5,6 +5,7 @@ In: exit, error.json and text of a rank, the notes of its host. Out: Findings, a
 
 from __future__ import annotations
 
+import bisect
 import builtins
 import dataclasses
 import itertools
@@ -392,14 +393,12 @@ def _best_match(
 ) -> tuple[Signature, re.Match[str]] | None:
     """Return the match of the weightiest role in the first line that has one, there of the first signature.
 
-    Only lines that count for a signature are considered; their numbers are from 0.
+    Only places that count for a signature are considered.
     """
     matches = [
         (each, match)
         for each in signatures or SIGNATURES
-        for match in itertools.islice(
-            (one for one in each.regex.finditer(text) if counts(each, text.count("\n", 0, one.start()))), 1
-        )
+        for match in itertools.islice((one for one in each.regex.finditer(text) if counts(each, one.start())), 1)
     ]
     return min(
         matches, key=lambda each: (_ROLE_ORDER[each[0].role], text.rfind("\n", 0, each[1].start())), default=None
@@ -414,8 +413,10 @@ def _match_in(evidence: RankEvidence) -> tuple[Signature, re.Match[str]] | None:
     exit_ = evidence.exit or {}
     has_ended = exit_.get("code") is not None or exit_.get("signal") is not None
     lines = [strip_tag(line) for line in lines_of(evidence.tail)]
+    ends = [match.start() for match in re.finditer("\n", evidence.tail)]
 
-    def counts(meaning: Signature, number: int) -> bool:
+    def counts(meaning: Signature, place: int) -> bool:
+        number = bisect.bisect_left(ends, place)
         if meaning.category in _BETWEEN_RANKS and has_ended and number < len(lines):
             return _OF_RANKS.search(lines[number]) is not None
         # Steps with a bad loss are judged by the steps that follow.

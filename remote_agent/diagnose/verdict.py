@@ -43,6 +43,7 @@ _OUTSIDE = ("rendezvous_timeout", "port_in_use", "nccl_network", "node_lost")
 _SAME_ON_ALL = ("permission_import_missing_module",)
 # These happen to all ranks: which one was first is chance.
 _TO_ALL = ("rendezvous_timeout", "port_in_use", "node_lost", "signal_preempted")
+_TIMED_OUT = re.compile(r"\btim(?:ed|es) ?out|\btimeout", re.IGNORECASE)
 _MAX_EVIDENCE = 12
 _MAX_PLACES = 3
 _WORK = re.compile(r"WorkNCCL\(SeqNum=(\d+), OpType=(\w+)")
@@ -301,7 +302,9 @@ def _failed_first(findings: list[Finding], context: JobContext, lost: int | None
 
 def _missing_rank(evidence: Sequence[RankEvidence], findings: list[Finding], context: JobContext) -> _Cause | None:
     """Ranks timed out in a collective that some ranks never reached: those are the culprits."""
-    missing = dict(context.hang) if context.hang and context.hang["missing"] else _find_missing(evidence, context)
+    timed_out = any(each.role == SECONDARY and _TIMED_OUT.search(each.headline) for each in findings)
+    hang = context.hang or (context.seen if timed_out else None)
+    missing = dict(hang) if hang and hang["missing"] else _find_missing(evidence, context)
     if missing is None:
         return None
     # A missing rank that we stopped has not failed, but its text may say why it was missing.
@@ -309,7 +312,7 @@ def _missing_rank(evidence: Sequence[RankEvidence], findings: list[Finding], con
     failures = {each.rank: trace for each in absent if (trace := last_background_failure(each.tail)) is not None}
     ranks = sorted(rank for rank in failures if rank is not None) or list(missing["missing"])
     nodes = context.nodes_of(ranks)
-    gave_up = not context.hang or any(each.category == "nccl_timeout_watchdog" for each in findings)
+    gave_up = not hang or any(each.category == "nccl_timeout_watchdog" for each in findings)
     category = "user_exception" if failures else "nccl_timeout_watchdog" if gave_up else "hang_no_output"
     return _Cause(
         findings=[each for each in findings if each.rank in ranks],

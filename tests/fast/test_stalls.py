@@ -363,6 +363,17 @@ def test_a_hang_and_its_end_are_recorded_once() -> None:
     assert world.state.restarts == 0
 
 
+def test_a_timeout_that_torch_raises_before_hang_after_names_who_was_missing_at_the_last_look() -> None:
+    world = Watched()
+    world.live(25)
+    assert world.told("incident") == []
+    world.fail(0, "RuntimeError: [gloo/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete")
+    world.settle()
+    (incident,) = world.told("incident")
+    assert (incident["category"], incident["culprit_ranks"]) == ("hang_no_output", [1])
+    assert "; rank 0 was waiting" in incident["summary"]
+
+
 def test_after_a_false_alarm_the_next_wait_may_be_longer() -> None:
     world = Watched()
     world.live(100)

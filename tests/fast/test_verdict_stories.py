@@ -67,13 +67,15 @@ def evidence_of(head: str, text: str) -> RankEvidence:
 
 def judge(story: Story) -> dict[str, Any]:
     """Return the incident; ranks that the story does not tell of were stopped by supervisor at the end."""
-    hang = next((json.loads(head[5:]) for head, _ in story.blocks if head.startswith("hang ")), None)
+    looks = {
+        name: json.loads(rest) for head, _ in story.blocks for name, _, rest in [head.partition(" ")] if rest[:1] == "{"
+    }
     ranks = [evidence_of(head, text) for head, text in story.blocks if head.startswith("rank ")]
     known = {each.rank for each in ranks}
     last_s = max(((each.exit or {})["t_ns"] - START) / SECOND for each in ranks)
     others = (rank for rank in range(4) if rank not in known)
     ranks += [evidence_of(f"rank {rank}: stopped SIGTERM at {last_s + 1}", "") for rank in others]
-    return verdict(ranks, JobContext(world_size=4, ranks_per_node=NODES, hang=hang)).to_json()
+    return verdict(ranks, JobContext(world_size=4, ranks_per_node=NODES, **looks)).to_json()
 
 
 def misses(story: Story) -> list[str]:
