@@ -290,7 +290,8 @@ class SnapshotKeeper:
             self._known[found.path] = found.files, None
             self._notice(SNAPSHOT_NOT_KEPT, f"{found.path} is not kept: {error}", slot_of(found.path))
             return False
-        self._known[found.path] = found.files, kept.id
+        # What has files elsewhere does not lie in place as it is kept.
+        self._known[found.path] = found.files, None if elsewhere else kept.id
         self._own = {kept.id, *self._own} & {one.id for one in self._store.kept}
         self._noticed.discard((SNAPSHOT_NOT_KEPT, slot_of(found.path)))
         return True
