@@ -146,6 +146,12 @@ ACTIONS: tuple[Action, ...] = (
         " max_restarts",
     ),
     Action(
+        "job.back", "", "b", "Go back", "restart from a snapshot that the nodes keep",
+        confirm=1, destructive=True, op="restart", plan=True, guarded=True,
+        impact="stops all {group} and starts them again as generation {next}, from this snapshot; later ones no longer "
+        "count; not charged to max_restarts",
+    ),
+    Action(
         "job.sync", "", "R", "Sync files", "restart from the edited files, or roll back",
         confirm=1, destructive=True, op="sync",
         impact="copies the files to all nodes while the group keeps running; then restarts all {group} from them as "

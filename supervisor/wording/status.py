@@ -15,7 +15,7 @@ from supervisor.inventory.pattern import fold
 from supervisor.wording import usage
 from supervisor.wording.events import phases_text, start_text, starts_text, variables
 from supervisor.wording.incidents import hang_step, standing
-from supervisor.wording.values import age, date, date_ns, one_line, or_dash, size, table
+from supervisor.wording.values import age, clock_ns, date, date_ns, one_line, or_dash, size, table
 
 if TYPE_CHECKING:
     from supervisor.nccl import Fabric
@@ -206,6 +206,15 @@ def snapshot_rows(snapshots: Sequence[Document]) -> list[list[str]]:
         path = f"{one_line(one.get('path'))}{skipped}"
         rows.append([one_line(one.get("id")), step, saved, size(int(one.get("bytes") or 0)), one_line(nodes), path])
     return rows
+
+
+def snapshot_words(one: Document) -> tuple[str, str]:
+    """Return a kept snapshot in short, and where and how large it is."""
+    step = one.get("step")
+    label = f"step {step:,}" if isinstance(step, int) else one_line(one.get("path"))
+    facts = (clock_ns(one.get("time_ns"), millis=False), one_line(one.get("path")), size(int(one.get("bytes") or 0)))
+    skipped = "skipped: the job went back behind it" if one.get("skipped") else ""
+    return label, "  ".join(filter(None, (*facts, f"on {one_line(fold(map(str, one.get('nodes') or ())))}", skipped)))
 
 
 # --- NCCL, the short form of the NCCL screen

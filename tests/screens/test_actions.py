@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import re
 from typing import Any
 
@@ -27,6 +28,9 @@ def test_every_verb_asks_first(action: object) -> None:
     async def scenario() -> None:
         session = recorded.load("restarting_4x2")
         session.status["nodes"][1]["cordoned"] = True
+        session.status["snapshots"] = [
+            {"id": "a1", "path": "a.pt", "step": 1, "time_ns": 1, "bytes": 1, "nodes": ["n1"]}
+        ]
         async with running(session, (120, 30)) as (app, pilot):
             name = next(entry for entry in offered() if entry is action)
             text = await press(app, pilot, "3", "x", name.key)
@@ -87,6 +91,29 @@ def test_restart_is_bound_to_the_generation_on_the_screen() -> None:
             await press(app, pilot, "y")
             assert session.requests == [("restart", {"if_generation": 0})]
             assert "restart accepted" in text_of(app)
+
+    asyncio.run(scenario())
+
+
+def test_a_snapshot_on_the_run_screen_is_gone_back_to_after_its_cost_is_shown() -> None:
+    async def scenario() -> None:
+        session = recorded.load("running_2x2")
+        began = next(event for event in session.events if event["type"] == "generation_started")["time"]
+        time_ns = int(datetime.datetime.fromisoformat(began.rstrip("Z") + "+00:00").timestamp() * 1e9)
+        one = {"path": "snapshot.pt", "bytes": 2_000_000, "nodes": ["n1", "n2"], "skipped": False}
+        kept = [{**one, "id": f"a{step}", "step": step, "time_ns": time_ns + step * 10**9} for step in (1, 2)]
+        async with running(session, (120, 40)) as (app, pilot):
+            assert "no node keeps a snapshot" in await press(app, pilot, "x", "b")
+            session.touch(status={**session.status, "snapshots": kept})
+            text = await press(app, pilot, "6")
+            assert re.search(r"saved +◆ step 2 .* snapshot\.pt +2\.0 MB +on n\[1-2\]", text)
+            assert "◆ step 1 " in text
+            await press(app, pilot, "x", "b", "down")
+            text = await press(app, pilot, "enter")
+            assert "Go back to step 1?" in text
+            assert "resumes from step 1 (snapshot.pt)" in text
+            await press(app, pilot, "y")
+            assert session.requests == [("restart", {"snapshot": "a1", "if_generation": 0})]
 
     asyncio.run(scenario())
 

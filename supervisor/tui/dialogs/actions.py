@@ -24,6 +24,7 @@ from supervisor.wording import values
 from supervisor.wording.events import tree_change
 from supervisor.wording.plan import plan
 from supervisor.wording.stacks import stacks_lines
+from supervisor.wording.status import snapshot_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -158,6 +159,8 @@ class ActionDialogs:
             self._shell.run_worker(self._offer_sync(action), exit_on_error=False, exclusive=True, group="edited")
         elif action.choices:
             self._choose_value(action)
+        elif action.id == "job.back":
+            self._choose_snapshot(action)
         elif action.scope == "rank":
             self._begin_on_ranks(action, target)
         elif action.scope != "node":
@@ -181,6 +184,23 @@ class ActionDialogs:
                 self._confirm(action, (name,))
 
         self._shell.push_screen(Menu(f"{action.label}: which node?", items), chosen)
+
+    def _choose_snapshot(self, action: Action) -> None:
+        if not self._shell.source.status.get("snapshots"):
+            self._warn(f"{action.label}: no node keeps a snapshot of this job")
+            return
+
+        def items() -> list[MenuItem]:
+            kept = self._shell.source.status.get("snapshots") or ()
+            return [MenuItem(one["id"], "", *snapshot_words(one)) for one in reversed(kept)]
+
+        def chosen(name: str | None) -> None:
+            if name is not None:
+                label = next((item.label for item in items() if item.id == name), name)
+                args = (("snapshot", name),)
+                self._confirm(dataclasses.replace(action, label=f"{action.label} to {label}", args=args), ())
+
+        self._shell.push_screen(Menu(f"{action.label}: to which snapshot?", items), chosen)
 
     def _choose_value(self, action: Action) -> None:
         items = [MenuItem(choice.id, choice.key, choice.label, choice.help) for choice in action.choices]
@@ -219,7 +239,8 @@ class ActionDialogs:
             ("Effect", action.effect(source.status, names)),
         ]
         if action.plan:
-            facts += plan(str(action.op), names, source.status, source.events).facts
+            snapshot_id = str(dict(action.args).get("snapshot", ""))
+            facts += plan(str(action.op), names, source.status, source.events, snapshot_id).facts
         yes = _named(action, names)
         generation = snapshot.generation
 

@@ -22,7 +22,7 @@ from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.tables import DetailPane
 from supervisor.wording import values
 from supervisor.wording.events import phase_name, variables
-from supervisor.wording.status import environment
+from supervisor.wording.status import environment, snapshot_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -110,6 +110,8 @@ def run_lines(
     lines = fact_lines(facts, width)
     if run.phases:
         lines += _restart(run, width, glyphs)
+    mark = "S" if glyphs.ascii else "◆"
+    lines += fact_lines([("saved", f"{mark} {words}", "key") for words in _saved(run, status)], width)
     said = f"{run.world_size or '?'} ranks on {fold(run.nodes)}"
     charged = f"restarts {run.restarts}/{snapshot.max_restarts or 0}"
     more = [("world", f"{said}   {charged}", "text")]
@@ -127,6 +129,17 @@ def run_lines(
     if snapshot.script:
         more.append(("command", snapshot.script, "dim"))
     return lines + fact_lines(more, width)
+
+
+def _saved(run: Run, status: Json) -> list[str]:
+    """The kept snapshots that this generation has written, newest first; `x b` goes back to one."""
+    began, ended = values.local_time(run.began_at), values.local_time(run.ended_at)
+    found = []
+    for one in reversed(status.get("snapshots") or ()):
+        saved = datetime.datetime.fromtimestamp(one["time_ns"] / 1e9, tz=datetime.timezone.utc)
+        if began is not None and began <= saved and (ended is None or saved < ended):
+            found.append("  ".join(snapshot_words(one)))
+    return found
 
 
 def _restart(run: Run, width: int, glyphs: Glyphs) -> list[Row]:
