@@ -84,6 +84,10 @@ def clean(home: Home, job: object) -> dict[str, Any]:
         else:
             removed.append(files.name)
             size += freed
+    if not home.job_names() and home.standby.is_dir():
+        # What scripts have loaded is remembered beyond their jobs, but not beyond the last one.
+        size += _size(home.standby)
+        shutil.rmtree(home.standby, ignore_errors=True)
     return {"removed": removed, "bytes": size, "kept": kept}
 
 

@@ -117,7 +117,7 @@ class Wire:
 
 
 class Priority:
-    """How this process runs: behind everything else while it loads, as before once it is a rank."""
+    """How this process runs: behind everything else while it loads, and the first to go where memory ends."""
 
     def __init__(self, is_urgent: bool) -> None:
         self._policy = os.sched_getscheduler(0)
@@ -134,15 +134,14 @@ class Priority:
                 self.share = SHARE
 
     def rest(self) -> None:
-        """End the waiting between modules."""
-        self.share = 1.0
-
-    def restore(self) -> None:
-        """Run as this process did when it was started; raises OSError."""
+        """Run as before: it uses nothing while it waits, and an order cannot wait for idle time; raises OSError."""
         if self._is_idle:
             _set_io_priority(IOPRIO_NONE)
             if os.sched_getscheduler(0) != self._policy:
                 os.sched_setscheduler(0, self._policy, self._parameter)
+
+    def restore(self) -> None:
+        """Let the kernel treat this process, a rank now, like any other where memory ends."""
         _write("/proc/self/oom_score_adj", self._oom)
 
 

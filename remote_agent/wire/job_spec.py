@@ -107,7 +107,7 @@ class JobSpec:
     """The port on which the coordinator serves Prometheus metrics; 0: none."""
     log_bound: int = 0
     """Limit in bytes for the logs of a rank on its disk, per generation; 0: no limit."""
-    standby: str = "off"
+    standby: str = "auto"
     """auto: each node keeps a process that waits with modules loaded and becomes the ranks of a restart; off: none."""
     snapshots: tuple[str, ...] = ()
     """Patterns of the files and directories that ranks save to and resume from; relative to the working directory."""

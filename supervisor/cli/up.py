@@ -71,7 +71,7 @@ def parse_up(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--standby",
         choices=["auto", "off"],
-        help="auto: each host keeps a process that waits with modules loaded, so restarts import nothing",
+        help="auto (default): each host keeps a process that waits with modules loaded, so restarts import nothing",
     )
     add_screen(parser)
     add_sources(parser)

@@ -85,7 +85,7 @@ class JobDefaults:
     hang_restart: float = 0.0
     metrics_port: int = 0
     """The port on which the coordinator serves Prometheus metrics on its machine; 0: none."""
-    standby: str = "off"
+    standby: str = "auto"
     """auto: each node keeps a process that waits with modules loaded, for restarts; off: none."""
     log_bound: int = 0
     """How many bytes the logs of a rank may use in each generation; 0: no limit."""

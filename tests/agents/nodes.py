@@ -81,6 +81,8 @@ class Nodes:
         defaults: dict[str, Any] = {"min_nodes": count, "max_nodes": count, "max_restarts": 3, "stop_grace": 2.0}
         # The first group has all of them, however long a loaded machine takes to import torch.
         defaults["settle_timeout"] = WAIT_S
+        # Loading torch a second time on each node costs more than most tests.
+        defaults["standby"] = "off"
         self.spec = JobSpec(
             job="job-test", script="train.py", nodes=specs, workdir=str(work), **{**defaults, **changes}
         )

@@ -220,6 +220,44 @@ def test_anything_odd_makes_a_cold_start(tmp_path: Path, change: str, why: str) 
     asyncio.run(run())
 
 
+# Loading it lasts as long as there is a file beside it.
+LASTS = """
+import os, time
+open(__file__ + ".begun", "a").close()
+while os.path.exists(__file__ + ".hold"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.usefixtures("stub_torch")
+def test_a_restart_does_not_wait_for_one_that_is_still_loading_behind_everything_else(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with node(tmp_path, "import lasts\n" + SCRIPT) as one:
+            module = one.installed / "lasts.py"
+            hold, begun = (module.with_name(f"lasts.py.{name}") for name in ("hold", "begun"))
+            module.write_text(LASTS)
+            await one.go()
+            await one.seen(0)
+            begun.unlink()
+            hold.touch()
+            await one.engine.call("standby", generation=0)
+            while not begun.exists():
+                await asyncio.sleep(0.01)
+            pid = one.engine.standby[-1]["pid"]
+            if os.geteuid() == 0:
+                # Others may not come back from idle priority.
+                assert os.sched_getscheduler(pid) == os.SCHED_IDLE
+            assert (await one.go())[0] == "the waiting process was still loading modules"
+            assert len(await one.engine.wait_mains(one.generation, 2)) == 2
+            hold.unlink()
+            await one.engine._until(lambda: one.state() != "loading", "standby")
+            assert (one.state(), one.engine.standby[-1]["pid"]) == ("ready", pid)
+            assert os.sched_getscheduler(pid) == os.SCHED_OTHER
+            assert (await one.go())[0] == ""
+
+    asyncio.run(run())
+
+
 READS = "import os\nrank = os.environ.get('RANK')\n"
 
 

@@ -49,7 +49,8 @@ class Job:
         self.work = work
         work.mkdir(parents=True, exist_ok=True)
         (work / "train.py").write_text(script)
-        keys: dict[str, Any] = {"nproc_per_node": 2, "stop_grace": 3.0, **job}
+        # Loading modules a second time on each host of each job costs more than the tests themselves.
+        keys: dict[str, Any] = {"nproc_per_node": 2, "stop_grace": 3.0, "standby": "off", **job}
         self.inventory = cluster.inventory(work / "hosts.toml", **keys)
         self.arguments = arguments
         self.out = work.parent / f"{work.name}.out"

@@ -124,7 +124,7 @@ def words(where: dict[str, str]) -> list[str]:
 
 
 def test_c10d_names_a_killed_worker_does_without_a_removed_node_and_restarts(hosts: Cluster, tmp_path: Path) -> None:
-    options = ("--rdzv-backend", "c10d", "--nnodes", "1:3", "--max-restarts", "1")
+    options = ("--rdzv-backend", "c10d", "--nnodes", "1:3", "--max-restarts", "1", "--standby", "auto")
     with running(hosts, tmp_path / "work", *options, script=ALONE) as job:
         ranks = in_world(job, 3)
         assert sorted(ranks) == [0, 1, 2]
@@ -134,7 +134,8 @@ def test_c10d_names_a_killed_worker_does_without_a_removed_node_and_restarts(hos
         incident = job.until("incident")["detail"]
         assert incident["culprit_ranks"] == [1]
         assert incident["exit"]["signal"] == "SIGKILL"
-        job.until("generation_running", generation=1)
+        starts = job.until("generation_running", generation=1)["detail"]["starts"]
+        assert [start["why"] for start in starts.values()] == ["torch's own agent starts the ranks"] * 3
         assert sorted(in_world(job, 3)) == [0, 1, 2]
         status = job.ask("status")
         assert (status["generation"], status["restarts"]) == (1, 1)

@@ -101,6 +101,8 @@ class Case:
         per_node = 2 if len(self.nodes) == 3 else 1
         self.world = per_node * len(self.nodes)
         keys: dict[str, Any] = {"nproc_per_node": per_node, "node_timeout": self.node_timeout, "min_nodes": 1}
+        # As a user has it: nothing that is warm may make a fault worse.
+        keys |= {"standby": "auto"}
         keys |= {"max_restarts": 1000, "env": {ranks.STAMPS: str(self.stamps.directory)}, "stop_grace": 3.0}
         if fault.clocks:
             keys["hosts"] = self._clocks()
