@@ -366,10 +366,10 @@ def test_a_hang_and_its_end_are_recorded_once() -> None:
 def test_a_timeout_that_torch_raises_before_hang_after_names_who_was_missing_at_the_last_look() -> None:
     world = Watched()
     world.live(25)
-    assert world.told("incident") == []
+    assert world.reported("incident") == []
     world.fail(0, "RuntimeError: [gloo/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete")
     world.settle()
-    (incident,) = world.told("incident")
+    (incident,) = world.reported("incident")
     assert (incident["category"], incident["culprit_ranks"]) == ("hang_no_output", [1])
     assert "; rank 0 was waiting" in incident["summary"]
 
