@@ -146,7 +146,9 @@ class Store:
         """Raise Problem for a snapshot that this node's own description of the job does not name."""
         pattern = next((one for one in self._patterns if matches(one, snapshot.path)), None)
         if pattern is None or not is_inside(self.place_of(snapshot).parent, self._base, pattern):
-            raise Problem("bad_snapshot", f"{snapshot.path} is none of this job's snapshots, or would lie elsewhere")
+            raise Problem(
+                "bad_snapshot", f"{snapshot.path} is not one of this job's snapshots, or lies outside the work tree"
+            )
 
     def place_of(self, snapshot: Snapshot) -> Path:
         """Return where a snapshot lies for the script."""

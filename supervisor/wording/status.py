@@ -200,7 +200,7 @@ def snapshot_rows(snapshots: Sequence[Document]) -> list[list[str]]:
     """Return the table of kept snapshots, its head first."""
     rows = [["ID", "STEP", "SAVED", "SIZE", "NODES", "PATH"]]
     for one in snapshots:
-        skipped = " (skipped: the job went back behind it)" if one.get("skipped") else ""
+        skipped = " (skipped: the job went back to an older one)" if one.get("skipped") else ""
         nodes = fold(map(str, one.get("nodes") or ()))
         step, saved = or_dash(one.get("step")), date_ns(one.get("time_ns"))
         path = f"{one_line(one.get('path'))}{skipped}"

@@ -255,7 +255,7 @@ def test_a_snapshot_that_changes_while_it_is_read_is_not_kept(tmp_path: Path) ->
 def test_another_node_cannot_name_a_place_that_is_no_snapshot_of_this_job(tmp_path: Path) -> None:
     source, target = Disk(tmp_path / "a"), Disk(tmp_path / "b", ("*.pt", "links/*.pt"))
     script = source.save("train.py", b"evil", 1)
-    with pytest.raises(Problem, match="none of this job's snapshots"):
+    with pytest.raises(Problem, match="not one of this job's snapshots"):
         target.store.check_place(script)
     (target.base / "links").symlink_to(tmp_path)
     with pytest.raises(Problem, match="would lie elsewhere"):
@@ -409,7 +409,7 @@ def test_the_table_of_snapshots_names_step_size_and_nodes() -> None:
     head, row = snapshot_rows([{**kept, "skipped": True}])
     assert dict(zip(head, row, strict=True)).items() >= {
         "ID": "a1", "STEP": "-", "SIZE": "2.0 MB", "NODES": "n[1-2]",
-        "PATH": "b.pt (skipped: the job went back behind it)",
+        "PATH": "b.pt (skipped: the job went back to an older one)",
     }.items()  # fmt: skip
 
 

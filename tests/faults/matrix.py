@@ -465,7 +465,7 @@ def _sequence_with_healing(case: Case) -> None:
         case.sleep(0.0, 1.0)
 
 
-_SELF = "nobody: the job by itself"
+_SELF = "nothing: the job recovers by itself"
 _BOOT = "the host boots"
 _ADD = "`add`, after the boot"
 _CONT = "SIGCONT"
@@ -502,20 +502,20 @@ FAULTS = (
     Fault("coordinator's host frozen", "all its processes stop", _CONT, _freeze(_coordinator)),
     Fault("host cut off", "nothing reaches a member", _LINKS, _cut(_member)),
     Fault("coordinator cut off", "nothing reaches it", _LINKS, _cut(_coordinator)),
-    Fault("several hosts cut off", "each from everybody", _LINKS, _cut(Case.some)),
+    Fault("several hosts cut off", "each from all others", _LINKS, _cut(Case.some)),
     Fault("link to the coordinator cut", "between it and a member", _LINKS, _pair_with_coordinator),
     Fault("link between members cut", "between two members", _LINKS, _pair_of_members),
     Fault("links cut in sequence", "two links of the coordinator, one later", _LINKS, _pairs_in_sequence),
     Fault("links cut at random", "any of them, one after the other", _LINKS, _pairs_at_random),
     Fault("network split", "into two sides", _LINKS, _halves),
-    Fault("network split three times", "each time otherwise", _LINKS, _halves_in_sequence, (0.2, 1.5)),
+    Fault("network split three times", "differently each time", _LINKS, _halves_in_sequence, (0.2, 1.5)),
     Fault("one way: nothing leaves", "what a node sends is lost", _LINKS, _one_way_from_one),
-    Fault("one way: nothing arrives", "what a node is sent is lost", _LINKS, _one_way_to_one),
+    Fault("one way: nothing arrives", "what is sent to a node is lost", _LINKS, _one_way_to_one),
     Fault("one way in a pair", "between the coordinator and a member", _LINKS, _one_way_in_a_pair),
     Fault("link flaps", "a node is cut off 3 to 6 times", "the link, and `add`", _flapping, _SHORT),
     Fault("links slow", "50 to 250 ms each way", _LINKS, _slow),
     Fault("link lossy", "5 to 20 % of the frames of a node", _LINKS, _lossy),
-    Fault("connections refused", "a firewall that answers with RST", "the rule goes", _refused),
+    Fault("connections refused", "a firewall that answers with RST", "the rule is removed", _refused),
     Fault("SSH blocked", "to one or more nodes", _LINKS, _ssh_blocked),
     Fault("operator cut off", "from all nodes", _LINKS, _operator_cut),
     Fault("operator cut off from some", "from one or more nodes", _LINKS, _operator_cut_from_some),
@@ -526,17 +526,17 @@ FAULTS = (
     Fault("disk full and restart", "`restart` meanwhile", "space", _disk_full_and_restart, disk_mb=DISK_MB),
     Fault("disk full and agent killed", "SIGKILL meanwhile", "space", _disk_full_and_killed, disk_mb=DISK_MB),
     Fault("clocks jump", "1 s to 400 days, on one or more", "they jump back", _clock_jumps, clocks=True),
-    Fault("restart races", "`restart` three times beside a fault of the coordinator", _LINKS, _restart_races),
-    Fault("remove races", "`remove` of a member beside such a fault", "`add`", _remove_races),
-    Fault("coordinator removed", "`remove` of it beside such a fault", "`add`", _coordinator_removed),
-    Fault("add races", "`remove`, then `add` beside such a fault", "`add`", _add_races),
-    Fault("cordon races", "`cordon` and `restart` beside such a fault", "`uncordon`", _cordon_races),
-    Fault("signal races", "`signal KILL` beside such a fault", _LINKS, _ranks_signalled),
+    Fault("restart races", "`restart` three times during a fault of the coordinator", _LINKS, _restart_races),
+    Fault("remove races", "`remove` of a member during such a fault", "`add`", _remove_races),
+    Fault("coordinator removed", "`remove` of it during such a fault", "`add`", _coordinator_removed),
+    Fault("add races", "`remove`, then `add` during such a fault", "`add`", _add_races),
+    Fault("cordon races", "`cordon` and `restart` during such a fault", "`uncordon`", _cordon_races),
+    Fault("signal races", "`signal KILL` during such a fault", _LINKS, _ranks_signalled),
     Fault("promote races", "`promote` while hosts are gone", _BOOT, _promote_races),
     Fault("stop races", "`stop`, then such a fault", "`stop`", _stop_races),
     Fault("stop while broken", "such a fault, then `stop` or `stop --kill`", "`stop`", _stop_beside),
     Fault("many commands", "six at once", "`uncordon`", _all_commands_at_once, _SHORT),
-    Fault("faults in sequence", "2 to 4 by chance, one over another", "all", _sequence),
-    Fault("faults with healing between", "2 or 3 by chance", "all", _sequence_with_healing, _SHORT),
+    Fault("faults in sequence", "2 to 4 at random, overlapping", "all", _sequence),
+    Fault("faults with healing between", "2 or 3 at random", "all", _sequence_with_healing, _SHORT),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}
