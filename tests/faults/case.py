@@ -12,7 +12,6 @@ import random
 import shutil
 import signal
 import time
-import venv
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,7 +24,6 @@ from tests.cluster.network import OPERATOR
 from tests.faults import invariants, ranks
 from tests.faults.commands import Operator, Verb
 from tests.faults.invariants import BACK_S, GONE_S, Awake, Violation
-from tests.stub import STUB
 
 _FORM_S = 60.0
 _HEADS_S = 0.6
@@ -106,7 +104,7 @@ class Case:
         keys |= {"max_restarts": 1000, "env": {ranks.STAMPS: str(self.stamps.directory)}, "stop_grace": 3.0}
         if fault.clocks:
             keys["hosts"] = self._clocks()
-        self.job = Job(cluster, place / "work", ranks.SCRIPT, defaults={"python": str(light_python(place))}, **keys)
+        self.job = Job(cluster, place / "work", ranks.SCRIPT, **keys)
         self.operator = Operator(place / "commands", self.job.command)
 
     def _clocks(self) -> dict[str, dict[str, str]]:
@@ -356,14 +354,6 @@ class Case:
             self._wrong("log", f"{text}; exit status {answer.status} {answer.err[-300:]}")
 
 
-def light_python(place: Path) -> Path:
-    """Make an interpreter whose torch is the stub, and return its path."""
-    venv.create(place / "python", symlinks=True)
-    (packages,) = (place / "python").glob("lib/*/site-packages")
-    (packages / "torch").symlink_to(STUB / "torch")
-    return place / "python" / "bin" / "python"
-
-
 def _copy(case: Case, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     for node in case.nodes:
@@ -384,7 +374,7 @@ def run(fault: Fault, seed: int, place: Path, keep: Path | None = None) -> Resul
     rng = random.Random(f"{fault.name}:{seed}:hosts")
     result = Result(fault.name, seed, rng.choice(fault.hosts), rng.choice((4.0, 6.0)))
     begin = time.monotonic()
-    with Cluster(result.hosts, disk_mb=fault.disk_mb, agent=True) as cluster:
+    with Cluster(result.hosts, disk_mb=fault.disk_mb, agent=True, stub_torch=True) as cluster:
         case = Case(cluster, fault, seed, result, place)
         with contextlib.ExitStack() as ending:
             ending.enter_context(case.job)
