@@ -69,7 +69,6 @@ UNNAMED = ("*", "*/*", "*/*/*")
 COPIES = 1
 # Less than a tenth of a 10-gigabit link, more than a snapshot of 2 GiB every 30 s.
 COPY_BYTES_S = 100e6
-ASK_AGAIN_S = 2.0
 HEAD_TIMEOUT_S = 10.0
 # A node copies its shards before it says what they are.
 SHARDS_TIMEOUT_S = 60.0

@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 
 RANK_KINDS = ("step", "loss", "lr", "grad_norm", "rate", "step_s", "rank_cpu")
 """Of a rank: the last step, loss, learning rate, gradient norm, throughput, seconds of a step, and cores in percent."""
-NODE_KINDS = ("cpu", "mem")
-"""Of a node: percent of its processors, bytes of memory."""
-GPU_KINDS = ("gpu_use", "gpu_mem", "gpu_power", "gpu_temp")
-"""Of a GPU: percent, bytes, watts, degrees Celsius."""
+# Of a node: percent of its processors, bytes of memory.
+_OF_NODE = {"cpu": "cpu", "mem": "mem_used"}
+# Of a GPU: percent, bytes, watts, degrees Celsius.
 _OF_GPU = {"gpu_use": "use", "gpu_mem": "mem_used", "gpu_power": "power", "gpu_temp": "temp"}
 Document = Mapping[str, Any]
 
@@ -39,7 +38,7 @@ def of_rank(rank: int, step: Any, progress: Document | None, vitals: Document | 
 def of_node(vitals: Document | None) -> Iterator[tuple[Name, float]]:
     """Yield what is known of a node and its GPUs."""
     vitals = vitals or {}
-    for kind, key in (("cpu", "cpu"), ("mem", "mem_used")):
+    for kind, key in _OF_NODE.items():
         if _is_number(vitals.get(key)):
             yield (kind, -1), float(vitals[key])
     for gpu in vitals.get("gpus") or ():

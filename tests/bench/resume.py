@@ -27,7 +27,6 @@ from typing import Any
 from tests.agents.nodes import Nodes
 from tests.cluster import Cluster
 from tests.cluster.job import Job
-from tests.faults.case import light_python
 from tests.scratch import scratch
 from tests.stub import STUB
 
@@ -148,9 +147,7 @@ def start(hosts: Cluster, place: Path, script: str, snapshots: list[str], **defa
     job = Job(hosts, place / "work", script)
     keys: dict[str, Any] = {"nproc_per_node": 1, "stop_grace": 1.0, "node_timeout": 4.0, "min_nodes": 3, **defaults}
     spare = {"n4": {"spare": True, **keys.pop("spare", {})}}
-    light = keys.pop("light", None)
-    more = {"python": light} if light else None
-    job.inventory = hosts.inventory(place / "work/hosts.toml", hosts=spare, defaults=more, snapshots=snapshots, **keys)
+    job.inventory = hosts.inventory(place / "work/hosts.toml", hosts=spare, snapshots=snapshots, **keys)
     return job.start()
 
 
@@ -173,15 +170,14 @@ def burn(hosts: Cluster, job: Job, victim: str) -> dict[str, Any]:
 def burned(seed: int, place: Path, *, form: str = LIGHT, savers: tuple[str, ...] = ONE) -> str:
     """The saver's host burns at a random moment of its first seconds; the job resumes and ends well."""
     after_s = random.Random(seed).uniform(0.0, 12.0)
-    with Cluster(4) as hosts:
-        light = {"light": str(light_python(place))} if form is LIGHT else {}
-        with start(hosts, place, SAVER.format(form=form, savers=savers), ["snapshot.pt"], **light) as job:
-            job.until("generation_running", timeout_s=WAIT_S)
-            time.sleep(after_s)
-            found = burn(hosts, job, "n1")
-            assert found["step"] % 50 == 0, f"begins at {found['step']}"
-            job.finish()
-            assert job.wait(WAIT_S) == 0, job.errors()
+    script = SAVER.format(form=form, savers=savers)
+    with Cluster(4, stub_torch=form is LIGHT) as hosts, start(hosts, place, script, ["snapshot.pt"]) as job:
+        job.until("generation_running", timeout_s=WAIT_S)
+        time.sleep(after_s)
+        found = burn(hosts, job, "n1")
+        assert found["step"] % 50 == 0, f"begins at {found['step']}"
+        job.finish()
+        assert job.wait(WAIT_S) == 0, job.errors()
     return f"power lost after {after_s:.1f} s, all three ranks resumed at step {found['step']}"
 
 

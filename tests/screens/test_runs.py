@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from remote_agent.wire.events import PHASES, Condition
+from supervisor.tui import looks
 from supervisor.tui.generations import Run, Runs, bar
-from supervisor.tui.screens import nccl
+from supervisor.tui.screens import nccl, run
 from tests.screens import fabrics, recorded
 from tests.screens.screens import press, running, settle
 
@@ -27,6 +29,11 @@ def journal(*records: tuple[str, int, dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for seq, (kind, generation, detail) in enumerate(records, 1)
     ]
+
+
+def test_every_phase_and_condition_has_its_look() -> None:
+    assert tuple(run.PHASES) == PHASES
+    assert set(looks.JOBS) == set(Condition)
 
 
 def folded(events: list[dict[str, Any]]) -> Runs:
