@@ -62,9 +62,10 @@ _RAISED_ON = re.compile(r"CheckpointException ranks:dict_keys\(\[(\d+(?:, \d+)*)
 # These are failures between ranks: the same words in any other exception are about something else.
 _BETWEEN_RANKS = frozenset({"gloo_connection_reset", "rendezvous_timeout"})
 _OF_RANKS = re.compile(
-    r"torch[./]distributed|multiprocessing/connection|\bc10d\b|\b[Gg]loo\b|[NR]CCL|ProcessGroup|process group|TCPStore"
+    r"torch[./]distributed|\bc10d\b|\b[Gg]loo\b|[NR]CCL|ProcessGroup|process group|TCPStore"
     r"|\bDist[A-Z]\w*Error|Rendezvous|rendezvous|horovod|mpi4py|deepspeed/comm|\bMPI_"
 )
+_FRAMES_OF_RANKS = re.compile(r"torch/distributed/|/horovod/|/mpi4py/|deepspeed/comm|multiprocessing/connection")
 # Words of the system, which count in the exceptions of Python and torch, and where another one quotes those.
 _OF_SYSTEM = frozenset({"permission_import_missing_module"})
 _QUOTES_SYSTEM = re.compile(r"\[Errno \d+\]|\b[A-Z]\w*Error: ")
@@ -373,7 +374,9 @@ def _meaning(trace: Trace) -> Signature | None:
 
 def _is_between_ranks(trace: Trace) -> bool:
     """Whether an exception is about the communication of ranks: its class, its words, or a frame of it."""
-    if _OF_RANKS.search(f"{trace.type}: {trace.message}") or any(_OF_RANKS.search(each.file) for each in trace.frames):
+    if _OF_RANKS.search(f"{trace.type}: {trace.message}") or any(
+        _FRAMES_OF_RANKS.search(each.file) for each in trace.frames
+    ):
         return True
     # Python's own sockets raise an OSError; torch's C++ code raises this, with its place or only the system's words.
     return trace.type == "RuntimeError" and (

@@ -41,6 +41,8 @@ _ENDING = re.compile(
 _WHAT = re.compile(r"^\s+what\(\):\s+(.+)")
 _FATAL = re.compile(
     r"^F\d{4,8} |terminate called|[Cc]heck (?:failed|failure)|[Aa]ssert(?:ion)?\b.{0,200}\bfailed|\bpanic(?:ked)?\b"
+    # As glibc prints them: the function, a kind of damage.
+    r"|^\w+\(\): |^double free|^corrupted |^\*\*\* .*\*\*\*: terminated"
     r"|\bFATAL\b|\b[Ff]atal\b.{0,20}\berror\b|\bLLVM ERROR\b"
 )
 # The dump that follows the reason.
@@ -116,4 +118,6 @@ def find_last(lines: Sequence[str]) -> tuple[int, str] | None:
             break
         last = last or (number, line.strip())
         first_error = (number, line.strip()) if _says_error(line) else first_error
-    return first_error or last
+    if first_error is not None:
+        return first_error
+    return None if last is None else (last[0], f"(last line of stderr) {last[1]}")
