@@ -450,7 +450,7 @@ def _from_trace(
     place = (evidence.files.get("error"), None) if printed is None else evidence.place(printed.last_line)
     function = f"{frame.file.rpartition('/')[2]}:{frame.function}" if frame is not None else ""
     return dataclasses.replace(
-        _base(evidence, _role(meaning), category, title or clip(_told(trace, own)) or "failed"),
+        _base(evidence, _role(meaning), category, title or clip(_full_headline(trace, own)) or "failed"),
         place=frame.place() if frame is not None else "",
         hint=hint,
         fingerprint=fingerprint(category, trace.type, function, trace.message),
@@ -461,7 +461,7 @@ def _from_trace(
     )
 
 
-def _told(trace: Trace, own: Sequence[Trace]) -> str:
+def _full_headline(trace: Trace, own: Sequence[Trace]) -> str:
     """Return the headline of an exception, and that of the one from which its chain began."""
     before = own[: own.index(trace)] if trace.link and trace in own else []
     root = next((each for each in reversed(before) if not each.link), None)

@@ -1,4 +1,4 @@
-"""Verdicts on failures that are told as texts, `data/verdict_stories.txt`: exits, times and stderr of ranks.
+"""Verdicts on failures that are written as texts, `data/verdict_stories.txt`: exits, times and stderr of ranks.
 
 In: stories of four ranks on two nodes. Out: category, culprits, and words of the verdict.
 """
@@ -66,7 +66,7 @@ def evidence_of(head: str, text: str) -> RankEvidence:
 
 
 def judge(story: Story) -> dict[str, Any]:
-    """Return the incident; ranks that the story does not tell of were stopped by supervisor at the end."""
+    """Return the incident; ranks that the story does not mention were stopped by supervisor at the end."""
     looks = {
         name: json.loads(rest) for head, _ in story.blocks for name, _, rest in [head.partition(" ")] if rest[:1] == "{"
     }
