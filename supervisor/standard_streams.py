@@ -144,6 +144,16 @@ def clear_screen() -> None:
     _own(sys.stdout).write(CLEAR)
 
 
+def write_coloured(text: str) -> None:
+    """Write our own text to stdout; codes for colours are all that a terminal acts on. Raises as `write_out`."""
+    stream = sys.stdout
+    sys.stdout = cast("TextIO", _SafeText(_own(stream), escape_all_but_colours))
+    try:
+        write_out(text)
+    finally:
+        sys.stdout = stream
+
+
 def coloured_console() -> Console:
     """Return a console of rich for stdout; the codes for its colours are all that a terminal acts on."""
     from rich.console import Console

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from supervisor.cli import colours
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, make_parser
-from supervisor.cli.output import write_json, write_lines
+from supervisor.cli.output import write_json
 from supervisor.errors import UsageError
 from supervisor.standard_streams import err_is_terminal, progress_bar
 from supervisor.wording.incidents import incident_lines
@@ -20,7 +21,7 @@ from supervisor.wording.incidents import incident_lines
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-USAGE = "PATH… [--json]"
+USAGE = "PATH… [--json] [--color WHEN]"
 # Less than this is read before a progress bar is of use.
 BAR_BYTES = 64 << 20
 NO_FAILURE = (
@@ -36,6 +37,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
 
     parser = make_parser(verb, USAGE, target=False)
     add_json(parser)
+    colours.add_color(parser)
     parser.add_argument("paths", nargs="*", metavar="PATH", type=Path, help="log files, or directories of log files")
     options = parser.parse_args(list(argv))
     if not options.paths:
@@ -52,7 +54,7 @@ def run(verb: str, argv: Sequence[str]) -> int:
     if options.json:
         write_json(document)
     else:
-        write_lines(lines_of(document))
+        colours.write(lines_of(document), options.color)
     return 0
 
 

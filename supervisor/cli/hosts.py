@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.text.names import count
 from supervisor import inventory
+from supervisor.cli import colours
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, load_inventory, make_parser, parse, source_words, split_target
-from supervisor.cli.output import write_json, write_lines
+from supervisor.cli.output import write_json
 from supervisor.errors import Unreachable, UsageError
 from supervisor.inventory import sources
 from supervisor.inventory.pattern import fold
@@ -65,6 +66,7 @@ def run_check(verb: str, argv: Sequence[str]) -> int:
         help="run all-reduce between pairs of nodes to find a bad one (needs torch)",
     )
     add_json(parser)
+    colours.add_color(parser)
     options = parse(parser, argv)
     hosts, job = split_target(options.target)
     if job is not None:
@@ -84,7 +86,8 @@ def run_check(verb: str, argv: Sequence[str]) -> int:
     else:
         out = lines(result, matrix(result), problems)
         columns = shutil.get_terminal_size().columns
-        write_lines([piece for line in out for piece in wrapped(line, columns)] if out_is_terminal() else out)
+        pieces = [piece for line in out for piece in wrapped(line, columns)] if out_is_terminal() else out
+        colours.write(pieces, options.color)
     if not result.facts:
         raise Unreachable("no host answers")
     return 3 if result.unreachable else 1 if fails else 0
@@ -159,4 +162,4 @@ def verdict(result: Preflight, problems: Sequence[CheckFinding]) -> str:
     if warnings:
         reasons.append(count(len(warnings), "warning"))
     word = "fail" if errors or result.unreachable else "start"
-    return f"a job on these hosts would {word}: {', '.join(reasons)}"
+    return f"a job on these hosts would {word}{': ' if reasons else ''}{', '.join(reasons)}"

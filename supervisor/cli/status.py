@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from supervisor.cli import colours
 from supervisor.cli.options import add_json, in_session, make_parser, parse
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
 from supervisor.standard_streams import clear_screen
@@ -52,30 +53,31 @@ def run(verb: str, argv: Sequence[str]) -> int:
     """Show the status; returns the exit status."""
     parser = make_parser(verb)
     add_json(parser)
+    colours.add_color(parser)
     parser.add_argument(
         "--watch", action="store_true", help="show the status again whenever it changes, until the job ends"
     )
     parser.add_argument("--ascii", action="store_true", help="use ASCII characters only")
     options = parse(parser, argv)
-    rich = not options.json and is_rich(ascii_only=options.ascii)
+    rich = not options.json and options.color != "never" and is_rich(ascii_only=options.ascii)
 
     async def show(session: Session) -> None:
         if options.watch:
-            return await _watch(session, as_json=options.json, rich=rich)
+            return await _watch(session, as_json=options.json, rich=rich, color=options.color)
         status = await session.call("status")
         fabric = None if options.json else await session.nccl(status)
-        _show(status, as_json=options.json, rich=rich)
+        _show(status, as_json=options.json, rich=rich, color=options.color)
         lines = fabric_lines(fabric) if fabric is not None else []
         return write_lines(["", *lines] if lines else [])
 
     return in_session(options, show, follow=options.watch)
 
 
-def _show(status: Mapping[str, Any], *, as_json: bool, rich: bool) -> None:
+def _show(status: Mapping[str, Any], *, as_json: bool, rich: bool, color: str) -> None:
     if as_json:
         write_json(contract(status))
     elif not rich:
-        write_lines(status_lines(status))
+        colours.write(status_lines(status), color)
     else:
         write_lines([header(status), ""])
         write_table(node_rows(status), rich=True)
@@ -84,10 +86,10 @@ def _show(status: Mapping[str, Any], *, as_json: bool, rich: bool) -> None:
             write_lines([""])
             write_table(ranks, rich=True)
         tail = status_tail(status)
-        write_lines(["", *tail] if tail else [])
+        colours.write(["", *tail] if tail else [], color)
 
 
-async def _watch(session: Session, *, as_json: bool, rich: bool) -> None:
+async def _watch(session: Session, *, as_json: bool, rich: bool, color: str) -> None:
     shown: Mapping[str, Any] = {}
     while True:
         over = session.ended
@@ -95,7 +97,7 @@ async def _watch(session: Session, *, as_json: bool, rich: bool) -> None:
             shown = session.status
             if rich:
                 clear_screen()
-            _show(shown, as_json=as_json, rich=rich)
+            _show(shown, as_json=as_json, rich=rich, color=color)
             if not as_json and not rich:
                 write_lines([""])
         if over:
@@ -111,16 +113,17 @@ def run_events(verb: str, argv: Sequence[str]) -> int:
     """Show the journal; returns the exit status."""
     parser = make_parser(verb)
     add_json(parser, "one JSON object a line")
+    colours.add_color(parser)
     parser.add_argument("-f", "--follow", action="store_true", help="print new events until the job ends")
     options = parse(parser, argv)
 
     async def show(session: Session) -> None:
         if not options.follow:
-            return _write(await session.journal(), as_json=options.json)
+            return _write(await session.journal(), as_json=options.json, color=options.color)
         printed = 0
         while True:
             over, version = session.ended, session.version
-            _write(session.events[printed:], as_json=options.json)
+            _write(session.events[printed:], as_json=options.json, color=options.color)
             printed = len(session.events)
             if over:
                 return None
@@ -129,18 +132,19 @@ def run_events(verb: str, argv: Sequence[str]) -> int:
     return in_session(options, show, follow=options.follow)
 
 
-def _write(events: Sequence[JournalEvent], *, as_json: bool) -> None:
+def _write(events: Sequence[JournalEvent], *, as_json: bool, color: str) -> None:
     if as_json:
         for event in events:
             write_json(event)
     elif events:
-        write_lines([event_line(event) for event in events])
+        colours.write([event_line(event) for event in events], color)
 
 
 def run_incidents(verb: str, argv: Sequence[str]) -> int:
     """Show failures and their causes; returns the exit status."""
     parser = make_parser(verb)
     add_json(parser)
+    colours.add_color(parser)
     options = parse(parser, argv)
 
     async def show(session: Session) -> None:
@@ -150,6 +154,6 @@ def run_incidents(verb: str, argv: Sequence[str]) -> int:
         elif not answer["incidents"]:
             write_lines(["no incidents"])
         for number, incident in enumerate(() if options.json else answer["incidents"]):
-            write_lines([*([""] if number else []), *incident_lines(incident)])
+            colours.write([*([""] if number else []), *incident_lines(incident)], options.color)
 
     return in_session(options, show)

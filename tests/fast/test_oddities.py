@@ -59,6 +59,8 @@ def test_a_check_ends_with_what_a_launch_would_come_to() -> None:
 
     broken = {"torch": {"error": "No module named 'torch'"}}
     assert last(cluster({"gpu07": {"driver": "535.2"}})) == ["a job on these hosts would start: 1 warning"]
+    # What is only worth knowing is no reason.
+    assert last(cluster({"gpu07": {"load": 200.0}})) == ["a job on these hosts would start"]
     (failing,) = last(cluster({"gpu07": broken}))
     assert failing.startswith("a job on these hosts would fail: ")
     assert " on gpu07, " in failing
