@@ -114,7 +114,7 @@ def test_status_shows_the_job_nodes_ranks_and_incident() -> None:
     n1 = next(line for line in lines if line.startswith("n1 "))
     assert n1.split() == ["n1", "running", "0", "0-1", "10.0.0.1", "+0.4", "ms", "4021"]
     assert any(line.startswith("n2 ") and line.endswith("no heartbeat for 15 s") for line in lines)
-    assert any(line.split() == ["1", "n1", "1", "4101", "failed", "1", "-", "7", "min"] for line in lines)
+    assert any(line.split() == ["1", "n1", "1", "4101", "failed", "1", "-", "6", "min"] for line in lines)
     assert "incident 1: rank 1 (n1): boom" in text
     assert "next: waiting for nodes" in text
 
@@ -349,7 +349,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(None, "-"), (0.2, "0.2 s"), (42, "42 s"), (400, "7 min"), (7200, "2 h"), (259200, "3 d")]
+    ("seconds", "text"), [(None, "-"), (0.2, "0.2 s"), (42, "42 s"), (400, "6 min"), (7200, "2 h"), (259200, "3 d")]
 )
 def test_ages(seconds: float | None, text: str) -> None:
     assert age(seconds) == text

@@ -91,7 +91,19 @@ def test_highlight_goes_over_borders_of_colours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(None, "-"), (0.42, "0.4 s"), (12, "12 s"), (240, "4 min"), (7500, "2 h"), (300_000, "3 d")]
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0.42, "0.4 s"),
+        (12, "12 s"),
+        (98, "98 s"),
+        (119, "119 s"),
+        (121, "2 min"),
+        (179, "2 min"),
+        (240, "4 min"),
+        (7500, "2 h"),
+        (300_000, "3 d"),
+    ],
 )
 def test_ages(seconds: float | None, text: str) -> None:
     assert values.age(seconds) == text

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
+from rich.style import Style
 
 from supervisor.cli.options import read_theme
 from supervisor.cli.up import parse_up
@@ -107,6 +108,19 @@ def _keys(tmp_path: Path, text: str) -> dict[str, str]:
     (tmp_path / "supervisor").mkdir(exist_ok=True)
     (tmp_path / "supervisor" / "config.toml").write_text(text)
     return keys.load_config().keys
+
+
+def test_a_selected_row_in_reverse_has_one_background() -> None:
+    skins, _ = theming.load_all()
+    row = ((" ok ", "ok"), (" dim ", "dim"), (" bad ", "bad"), (" 3 hits ", "hit"))
+    for name, skin in skins.items():
+        styles = [segment.style for segment in skin.palette.segments(row, 60, Style(), "cursor")]
+        plain = [style for style in styles if style is not None and style.reverse and not style.bgcolor]
+        assert len({style.color for style in plain}) <= 1, name
+    # What has a background of its own keeps it.
+    hit = skins["ansi"].palette.segments(row, 60, Style(), "cursor")[3].style
+    assert hit is not None
+    assert hit.bgcolor is not None
 
 
 def test_how_the_user_is_called_is_a_setting(tmp_path: Path) -> None:

@@ -147,4 +147,7 @@ class Palette:
         style = self.style(role)
         # What has a background of its own, a hit or an alarm, is seen on a selected row as well.
         loud = style.bgcolor is not None or style.reverse
+        if over.reverse and not loud:
+            # Reversed colours of the text would be a patchwork of backgrounds.
+            style = style.without_color
         return base + over + style if loud else base + style + over

@@ -40,15 +40,14 @@ def alert_rows(
     end = ((f"{replay_status} ", "warn"),) if replay_status else end
     # A frozen display stays at its time.
     now_s = times.now() - (paused_s or 0.0)
-    state = _state_row(snapshot, end, width, glyphs, was=bool(replay_status))
+    state = _state_row(snapshot, end, width, glyphs)
     return state, _next_row(snapshot, age_s, now_s, width, glyphs)
 
 
-def _state_row(snapshot: Snapshot, end: Row, width: int, glyphs: Glyphs, *, was: bool) -> Row:
+def _state_row(snapshot: Snapshot, end: Row, width: int, glyphs: Glyphs) -> Row:
     look = snapshot.look
-    # A recording shows the past.
-    word = f"was {look.word}" if was else look.word
-    glyph, role = ("-" if snapshot.stale else glyphs.of(look)), look.role
+    word, role = look.word, look.role
+    glyph = "-" if snapshot.stale else glyphs.of(look)
     if not snapshot.state:
         glyph, word, role = _without_status(snapshot)
     role = "off" if snapshot.stale and snapshot.state else role
