@@ -71,9 +71,10 @@ def test_the_pushed_code_is_the_source_without_its_docstrings_and_comments(repos
         source = path.read_bytes()
         sent = code_of(source)
         assert sent.count(b"\n") == source.count(b"\n"), path
-        assert ast.dump(ast.parse(sent)) == ast.dump(EmptyDocstrings().visit(ast.parse(source))), path
-        lines = {node.lineno for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)}
-        assert lines == {node.lineno for node in ast.walk(ast.parse(sent)) if isinstance(node, ast.stmt)}, path
+        expected, found = ast.parse(source), ast.parse(sent)
+        lines = {node.lineno for node in ast.walk(expected) if isinstance(node, ast.stmt)}
+        assert lines == {node.lineno for node in ast.walk(found) if isinstance(node, ast.stmt)}, path
+        assert ast.dump(found) == ast.dump(EmptyDocstrings().visit(expected)), path
 
 
 def test_modules_can_be_read_out_of_the_agent(agent: AgentFile, tmp_path: Path) -> None:
