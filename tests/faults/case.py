@@ -44,6 +44,7 @@ class Fault:
     attended: bool | None = None
     """Whether an operator is attached meanwhile; None: by chance. After the healing one always is."""
     hosts: tuple[int, ...] = (3, 4, 5)
+    node_timeouts: tuple[float, ...] = (4.0, 6.0)
     disk_mb: int = 0
     clocks: bool = False
     """Whether the hosts' clocks of the day can be set."""
@@ -372,7 +373,7 @@ def run(fault: Fault, seed: int, place: Path, keep: Path | None = None) -> Resul
     `keep`: where the files of a case are copied in which something did not hold.
     """
     rng = random.Random(f"{fault.name}:{seed}:hosts")
-    result = Result(fault.name, seed, rng.choice(fault.hosts), rng.choice((4.0, 6.0)))
+    result = Result(fault.name, seed, rng.choice(fault.hosts), rng.choice(fault.node_timeouts))
     begin = time.monotonic()
     with Cluster(result.hosts, disk_mb=fault.disk_mb, agent=True, stub_torch=True) as cluster:
         case = Case(cluster, fault, seed, result, place)

@@ -149,6 +149,16 @@ def _cut(choose: Callable[[Case], list[str]]) -> Callable[[Case], None]:
     return apply
 
 
+def _cut_off_and_stopped(case: Case) -> None:
+    (node,) = case.some(most=1)
+    pids = case.agents(node)
+    case.note(f"{node} is cut off, and SIGSTOP to its agent before its lease is over")
+    case.cluster.cut(node)
+    case.heal_by(case.cluster.heal)
+    case.sleep(0.0, 0.8)
+    case.stop(pids)
+
+
 def _pair(case: Case, first: str, second: str) -> None:
     case.note(f"{first} and {second} do not see each other")
     case.cluster.cut(first, second)
@@ -502,6 +512,14 @@ FAULTS = (
     Fault("coordinator's host frozen", "all its processes stop", _CONT, _freeze(_coordinator)),
     Fault("host cut off", "nothing reaches a member", _LINKS, _cut(_member)),
     Fault("coordinator cut off", "nothing reaches it", _LINKS, _cut(_coordinator)),
+    Fault(
+        "host cut off, then its agent stopped",
+        "before its lease is over",
+        "the links, and SIGCONT",
+        _cut_off_and_stopped,
+        (1.3, 2.0),
+        node_timeouts=(4.0, 6.0, 15.0),
+    ),
     Fault("several hosts cut off", "each from all others", _LINKS, _cut(Case.some)),
     Fault("link to the coordinator cut", "between it and a member", _LINKS, _pair_with_coordinator),
     Fault("link between members cut", "between two members", _LINKS, _pair_of_members),
