@@ -87,9 +87,11 @@ class Memory:
     """What is known of a script on this node, in one file: the modules that its ranks load, and what not to load."""
 
     def __init__(self, folder: Path, order: Order) -> None:
-        key = [order.cwd, order.kind, order.script, sys.executable, sys.version]
-        self._path = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.json"
-        self._known = read_json(self._path)
+        script = _digest([order.kind, order.script, sys.executable, sys.version])
+        self._path = folder / f"{script}-{_digest([order.cwd])}.json"
+        # A tree that is new here begins with what the newest other one's script of that name has loaded.
+        others = _newest_first(folder, f"{script}-*.json")
+        self._known = next((known for path in (self._path, *others) if (known := read_json(path))), {})
 
     @property
     def modules(self) -> list[str]:
@@ -119,9 +121,8 @@ class Memory:
         try:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
             atomic_write(self._path, json.dumps(self._known).encode())
-            others = sorted(self._path.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)
-            for path in others[:-MAX_LISTS]:
-                path.unlink()
+            for path in _newest_first(self._path.parent, "*.json")[MAX_LISTS:]:
+                path.unlink(missing_ok=True)
         except OSError as error:
             log.warning("cannot remember what %s loads: %s", self._path, error)
 
@@ -134,6 +135,18 @@ class Memory:
         modules = [name for name in names if name.partition(".")[0] not in outside]
         if modules != known:
             self.note(modules=modules)
+
+
+def _digest(key: list[str]) -> str:
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+
+
+def _newest_first(folder: Path, pattern: str) -> list[Path]:
+    times = {}
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):
+            times[path] = path.stat().st_mtime
+    return sorted(times, key=times.__getitem__, reverse=True)
 
 
 def is_installed(file: str) -> bool:

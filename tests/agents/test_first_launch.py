@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.agents.engine_process import DEADLINE_S, alive, order
-from tests.agents.test_standby import Node, node
+from tests.agents.test_standby import SCRIPT, Node, node
 
 # A module that is loaded when the test lets it.
 SLOW = "import os\nwith open(os.path.join(os.path.dirname(__file__), 'gate')) as gate:\n    gate.read()\n"
@@ -23,13 +23,13 @@ async def learn(root: Path) -> None:
         assert (await one.warm())["state"] == "ready"
 
 
-async def hello(one: Node) -> dict[str, Any]:
+async def hello(one: Node, cwd: Path) -> dict[str, Any]:
     """Announce the ranks of a launch, as an agent does it; returns their order."""
     expected = order(
         one.root,
         one.script,
         str(one.root / "random"),
-        cwd=str(one.tree),
+        cwd=str(cwd),
         local_world_size=2,
         standby=str(one.root / "standby"),
         env={"PYTHONPATH": str(one.installed)},
@@ -45,10 +45,18 @@ def test_the_first_ranks_of_an_engine_are_warm(tmp_path: Path) -> None:
     async def run() -> None:
         await learn(tmp_path)
         async with node(tmp_path) as one:
-            await hello(one)
+            # It is known from another work tree what a script of that name loads.
+            other = tmp_path / "other"
+            other.mkdir()
+            await hello(one, other)
             # It comes while the modules are loaded, and waits for them.
-            assert (await one.go())[0] == ""
+            assert (await one.go(cwd=str(other)))[0] == ""
             assert (await one.seen())[1]["twice"] == 1
+            # An edited script changes nothing: only what is installed was loaded.
+            one.script.write_text("print('edited')\n" + SCRIPT)
+            assert (await one.go(cwd=str(other)))[0] == ""
+            await one.seen()
+            assert one.engine.text("stdout", one.generation, 1).startswith("edited")
 
     asyncio.run(run())
 
@@ -62,7 +70,7 @@ def test_ranks_that_wait_can_be_stopped(tmp_path: Path) -> None:
         async with node(tmp_path) as one:
             (one.installed / "early" / "base.py").write_text(SLOW)
             os.mkfifo(one.installed / "early" / "gate")
-            going = asyncio.ensure_future(one.engine.call("go", **await hello(one)))
+            going = asyncio.ensure_future(one.engine.call("go", **await hello(one, one.tree)))
             await asyncio.wait({going}, timeout=0.5)
             assert not going.done()
             await one.engine.call("stop", generation=0, grace_s=0.0)
