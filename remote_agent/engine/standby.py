@@ -39,7 +39,7 @@ FORK_S = 3.0
 # At idle priority on a busy node; then it is given up.
 LOAD_S = 600.0
 # How long the ranks of a launch wait for it: it loads what they would have to load, and has begun before them.
-LAUNCH_S = 30.0
+LAUNCH_S = 45.0
 END_S = 5.0
 # The share of the node's free memory that it may take, and what it is expected to take before it is known.
 MEMORY_SHARE = 0.1
