@@ -14,7 +14,20 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import defects, diagnose, failures, first_step, flood, launch, logs, odd, report, restart, screen
+from tests.bench import (
+    defects,
+    diagnose,
+    failures,
+    first_step,
+    flood,
+    launch,
+    logs,
+    odd,
+    report,
+    restart,
+    screen,
+    standby,
+)
 from tests.bench.report import Report
 from tests.cluster import ClusterError, cluster_obstacle
 from tests.cluster.leftovers import MARK, describe, end, marked
@@ -24,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {
     "launch": launch.run,
     "first_step": first_step.run,
     "restart": restart.run,
+    "standby": standby.run,
     "defects": defects.run,
     "failures": failures.run,
     "skewed": failures.skewed,
