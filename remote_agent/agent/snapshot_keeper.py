@@ -18,7 +18,7 @@ import platform
 import re
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -65,6 +65,8 @@ UNNAMED_LOOK_S = 10.0
 # Of the time: a work tree may have tens of thousands of files.
 UNNAMED_SHARE = 0.01
 UNNAMED = ("*", "*/*", "*/*/*")
+# How often the other nodes are asked whether they see the same files, while they do not.
+SHARED_ASKS = 3
 # How many other nodes get a copy.
 COPIES = 1
 # Less than a tenth of a 10-gigabit link, more than a snapshot of 2 GiB every 30 s.
@@ -131,6 +133,8 @@ class SnapshotKeeper:
         """What was hidden since the last report on it."""
         self._shared: dict[int, bool] = {}
         """By device: whether the other nodes see the same files there."""
+        self._asked: Counter[int] = Counter()
+        """By device: how often they were asked that."""
         self._steps: deque[tuple[int, int]] = deque(maxlen=600)
         """Times at which a step was first seen in the ranks' output."""
         self._group_ns: int | None = None
@@ -352,8 +356,10 @@ class SnapshotKeeper:
     async def _is_shared(self, found: InPlace, *, ask_again: bool = True) -> bool:
         """Whether the other nodes see the same files: then a copy of them saves nothing. Raises OSError."""
         device = os.stat(found.place.parent).st_dev
-        # A node may see a new file of a shared file system some seconds late.
-        if device not in self._shared or (ask_again and not self._shared[device]):
+        # A node may see a new file of a shared file system some seconds late; one that is lost delays each answer.
+        is_open = ask_again and not self._shared.get(device) and self._asked[device] < SHARED_ASKS
+        if device not in self._shared or is_open:
+            self._asked[device] += 1
             question = {"path": found.path, "files": {path: list(stamp) for path, stamp in found.files.items()}}
             asking = [self._peers.ask(name, "snapshot_sees", question) for name in self._others()]
             answers = [bool(answer.get("sees")) for answer in await asyncio.gather(*asking) if answer]

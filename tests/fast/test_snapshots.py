@@ -366,6 +366,23 @@ def test_what_the_other_nodes_see_too_is_not_copied(tmp_path: Path, answer: dict
         made.close()
 
 
+def test_where_nodes_have_disks_of_their_own_they_are_not_asked_about_each_save(tmp_path: Path) -> None:
+    """One that is lost delays the answer, and the next save would make the copy worthless each time."""
+    others = Others({"sees": False})
+    made, _ = keeper(tmp_path, others, snapshots=("*.pt",))
+
+    async def save() -> None:
+        for number in range(6):
+            lay(tmp_path / "work", {"snapshot.pt": torch_zip(b"w" * number)})
+            await made._keep_new()
+
+    try:
+        asyncio.run(save())
+    finally:
+        made.close()
+    assert len(others.asked) == 2 * 3
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_operator_is_told_once_of_a_snapshot_that_the_job_does_not_name(tmp_path: Path, shared: bool) -> None:
     made, said = keeper(tmp_path, Others({"sees": shared}))
