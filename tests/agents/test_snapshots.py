@@ -16,6 +16,7 @@ import pytest
 
 from tests.agents.engine_process import alive
 from tests.agents.nodes import WAIT_S, Nodes
+from tests.bench.resume import killed
 
 pytestmark = pytest.mark.torch
 
@@ -141,3 +142,8 @@ async def until_ended(pid: int) -> None:
         return not alive(pid)
 
     await until(has_ended)
+
+
+def test_ranks_that_are_killed_while_they_save_leave_no_torn_snapshot_in_place(tmp_path: Path) -> None:
+    """`python -m tests.bench.resume killed` does it more often."""
+    assert "no torn snapshot" in killed(1, tmp_path, kills=4)

@@ -26,6 +26,7 @@ from tests.bench import (
     report,
     restart,
     screen,
+    snapshots,
     standby,
 )
 from tests.bench.report import Report
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {
     "grep": logs.grep,
     "frames": logs.frames,
     "odd": odd.run,
+    "snapshots": snapshots.run,
 }
 
 
