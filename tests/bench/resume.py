@@ -57,7 +57,7 @@ print(f"rank {{rank}} starts at step {{step}}", flush=True)
 while not Path("over").exists():
     time.sleep(0.02)
     print(f"step={{step}}", flush=True)
-    if rank in {savers} and step % 50 == 49:
+    if rank in {savers} and step % 50 == 49 and not Path("quiet").exists():
         save(step, snapshot)
     step += 1
 """
