@@ -202,7 +202,7 @@ def _failing(link: Link, step: str = "", hint: str = "") -> Iterator[None]:
 
 async def engine(link: Link) -> dict[str, Any]:
     """Wait until the node's engine knows its torch; raises HostError."""
-    link.progress("engine", "importing torch")
+    link.progress("engine", "looking for torch")
     with _failing(link, "engine", "torch may load slowly from a cold disk: try again"):
         facts = (await link.call("await_engine", timeout_s=ENGINE_DEADLINE)).data
     link.learn_engine(facts)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from remote_agent.wire.events import ENDED_EVENTS, EventType
 from supervisor.wording.events import phases_by_generation
 from supervisor.wording.incidents import is_hang
-from supervisor.wording.values import local_time
+from supervisor.wording.values import elapsed, local_time
 
 Document = Mapping[str, Any]
 # What the phases of a start are called here.
@@ -94,6 +94,18 @@ def _unfinished(events: Sequence[Document], end_s: float) -> tuple[str, float] |
         elif waits is not None and time_s is not None and kind in _NEXT:
             waits = _NEXT[kind], time_s
     return None if waits is None else (waits[0], max(0.0, end_s - waits[1]))
+
+
+def start_waits(events: Sequence[Document], now_s: float) -> str:
+    """Return what a running group without a first step waits for: `imports: 8 s`; "" where there is none."""
+    for event in reversed(events):
+        kind, time_s = event.get("type"), _time(event)
+        if kind in _NEXT and time_s is not None:
+            what = {"import": "imports"}.get(_NEXT[kind], _NEXT[kind])
+            return f"{what}: {elapsed(now_s - time_s)}"
+        if kind in (EventType.FIRST_STEP, EventType.GENERATION_STARTED, *ENDED_EVENTS):
+            return ""
+    return ""
 
 
 # What a group waits for after these events.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.wording.goodput import Goodput, goodput, redone_s
+from supervisor.wording.goodput import Goodput, goodput, redone_s, start_waits
 from supervisor.wording.values import local_time
 
 BEGIN = "2026-11-20T10:00:00.000Z"
@@ -69,6 +69,15 @@ def test_a_hang_costs_until_it_is_over_and_a_group_that_is_down_until_another_on
     assert _lost([*START, *RESTART[:3], grouped], 72)["first step"] == 1 + 2
     # A failure is no hang.
     assert "hang" not in _lost([*START, event(100, "incident", category="python")], 130)
+
+
+def test_a_start_waits_for_its_imports_and_then_for_its_first_step() -> None:
+    assert start_waits(START[:1], now(3)) == ""
+    assert start_waits(START[:2], now(5)) == "imports: 4 s"
+    assert start_waits(START[:3], now(8)) == "first step: 2 s"
+    assert start_waits(START, now(60)) == start_waits([], now(60)) == ""
+    assert start_waits([*START, *RESTART[:3]], now(70)) == "imports: 9 s"
+    assert start_waits([*START, *RESTART[:2]], now(61)) == ""
 
 
 def test_after_the_end_nothing_grows() -> None:

@@ -27,7 +27,7 @@ def host(name: str, state: str, began: dict[str, float], text: str = "", error: 
 
 
 IMPORTS = host(
-    "n1", "up", {"connect": 88.0, "auth": 88.2, "sync": 88.5, "start": 90.0, "engine": 92.0}, "importing torch"
+    "n1", "up", {"connect": 88.0, "auth": 88.2, "sync": 88.5, "start": 90.0, "engine": 92.0}, "looking for torch"
 )
 READY = host("n2", "up", {"connect": 88.0, "sync": 88.4, "start": 88.9, "engine": 90.0, "ready": 99.0}, "torch 2.13.0")
 SYNCS = host("n3", "connecting", {"connect": 88.0, "sync": 97.0}, "412 of 1,204 files, 3.1 MB of 9.8 MB")
@@ -44,7 +44,7 @@ def test_each_host_shows_its_stages_with_what_they_took() -> None:
     assert "✓ sync 1.5 s" in imports
     assert "✓ agent 2.0 s" in imports
     assert "torch 8.0 s" in imports
-    assert imports.endswith("importing torch")
+    assert imports.endswith("looking for torch")
     assert ready.startswith(" ✓ n2")
     assert "✓ torch 9.0 s" in ready
     assert "sync 3.0 s" in syncs
@@ -67,7 +67,7 @@ def test_nothing_is_green_before_it_is_done() -> None:
 
 def test_a_narrow_screen_has_the_present_step_and_its_seconds() -> None:
     imports, ready = map(text_of, rows(launching(IMPORTS, READY), 79))
-    assert imports.endswith("engine    importing torch  8 s")
+    assert imports.endswith("engine    looking for torch  8 s")
     assert ready.endswith("ready     torch 2.13.0")
     assert all(text_of(row).isascii() for row in rows(launching(IMPORTS, READY, SYNCS), 150, ASCII))
 
@@ -76,7 +76,7 @@ def test_the_second_row_says_what_a_launch_waits_for() -> None:
     def second(*hosts: HostView) -> str:
         return text_of(alert_rows(launching(*hosts), 0.1, 120, GLYPHS)[1]).strip()
 
-    assert second(IMPORTS, READY) == "importing torch on n1; ready to form a group on n2"
+    assert second(IMPORTS, READY) == "looking for torch on n1; ready to form a group on n2"
     assert second(IMPORTS, SYNCS) == "connecting to the hosts: 1 of 2 up"
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, Final, cast
 from textual.containers import Vertical
 from textual.screen import Screen
 
+from remote_agent.wire.events import Condition
 from supervisor.actions import BY_ID
-from supervisor.tui import keys
+from supervisor.tui import keys, times
 from supervisor.tui.dialogs.actions import ActionDialogs
 from supervisor.tui.dialogs.palette import open_help, open_palette
 from supervisor.tui.rows.spans import fit_row
@@ -21,6 +22,7 @@ from supervisor.tui.widgets.bars import AlertBar, Bar, KeyBar
 from supervisor.tui.widgets.lines import Drawn, LineView
 from supervisor.tui.widgets.picker import Picker
 from supervisor.tui.widgets.tables import DetailPane, LaidOut
+from supervisor.wording.goodput import start_waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -104,8 +106,12 @@ class LiveScreen(Screen[None], inherit_bindings=False):
         if small:
             self.query_one(TooSmall).redraw()
             return
+        shell = self.shell
+        # Only then: a journal may be long.
+        starts = snapshot.condition == Condition.IMPORTING and shell.paused_s is None
+        waits = start_waits(shell.source.events, times.now()) if starts else ""
         self.query_one(AlertBar).show(
-            snapshot, age_s, paused_s=self.shell.paused_s, replay_status=self.shell.replay_status
+            snapshot, age_s, paused_s=shell.paused_s, replay_status=shell.replay_status, waits=waits
         )
         if changed:
             self.show(snapshot)

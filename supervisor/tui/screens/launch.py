@@ -79,7 +79,7 @@ class LaunchScreen(LiveScreen):
 
 
 def is_up(node: NodeRow, snapshot: Snapshot) -> bool:
-    """Whether a host is connected; in a launch, whether its torch is imported too."""
+    """Whether a host is connected; in a launch, whether its torch is found too."""
     return node.link == "up" and (not snapshot.bringing_up or node.step == "ready")
 
 

@@ -5,7 +5,7 @@ In: a snapshot; the name of the screen. Out: two rows each.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from remote_agent.text.names import count
 from supervisor.inventory.pattern import fold
@@ -34,14 +34,16 @@ def alert_rows(
     *,
     paused_s: float | None = None,
     replay_status: str = "",
+    waits: str = "",
 ) -> tuple[Row, Row]:
-    """The state of the job in one row; the failure and the next step in the other."""
+    """The state of the job in one row; the failure and the next step, or what a start waits for, in the other."""
     end = _age(snapshot, age_s) if paused_s is None else ((f" PAUSED {values.age(paused_s)} ", "pill"),)
     end = ((f"{replay_status} ", "warn"),) if replay_status else end
     # A frozen display stays at its time.
     now_s = times.now() - (paused_s or 0.0)
     state = _state_row(snapshot, end, width, glyphs)
-    return state, _next_row(snapshot, age_s, now_s, width, glyphs)
+    second = _next_row(snapshot, age_s, now_s, width, glyphs)
+    return state, fit_row(((f" {waits}  ", "start"), *second), width, glyphs.more) if waits else second
 
 
 def _state_row(snapshot: Snapshot, end: Row, width: int, glyphs: Glyphs) -> Row:
@@ -185,7 +187,7 @@ def _restarts(snapshot: Snapshot) -> str:
 
 
 # What a launch waits for once the hosts are connected.
-_LAUNCH_STEPS: Final = {"agent": "starting the agent", "engine": "importing torch", "ready": "ready to form a group"}
+_LAUNCH_STEPS: Final = {"agent": "starting the agent", "engine": "looking for torch", "ready": "ready to form a group"}
 
 
 def _calm(snapshot: Snapshot, now_s: float) -> str:
@@ -234,11 +236,18 @@ class Bar(LineView, can_focus=False):
 class AlertBar(Bar):
     """What the job does, what is wrong, what comes next."""
 
-    def show(self, snapshot: Snapshot, age_s: float, *, paused_s: float | None = None, replay_status: str = "") -> None:
-        """Show a newer state; `paused_s`: seconds since the display was frozen."""
-        self.rows = alert_rows(
-            snapshot, age_s, self.size.width, self.glyphs, paused_s=paused_s, replay_status=replay_status
-        )
+    def show(
+        self,
+        snapshot: Snapshot,
+        age_s: float,
+        *,
+        paused_s: float | None = None,
+        replay_status: str = "",
+        waits: str = "",
+    ) -> None:
+        """Show a newer state; `paused_s`: seconds since the display was frozen; `waits`: what a start waits for."""
+        options: dict[str, Any] = {"paused_s": paused_s, "replay_status": replay_status, "waits": waits}
+        self.rows = alert_rows(snapshot, age_s, self.size.width, self.glyphs, **options)
         self.redraw()
 
 
