@@ -194,7 +194,7 @@ def test_a_check_of_hostile_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(probe, "preflight", preflight)
     assert main(["check"]) == 3, screen.text
-    check_harmless(screen.text)
+    check_harmless(screen.text, colours=True)
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
@@ -205,7 +205,7 @@ def test_a_diagnosis_of_hostile_logs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     text = f'Traceback (most recent call last):\n  File "t.py", line 8, in f\nValueError: owned {HOSTILE}\n'
     (folder / "rank_0.log").write_text(text, errors="surrogateescape")
     assert main(["diagnose", str(folder), *options]) == 0
-    check_harmless(screen.text)
+    check_harmless(screen.text, colours=not options)
 
 
 @pytest.fixture
