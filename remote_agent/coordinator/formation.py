@@ -80,7 +80,7 @@ def try_form(turn: Turn) -> None:
     for name, node in state.nodes.items():
         if name in group:
             turn.set_node(name, status="running", reason=None)
-        elif node.status == "ready" and node.ready:
+        elif node.status == "ready" and node.ready and node.connected:
             turn.set_node(name, status="spare", reason=FULL)
     turn.emit(EventType.GENERATION_PROPOSED, node=state.me, members=disks, disk=author[1])
     snapshots.ask(turn, state.nodes)

@@ -156,7 +156,7 @@ def on_ready(turn: Turn, event: inputs.Ready) -> None:
     node = turn.node(event.node)
     was_ready = node.ready
     turn.set_node(event.node, ready=True, nproc=event.nproc, trees=event.trees)
-    if not code_version.admits(turn, event.node) or was_ready or node.status in ("removed", "failed", "draining"):
+    if not code_version.admits(turn, event.node) or node.status in ("removed", "failed", "draining"):
         return
     returned = node.status == "lost"
     if node.status in ("connecting", "lost"):
@@ -168,7 +168,8 @@ def on_ready(turn: Turn, event: inputs.Ready) -> None:
         turn.set_node(event.node, status="spare" if spare else "ready", reason=reason)
         facts: dict[str, Any] = {"returned": returned, "spare": spare, "versions": dict(event.versions)}
         turn.emit(EventType.NODE_READY, node=event.node, nproc=event.nproc, **facts)
-    formation.admit(turn, event.node, StopCause.RETURNED if returned else StopCause.JOINED)
+    # One that was ready already may have been away while a group formed.
+    formation.admit(turn, event.node, StopCause.RETURNED if returned or was_ready else StopCause.JOINED)
 
 
 def on_unfit(turn: Turn, event: inputs.Unfit) -> None:

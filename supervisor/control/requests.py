@@ -7,6 +7,7 @@ comes as events. A verb without a handler here goes to the coordinator as it is,
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import signal
 import time
@@ -205,7 +206,7 @@ async def _ask_until_ready(hub: Hub, op: str, args: Args, kind: str) -> Reply:
     end = time.monotonic() + JOIN_DEADLINE
     while True:
         try:
-            return await _ask_coordinator(hub, op, args)
+            return await _ask_coordinator(hub, op, args, end)
         except RequestFailed as refused:
             if refused.kind != kind or time.monotonic() > end:
                 raise
@@ -228,14 +229,17 @@ def _node_on(hub: Hub, name: str) -> str:
     return nodes[0]
 
 
-async def _ask_coordinator(hub: Hub, op: str, args: Args) -> Reply:
-    """Send a request to the best live agent, which passes it to the coordinator; raises RequestFailed, Unreachable."""
+async def _ask_coordinator(hub: Hub, op: str, args: Args, latest: float = math.inf) -> Reply:
+    """Send a request to the best live agent, which passes it to the coordinator; raises RequestFailed, Unreachable.
+
+    `latest`: when to give up at the latest, as time.monotonic().
+    """
     generation = _generation(hub)
     if op == "restart" and generation >= 0:
         # The group may be restarting for another reason at this moment.
         args.setdefault("if_generation", generation)
     await _ensure_coordinator(hub, op, args)
-    end, has_said = time.monotonic() + VERB_DEADLINE, False
+    end, has_said = min(latest, time.monotonic() + VERB_DEADLINE), False
     while True:
         try:
             return await _ask_once(hub, op, args, generation, end)
@@ -245,7 +249,8 @@ async def _ask_coordinator(hub: Hub, op: str, args: Args) -> Reply:
                 raise
             if refused.kind == "no_coordinator" and not has_said:
                 has_said = True
-                hub.notice(f"{op} waits for a coordinator, up to {VERB_DEADLINE:.0f} s: {refused.message}", "warning")
+                left = max(0.0, end - time.monotonic())
+                hub.notice(f"{op} waits for a coordinator, up to {left:.0f} s: {refused.message}", "warning")
         await hub.wait_change(MOVING_PAUSE)
 
 

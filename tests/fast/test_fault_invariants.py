@@ -84,9 +84,10 @@ def test_what_a_full_disk_did_not_take_is_not_missed(tmp_path: Path) -> None:
     assert not invariants.log_violations(noted, path)
 
 
-def journal(*numbers: int, kind: str = "node_ready") -> bytes:
+def journal(*numbers: int, kind: str = "node_ready", term: int = 1) -> bytes:
     """Return a journal with these numbers."""
-    return b"".join(json.dumps({"seq": number, "type": kind}).encode() + b"\n" for number in numbers)
+    records = ({"seq": number, "type": kind, "term": term} for number in numbers)
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,15 @@ def test_a_node_that_was_out_at_the_end_has_the_beginning_of_the_journal() -> No
     whole = journal(1, 2, 3)
     assert not invariants.journal_violations({"n1": whole, "n2": journal(1, 2)}, all_there=False)
     assert invariants.journal_violations({"n1": whole, "n2": journal(1, 2, kind="other")}, all_there=False)
+
+
+def test_a_coordinator_that_was_out_at_the_end_may_have_noted_more_alone_in_its_own_older_term() -> None:
+    all_others = journal(1, 2) + journal(3, 4, term=2)
+    alone = journal(1, 2) + journal(3, 4, 5, kind="alone")
+    assert not invariants.journal_violations({"n1": alone, "n2": all_others, "n3": all_others}, all_there=False)
+    assert invariants.journal_violations({"n1": alone, "n2": all_others}, all_there=True)
+    in_the_same_term = journal(1, 2) + journal(3, kind="alone", term=2)
+    assert invariants.journal_violations({"n1": in_the_same_term, "n2": all_others}, all_there=False)
 
 
 def status(second: float, *pids: int, state: str = "running") -> Document:

@@ -99,3 +99,24 @@ def test_silence_makes_a_node_lost() -> None:
     assert world.state.nodes["n3"].status == "lost"
     assert world.world_size == 4
     assert world.dropped == ["n3"], "a node that was only asleep must join anew"
+
+
+def test_a_node_that_joins_after_the_group_was_formed_again_is_taken_in() -> None:
+    world = World(spec(3, min_nodes=1))
+    world.pass_time(1)
+    world.now += 3 * world.state.spec.node_timeout
+    generation = world.state.generation
+    for name in ("n2", "n3"):
+        # Its lease has ended its workers, and its report is read before the pause is noticed or just after it.
+        world.machines[name].running = None
+    world.feed(inputs.Tick())
+    assert sorted(world.dropped) == ["n2", "n3"]
+    for name in ("n2", "n3"):
+        world.feed(inputs.Idle(name, generation))
+    world.settle()
+    world.join("n2")
+    world.settle()
+    assert (world.state.members, world.state.phase) == (("n1", "n2"), s.RUNNING)
+    world.join("n3")
+    world.settle()
+    assert world.world_size == 6

@@ -116,6 +116,13 @@ def _equal(one: Sequence[object], other: Sequence[object]) -> int:
     return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
+def _is_older(own: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Tell whether a node's own end, if it has one, is of an earlier term than what all others have instead."""
+    return not own or (
+        bool(others) and max(record["term"] for record in own) < min(record["term"] for record in others)
+    )
+
+
 def journal_violations(journals: Mapping[str, bytes], *, all_there: bool = True) -> list[Violation]:
     """Judge the journals of all nodes, by name, after the end of the job; `all_there`: no node was out then."""
     found = []
@@ -129,11 +136,12 @@ def journal_violations(journals: Mapping[str, bytes], *, all_there: bool = True)
         numbers = [record["seq"] for record in read[node]]
         if not data.endswith(b"\n") or numbers != list(range(1, len(numbers) + 1)):
             found.append(Violation("journal", f"{node}: {len(numbers)} records, not numbered from 1 without a gap"))
-    longest = max(read, key=lambda node: len(read[node]), default="")
+    # Of the newest coordinator, by its term.
+    longest = max(read, key=lambda node: (read[node][-1]["term"] if read[node] else 0, len(read[node])), default="")
     for node, records in read.items():
         if records != read[longest]:
             place = _equal(records, read[longest])
-            if place == len(records) and not all_there:
+            if not all_there and _is_older(records[place:], read[longest][place:]):
                 continue
             lacks = [record["type"] for record in read[longest][place : place + 5]]
             text = f"{node} has {len(records)} records, {longest} {len(read[longest])}; from {place + 1} on they differ"
