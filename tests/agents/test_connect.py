@@ -43,8 +43,8 @@ def test_the_agent_is_pushed_once(tmp_path: Path, agent: AgentFile) -> None:
             await link.close()
             assert link.closed.is_set()
             steps.append(seen)
-        assert steps[0] == ["resolve", "resolve", "connect", "auth", "python", "push", "start"]
-        assert steps[1] == ["resolve", "resolve", "connect", "auth", "python", "start"]
+        assert steps[0] == ["resolve", "resolve", "connect", "auth", "python", "push", "python"]
+        assert steps[1] == ["resolve", "resolve", "connect", "auth", "python", "python"]
         pushed = served.home(0) / ".supervisor" / "agents"
         compiled = f"{agent.sha256}.{sys.implementation.cache_tag}.pyz"
         assert {path.name for path in pushed.iterdir()} == {f"{agent.sha256}.pyz", compiled}

@@ -116,9 +116,7 @@ def test_a_store_whose_process_dies_is_reported(tmp_path: Path) -> None:
     async def run() -> None:
         async with engine(tmp_path) as one:
             port = (await one.call("prepare", generation=3, host="127.0.0.1"))["port"]
-            stores = stores_of(one.process.pid)
-            assert len(stores) == 1
-            os.kill(stores[0], signal.SIGKILL)
+            os.kill(await store_of(one.process.pid), signal.SIGKILL)
             assert await one.wait_failed() == {
                 "generation": 3, "message": "the process that serves the store has died",
             }  # fmt: skip
@@ -129,6 +127,16 @@ def test_a_store_whose_process_dies_is_reported(tmp_path: Path) -> None:
             socket.create_connection(("127.0.0.1", port), 5).close()
 
     asyncio.run(run())
+
+
+async def store_of(engine: int) -> int:
+    """Return the pid of the process that serves an engine's stores, once it has its own command line."""
+    end = time.monotonic() + 20
+    while not (stores := stores_of(engine)):
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+    assert len(stores) == 1
+    return stores[0]
 
 
 def stores_of(engine: int) -> list[int]:
