@@ -153,10 +153,11 @@ class Engine:
             await asyncio.wait({running})
             raise
 
-    async def _installed(self, known: str = "", nproc: str = "1") -> dict[str, Any]:
+    async def _installed(self, here: installed.Torch | None = None, nproc: str = "1") -> dict[str, Any]:
         """Return torch's facts; raises Problem when it cannot be imported."""
         if self._facts is None:
-            self._facts = asyncio.ensure_future(installed.Torch(known, self._torch.ask).facts(nproc))
+            here = here or installed.Torch("", self._torch.ask)
+            self._facts = asyncio.ensure_future(here.facts(nproc))
         facts = await asyncio.shield(self._facts)
         if "error" in facts:
             hint = f"look at {sys.executable} -c 'import torch'"
@@ -166,10 +167,11 @@ class Engine:
     async def _hello(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return what is installed; `order`: what `go` will probably have, to prepare for it meanwhile."""
         known, nproc = str(args.get("known") or ""), str(args.get("nproc") or "1")
-        remembered = installed.Torch(known).remembered()
+        here = installed.Torch(known, self._torch.ask)
+        remembered = here.remembered()
         if remembered is not None:
             await self._expect(args.get("order"), nproc, remembered)
-        facts = await self._installed(known, nproc)
+        facts = await self._installed(here, nproc)
         if remembered is None:
             await self._expect(args.get("order"), nproc, facts)
         return {name: facts.get(name) for name in ("torch", "python", "gpus", "devices", "cuda", "nccl")}

@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import ctypes
 import dataclasses
+import logging
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -19,7 +21,10 @@ from typing import Any
 from remote_agent.base.proc import start_ticks, stat_fields
 from remote_agent.base.tasks import within
 
+log = logging.getLogger(__name__)
+
 PR_SET_CHILD_SUBREAPER = 36
+SPARED_END_S = 5.0
 # Used only where the kernel has no pidfd (before 5.3).
 POLL_S = 0.05
 # This variable marks every process that a rank has started.
@@ -189,6 +194,15 @@ class Orphans:
         self.changed = asyncio.Event()
         self.spared: set[int] = set()
         """Pids of children that are not orphans, and have an owner."""
+
+    async def end_spared(self, process: subprocess.Popen[bytes], what: str) -> None:
+        """Kill a child that was spared and reap it; `what`: its name in the log, where it does not die."""
+        process.kill()
+        try:
+            await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(None, process.wait), SPARED_END_S)
+        except asyncio.TimeoutError:
+            log.warning("%s does not die", what)
+        self.spared.discard(process.pid)
 
     def tend(self, workers: Iterable[Worker], *, kill_all: bool = False) -> int:
         """Reap dead orphans and kill those of dead workers, or all of them; returns how many are alive."""

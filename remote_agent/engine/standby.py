@@ -40,7 +40,6 @@ FORK_S = 3.0
 LOAD_S = 600.0
 # How long the ranks of a launch wait for it: it loads what they would have to load, and has begun before them.
 LAUNCH_S = 45.0
-END_S = 5.0
 # The share of the node's free memory that it may take, and what it is expected to take before it is known.
 MEMORY_SHARE = 0.1
 EXPECTED_KB = 400 * 1024
@@ -406,12 +405,7 @@ class Standby:
         self._settled.set()
         if self._limit is not None:
             self._limit.cancel()
-        process.kill()
-        try:
-            await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(None, process.wait), END_S)
-        except asyncio.TimeoutError:
-            log.warning("the waiting process does not die")
-        self._orphans.spared.discard(process.pid)
+        await self._orphans.end_spared(process, "the waiting process")
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STORE_S = 30.0
-END_S = 5.0
 MESSAGE_BYTES = 65536
 
 
@@ -159,14 +158,8 @@ class TorchProcesses:
         if self._wire is not None:
             self._wire.close()
             self._wire = None
-        if process is None:
-            return
-        process.kill()
-        try:
-            await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(None, process.wait), END_S)
-        except asyncio.TimeoutError:
-            log.warning("the process that serves the store does not die")
-        self._orphans.spared.discard(process.pid)
+        if process is not None:
+            await self._orphans.end_spared(process, "the process that serves the store")
 
     async def close(self) -> None:
         """End the stores and their process."""

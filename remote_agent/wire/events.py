@@ -11,7 +11,15 @@ from enum import Enum
 from typing import Any, TypedDict
 
 
-class EventType(str, Enum):
+class Word(str, Enum):
+    """A word of the wire."""
+
+    def __str__(self) -> str:
+        """Return the value: the same text under every version of Python."""
+        return str(self.value)
+
+
+class EventType(Word):
     """The type of a journal event, exactly as on the wire and in `events --json`."""
 
     JOB_STARTED = "job_started"
@@ -56,10 +64,6 @@ class EventType(str, Enum):
     HOOK_FAILED = "hook_failed"
     METRICS_FAILED = "metrics_failed"
 
-    def __str__(self) -> str:
-        """Return the value: the same text under every version of Python."""
-        return str(self.value)
-
 
 class JournalEvent(TypedDict):
     """One event as `events --json` shows it. `type` is a string: a newer agent may know more types than we do."""
@@ -80,7 +84,7 @@ _LABELS: Mapping[str, str] = {
 }
 
 
-class Condition(str, Enum):
+class Condition(Word):
     """What a job is doing: finer than the `state` of the contract, and for people."""
 
     LAUNCHING = "launching"
@@ -97,12 +101,8 @@ class Condition(str, Enum):
     FAILED = "failed"
     STOPPED = "stopped"
 
-    def __str__(self) -> str:
-        """Return the value: the same text under every version of Python."""
-        return str(self.value)
 
-
-class StopCause(str, Enum):
+class StopCause(Word):
     """Why a group is stopped: `cause` of the event generation_stopped."""
 
     FAILURE = "failure"
@@ -115,10 +115,6 @@ class StopCause(str, Enum):
     QUORUM = "quorum"
     PAUSED = "paused"
     STOP = "stop"
-
-    def __str__(self) -> str:
-        """Return the value: the same text under every version of Python."""
-        return str(self.value)
 
 
 # What a group goes through until it trains, in order, from the cause of a restart on.

@@ -120,12 +120,7 @@ class Network:
             kill_all(name)
         if Path(f"/sys/class/net/{self.uplink}").exists():
             command("ip", "link", "del", self.uplink)
-        # Another session may sweep up the same leftovers at this moment.
-        try:
-            batch([f"netns del {name}" for name in names], "-force")
-        except ClusterError:
-            if self.namespaces():
-                raise
+        batch([f"netns del {name}" for name in names])
 
 
 def cut_rules(first: str, second: str, ports: dict[str, list[str]]) -> list[str]:

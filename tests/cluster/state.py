@@ -6,6 +6,7 @@ Out: their directories; nothing left of abandoned ones.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -49,13 +50,19 @@ def abandoned() -> list[Path]:
 
 
 def sweep() -> list[Path]:
-    """Remove the abandoned clusters and return where they were."""
+    """Remove the abandoned clusters and return where they were; one process at a time does so."""
     if os.geteuid() != 0:
         return []
-    gone = abandoned()
-    for path in gone:
-        Network(str(_state(path)["net_id"])).remove()
-        remove(path)
+    # The directory itself is what is locked: a lock file would be left over.
+    lock = os.open(outer(), os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        gone = abandoned()
+        for path in gone:
+            Network(str(_state(path)["net_id"])).remove()
+            remove(path)
+    finally:
+        os.close(lock)
     return gone
 
 

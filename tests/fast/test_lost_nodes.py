@@ -7,6 +7,13 @@ from remote_agent.coordinator import state as s
 from tests.fast.world import World, spec
 
 
+def lose_and_regain(world: World, name: str) -> None:
+    world.die(name)
+    world.settle()
+    world.join(name)
+    world.settle()
+
+
 def test_a_lost_node_is_left_out_and_admitted_when_it_returns() -> None:
     world = World(spec(3, min_nodes=2))
     world.die("n3")
@@ -35,10 +42,7 @@ def test_where_the_machine_answers_it_is_the_agent_that_is_lost() -> None:
 def test_a_node_that_keeps_failing_is_quarantined() -> None:
     world = World(spec(3, min_nodes=2))
     for _ in range(3):
-        world.die("n3")
-        world.settle()
-        world.join("n3")
-        world.settle()
+        lose_and_regain(world, "n3")
         world.pass_time(world.state.spec.node_timeout)
     assert world.state.nodes["n3"].status == "failed"
     assert "quarantined" in str(world.state.nodes["n3"].reason)
@@ -59,20 +63,14 @@ def test_a_node_that_keeps_losing_the_coordinator_is_quarantined_as_the_journal_
 def test_connections_that_one_outage_breaks_are_one_loss() -> None:
     world = World(spec(3, min_nodes=2))
     for _ in range(5):
-        world.die("n3")
-        world.settle()
-        world.join("n3")
-        world.settle()
+        lose_and_regain(world, "n3")
     assert (world.state.nodes["n3"].status, world.state.members) == ("running", ("n1", "n2", "n3"))
 
 
 def test_a_node_that_keeps_losing_its_connection_is_quarantined_however_short_the_pauses() -> None:
     world = World(spec(3, min_nodes=2))
     for _ in range(20):
-        world.die("n3")
-        world.settle()
-        world.join("n3")
-        world.settle()
+        lose_and_regain(world, "n3")
         world.pass_time(world.state.spec.node_timeout / 4)
     assert (world.state.nodes["n3"].status, world.state.members) == ("failed", ("n1", "n2"))
 

@@ -110,12 +110,17 @@ def test_an_answer_to_an_older_order_does_not_count() -> None:
     assert in_place(world) == {("b",)}
 
 
+def have_all(world: World, *snapshots: dict[str, Any]) -> None:
+    """All nodes have these, and have said so."""
+    for machine in world.machines.values():
+        machine.snapshots = list(snapshots)
+        world.feed(inputs.Beat(machine.name, snapshots=snapshots))
+
+
 def test_an_operator_goes_back_and_what_came_after_it_no_longer_counts() -> None:
     world = job()
     old, spike = kept("old", 10, 20), kept("spike", 30, 40)
-    for machine in world.machines.values():
-        machine.snapshots = [old, spike]
-        world.feed(inputs.Beat(machine.name, snapshots=(old, spike)))
+    have_all(world, old, spike)
     world.feed(inputs.Restart("me", snapshot="none"))
     assert not world.replies[-1].accepted
     world.wall_ns = 50
@@ -138,9 +143,7 @@ def test_an_operator_goes_back_and_what_came_after_it_no_longer_counts() -> None
 def test_who_goes_forth_again_to_what_was_skipped_stays_there() -> None:
     world = job()
     first, second = kept("first", 10, 20), kept("second", 30, 40)
-    for machine in world.machines.values():
-        machine.snapshots = [first, second]
-        world.feed(inputs.Beat(machine.name, snapshots=(first, second)))
+    have_all(world, first, second)
     for wall_ns, name in ((50, "first"), (60, "second")):
         world.wall_ns = wall_ns
         world.feed(inputs.Restart("me", snapshot=name))
