@@ -37,13 +37,13 @@ def main(engine: int) -> int:
             return 0
         # The store before belongs to a group that has ended.
         stores.clear()
-        error = ""
+        request, error = json.loads(data), ""
         if descriptors:
             try:
-                stores.append(torch.open_store(json.loads(data)["host"], socket.socket(fileno=descriptors[0])))
+                stores.append(torch.open_store(request["host"], socket.socket(fileno=descriptors[0])))
             except (OSError, RuntimeError, ValueError) as problem:
                 error = str(problem).partition("\n")[0] or type(problem).__name__
-        _send(wire, error=error)
+        _send(wire, number=request["number"], error=error)
 
 
 def import_torch() -> Any:

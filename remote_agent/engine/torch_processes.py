@@ -70,7 +70,9 @@ class TorchProcesses:
         self._is_ready = False
         """Whether the process has imported torch."""
         self._pending: tuple[str, socket.socket] | None = None
-        self._answer: asyncio.Future[str] | None = None
+        self._answers: dict[int, asyncio.Future[str]] = {}
+        """What is awaited, by the number of the request."""
+        self._requests = 0
 
     async def ask(self) -> dict[str, Any]:
         return await installed.ask()
@@ -116,8 +118,8 @@ class TorchProcesses:
                     self._late = asyncio.ensure_future(self._serve_pending())
                 elif "broken" in message:
                     why = str(message["broken"])
-                elif self._answer is not None and not self._answer.done():
-                    self._answer.set_result(str(message["error"]))
+                elif (answer := self._answers.get(message["number"])) is not None and not answer.done():
+                    answer.set_result(str(message["error"]))
         await self._end()
         log.warning("no store: %s", why)
         self._failed(why)
@@ -135,13 +137,16 @@ class TorchProcesses:
     async def _request(self, host: str, listening: socket.socket | None) -> None:
         """Have one store served, or none without a socket, and the one before ended."""
         descriptors = [] if listening is None else [listening.fileno()]
-        answer: asyncio.Future[str]
-        self._answer = answer = asyncio.get_running_loop().create_future()
+        self._requests += 1
+        # The store that has waited for the import may still be opened when the next group asks.
+        number, answer = self._requests, asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
         try:
             assert self._wire is not None
-            socket.send_fds(self._wire, [json.dumps({"host": host}).encode()], descriptors)
+            socket.send_fds(self._wire, [json.dumps({"host": host, "number": number}).encode()], descriptors)
             error = await asyncio.wait_for(answer, STORE_S)
         finally:
+            del self._answers[number]
             if listening is not None:
                 listening.close()
         if error:
@@ -153,8 +158,9 @@ class TorchProcesses:
         if self._pending is not None:
             self._pending[1].close()
             self._pending = None
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(OSError("the process that serves the store has died"))
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(OSError("the process that serves the store has died"))
         if self._wire is not None:
             self._wire.close()
             self._wire = None
