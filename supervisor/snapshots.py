@@ -19,11 +19,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remote_agent.wire import CallFailed, WireError
 from supervisor.errors import RequestFailed, Unreachable, UsageError, why
+from supervisor.link.tasks import each
 from supervisor.logs.files import ask, sources
 
 if TYPE_CHECKING:
     from supervisor.link.host_link import Link
     from supervisor.link.hub import Hub
+
+# A node that sends nothing for this long is given up, seconds.
+PIECE_DEADLINE = 60.0
 
 
 class Pulled(NamedTuple):
@@ -95,7 +99,7 @@ async def _take(link: Link, files: list[tuple[str, int, int, str]], target: Path
 async def _take_one(link: Link, sha: str, size: int, place: Path) -> None:
     digest, left = hashlib.sha256(), size
     with place.open("wb") as file:
-        async with aclosing(link.stream("snapshot_read", {"sha": sha})) as pieces:
+        async with aclosing(each(link.stream("snapshot_read", {"sha": sha}), PIECE_DEADLINE)) as pieces:
             async for piece in pieces:
                 left -= len(piece.body)
                 if left < 0:

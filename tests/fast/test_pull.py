@@ -13,6 +13,7 @@ import pytest
 
 from remote_agent.agent.file_requests import JobRequests
 from remote_agent.wire import Answer, CallFailed, Items, Problem
+from supervisor import snapshots
 from supervisor.errors import RequestFailed, UsageError
 from supervisor.snapshots import pull
 from supervisor.ssh.answers import read_answer
@@ -96,5 +97,22 @@ def test_what_is_damaged_or_would_lie_elsewhere_leaves_nothing(nodes: Mapping[st
 
     nodes["n1"].requests.ops["snapshot_files"] = elsewhere
     with pytest.raises(RequestFailed, match="is not snapshot"):
+        bring(nodes, one.id)
+    assert not os.listdir()
+
+
+def test_a_node_that_stops_in_the_middle_is_given_up(
+    nodes: Mapping[str, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "PIECE_DEADLINE", 0.05)
+    content = torch_zip(b"w" * 5000)
+    one = nodes["n1"].disk.save("snapshot.pt", content, 1)
+
+    async def hangs(args: dict[str, Any]) -> Items:
+        yield Answer({}, content[:100])
+        await asyncio.Event().wait()
+
+    nodes["n1"].requests.ops["snapshot_read"] = hangs
+    with pytest.raises(RequestFailed, match="n1: no answer in time"):
         bring(nodes, one.id)
     assert not os.listdir()
