@@ -10,47 +10,31 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from remote_agent.text.controls import escape_controls
-from remote_agent.wire.events import EventType, label
+from remote_agent.wire.events import label
 from supervisor.standard_streams import as_lines, out_is_terminal, write_coloured, write_out
+from supervisor.wording.events import ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from supervisor.cli.options import Parser
 
-_CODES: Final = {"bad": "1;31", "warn": "33", "good": "32", "name": "36", "dim": "2"}
-_BAD: Final = (
-    *(EventType.RANK_FAILED, EventType.INCIDENT, EventType.JOB_FAILED, EventType.NODE_LOST, EventType.NODE_FAILED),
-    *(EventType.AGENT_LOST, EventType.QUORUM_LOST),
+# By role, as in the themes of the screens.
+_CODES: Final = {
+    "bad": "1;31", "warn": "33", "start": "36", "ok": "32", "done": "32", "off": "2", "name": "36", "dim": "2"
+}  # fmt: skip
+_LABELS: Final = "|".join(
+    f"(?P<{role}>{'|'.join(re.escape(label(kind)) for kind, its in ROLES.items() if its == role)})"
+    for role in dict.fromkeys(ROLES.values())
 )
-_WARN: Final = (
-    *(EventType.WARNING, EventType.JOB_DEGRADED, EventType.JOB_STOPPED, EventType.GENERATION_STOPPED),
-    *(EventType.STOP_REQUESTED, EventType.RESTART_REQUESTED, EventType.REMOVE_REQUESTED, EventType.NODE_REMOVED),
-    *(EventType.HOOK_FAILED, EventType.METRICS_FAILED),
-)
-_GOOD: Final = (
-    *(EventType.JOB_SUCCEEDED, EventType.GENERATION_RUNNING, EventType.FIRST_STEP, EventType.INCIDENT_HEALED),
-    EventType.HANG_OVER,
-)
-
-
-def _either(types: Sequence[EventType]) -> str:
-    return "|".join(re.escape(label(each)) for each in types)
-
-
-_TIME: Final = r"(?P<dim>[\d-]{2}:[\d-]{2}:[\d-]{2}\.[\d-]{3}) "
 # The first pattern that a line begins with colours its named groups.
 _RULES: Final = tuple(
     re.compile(pattern)
     for pattern in (
-        rf"{_TIME}(?P<bad>{_either(_BAD)})\b",
-        rf"{_TIME}(?P<warn>{_either(_WARN)})\b",
-        rf"{_TIME}(?P<good>{_either(_GOOD)})\b",
-        _TIME,
-        r"(?P<bad>incident \S+)",
-        r"(?P<bad>error|failed:|a job on these hosts would fail)\b",
+        rf"(?P<dim>[\d-]{{2}}:[\d-]{{2}}:[\d-]{{2}}\.[\d-]{{3}}) (?:(?:{_LABELS})(?:  |$))?",
+        r"(?P<bad>incident \S+|error\b|failed:|a job on these hosts would fail)",
         r"(?P<warn>warning\b:?|note:)",
-        r"(?P<good>next:|  hint:|a job on these hosts would start|\d+ hosts?, no problems found)",
+        r"(?P<ok>next:|  hint:|a job on these hosts would start|\d+ hosts?, no problems found)",
         r"  (?P<name>evidence|victims|exit|missing in [^:]+|traceback|state|warning):",
         r"(?P<name>[a-z][\w $./-]*?) +(?P<warn>!) ",
     )

@@ -43,6 +43,32 @@ CAUSES: Mapping[str, Cause] = {
 }
 
 
+# What an event means, as a role of the themes; anything else is a plain fact.
+ROLES: Mapping[str, str] = {
+    each: role
+    for role, types in {
+        "bad": (
+            *(EventType.RANK_FAILED, EventType.INCIDENT, EventType.JOB_FAILED),
+            *(EventType.NODE_LOST, EventType.NODE_FAILED, EventType.QUORUM_LOST),
+        ),
+        "warn": (
+            *(EventType.AGENT_LOST, EventType.JOB_DEGRADED, EventType.COORDINATOR_PAUSED, EventType.JOB_STOPPED),
+            *(EventType.STOP_REQUESTED, EventType.RESTART_REQUESTED, EventType.REMOVE_REQUESTED),
+            *(EventType.GENERATION_STOPPED, EventType.NODE_CORDONED, EventType.SIGNAL_SENT, EventType.WARNING),
+            *(EventType.ENVIRONMENT_SET, EventType.TREE_CHANGED, EventType.HOOK_FAILED, EventType.METRICS_FAILED),
+        ),
+        "start": (EventType.GENERATION_PROPOSED, EventType.GENERATION_STARTED, EventType.RANKS_ASSIGNED),
+        "ok": (
+            *(EventType.GENERATION_RUNNING, EventType.FIRST_STEP, EventType.INCIDENT_HEALED, EventType.HANG_OVER),
+            *(EventType.NODE_JOINED, EventType.NODE_READY, EventType.NODE_ADDED),
+        ),
+        "done": (EventType.JOB_SUCCEEDED,),
+        "off": (EventType.NODE_REMOVED,),
+    }.items()
+    for each in types
+}
+
+
 def cause_text(cause: object) -> str:
     """Return why a generation stopped; a cause that only a newer version knows as it is."""
     known = CAUSES.get(str(cause))
