@@ -196,11 +196,14 @@ def job_rows(jobs: Sequence[Document]) -> list[list[str]]:
     return rows
 
 
+_SKIPPED = "skipped: the job went back to an older one"
+
+
 def snapshot_rows(snapshots: Sequence[Document]) -> list[list[str]]:
     """Return the table of kept snapshots, its head first."""
     rows = [["ID", "STEP", "SAVED", "SIZE", "NODES", "PATH"]]
     for one in snapshots:
-        skipped = " (skipped: the job went back to an older one)" if one.get("skipped") else ""
+        skipped = f" ({_SKIPPED})" if one.get("skipped") else ""
         nodes = fold(map(str, one.get("nodes") or ()))
         step, saved = or_dash(one.get("step")), date_ns(one.get("time_ns"))
         path = f"{one_line(one.get('path'))}{skipped}"
@@ -213,7 +216,7 @@ def snapshot_words(one: Document) -> tuple[str, str]:
     step = one.get("step")
     label = f"step {step:,}" if isinstance(step, int) else one_line(one.get("path"))
     facts = (clock_ns(one.get("time_ns"), millis=False), one_line(one.get("path")), size(int(one.get("bytes") or 0)))
-    skipped = "skipped: the job went back behind it" if one.get("skipped") else ""
+    skipped = _SKIPPED if one.get("skipped") else ""
     return label, "  ".join(filter(None, (*facts, f"on {one_line(fold(map(str, one.get('nodes') or ())))}", skipped)))
 
 
