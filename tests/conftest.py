@@ -49,6 +49,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Where xdist distributes by groups, every group must have arrived in the names by which it does so."""
+    if session.config.getoption("loadgroup", False) and "PYTEST_XDIST_WORKER" in os.environ:
+        lost = [item for item in session.items if item.get_closest_marker("xdist_group") and "@" not in item.nodeid]
+        if lost:
+            raise pytest.UsageError(
+                f"xdist has lost the groups of {len(lost)} tests: are its version and pytest's a pair?"
+            )
+
+
 def _shares(item: pytest.Item) -> bool:
     assert isinstance(item, pytest.Function)
     return any(fixture.scope == "module" for found in item._fixtureinfo.name2fixturedefs.values() for fixture in found)

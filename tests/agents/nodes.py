@@ -14,6 +14,7 @@ from typing import Any
 from remote_agent.base.proc import start_ticks
 from remote_agent.wire import MAGIC, Channel, JobSpec, NodeSpec
 from supervisor.launch.certificates import make_authority, sign_with
+from tests import known_torch
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WAIT_S = 60.0
@@ -27,6 +28,7 @@ class Node:
         self.prefix = prefix
         self.home = root / name
         self.home.mkdir()
+        known_torch.lend(self.home)
         self._bridges: list[tuple[asyncio.subprocess.Process, Channel, asyncio.Task[None]]] = []
         self._opened: Channel | None = None
 
@@ -65,6 +67,7 @@ class Node:
             # It closes itself some turns of the loop later, which may not come; asyncio.subprocess has no public way.
             process._transport.close()  # type: ignore[attr-defined]
         self._bridges.clear()
+        known_torch.keep(self.home)
 
 
 class Nodes:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests import known_torch
 from tests.cluster import machine as machines
 from tests.cluster.inventory import write_inventory
 from tests.cluster.links import Links
@@ -103,6 +104,8 @@ class Cluster:
             if network is not None:
                 network.remove()
                 self._links.close()
+                for host in self.hosts:
+                    known_torch.keep(host.home / ".supervisor")
             for child in self._children:
                 child.wait(timeout=10)
             self._children.clear()
@@ -140,6 +143,7 @@ class Cluster:
                 command("mount", "-t", "tmpfs", "-o", f"size={self._disk_mb}m,mode=700", "tmpfs", str(host.home))
             if self._agent:
                 shutil.copytree(prepared(), host.home / ".supervisor")
+                known_torch.lend(host.home / ".supervisor")
         self.known_hosts.write_text("".join(f"{host.known_hosts_line}\n" for host in found))
 
     def _boot(self, which: list[Machine]) -> None:
