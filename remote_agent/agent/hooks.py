@@ -118,6 +118,9 @@ class Hooks:
         """Return failure, hang, recovery or end; empty for any other record."""
         kind = record["type"]
         if kind == EventType.INCIDENT:
+            # The verdict follows, under the same number.
+            if record["detail"].get("preliminary"):
+                return ""
             return "hang" if record["detail"].get("ongoing") else "failure"
         if kind in (EventType.INCIDENT_HEALED, EventType.HANG_OVER):
             return "recovery"

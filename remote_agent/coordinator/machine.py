@@ -384,6 +384,7 @@ def on_tick(turn: Turn, event: inputs.Tick) -> None:
             turn.commands.append(s.Drop(name))
     _keep_quorum(turn)
     _keep_deadline(turn)
+    policy.publish(turn)
     if turn.state.phase == s.PREPARING and turn.state.spec.snapshots:
         # A node outside the group may have gone, or is not waited for any longer.
         formation.go_when_recorded(turn)

@@ -30,6 +30,8 @@ MACHINE_FAULTS = frozenset(
 )
 # One bad moment is none, two may be chance; max_restarts is 3 by default, so a fourth would end the job.
 QUARANTINE_FAULTS = 3
+# Most groups have stopped by then, and what fails together is reported together; somebody who waits does not notice.
+PUBLISH_AFTER_S = 0.5
 # How a process ends by its own doing; other signals are sent.
 OWN_ENDS = frozenset({None, "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGABRT"})
 
@@ -43,6 +45,7 @@ def after_stop(turn: Turn) -> None:
     turn.emit(EventType.GENERATION_STOPPED, cause=cause, stop_ms=stop_ms, **(_ends(state) if failed else {}))
     turn.set(groups=without(state.groups, state.generation, state.term))
     incident = _report(turn, _judge(turn.state, turn.wall_ns)) if failed else None
+    turn.set(preliminary=None)
     if not _came_early(state):
         turn.set(fingerprint=None, suspects=())
     for name in state.members:
@@ -77,6 +80,24 @@ def _ends(state: s.State) -> dict[str, Any]:
     return {key: value for key, value in {"left": left, "stopped": stopped, "clocks": clocks}.items() if value}
 
 
+def publish(turn: Turn) -> None:
+    """Write the incident of a group that takes long to stop as it is known so far, and again if another cause emerges.
+
+    Its number stays; `after_stop` writes the verdict.
+    """
+    state = turn.state
+    if state.phase != s.STOPPING or not _is_failure(state) or turn.now - state.marks["stop"] < PUBLISH_AFTER_S:
+        return
+    own = sum(ended["code"] != 0 and not ended.get("stopped_by_us") for ended in state.exits.values())
+    known, before = own + len(state.lost) + len(state.troubles), state.preliminary
+    if not known or (before is not None and before.known == known):
+        return
+    incident = _judge(state, turn.wall_ns)
+    turn.set(preliminary=s.Preliminary(incident.id, incident.fingerprint, known))
+    if before is None or before.fingerprint != incident.fingerprint:
+        _report(turn, incident, preliminary=True)
+
+
 def end_stopped(turn: Turn) -> None:
     """End the job as it was asked for; where its allocation ended, with an incident that says so."""
     reason = turn.state.preempted or "an operator stopped the job"
@@ -93,9 +114,10 @@ def _is_failure(state: s.State) -> bool:
     return state.cause != StopCause.STOP and (state.cause == StopCause.FAILURE or bool(state.lost))
 
 
-def _report(turn: Turn, incident: Incident) -> Incident:
+def _report(turn: Turn, incident: Incident, preliminary: bool = False) -> Incident:
     turn.set(incidents=incident.id)
-    turn.emit(EventType.INCIDENT, **incident.to_json(), fingerprint=incident.fingerprint)
+    facts: dict[str, Any] = {**incident.to_json(), "fingerprint": incident.fingerprint}
+    turn.emit(EventType.INCIDENT, **{**facts, "preliminary": True} if preliminary else facts)
     return incident
 
 
@@ -221,7 +243,7 @@ def hand_over(turn: Turn) -> None:
 
 
 def _judge(state: s.State, now_ns: int) -> Incident:
-    """Return the incident of the generation that has just stopped."""
+    """Return the incident of the generation that stops, from what is known of its ranks."""
     evidence = [
         RankEvidence.from_exit(ended, ended["node"], _files(state.generation, rank), int(ended.get("shift_ns", 0)))
         for rank, ended in sorted(state.exits.items())
@@ -237,7 +259,7 @@ def _judge(state: s.State, now_ns: int) -> Incident:
         host_notes.setdefault(ended["node"], []).extend(ended.get("notes", ()))
     context = JobContext(
         generation=state.generation,
-        incident_id=state.incidents + 1,
+        incident_id=state.incidents + 1 if state.preliminary is None else state.preliminary.id,
         world_size=len(state.ranks),
         ranks_per_node=state.ranks_per_node(),
         lost_nodes=state.lost,

@@ -260,7 +260,7 @@ FOLDS: dict[str, Callable[[s.State, Record], s.State]] = {
     EventType.SNAPSHOTS_CHOSEN: lambda state, record: replace(
         state, resume_from="", skipped=tuple((one[0], one[1]) for one in record["detail"]["skipped"])
     ),
-    EventType.INCIDENT: lambda state, _: replace(state, incidents=state.incidents + 1),
+    EventType.INCIDENT: lambda state, record: replace(state, incidents=record["detail"]["id"]),
     EventType.WARNING: _warning,
     EventType.JOB_SUCCEEDED: _ended,
     EventType.JOB_FAILED: _ended,

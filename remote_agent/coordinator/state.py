@@ -123,6 +123,15 @@ class Resume:
     """By member: what it had to do, and how long that took."""
 
 
+class Preliminary(NamedTuple):
+    """The incident of the group that is being stopped, as it was written last."""
+
+    id: int
+    fingerprint: str
+    known: int
+    """How many failures of ranks and nodes it was judged from."""
+
+
 class Version(NamedTuple):
     """A work tree that groups start from."""
 
@@ -177,6 +186,8 @@ class State:
     """Nodes that have failed alone since a group last made a step."""
     incidents: int = 0
     incident: dict[str, Any] | None = None
+    preliminary: Preliminary | None = None
+    """Where the group that is being stopped has an incident already; a new coordinator begins another one."""
     ended: str | None = None
     failure: str | None = None
     """Why the job failed, in words."""

@@ -97,9 +97,9 @@ def incidents_in(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def incidents_after(incidents: list[dict[str, Any]], record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the incidents of a journal after one more record; the same list where it changes nothing."""
     if record["type"] in _CHANGES:
-        incidents = [after_event(each, record) or each for each in incidents]
+        return [after_event(each, record) or each for each in incidents]
     new = after_event(None, record)
-    return incidents if new is None else [*incidents, new]
+    return incidents if new is None else [*(each for each in incidents if each["id"] != new["id"]), new]
 
 
 def after_event(incident: dict[str, Any] | None, record: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -107,7 +107,8 @@ def after_event(incident: dict[str, Any] | None, record: Mapping[str, Any]) -> d
 
     state: `open` until a group has made a step again, or has run for a minute without showing one (`healed`), or the
     job ends (`over`); ended_at: when that was; over: why.
-    A hang also has `ongoing`: false once its ranks made progress again, or were stopped.
+    A hang also has `ongoing`: false once its ranks made progress again, or were stopped. One whose group is still being
+    stopped has `preliminary`; a record with the same id replaces it.
     """
     kind, detail = record["type"], record["detail"]
     if kind == EventType.INCIDENT:
@@ -117,6 +118,7 @@ def after_event(incident: dict[str, Any] | None, record: Mapping[str, Any]) -> d
     changed = dict(incident)
     if incident.get("ongoing"):
         changed.update(ongoing=False, over=detail.get("reason") or detail.get("cause"))
+    changed.pop("preliminary", None)
     if kind != EventType.GENERATION_STOPPED:
         healed = kind in (EventType.HANG_OVER, EventType.INCIDENT_HEALED, EventType.JOB_SUCCEEDED)
         why = detail.get("reason") if kind == EventType.INCIDENT_HEALED else label(kind)

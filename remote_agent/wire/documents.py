@@ -93,6 +93,7 @@ INCIDENT = record(
         "ended_at": maybe(moment),
         "over": maybe(text),
         "ongoing": flag,
+        "preliminary": flag,
         "times_out_at": maybe(moment),
         "restarts_at": maybe(moment),
     },

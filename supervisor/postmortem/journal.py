@@ -117,7 +117,7 @@ def _read_event(event: Mapping[str, Any], run: Generation) -> None:
 
 
 def _read_incident(detail: Json, run: Generation) -> None:
-    incident = {key: value for key, value in detail.items() if key not in ("ongoing", "fingerprint")}
+    incident = {key: value for key, value in detail.items() if key not in ("ongoing", "preliminary", "fingerprint")}
     if detail.get("ongoing"):
         run.hang = incident
     else:

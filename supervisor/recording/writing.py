@@ -218,7 +218,7 @@ def _lasting(status: Mapping[str, Any]) -> object:
     ]
     incident = status.get("incident") or {}
     known = (status.get(key) for key in ("state", "condition", "generation", "plan"))
-    return *known, incident.get("id"), incident.get("state"), incident.get("ongoing"), ranks
+    return *known, *(incident.get(key) for key in ("id", "state", "ongoing", "preliminary", "summary")), ranks
 
 
 def status_rows(

@@ -99,7 +99,7 @@ class Runs:
         if kind == EventType.TREE_CHANGED:
             self._trees[str(facts.get("digest"))] = f"{tree_text(facts)} at {clock(event.get('time'))}"
         note = _NOTES.get(kind)
-        if note is not None:
+        if note is not None and not facts.get("preliminary"):
             self._notes.setdefault(kind, []).append(note(event, facts))
         if kind == EventType.GENERATION_STARTED:
             self._started(event, facts)

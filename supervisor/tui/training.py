@@ -165,7 +165,9 @@ def gather(events: Sequence[Mapping[str, object]], series: Series | None) -> Tra
             running = time_s
         elif kind == EventType.INCIDENT:
             detail = event.get("detail")
-            marks.append((time_s, "hang" if isinstance(detail, dict) and is_hang(detail) else "failure"))
+            known = detail if isinstance(detail, dict) else {}
+            if not known.get("preliminary"):
+                marks.append((time_s, "hang" if is_hang(known) else "failure"))
         elif kind in _STOPS and running is not None:
             runs.append((running, time_s))
             running = None

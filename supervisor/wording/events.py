@@ -284,6 +284,14 @@ def _stopped(detail: Document) -> str:
     return cause_text(cause) + (f"; stopped in {duration(took / 1000)}" if isinstance(took, (int, float)) else "")
 
 
+PRELIMINARY = "preliminary: the group is still stopping"
+
+
+def _incident(detail: Document) -> str:
+    note = f" ({PRELIMINARY})" if detail.get("preliminary") else ""
+    return f"{detail.get('summary') or ''}{note}"
+
+
 def _rank_failed(detail: Document) -> str:
     message = detail.get("message")
     if isinstance(message, Mapping):
@@ -340,7 +348,7 @@ _TEXTS: Mapping[str, Callable[[Document], str]] = {
     EventType.FIRST_STEP: lambda detail: phases_text(phases_of(detail)),
     EventType.GENERATION_STOPPED: _stopped,
     EventType.RANK_FAILED: _rank_failed,
-    EventType.INCIDENT: lambda detail: str(detail.get("summary") or ""),
+    EventType.INCIDENT: _incident,
     EventType.INCIDENT_HEALED: _reason,
     EventType.HANG_OVER: _reason,
     EventType.WARNING: lambda detail: str(detail.get("message") or ""),

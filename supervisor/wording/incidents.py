@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from remote_agent.text.names import name_ranks
-from supervisor.wording.events import cause_text, exit_text
+from supervisor.wording.events import PRELIMINARY, cause_text, exit_text
 from supervisor.wording.values import clock, elapsed, local_time, one_line, or_dash, safe
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ def standing(incident: Document, now_s: float | None = None, *, utc: bool = Fals
         # What follows is a line of its own on a screen.
         since = f"since {clock(began, utc=utc)}{_times_out(incident, None, utc)}"
         return f"hangs for {_ago(began, now_s)}" if now_s else f"hangs {since}"
+    if incident.get("preliminary"):
+        return PRELIMINARY
     why = f": {cause_text(incident['over'])}" if incident.get("over") else ""
     if state not in ("healed", "over"):
         return f"hang ended{why}" if why else ""

@@ -203,11 +203,16 @@ def test_what_the_journal_says_was_told_is_not_told_again(tmp_path: Path) -> Non
         desk.record("hang_over", reason="it goes on")
         desk.record("hook_delivered", hook=1, event="hang", of=1)
         desk.record("generation_running", world_size=4)
+        desk.record("incident", summary="rank 1 lost its connections", preliminary=True)
+        desk.record("incident", summary="rank 0 failed")
         new = Desk(tmp_path, hook)
         new.journal = desk.journal
         new.hooks.start(new.journal)
         await new.hooks.finish()
-        assert [(one["event"], one["summary"]) for one in lines(tmp_path / "heard")] == [("recovery", "it goes on")]
+        assert [(one["event"], one["summary"]) for one in lines(tmp_path / "heard")] == [
+            ("recovery", "it goes on"),
+            ("failure", "rank 0 failed"),
+        ]
         assert new.failed == []
         await new.hooks.close()
 

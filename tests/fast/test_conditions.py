@@ -164,6 +164,47 @@ def test_a_failure_without_a_restart_left_is_no_restart() -> None:
     ]
 
 
+def test_a_group_that_stops_slowly_has_its_incident_at_once_and_keeps_its_number() -> None:
+    world = World(spec(2))
+    trains(world)
+    world.fail(3, "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:4711")
+    world.deliver("report", "n2")
+    # Its SIGTERM handler takes its time: no order to stop is carried out here.
+    world.pass_time(0.25)
+    assert "incident" not in world.types(), "most groups have stopped by then"
+    world.pass_time(2)
+    assert world.types().count("incident") == 1
+    first = document(world.state, {}, "n1")["incident"]
+    assert (first["id"], first["state"], first["preliminary"], first["confidence"]) == (1, "open", True, "unknown")
+    assert "Connection closed by peer" in first["summary"]
+    world.fail(0, "KeyError: 'labels'")
+    world.deliver("report", "n1")
+    world.pass_time(2)
+    cause = document(world.state, {}, "n1")["incident"]
+    assert (cause["id"], cause["culprit_ranks"], cause["preliminary"]) == (1, [0], True)
+    assert (cause["exit"]["code"], incidents_in(world.records())) == (1, [cause])
+    world.settle()
+    [verdict] = incidents_in(world.records())
+    assert world.types().count("incident") == 3
+    assert (verdict["id"], verdict["culprit_ranks"], verdict["victims"][0]["ranks"]) == (1, [0], [3])
+    assert "preliminary" not in verdict
+    replayed = replay.fold(world.state.spec, world.records())
+    assert (replayed.incidents, replayed.incident, world.state.incident) == (1, verdict, verdict)
+
+
+def test_a_preliminary_incident_ends_with_its_group_also_where_no_verdict_follows() -> None:
+    world = World(spec(2))
+    world.fail(0, "KeyError: 'labels'")
+    world.deliver("report", "n1")
+    world.pass_time(1)
+    world.feed(inputs.Stop())
+    world.settle()
+    [incident] = incidents_in(world.records())
+    assert (incident["culprit_ranks"], incident["state"], "preliminary" in incident) == ([0], "over", False)
+    # The next coordinator begins with another number.
+    assert replay.take_over(world.state.spec, "n2", 2, world.records(), 0.0).preliminary is None
+
+
 def test_a_failure_is_healed_by_a_step_and_not_by_imports() -> None:
     world = World(spec(2))
     trains(world)

@@ -132,6 +132,7 @@ def _event_line(event: s.Emit) -> str:
     if event.type == "incident":
         where = f"ranks {ranges(detail['culprit_ranks'])} on " if detail["culprit_ranks"] else ""
         words.append(f"{where}{detail['culprit_node']}: {detail['category']}")
+        words += ["preliminary"] if detail.get("preliminary") else []
     reason = detail.get("reason") or detail.get("cause")
     words += [str(reason)] if reason else []
     return ", ".join(words)
