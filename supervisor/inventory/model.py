@@ -1,7 +1,8 @@
 """What an inventory is: its types, the keys of each table of hosts.toml, and the checks of their values.
 
 In: a table as read by tomllib. Out: frozen objects, or an InventoryError with a suggestion. To add a key, add a line to
-its table below and a field to its type; a `[job]` key with the name of a field of JobSpec goes to the agents as it is.
+its table below and a field to its type; a `[job]` key is a field of JobDefaults alone, and goes to the agents as it is
+if a field of JobSpec has its name.
 """
 
 from __future__ import annotations
@@ -10,16 +11,15 @@ import dataclasses
 import difflib
 import re
 import urllib.parse
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from remote_agent.text.names import read_number
 from remote_agent.wire import leases, read_ports
 from supervisor.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from remote_agent.wire import Hook
 
 STANDBY = ("auto", "off")
@@ -61,53 +61,8 @@ class Host:
     """This machine: no SSH."""
 
 
-@dataclasses.dataclass(frozen=True)
-class JobDefaults:
-    """The [job] table, without nproc_per_node, which each Host has. The command line overrides it."""
-
-    workdir: Path
-    min_nodes: int = 1
-    max_nodes: int = 1
-    max_restarts: int = 3
-    sync: bool = True
-    sync_limit_mb: int = 512
-    """Largest work tree that is sent, in MB (10^6 bytes)."""
-    exclude: tuple[str, ...] = ()
-    env: dict[str, str] = dataclasses.field(default_factory=dict)
-    coordinator_port: int = 0
-    ports: str = ""
-    """FIRST-LAST: where agents and stores listen; empty: at any free port."""
-    node_timeout: float = 15.0
-    """Seconds without a heartbeat after which a node is lost."""
-    stop_grace: float = 15.0
-    """Seconds from SIGTERM to SIGKILL."""
-    hang_after: float = 30.0
-    hang_restart: float = 0.0
-    metrics_port: int = 0
-    """The port on which the coordinator serves Prometheus metrics on its machine; 0: none."""
-    standby: str = "auto"
-    """auto: each node keeps a process that waits with modules loaded, for restarts; off: none."""
-    log_bound: int = 0
-    """How many bytes the logs of a rank may use in each generation; 0: no limit."""
-    snapshots: tuple[str, ...] = ()
-    """What ranks save to and resume from: patterns, relative to the working directory or absolute."""
-    snapshots_limit: int = 0
-    """How many bytes the copies of snapshots may use on each node; 0: no limit but the disk."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Inventory:
-    """The hosts in the order of their ranks, and the defaults of `up`."""
-
-    path: Path | None
-    """None: this machine only."""
-    hosts: tuple[Host, ...]
-    job: JobDefaults
-    hooks: tuple[Hook, ...] = ()
-
-    def host(self, name: str) -> Host | None:
-        """Return the host of that name, or None."""
-        return next((host for host in self.hosts if host.name == name), None)
+Check = Callable[["Place", str, Any], Any]
+"""Returns the value of a key as it is used; raises InventoryError."""
 
 
 class Place:
@@ -217,7 +172,7 @@ def seconds(zero: bool) -> Callable[[Place, str, Any], float]:
     return check
 
 
-def node_timeout(place: Place, key: str, value: Any) -> float:
+def lease_timeout(place: Place, key: str, value: Any) -> float:
     """Check for a node_timeout whose shares do not overlap: leases.py has the table."""
     given = seconds(zero=False)(place, key, value)
     if not leases.holds(given):
@@ -316,29 +271,63 @@ def web(place: Place, key: str, value: Any) -> str:
     return address
 
 
-JOB: dict[str, Any] = {
+@dataclasses.dataclass(frozen=True)
+class JobDefaults:
+    """The [job] table: types and checks of its keys, without nproc_per_node, which each Host has.
+
+    The command line overrides it.
+    """
+
+    workdir: Annotated[Path, line]
+    min_nodes: Annotated[int, whole(1)] = 1
+    max_nodes: Annotated[int, whole(1)] = 1
+    max_restarts: Annotated[int, whole(0)] = 3
+    sync: Annotated[bool, truth] = True
+    sync_limit_mb: Annotated[int, whole(1)] = 512
+    """Largest work tree that is sent, in MB (10^6 bytes)."""
+    exclude: Annotated[tuple[str, ...], texts] = ()
+    env: Annotated[dict[str, str], environment] = dataclasses.field(default_factory=dict)
+    coordinator_port: Annotated[int, whole(0, 65535)] = 0
+    ports: Annotated[str, port_range] = ""
+    """FIRST-LAST: where agents and stores listen; empty: at any free port."""
+    node_timeout: Annotated[float, lease_timeout] = 15.0
+    """Seconds without a heartbeat after which a node is lost."""
+    stop_grace: Annotated[float, seconds(zero=True)] = 15.0
+    """Seconds from SIGTERM to SIGKILL."""
+    hang_after: Annotated[float, seconds(zero=True)] = 30.0
+    hang_restart: Annotated[float, seconds(zero=True)] = 0.0
+    metrics_port: Annotated[int, whole(0, 65535)] = 0
+    """The port on which the coordinator serves Prometheus metrics on its machine; 0: none."""
+    standby: Annotated[str, on_standby] = "auto"
+    """auto: each node keeps a process that waits with modules loaded, for restarts; off: none."""
+    log_bound: Annotated[int, size] = 0
+    """How many bytes the logs of a rank may use in each generation; 0: no limit."""
+    snapshots: Annotated[tuple[str, ...], snapshot_patterns] = ()
+    """What ranks save to and resume from: patterns, relative to the working directory or absolute."""
+    snapshots_limit: Annotated[int, size] = 0
+    """How many bytes the copies of snapshots may use on each node; 0: no limit but the disk."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inventory:
+    """The hosts in the order of their ranks, and the defaults of `up`."""
+
+    path: Path | None
+    """None: this machine only."""
+    hosts: tuple[Host, ...]
+    job: JobDefaults
+    hooks: tuple[Hook, ...] = ()
+
+    def host(self, name: str) -> Host | None:
+        """Return the host of that name, or None."""
+        return next((host for host in self.hosts if host.name == name), None)
+
+
+JOB: dict[str, Check] = {
     "nproc_per_node": nproc,
-    "min_nodes": whole(1),
-    "max_nodes": whole(1),
-    "max_restarts": whole(0),
-    "workdir": line,
-    "sync": truth,
-    "sync_limit_mb": whole(1),
-    "exclude": texts,
-    "env": environment,
-    "coordinator_port": whole(0, 65535),
-    "ports": port_range,
-    "node_timeout": node_timeout,
-    "stop_grace": seconds(zero=True),
-    "hang_after": seconds(zero=True),
-    "hang_restart": seconds(zero=True),
-    "metrics_port": whole(0, 65535),
-    "log_bound": size,
-    "standby": on_standby,
-    "snapshots": snapshot_patterns,
-    "snapshots_limit": size,
+    **{name: hint.__metadata__[0] for name, hint in get_type_hints(JobDefaults, include_extras=True).items()},
 }
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Check] = {
     "user": line,
     "port": whole(1, 65535),
     "identity_file": line,
@@ -348,7 +337,7 @@ DEFAULTS: dict[str, Any] = {
     "proxy_jump": line,
     "via": way,
 }
-HOSTS: dict[str, Any] = {
+HOSTS: dict[str, Check] = {
     "name": line,
     "ssh": target,
     "address": target,
@@ -357,7 +346,7 @@ HOSTS: dict[str, Any] = {
     "env": environment,
     **DEFAULTS,
 }
-HOOKS: dict[str, Any] = {
+HOOKS: dict[str, Check] = {
     "on": occasions,
     "command": text,
     "url": web,
