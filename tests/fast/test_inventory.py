@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.errors import HostError, UsageError
-from supervisor.inventory import Host, Inventory, InventoryError, load, local, sshconfig, targets
+from supervisor.inventory import Host, Inventory, InventoryError, JobDefaults, load, local, sshconfig, targets
+from supervisor.inventory.model import TABLES
 from supervisor.launch.specs import UpOptions, make_plan
 from supervisor.ssh import settings
 
@@ -76,7 +77,11 @@ def test_a_hook_may_speak_to_a_chat(tmp_path: Path) -> None:
 def test_the_example_of_the_repository_loads(repository: Path) -> None:
     inventory = load(repository / "hosts.example.toml")
     assert len(inventory.hosts) >= 2
-    assert inventory.job.workdir == repository
+    given = JobDefaults(repository, min_nodes=2, max_nodes=4, exclude=("*.pt", "data/"), env={"NCCL_DEBUG": "WARN"})
+    assert inventory.job == given, "what the example sets beside these is the default"
+    lines = (repository / "hosts.example.toml").read_text()
+    every = {key for table in TABLES.values() for key in table}
+    assert {key for key in every if not re.search(rf"(?:^#? ?|[{{ ,]){key} = ", lines, re.MULTILINE)} == set()
 
 
 def test_the_shortest_inventory(tmp_path: Path) -> None:
