@@ -15,7 +15,7 @@ import functools
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from supervisor import history
+from supervisor import history, known
 from supervisor.control import heal, promotion, requests, resync
 from supervisor.errors import LaunchFailed, SupervisorError
 from supervisor.launch.launch import Launch
@@ -91,6 +91,7 @@ class Session(Hub):
                 self.failure = jobs.find_failure(self)
         if self.failure is not None:
             raise self.failure
+        known.note(self.inventory, [{"job": self.job}])
         if self.attach is None:
             await promotion.promote_if_orphaned(self)
 

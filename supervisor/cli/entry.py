@@ -24,17 +24,21 @@ INTERRUPTED = 130
 CLOSED_PIPE = 141
 
 
+SYNOPSIS = "supervisor COMMAND [HOSTS] [JOB] [options]"
+SUMMARY = "torchrun over SSH: launch, watch, restart and scale PyTorch jobs on several hosts."
+NOTES = (
+    "HOSTS is an inventory, a file that ends in .toml; without it, the command applies to this machine only.",
+    "Without JOB, a command applies to the only live job; of several, commands that only read take the newest.",
+    "`supervisor COMMAND --help` shows the options of a command.",
+)
+
+
 def overview() -> str:
     """Return the text of `supervisor --help`."""
     width = max(len(action.verb) for action in ACTIONS)
     verbs = "\n".join(f"  {action.verb:<{width}}  {action.help}" for action in ACTIONS if action.verb)
     return (
-        "usage: supervisor COMMAND [HOSTS] [JOB] [options]\n\n"
-        "torchrun over SSH: launch, watch, restart and scale PyTorch jobs on several hosts.\n\n"
-        f"commands:\n{verbs}\n\n"
-        "HOSTS is an inventory, a file that ends in .toml; without it, the command applies to this machine only.\n"
-        "Without JOB, a command applies to the only live job; of several, commands that only read take the newest.\n"
-        "`supervisor COMMAND --help` shows the options of a command.\n\n"
+        f"usage: {SYNOPSIS}\n\n{SUMMARY}\n\ncommands:\n{verbs}\n\n" + "\n".join(NOTES) + "\n\n"
         "options:\n"
         "  --help     show this help\n"
         "  --version  show the version\n"

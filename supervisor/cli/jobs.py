@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.wire import CallFailed, WireError
 from remote_agent.wire.events import ENDED_STATES
+from supervisor import known
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, load_inventory, make_parser, parse, split_target
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
@@ -110,6 +111,7 @@ def _list(inventory: Inventory, *, as_json: bool) -> int:
     answers, failures = asyncio.run(ask_hosts(inventory, list_jobs))
     _require(answers, failures)
     rows = group_jobs({name: answer["jobs"] for name, answer in answers.items()})
+    known.note(inventory, rows, complete=not failures)
     if as_json:
         write_json({"jobs": rows, "unreachable": failures})
         return 0
@@ -123,30 +125,31 @@ def _list(inventory: Inventory, *, as_json: bool) -> int:
 
 
 def _clean(inventory: Inventory, job: str | None, *, as_json: bool) -> int:
-    known, silent = asyncio.run(ask_hosts(inventory, list_jobs))
-    _require(known, silent)
-    here = {host: [str(one["job"]) for one in answer["jobs"]] for host, answer in known.items()}
-    rows = {row["job"]: row for row in group_jobs({host: answer["jobs"] for host, answer in known.items()})}
+    answered, silent = asyncio.run(ask_hosts(inventory, list_jobs))
+    _require(answered, silent)
+    here = {host: [str(one["job"]) for one in answer["jobs"]] for host, answer in answered.items()}
+    rows = {row["job"]: row for row in group_jobs({host: answer["jobs"] for host, answer in answered.items()})}
     chosen = list(rows) if job is None else [job]
     if job is not None and job not in rows:
         unknown = f"no job named {job} on these hosts"
         lines = [f"{host}: {reason}" for host, reason in silent.items()]
         raise Unreachable("\n".join([*lines, unknown]), "`supervisor jobs` lists them")
-    spared = {name: reason for name in chosen if (reason := _may_be_running(rows[name], known, silent))}
+    spared = {name: reason for name in chosen if (reason := _may_be_running(rows[name], answered, silent))}
     if job in spared:
         raise RequestFailed(f"job {job} has not ended: {spared[job]}", f"stop it first: supervisor stop {job}", "live")
     for name in chosen:
-        if rows[name]["state"] in ENDED_STATES and any(_is_unaware(answer, name) for answer in known.values()):
+        if rows[name]["state"] in ENDED_STATES and any(_is_unaware(answer, name) for answer in answered.values()):
             asyncio.run(_end_cut_off(inventory, name))
 
     def remove(node: NodeLink) -> Awaitable[dict[str, Any]]:
         return clean(node, [name for name in here[node.host.name] if name in chosen and name not in spared])
 
-    hosts = tuple(host for host in inventory.hosts if host.name in known)
+    hosts = tuple(host for host in inventory.hosts if host.name in answered)
     answers, failures = asyncio.run(ask_hosts(dataclasses.replace(inventory, hosts=hosts), remove))
     failures |= silent
     _require(answers, failures)
     removed, kept = _by_job(answers, "removed"), _by_job(answers, "kept")
+    known.note(inventory, [row for name, row in rows.items() if name not in removed], complete=not failures)
     freed = sum(int(answer["bytes"]) for answer in answers.values())
     if as_json:
         all_kept = sorted({*kept, *spared})

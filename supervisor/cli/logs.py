@@ -295,8 +295,8 @@ def read_count(text: str) -> int:
 def parse_logs(argv: Sequence[str]) -> argparse.Namespace:
     """Return the options, checked against each other; raises UsageError."""
     parser = make_parser("logs")
-    parser.add_argument("--rank", type=read_ranks, metavar="R[,R…]", help="only these ranks: 0,2-4")
-    parser.add_argument("--node", metavar="N", help="only the ranks on this node")
+    parser.add_argument("--rank", type=read_ranks, metavar="RANK[,RANK…]", help="only these ranks: 0,2-4")
+    parser.add_argument("--node", metavar="NODE", help="only the ranks on this node")
     parser.add_argument("--stream", choices=list(STREAMS), help="default: both, stdout and stderr")
     parser.add_argument("--generation", type=read_generation, metavar="G", help="a number or all (default: the newest)")
     parser.add_argument("--grep", metavar="REGEX", help="only matching lines; case-sensitive if REGEX has a capital")

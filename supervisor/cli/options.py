@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import logging
 import os
 import re
@@ -23,6 +24,7 @@ from supervisor.standard_streams import out_is_terminal
 
 if TYPE_CHECKING:
     from supervisor.inventory import Inventory
+    from supervisor.inventory.sources import InventorySource
     from supervisor.session import Session
 
 
@@ -166,6 +168,14 @@ def load_inventory(hosts: str | None, options: argparse.Namespace) -> Inventory:
 
     The same rule for all verbs: only what is named counts. The first line on stderr says so where nothing is named.
     """
+    from supervisor import known
+
+    inventory = _load_named(hosts, options)
+    known.note(inventory)
+    return inventory
+
+
+def _load_named(hosts: str | None, options: argparse.Namespace) -> Inventory:
     from supervisor import inventory
 
     sources = options.sources or ()
@@ -175,11 +185,32 @@ def load_inventory(hosts: str | None, options: argparse.Namespace) -> Inventory:
     if hosts is not None:
         return inventory.load(Path(hosts))
     for source, text in sources:
-        return inventory.build(Path(f"--{source.name}"), source.read(text), Path.cwd())
+        return _from_source(source, text)
     if not given(options, "json") and not given(options, "raw"):
         unused = f"; {DEFAULT_NAME} here is not used unless you name it" if Path(DEFAULT_NAME).exists() else ""
         say(f"hosts: this machine only{unused}")
     return inventory.local()
+
+
+def _from_source(source: InventorySource, text: str) -> Inventory:
+    from supervisor import inventory
+
+    name = f"--{source.name}"
+    where = os.path.abspath(text) if source.metavar == "FILE" else text
+    built = inventory.build(Path(name), source.read(text), Path.cwd())
+    return dataclasses.replace(built, words=f"{name} {where}".rstrip())
+
+
+def open_known(words: str) -> Inventory:
+    """Return the inventory that `Inventory.words` named earlier; raises InventoryError."""
+    from supervisor import inventory
+    from supervisor.inventory.sources import SOURCES
+
+    name, _, text = words.partition(" ")
+    for source in SOURCES:
+        if name == f"--{source.name}":
+            return _from_source(source, text)
+    return inventory.load(Path(words)) if words else inventory.local()
 
 
 def load_target(options: argparse.Namespace) -> tuple[Inventory, str | None]:

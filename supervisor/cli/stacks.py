@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def run(verb: str, argv: Sequence[str]) -> int:
     """Show the stacks; returns the exit status."""
     parser = make_parser(verb)
-    parser.add_argument("--rank", type=read_ranks, metavar="R[,R…]", help="only these ranks: 0,2-4")
+    parser.add_argument("--rank", type=read_ranks, metavar="RANK[,RANK…]", help="only these ranks: 0,2-4")
     parser.add_argument("--save", action="store_true", help="save stacks and flight records next to the ranks' logs")
     add_json(parser)
     options = parse(parser, argv)
@@ -50,7 +50,9 @@ async def _save(session: Session, ranks: list[int] | None, as_json: bool) -> int
 def run_signal(verb: str, argv: Sequence[str]) -> int:
     """Send the signal; returns the exit status: 1 if a rank did not get it."""
     parser = make_parser(verb, "[HOSTS] [JOB] SIGNAL")
-    parser.add_argument("--rank", type=read_ranks, required=True, metavar="R[,R…]", help="the ranks to signal: 0,2-4")
+    parser.add_argument(
+        "--rank", type=read_ranks, required=True, metavar="RANK[,RANK…]", help="the ranks to signal: 0,2-4"
+    )
     add_json(parser)
     options = parse(parser, argv)
     if not options.target:

@@ -150,7 +150,8 @@ def _parse(action: Action, argv: Sequence[str]) -> argparse.Namespace:
     if action.scope == "node":
         words = "the node's name in the inventory" + (" (default: the first reachable node)" if optional else "")
         words += "; a,b or n[1-4]: several nodes with one restart" if action.plan else ""
-        parser.add_argument("--node", required=not optional, metavar="N", help=words)
+        metavar = "NODE[,NODE…]" if action.plan else "NODE"
+        parser.add_argument("--node", required=not optional, metavar=metavar, help=words)
     if action.plan:
         parser.add_argument("--dry-run", action="store_true", help="show the next group without changing anything")
     if action.op == "stop":

@@ -5,6 +5,7 @@ In: a path, a document, or nothing. Out: a checked, frozen Inventory, or an erro
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import json
 import os
@@ -44,7 +45,7 @@ _FILES = ("identity_file", "known_hosts")
 def load(path: Path | str) -> Inventory:
     """Read and check an inventory; raises InventoryError."""
     path = Path(path)
-    return build(path, _parse(path), path.absolute().parent)
+    return dataclasses.replace(build(path, _parse(path), path.absolute().parent), words=str(path.absolute()))
 
 
 def is_inventory(path: Path) -> bool:
@@ -341,4 +342,4 @@ def local() -> Inventory:
     name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname().partition(".")[0])[:64].lstrip("-._") or "localhost"
     host = Host(name, "localhost", "127.0.0.1", python=sys.executable, nproc_per_node="1", local=True)
     job = JobDefaults(workdir=Path.cwd(), sync=False, max_restarts=0)
-    return Inventory(path=None, hosts=(host,), job=job)
+    return Inventory(path=None, hosts=(host,), job=job, words="")

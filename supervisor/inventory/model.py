@@ -317,6 +317,8 @@ class Inventory:
     hosts: tuple[Host, ...]
     job: JobDefaults
     hooks: tuple[Hook, ...] = ()
+    words: str | None = dataclasses.field(default=None, compare=False)
+    """The arguments that name it on a command line, with absolute paths; "": this machine only; None: nothing does."""
 
     def host(self, name: str) -> Host | None:
         """Return the host of that name, or None."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from remote_agent.diagnose.incidents import incidents_after
 from remote_agent.wire import CallFailed, WireError
+from supervisor import known
 from supervisor.errors import HostFailure, RequestFailed, SupervisorError, Unreachable, why
 from supervisor.link.host_link import Link
 from supervisor.link.tasks import cancel_all, each, wait_event
@@ -243,6 +244,8 @@ class Hub:
 
     def set_status(self, status: dict[str, Any]) -> None:
         """Set the status document, and connect to hosts that have joined the job."""
+        if any(status.get(key) != self.status.get(key) for key in ("state", "world_size")):
+            known.note(self.inventory, [status])
         self.status = status
         self._status_at = time.monotonic()
         self.activate(node["name"] for node in status.get("nodes", ()) if node.get("state") != "removed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 import supervisor.inventory
 from supervisor.cli import main
+from supervisor.inventory import Inventory
 from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
@@ -39,8 +41,11 @@ class Cli:
         self.made = made
         self._capfd = capfd
         self.inventory = made.inventory()
-        monkeypatch.setattr(supervisor.inventory, "load", lambda path: self.inventory)
+        monkeypatch.setattr(supervisor.inventory, "load", self._load)
         monkeypatch.chdir(made.work)
+
+    def _load(self, path: Path) -> Inventory:
+        return dataclasses.replace(self.inventory, words=str(path.absolute()))
 
     def __call__(self, *words: str) -> Run:
         self._capfd.readouterr()
@@ -65,7 +70,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
 
 
 def test_a_run_and_everything_that_reads_it(alone: Cli) -> None:
-    run = alone("up", "hosts.toml", "--headless", "--job", "job-t", "--env", "NCCL_DEBUG=INFO", "talk.py", "30")
+    run = alone("up", "h.toml", "--headless", "--job", "job-t", "--env", "NCCL_DEBUG=INFO", "talk.py", "30")
     assert run.status == 0, run.err
     for rank in (0, 1):
         mine = [line for line in run.lines if line.startswith(f"n1:{rank}| ")]
@@ -76,6 +81,9 @@ def test_a_run_and_everything_that_reads_it(alone: Cli) -> None:
         assert f"n1:{rank}| rank {rank} half line" in mine
         assert f"n1:{rank}| rank {rank} error line" in mine
     assert "job succeeded" in run.err
+    Path("h.toml").touch()
+    known = alone("completion", "--line", "logs", "h.toml", "--rank", "").lines
+    assert known == ["words", "0\trank", "1\trank"], "as the run has left it"
     _check_readers(alone)
     for words in (
         ["restart", "h.toml"],
@@ -88,6 +96,7 @@ def test_a_run_and_everything_that_reads_it(alone: Cli) -> None:
     assert alone("clean", "h.toml", "nojob").status == 3
     cleaned = alone("clean", "h.toml")
     assert (cleaned.status, cleaned.lines[0]) == (0, "removed job-t on n1")
+    assert alone("completion", "--line", "status", "h.toml", "").lines == ["words"], "nothing is known any more"
     assert alone.json("jobs", "h.toml", "--json")["jobs"] == []
 
 

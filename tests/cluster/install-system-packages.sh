@@ -49,6 +49,8 @@ ssh openssh-client
 ip iproute2
 nft nftables
 tmux tmux
+zsh zsh
+fish fish
 clush clustershell
 pdsh pdsh
 git git

@@ -8,6 +8,7 @@ import pytest
 
 from supervisor.actions import BY_VERB
 from supervisor.cli import main, torchrun
+from supervisor.cli.completion import describe, named_options
 from supervisor.cli.up import parse_up
 
 
@@ -29,8 +30,9 @@ def test_the_usage_of_a_verb_names_all_of_its_options(verb: str, capsys: pytest.
 
 def test_the_usage_of_logs_has_their_values(capsys: pytest.CaptureFixture[str]) -> None:
     usage = " ".join(shown("logs", capsys).partition("\n\n")[0].split())
-    assert usage.startswith("usage: supervisor logs [HOSTS] [JOB] [--rank R[,R…]] [--node N] [--stream stdout|stderr|")
-    assert "|both|all] [--generation G] [--grep REGEX] [-i] [--include REGEX]… [--exclude REGEX]… [--level" in usage
+    assert usage.startswith("usage: supervisor logs [HOSTS] [JOB] [--rank RANK[,RANK…]] [--node NODE] [--stream")
+    assert " [--stream stdout|stderr|nccl|both|all] [--generation G] [--grep REGEX] [-i] [--include REGEX]… " in usage
+    assert " [--exclude REGEX]… [--level debug|" in usage
 
 
 def test_words_that_a_verb_takes_are_told_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,3 +61,15 @@ def test_what_is_refused_of_torchrun_has_a_heading_of_its_own(capsys: pytest.Cap
 )
 def test_an_option_is_called_without_effect_only_where_it_has_none(argv: list[str], said: list[str]) -> None:
     assert [line.split()[0] for line in torchrun.notices(parse_up(argv))] == said
+
+
+def test_the_manual_page_has_every_command_and_option_and_no_stray_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["man"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for verb in BY_VERB:
+        start = lines.index(f".SS supervisor {verb}")
+        own = "\n".join(lines[start + 1 :]).partition("\n.SS ")[0]
+        options = [name for _, names in named_options(describe(verb)) for name in names if name not in ("-h", "--help")]
+        assert all(name.replace("-", "\\-") in own for name in options), verb
+    requests = {line.split(" ")[0] for line in lines if line.startswith((".", "'"))}
+    assert requests == {".TH", ".SH", ".SS", ".PP", ".TP", ".B", ".br", ".nf", ".fi"}

@@ -45,6 +45,7 @@ ROOMS = (
     "supervisor.actions",
     "supervisor.ssh_library",
     "supervisor.inventory",
+    "supervisor.known",
     "supervisor.ssh",
     "supervisor.link",
     "supervisor.logs",
