@@ -12,6 +12,7 @@ from remote_agent.coordinator import inputs
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.transitions import stop_group
 from remote_agent.diagnose.evidence import JobContext
+from remote_agent.diagnose.hang.loops import find_loops
 from remote_agent.diagnose.hang.stalls import (
     collectives,
     find_stall,
@@ -79,8 +80,8 @@ def on_pulses(turn: Turn, event: inputs.Pulses) -> None:
     stepped = state.stepped or collectives(watch.now) >= STEPPED_COLLECTIVES
     turn.set(watch=watch, stepped=stepped)
     _look_for_slow(turn)
-    watch = turn.state.watch
     left = frozenset(number for number, rank in state.ranks.items() if rank.state == "succeeded")
+    watch = _look_for_loops(turn, left)
     stall = find_stall(watch.before, watch.now, left)
     if watch.hang is not None:
         if _is_over(watch, stall):
@@ -112,6 +113,17 @@ def _look_for_slow(turn: Turn) -> None:
     turn.set(watch=dataclasses.replace(watch, slow=found, slow_rounds=rounds))
     if found is not None and rounds == SLOW_ROUNDS:
         turn.warn(found.node, found.rank, "slow", found.text)
+
+
+def _look_for_loops(turn: Turn, left: frozenset[int]) -> s.Watch:
+    """Warn of ranks that have computed for hang_after while others wait for them; returns the watch with its loops."""
+    state, watch = turn.state, turn.state.watch
+    watch = dataclasses.replace(watch, loops=find_loops(watch.before, watch.now, left, watch.loops))
+    turn.set(watch=watch)
+    for rank, loop in watch.loops.items():
+        if rank in state.ranks and loop.seconds >= state.spec.hang_after:
+            turn.warn(state.ranks[rank].node, rank, "busy", loop.text)
+    return watch
 
 
 def _key(stall: Stall | None) -> str:

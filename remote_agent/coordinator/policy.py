@@ -14,6 +14,7 @@ from remote_agent.coordinator.formation import patience, send_away
 from remote_agent.coordinator.quorum import without
 from remote_agent.coordinator.transitions import QUARANTINE_WINDOW_S, WITHIN, fail_node
 from remote_agent.diagnose.evidence import JobContext, RankEvidence
+from remote_agent.diagnose.hang.loops import missing_in
 from remote_agent.diagnose.hang.stalls import find_stall, missing_of
 from remote_agent.diagnose.incidents import OPEN, Incident, Victims
 from remote_agent.diagnose.verdict import verdict
@@ -279,8 +280,12 @@ def _last_seen(state: s.State) -> dict[str, Any] | None:
     """Return which ranks were missing when all were last asked; None where none was, or the answers are incomplete."""
     watch = state.watch
     left = frozenset(number for number, rank in state.ranks.items() if rank.state == "succeeded")
-    stall = None if watch.asked else find_stall(watch.before, watch.now, left)
-    return missing_of(stall) if stall is not None and stall.kind == "missing" and stall.waits else None
+    if watch.asked:
+        return None
+    stall = find_stall(watch.before, watch.now, left)
+    return (
+        missing_of(stall) if stall is not None and stall.kind == "missing" and stall.waits else missing_in(watch.loops)
+    )
 
 
 def _preempted(state: s.State, now_ns: int) -> Incident:

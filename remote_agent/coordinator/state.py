@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 if TYPE_CHECKING:
     from remote_agent.coordinator.quorum import Groups, Votes
+    from remote_agent.diagnose.hang.loops import Loop
     from remote_agent.diagnose.hang.stragglers import Straggler
     from remote_agent.wire import JobSpec, NodeSpec
     from remote_agent.wire.events import EventType
@@ -106,6 +107,8 @@ class Watch:
     slow: Straggler | None = None
     """The straggler of the last `slow_rounds` rounds."""
     slow_rounds: int = 0
+    loops: Mapping[int, Loop] = dataclasses.field(default_factory=dict)
+    """The ranks that compute while others wait for them."""
 
 
 @dataclasses.dataclass(frozen=True)

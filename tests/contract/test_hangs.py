@@ -38,7 +38,7 @@ def test_the_rank_that_holds_the_others_up_is_named(tmp_path: Path) -> None:
     """One job: an operator restarts its group once it hangs, and the next one hangs in another way."""
 
     async def check() -> None:
-        async with job(tmp_path, *(mode for mode, *_ in HANGS), "blocked") as nodes:
+        async with job(tmp_path, *(mode for mode, *_ in HANGS), "loop", "blocked") as nodes:
             await nodes.launch()
             live = []
             for generation, (mode, category, says, collective) in enumerate(HANGS):
@@ -54,7 +54,8 @@ def test_the_rank_that_holds_the_others_up_is_named(tmp_path: Path) -> None:
                 assert [rank["state"] for rank in status["nodes"][0]["ranks"]] == ["running", "silent"], mode
                 live.append((category, [1], missing))
                 await nodes.call("n1", "restart")
-            await a_port_that_is_blocked_is_told_and_not_called_a_hang_of_all(nodes, len(HANGS))
+            await a_loop_is_warned_of_and_is_no_hang(nodes, len(HANGS))
+            await a_port_that_is_blocked_is_told_and_not_called_a_hang_of_all(nodes, len(HANGS) + 1)
             await nodes.call("n1", "stop", {"kill": True})
             await nodes.until("job_stopped")
             *reported, blocked = diagnose([nodes.journal("n1").parent])["incidents"]
@@ -75,6 +76,14 @@ def check_evidence(mode: str, incident: dict[str, Any], files: Path) -> None:
         said = (files / file).read_text().splitlines()
         assert said[number - 1] == text == "ZeroDivisionError: integer division or modulo by zero"
         assert incident["traceback"].endswith(text)
+
+
+async def a_loop_is_warned_of_and_is_no_hang(nodes: Nodes, generation: int) -> None:
+    warning = await nodes.until("warning", generation=generation, rank=1)
+    assert warning["detail"]["kind"] == "busy", warning
+    assert " s at train.py:" in warning["detail"]["message"], warning
+    assert warning["detail"]["message"].endswith(" in spin; rank 0 waiting in all_reduce 7"), warning
+    await nodes.call("n1", "restart")
 
 
 async def a_port_that_is_blocked_is_told_and_not_called_a_hang_of_all(nodes: Nodes, generation: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from remote_agent.agent import member_loop
-from remote_agent.engine.inspect.pulse import ended_part, read_flight, read_stack
+from remote_agent.engine.inspect.pulse import MAX_FRAMES, ended_part, read_flight, read_stack
 from remote_agent.logs.progress import StepReader
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
@@ -46,6 +46,15 @@ def test_saving_packing_or_computing_in_torch_distributed_is_no_wait(
     frames: list[tuple[str, str]], inside: str | None
 ) -> None:
     assert read_stack(stack(*frames, ("/home/u/train.py", "<module>")))["inside"] == inside
+
+
+def test_what_the_script_runs_itself_is_shown_from_the_outermost_function_on() -> None:
+    own = [("/home/u/model.py", "one"), ("/home/u/train.py", "spin"), ("/home/u/train.py", "<module>")]
+    runner = ("<frozen runpy>", "_run_code")
+    shown = [["train.py", 7, "<module>"], ["train.py", 7, "spin"], ["model.py", 7, "one"]]
+    assert read_stack(stack(*own, runner))["script"] == shown
+    assert read_stack(stack((f"{TORCH}/nn/modules/linear.py", "forward"), *own))["script"] == []
+    assert len(read_stack(stack(*[own[0]] * 500))["script"]) == MAX_FRAMES
 
 
 THREADING = "/usr/lib/python3.12/threading.py"

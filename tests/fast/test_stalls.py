@@ -9,12 +9,13 @@ import pytest
 from remote_agent.coordinator import inputs
 from remote_agent.coordinator import state as s
 from remote_agent.diagnose.evidence import JobContext
+from remote_agent.diagnose.hang.loops import find_loops
 from remote_agent.diagnose.hang.stalls import Stall, find_stall, is_suspect, stall_incident
 from tests.fast.world import World, spec
 
 IDLE: dict[str, Any] = {
     "t": 0.0, "state": "S", "cpu_s": 0.0, "io": 0, "net": 0, "deaf": False, "stack": "a", "where": "train.py:9 in load",
-    "calls": "", "parked": False, "inside": None, "groups": {}, "ended": None, "children": [],
+    "calls": "", "script": [], "parked": False, "inside": None, "groups": {}, "ended": None, "children": [],
     "ras": [], "unanswered": [], "reached": [], "addresses": [], "sleeps": 0, "step": None,
 }  # fmt: skip
 ENDED: dict[str, Any] = {
@@ -372,6 +373,53 @@ def test_a_timeout_that_torch_raises_before_hang_after_names_who_was_missing_at_
     (incident,) = world.reported("incident")
     assert (incident["category"], incident["culprit_ranks"]) == ("hang_no_output", [1])
     assert "; rank 0 was waiting" in incident["summary"]
+
+
+def looping(world: Watched, *lines: int, helper: bool = False) -> None:
+    """Rank 1 computes in spin, for ten seconds at each of these lines."""
+    calls = [["train.py", 7, "one"]] if helper else []
+    for line in lines:
+        script = [["train.py", 60, "<module>"], ["train.py", line, "spin"], *calls]
+        for _ in range(10):
+            world.pulses["n2"] = came(4, state="R", cpu_s=world.now, stack=f"spin {line}", script=script)
+            world.live(1)
+
+
+def test_a_rank_that_computes_in_one_function_while_others_wait_is_no_hang_and_is_named() -> None:
+    world = Watched(hang_after=30.0)
+    looping(world, 41, 42, 42)
+    assert world.reported("warning") == []
+    looping(world, 43)
+    looping(world, 42, 42, 42, helper=True)
+    (warning,) = world.reported("warning")
+    assert warning["kind"] == "busy"
+    seconds = warning["message"].split()[2]
+    assert 30 <= int(seconds) < 50
+    assert warning["message"] == f"busy for {seconds} s at train.py:41-43 in spin; rank 0 waiting in all_reduce 5"
+    assert world.reported("incident") == []
+    # What torch calls a timeout later has its cause.
+    world.fail(0, "RuntimeError: [gloo/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete")
+    world.settle()
+    (incident,) = world.reported("incident")
+    assert (incident["culprit_ranks"], incident["missing"]["waiting"]) == ([1], [0])
+    assert "never reached all_reduce number 5, last seen at train.py:41-43 in spin, busy for " in incident["summary"]
+
+
+@pytest.mark.parametrize(
+    "does",
+    [{"state": "S"}, {"io": 10_000_000}, {"step": [7, None]}, {"script": []}, {"script": [["other.py", 1, "main"]]}],
+    ids=["sleeps", "writes", "steps", "in a library", "elsewhere"],
+)
+def test_who_does_something_else_meanwhile_is_in_no_loop(does: dict[str, Any]) -> None:
+    busy: dict[str, Any] = {"state": "R", "script": [["train.py", 60, "<module>"]]}
+    rounds = [{0: waiting(5, age_s=99.0), 1: came(4, **busy)}]
+    for number in (1, 2):
+        spent = {"t": 10.0 * number, "cpu_s": 9.0 * number}
+        rounds.append({rank: {**rounds[0][rank], **spent} for rank in (0, 1)})
+    loops = find_loops(rounds[0], rounds[1], frozenset(), {})
+    assert (loops[1].seconds, loops[1].place) == (10.0, "train.py:60 in <module>")
+    assert find_loops(rounds[1], rounds[2], frozenset(), loops)[1].seconds == 20.0
+    assert find_loops(rounds[1], {**rounds[2], 1: {**rounds[2][1], **does}}, frozenset(), loops) == {}
 
 
 def test_after_a_false_alarm_the_next_wait_may_be_longer() -> None:

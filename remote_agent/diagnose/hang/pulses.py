@@ -84,6 +84,12 @@ def is_working(before: Pulse, now: Pulse) -> bool:
     return _computes(before, now) or _transfers(before, now) or _progresses(before, now)
 
 
+def only_computes(before: Pulse, now: Pulse) -> bool:
+    """Whether its main thread ran in both pulses, and in between it read, wrote, printed and reached nothing."""
+    runs = before["state"] == now["state"] == "R" and _computes(before, now)
+    return runs and not _transfers(before, now) and not _progresses(before, now)
+
+
 def has_stepped(before: Pulse, now: Pulse) -> bool:
     """Whether it has printed another step, or another loss if it prints no steps."""
     return bool(now["step"] != before["step"])

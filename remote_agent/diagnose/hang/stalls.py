@@ -151,7 +151,7 @@ def _find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], exited: f
     both = now.keys() & before.keys()
     waits = _waits(before, now)
     stopped = {rank: STOPPED for rank in both if is_stopped(before[rank], now[rank])}
-    blockers = {rank: _blockers(rank, wait, waits, now, exited) for rank, wait in waits.items()}
+    blockers = _all_blockers(waits, now, exited)
     wanted = {rank for held in blockers.values() for rank in held}
     idle = {rank: how for rank in both - set(waits) if (how := idleness(before[rank], now[rank])) is not None}
     idle.update(dict.fromkeys(exited, EXITED))
@@ -175,6 +175,22 @@ def _find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], exited: f
     orphaned = {rank: IDLE for rank in both if now[rank]["parked"] and now[rank]["ended"]}
     all_idle = both == now.keys() and all(idle.get(rank) == IDLE for rank in both)
     return _missing(waits, orphaned, now) if orphaned and all_idle else None
+
+
+def awaited(
+    before: Mapping[int, Pulse], now: Mapping[int, Pulse], exited: frozenset[int]
+) -> dict[int, dict[int, Wait]]:
+    """Return the ranks that others wait for and that wait for nobody, each with what the others wait for."""
+    waits = _waits(before, now)
+    held: dict[int, dict[int, Wait]] = {}
+    for rank, ranks in _all_blockers(waits, now, exited).items():
+        for blocker in ranks - set(waits):
+            held.setdefault(blocker, {})[rank] = waits[rank]
+    return held
+
+
+def _all_blockers(waits: Mapping[int, Wait], now: Mapping[int, Pulse], exited: frozenset[int]) -> dict[int, set[int]]:
+    return {rank: _blockers(rank, wait, waits, now, exited) for rank, wait in waits.items()}
 
 
 def _waits(before: Mapping[int, Pulse], now: Mapping[int, Pulse]) -> dict[int, Wait]:
@@ -281,7 +297,7 @@ def stall_incident(stall: Stall, context: JobContext) -> Incident:
     waiting = sorted(set(stall.waits) - set(named))
     category, scope, confidence = _classify(stall, ranks)
     subject = f"{name_ranks(named)}{name_nodes(sorted(nodes))}: " if named else ""
-    waits = f"waiting in {_call(stall.first)}" if stall.waits else ""
+    waits = f"waiting in {call_text(stall.first)}" if stall.waits else ""
     consequence = "hang_no_output" if stall.failures else category
     kind, message = (failure["type"], failure["headline"]) if failure is not None else (stall.kind, "")
     return Incident(
@@ -338,7 +354,8 @@ def _classify(stall: Stall, ranks: Sequence[int]) -> tuple[str, str, str]:
     return "hang_no_output", scope, "established" if states == {STOPPED} else "supported"
 
 
-def _call(wait: Wait) -> str:
+def call_text(wait: Wait) -> str:
+    """Return the collective with its number, if that is known."""
     return f"{wait.op} {wait.seq}" if wait.group else wait.op
 
 
@@ -352,14 +369,14 @@ _STATES = {
 
 def _headline(stall: Stall, waiting: list[int], context: JobContext) -> str:
     if stall.kind == "network":
-        return f"all {len(stall.waits)} ranks reached {_call(stall.first)}, and none finished it"
+        return f"all {len(stall.waits)} ranks reached {call_text(stall.first)}, and none finished it"
     if stall.kind == "mismatch":
         calls: dict[str, list[int]] = {}
         for rank, wait in stall.waits.items():
-            calls.setdefault(_call(wait), []).append(rank)
+            calls.setdefault(call_text(wait), []).append(rank)
         places = "; ".join(f"{name_ranks(ranks)} in {call}" for call, ranks in sorted(calls.items()))
         return f"ranks waiting in different collectives: {places}"
-    held = f"; {name_ranks(waiting)} waiting in {_call(stall.first)}" if waiting and stall.waits else ""
+    held = f"; {name_ranks(waiting)} waiting in {call_text(stall.first)}" if waiting and stall.waits else ""
     if stall.unanswered is not None:
         return f"{stall.unanswered.text(context)}{held}"
     states = sorted(set(stall.missing.values()))
@@ -390,7 +407,7 @@ def gives_up_in(stall: Stall, age_s: float) -> float | None:
 def _behind(stall: Stall) -> str:
     wait = next(stall.waits[rank] for rank, state in stall.missing.items() if state == BEHIND)
     others = "which the others have finished" if wait.group else "which the others never reached"
-    return f"waiting in {_call(wait)}, {others},"
+    return f"waiting in {call_text(wait)}, {others},"
 
 
 def _hint(stall: Stall) -> str:

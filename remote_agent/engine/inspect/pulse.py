@@ -45,21 +45,24 @@ MAX_KINDS = 4
 # Parts of torch.distributed that compute for long; their waiting happens in distributed_c10d.py.
 _WORKSHOPS = ("checkpoint/", "fsdp/", "optim/")
 _PICKLES = ("_object_to_tensor", "_tensor_to_object")
+# Of a recursion the outermost frames are enough.
+MAX_FRAMES = 16
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 
 
 async def pulses(boot: BootDirectory, ranks: Sequence[RankProcess], stacks: bool) -> dict[str, dict[str, Any]]:
     """Return the pulse of each of these ranks.
 
-    t: monotonic seconds; state: the kernel's letter, D also when it sleeps on a file; cpu_s, io (bytes) and net (bytes
-    over TCP, None if unknown), with all descendants; sleeps: how often the main thread has gone to sleep (None if
-    unknown); deaf: its worker server does not answer; stack: a hash of the main thread's stack; where: the innermost
-    frame of the user's code; calls: the library function that it called; parked: the main thread waits for another
-    thread; over: the script is over, and Python waits for its threads; inside: the function of torch.distributed that
-    the main thread is in; groups: see `read_flight`; ended: the exception that ended its script or a thread, see
-    `ended_part`; children: {count, name, doing, where} of equal ones; unanswered, reached: for a rank that waits, the
-    remote ends that do not answer and the connected ones. One rank also has ras: messages of NCCL's service on this
-    node, and addresses: the node's own.
+    t: monotonic seconds; state: the kernel's letter, D also when it sleeps on a file; cpu_s, io (bytes) and net
+    (bytes over TCP, None if unknown), with all descendants; sleeps: how often the main thread has gone to sleep
+    (None if unknown); deaf: its worker server does not answer; stack: a hash of the main thread's stack; where: the
+    innermost frame of the user's code; calls: the library function that it called; script: file, line and function
+    of the outermost frames of the user's code, while the main thread calls no library; parked: the main thread
+    waits for another thread; over: the script is over, and Python waits for its threads; inside: the function of
+    torch.distributed that the main thread is in; groups: see `read_flight`; ended: the exception that ended its
+    script or a thread, see `ended_part`; children: {count, name, doing, where} of equal ones; unanswered, reached:
+    for a rank that waits, the remote ends that do not answer and the connected ones. One rank also has ras:
+    messages of NCCL's service on this node, and addresses: the node's own.
     Without `stacks` the fields of the stack are empty: a dump disturbs the rank, and can end it when a C++ thread
     enters Python at the same moment.
     """
@@ -86,7 +89,8 @@ async def pulses(boot: BootDirectory, ranks: Sequence[RankProcess], stacks: bool
 
 async def _pulse(boot: BootDirectory, one: RankProcess, tree: Tree, with_stack: bool) -> dict[str, Any]:
     pulse: dict[str, Any] = {"t": time.monotonic(), **_process(one.pid, tree)}
-    pulse.update({"deaf": False, "stack": "", "where": "", "calls": "", "parked": False, "inside": None, "groups": {}})
+    pulse.update({"deaf": False, "stack": "", "where": "", "calls": "", "script": [], "parked": False})
+    pulse.update({"inside": None, "groups": {}})
     pulse.update({"over": False, "net": None, "ended": None, "children": [], "ras": []})
     pulse.update({"unanswered": [], "reached": [], "addresses": []})
     if not boot.has_socket(one.rank):
@@ -166,17 +170,19 @@ def ended_part(directory: Path, is_over: bool) -> dict[str, Any] | None:
 
 
 def read_stack(text: str) -> dict[str, Any]:
-    """Return stack, where, calls, parked, over and inside of the main thread, which is the last of Python's dump."""
+    """Return the fields of the main thread's stack, which is the last of Python's dump."""
     frames = [match for line in text.rstrip().rpartition("\n\n")[2].split("\n") if (match := _FRAME.search(line))]
     digest = hashlib.sha256("\n".join(match[0] for match in frames).encode()).hexdigest()[:16]
     at = next((n for n, one in enumerate(frames) if not any(part in one["file"] for part in _LIBRARIES)), 0)
     where = f"{os.path.basename(frames[at]['file'])}:{frames[at]['line']} in {frames[at]['name']}" if frames else ""
     calls = f"{frames[at - 1]['name']} of {os.path.basename(frames[at - 1]['file'])}" if at else ""
+    own = [one for one in frames if not any(part in one["file"] for part in _LIBRARIES)] if at == 0 else []
+    script = [[os.path.basename(one["file"]), int(one["line"]), one["name"]] for one in own[::-1][:MAX_FRAMES]]
     parked = bool(frames) and os.path.basename(frames[0]["file"]) in _PARKED
     # Python's own shutdown is the outermost frame only when the script is over.
     last = frames[-1] if frames else None
     over = last is not None and (os.path.basename(last["file"]), last["name"]) == ("threading.py", "_shutdown")
-    place = {"stack": digest, "where": where, "calls": calls, "parked": parked, "over": over}
+    place = {"stack": digest, "where": where, "calls": calls, "script": script, "parked": parked, "over": over}
     return {**place, "inside": _inside(frames)}
 
 

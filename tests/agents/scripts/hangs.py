@@ -53,6 +53,12 @@ def compute(seconds: float) -> None:
         torch.randn(200, 200) @ torch.randn(200, 200)
 
 
+def spin(until: float) -> None:
+    count = 0
+    while time.monotonic() < until:
+        count += 1
+
+
 def save(seconds: float) -> None:
     until = time.monotonic() + seconds
     with open("checkpoint.pt", "wb") as file:
@@ -91,6 +97,8 @@ def act() -> None:
     elif mode == "over":
         threading.Thread(target=time.sleep, args=(1000,)).start()
         raise ValueError("no more shards")
+    elif mode == "loop":
+        spin(time.monotonic() + 1000)
     elif mode == "other":
         dist.broadcast(torch.ones(7), 0)
     elif mode == "group":
