@@ -16,8 +16,10 @@ import signal
 import time
 
 from remote_agent.agent import agent_log, orders
+from remote_agent.agent.background import Background
 from remote_agent.agent.context import Context, Life, working_directory
 from remote_agent.agent.engine_link import EngineLink, Notice, TorchrunLink
+from remote_agent.agent.last_output import LastOutput
 from remote_agent.agent.member_loop import MemberLoop
 from remote_agent.agent.requests import serve_operators
 from remote_agent.agent.snapshot_keeper import SnapshotKeeper
@@ -67,6 +69,7 @@ class Agent:
         self.life = life = Life()
         journal, logs = Journal(files.events), LogStore(files.root, live=True, bound=spec.log_bound)
         others = peers.Peers(files, node, spec.endpoint, self._tasks)
+        self._background = background = Background(node, others)
         self.context = Context(
             files=files,
             spec=spec,
@@ -79,7 +82,8 @@ class Agent:
             vitals=Vitals(HostUsage(files.root), files.name, lambda: bool(life.operators)),
             peers=others,
             ballot=Ballot(files.term, Member(me=node, node_timeout=spec.node_timeout, contact=clocks.now())),
-            snapshots=SnapshotKeeper(files, spec, node, working_directory(files, spec), others, logs, journal),
+            snapshots=SnapshotKeeper(files, spec, working_directory(files, spec), background, others, logs, journal),
+            last_output=LastOutput(files, node, background, others, logs, journal),
         )
 
         def make_engine(notice: Notice) -> EngineLink:
@@ -105,6 +109,7 @@ class Agent:
         self._tasks.spawn(agent_log.keep_small(context.files.log), "agent.log")
         context.vitals.start(self._tasks, context.address, member.workers)
         context.snapshots.start(self._tasks, member)
+        context.last_output.start(self._tasks, member)
         self._tasks.spawn(context.history.keep(member.samples), "history")
         claim(context, member)
         operators = await serve_operators(context, member)
@@ -156,6 +161,7 @@ class Agent:
         await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
         await self._tasks.close()
         self.context.snapshots.close()
+        self._background.close()
         await self.context.logs.stop()
         self.context.history.save()
         self.context.journal.close()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from remote_agent.agent import metrics
 from remote_agent.agent.hooks import Hooks
+from remote_agent.agent.last_output import MAX_LINES
 from remote_agent.base import clocks
 from remote_agent.base.tasks import Tasks
 from remote_agent.coordinator import inputs, replay
@@ -29,7 +30,7 @@ from remote_agent.coordinator.status import document
 from remote_agent.diagnose.incidents import iso_time
 from remote_agent.text.shapes import clip
 from remote_agent.wire import Answer, Channel, NodeSpec, Problem, WireError
-from remote_agent.wire.documents import read_placed, read_snapshots
+from remote_agent.wire.documents import read_last_output, read_placed, read_snapshots
 from remote_agent.wire.events import (
     ENDED_EVENTS,
     HOST_NAME,
@@ -93,6 +94,13 @@ def _said(node: str, args: Mapping[str, Any]) -> inputs.NodeWarning:
     )
 
 
+def _last_output(node: str, generation: int, args: Mapping[str, Any]) -> inputs.LastOutput:
+    """Return what a node has of a lost node's output; raises Misfit for what no agent of ours reports."""
+    report = read_last_output(args)
+    evidence = tuple({**line, "node": node, "text": clip(line["text"])} for line in report["evidence"][:MAX_LINES])
+    return inputs.LastOutput(node, generation, report["of"], tuple(report["ranks"]), evidence)
+
+
 # Reports of members as inputs; those with timestamps of the member's clock are corrected first.
 REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], inputs.Input]] = {
     "ready": lambda node, _, args: inputs.Ready(node, int(args["nproc"]), args.get("versions", {}), _trees(args)),
@@ -100,6 +108,7 @@ REPORTS: dict[str, Callable[[str, int, Mapping[str, Any]], inputs.Input]] = {
     "notice": lambda node, _, args: _said(node, args),
     "held": lambda node, generation, args: inputs.Held(node, generation, _snapshots(args)),
     "placed": lambda node, generation, args: inputs.Placed(node, generation, read_placed(args)),
+    "last_output": _last_output,
     "gone": lambda node, _, args: inputs.Gone(node, str(args["reason"])),
     "recorded": lambda node, generation, args: inputs.Recorded(node, generation, int(args["term"])),
     "prepared": lambda node, generation, args: inputs.Prepared(node, generation, int(args["port"])),

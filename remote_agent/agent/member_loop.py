@@ -84,6 +84,7 @@ class MemberLoop:
             **self.office.requests,
             **self.election.requests,
             **context.snapshots.requests,
+            **context.last_output.requests,
             "join": self._hear_join,
         }
         self._resuming: asyncio.Task[None] | None = None

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import datetime
 import logging
 import os
-import platform
 import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -43,10 +40,10 @@ from remote_agent.snapshots.scan import is_open_for_writing, scan
 from remote_agent.snapshots.store import PIECE, Abandoned, Snapshot, Store, content_at, remove_asides, set_aside
 from remote_agent.tree.manifest import File, Manifest, pack, unpack
 from remote_agent.wire import Answer, CallFailed, Channel, Items, Problem, WireError
-from remote_agent.wire.channel import refuse
 from remote_agent.wire.events import SNAPSHOT_LEFT_OUT, SNAPSHOT_NOT_KEPT, SNAPSHOT_UNNAMED
 
 if TYPE_CHECKING:
+    from remote_agent.agent.background import Background
     from remote_agent.base.paths import JobFiles
     from remote_agent.base.tasks import Tasks
     from remote_agent.coordinator.journal import Journal
@@ -78,9 +75,6 @@ SHARDS_TIMEOUT_S = 60.0
 PIECE_TIMEOUT_S = 30.0
 # A file that was put in place gets its time back; two clocks never agree to the nanosecond.
 SAME_NS = 1_000_000
-# ioprio_set by machine; class 3 is idle: such a thread reads and writes when nobody else does.
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_IOPRIO_IDLE = 3 << 13
 
 
 class MemberView(Protocol):
@@ -93,24 +87,22 @@ class MemberView(Protocol):
     def report(self, op: str, args: dict[str, Any]) -> None: ...
 
 
-def be_idle() -> None:
-    """Let the calling thread have what others leave of processor and disk."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-    number = _IOPRIO_SET.get(platform.machine())
-    if number is not None:
-        ctypes.CDLL(None).syscall(number, 1, 0, _IOPRIO_IDLE)
-
-
 class SnapshotKeeper:
     """The snapshots of one job on this node."""
 
     def __init__(
-        self, files: JobFiles, spec: JobSpec, node: str, workdir: str, peers: Peers, logs: LogStore, journal: Journal
+        self,
+        files: JobFiles,
+        spec: JobSpec,
+        workdir: str,
+        background: Background,
+        peers: Peers,
+        logs: LogStore,
+        journal: Journal,
     ) -> None:
         self._spec = spec
-        self._node = node
         self._base = Path(workdir)
+        self._background = background
         self._peers = peers
         self._logs = logs
         self._journal = journal
@@ -118,7 +110,6 @@ class SnapshotKeeper:
         self._store = Store(self._root, self._base, spec.snapshots, spec.snapshots_limit)
         self._lock = asyncio.Lock()
         """Held while what is kept changes."""
-        self._idle = ThreadPoolExecutor(1, "snapshots", initializer=be_idle)
         self._hurry = threading.Event()
         """Set while a group waits to be started: nothing is kept in the background."""
         self._abandon = threading.Event()
@@ -163,9 +154,8 @@ class SnapshotKeeper:
             tasks.spawn(self._repeat(self.look_for_unnamed, UNNAMED_LOOK_S, UNNAMED_SHARE), "unnamed snapshots")
 
     def close(self) -> None:
-        """End the background thread; what it was keeping is dropped."""
+        """Keep nothing more; what is being kept is dropped."""
         self._hurry.set()
-        self._idle.shutdown(wait=True)
 
     def begin_group(self) -> None:
         """Note that a group is started here: what its ranks write is looked at."""
@@ -196,9 +186,6 @@ class SnapshotKeeper:
                 log.exception("snapshots")
             took_s = time.monotonic() - begun
 
-    async def _in_idle(self, work: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._idle, work, *args)
-
     def _shift_ns(self) -> int:
         return self._member.shift_ns if self._member is not None else 0
 
@@ -225,7 +212,7 @@ class SnapshotKeeper:
         if self._group_ns is None or self._member is None or self._member.running is None:
             return
         self._note_step(self._member.running)
-        seen = await self._in_idle(scan, self._base, self._spec.snapshots)
+        seen = await self._background.run(scan, self._base, self._spec.snapshots)
         for problem in seen.problems:
             self._notice(SNAPSHOT_LEFT_OUT, problem)
         here = {found.path for found in seen.found}
@@ -233,12 +220,12 @@ class SnapshotKeeper:
         for found in seen.found:
             if self._is_known(found):
                 continue
-            if await self._in_idle(self._may_be_kept, found, self._moment()):
+            if await self._background.run(self._may_be_kept, found, self._moment()):
                 is_kept = await self._keep(found)
             else:
                 is_kept = await self._gather(found)
             if is_kept:
-                await self._in_idle(remove_asides, found)
+                await self._background.run(remove_asides, found)
 
     def _note_step(self, generation: int) -> None:
         steps = [seen["step"] for seen in self._logs.progress(generation).values() if seen["step"] is not None]
@@ -285,7 +272,7 @@ class SnapshotKeeper:
                 exact = own_step is not None
                 return self._store.keep(found, time_ns, step, exact=exact, stop=stop, elsewhere=elsewhere)
 
-            kept = await self._locked(asyncio.to_thread if at_once else self._in_idle, keep)
+            kept = await self._locked(asyncio.to_thread if at_once else self._background.run, keep)
         except (Abandoned, FileNotFoundError):
             # It changed, or its script removed it: the next look sees what is there then.
             return False
@@ -308,7 +295,7 @@ class SnapshotKeeper:
         elsewhere: dict[str, File] = {}
         question = {"path": found.path, "names": sorted(names), "time_ns": found.changed_ns + self._shift_ns()}
         try:
-            for node in self._others():
+            for node in self._background.others():
                 with contextlib.suppress(PeerRefused, PeerUnreachable, WireError, CallFailed, asyncio.TimeoutError):
                     elsewhere.update(await self._shards_of(node, found, question, slow=not at_once))
         except (Abandoned, OSError, Problem) as error:
@@ -322,13 +309,13 @@ class SnapshotKeeper:
 
     async def _shards_of(self, node: str, found: InPlace, question: dict[str, Any], *, slow: bool) -> dict[str, File]:
         """Bring the files of a snapshot that another node has; raises what `_pull` raises."""
-        async with self._connected(node) as channel:
+        async with self._background.connected(node) as channel:
             answer = await channel.call("snapshot_shards", question, timeout=SHARDS_TIMEOUT_S)
             files = unpack(answer.body).files
             asked = {f"{found.place.name}/{name}" for name in question["names"]}
             if not set(files) <= asked:
                 raise Problem("bad_snapshot", f"{node} sent files that {found.path} does not name")
-            work = self._in_idle if slow else asyncio.to_thread
+            work = self._background.run if slow else asyncio.to_thread
             missing = await self._locked(work, self._store.expect_shards, found.path, files)
             await self._fetch(channel, missing, slow=slow)
         return files
@@ -347,12 +334,6 @@ class SnapshotKeeper:
 
     # Other nodes
 
-    def _others(self) -> list[str]:
-        """Return the other nodes, those that follow this one in the order of names first."""
-        names = sorted(self._peers.members)
-        own = names.index(self._node) if self._node in names else 0
-        return [name for name in (*names[own:], *names[:own]) if name != self._node]
-
     async def _is_shared(self, found: InPlace, *, ask_again: bool = True) -> bool:
         """Whether the other nodes see the same files: then a copy of them saves nothing. Raises OSError."""
         device = os.stat(found.place.parent).st_dev
@@ -361,7 +342,7 @@ class SnapshotKeeper:
         if device not in self._shared or is_open:
             self._asked[device] += 1
             question = {"path": found.path, "files": {path: list(stamp) for path, stamp in found.files.items()}}
-            asking = [self._peers.ask(name, "snapshot_sees", question) for name in self._others()]
+            asking = [self._peers.ask(name, "snapshot_sees", question) for name in self._background.others()]
             answers = [bool(answer.get("sees")) for answer in await asyncio.gather(*asking) if answer]
             if not answers:
                 return False
@@ -396,7 +377,7 @@ class SnapshotKeeper:
     async def _count_copies(self, name: str, *, take: bool) -> int:
         """Return how many other nodes have a snapshot; `take`: those that lack it fetch it, until enough do."""
         having = arriving = 0
-        for node in self._others():
+        for node in self._background.others():
             if having + arriving >= COPIES:
                 break
             answer = await self._peers.ask(node, "snapshot_offer", {"id": name, "take": take})
@@ -418,7 +399,7 @@ class SnapshotKeeper:
     async def _take(self, node: str, name: str) -> None:
         try:
             snapshot = await self._pull(node, name, slow=True)
-            await self._locked(self._in_idle, self._store.add, snapshot)
+            await self._locked(self._background.run, self._store.add, snapshot)
             self._noticed.discard((SNAPSHOT_NOT_KEPT, node))
         except (CallFailed, PeerRefused, PeerUnreachable, WireError, asyncio.TimeoutError, Abandoned) as error:
             # It is offered again, and goes on where it was cut; or its node keeps newer ones by now, and offers those.
@@ -426,14 +407,14 @@ class SnapshotKeeper:
         except (OSError, Problem) as error:
             self._refused[name] = str(error)
             self._notice(SNAPSHOT_NOT_KEPT, f"a copy of a snapshot of {node} is not kept here: {error}", node)
-            await self._locked(self._in_idle, self._store.give_up, name)
+            await self._locked(self._background.run, self._store.give_up, name)
         finally:
             self._arriving.pop(name, None)
 
     async def _pull(self, node: str, name: str, *, slow: bool) -> Snapshot:
         """Bring a snapshot from another node; raises Problem, OSError, and what a connection raises."""
-        work = self._in_idle if slow else asyncio.to_thread
-        async with self._connected(node) as channel:
+        work = self._background.run if slow else asyncio.to_thread
+        async with self._background.connected(node) as channel:
             answer = await channel.call("snapshot_head", {"id": name}, timeout=HEAD_TIMEOUT_S)
             snapshot = Snapshot.read(answer.data, answer.body)
             self._store.check_place(snapshot)
@@ -444,7 +425,7 @@ class SnapshotKeeper:
 
     async def _fetch(self, channel: Channel, missing: Mapping[str, tuple[int, int]], *, slow: bool) -> None:
         """Bring contents; `missing`: size and the bytes that are here of each. Raises what `_pull` raises."""
-        work = self._in_idle if slow else asyncio.to_thread
+        work = self._background.run if slow else asyncio.to_thread
         for sha, (_, here) in missing.items():
             pieces = channel.stream("snapshot_read", {"sha": sha, "offset": here, "slow": slow})
             try:
@@ -455,17 +436,6 @@ class SnapshotKeeper:
                 await pieces.aclose()
             await self._locked(work, self._store.complete, sha, self._abandon.is_set)
 
-    @contextlib.asynccontextmanager
-    async def _connected(self, node: str) -> AsyncIterator[Channel]:
-        channel = await self._peers.connect(node, refuse)
-        running = asyncio.ensure_future(channel.run())
-        try:
-            yield channel
-        finally:
-            # Not close(): a host without power would be waited for.
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
     async def _hear_head(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
         return Answer(*self._store.get(str(args["id"])).described())
 
@@ -473,7 +443,7 @@ class SnapshotKeeper:
         return self._read(content_at(self._root, str(args["sha"])), int(args["offset"]), bool(args["slow"]))
 
     async def _read(self, path: Path, offset: int, slow: bool) -> Items:
-        work = self._in_idle if slow else asyncio.to_thread
+        work = self._background.run if slow else asyncio.to_thread
         content = await work(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             while piece := await work(os.pread, content, PIECE, offset):
@@ -600,11 +570,11 @@ class SnapshotKeeper:
         group_ns = self._group_ns
         if group_ns is None or self._shared.get(-1):
             return
-        for found in (await self._in_idle(scan, self._base, UNNAMED)).found:
+        for found in (await self._background.run(scan, self._base, UNNAMED)).found:
             if found.changed_ns < group_ns or self._is_known(found):
                 continue
             self._known[found.path] = found.files, None
-            verdict = await self._in_idle(judge, found)
+            verdict = await self._background.run(judge, found)
             if verdict.form and verdict.whole and not await self._is_shared(found):
                 name = re.sub(r"\d+", "*", found.path)
                 self._shared[-1] = True

@@ -93,6 +93,16 @@ class Pulses(GroupReport):
 
 
 @dataclasses.dataclass(frozen=True)
+class LastOutput(Report):
+    """A node has a copy of what the ranks of a lost node wrote last; evidence: their last lines."""
+
+    generation: int
+    of: str
+    ranks: tuple[int, ...]
+    evidence: tuple[Mapping[str, Any], ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Gone(Report):
     """A node's agent is certainly dead: nothing listens at its address any more."""
 

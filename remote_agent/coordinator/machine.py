@@ -209,6 +209,16 @@ def on_notice(turn: Turn, event: inputs.NodeWarning) -> None:
         turn.warn(event.node, None, event.kind, event.message)
 
 
+def on_last_output(turn: Turn, event: inputs.LastOutput) -> None:
+    state = turn.state
+    if event.of not in state.nodes:
+        return
+    if event.generation == state.generation and state.phase in ALIVE:
+        turn.set(last_output=(*state.last_output, event))
+    elif state.incident is not None and state.incident["generation"] == event.generation:
+        policy.report_last_output(turn, event)
+
+
 def on_gone(turn: Turn, event: inputs.Gone) -> None:
     node = turn.node(event.node)
     if turn.state.phase == s.ENDED:
@@ -447,6 +457,7 @@ HANDLERS: dict[type, Callable[[Turn, Any], None]] = {
     inputs.Beat: on_beat,
     inputs.Pulses: hang_watch.on_pulses,
     inputs.NodeWarning: on_notice,
+    inputs.LastOutput: on_last_output,
     inputs.Gone: on_gone,
     inputs.GivenUp: on_given_up,
     inputs.Prepared: on_prepared,

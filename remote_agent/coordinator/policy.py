@@ -21,6 +21,7 @@ from remote_agent.diagnose.verdict import verdict
 from remote_agent.wire.events import HOST_NAME, EventType, StopCause
 
 if TYPE_CHECKING:
+    from remote_agent.coordinator import inputs
     from remote_agent.coordinator.transitions import Turn
 
 # A script that prints no step counts as having made none only this long after its start.
@@ -46,7 +47,9 @@ def after_stop(turn: Turn) -> None:
     turn.emit(EventType.GENERATION_STOPPED, cause=cause, stop_ms=stop_ms, **(_ends(state) if failed else {}))
     turn.set(groups=without(state.groups, state.generation, state.term))
     incident = _report(turn, _judge(turn.state, turn.wall_ns)) if failed else None
-    turn.set(preliminary=None)
+    for output in state.last_output if failed else ():
+        report_last_output(turn, output)
+    turn.set(preliminary=None, last_output=())
     if not _came_early(state):
         turn.set(fingerprint=None, suspects=())
     for name in state.members:
@@ -120,6 +123,16 @@ def _report(turn: Turn, incident: Incident, preliminary: bool = False) -> Incide
     facts: dict[str, Any] = {**incident.to_json(), "fingerprint": incident.fingerprint}
     turn.emit(EventType.INCIDENT, **{**facts, "preliminary": True} if preliminary else facts)
     return incident
+
+
+def report_last_output(turn: Turn, output: inputs.LastOutput) -> None:
+    """Write to the journal what a lost node's ranks wrote last: it adds to the incident of their group."""
+    detail: dict[str, Any] = {
+        "kept_by": output.node,
+        "ranks": list(output.ranks),
+        "evidence": list(map(dict, output.evidence)),
+    }
+    turn.write(s.Emit(EventType.LAST_OUTPUT, output.generation, output.of, detail=detail))
 
 
 def _leave_out(turn: Turn, incident: Incident) -> bool:

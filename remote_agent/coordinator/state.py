@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 if TYPE_CHECKING:
+    from remote_agent.coordinator.inputs import LastOutput
     from remote_agent.coordinator.quorum import Groups, Votes
     from remote_agent.diagnose.hang.loops import Loop
     from remote_agent.diagnose.hang.stragglers import Straggler
@@ -223,6 +224,8 @@ class State:
     """The snapshot that an operator has named for the next group."""
     skipped: tuple[tuple[int, int], ...] = ()
     """Times in ns between which snapshots do not count: an operator has gone back behind them."""
+    last_output: tuple[LastOutput, ...] = ()
+    """What lost nodes' ranks wrote last, until the incident of their group is written."""
     blames: tuple[tuple[float, str], ...] = ()
     """When a failure that a machine can cause by itself was found on which node."""
 

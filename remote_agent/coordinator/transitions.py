@@ -54,10 +54,14 @@ class Turn:
         self.set(marks={**self.state.marks, name: self.now})
 
     def emit(self, kind: EventType, /, *, node: str | None = None, rank: int | None = None, **detail: Any) -> None:
+        """Write a fact about the newest generation to the journal."""
+        self.write(s.Emit(kind, self.state.generation, node, rank, detail))
+
+    def write(self, fact: s.Emit) -> None:
         """Write a fact to the journal; the newest incident changes with it, as in a state read from the journal."""
-        generation, time = self.state.generation, iso_time(self.wall_ns)
-        self.commands.append(s.Emit(kind, generation, node, rank, detail))
-        record = {"type": kind, "generation": generation, "time": time, "detail": detail}
+        self.commands.append(fact)
+        time = iso_time(self.wall_ns)
+        record = {"type": fact.type, "generation": fact.generation, "time": time, "detail": fact.detail}
         self.set(incident=after_event(self.state.incident, record))
 
     def warn(self, node: str, rank: int | None, kind: str, message: str) -> None:

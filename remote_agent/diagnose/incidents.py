@@ -15,8 +15,10 @@ from remote_agent.wire.events import ENDED_EVENTS, EventType, label
 # The states of an incident.
 OPEN, HEALED, OVER = "open", "healed", "over"
 _OPENED: Mapping[str, Any] = {"state": OPEN, "ended_at": None, "over": None}
-# Events that end an incident, or a hang.
-_CHANGES = frozenset({EventType.HANG_OVER, EventType.GENERATION_STOPPED, EventType.INCIDENT_HEALED, *ENDED_EVENTS})
+# Events that end an incident, or a hang, or add to it.
+_CHANGES = frozenset(
+    {EventType.LAST_OUTPUT, EventType.HANG_OVER, EventType.GENERATION_STOPPED, EventType.INCIDENT_HEALED, *ENDED_EVENTS}
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,12 +109,17 @@ def after_event(incident: dict[str, Any] | None, record: Mapping[str, Any]) -> d
 
     state: `open` until a group has made a step again, or has run for a minute without showing one (`healed`), or the
     job ends (`over`); ended_at: when that was; over: why.
+    The last output of a lost node's ranks becomes evidence of the failure of that generation, whenever it arrives.
     A hang also has `ongoing`: false once its ranks made progress again, or were stopped. One whose group is still being
     stopped has `preliminary`; a record with the same id replaces it.
     """
     kind, detail = record["type"], record["detail"]
     if kind == EventType.INCIDENT:
         return {**{key: value for key, value in detail.items() if key != "fingerprint"}, **_OPENED}
+    if incident is not None and kind == EventType.LAST_OUTPUT:
+        is_its_own = incident["generation"] == record["generation"] and "ongoing" not in incident
+        lines = [each for each in detail["evidence"] if each not in incident["evidence"]] if is_its_own else []
+        return {**incident, "evidence": [*incident["evidence"], *lines]}
     if incident is None or kind not in _CHANGES or incident["state"] != OPEN:
         return incident
     changed = dict(incident)

@@ -78,6 +78,10 @@ class LogStore:
         self._finished.add(generation)
         self._bell.ring()
 
+    def forget(self, generation: int, rank: int) -> None:
+        """Drop the files of one rank, which are about to be removed."""
+        self._catalogue.forget(generation, rank)
+
     async def end(self) -> None:
         """Note that the job is over: streams end when everything is sent."""
         self._catalogue.scan_root()
@@ -209,9 +213,10 @@ class LogStore:
         if start not in ("begin", "end"):
             raise Problem("usage", f"no such start: {start}", "begin or end")
         await self._rescan()
-        view, first = self._view(generation, ranks, chosen, first)
+        known = _positions(after)
+        view, first = self._view(generation, ranks, chosen, first, known)
         begin = following.ends_of(view.files()) if start == "end" else {}
-        begin.update(_positions(after))
+        begin.update(known)
         if after is not None:
             yield Answer({"first": first, "after": [[*key, offset] for key, offset in begin.items()]})
         if past:
@@ -264,7 +269,7 @@ class LogStore:
                 return searching.Hits(file, query, line, stop)
             return Forwards(file, file.index.time_of(line), records, stop)
 
-        view, _ = self._view(generation, ranks, selection.streams_to_read(streams), first)
+        view, _ = self._view(generation, ranks, selection.streams_to_read(streams), first, known)
         items = following.follow_rows(view, begin, open_source, is_past=past, is_whole=whole)
         try:
             async for item in items:
@@ -273,17 +278,25 @@ class LogStore:
             await items.aclose()
 
     def _view(
-        self, generation: Generations, ranks: Sequence[int] | None, streams: Sequence[str], first: int | None
+        self,
+        generation: Generations,
+        ranks: Sequence[int] | None,
+        streams: Sequence[str],
+        first: int | None,
+        known: following.Positions,
     ) -> tuple[following.View, int]:
-        """Return what a follower sees of these files, and the first generation of them."""
+        """Return what a follower sees of these files, and the first generation of them; known: what it has read of.
+
+        A copy of a lost node's file that comes later has nothing new for it.
+        """
         if first is None:
             first = (self._catalogue.newest or 0) if generation is None else 0
-        begin = first
+        begin, copies = first, self._catalogue.copies & known.keys() if known else set(self._catalogue.copies)
 
         def files() -> list[LogFile]:
-            if isinstance(generation, int):
-                return self._catalogue.select([generation], ranks, streams)
-            return self._catalogue.select([each for each in self._catalogue.folders if each >= begin], ranks, streams)
+            chosen = [generation] if isinstance(generation, int) else [g for g in self._catalogue.folders if g >= begin]
+            found = self._catalogue.select(chosen, ranks, streams)
+            return [file for file in found if file.key in copies or file.key not in self._catalogue.copies]
 
         def is_over() -> bool:
             return self._ended or (isinstance(generation, int) and generation in self._finished)

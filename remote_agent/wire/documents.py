@@ -54,6 +54,9 @@ generation = whole(-1)
 _document = record({})
 _exit_code = whole(-(1 << 31), 1 << 32)
 
+_EVIDENCE = each(
+    record({"node": maybe(name), "rank": maybe(rank), "file": maybe(text), "line": maybe(whole()), "text": text})
+)
 INCIDENT = record(
     {
         "id": count,
@@ -65,11 +68,7 @@ INCIDENT = record(
         "culprit_node": maybe(name),
         "confidence": text,
         "summary": text,
-        "evidence": each(
-            record(
-                {"node": maybe(name), "rank": maybe(rank), "file": maybe(text), "line": maybe(whole()), "text": text}
-            )
-        ),
+        "evidence": _EVIDENCE,
         "traceback": maybe(text),
         "exit": record({"code": maybe(_exit_code), "signal": maybe(text)}),
         "hint": text,
@@ -174,6 +173,7 @@ _DETAILS: Mapping[str, Shape] = {
         notes=each(text),
     ),
     EventType.INCIDENT: INCIDENT,
+    EventType.LAST_OUTPUT: _detail({"kept_by": name, "ranks": each(rank), "evidence": _EVIDENCE}),
     EventType.WARNING: _detail({"message": text}, kind=text),
     EventType.ENVIRONMENT_SET: _detail({"env": by_name(text), "from_generation": generation}),
     EventType.TREE_CHANGED: _detail({"trees": row(_TREE, _TREE)}, rollback=flag, **_TREE_CHANGE),
@@ -199,6 +199,7 @@ _OF_NODE = frozenset(
         EventType.NODE_UNCORDONED,
         EventType.RANKS_ASSIGNED,
         EventType.RANK_FAILED,
+        EventType.LAST_OUTPUT,
     }
 )
 _EVENT = record(
@@ -305,6 +306,13 @@ read_status_changes = record({}, {**_STATUS, "order": each(name)})
 
 read_snapshots = each(record({**_SNAPSHOT, "exact": flag}))
 read_placed = record({"ids": each(name), **_PLACED}, {"problem": text})
+
+# --- the last output of a lost node's ranks, as the agent that has a copy reports it
+
+# In the directory of each of these ranks, beside its logs; names the lost node.
+COPY_MARK = "copy.json"
+
+read_last_output = record({"generation": generation, "of": name, "ranks": each(rank), "evidence": _EVIDENCE})
 
 # --- NCCL's facts
 

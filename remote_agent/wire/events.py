@@ -63,6 +63,7 @@ class EventType(Word):
     HOOK_DELIVERED = "hook_delivered"
     HOOK_FAILED = "hook_failed"
     METRICS_FAILED = "metrics_failed"
+    LAST_OUTPUT = "last_output"
 
 
 class JournalEvent(TypedDict):

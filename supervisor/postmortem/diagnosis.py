@@ -86,6 +86,7 @@ def _incidents(run: Generation, incident: Incident) -> list[Json]:
         # No rank failed by itself: a traceback in its files was caught, or is due to our signal.
         return hang if run.incident is None else [*hang, run.incident]
     failure = incident.to_json()
+    failure["evidence"] += run.last_output
     # The exception of a thread is in the log, and also in the incident of the hang that it led to.
     keys = ("category", "culprit_ranks")
     is_known = any(one.get("traceback") and all(one[key] == failure[key] for key in keys) for one in hang)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from remote_agent.wire.documents import COPY_MARK
 from supervisor.errors import UsageError
 
 _GENERATION = re.compile(r"generation_(\d+)\Z")
@@ -75,7 +76,7 @@ def find(paths: Sequence[Path], leave_out: LeaveOut = lambda _why: None) -> list
         for why in left:
             leave_out(why)
         files += here
-    return _without_local_ranks(_with_nodes_joined(list(dict.fromkeys(files))))
+    return _without_copies(_without_local_ranks(_with_nodes_joined(list(dict.fromkeys(files)))))
 
 
 def _under(folder: Path, leave_out: LeaveOut) -> Iterator[RunFile]:
@@ -180,6 +181,13 @@ def _without_local_ranks(found: list[RunFile]) -> list[RunFile]:
     if len(runs) < 2:
         return found
     return [dataclasses.replace(each, group="torchrun", rank=None) if each.group in runs else each for each in found]
+
+
+def _without_copies(found: list[RunFile]) -> list[RunFile]:
+    """Return the files without those copied from a lost node whose own files are there too."""
+    copies = {each.path for each in found if (each.path.parent / COPY_MARK).exists()}
+    own = {(each.group, each.generation, each.rank) for each in found if each.path not in copies}
+    return [each for each in found if each.path not in copies or (each.group, each.generation, each.rank) not in own]
 
 
 def _unfit(found: RunFile) -> str:

@@ -60,6 +60,8 @@ class Generation:
     shifts_ns: dict[str, int] = dataclasses.field(default_factory=dict)
     """By node: added to its time, gives the coordinator's."""
     clock_error_ms: dict[str, float] = dataclasses.field(default_factory=dict)
+    last_output: list[Json] = dataclasses.field(default_factory=list)
+    """Evidence: the last lines of lost nodes' ranks."""
     succeeded: bool = False
 
     def rank(self, number: int | None) -> RankRecord:
@@ -114,6 +116,8 @@ def _read_event(event: Mapping[str, Any], run: Generation) -> None:
     elif kind == EventType.NODE_LOST and node in run.nodes:
         run.lost[node] = (detail.get("alive_ns") or 0, str(detail.get("reason")))
         run.failing = run.failing or not run.stop_asked
+    else:
+        run.last_output += detail["evidence"] if kind == EventType.LAST_OUTPUT else ()
 
 
 def _read_incident(detail: Json, run: Generation) -> None:

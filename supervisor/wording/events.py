@@ -203,6 +203,10 @@ def _placed(node: str, report: Document) -> str:
     return f"{one_line(node)} {', '.join(parts)}" if parts else ""
 
 
+def _last_output(detail: Document) -> str:
+    return f"{one_line(detail.get('kept_by'))} has a copy of what {name_ranks(detail.get('ranks') or ())} wrote last"
+
+
 def _restart_requested(detail: Document) -> str:
     return _asked(detail) + (f", from snapshot {detail['snapshot']}" if detail.get("snapshot") else "")
 
@@ -366,4 +370,5 @@ _TEXTS: Mapping[str, Callable[[Document], str]] = {
     EventType.HOOK_DELIVERED: _hook,
     EventType.HOOK_FAILED: _hook,
     EventType.METRICS_FAILED: _reason,
+    EventType.LAST_OUTPUT: _last_output,
 }

@@ -77,6 +77,13 @@ class OwnDisks(Nodes):
         return found[0]
 
 
+async def until_true(look: Callable[[], bool]) -> None:
+    async def check() -> bool:
+        return look()
+
+    await until(check)
+
+
 async def until(look: Callable[[], Awaitable[bool]]) -> None:
     end = time.monotonic() + WAIT_S
     while not await look():
@@ -106,6 +113,9 @@ def test_a_group_resumes_from_the_last_complete_snapshot_after_the_node_that_sav
             assert chosen["placed"]["n2"]["placed"] == {kept["id"]: None}
             assert await resumed(nodes, 1) == {"n1": step, "n2": step}
 
+            # What its ranks say is on the other member by now.
+            note = "the last output of n2 in generation 1 is kept here"
+            await until_true(lambda: note in (nodes.journal("n1").parent / "agent.log").read_text())
             agent = next(one["agent_pid"] for one in (await nodes.call("n1", "status"))["nodes"] if one["name"] == "n2")
             os.kill(agent, signal.SIGKILL)
             await nodes.nodes["n2"].close()
@@ -115,6 +125,16 @@ def test_a_group_resumes_from_the_last_complete_snapshot_after_the_node_that_sav
             chosen = (await nodes.until("snapshots_chosen", generation=2))["detail"]
             assert chosen["placed"]["n3"]["placed"] == {kept["id"]: None}
             assert await resumed(nodes, 2) == {"n1": step, "n3": step}
+
+            said = await nodes.until("last_output")
+            assert (said["generation"], said["node"], said["detail"]["kept_by"]) == (1, "n2", "n1")
+            incident = (await nodes.call("n1", "incidents"))["incidents"][-1]
+            assert incident["category"] == "node_lost"
+            assert incident["evidence"][-1]["text"].startswith("last output on n2: step=")
+            place = {"generation": 1, "rank": 1, "stream": "stdout"}
+            channel = await nodes.nodes["n1"].opened(nodes.spec.job)
+            answer = await channel.call("log_read", {**place, "offset": 0, "length": 1_000})
+            assert answer.body.startswith(b"supervisor: rank 1 wrote this on n2, which was lost at ")
             for name in ("n1", "n3"):
                 (nodes.tree(name) / "stop").touch()
             await nodes.until("job_succeeded")

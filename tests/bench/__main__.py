@@ -20,6 +20,7 @@ from tests.bench import (
     failures,
     first_step,
     flood,
+    last_output,
     launch,
     logs,
     odd,
@@ -50,6 +51,7 @@ BENCHMARKS: dict[str, Callable[[], Report]] = {
     "frames": logs.frames,
     "odd": odd.run,
     "snapshots": snapshots.run,
+    "last_output": last_output.run,
 }
 
 

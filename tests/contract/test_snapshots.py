@@ -24,6 +24,8 @@ def test_the_only_savers_host_burns_and_the_job_resumes_at_its_last_complete_sna
         try:
             job.until("generation_running")
             until(lambda: copies(hosts, without="n1"), "a copy")
+            agent_log = next(hosts.host("n2").home.glob(".supervisor/jobs/*/agent.log"))
+            until(lambda: "the last output of n1 in generation 0 is kept here" in agent_log.read_text(), "its output")
             back = burn(hosts, job, "n1")
             # Saved at 49, 99, …
             assert back["step"] > 0
@@ -33,6 +35,10 @@ def test_the_only_savers_host_burns_and_the_job_resumes_at_its_last_complete_sna
             for name in ("n2", "n3", "n4"):
                 for tree in hosts.host(name).home.glob(".supervisor/trees/work-*"):
                     (tree / "quiet").touch()
+            # It was the coordinator, too.
+            assert job.until("last_output", generation=0, node="n1")["detail"]["kept_by"] == "n2"
+            said = job.run("logs", "--generation", "0", "--rank", "0")
+            assert b"n2:0| supervisor: rank 0 wrote this on n1, which was lost at" in said.stdout, said.stderr.decode()
             kept = job.ask("snapshots")["snapshots"][-1]["id"]
             pulled = job.run("snapshots", "--pull", kept, "-o", str(tmp_path / "pulled.pt"))
             assert pulled.returncode == 0, pulled.stderr.decode()

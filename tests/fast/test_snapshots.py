@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import json
 import os
@@ -11,21 +12,22 @@ import shutil
 import struct
 import time
 import zipfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from remote_agent.agent.background import Background
 from remote_agent.agent.snapshot_keeper import SnapshotKeeper
 from remote_agent.base.paths import Home
 from remote_agent.election.peers import PeerUnreachable
 from remote_agent.snapshots.rules import SETTLE_NS, InPlace, Moment, Verdict, is_complete, judge, slot_of, step_of
 from remote_agent.snapshots.scan import matches, scan
-from remote_agent.snapshots.store import Abandoned, Snapshot, Store, remove_asides, set_aside
+from remote_agent.snapshots.store import PIECE, Abandoned, Snapshot, Store, remove_asides, set_aside
 from remote_agent.tree.manifest import pack
-from remote_agent.wire import Answer, CallFailed, Channel, Handler, Items, JobSpec, NodeSpec, Problem
+from remote_agent.wire import Answer, CallFailed, Channel, Handler, Items, JobSpec, NodeSpec, Problem, WireError
 from supervisor.wording.status import snapshot_rows
 
 
@@ -337,18 +339,38 @@ class Others:
         raise PeerUnreachable(f"{node}: no answer")
 
 
+BACKGROUNDS: list[Background] = []
+
+
+@pytest.fixture(autouse=True)
+def _end_threads() -> Iterator[None]:
+    yield
+    while BACKGROUNDS:
+        BACKGROUNDS.pop().close()
+
+
 LONG_AGO = {"time": "2020-01-01T00:00:00.000Z"}
 
 
 def keeper(
-    root: Path, others: Others, *, records: Sequence[Any] = (), **changes: Any
+    root: Path,
+    others: Others,
+    *,
+    records: Sequence[Any] = (),
+    home: Path | None = None,
+    job: str = "job",
+    **changes: Any,
 ) -> tuple[SnapshotKeeper, list[dict[str, Any]]]:
     """A keeper whose group has begun, and the notices that it gives; `records`: the journal."""
-    spec = JobSpec("job", "train.py", (NodeSpec("n1", "a"), NodeSpec("n2", "b")), workdir=str(root / "work"), **changes)
+    spec = JobSpec(job, "train.py", (NodeSpec("n1", "a"), NodeSpec("n2", "b")), workdir=str(root / "work"), **changes)
     (root / "work").mkdir(exist_ok=True)
-    files = Home(root / "home").job("job")
+    files = Home(home or root / "home").job(job)
     logs = SimpleNamespace(progress=lambda generation: {})
-    made = SnapshotKeeper(files, spec, "n1", spec.workdir, others, logs, SimpleNamespace(records=records))  # type: ignore[arg-type]
+    peers: Any = others
+    background = Background("n1", peers)
+    BACKGROUNDS.append(background)
+    journal: Any = SimpleNamespace(records=records)
+    made = SnapshotKeeper(files, spec, spec.workdir, background, peers, logs, journal)  # type: ignore[arg-type]
     said: list[dict[str, Any]] = []
     member = SimpleNamespace(running=0, shift_ns=0, report=lambda op, args: said.append(args))
     made.start(SimpleNamespace(spawn=lambda work, name: work.close()), member)  # type: ignore[arg-type]
@@ -574,6 +596,119 @@ class Link:
             yield item
 
 
+def linked(made: SnapshotKeeper, other: SnapshotKeeper, *, pieces: int = 99) -> list[int]:
+    """Let a keeper reach another one as n2; each connection ends after some pieces. Returns the offsets it asks for."""
+    offsets: list[int] = []
+
+    class Cut(Link):
+        async def stream(self, op: str, args: dict[str, Any]) -> Items:
+            offsets.append(args["offset"])
+            number = 0
+            async for item in super().stream(op, args):
+                if number == pieces:
+                    raise WireError("the link was cut")
+                number += 1
+                yield item
+
+    @contextlib.asynccontextmanager
+    async def connected(node: str) -> AsyncIterator[Link]:
+        yield Cut(other)
+
+    made._background.connected = connected  # type: ignore[method-assign, assignment]
+    return offsets
+
+
+def two_keepers(tmp_path: Path) -> tuple[SnapshotKeeper, list[dict[str, Any]], SnapshotKeeper, dict[str, Any]]:
+    """A keeper with its notices, and another one with a snapshot of two pieces and a half: its head."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    made, said = keeper(tmp_path / "a", Others({"sees": False}), snapshots=("*.pt",))
+    other, _ = keeper(tmp_path / "b", Others({"sees": False}), snapshots=("*.pt",))
+    lay(tmp_path / "b/work", {"snapshot.pt": torch_zip(os.urandom(5 * PIECE // 2))})
+    (head,) = asyncio.run(other.hold())
+    return made, said, other, head
+
+
+def test_a_link_that_is_cut_in_the_middle_of_a_copy_is_no_warning_and_the_rest_follows(tmp_path: Path) -> None:
+    made, said, other, head = two_keepers(tmp_path)
+    offsets = linked(made, other, pieces=1)
+    for _ in range(3):
+        asyncio.run(made._take("n2", head["id"]))
+        # A part of it is never handed out.
+        assert made.heads() in ([], [head])
+    assert offsets == [0, PIECE, 2 * PIECE]
+    assert made.heads() == [head]
+    assert not said
+
+
+def test_a_full_disk_at_the_copys_node_is_named_once_and_costs_no_older_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, said, other, head = two_keepers(tmp_path)
+    older = Disk(tmp_path / "c").save("snapshot.pt", torch_zip(b"older"), 1)
+    monkeypatch.setattr(Store, "check", lambda self: None)
+    made._store.add(older)
+    linked(made, other)
+    written: list[bytes] = []
+
+    def write(fd: int, piece: bytes) -> None:
+        if written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(piece)
+        os.write(fd, piece)
+
+    monkeypatch.setattr("remote_agent.snapshots.store._write", write)
+    asyncio.run(made._take("n2", head["id"]))
+    (notice,) = said
+    assert notice["kind"] == "snapshot_not_kept"
+    assert notice["message"].startswith("a copy of a snapshot of n2 is not kept here: ")
+    assert "No space left on device" in notice["message"]
+    assert made.heads() == [older.head()]
+    assert not list((tmp_path / "a/home").rglob("*.part"))
+    # The node that has it asks another one.
+    answer = asyncio.run(made._hear_offer("n2", None, {"id": head["id"]}))
+    assert "No space left" in answer.data["refused"]
+
+
+def test_two_jobs_on_one_node_keep_their_snapshots_apart(tmp_path: Path) -> None:
+    heads = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        made, said = keeper(tmp_path / name, Others(None), home=tmp_path / "home", job=name, snapshots=("*.pt",))
+        lay(tmp_path / name / "work", {"snapshot.pt": torch_zip(name.encode())})
+        heads.append((made, asyncio.run(made.hold())))
+        assert not said
+    for name, (made, held) in zip(("first", "second"), heads, strict=True):
+        (tmp_path / name / "work/snapshot.pt").unlink()
+        report = asyncio.run(made.restore([{**held[0], "holders": ["n1"]}]))
+        assert report["placed"] == {held[0]["id"]: None}
+        assert (tmp_path / name / "work/snapshot.pt").read_bytes() == torch_zip(name.encode())
+
+
+def test_a_snapshot_that_its_script_removes_while_it_is_looked_at_is_no_warning(tmp_path: Path) -> None:
+    made, said = keeper(tmp_path, Others(None), snapshots=("*.pt",))
+    lay(tmp_path / "work", {"ckpt_1.pt": torch_zip()})
+    found = one(tmp_path / "work")
+    kept = asyncio.run(made.hold())
+    (tmp_path / "work/ckpt_1.pt").unlink()
+    assert not asyncio.run(made._keep(found))
+    # What is kept of it stays: it may be the newest.
+    assert asyncio.run(made.hold()) == kept
+    assert not said
+
+
+def test_a_link_that_leads_out_of_the_work_tree_is_one_warning(tmp_path: Path) -> None:
+    made, said = keeper(tmp_path, Others({"sees": False}), snapshots=("*.pt",))
+    lay(tmp_path / "data", {"a.pt": torch_zip()})
+    (tmp_path / "work/a.pt").symlink_to(tmp_path / "data/a.pt")
+    for _ in range(2):
+        asyncio.run(made._keep_new())
+    (notice,) = said
+    assert notice["kind"] == "snapshot_left_out"
+    assert "a.pt is a link that leads out of the work tree" in notice["message"]
+    assert made.heads() == []
+
+
 def test_shards_on_several_nodes_become_one_snapshot_on_the_node_with_the_metadata(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -587,7 +722,7 @@ def test_shards_on_several_nodes_become_one_snapshot_on_the_node_with_the_metada
             raise PeerUnreachable("no answer")
         yield Link(other)
 
-    made._connected = connected  # type: ignore[method-assign, assignment]
+    made._background.connected = connected  # type: ignore[method-assign, assignment]
     files = {".metadata": dcp(["__0_0.distcp", "__1_0.distcp"]), "__0_0.distcp": b"zero"}
     lay(tmp_path / "a/work/ckpt/step_20", files)
     lay(tmp_path / "b/work/ckpt/step_20", {"other.distcp": b"not asked for"})
