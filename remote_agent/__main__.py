@@ -5,13 +5,18 @@ In: argv. Out: the exit status of the chosen mode; each mode is imported only wh
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
 
 
 def _parser() -> argparse.ArgumentParser:
+    import argparse
+
     parser = argparse.ArgumentParser(prog="agent", description="The node's side of supervisor.")
     modes = parser.add_subparsers(dest="mode", required=True)
     modes.add_parser("connect", help="bridge between stdin/stdout and the agents of this node")
@@ -36,17 +41,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one mode of the node's side and return its exit status."""
-    args = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
     if sys.flags.no_site:
         _enter_site()
-    if args.mode == "connect":
-        from remote_agent.bridge import bytecode
-
-        if bytecode.is_pushed(sys.argv[0]):
-            bytecode.become_compiled(sys.argv[0])
-        from remote_agent.bridge import connect
-
-        return connect.main()
+    # It has no options: each command of an operator starts it on every node, and argparse takes longer to import.
+    if words == ["connect"]:
+        return _connect()
+    args = _parser().parse_args(words)
     if args.mode == "serve":
         if args.detach:
             _detach()
@@ -64,6 +65,16 @@ def main(argv: list[str] | None = None) -> int:
     from remote_agent.engine import engine as engine_part
 
     return engine_part.main(args.job)
+
+
+def _connect() -> int:
+    from remote_agent.bridge import bytecode
+
+    if bytecode.is_pushed(sys.argv[0]):
+        bytecode.become_compiled(sys.argv[0])
+    from remote_agent.bridge import connect
+
+    return connect.main()
 
 
 def _use_torch(args: argparse.Namespace) -> int:

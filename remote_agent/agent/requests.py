@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from remote_agent import __version__
 from remote_agent.agent.file_requests import JobRequests
 from remote_agent.agent.tree_requests import TreeRequests
-from remote_agent.base import clocks, files
+from remote_agent.base import clocks
+from remote_agent.base.streams import serve_unix
 from remote_agent.coordinator import replay
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.journal import public
@@ -308,4 +309,4 @@ async def serve_operators(context: Context, member_loop: MemberLoop) -> asyncio.
             context.life.detach(channel)
             await requests.close()
 
-    return await files.serve_unix(context.files.sock, connected)
+    return await serve_unix(context.files.sock, connected)

@@ -1,31 +1,25 @@
-"""Files and sockets: atomic writes, locks, free space, Unix sockets with long paths.
+"""Files: atomic writes, locks, free space, Unix sockets with long paths.
 
 In: paths, bytes. Out: files as described; `Problem` where the file system cannot do it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
 import json
 import os
-import secrets
-import shutil
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from remote_agent.wire import Problem
-
-# Frames may have 8 MiB; asyncio's limit only bounds readline, readuntil and how much is read ahead.
-READ_AHEAD = 1024 * 1024
 
 
 def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a file so that a reader sees either the old or the new content; raises OSError."""
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.tmp")
+    temporary = path.with_name(f".{path.name[:100]}.{os.urandom(6).hex()}.tmp")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
@@ -98,10 +92,10 @@ def free_bytes(path: Path) -> int:
 def disk_space(path: str | Path) -> dict[str, int]:
     """Return `total` and `free` bytes there; empty where that is unknown."""
     try:
-        usage = shutil.disk_usage(path)
+        info = os.statvfs(path)
     except OSError:
         return {}
-    return {"total": usage.total, "free": usage.free}
+    return {"total": info.f_blocks * info.f_frsize, "free": info.f_bavail * info.f_frsize}
 
 
 def disk_full(path: Path, needed: int) -> Problem:
@@ -118,7 +112,7 @@ def disk_full(path: Path, needed: int) -> Problem:
 
 
 @contextlib.contextmanager
-def _short_name(path: Path) -> Iterator[str]:
+def short_name(path: Path) -> Iterator[str]:
     """Name a socket through a descriptor of its directory: a socket's path is limited to 107 bytes."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -127,47 +121,15 @@ def _short_name(path: Path) -> Iterator[str]:
         os.close(directory)
 
 
-async def open_unix(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to a Unix socket whose path may be of any length; raises OSError."""
+def connect_unix(path: Path, timeout_s: float) -> socket.socket:
+    """Return a blocking connection to a Unix socket whose path may be of any length; raises OSError."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.setblocking(False)
     try:
-        with _short_name(path) as name:
-            await asyncio.get_running_loop().sock_connect(sock, name)
-        return await asyncio.open_unix_connection(sock=sock, limit=READ_AHEAD)
-    except BaseException:
-        sock.close()
-        raise
-
-
-async def open_pipes(source: IO[bytes], sink: IO[bytes]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return a pipe to read from and a pipe to write to as streams."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=READ_AHEAD)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
-    # A reader's protocol also for the pipe that is only written to: it is the one that can wait for the last byte.
-    unread = asyncio.StreamReader()
-    transport, protocol = await loop.connect_write_pipe(lambda: asyncio.StreamReaderProtocol(unread), sink)
-    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
-
-
-async def serve_unix(
-    path: Path, callback: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-) -> asyncio.AbstractServer:
-    """Listen on a Unix socket of mode 0600, replacing a stale one; the caller closes the server and unlinks the path.
-
-    Call it only while holding the lock that protects the socket. Raises OSError.
-    """
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        with _short_name(path) as name:
-            # The directory is 0700, so nobody else can connect before the chmod.
-            sock.bind(name)
-        os.chmod(path, 0o600)
-        return await asyncio.start_unix_server(callback, sock=sock, limit=READ_AHEAD)
+        sock.settimeout(timeout_s)
+        with short_name(path) as name:
+            sock.connect(name)
+        sock.settimeout(None)
+        return sock
     except BaseException:
         sock.close()
         raise

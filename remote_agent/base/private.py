@@ -7,8 +7,6 @@ The loader contains this text (supervisor/ssh/loader.py), so every Python must b
 """
 
 import errno
-import hashlib
-import hmac
 import os
 import stat
 
@@ -109,6 +107,9 @@ def read_key(home):
 def seal(key, content):
     # type: (bytes, bytes) -> bytes
     """Return the first line that shows that this user wrote what follows it."""
+    import hashlib
+    import hmac
+
     return b"#" + hmac.new(key, content, hashlib.sha256).hexdigest().encode("ascii") + b"\n"
 
 
@@ -120,4 +121,6 @@ def is_sealed(path, key):
             head, content = file.read(SEAL_BYTES), file.read()
     except OSError:
         return False
+    import hmac
+
     return bool(key) and hmac.compare_digest(head, seal(key, content))

@@ -6,9 +6,7 @@ line; what a program that was run to its end has printed.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import ctypes
 import os
 import resource
 import signal
@@ -45,11 +43,15 @@ def own_command(*words: str) -> list[str]:
 
 def die_with_parent() -> None:
     """Make the kernel send SIGKILL to this process when the thread that has started it ends."""
+    import ctypes  # of the engine's children alone
+
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 async def run_program(command: list[str], timeout_s: float) -> tuple[int | None, str, str]:
     """Run a program to its end; raises asyncio.TimeoutError (it is killed then, and what it started), OSError."""
+    import asyncio  # whoever calls this has it; half of the processes that import this module have not
+
     child = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,

@@ -19,8 +19,9 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from remote_agent.base.files import atomic_write, disk_full, open_unix, read_json, try_lock
+from remote_agent.base.files import atomic_write, disk_full, read_json, try_lock
 from remote_agent.base.paths import Home, JobFiles, agent_alive
+from remote_agent.base.streams import open_unix
 from remote_agent.election import authorities
 from remote_agent.wire import JobSpec, Problem, SpecError
 

@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from remote_agent.base.files import open_pipes
 from remote_agent.base.ports import NoFreePort, reached_as
 from remote_agent.base.proc import slurm_ending
+from remote_agent.base.streams import open_pipes
 from remote_agent.base.tasks import within
 from remote_agent.engine import installed
 from remote_agent.engine.launchers import own, torch_agent

@@ -21,7 +21,8 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, NamedTuple, Union
 
-from remote_agent.wire.frames import Frame, ProtocolError, WireError, encode_sized, read_frame
+from remote_agent.wire.frames import CUT, LENGTHS_BYTES, Frame, ProtocolError, WireError, decode, encode_sized, sizes
+from remote_agent.wire.problem import Problem
 
 log = logging.getLogger(__name__)
 
@@ -37,16 +38,6 @@ class ChannelClosed(WireError):
     """The other side has closed the connection."""
 
 
-class Problem(Exception):
-    """A handler's refusal: kind for programs, message and hint for people."""
-
-    def __init__(self, kind: str, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.message = message
-        self.hint = hint
-
-
 class CallFailed(Problem):
     """The other side answered a call with an error."""
 
@@ -60,6 +51,23 @@ class Answer(NamedTuple):
 
 Items = AsyncGenerator[Answer, None]
 Handler = Callable[[str, "dict[str, Any]", bytes], Awaitable[Union[Answer, Items]]]
+
+
+async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
+    """Return the next frame, None if the stream ends between two frames; raises ProtocolError."""
+    try:
+        lengths = await reader.readexactly(LENGTHS_BYTES)
+    except asyncio.IncompleteReadError as short:
+        if short.partial:
+            raise ProtocolError(CUT) from short
+        return None
+    size = sizes(lengths)
+    try:
+        text = await reader.readexactly(size.header)
+        body = await reader.readexactly(size.body)
+    except asyncio.IncompleteReadError as short:
+        raise ProtocolError(CUT) from short
+    return decode(size, text, body)
 
 
 async def refuse(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:

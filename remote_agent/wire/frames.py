@@ -1,6 +1,6 @@
 """Frames: two lengths, a JSON header, raw bytes.
 
-In: an asyncio stream. Out: frames. Every wire of ours (SSH, TLS between agents, the engine's pipes) carries them.
+In: bytes. Out: frames. Every wire of ours (SSH, TLS between agents, the engine's pipes) carries them.
 
 A long header is compressed: what a link that has rested takes at once is some 14 kB, and a page of rows is more.
 
@@ -11,8 +11,8 @@ A long header is compressed: what a link that has rested takes at once is some 1
 
 from __future__ import annotations
 
-import asyncio
 import json
+import os
 import struct
 import zlib
 from typing import Any, NamedTuple
@@ -29,6 +29,8 @@ MAX_VALUES = 1 << 19
 MAX_UNPACKED = 256 * 1024
 MAX_RATIO = 100
 _LENGTHS = struct.Struct(">II")
+LENGTHS_BYTES = _LENGTHS.size
+CUT = "the stream ended inside a frame"
 # This bit of a header's length marks a compressed header; headers from this many bytes on are compressed.
 _PACKED = 1 << 31
 _PACKED_FROM = 1024
@@ -89,24 +91,26 @@ def _unpack(packed: bytes) -> bytes:
     return text
 
 
-async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
-    """Return the next frame, None if the stream ends between two frames; raises ProtocolError."""
-    try:
-        lengths = await reader.readexactly(_LENGTHS.size)
-    except asyncio.IncompleteReadError as short:
-        if short.partial:
-            raise ProtocolError("the stream ended inside a frame") from short
-        return None
-    header_length, body_length = _LENGTHS.unpack(lengths)
-    is_packed, header_length = bool(header_length & _PACKED), header_length & ~_PACKED
-    if header_length > MAX_HEADER or body_length > MAX_BODY:
-        raise ProtocolError(f"frame too large: header {header_length} bytes, body {body_length} bytes")
-    try:
-        text = await reader.readexactly(header_length)
-        body = await reader.readexactly(body_length)
-    except asyncio.IncompleteReadError as short:
-        raise ProtocolError("the stream ended inside a frame") from short
-    if is_packed:
+class Sizes(NamedTuple):
+    """What follows the lengths of a frame: bytes of header and body, and whether the header is compressed."""
+
+    header: int
+    body: int
+    is_packed: bool
+
+
+def sizes(lengths: bytes) -> Sizes:
+    """Return what the first LENGTHS_BYTES of a frame announce; raises ProtocolError over the limits."""
+    header, body = _LENGTHS.unpack(lengths)
+    size = Sizes(header & ~_PACKED, body, bool(header & _PACKED))
+    if size.header > MAX_HEADER or size.body > MAX_BODY:
+        raise ProtocolError(f"frame too large: header {size.header} bytes, body {size.body} bytes")
+    return size
+
+
+def decode(size: Sizes, text: bytes, body: bytes) -> Frame:
+    """Return the frame of a header's bytes and a body; raises ProtocolError."""
+    if size.is_packed:
         text = _unpack(text)
     _check_values(text)
     try:
@@ -116,3 +120,30 @@ async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
     if not isinstance(header, dict):
         raise ProtocolError("a frame's header is not a JSON object")
     return Frame(header, body, len(text) + len(body))
+
+
+def receive(fd: int) -> Frame | None:
+    """Wait for the next frame on a descriptor and not for a byte more; None if it ends between two frames.
+
+    Raises ProtocolError, OSError.
+    """
+    lengths = _read(fd, LENGTHS_BYTES)
+    if not lengths:
+        return None
+    size = sizes(_whole(lengths, LENGTHS_BYTES))
+    text = _whole(_read(fd, size.header), size.header)
+    return decode(size, text, _whole(_read(fd, size.body), size.body))
+
+
+def _read(fd: int, count: int) -> bytes:
+    """Return so many bytes, or fewer at the end."""
+    data = bytearray()
+    while len(data) < count and (chunk := os.read(fd, count - len(data))):
+        data += chunk
+    return bytes(data)
+
+
+def _whole(data: bytes, count: int) -> bytes:
+    if len(data) < count:
+        raise ProtocolError(CUT)
+    return data

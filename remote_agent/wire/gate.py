@@ -10,11 +10,14 @@ finite and fit into 64 bits, nothing is nested deeper than MAX_DEPTH.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 Shape = Callable[[Any], Any]
 MAX_DEPTH = 32
+# The name of a job is also the name of its directory on every node.
+JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # More characters than any name of a host, a job or a stream.
 NAME_CHARS = 255
 _INT_MAX = 2**63 - 1

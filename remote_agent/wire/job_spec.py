@@ -8,14 +8,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from remote_agent.wire import gate, leases
 
-# The name of a job is also the name of its directory on every node.
-JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # The term of the launch. Only in this term is it certain that no node has workers of an unknown group.
 FIRST_TERM = 1
 # The default ports of torch.

@@ -26,7 +26,7 @@ NEED = b"SUPERVISOR-NEED"
 ERROR = b"SUPERVISOR-ERROR"
 
 _CODE = r"""
-import sys
+import hashlib, sys
 def say(text):
     os.write(1, (text + "\n").encode("utf-8"))
 def fail(step, kind, message):

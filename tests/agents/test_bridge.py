@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from remote_agent.base.files import serve_unix
 from remote_agent.base.paths import Home, lock_agent
+from remote_agent.base.streams import serve_unix
 from remote_agent.bridge import starting
 from remote_agent.tree.sync import TreeSync
 from remote_agent.wire import CallFailed, Channel, ChannelClosed, Problem

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from remote_agent.base.files import atomic_write, open_unix, serve_unix
+from remote_agent.base.files import atomic_write
 from remote_agent.base.paths import Home, _is_lock_of, agent_alive, lock_agent, unlock_agent
 from remote_agent.base.proc import start_ticks
+from remote_agent.base.streams import open_unix, serve_unix
 from remote_agent.wire import Problem
 
 

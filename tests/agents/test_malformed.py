@@ -32,7 +32,7 @@ ANSWERS: dict[str, Any] = {
 NODE = """#!{python}
 import asyncio, json, sys
 sys.path.insert(0, {repository!r})
-from remote_agent.base.files import open_pipes
+from remote_agent.base.streams import open_pipes
 from remote_agent.wire import MAGIC, Answer, Channel, Problem
 ANSWERS = json.loads({answers!r})
 

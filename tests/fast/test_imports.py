@@ -302,6 +302,18 @@ def test_the_command_line_starts_without_torch_and_without_a_screen(module: str)
     assert done.returncode == 0, done.stderr
 
 
+def test_the_bridge_of_a_connection_starts_without_asyncio() -> None:
+    """Each command of an operator starts one on every node."""
+    slow = ("asyncio", "argparse", "dataclasses", "hashlib", "logging", "shutil", "subprocess")
+    code = (
+        f"import sys, remote_agent.__main__, remote_agent.bridge.connect; sys.exit(str({set(slow)} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stderr.strip() == "set()"
+
+
 def test_a_command_that_uses_ssh_starts_without_a_compiler(tmp_path: Path) -> None:
     for name in ("gcc", "cc", "ld"):
         program = tmp_path / name

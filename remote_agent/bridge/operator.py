@@ -1,0 +1,82 @@
+"""The operator at the other end of a connection, as this node greets and answers it.
+
+In: two descriptors. Out: its requests as frames; our answers.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from remote_agent import __version__
+from remote_agent.base.files import disk_space, free_bytes
+from remote_agent.wire import MAGIC, PROTOCOL, Frame, Problem, encode, receive
+
+if TYPE_CHECKING:
+    from remote_agent.base.paths import Home
+
+
+class Operator:
+    """Requests and answers, one after the other; nothing is read before it is asked for."""
+
+    def __init__(self, source: int, sink: int) -> None:
+        self.source = source
+        self.sink = sink
+
+    def greet(self) -> None:
+        """Say that frames follow; raises OSError."""
+        self.write(MAGIC)
+
+    def next(self) -> Frame | None:
+        """Wait for the next request; None: the operator has left. Raises WireError, OSError."""
+        return receive(self.source)
+
+    def answer(self, request: Frame, data: dict[str, Any]) -> None:
+        """Send the answer to a request; raises OSError."""
+        self.write(encode({"re": request.header.get("id"), "ok": data}))
+
+    def refuse(self, request: Frame, problem: Problem) -> None:
+        """Send the reason why a request has no answer; raises OSError."""
+        error = {"kind": problem.kind, "message": problem.message, "hint": problem.hint}
+        self.write(encode({"re": request.header.get("id"), "error": error}))
+
+    def write(self, data: bytes) -> None:
+        """Write all of it; raises OSError."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self.sink, rest) :]
+
+
+def hello(home: Home) -> dict[str, Any]:
+    """Return what this node says of itself; raises Problem."""
+    try:
+        home.make()
+        disk_free = free_bytes(home.root)
+    except OSError as error:
+        hint = "set SUPERVISOR_HOME through env to a directory you may write"
+        raise Problem("home_not_writable", f"{error.filename}: {error.strerror}", hint) from error
+    return {
+        "protocol": PROTOCOL,
+        "version": __version__,
+        "hostname": socket.gethostname(),
+        "user": _user(),
+        "python": sys.version.split()[0],
+        "executable": sys.executable,
+        "home": str(home.root),
+        "cpu_count": len(os.sched_getaffinity(0)),
+        "disk_free": disk_free,
+        "shm_free": disk_space("/dev/shm").get("free"),
+        "time_ns": time.time_ns(),
+        "pid": os.getpid(),
+    }
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

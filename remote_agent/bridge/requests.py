@@ -1,0 +1,140 @@
+"""What an operator asks of a node before a job is open there: its jobs, the sync, an agent's start, the preflight.
+
+In: requests, of which the first has been read. Out: their answers; the request that opens a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from remote_agent.agent import jobs
+from remote_agent.agent.tree_requests import TreeRequests
+from remote_agent.bridge.operator import Operator, hello
+from remote_agent.bridge.probe import Probe
+from remote_agent.wire import Frame, Problem
+
+if TYPE_CHECKING:
+    from remote_agent.base.paths import Home
+
+log = logging.getLogger(__name__)
+
+# They may wait for torch for minutes, and change nothing: they end when the operator disconnects.
+LONG = frozenset({"facts", "collective_start", "collective_end"})
+
+
+class Bridge:
+    """The requests that need no agent."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self._trees = TreeRequests(home)
+        self._probe = Probe(home)
+        self._ops: dict[str, Callable[[dict[str, Any], bytes], Awaitable[dict[str, Any]]]] = {
+            "hello": self._hello,
+            "jobs": self._jobs,
+            **self._trees.ops,
+            "start": self._start,
+            "await_agent": self._await_agent,
+            "clean": self._clean,
+            "facts": self._probe.facts,
+            "listen": self._probe.listen,
+            "reach": self._probe.reach,
+            "collective_start": self._probe.collective_start,
+            "collective_end": self._probe.collective_end,
+        }
+
+    def close(self) -> None:
+        """Give back what a half-done sync holds, and end a preflight."""
+        self._trees.close()
+        self._probe.close()
+
+    async def handle(self, op: str, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        """Answer one request; raises Problem."""
+        handler = self._ops.get(op)
+        if handler is None:
+            raise Problem("unknown_op", f"no such request before open: {op}")
+        return await handler(args, body)
+
+    async def _hello(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        return hello(self.home)
+
+    async def _jobs(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        described = []
+        for name in self.home.job_names():
+            # A job may be cleaned away while we look.
+            with contextlib.suppress(OSError):
+                described.append(jobs.describe(self.home.job(name)))
+        return {"jobs": described}
+
+    async def _start(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        from remote_agent.bridge.starting import start
+
+        try:
+            return await start(self.home, args)
+        finally:
+            # Whoever waits for the tree sees the agent now. A step brings it later.
+            if not args.get("step"):
+                self._trees.close()
+
+    async def _await_agent(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        from remote_agent.bridge.starting import await_agent
+
+        try:
+            return await await_agent(self.home, args)
+        finally:
+            self._trees.close()
+
+    async def _clean(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        return await asyncio.to_thread(jobs.clean, self.home, args.get("job"))
+
+
+async def serve(operator: Operator, first: Frame, home: Home) -> Frame | None:
+    """Answer requests in order; returns the `open`, or None at the end. Raises WireError, OSError."""
+    bridge = Bridge(home)
+    frame: Frame | None = first
+    try:
+        while frame is not None and frame.header.get("op") != "open":
+            # Read in a thread: what listens for other nodes goes on meanwhile.
+            ahead: asyncio.Future[Frame | None] | None = None
+            if frame.header.get("op") in LONG:
+                ahead = asyncio.ensure_future(asyncio.to_thread(operator.next))
+                await _while_connected(_answer(bridge, operator, frame), ahead)
+            elif "op" in frame.header:
+                await _answer(bridge, operator, frame)
+            frame = await (ahead or asyncio.to_thread(operator.next))
+        return frame
+    finally:
+        bridge.close()
+
+
+async def _while_connected(answering: Coroutine[Any, Any, None], ahead: asyncio.Future[Frame | None]) -> None:
+    """Give the answer up when the input ends (or turns to junk) before it is there."""
+    task: asyncio.Future[None] = asyncio.ensure_future(answering)
+    either: set[asyncio.Future[Any]] = {task, ahead}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done() and (ahead.exception() is not None or ahead.result() is None):
+            task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()
+    finally:
+        task.cancel()
+
+
+async def _answer(bridge: Bridge, operator: Operator, frame: Frame) -> None:
+    op = str(frame.header["op"])
+    try:
+        data = await bridge.handle(op, frame.header.get("args") or {}, frame.body)
+    except Problem as problem:
+        await asyncio.to_thread(operator.refuse, frame, problem)
+    except Exception as error:  # the border of one request: it must not end the connection
+        log.exception("request %s failed", op)
+        internal = Problem("internal", f"{op}: {type(error).__name__}: {error}")
+        await asyncio.to_thread(operator.refuse, frame, internal)
+    else:
+        await asyncio.to_thread(operator.answer, frame, data)
