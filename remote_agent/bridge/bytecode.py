@@ -79,7 +79,7 @@ def _write(pushed: str, path: str, key: bytes) -> None:
             with zipfile.ZipFile(file, "w") as target:
                 for entry in source.infolist():
                     data = source.read(entry)
-                    target.writestr(entry, data)
+                    target.writestr(entry, data, zipfile.ZIP_DEFLATED)
                     if entry.filename.endswith(".py"):
                         # Tracebacks show the file that is run.
                         where = os.path.join(path, entry.filename)

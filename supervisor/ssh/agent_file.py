@@ -1,15 +1,19 @@
 """The agent as one file.
 
-In: the installed remote_agent package. Out: a zipapp (the same bytes for the same sources) and its sha256.
+In: the installed remote_agent package. Out: a zipapp (the same bytes for the same sources) and its sha256, which each
+command needs; and what is sent to a node that lacks the file.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import io
 import re
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 
 import remote_agent
@@ -26,7 +30,7 @@ ELSEWHERE = frozenset(
     }
 )
 # Docstrings and comment lines are not sent; a test shows that the code is the same without them.
-NOTES = re.compile(rb'^( *)r?""".*?"""$|^ *#.*?$', re.MULTILINE | re.DOTALL)
+NOTES = re.compile(rb'^( *)r?"""[^"]*(?:"{1,2}[^"]+)*"""$|^ *#[^\n]*$', re.MULTILINE)
 # The oldest date in a zip: the bytes must not depend on the time of the build.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -38,12 +42,18 @@ class AgentFile:
     data: bytes
     sha256: str
 
+    @functools.cached_property
+    def sent(self) -> bytes:
+        """What the loader reads: the length of the rest (8 bytes, big-endian), and the file, compressed."""
+        packed = zlib.compress(self.data)
+        return struct.pack(">Q", len(packed)) + packed
+
     @classmethod
     def build(cls, package: Path | None = None) -> AgentFile:
         """Pack the parts of remote_agent that a node needs; raises OSError."""
         package = package or Path(remote_agent.__file__).parent
         output = io.BytesIO()
-        with zipfile.ZipFile(output, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        with zipfile.ZipFile(output, "w") as archive:
             _add(archive, "__main__.py", MAIN)
             for path in sorted(package.rglob("*")):
                 inside = path.relative_to(package)
@@ -63,6 +73,5 @@ def code_of(source: bytes) -> bytes:
 
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     entry = zipfile.ZipInfo(name, EPOCH)
-    entry.compress_type = zipfile.ZIP_DEFLATED
     entry.external_attr = 0o644 << 16
     archive.writestr(entry, data)

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import re
-import struct
 from typing import TYPE_CHECKING
 
 from remote_agent.wire import MAGIC, PROTOCOL
@@ -54,7 +53,7 @@ async def boot(host: Host, wire: Wire, agent: AgentFile, progress: Progress) -> 
     pushed = False
     while True:
         deadline = BOOT_DEADLINE_S + (PRELUDE_DEADLINE_S if host.prelude and not pushed else 0)
-        deadline += len(agent.data) / SLOWEST_BYTES_PER_S if pushed else 0
+        deadline += len(agent.sent) / SLOWEST_BYTES_PER_S if pushed else 0
         step = "push" if pushed else "prelude" if host.prelude else "python"
         try:
             line = await asyncio.wait_for(_line(wire, noise), deadline)
@@ -66,7 +65,7 @@ async def boot(host: Host, wire: Wire, agent: AgentFile, progress: Progress) -> 
             raise await _ended(host, wire, noise, step)
         if line == loader.NEED and not pushed:
             pushed = True
-            progress("push", f"sending the agent, {len(agent.data) // 1000} kB")
+            progress("push", f"sending the agent, {len(agent.sent) // 1000} kB")
             await _push(host, wire, agent)
         elif line.startswith(loader.ERROR):
             raise _refusal(host, wire, line)
@@ -96,10 +95,9 @@ async def _line(wire: Wire, noise: bytearray) -> bytes | None:
 
 
 async def _push(host: Host, wire: Wire, agent: AgentFile) -> None:
-    data = struct.pack(">Q", len(agent.data)) + agent.data
     try:
-        for at in range(0, len(data), PUSH_CHUNK):
-            wire.writer.write(data[at : at + PUSH_CHUNK])
+        for at in range(0, len(agent.sent), PUSH_CHUNK):
+            wire.writer.write(agent.sent[at : at + PUSH_CHUNK])
             deadline = BOOT_DEADLINE_S + PUSH_CHUNK / SLOWEST_BYTES_PER_S
             await asyncio.wait_for(wire.writer.drain(), deadline)
     except asyncio.TimeoutError:

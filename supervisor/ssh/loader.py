@@ -5,7 +5,7 @@ stdout, then the agent.
 
 It must parse under every Python, so that an old one gets a clear error. A token line is
 
-    SUPERVISOR-NEED                     send 8 bytes of length (big-endian) and the agent
+    SUPERVISOR-NEED                     send 8 bytes of length (big-endian) and the agent, compressed by zlib
     SUPERVISOR-ERROR {"step", "kind", "message"}
     SUPERVISOR-AGENT <protocol>         the agent is running: frames follow
 """
@@ -53,9 +53,13 @@ def read(count):
         count -= len(part)
     return b"".join(parts)
 def fetch(agents, path):
-    import struct
+    import struct, zlib
     say("SUPERVISOR-NEED")
-    data = read(struct.unpack(">Q", read(8))[0])
+    packed = read(struct.unpack(">Q", read(8))[0])
+    try:
+        data = zlib.decompress(packed)
+    except zlib.error:
+        data = b""
     if hashlib.sha256(data).hexdigest() != sha:
         fail("push", "damaged", "the agent arrived damaged")
     part = "%s.%d.tmp" % (path, os.getpid())
@@ -111,7 +115,7 @@ def text() -> str:
     return re.sub(r"\n{2,}", "\n", code_of(private).decode()) + _CODE
 
 
-# `python -c` puts the current directory, the user's home, before the standard library.
+# `python -c` puts the current directory, the user's home, before the standard library. -S: it needs nothing else.
 STUB = "import sys;sys.path=[p for p in sys.path if p];import binascii;exec(binascii.a2b_base64(sys.argv[1]))"
 
 # On clusters `module` is a shell function that only login shells define.
@@ -127,7 +131,7 @@ def command(
 ) -> str:
     """Return the command for a node's login shell, whichever shell it is; `part`: the part of the agent to run."""
     loader = base64.b64encode(text().encode()).decode()
-    words = [_double(python), "-c", _double(STUB), loader, sha256, str(size), *part]
+    words = [_double(python), "-S", "-c", _double(STUB), loader, sha256, str(size), *part]
     if home:
         words = ["env", f"SUPERVISOR_HOME={_double(home, tilde=False)}", *words]
     start = "exec " + " ".join(words)
