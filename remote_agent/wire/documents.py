@@ -52,6 +52,8 @@ rank = whole(0, MAX_RANKS - 1)
 time_ns = whole(-MAX_TIME_NS, MAX_TIME_NS)
 generation = whole(-1)
 _document = record({})
+# JSON has no such numbers: a rank's figures have them as words.
+NOT_FINITE = ("nan", "-nan", "inf", "-inf")
 _exit_code = whole(-(1 << 31), 1 << 32)
 
 _EVIDENCE = each(
@@ -137,7 +139,7 @@ _DETAILS: Mapping[str, Shape] = {
     EventType.JOB_FAILED: _ENDED,
     EventType.JOB_STOPPED: _ENDED,
     EventType.NODE_JOINED: _detail({"spec": _SPEC}),
-    EventType.NODE_READY: _detail({"nproc": rank}, spare=flag, returned=flag),
+    EventType.NODE_READY: _detail({"nproc": rank}, spare=flag, returned=flag, versions=by_name(anything)),
     EventType.NODE_ADDED: _detail({"spec": _SPEC, "nproc": rank}),
     EventType.NODE_LOST: _LOST,
     EventType.NODE_FAILED: _LOST,
@@ -151,6 +153,7 @@ _DETAILS: Mapping[str, Shape] = {
         fingerprint=maybe(text),
         suspects=each(name),
         rendezvous=_MEETING,
+        env=by_name(text),
     ),
     EventType.RANKS_ASSIGNED: _detail({"ranks": each(row(rank, rank, whole())), "world_size": maybe(count)}),
     EventType.GENERATION_RUNNING: _detail(
@@ -238,6 +241,33 @@ def parse_event(line: str | bytes) -> JournalEvent:
 
 # --- the status
 
+
+def _measured(value: Any) -> float | None:
+    """Return a number that is shown, null for one that is too large or not finite; raises Misfit."""
+    if value is None or value in NOT_FINITE:
+        return None
+    return number(value) if isinstance(value, bool) or not isinstance(value, (int, float)) else anything(value)
+
+
+def _figure(value: Any) -> float | str | None:
+    """Return what a rank printed, a number or a word of NOT_FINITE; raises Misfit."""
+    return text(value) if value in NOT_FINITE else _measured(value)
+
+
+def _measurements(*names: str, **others: Shape) -> Shape:
+    return record({}, {**dict.fromkeys(("age_s", *names), _measured), **others})
+
+
+_GPU = _measurements(
+    *("use", "mem_used", "mem_total", "temp", "power", "power_limit", "clock", "ecc", "xid"), index=maybe(count)
+)
+_NODE_VITALS = _measurements(
+    *("every_s", "cpu", "mem_used", "mem_total", "disk_free", "shm_free", "net_in", "net_out"), gpus=each(_GPU)
+)
+_RANK_VITALS = _measurements("cpu", "rss", gpu=maybe(count))
+_PROGRESS = _measurements(
+    *("rate", "steps_s", "total", "lag", "saved"), loss=_figure, lr=_figure, grad_norm=_figure, unit=maybe(text)
+)
 _RANK = record(
     {"rank": rank},
     {
@@ -246,10 +276,10 @@ _RANK = record(
         "state": text,
         "exit_code": maybe(_exit_code),
         "signal": maybe(text),
-        "step": maybe(number),
+        "step": maybe(whole()),
         "last_output_age_s": maybe(number),
-        "progress": maybe(_document),
-        "vitals": maybe(_document),
+        "progress": maybe(_PROGRESS),
+        "vitals": maybe(_RANK_VITALS),
     },
 )
 _NODE = record(
@@ -266,7 +296,7 @@ _NODE = record(
         "agent_pid": maybe(whole()),
         "clock_offset_ms": maybe(number),
         "clock_error_ms": maybe(number),
-        "vitals": maybe(_document),
+        "vitals": maybe(_NODE_VITALS),
         "start": maybe(_START),
         "standby": maybe(record({"state": text}, {"pid": maybe(whole()), "why": text, "modules": count, "mb": count})),
         "ranks": each(_RANK),

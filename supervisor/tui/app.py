@@ -517,15 +517,13 @@ class SupervisorApp(App[int], inherit_bindings=False):
         events = self.source.events
         if not isinstance(index, int) or not 0 <= index < len(events):
             return Target()
-        node, rank = events[index].get("node"), events[index].get("rank")
-        return Target(str(node) if node else None, rank if isinstance(rank, int) else None)
+        return Target(events[index]["node"] or None, events[index]["rank"])
 
     def open_event(self, index: Hashable) -> None:
         """Show what an event is about: the incident, or the log."""
         events = self.source.events
-        if isinstance(index, int) and 0 <= index < len(events) and events[index].get("type") == EventType.INCIDENT:
-            detail = events[index].get("detail")
-            self.open_incident(detail.get("id") if isinstance(detail, dict) else None)
+        if isinstance(index, int) and 0 <= index < len(events) and events[index]["type"] == EventType.INCIDENT:
+            self.open_incident(events[index]["detail"]["id"])
         else:
             self.open_log(self.target_of_event(index))
 

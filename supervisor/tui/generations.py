@@ -9,9 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
 from remote_agent.wire.events import PHASE_EVENTS, EventType, StopCause, phases_of
-from supervisor.tui.rows.spans import entries
 from supervisor.wording.events import CAUSES, cause_text, starts_text, tree_text
-from supervisor.wording.usage import part
 from supervisor.wording.values import clock
 
 if TYPE_CHECKING:
@@ -92,10 +90,9 @@ class Runs:
         return differing
 
     def _take(self, event: Mapping[str, Any]) -> None:
-        facts = part(event, "detail")
-        kind = str(event.get("type"))
+        facts, kind = event["detail"], event["type"]
         if kind == EventType.NODE_READY:
-            self._versions[str(event.get("node"))] = part(facts, "versions")
+            self._versions[event["node"]] = facts.get("versions") or {}
         if kind == EventType.TREE_CHANGED:
             self._trees[str(facts.get("digest"))] = f"{tree_text(facts)} at {clock(event.get('time'))}"
         note = _NOTES.get(kind)
@@ -108,8 +105,8 @@ class Runs:
         elif kind in PHASE_EVENTS:
             self._running(facts)
         elif kind == EventType.GENERATION_STOPPED:
-            self._cause = str(facts.get("cause") or "")
-            self.runs[-1].ended_at = str(event.get("time") or "")
+            self._cause = facts.get("cause") or ""
+            self.runs[-1].ended_at = event["time"]
             self._note_end()
         elif kind in _ENDS:
             self._over(event, kind, facts)
@@ -118,19 +115,17 @@ class Runs:
             self._note_end()
 
     def _started(self, event: Mapping[str, Any], facts: Json) -> None:
-        members = [str(one.get("node")) for one in entries(facts.get("members")) if isinstance(one, dict)]
         last = self.runs[-1] if self.runs else None
-        number = _int(event.get("generation"))
         self.runs.append(
             Run(
-                number=len(self.runs) if number is None else number,
-                began_at=str(event.get("time") or ""),
+                number=event["generation"],
+                began_at=event["time"],
                 began_by=self._word() if last else "launch",
                 because=f"after {last.how}" if last else "the job was launched",
-                world_size=_int(facts.get("world_size")),
-                nodes=tuple(members),
-                restarts=_int(facts.get("restarts")) or 0,
-                env=part(facts, "env"),
+                world_size=facts.get("world_size"),
+                nodes=tuple(one["node"] for one in facts["members"]),
+                restarts=facts["restarts"],
+                env=facts.get("env") or {},
                 tree=self._trees.get(str(facts.get("tree")), ""),
             )
         )
@@ -154,15 +149,11 @@ class Runs:
     def _over(self, event: Mapping[str, Any], kind: str, facts: Json) -> None:
         run = self.runs[-1]
         text, role = _ENDS[kind]
-        run.ended_at = run.ended_at or str(event.get("time") or "")
+        run.ended_at = run.ended_at or event["time"]
         run.role = role
         if kind == EventType.JOB_FAILED:
             text = str(facts.get("reason") or text)
         run.how = text
-
-
-def _int(value: object) -> int | None:
-    return value if isinstance(value, int) else None
 
 
 def _node_note(word: str) -> Callable[[Mapping[str, Any], Json], str]:

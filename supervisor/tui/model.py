@@ -9,11 +9,10 @@ import dataclasses
 from collections import Counter
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from supervisor.errors import EXIT_STATUS, LaunchFailed
 from supervisor.tui import looks
-from supervisor.tui.rows.spans import entries, whole_numbers
 from supervisor.wording import usage
 from supervisor.wording.status import condition_of, next_step
 
@@ -47,27 +46,27 @@ class RankRow(NamedTuple):
     @property
     def local_rank(self) -> int:
         """Its number on its node."""
-        return _int(self.document.get("local_rank")) or 0
+        return self.document.get("local_rank") or 0
 
     @property
     def pid(self) -> int | None:
         """The id of its process."""
-        return _int(self.document.get("pid"))
+        return self.document.get("pid")
 
     @property
     def output_age_s(self) -> float | None:
         """Seconds since its last output."""
-        return usage.number(self.document.get("last_output_age_s"))
+        return self.document.get("last_output_age_s")
 
     @property
     def progress(self) -> Json:
         """loss, rate with unit, steps_s, lag; as in the document, as the next two."""
-        return usage.part(self.document, "progress")
+        return self.document.get("progress") or {}
 
     @property
     def vitals(self) -> Json:
         """Its usage."""
-        return usage.part(self.document, "vitals")
+        return self.document.get("vitals") or {}
 
     @property
     def gpu(self) -> usage.Document:
@@ -95,8 +94,8 @@ class RankRow(NamedTuple):
     @property
     def outcome(self) -> str:
         """`first: exit 1`, `SIGKILL`, or nothing while it runs."""
-        exit_code, signal = _int(self.document.get("exit_code")), self.document.get("signal")
-        how = str(signal) if signal else "" if exit_code is None else f"exit {exit_code}"
+        exit_code, signal = self.document.get("exit_code"), self.document.get("signal")
+        how = signal or ("" if exit_code is None else f"exit {exit_code}")
         if self.part == "culprit" and self.state == "failed":
             return f"first: {how}" if how else "first failure"
         return how
@@ -271,29 +270,27 @@ def take(source: Source) -> Snapshot:
 def build(
     status: Json, hosts: Mapping[str, HostConnection], incidents: Sequence[Json], *, job: str, ended: bool, stale: bool
 ) -> Snapshot:
-    """A snapshot from documents; missing and invalid fields are unknown, never guessed."""
-    documents = {str(node.get("name")): node for node in entries(status.get("nodes")) if isinstance(node, dict)}
+    """A snapshot from documents; missing fields are unknown, never guessed."""
+    documents = {node["name"]: node for node in status.get("nodes", ())}
     names = [*hosts, *(name for name in documents if name not in hosts)]
-    incident = status.get("incident")
-    if not isinstance(incident, dict):
-        incident = incidents[-1] if incidents else None
-    generation = _int(status.get("generation"))
+    incident = status.get("incident") or (incidents[-1] if incidents else None)
+    generation = status.get("generation")
     parts = _parts(incident) if incident and incident.get("generation") == generation else {}
     return Snapshot(
-        job=str(status.get("job") or job or ""),
-        state=str(status.get("state") or ""),
+        job=status.get("job") or job,
+        state=status.get("state") or "",
         condition=condition_of(status),
         generation=generation,
-        restarts=_int(status.get("restarts")) or 0,
-        max_restarts=_int(status.get("max_restarts")),
-        world_size=_int(status.get("world_size")),
-        coordinator=str(status.get("coordinator") or ""),
+        restarts=status.get("restarts") or 0,
+        max_restarts=status.get("max_restarts"),
+        world_size=status.get("world_size"),
+        coordinator=status.get("coordinator") or "",
         coordinator_reachable=bool(status.get("coordinator_reachable", True)),
-        started_at=str(status.get("started_at") or ""),
+        started_at=status.get("started_at") or "",
         nodes=tuple(_node(name, documents.get(name), hosts.get(name), parts, ended=ended) for name in names),
         incident=incident,
         status=status,
-        failure=str(status.get("failure") or ""),
+        failure=status.get("failure") or "",
         problem="",
         hint="",
         bringing_up=False,
@@ -305,15 +302,12 @@ def build(
 
 def _command(status: Json) -> str:
     script = status.get("script")
-    if not isinstance(script, dict):
-        return ""
-    return " ".join(str(part) for part in (script.get("script") or "", *entries(script.get("args"))))
+    return " ".join((script.get("script") or "", *script.get("args", ()))) if script else ""
 
 
 def _parts(incident: Json) -> dict[int, str]:
-    groups = [group for group in entries(incident.get("victims")) if isinstance(group, dict)]
-    parts = {rank: "victim" for group in groups for rank in whole_numbers(group.get("ranks"))}
-    return {**parts, **dict.fromkeys(whole_numbers(incident.get("culprit_ranks")), "culprit")}
+    parts = {rank: "victim" for group in incident.get("victims", ()) for rank in group["ranks"]}
+    return {**parts, **dict.fromkeys(incident.get("culprit_ranks", ()), "culprit")}
 
 
 def _node(
@@ -323,45 +317,39 @@ def _node(
     # Ages are of the last status: after the end of the job they would stand still.
     last = {"last_output_age_s": None} if ended else {}
     link = host.state if host is not None else ""
-    state = str(data.get("state") or "") or {"up": "ready"}.get(link, link)
-    vitals = usage.part(data, "vitals")
-    rows = [{**rank, **last} if last else rank for rank in entries(data.get("ranks")) if isinstance(rank, dict)]
+    state = data.get("state") or {"up": "ready"}.get(link, link)
+    vitals = data.get("vitals") or {}
+    rows = [{**rank, **last} if last else rank for rank in data.get("ranks", ())]
     ranks = tuple([_rank(name, vitals, rank, parts) for rank in rows])
     return NodeRow(
         name=name,
         state=state,
-        address=str(data.get("address") or ""),
-        group_rank=_int(data.get("group_rank")),
-        reason=str(data.get("reason") or ""),
-        clock_offset_ms=usage.number(data.get("clock_offset_ms")),
-        cordoned=data.get("cordoned") is True,
+        address=data.get("address") or "",
+        group_rank=data.get("group_rank"),
+        reason=data.get("reason") or "",
+        clock_offset_ms=data.get("clock_offset_ms"),
+        cordoned=data.get("cordoned", False),
         ranks=ranks,
         link=link,
-        step=str(host.step or "") if host is not None else "",
-        text=str(host.text or "") if host is not None else "",
-        error=str(host.error or "") if host is not None else "",
-        hint=str(host.hint or "") if host is not None else "",
+        step=host.step if host is not None else "",
+        text=host.text if host is not None else "",
+        error=(host.error or "") if host is not None else "",
+        hint=host.hint if host is not None else "",
         vitals=vitals,
         began=dict(host.began) if host is not None else {},
     )
 
 
 def _rank(node: str, node_vitals: Json, data: Json, parts: Mapping[int, str]) -> RankRow:
-    number, state = _int(data.get("rank")) or 0, str(data.get("state") or "")
+    number, state = data["rank"], data.get("state") or ""
     part = parts.get(number, "")
     is_victim = state == "failed" and part == "victim"
     look = looks.VICTIM if is_victim else looks.RANKS.get(state, looks.UNKNOWN)
-    return RankRow(number, node, state, _int(data.get("step")), part, look, data, node_vitals)
+    return RankRow(number, node, state, data.get("step"), part, look, data, node_vitals)
 
 
-def _share(part: Any, whole: Any) -> float | None:
-    some, total = usage.number(part), usage.number(whole)
-    return some / total if some is not None and total else None
-
-
-def _int(value: Any) -> int | None:
-    # Not isinstance: True is an int as well.
-    return value if type(value) is int else None
+def _share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
 
 
 def _severity(rank: RankRow) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from remote_agent.wire.events import EventType
 from supervisor.tui.rows import charts
@@ -41,7 +41,7 @@ def asked(snapshot: Snapshot) -> tuple[tuple[str, ...], list[int] | None]:
     """Return the kinds and the ranks whose history is wanted; None: all."""
     if len(snapshot.ranks) <= MOST_RANKS:
         return KINDS, None
-    odd = [rank.rank for rank in snapshot.ranks if rank.has_problem or usage.number(rank.progress.get("lag"))]
+    odd = [rank.rank for rank in snapshot.ranks if rank.has_problem or rank.progress.get("lag")]
     ranks = list(dict.fromkeys((*odd, *(rank.rank for rank in snapshot.ranks))))[:MOST_RANKS]
     # GPUs are not numbered as ranks are: all of them would be sent.
     return tuple(kind for kind in KINDS if kind != "gpu_use"), ranks
@@ -80,12 +80,12 @@ def newest(snapshot: Snapshot) -> Newest:
         if not progress:
             continue
         if (total := progress.get("total")) is not None:
-            totals.add(usage.number(total))
-        if pace := usage.number(progress.get("steps_s")):
+            totals.add(total)
+        if pace := progress.get("steps_s"):
             paces.append(pace)
         if loss == "-":
             loss = usage.figure(progress.get("loss"))
-        rate, unit = usage.number(progress.get("rate")), progress.get("unit")
+        rate, unit = progress.get("rate"), progress.get("unit")
         if rate is not None and unit in _SUMMED:
             rates.setdefault(str(unit), []).append(rate)
     total = totals.pop() if len(totals) == 1 else None
@@ -146,7 +146,7 @@ class Training:
     """Seconds spent on steps that had been made before."""
 
 
-def gather(events: Sequence[Mapping[str, object]], series: Series | None) -> Training:
+def gather(events: Sequence[Mapping[str, Any]], series: Series | None) -> Training:
     """Fold the journal for the dashboard."""
     began: list[float] = []
     runs: list[tuple[float, float]] = []
@@ -164,10 +164,8 @@ def gather(events: Sequence[Mapping[str, object]], series: Series | None) -> Tra
         elif kind == EventType.GENERATION_RUNNING:
             running = time_s
         elif kind == EventType.INCIDENT:
-            detail = event.get("detail")
-            known = detail if isinstance(detail, dict) else {}
-            if not known.get("preliminary"):
-                marks.append((time_s, "hang" if is_hang(known) else "failure"))
+            if not event["detail"].get("preliminary"):
+                marks.append((time_s, "hang" if is_hang(event["detail"]) else "failure"))
         elif kind in _STOPS and running is not None:
             runs.append((running, time_s))
             running = None
@@ -316,7 +314,7 @@ def _rank_values(series: Series, snapshot: Snapshot, kind: str) -> list[tuple[Ra
     for rank in snapshot.ranks:
         gpu = rank.vitals.get("gpu")
         if kind == "gpu_use":
-            span = series.nodes.get((rank.node, kind, gpu if isinstance(gpu, int) else -1))
+            span = series.nodes.get((rank.node, kind, -1 if gpu is None else gpu))
         else:
             span = series.ranks.get((kind, rank.rank))
         if span is not None:
@@ -326,10 +324,5 @@ def _rank_values(series: Series, snapshot: Snapshot, kind: str) -> list[tuple[Ra
 
 def _slow(status: Json) -> set[object]:
     """Return the ranks, and nodes, that the others wait for most of the time."""
-    warnings = status.get("warnings")
-    slow = (
-        [one for one in warnings if isinstance(one, dict) and one.get("kind") == "slow"]
-        if isinstance(warnings, list)
-        else []
-    )
+    slow = [one for one in status.get("warnings", ()) if one["kind"] == "slow"]
     return {one["node"] if one.get("rank") is None else one["rank"] for one in slow}

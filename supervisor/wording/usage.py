@@ -5,7 +5,6 @@ In: vitals and progress of a status document. Out: text of few characters; `-` w
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,27 +12,12 @@ Document = Mapping[str, Any]
 # A measurement older than this many intervals is stale.
 OLD_ROUNDS = 3
 _RATES = ("tok/s", "samples/s", "it/s")
-# JSON has no such numbers: they arrive as text.
-_WORDS = ("nan", "-nan", "inf", "-inf")
 _UNITS = ("B", "K", "M", "G", "T", "P")
-
-
-def number(value: object) -> float | None:
-    """Return a number of a document, None for anything else: an agent of another version may have written it."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def part(document: Document, key: str) -> dict[str, Any]:
-    """Return an object inside a document, empty if there is none."""
-    value = document.get(key)
-    return value if isinstance(value, dict) else {}
 
 
 def is_old(vitals: Document) -> bool:
     """Return whether the vitals of a node are too old to be shown as current."""
-    age, every = number(vitals.get("age_s")), number(vitals.get("every_s"))
+    age, every = vitals.get("age_s"), vitals.get("every_s")
     return age is None or every is None or age > OLD_ROUNDS * every
 
 
@@ -68,7 +52,7 @@ def _power(value: float) -> int:
 
 def traffic(vitals: Document) -> str:
     """Return bytes per second, in and out, as `1.2G/800M`."""
-    into, out = number(vitals.get("net_in")), number(vitals.get("net_out"))
+    into, out = vitals.get("net_in"), vitals.get("net_out")
     return "-" if into is None and out is None else f"{size(into)}/{size(out)}"
 
 
@@ -86,36 +70,30 @@ def short_speed(value: float) -> str:
     return short(value) if value >= 9.95 else f"{value:.2g}"
 
 
-def figure(value: object) -> str:
+def figure(value: float | str | None) -> str:
     """Return a loss as `1.883`, `6.1e-06` or `nan`."""
-    if isinstance(value, str):
-        return value if value in _WORDS else "-"
-    loss = number(value)
-    return "-" if loss is None else f"{loss:.4g}"
+    return "-" if value is None else value if isinstance(value, str) else f"{value:.4g}"
 
 
 def rate(progress: Document) -> str:
     """Return a throughput as `96,021 tok/s`; if the script prints none, steps per second."""
-    value, unit = number(progress.get("rate")), progress.get("unit")
-    if value is None or not isinstance(unit, str) or unit not in _RATES:
-        value, unit = number(progress.get("steps_s")), "step/s"
+    value, unit = progress.get("rate"), progress.get("unit")
+    if value is None or unit not in _RATES:
+        value, unit = progress.get("steps_s"), "step/s"
     if value is None:
         return "-"
     return f"{value:,.0f} {unit}" if value >= 99.5 else f"{value:.3g} {unit}"
 
 
-def gpus_of(vitals: Document) -> list[Document]:
+def gpus_of(vitals: Document) -> Sequence[Document]:
     """Return a node's GPUs."""
-    gpus = vitals.get("gpus")
-    return [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+    return vitals.get("gpus") or ()
 
 
 def own_gpu(node: Document, rank: Document) -> Document:
     """Return the GPU that a rank uses, from the vitals of its node; empty if there is none."""
-    gpus, index = node.get("gpus"), rank.get("gpu")
-    if index is None or not isinstance(gpus, list):
-        return {}
-    return next((gpu for gpu in gpus if isinstance(gpu, dict) and gpu.get("index") == index), {})
+    index = rank.get("gpu")
+    return next((gpu for gpu in gpus_of(node) if gpu.get("index") == index), {}) if index is not None else {}
 
 
 def mean(values: Sequence[float | None]) -> float | None:
@@ -132,32 +110,32 @@ RANK_HEAD = ("LOSS", "RATE", "LAG", "CPU", "RSS", "GPU", "GPU MEM", "TEMP", "POW
 
 def node_cells(node: Document) -> list[str]:
     """Return the cells below NODE_HEAD; `-` for stale values."""
-    vitals = part(node, "vitals")
+    vitals = node.get("vitals") or {}
     if not vitals or is_old(vitals):
         return ["-"] * len(NODE_HEAD)
     return [
-        percent(number(vitals.get("cpu"))),
-        share(number(vitals.get("mem_used")), number(vitals.get("mem_total"))),
-        size(number(vitals.get("disk_free"))),
+        percent(vitals.get("cpu")),
+        share(vitals.get("mem_used"), vitals.get("mem_total")),
+        size(vitals.get("disk_free")),
         traffic(vitals),
-        percent(mean([number(gpu.get("use")) for gpu in gpus_of(vitals)])),
+        percent(mean([gpu.get("use") for gpu in gpus_of(vitals)])),
     ]
 
 
 def rank_cells(node: Document, rank: Document) -> list[str]:
     """Return the cells below RANK_HEAD; `-` for stale values."""
-    host, progress = part(node, "vitals"), part(rank, "progress")
-    vitals = {} if is_old(host) else part(rank, "vitals")
+    host, progress = node.get("vitals") or {}, rank.get("progress") or {}
+    vitals = {} if is_old(host) else rank.get("vitals") or {}
     gpu = own_gpu(host, vitals)
-    lag, temperature, power = (number(each) for each in (progress.get("lag"), gpu.get("temp"), gpu.get("power")))
+    lag, temperature, power = progress.get("lag"), gpu.get("temp"), gpu.get("power")
     return [
         figure(progress.get("loss")),
         rate(progress),
         "-" if lag is None else f"{lag:.0f}",
-        percent(number(vitals.get("cpu"))),
-        size(number(vitals.get("rss"))),
-        percent(number(gpu.get("use"))),
-        share(number(gpu.get("mem_used")), number(gpu.get("mem_total"))),
+        percent(vitals.get("cpu")),
+        size(vitals.get("rss")),
+        percent(gpu.get("use")),
+        share(gpu.get("mem_used"), gpu.get("mem_total")),
         "-" if temperature is None else f"{temperature:.0f}C",
         "-" if power is None else f"{power:.0f}W",
     ]

@@ -68,7 +68,7 @@ def _job() -> recorded.RecordedSession:
     return session
 
 
-def _variants(document: Any) -> Iterator[Any]:
+def variants(document: Any) -> Iterator[Any]:
     """Yield the document with each of its parts left out, or something else in its place."""
     for path in _paths(document, ()):
         for other in (..., *OTHERS):
@@ -138,7 +138,7 @@ def test_a_document_with_any_part_wrong_is_refused_or_can_be_shown(case: str) ->
     op, document, show = CASES[case]
     show(read_answer("n2", op, Answer(copy.deepcopy(document))).data)
     refused = 0
-    for variant in _variants(document):
+    for variant in variants(document):
         try:
             data = read_answer("n2", op, Answer(variant)).data
         except MalformedAnswer:

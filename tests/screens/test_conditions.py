@@ -26,7 +26,8 @@ HANG: dict[str, Any] = {
     "culprit_ranks": [3], "culprit_node": "n2", "confidence": "established",
     "summary": "rank 3 (n2): stopped by a signal (SIGSTOP, SIGTSTP or a debugger); ranks 0-2 waiting in all_reduce 44",
     "evidence": [], "traceback": None, "exit": {"code": None, "signal": None}, "hint": "kill -CONT resumes it",
-    "victims": [], "missing": {"collective": "all_reduce", "seq": 44, "waiting": [0, 1, 2], "missing": [3]},
+    "victims": [],
+    "missing": {"collective": "all_reduce", "seq": 44, "waiting": [0, 1, 2], "missing": [3], "stacks": {}},
     "ongoing": True, "times_out_at": "2026-11-20T11:14:47.000Z", "restarts_at": None,
     "state": "open", "ended_at": None, "over": None,
 }  # fmt: skip

@@ -212,8 +212,10 @@ def test_text_of_a_node_cannot_move_the_cursor_or_the_layout() -> None:
         session = hostile_session()
         evil = f"owned{HOSTILE}\nc\td [bold]e[/bold] 漢字😀"
         session.status["plan"] = evil
-        session.events.append({"seq": 7, "time": "x", "type": evil, "generation": None, "node": evil, "detail": None})
-        session.incidents.append({"id": 1, "summary": evil, "evidence": [{"text": evil, "file": evil}], "victims": 3})
+        event = {"seq": 7, "time": session.events[-1]["time"], "type": evil, "generation": 0, "node": evil}
+        session.events.append({**event, "rank": None, "detail": {evil: evil}})
+        proof = {"node": evil, "rank": 1, "file": evil, "line": 1, "text": evil}
+        session.incidents.append({**session.incidents[-1], "summary": evil, "evidence": [proof]})
         session.notices.append(Notice(0, evil, "warning"))
         session.touch()
         async with running(session, (120, 40)) as (app, pilot):

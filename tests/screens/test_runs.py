@@ -46,7 +46,7 @@ def folded(events: list[dict[str, Any]]) -> Runs:
 
 def started(generation: int, **more: Any) -> tuple[str, int, dict[str, Any]]:
     """A group of one node."""
-    return ("generation_started", generation, {"world_size": 2, "members": [{"node": "n1"}], **more})
+    return ("generation_started", generation, {"world_size": 2, "restarts": 0, "members": [{"node": "n1"}], **more})
 
 
 def ended(cause: str, *reported: tuple[str, dict[str, Any]]) -> list[Run]:

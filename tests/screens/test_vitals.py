@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
+from remote_agent.wire import Answer
 from supervisor.history import trimmed
+from supervisor.ssh.answers import MalformedAnswer, read_answer
 from supervisor.tui import times
+from supervisor.tui.generations import Runs
 from supervisor.tui.looks import Glyphs
-from supervisor.tui.model import Snapshot, take
+from supervisor.tui.model import Snapshot, build, take
+from supervisor.tui.rows.events import event_row
+from supervisor.tui.rows.incident import incident_lines
 from supervisor.tui.rows.spans import row_width, text_of
+from supervisor.tui.rows.tables import Order
 from supervisor.tui.rows.usage import PAST_KINDS, node_usage_lines, node_vitals, rank_lines, rank_vitals
+from supervisor.tui.training import gather, newest
 from supervisor.tui.widgets.rank_grid import METRICS, RankGrid, share
 from supervisor.wording import usage
-from supervisor.wording.status import status_lines
+from tests.fast.test_answers import CASES, variants
 from tests.screens import recorded
 from tests.screens.screens import press, running, settle, until
 
@@ -53,27 +61,46 @@ def test_columns_are_there_only_where_something_is_known() -> None:
         assert all(row_width(column.cell(rank)) <= column.width for rank in gpu.ranks), column.name
 
 
-@pytest.mark.parametrize("odd", [None, 5, "x", [], {}, {"index": []}, float("nan"), float("inf"), -1, True])
-def test_odd_documents_are_shown_as_unknown(odd: object) -> None:
-    session = recorded.measured(recorded.many(1, 2))
-    (node,) = session.status["nodes"]
-    gpu = dict.fromkeys(node["vitals"]["gpus"][0], odd)
-    for vitals in (
-        odd,
-        dict.fromkeys(node["vitals"], odd),
-        {**node["vitals"], "gpus": [odd, gpu, {**gpu, "index": 0}]},
-    ):
-        node["vitals"] = vitals
-        for each in node["ranks"]:
-            each.update(vitals={"cpu": odd, "rss": odd, "gpu": odd}, progress={"loss": odd, "rate": odd, "lag": odd})
-        shown = take(session)
-        texts = [text_of(column.cell(rank)) for column in rank_vitals(shown.ranks) for rank in shown.ranks]
-        texts += [text_of(column.cell(row)) for column in node_vitals(shown.nodes, GLYPHS) for row in shown.nodes]
-        lines = [*node_usage_lines(shown.nodes[0], 80), *rank_lines(shown.ranks[0], None, 60, 9, GLYPHS)]
-        texts += [text_of(line) for line in lines]
-        assert not [text for text in texts if "nan" in text or "inf" in text or "[]" in text]
-        assert all(GLYPHS.level(share(rank, metric) or 0) for rank in shown.ranks for metric in METRICS)
-        assert status_lines(session.status)
+def _draw_status(status: dict[str, Any]) -> None:
+    shown = build(status, {}, (), job="t", ended=False, stale=False)
+    for columns, rows in ((rank_vitals(shown.ranks), shown.ranks), (node_vitals(shown.nodes, GLYPHS), shown.nodes)):
+        for column in columns:
+            ordered: list[Any] = Order(column.name).sorted(rows, columns)
+            assert not {"nan%", "inf", "None"} & {column.text(row) for row in ordered}, column.name
+    for node in shown.nodes:
+        node_usage_lines(node, 80)
+    for rank in shown.ranks:
+        rank_lines(rank, None, 60, 9, GLYPHS)
+        assert all(GLYPHS.level(share(rank, metric) or 0) for metric in METRICS)
+    newest(shown)
+
+
+def _draw_incident(incident: dict[str, Any]) -> None:
+    incident_lines(incident, SHOWN, 80, GLYPHS, unfolded=True, now_s=2e9)
+
+
+def _draw_event(event: dict[str, Any]) -> None:
+    event_row(event, GLYPHS, 120, wide=True)
+    gather([event], None)
+    Runs().follow([STARTED, event])
+
+
+SHOWN = snapshot()
+STARTED = next(event for event in recorded.load("failed_4x2").events if event["type"] == "generation_started")
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name.startswith(("status", "incidents", "events"))])
+def test_what_passes_the_gate_can_be_drawn(case: str) -> None:
+    op, document, _ = CASES[case]
+    for variant in variants(document):
+        with contextlib.suppress(MalformedAnswer):
+            data = read_answer("n2", op, Answer(variant)).data
+            for incident in data.get("incidents") or ():
+                _draw_incident(incident)
+            if op == "events":
+                _draw_event(data["event"])
+            elif op == "status":
+                _draw_status(data)
 
 
 def test_old_values_are_dim_and_say_how_old_they_are() -> None:

@@ -6,10 +6,10 @@ In: an incident object of the contract, a snapshot. Out: lines, and the log line
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.text.names import count, name_ranks
-from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, entries, fit, whole_numbers
+from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit
 from supervisor.tui.rows.wrapping import wrap
 from supervisor.wording import incidents, values
 from supervisor.wording.incidents import category_text
@@ -76,14 +76,14 @@ class PageBuilder:
 
 def place_of(evidence: Json, generation: int) -> LogPlace | None:
     """Where a piece of evidence stands, if it is in one of the logs that an agent serves."""
-    path = PurePath(str(evidence.get("file") or ""))
+    path = PurePath(evidence.get("file") or "")
     rank, line = evidence.get("rank"), evidence.get("line")
-    if not isinstance(rank, int) or path.name not in ("stdout.log", "stderr.log", "nccl.log"):
+    if rank is None or path.name not in ("stdout.log", "stderr.log", "nccl.log"):
         return None
     for part in path.parts:
         if part.startswith("generation_") and part[11:].isdigit():
             generation = int(part[11:])
-    return LogPlace(str(evidence.get("node") or ""), generation, rank, path.stem, line if isinstance(line, int) else 1)
+    return LogPlace(evidence.get("node") or "", generation, rank, path.stem, 1 if line is None else line)
 
 
 def incident_lines(
@@ -91,22 +91,21 @@ def incident_lines(
 ) -> list[PageLine]:
     """The page of one incident; now_s: Unix time."""
     page = PageBuilder(width, glyphs)
-    generation = incident.get("generation") if isinstance(incident.get("generation"), int) else 0
     _culprit(page, incident, now_s)
     # Above the traceback, which may be longer than the screen.
     _next(page, incident, snapshot, now_s)
     _missing(page, incident)
     _traceback(page, incident)
-    _evidence(page, incident, int(generation or 0))
+    _evidence(page, incident)
     _victims(page, incident, unfolded)
     return page.lines
 
 
 def _culprit(page: PageBuilder, incident: Json, now_s: float) -> None:
-    confidence = clean(incident.get("confidence") or "unknown")
+    confidence = clean(incident["confidence"])
     title = "hang" if incidents.is_hang(incident) else "first failure"
     page.section(title, f"confidence: {confidence}", "ok" if confidence == "established" else "warn")
-    ranks, node = whole_numbers(incident.get("culprit_ranks")), incident.get("culprit_node")
+    ranks, node = incident["culprit_ranks"], incident.get("culprit_node")
     more = "at least " if incident.get("at_least") else ""
     who = f"{more}{name_ranks(ranks)}" if ranks else f"node {clean(node)}" if node else "no rank"
     mark: Span = ("  ? ", "hung") if incidents.is_hang(incident) else ("  X ", "bad")
@@ -115,42 +114,36 @@ def _culprit(page: PageBuilder, incident: Json, now_s: float) -> None:
         spans += [(" on ", "dim"), (clean(node), "title")]
     if how := clean(_exit(incident)):
         spans += [("   ", ""), (how, "bad")]
-    spans += [
-        (f"   {values.clock(incident.get('time'), millis=True)}", "dim"),
-    ]
-    if incident.get("category") not in (None, "other"):
+    spans.append((f"   {values.clock(incident.get('time'), millis=True)}", "dim"))
+    if incident["category"] != "other":
         spans.append((f"   {clean(category_text(incident['category']))}", "dim"))
     page.add(tuple(spans))
-    page.prose(str(incident.get("summary") or "no summary"), "bad", 4)
+    page.prose(incident["summary"], "bad", 4)
     if incident.get("state") != "over" and (text := incidents.standing(incident, now_s)):
         page.prose(text, "bad" if incidents.is_open(incident) else "ok", 4)
 
 
 def _exit(incident: Json) -> str:
-    ended = incident.get("exit")
-    if not isinstance(ended, dict):
-        return ""
-    return str(ended.get("signal") or (f"exit {ended['code']}" if ended.get("code") is not None else ""))
+    ended = incident["exit"]
+    return ended["signal"] or (f"exit {ended['code']}" if ended["code"] is not None else "")
 
 
 def _missing(page: PageBuilder, incident: Json) -> None:
     missing = incident.get("missing")
-    if not isinstance(missing, dict):
+    if missing is None:
         return
     page.section("missing ranks")
-    absent = whole_numbers(missing.get("missing"))
-    waiting = whole_numbers(missing.get("waiting"))
-    what = f"{missing.get('collective') or 'collective'} {missing.get('seq') or ''}".strip()
+    absent, waiting = missing["missing"], missing["waiting"]
+    what = f"{missing['collective'] or 'collective'} {missing['seq'] or ''}".strip()
     verb = ("was", "were") if incident.get("ongoing") is False else ("is", "are")
     waits = f"{count(len(waiting), 'rank')} {verb[len(waiting) != 1]} waiting"
     page.prose(f"{what}: {name_ranks(absent)} never reached it; {waits}", "text")
-    stacks = missing.get("stacks")
-    for rank, stack in stacks.items() if isinstance(stacks, dict) else ():
+    for rank, stack in missing["stacks"].items():
         page.prose(f"rank {rank} was in {stack}", "dim", 4)
 
 
 def _traceback(page: PageBuilder, incident: Json) -> None:
-    text = str(incident.get("traceback") or "").rstrip()
+    text = (incident.get("traceback") or "").rstrip()
     if not text:
         return
     page.section("traceback")
@@ -161,42 +154,41 @@ def _traceback(page: PageBuilder, incident: Json) -> None:
             page.add(((f"   {piece}", "bad" if last else "text" if line.lstrip().startswith("File") else "dim"),))
 
 
-def _evidence(page: PageBuilder, incident: Json, generation: int) -> None:
-    found: list[Any] = [entry for entry in entries(incident.get("evidence")) if isinstance(entry, dict)]
+def _evidence(page: PageBuilder, incident: Json) -> None:
+    found = incident["evidence"]
     if not found:
         return
-    places = [place_of(entry, generation) for entry in found]
+    places = [place_of(entry, incident["generation"]) for entry in found]
     page.section("evidence", "enter: open the line in the log" if any(places) else "")
     for entry, place in zip(found, places, strict=True):
         where = f"r{entry.get('rank')}" if entry.get("rank") is not None else ""
         head = fit(f"{entry.get('node') or ''} {where}".strip(), 9, page.glyphs.more)
-        name = PurePath(str(entry.get("file") or "")).name or "-"
+        name = PurePath(entry.get("file") or "").name or "-"
         at = fit(f"{name}:{entry.get('line')}" if entry.get("line") else name, 17, page.glyphs.more)
         mark = page.glyphs.pointer if place else " "
         row: Row = (
             (f" {mark} ", "key"),
             (head + " ", "tag"),
             (at + " ", "dim"),
-            (clean(entry.get("text") or ""), "text"),
+            (clean(entry["text"]), "text"),
         )
         page.add(row, place)
 
 
 def _victims(page: PageBuilder, incident: Json, unfolded: bool) -> None:
-    victims = [entry for entry in entries(incident.get("victims")) if isinstance(entry, dict)]
+    victims = incident["victims"]
     if not victims:
         return
-    total = sum(len(whole_numbers(entry.get("ranks"))) for entry in victims)
+    total = sum(len(entry["ranks"]) for entry in victims)
     page.section(f"victims ({total})", "enter: fold" if unfolded else "enter: unfold")
     for entry in victims:
-        ranks = whole_numbers(entry.get("ranks"))
-        kind = clean(category_text(entry.get("category")))
+        ranks, kind = entry["ranks"], clean(category_text(entry["category"]))
         page.add(
             ((f"  {len(ranks):>4} x  ", "text"), (f"{kind}  ", "dim"), (name_ranks(ranks), "tag")),
             unfolds=True,
         )
         if unfolded:
-            page.prose(str(entry.get("summary") or ""), "dim", 10)
+            page.prose(entry["summary"], "dim", 10)
 
 
 def _next(page: PageBuilder, incident: Json, snapshot: Snapshot, now_s: float) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
@@ -32,16 +32,6 @@ def clean(text: object) -> str:
     """Text of a node, safe to print on one line: escapes for control characters and invisible marks."""
     plain = str(text)
     return plain if plain.isprintable() else escape_controls(plain.translate(_BREAKS))
-
-
-def entries(value: object) -> list[Any]:
-    """A list of a document, or nothing where it is none: documents come from other versions as well."""
-    return value if isinstance(value, list) else []
-
-
-def whole_numbers(value: object) -> list[int]:
-    """The numbers of a list of a document."""
-    return [entry for entry in entries(value) if isinstance(entry, int) and not isinstance(entry, bool)]
 
 
 def width_of(text: str) -> int:

@@ -47,16 +47,14 @@ def node_vitals(nodes: Sequence[NodeRow], glyphs: Glyphs) -> list[Column[NodeRow
         return Column(name, width, cell, keep, at_right, lambda node: value(node.vitals))
 
     def number(key: str) -> Callable[[Json], float | None]:
-        return lambda vitals: usage.number(vitals.get(key))
+        return lambda vitals: vitals.get(key)
 
     gpus = min(MOST_GPUS, max((len(usage.gpus_of(node.vitals)) for node in nodes), default=0))
     columns = [
         column("gpu%", 5 + gpus, 2.6, lambda vitals: _gpus(vitals, glyphs), _gpu_use, at_right=False),
-        column("cpu", 4, 2.5, lambda vitals: usage.percent(usage.number(vitals.get("cpu"))), number("cpu")),
+        column("cpu", 4, 2.5, lambda vitals: usage.percent(vitals.get("cpu")), number("cpu")),
         column("mem", 9, 2.4, _memory, number("mem_used")),
-        column(
-            "disk free", 9, 2.2, lambda vitals: usage.size(usage.number(vitals.get("disk_free"))), number("disk_free")
-        ),
+        column("disk free", 9, 2.2, lambda vitals: usage.size(vitals.get("disk_free")), number("disk_free")),
         column("net in/out", 11, 2.1, usage.traffic, number("net_in")),
     ]
     # The last usage of a removed node is of no interest.
@@ -68,21 +66,21 @@ def node_vitals(nodes: Sequence[NodeRow], glyphs: Glyphs) -> list[Column[NodeRow
 
 
 def _age(vitals: Json, old: bool) -> Row:
-    return ((values.age(usage.number(vitals.get("age_s"))) if vitals and old else "", "warn"),)
+    return ((values.age(vitals.get("age_s")) if vitals and old else "", "warn"),)
 
 
 def _memory(vitals: usage.Document) -> str:
-    return usage.share(usage.number(vitals.get("mem_used")), usage.number(vitals.get("mem_total")))
+    return usage.share(vitals.get("mem_used"), vitals.get("mem_total"))
 
 
 def _gpu_use(vitals: Json) -> float | None:
-    used = [usage.number(gpu.get("use")) for gpu in usage.gpus_of(vitals)]
+    used = [gpu.get("use") for gpu in usage.gpus_of(vitals)]
     return usage.mean(used) if used else None
 
 
 def _gpus(vitals: Json, glyphs: Glyphs) -> str:
     """The mean, and one bar per GPU."""
-    used = [usage.number(gpu.get("use")) for gpu in usage.gpus_of(vitals)]
+    used = [gpu.get("use") for gpu in usage.gpus_of(vitals)]
     if not used:
         return "-"
     bars = "".join("-" if use is None else glyphs.level(use / 100) for use in used[:MOST_GPUS])
@@ -105,7 +103,7 @@ def rank_vitals(ranks: Sequence[RankRow]) -> list[Column[RankRow]]:
             said = text(rank)
             return ((said, "off" if said == "-" or (of_vitals and rank.vitals_old) else "text"),)
 
-        return Column(name, width, cell, keep, True, lambda rank: usage.number(value(rank)))
+        return Column(name, width, cell, keep, True, value)
 
     def progress(key: str) -> Callable[[RankRow], Any]:
         return lambda rank: rank.progress.get(key)
@@ -117,21 +115,21 @@ def rank_vitals(ranks: Sequence[RankRow]) -> list[Column[RankRow]]:
         return lambda rank: rank.vitals.get(key)
 
     columns = [
-        column("loss", 9, 3, lambda rank: usage.figure(rank.progress.get("loss")), progress("loss"), of_vitals=False),
+        column("loss", 9, 3, lambda rank: usage.figure(rank.progress.get("loss")), _loss, of_vitals=False),
         column("rate", 14, 2, lambda rank: usage.rate(rank.progress), progress("rate"), of_vitals=False),
         column("lag", 5, 2, _lag, progress("lag"), of_vitals=False),
     ]
     if any(rank.gpu for rank in ranks):
         columns += [
-            column("gpu%", 4, 3, lambda rank: usage.percent(usage.number(rank.gpu.get("use"))), gpu("use")),
+            column("gpu%", 4, 3, lambda rank: usage.percent(rank.gpu.get("use")), gpu("use")),
             column("gpu mem", 8, 3, lambda rank: _memory(rank.gpu), gpu("mem_used")),
             column("temp", 4, 2, lambda rank: _unit(rank.gpu.get("temp"), "C"), gpu("temp")),
             column("power", 5, 2, lambda rank: _unit(rank.gpu.get("power"), "W"), gpu("power")),
         ]
     else:
         columns += [
-            column("cpu", 5, 3, lambda rank: usage.percent(usage.number(rank.vitals.get("cpu"))), vital("cpu")),
-            column("rss", 5, 3, lambda rank: usage.size(usage.number(rank.vitals.get("rss"))), vital("rss")),
+            column("cpu", 5, 3, lambda rank: usage.percent(rank.vitals.get("cpu")), vital("cpu")),
+            column("rss", 5, 3, lambda rank: usage.size(rank.vitals.get("rss")), vital("rss")),
         ]
     known = [each for each in columns if any(each.cell(rank)[0][0] not in ("-", "0") for rank in ranks)]
     if any(rank.vitals_old for rank in ranks):
@@ -139,19 +137,22 @@ def rank_vitals(ranks: Sequence[RankRow]) -> list[Column[RankRow]]:
     return known
 
 
+def _loss(rank: RankRow) -> float | None:
+    loss = rank.progress.get("loss")
+    return None if isinstance(loss, str) else loss
+
+
 def _lag(rank: RankRow) -> str:
-    lag = usage.number(rank.progress.get("lag"))
+    lag = rank.progress.get("lag")
     return "-" if lag is None else f"{lag:,.0f}"
 
 
-def _per_second(value: object) -> str:
-    size = usage.size(usage.number(value))
-    return size if size == "-" else f"{size}/s"
+def _per_second(value: float | None) -> str:
+    return "-" if value is None else f"{usage.size(value)}/s"
 
 
-def _unit(value: object, unit: str) -> str:
-    found = usage.number(value)
-    return "-" if found is None else f"{found:.0f}{unit}"
+def _unit(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:.0f}{unit}"
 
 
 def node_usage_lines(node: NodeRow, width: int) -> list[Row]:
@@ -160,12 +161,12 @@ def node_usage_lines(node: NodeRow, width: int) -> list[Row]:
     if not vitals:
         return []
     host = [
-        ("cpu", usage.percent(usage.number(vitals.get("cpu")))),
+        ("cpu", usage.percent(vitals.get("cpu"))),
         ("memory", _memory(vitals)),
-        ("disk free", usage.size(usage.number(vitals.get("disk_free")))),
-        ("shm free", usage.size(usage.number(vitals.get("shm_free")))),
+        ("disk free", usage.size(vitals.get("disk_free"))),
+        ("shm free", usage.size(vitals.get("shm_free"))),
     ]
-    age, old = usage.number(vitals.get("age_s")), node.vitals_old
+    age, old = vitals.get("age_s"), node.vitals_old
     lines = _line("uses", host, age, width, old=old)
     net = [(way, _per_second(vitals.get(f"net_{way}"))) for way in ("in", "out")]
     lines += _line("net", net, age, width, old=old)
@@ -175,21 +176,21 @@ def node_usage_lines(node: NodeRow, width: int) -> list[Row]:
 
 
 def _gpu_line(gpu: usage.Document, width: int, *, old: bool) -> list[Row]:
-    power, limit = usage.number(gpu.get("power")), usage.number(gpu.get("power_limit"))
+    power, limit = gpu.get("power"), gpu.get("power_limit")
     facts = [
-        ("", usage.percent(usage.number(gpu.get("use")))),
-        ("", usage.share(usage.number(gpu.get("mem_used")), usage.number(gpu.get("mem_total")))),
+        ("", usage.percent(gpu.get("use"))),
+        ("", usage.share(gpu.get("mem_used"), gpu.get("mem_total"))),
         ("", _unit(gpu.get("temp"), "C")),
         ("", "-" if power is None else f"{power:.0f}W" if limit is None else f"{power:.0f}/{limit:.0f}W"),
         ("", _unit(gpu.get("clock"), "MHz")),
         ("ecc errors", _unit(gpu.get("ecc"), "")),
         ("Xid", _unit(gpu.get("xid"), "")),
     ]
-    bad = bool(usage.number(gpu.get("ecc"))) or gpu.get("xid") is not None
+    bad = bool(gpu.get("ecc")) or gpu.get("xid") is not None
     return _line(
         f"gpu {_unit(gpu.get('index'), '')}",
         facts,
-        usage.number(gpu.get("age_s")),
+        gpu.get("age_s"),
         width,
         old=old,
         role="bad" if bad else "text",
@@ -214,7 +215,7 @@ def rank_lines(rank: RankRow, series: Series | None, width: int, height: int, gl
     where = [((text, "dim"),) for text in (rank.node, f"local rank {rank.local_rank}", f"pid {rank.pid or '-'}")]
     lines = flow((("  state    ", "dim"),), [state, *where], width)
     if rank.step is not None:
-        lag = usage.number(rank.progress.get("lag"))
+        lag = rank.progress.get("lag")
         behind = f"   {lag:,.0f} behind the median" if lag else ""
         lines.append((("  step     ", "dim"), (step_text(rank.step), "text"), (behind, "warn")))
     now = {
@@ -223,8 +224,8 @@ def rank_lines(rank: RankRow, series: Series | None, width: int, height: int, gl
         "pace": _pace(rank),
     }
     used = [
-        ("cpu", usage.percent(usage.number(rank.vitals.get("cpu")))),
-        ("resident", usage.size(usage.number(rank.vitals.get("rss")))),
+        ("cpu", usage.percent(rank.vitals.get("cpu"))),
+        ("resident", usage.size(rank.vitals.get("rss"))),
     ]
     curves = _rank_curves(rank, series, width, height - len(lines) - len(now) - len(used), glyphs)
     for name, text in now.items():
@@ -233,14 +234,14 @@ def rank_lines(rank: RankRow, series: Series | None, width: int, height: int, gl
             bars = () if curves else _bars(name, _past_of(series, rank.rank, name), width - 28, glyphs)
             lines.append(((f"  {name:<9}", "dim"), (f"{text:<16}", role), *bars))
     if rank.vitals:
-        lines += _line("uses", used, usage.number(rank.vitals.get("age_s")), width, old=rank.vitals_old)
+        lines += _line("uses", used, rank.vitals.get("age_s"), width, old=rank.vitals_old)
     if rank.gpu:
         lines += _gpu_line(rank.gpu, width, old=rank.vitals_old)
     return lines + curves
 
 
 def _pace(rank: RankRow) -> str:
-    pace = usage.number(rank.progress.get("steps_s"))
+    pace = rank.progress.get("steps_s")
     return f"{values.duration(1 / pace)}/step" if pace else "-"
 
 

@@ -11,7 +11,7 @@ from textual import on
 
 from supervisor.tui import times
 from supervisor.tui.rows.incident import PageLine, incident_lines
-from supervisor.tui.rows.spans import Row, clean, whole_numbers
+from supervisor.tui.rows.spans import Row, clean
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import Target
 from supervisor.tui.widgets.picker import Picker
@@ -80,7 +80,7 @@ class IncidentScreen(LiveScreen):
             now_s=times.now() - (self.shell.paused_s or 0.0),
         )
         lines = self._lines
-        picker.heading = f"incident {incident.get('id', '?')}, generation {incident.get('generation', '?')}"
+        picker.heading = f"incident {incident['id']}, generation {incident['generation']}"
         picker.note = ((f"{len(incidents) - self._back} of {len(incidents)}", "dim"),)
         picker.show([line.key for line in lines], lambda index: lines[index].row)
 
@@ -106,8 +106,7 @@ class IncidentScreen(LiveScreen):
     def selection(self) -> Target:
         """The culprit."""
         incident = self._current() or {}
-        ranks = whole_numbers(incident.get("culprit_ranks"))
-        node = incident.get("culprit_node")
+        ranks, node = incident.get("culprit_ranks"), incident.get("culprit_node")
         return Target(clean(node) if node else None, ranks[0] if ranks else None)
 
     def action_turn(self, step: int) -> None:
@@ -116,9 +115,7 @@ class IncidentScreen(LiveScreen):
 
     def action_logs(self) -> None:
         """Open the culprit's log of that generation."""
-        incident = self._current() or {}
-        generation = incident.get("generation")
-        self.shell.open_log(self.selection(), generation if isinstance(generation, int) else None)
+        self.shell.open_log(self.selection(), (self._current() or {}).get("generation"))
 
     @on(Picker.Opened)
     def open_line(self, event: Picker.Opened) -> None:

@@ -13,7 +13,6 @@ from supervisor.tui.rows.spans import EMPTY, Row, Span, fit
 from supervisor.tui.rows.tables import legend, name_width
 from supervisor.tui.widgets.lines import LineView
 from supervisor.tui.widgets.picker import Picker
-from supervisor.wording import usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -194,9 +193,9 @@ def share(rank: RankRow, metric: str) -> float | None:
     if metric == "mem":
         return rank.memory
     if metric == "lag":
-        lag = usage.number(rank.progress.get("lag"))
+        lag = rank.progress.get("lag")
         return None if lag is None else 1.0 - lag / LAG_FLOOR
-    used = usage.number(rank.gpu.get("use") if metric == "gpu" else rank.vitals.get("cpu"))
+    used = rank.gpu.get("use") if metric == "gpu" else rank.vitals.get("cpu")
     return None if used is None else used / 100
 
 
