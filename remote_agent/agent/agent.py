@@ -15,7 +15,7 @@ import logging
 import signal
 import time
 
-from remote_agent.agent import agent_log, orders
+from remote_agent.agent import agent_log, keeping, orders
 from remote_agent.agent.background import Background
 from remote_agent.agent.context import Context, Life, working_directory
 from remote_agent.agent.engine_link import EngineLink, Notice, TorchrunLink
@@ -61,8 +61,12 @@ DEAD_CHECKS_S = (0.0, 0.1, 0.3, 0.6, 1.0, 2.0)
 class Agent:
     """One node's agent; `run` is its whole life."""
 
-    def __init__(self, files: paths.JobFiles, torchrun: int | None = None) -> None:
-        """Read the job; `torchrun`: the wire to the torchrun that has the workers, where it has started us."""
+    def __init__(self, files: paths.JobFiles, torchrun: int | None = None, engine: EngineLink | None = None) -> None:
+        """Read the job.
+
+        `torchrun`: the wire to the torchrun that has the workers, where it has started us; `engine`: one that an
+        earlier job has left.
+        """
         spec = JobSpec.from_json(json.loads(files.spec.read_text()))
         node = str(json.loads(files.node.read_text())["node"])
         self._tasks = Tasks()
@@ -87,10 +91,18 @@ class Agent:
         )
 
         def make_engine(notice: Notice) -> EngineLink:
+            nonlocal engine
             if torchrun is not None:
                 return TorchrunLink(files, notice, torchrun)
-            return EngineLink(files, notice, orders.hello(self.context))
+            hello = orders.hello(self.context)
+            left, engine = engine, None
+            if left is None:
+                return EngineLink(files, notice, hello)
+            left.turn_to(files, notice, hello)
+            return left
 
+        self.keeper: keeping.EngineKeeper | None = None
+        """What keeps the engine beyond the end of the job; None: nothing is kept."""
         self.member = MemberLoop(self.context, make_engine)
         self._preempted = False
         self._peers: set[Channel] = set()
@@ -117,6 +129,7 @@ class Agent:
         try:
             await self.life.finished.wait()
             await member.engine.dismiss(outcome(context))
+            self.keeper = await keeping.keep(context.files, context.spec, self.life, member.engine)
             await self._wind_down()
         finally:
             operators.close()
@@ -154,8 +167,8 @@ class Agent:
             await asyncio.wait((hurry, hooks), return_when=asyncio.FIRST_COMPLETED)
 
     async def close(self) -> None:
-        """End all that this agent has started."""
-        await self.member.close()
+        """End all that this agent has started, but an engine that is kept."""
+        await self.member.close(keep_engine=self.keeper is not None)
         # At once: those that do not answer share one deadline.
         channels = (*self._peers, *self.life.operators)
         await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)
@@ -237,20 +250,42 @@ def main(job: str, torchrun: int | None = None) -> int:
     # Processes that workers have started, and those that outlive their engine, become our children: we end them.
     adopt_orphans()
 
-    async def live() -> None:
-        await Agent(files, torchrun).run()
-
     try:
-        asyncio.run(live())
+        asyncio.run(live(files, lock, torchrun))
     except NoFreePort as error:
         log.error("%s", error)
         return 1
     except Exception:
         log.exception("the agent failed")
         return 1
-    finally:
-        paths.unlock_agent(files, lock)
     return 0
+
+
+async def live(files: paths.JobFiles, lock: int, torchrun: int | None) -> None:
+    """Serve a job to its end, then each next one that takes over its engine."""
+    engine: EngineLink | None = None
+    while True:
+        agent = Agent(files, torchrun, engine)
+        try:
+            await agent.run()
+        finally:
+            paths.unlock_agent(files, lock)
+        if agent.keeper is None:
+            return
+        order = await agent.keeper.wait()
+        agent.keeper.close()
+        engine = agent.keeper.engine
+        if order is None:
+            await engine.close()
+            return
+        log.info("the next job, %s, takes over", order.job)
+        files = files.home.job(order.job)
+        if not await keeping.hand_over(engine, files, order):
+            engine = None
+        next_lock = paths.lock_agent(files)
+        if next_lock is None:
+            raise Problem("already_running", f"an agent for {files.name} is already running here")
+        lock = next_lock
 
 
 def claim(context: Context, member: MemberLoop) -> None:

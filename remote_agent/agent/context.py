@@ -41,6 +41,13 @@ class Life:
         self.hurry = asyncio.Event()
         """Set when the end must not wait for anybody."""
         self._changed = asyncio.Event()
+        self._is_wanted = True
+        """Whether operators may hold the agent of a job that is over."""
+
+    def leave_operators(self) -> None:
+        """Let no operator hold the agent any longer: they read the job's files instead."""
+        self._is_wanted = False
+        self._changed.set()
 
     def finish(self, reason: str, *, linger: bool = True) -> None:
         """End the agent; `linger`: not before operators have read the end."""
@@ -63,9 +70,9 @@ class Life:
         self._changed.set()
 
     async def until_unwatched(self, seconds: float) -> None:
-        """Return once no operator has been connected for that long, or at once in a hurry."""
+        """Return once no operator has been connected for that long, or at once where nothing may wait for them."""
         quiet_since = time.monotonic()
-        while not self.hurry.is_set() and time.monotonic() - quiet_since < seconds:
+        while self._is_wanted and not self.hurry.is_set() and time.monotonic() - quiet_since < seconds:
             self._changed.clear()
             await within(self._changed, seconds)
             if self.operators:

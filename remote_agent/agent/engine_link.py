@@ -53,16 +53,35 @@ class EngineLink:
         """Set when the engine is up, or cannot come up (`problem`)."""
         self.standby: dict[str, Any] | None = None
         """What the engine said last about its waiting process."""
+        self.ended = asyncio.Event()
+        """Set when the engine's process is gone."""
         self._channel: Channel | None = None
+        self._serving: asyncio.Future[str] | None = None
         self._process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> str:
-        """Start the engine and serve its notices until it ends; returns how it ended."""
+        """Start the engine, unless it serves another job now, and serve its notices until it ends; returns how.
+
+        One that is not closed outlives a caller that is cancelled.
+        """
         try:
-            self._channel = Channel(*await self._open(), self._hear)
+            if self._channel is None or self._serving is None:
+                self._channel = Channel(*await self._open(), self._hear)
+                self._serving = asyncio.ensure_future(self._serve(self._channel))
         except OSError as error:
             return self._over(f"it cannot be started: {error}")
-        return self._over(await self._serve(self._channel))
+        greeting = asyncio.ensure_future(self._greet())
+        try:
+            return self._over(await asyncio.shield(self._serving))
+        finally:
+            greeting.cancel()
+            await asyncio.gather(greeting, return_exceptions=True)
+
+    def turn_to(self, files: JobFiles, notice: Notice, hello: dict[str, Any]) -> None:
+        """Serve another job from now on: `run` greets the engine for it."""
+        self._files, self._notice, self._hello = files, notice, hello
+        self.facts = {}
+        self.ready = asyncio.Event()
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self._process = await asyncio.create_subprocess_exec(
@@ -79,14 +98,12 @@ class EngineLink:
         return output, feed
 
     async def _serve(self, channel: Channel) -> str:
-        greeting = asyncio.ensure_future(self._greet())
         try:
             await channel.run()
             return await self._how_it_ended()
         finally:
+            self.ended.set()
             await self.kill()
-            greeting.cancel()
-            await asyncio.gather(greeting, return_exceptions=True)
 
     async def _how_it_ended(self) -> str:
         assert self._process is not None
@@ -161,6 +178,8 @@ class EngineLink:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._process.wait(), END_S)
         await self.kill()
+        if self._serving is not None:
+            await asyncio.wait({self._serving})
 
     async def kill(self) -> None:
         """Kill the engine, the workers it left and all that these started, and wait for that.

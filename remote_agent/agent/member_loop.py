@@ -108,11 +108,12 @@ class MemberLoop:
         if self._context.spec.standby == "auto":
             self._tasks.spawn(self._keep_standby(), "standby")
 
-    async def close(self) -> None:
-        """End the coordinator, the engine with its workers, then all else."""
+    async def close(self, *, keep_engine: bool = False) -> None:
+        """End the coordinator, the engine with its workers unless somebody else has it now, then all else."""
         self._closing = True
         await self.office.close()
-        await self.engine.close()
+        if not keep_engine:
+            await self.engine.close()
         await self._tasks.close()
 
     # Requests of other agents

@@ -85,6 +85,8 @@ class JobFiles:
         self.root = root = home.jobs / name
         """The job's directory, mode 0700."""
         self.sock = root / "agent.sock"
+        self.warm = root / "warm.sock"
+        """Where the agent of a job that is over keeps its waiting process for the next job."""
         self.pid = root / "agent.pid"
         """The agent's lock: its pid and start time in clock ticks."""
         self.log = root / "agent.log"
@@ -171,11 +173,24 @@ def _take(fd: int) -> bool:
 
 
 def _names_live_process(fd: int) -> bool:
-    words = os.pread(fd, 64, 0).split()
+    return _named(os.pread(fd, 64, 0)) is not None
+
+
+def _named(text: bytes) -> int | None:
+    """Return the pid in a lock file if that process lives, whether it holds the lock or not."""
+    words = text.split()
     try:
-        return len(words) == 2 and start_ticks(int(words[0])) == int(words[1])
+        return int(words[0]) if len(words) == 2 and start_ticks(int(words[0])) == int(words[1]) else None
     except ValueError:
-        return False
+        return None
+
+
+def named_agent(files: JobFiles) -> int | None:
+    """Return the pid of the job's last agent if it lives, perhaps for another job, or None."""
+    try:
+        return _named(files.pid.read_bytes())
+    except OSError:
+        return None
 
 
 def agent_alive(files: JobFiles) -> int | None:

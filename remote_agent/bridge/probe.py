@@ -24,9 +24,9 @@ from typing import Any
 
 from remote_agent.agent import jobs
 from remote_agent.base.files import disk_space
-from remote_agent.base.paths import Home, agent_alive
+from remote_agent.base.paths import Home, agent_alive, named_agent
 from remote_agent.base.ports import NoFreePort, listening
-from remote_agent.base.proc import last_line, own_command, run_program
+from remote_agent.base.proc import last_line, own_command, run_program, stat_fields
 from remote_agent.engine import installed
 from remote_agent.vitals import netif
 from remote_agent.wire import JOB_NAME, Problem
@@ -219,9 +219,11 @@ def code_of(workdir: Path) -> str:
 def left_over(home: Home) -> list[dict[str, Any]]:
     """Return our processes of jobs whose agent is gone: {"pid", "mode", "job"}.
 
-    They are known by their command line, which names the job, and belong to this user and this root.
+    They are known by their command line, which names the job, and belong to this user and this root. An agent that has
+    taken over another job, or waits for one, owns what it has started all the same.
     """
     found = []
+    agents = {pid for name in home.job_names() if (pid := named_agent(home.job(name))) is not None}
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
@@ -232,9 +234,17 @@ def left_over(home: Home) -> list[dict[str, Any]]:
         if not ours or match is None or not JOB_NAME.fullmatch(match["job"]):
             continue
         files = home.job(match["job"])
-        if files.root.is_dir() and agent_alive(files) is None:
+        if files.root.is_dir() and agent_alive(files) is None and not agents & set(_line(pid)):
             found.append({"pid": pid, "mode": match["mode"], "job": files.name})
     return found
+
+
+def _line(pid: int) -> Iterable[int]:
+    """Yield a process, its parent, and so on."""
+    while pid > 0:
+        yield pid
+        fields = stat_fields(pid)
+        pid = int(fields[1]) if fields else 0
 
 
 def _python_files(workdir: Path) -> Iterable[Path]:

@@ -18,7 +18,7 @@ from remote_agent.bridge.probe import Probe
 from remote_agent.wire import Frame, Problem
 
 if TYPE_CHECKING:
-    from remote_agent.base.paths import Home
+    from remote_agent.base.paths import Home, JobFiles
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ class Bridge:
             # A job may be cleaned away while we look.
             with contextlib.suppress(OSError):
                 described.append(jobs.describe(self.home.job(name)))
+                described[-1]["warm_until_ns"] = await _warm_until(self.home.job(name))
         return {"jobs": described}
 
     async def _start(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
@@ -89,7 +90,20 @@ class Bridge:
             self._trees.close()
 
     async def _clean(self, args: dict[str, Any], body: bytes) -> dict[str, Any]:
+        for path in self.home.jobs.glob(f"{self.home.job(args['job']).name if args.get('job') else '*'}/warm.sock"):
+            from remote_agent.bridge import kept
+
+            await kept.end(path)
         return await asyncio.to_thread(jobs.clean, self.home, args.get("job"))
+
+
+async def _warm_until(files: JobFiles) -> int | None:
+    """Return until when a job that is over keeps its waiting process here; None: it keeps none."""
+    if not files.warm.exists():
+        return None
+    from remote_agent.bridge import kept
+
+    return await kept.look(files.warm)
 
 
 async def serve(operator: Operator, first: Frame, home: Home) -> Frame | None:

@@ -89,13 +89,28 @@ async def _start(files: JobFiles, node: str, args: dict[str, Any]) -> int | None
         _write(files, node, args)
         if args.get("step"):
             return None
-        process = _spawn(files, "--detach")
+        pid = await _take_kept(files) or await _start_agent(files)
     except OSError as error:
         raise _refusal(files, error) from error
+    await _until_accepting(files, pid)
+    return pid
+
+
+async def _take_kept(files: JobFiles) -> int | None:
+    """Have the agent of a job that is over take this one over, with what it has loaded; returns its pid, or None."""
+    if files.events.exists() or not any(files.home.jobs.glob("*/warm.sock")):
+        return None
+    # Not loaded for any other launch.
+    from remote_agent.bridge import kept
+
+    return await kept.take(files.home, files, _environment(files))
+
+
+async def _start_agent(files: JobFiles) -> int:
+    process = _spawn(files, "--detach")
     pid = await asyncio.to_thread(_read_pid, process)
     if pid is None:
         raise Problem("start", f"the agent did not start (status {process.returncode}): {_tail(files)}")
-    await _until_accepting(files, pid)
     return pid
 
 
@@ -178,11 +193,16 @@ def _write(files: JobFiles, node: str, args: dict[str, Any]) -> None:
     atomic_write(files.node, json.dumps({"node": node, "hostname": socket.gethostname()}).encode())
 
 
-def _spawn(files: JobFiles, *options: str, wire: int | None = None) -> subprocess.Popen[bytes]:
+def _environment(files: JobFiles) -> dict[str, str]:
+    """Return an agent's variables."""
     # It may have been named relative to here; the agent runs elsewhere.
     env = {**os.environ, "SUPERVISOR_HOME": str(files.home.root)}
     if command()[1] == "-m":
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (_ROOT, env.get("PYTHONPATH"))))
+    return env
+
+
+def _spawn(files: JobFiles, *options: str, wire: int | None = None) -> subprocess.Popen[bytes]:
     log = os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         return subprocess.Popen(
@@ -191,7 +211,7 @@ def _spawn(files: JobFiles, *options: str, wire: int | None = None) -> subproces
             stdout=subprocess.PIPE if wire is None else log,
             stderr=log,
             cwd=files.home.root,
-            env=env,
+            env=_environment(files),
             start_new_session=True,
             pass_fds=() if wire is None else (wire,),
         )

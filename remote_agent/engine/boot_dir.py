@@ -17,9 +17,15 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from remote_agent.engine.waiting import ORDER as WAIT_ORDER
 from remote_agent.engine.worker import HIDDEN_NAME, IMPORTS, PIPE, PRELOAD, WAITING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from remote_agent.engine.order import Order
 
 __all__ = ["IMPORTS", "WAIT_ORDER", "BootDirectory", "add_bootstrap", "command", "waiting_directory"]
 
@@ -125,14 +131,17 @@ def _put(path: Path, file: str, name: str) -> None:
     (path / "__pycache__" / f"{name}.{sys.implementation.cache_tag}.pyc").write_bytes(compiled)
 
 
-def command(job: str, kind: str, boot: Path, env: dict[str, str], words: list[str]) -> list[str]:
-    """Return the command that starts one worker; `words`: the script, module or program and its arguments."""
-    if kind == "binary":
-        return [sys.executable, "-I", "-S", str(boot / f"{HIDDEN_NAME}.py"), job, *words]
+def command(order: Order, boot: Path, env: Mapping[str, str]) -> list[str]:
+    """Return the command that starts one worker."""
+    if order.kind == "binary":
+        return [
+            *(sys.executable, "-I", "-S", str(boot / f"{HIDDEN_NAME}.py")),
+            *(order.run_id, order.script, *order.args),
+        ]
     python = env.get("PYTHON_EXEC") or os.environ.get("PYTHON_EXEC") or sys.executable
     # Python ignores this option; ps shows the job by it.
-    module = {"module": ["-m"], "run_path": ["-c", RUN_PATH]}.get(kind, [])
-    return [python, "-X", f"supervisor={job}", "-u", *module, *words]
+    module = {"module": ["-m"], "run_path": ["-c", RUN_PATH]}.get(order.kind, [])
+    return [python, "-X", f"supervisor={order.run_id}", "-u", *module, order.script, *order.args]
 
 
 def add_bootstrap(env: dict[str, str], boot: Path) -> None:

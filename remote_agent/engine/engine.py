@@ -56,7 +56,6 @@ class Engine:
     def __init__(
         self, job: str, start_workers: Launch = launch, orphans: Orphans | None = None, torch: Torch | None = None
     ) -> None:
-        self._job = job
         self._start_workers = start_workers
         self._orphans = orphans or Orphans()
         # Only this thread starts processes: the kernel kills them when the thread that started them ends, and torch
@@ -82,7 +81,7 @@ class Engine:
         """Set by each sign of life of the agent."""
         self._outbox: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         self._standby = Standby(
-            job, self._orphans, self._finish_in_thread, lambda facts: self._outbox.put_nowait(("standby", facts))
+            self._orphans, self._finish_in_thread, lambda facts: self._outbox.put_nowait(("standby", facts))
         )
         self._ops = {
             "hello": self._hello,
@@ -95,6 +94,8 @@ class Engine:
             "signal": self._signal,
             "keep": self._keep,
             "standby": self._begin_standby,
+            "rest": self._rest,
+            "next": self._next,
         }
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -217,11 +218,10 @@ class Engine:
     async def _go(self, args: dict[str, Any]) -> dict[str, Any]:
         order = Order.from_args(args)
         leaked = (await self._installed())["leaked"]
-        context = LaunchContext(self._job, self._notes, self._orphans, leaked, self._finish_in_thread, self._standby)
+        context = LaunchContext(self._notes, self._orphans, leaked, self._finish_in_thread, self._standby)
         if order.generation <= self._floor:
             raise Problem("stale", f"generation {order.generation} is over")
-        if self._starting is not None or (self._group is not None and not self._group.ended.is_set()):
-            raise Problem("busy", f"generation {self._current} still runs")
+        self._refuse_while_running()
         self._current = self._floor = order.generation
         self._starting = asyncio.get_running_loop().create_future()
         try:
@@ -295,6 +295,31 @@ class Engine:
             await self._standby.begin()
         return {}
 
+    async def _rest(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Start the waiting process for the next job, now that this one is over."""
+        self._refuse_while_running()
+        await self._standby.begin()
+        return {}
+
+    async def _next(self, args: dict[str, Any]) -> dict[str, Any]:
+        """Serve another job: what is loaded stays, and all else is as if this process had just been started."""
+        self._refuse_while_running()
+        os.environ.clear()
+        os.environ.update({str(name): str(value) for name, value in args["env"].items()})
+        forget_own_variables()
+        log_file = os.open(args["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        for number in (1, 2):
+            os.dup2(log_file, number)
+        os.close(log_file)
+        self._current = self._floor = self._prepared = -1
+        self._group = self._facts = None
+        self._notes = HostNotes()
+        return {}
+
+    def _refuse_while_running(self) -> None:
+        if self._starting is not None or (self._group is not None and not self._group.ended.is_set()):
+            raise Problem("busy", f"generation {self._current} still runs")
+
     async def _send_notices(self, channel: Channel) -> None:
         while True:
             op, args = await self._outbox.get()
@@ -350,6 +375,11 @@ def inherit_nothing_unusual() -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         # Not SIG_IGN, which a worker would inherit; a handler is reset when it starts.
         signal.signal(number, lambda _number, _frame: None)
+    forget_own_variables()
+
+
+def forget_own_variables() -> None:
+    """Remove the variables that are for the agent only."""
     for name in OWN_VARIABLES:
         os.environ.pop(name, None)
 
@@ -357,7 +387,7 @@ def inherit_nothing_unusual() -> None:
 def main(job: str) -> int:
     """Serve the agent on stdin and stdout until it is gone; then end this process despite its threads."""
     wire = take_wire()
-    layout = f"%(asctime)s engine {job} %(levelname)s %(message)s"
+    layout = "%(asctime)s engine %(levelname)s %(message)s"
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=layout)
     inherit_nothing_unusual()
     adopt_orphans()

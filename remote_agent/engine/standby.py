@@ -59,6 +59,8 @@ PER_RANK = frozenset(
 )
 # Libraries read these when a group is formed, not when they are loaded.
 LATE = ("NCCL_", "GLOO_")
+# The next job's login has its own.
+LOGIN = ("SSH_", "XDG_SESSION_")
 InThread = Callable[..., Awaitable[Any]]
 
 
@@ -68,7 +70,7 @@ class Cold(Exception):
 
 def varies(name: str) -> bool:
     """Return whether a variable may differ between the waiting process and a rank."""
-    return name in PER_RANK or name.startswith(LATE)
+    return name in PER_RANK or name.startswith((*LATE, *LOGIN))
 
 
 def refusal(order: Order, env: Mapping[str, str]) -> str:
@@ -172,16 +174,15 @@ class Started:
 class Standby:
     """At most one waiting process. An owner must await `close`."""
 
-    def __init__(
-        self, job: str, orphans: Orphans, in_thread: InThread, notify: Callable[[dict[str, Any]], None]
-    ) -> None:
-        self._job = job
+    def __init__(self, orphans: Orphans, in_thread: InThread, notify: Callable[[dict[str, Any]], None]) -> None:
         self._orphans = orphans
         self._in_thread = in_thread
         self._notify = notify
         self._started: Started | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._made_for: Started | None = None
+        self._room = 0
+        """How long its command is in memory."""
         self._folder: Path | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -202,15 +203,27 @@ class Standby:
         """Note how ranks were started, or will be."""
         self._started = Started(order, env, boot)
 
+    def learn(self) -> None:
+        """Remember which modules the newest ranks have loaded so far."""
+        started = self._started
+        if started is not None and started.boot is not None and started.order.standby:
+            with contextlib.suppress(OSError):
+                noted = (started.boot / boot_dir.IMPORTS).read_text(encoding="utf-8", errors="replace")
+                Memory(Path(started.order.standby), started.order).add(noted)
+
     async def begin(self, is_urgent: bool = False) -> None:
         """Start the waiting process, if there is none, for ranks like the newest ones; `is_urgent`: they come soon."""
         started = self._started
         if started is None or refusal(started.order, started.env):
             return None
+        self.learn()
         memory = Memory(Path(started.order.standby), started.order)
-        with contextlib.suppress(OSError):
-            if started.boot is not None:
-                memory.add((started.boot / boot_dir.IMPORTS).read_text(encoding="utf-8", errors="replace"))
+        made = self._made_for
+        if self._process is not None and is_urgent and made is not None:
+            # One that an earlier job has left.
+            why = self._differs(made, started.order, {0: started.env})
+            if why:
+                await self._end(why)
         if self._process is not None:
             return None
         if not memory.modules:
@@ -239,8 +252,8 @@ class Standby:
                 "stamp": sorted({sys.executable, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}),
             }
             (self._folder / boot_dir.WAIT_ORDER).write_text(json.dumps(document), encoding="utf-8")
-            words = boot_dir.command(self._job, order.kind, self._folder, env, [order.script, *order.args])
-            self._made_for = started
+            words = boot_dir.command(order, self._folder, env)
+            self._made_for, self._room = started, _length(words)
             self._process = await self._in_thread(_popen, words, env, order.cwd, self._folder, theirs.fileno())
         except BaseException:
             ours.close()
@@ -325,6 +338,7 @@ class Standby:
         if why:
             raise Cold(why)
         assert self._writer is not None
+        assert self._made_for is not None
         ranks = [
             {
                 "env": envs[local_rank],
@@ -335,7 +349,15 @@ class Standby:
             for local_rank, directory in directories.items()
         ]
         varying = sorted({name for env in envs.values() for name in env if varies(name)})
-        request = {"ranks": ranks, "cwd": order.cwd, "tree": _script_directory(order), "varying": varying}
+        request = {
+            "ranks": ranks,
+            "cwd": order.cwd,
+            "tree": _script_directory(order),
+            "varying": varying,
+            "command": boot_dir.command(order, boot, envs[0]),
+            "arguments": list(order.args),
+            "replaced": len(self._made_for.order.args),
+        }
         self._answer = asyncio.get_running_loop().create_future()
         try:
             self._writer.write(json.dumps(request).encode() + b"\n")
@@ -375,8 +397,10 @@ class Standby:
 
     def _differs(self, made: Started, order: Order, envs: Mapping[int, Mapping[str, str]]) -> str:
         """Return why these ranks are not those that the process was made for; empty if they are."""
-        if (made.order.cwd, made.order.script, made.order.args) != (order.cwd, order.script, order.args):
+        if (made.order.cwd, made.order.kind, made.order.script) != (order.cwd, order.kind, order.script):
             return "another script is started"
+        if _length(boot_dir.command(order, Path(), envs[min(envs)])) > self._room:
+            return "the script's arguments are longer than those that the waiting process was started with"
         return next((why for env in envs.values() if (why := self._unlike(env))), "")
 
     def _unlike(self, env: Mapping[str, str]) -> str:
@@ -439,6 +463,10 @@ def _initial_environment(env: dict[str, str], folder: Path) -> dict[str, str]:
     own = {name: value for name, value in env.items() if varies(name)}
     own["TORCHELASTIC_ERROR_FILE"] = own.pop("TORCHELASTIC_ERROR_FILE", "") + "/" * ROOM
     return {**common, **own}
+
+
+def _length(words: list[str]) -> int:
+    return sum(len(os.fsencode(word)) + 1 for word in words)
 
 
 def _script_directory(order: Order) -> str:

@@ -395,10 +395,23 @@ def become(
         os.environ.clear()
         os.environ.update(env)
         show_environment(env, request["varying"])
+        set_arguments(request["replaced"], request["arguments"], request["command"])
         make_new(stash)
     except BaseException as error:  # noqa: BLE001  a rank that is not set up must not run the script
         os.write(2, f"the rank does not start: {type(error).__name__}: {error}\n".encode())
         os._exit(1)
+
+
+def set_arguments(count: int, arguments: list[str], command: list[str]) -> None:
+    """Replace the last `count` arguments of this process, for Python and, with the whole command, in /proc."""
+    for words in (sys.argv, getattr(sys, "orig_argv", [])):
+        words[len(words) - count :] = arguments
+    with open("/proc/self/stat", "rb") as file:
+        start, end = (int(field) for field in file.read().rpartition(b")")[2].split()[45:47])
+    data = b"".join(os.fsencode(word) + b"\0" for word in command)
+    with open("/proc/self/mem", "r+b", buffering=0) as memory:
+        memory.seek(start)
+        memory.write(data.ljust(end - start, b"\0"))
 
 
 def show_environment(env: dict[str, str], varying: list[str]) -> None:

@@ -106,6 +106,8 @@ class JobSpec:
     """Limit in bytes for the logs of a rank on its disk, per generation; 0: no limit."""
     standby: str = "auto"
     """auto: each node keeps a process that waits with modules loaded and becomes the ranks of a restart; off: none."""
+    keep_warm: float = 0.0
+    """For how long after the end of the job that process waits for the next job of the same tree; 0: not at all."""
     snapshots: tuple[str, ...] = ()
     """Patterns of the files and directories that ranks save to and resume from; relative to the working directory."""
     snapshots_limit: int = 0

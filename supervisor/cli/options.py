@@ -261,15 +261,12 @@ def read_ranks(text: str) -> list[int]:
 
 def read_duration(text: str) -> float:
     """Return the seconds of `90`, `90s`, `10m`, `2h`, `1d`; raises argparse.ArgumentTypeError."""
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-    number, unit = (text[:-1], text[-1]) if text and text[-1] in units else (text, "s")
+    from supervisor.inventory import model
+
     try:
-        value = float(number)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r}: write 90s, 10m, 2h or 1d")
-    return value * units[unit]
+        return model.read_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: write 90s, 10m, 2h or 1d") from error
 
 
 def is_terminal() -> bool:

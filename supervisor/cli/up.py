@@ -23,6 +23,7 @@ from supervisor.cli.options import (
     load_inventory,
     make_parser,
     parse,
+    read_duration,
     source_words,
     split_target,
 )
@@ -72,6 +73,12 @@ def parse_up(argv: Sequence[str]) -> argparse.Namespace:
         "--standby",
         choices=["auto", "off"],
         help="auto (default): each host keeps a process that waits with modules loaded, so restarts import nothing",
+    )
+    parser.add_argument(
+        "--keep-warm",
+        type=read_duration,
+        metavar="T",
+        help="keep that process for T (10m) after the job's end: the next `up` from this work tree imports nothing",
     )
     add_screen(parser)
     add_sources(parser)
@@ -157,6 +164,7 @@ def job_options(options: argparse.Namespace) -> UpOptions:
         join_timeout=timeouts.get("join_timeout"),
         settle_timeout=timeouts.get("last_call_timeout"),
         standby=options.standby,
+        keep_warm=options.keep_warm,
     )
 
 

@@ -7,6 +7,7 @@ if a field of JobSpec has its name.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import re
@@ -172,6 +173,24 @@ def seconds(zero: bool) -> Callable[[Place, str, Any], float]:
     return check
 
 
+def read_duration(text: str) -> float:
+    """Return the seconds of `90`, `90s`, `10m`, `2h`, `1d`; raises ValueError."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+    number, unit = (text[:-1], text[-1]) if text and text[-1] in units else (text, "s")
+    value = float(number)
+    if not 0 <= value < 1e9:
+        raise ValueError(text)
+    return value * units[unit]
+
+
+def lasting(place: Place, key: str, value: Any) -> float:
+    """Check for a time such as "10m"; return seconds."""
+    with contextlib.suppress(ValueError):
+        if not isinstance(value, bool) and isinstance(value, (str, int, float)):
+            return read_duration(str(value))
+    raise place.wrong(key, f"must be a time, not {value!r}", f'write {key} = "10m"')
+
+
 def lease_timeout(place: Place, key: str, value: Any) -> float:
     """Check for a node_timeout whose shares do not overlap: leases.py has the table."""
     given = seconds(zero=False)(place, key, value)
@@ -300,6 +319,8 @@ class JobDefaults:
     """The port on which the coordinator serves Prometheus metrics on its machine; 0: none."""
     standby: Annotated[str, on_standby] = "auto"
     """auto: each node keeps a process that waits with modules loaded, for restarts; off: none."""
+    keep_warm: Annotated[float, lasting] = 0.0
+    """For how many seconds after the end of a job it waits for the next job of the same tree."""
     log_bound: Annotated[int, size] = 0
     """How many bytes the logs of a rank may use in each generation; 0: no limit."""
     snapshots: Annotated[tuple[str, ...], snapshot_patterns] = ()

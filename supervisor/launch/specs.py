@@ -67,6 +67,7 @@ class UpOptions:
     join_timeout: float | None = None
     settle_timeout: float | None = None
     standby: str | None = None
+    keep_warm: float | None = None
     snapshots: tuple[str, ...] = ()
 
 
@@ -112,6 +113,7 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> LaunchPlan
         virtual_local_rank=options.virtual_local_rank,
         rendezvous=make_rendezvous(options, job, len(hosts)),
         standby=defaults.standby if options.standby is None else options.standby,
+        keep_warm=defaults.keep_warm if options.keep_warm is None else options.keep_warm,
         created_ns=time.time_ns(),
     )
     spec = dataclasses.replace(spec, **passed_on(defaults))
@@ -122,7 +124,7 @@ def make_plan(inventory: Inventory, options: UpOptions, cwd: Path) -> LaunchPlan
 
 def passed_on(defaults: JobDefaults) -> dict[str, Any]:
     """Return the keys of the [job] table that no option changes: the agents get them as they are."""
-    changed = {"workdir", "env", "min_nodes", "max_nodes", "max_restarts", "stop_grace", "standby"}
+    changed = {"workdir", "env", "min_nodes", "max_nodes", "max_restarts", "stop_grace", "standby", "keep_warm"}
     wanted = {one.name for one in dataclasses.fields(JobSpec)} - changed
     return {one.name: getattr(defaults, one.name) for one in dataclasses.fields(defaults) if one.name in wanted}
 

@@ -33,6 +33,7 @@ def group_jobs(answers: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[
             elif _age(entry) > _age(row):
                 row.update({key: entry.get(key) for key in ("state", "updated_ns", "generation", "world_size")})
             row["hosts"].append(host)
+            row["warm_until_ns"] = max(row.get("warm_until_ns") or 0, entry.get("warm_until_ns") or 0) or None
             row["live"] = row["live"] or bool(entry.get("live"))
     for row in rows.values():
         # Agents stay for some seconds after the end, and longer while a supervisor is connected.

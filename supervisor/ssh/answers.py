@@ -74,6 +74,7 @@ _JOB = {
     "state": text,
     "generation": generation,
     "world_size": count,
+    "warm_until_ns": maybe(time_ns),
 }
 _BASIS = {"authorities": each(text), "program": text}
 _IDENTITY = record(

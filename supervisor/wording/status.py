@@ -177,7 +177,21 @@ def environment(status: Document) -> str:
 
 def job_rows(jobs: Sequence[Document]) -> list[list[str]]:
     """Return the table of jobs, its head first."""
-    rows = [["JOB", "STATE", "LIVE", "GENERATION", "WORLD", "CREATED", "HOSTS", "SCRIPT"]]
+    # What a job that is over still uses on its hosts.
+    shows_warm = any(job.get("warm_until_ns") for job in jobs)
+    rows = [
+        [
+            "JOB",
+            "STATE",
+            *(["WARM UNTIL"] if shows_warm else []),
+            "LIVE",
+            "GENERATION",
+            "WORLD",
+            "CREATED",
+            "HOSTS",
+            "SCRIPT",
+        ]
+    ]
     for job in jobs:
         hosts = [str(host) for host in job.get("hosts", ())]
         shown = " ".join(hosts[:MAX_HOSTS]) + (f" +{len(hosts) - MAX_HOSTS}" if len(hosts) > MAX_HOSTS else "")
@@ -185,6 +199,7 @@ def job_rows(jobs: Sequence[Document]) -> list[list[str]]:
             [
                 one_line(job.get("job")),
                 or_dash(job.get("state")),
+                *([clock_ns(job.get("warm_until_ns"), millis=False)] if shows_warm else []),
                 "yes" if job.get("live") else "no",
                 or_dash(job.get("generation")),
                 or_dash(job.get("world_size")),

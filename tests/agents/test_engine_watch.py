@@ -120,8 +120,8 @@ def test_a_worker_that_the_bootstrap_did_not_reach_is_taken_to_run(
         os.write(boot.pipe, b"main 0 5\n")
         workers = [Worker(rank, rank, process.pid, tmp_path) for rank, process in enumerate(processes)]
         orphans = Orphans()
-        standby = Standby("job", orphans, asyncio.to_thread, lambda _facts: None)
-        context = LaunchContext("job", HostNotes(), orphans, {}, asyncio.to_thread, standby)
+        standby = Standby(orphans, asyncio.to_thread, lambda _facts: None)
+        context = LaunchContext(HostNotes(), orphans, {}, asyncio.to_thread, standby)
         group = own.OwnGroup(context, 7, boot, workers, lambda: None, "")
         notices: list[tuple[str, dict[str, Any]]] = []
         heard = asyncio.Event()

@@ -162,8 +162,17 @@ def test_a_forked_rank_sees_what_a_cold_one_sees(tmp_path: Path) -> None:
                         assert texts[0].splitlines()[0:1] == texts[1].splitlines()[0:1]
                         assert "early" in texts[1]
             assert len(set((tmp_path / "random").read_text().split())) == 6
+            # Other arguments.
+            assert (await one.go(words=("/dev/null", "later")))[0] == ""
+            seen = (await one.seen())[0]
+            assert seen["argv"] == [str(one.script), "/dev/null", "later"]
+            assert seen["orig_argv"] == ["-u", str(one.script), "/dev/null", "later"]
+            assert seen["command"].rstrip("\0").split("\0")[1:] == ["-X", "supervisor=run", *seen["orig_argv"]]
             # A process that ends by itself: what it registered while it was loaded is called, its status is its own.
-            assert (await one.go(words=(str(tmp_path / "random"), "end")))[0] == "another script is started"
+            assert (await one.go(words=("/dev/null", "end")))[0] == ""
+            assert (await one.engine.wait_exits(one.generation, 2))[1]["code"] == 0
+            assert one.engine.text("stdout", one.generation, 1).endswith("the end\n")
+            assert "longer" in (await one.go(words=(str(tmp_path / "random"), "longer")))[0]
 
     asyncio.run(run())
 

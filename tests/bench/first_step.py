@@ -32,6 +32,7 @@ STAY_S = 20.0
 STOCK = "torchrun, by ssh on both hosts"
 COLD = 'supervisor up, standby = "off"'
 WARM = 'supervisor up, standby = "auto"'
+KEPT = "supervisor up --keep-warm, after an edit"
 SCRIPT = f"""{stamps.STAMP}
 import torch
 import torch.distributed as dist
@@ -79,6 +80,31 @@ class Bench:
         wait_quiet(self._cluster)
         return found
 
+    def edit(self) -> float:
+        """Launch by `up` after an edit, from a work tree whose last job has left what it loaded; as `up` does."""
+        notes = self._stamps()
+        script = f"{SCRIPT}# {self._count}\n"
+        job = Job(self._cluster, self._work / "edited", script, str(notes.directory), "0", nproc_per_node=NPROC)
+        # A job with a name of its own would have a work tree of its own.
+        words = ("--standby", "auto", "--keep-warm", "10m", "train.py", *job.arguments)
+        begun_ns = time.time_ns()
+        with job.err.open("wb") as errors:
+            started = subprocess.Popen(
+                job.command("up", *words), cwd=job.work, stdout=subprocess.DEVNULL, stderr=errors
+            )
+            with ended(started):
+                found = self._first_step(notes, begun_ns, job.errors)
+                if started.wait(TIMEOUT_S) != 0:
+                    raise ClusterError(f"up: {job.errors()[-2000:]}")
+        return found
+
+    def forget(self) -> None:
+        """End what is kept."""
+        job = Job(self._cluster, self._work / "edited", SCRIPT)
+        subprocess.run(job.command("clean"), check=True, stdout=subprocess.DEVNULL, timeout=TIMEOUT_S)
+        if wait_quiet(self._cluster):
+            raise ClusterError("supervisor clean has left processes")
+
     def torchrun(self) -> float:
         """Start torchrun on both hosts at once; returns the seconds to the last rank's first step."""
         notes = self._stamps()
@@ -107,7 +133,7 @@ class Bench:
 
     def _stamps(self) -> Stamps:
         self._count += 1
-        return Stamps(self._work / "stamps" / str(self._count), NODES * NPROC)
+        return Stamps(self._work / "stamps" / f"{self._count:03}", NODES * NPROC)
 
     def _first_step(self, notes: Stamps, begun_ns: int, said: Callable[[], str]) -> float:
         last_ns = notes.wait("step", begun_ns, TIMEOUT_S, lambda: True)
@@ -122,11 +148,14 @@ def run() -> Report:
         bench = Bench(cluster, Path(name))
         # The agent and the tree are on the hosts, and it is known what the script loads.
         bench.up("auto", STAY_S)
-        found: dict[str, list[float]] = {STOCK: [], COLD: [], WARM: []}
+        found: dict[str, list[float]] = {STOCK: [], COLD: [], WARM: [], KEPT: []}
         for _ in range(RUNS):
             found[STOCK].append(bench.torchrun())
             found[COLD].append(bench.up("off"))
             found[WARM].append(bench.up("auto"))
+            bench.edit()
+            found[KEPT].append(bench.edit())
+            bench.forget()
     middle = {label: median(times) for label, times in found.items()}
     rows = tuple(
         (label, seconds(middle[label]), ratio(middle[label], middle[STOCK]), " ".join(seconds(one) for one in times))

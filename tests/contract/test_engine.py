@@ -437,7 +437,7 @@ def test_ps_names_the_job_and_the_script(shared: SharedEngine) -> None:
         return line
 
     words = shared.do(run()).decode().split("\0")
-    assert words == [sys.executable, "-X", "supervisor=job-1", "-u", name, ""]
+    assert words == [sys.executable, "-X", "supervisor=run", "-u", name, ""]
 
 
 def test_restart_latency_of_light_workers(shared: SharedEngine) -> None:

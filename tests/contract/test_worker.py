@@ -292,7 +292,7 @@ def test_a_binding_that_this_node_cannot_make_is_refused(shared: SharedEngine, c
 
 def test_arguments_reach_the_script_untouched(shared: SharedEngine, cwd: Path) -> None:
     (cwd / "echo.py").write_text("import sys, json; print(json.dumps(sys.argv[1:]))")
-    words = ["-X", "supervisor=job-1", "a$$b", "${local_rank}", "", " ", "--", "-u", "\u00e9", "'\"\\"]
+    words = ["-X", "supervisor=run", "a$$b", "${local_rank}", "", " ", "--", "-u", "\u00e9", "'\"\\"]
     _, out, _ = shared.run("echo.py", *words, cwd=str(cwd))
     assert json.loads(out) == words
 

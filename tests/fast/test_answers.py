@@ -43,7 +43,7 @@ FACTS: dict[str, Any] = {
 JOBS: dict[str, Any] = {
     "jobs": [
         {"job": "j", "node": "n2", "live": True, "agent_pid": 3, "tree": None, "script": "t.py", "created_ns": 10**18,
-         "updated_ns": None, "state": "running", "generation": 0, "world_size": 2}
+         "updated_ns": None, "state": "running", "generation": 0, "world_size": 2, "warm_until_ns": None}
     ]
 }  # fmt: skip
 NCCL: dict[str, Any] = {

@@ -118,6 +118,7 @@ ports = "29500 - 29999"
 node_timeout = 15.0
 stop_grace = 15.0
 log_bound = "2G"
+keep_warm = "10m"
 [defaults]
 user = "ubuntu"
 port = 22
@@ -148,6 +149,7 @@ env = { NCCL_SOCKET_IFNAME = "eth0" }
     assert (job.min_nodes, job.max_nodes, job.exclude) == (2, 4, ("*.pt", "data/"))
     assert (job.workdir, job.env) == (tmp_path / "work", {"NCCL_DEBUG": "WARN"})
     assert job.log_bound == 2 * 1024**3
+    assert job.keep_warm == 600.0
 
 
 def test_a_host_wins_over_the_defaults(tmp_path: Path) -> None:
@@ -453,6 +455,8 @@ def test_this_machine_alone_needs_no_file(monkeypatch: pytest.MonkeyPatch, tmp_p
         ("[job]\nmetrics_port = 70000\n" + ONE, "metrics_port: must be from 0 to 65535", ""),
         ("[job]\nlog_bound = 2000000000\n" + ONE, "log_bound: must be a size, not 2000000000", '"2G"'),
         ('[job]\nlog_bound = "2 K"\n' + ONE, "log_bound: must be 16M or more", ""),
+        ('[job]\nkeep_warm = "soon"\n' + ONE, "keep_warm: must be a time, not 'soon'", '"10m"'),
+        ("[job]\nkeep_warm = true\n" + ONE, "keep_warm: must be a time, not True", '"10m"'),
         (ONE + '[[hooks]]\nurl = "http://h/"\n', "[[hooks]] number 1.on: is missing", 'on = ["failure"'),
         (ONE + '[[hooks]]\non = "end"\n', "number 1.on: must be a list of events", 'on = ["failure"'),
         (ONE + '[[hooks]]\non = ["hangs"]\n', "'hangs' is not an event", "did you mean hang?"),

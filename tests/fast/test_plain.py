@@ -288,6 +288,12 @@ def test_jobs_are_listed_with_their_hosts() -> None:
     )
     assert rows[1][:3] == ["a-1", "running", "yes"]
     assert rows[1][5] == "2023-11-14 22:13:20"
+    kept = {"job": "b-2", "state": "failed", "warm_until_ns": 1_700_000_000_000_000_000}
+    assert [row[:4] for row in job_rows([kept, {"job": "a-1", "state": "running", "live": True}])] == [
+        ["JOB", "STATE", "WARM UNTIL", "LIVE"],
+        ["b-2", "failed", "22:13:20", "no"],
+        ["a-1", "running", "--:--:--", "yes"],
+    ]
 
 
 @pytest.mark.parametrize(("value", "text"), [(999, "999 B"), (1500, "1.5 kB"), (3.2e9, "3.2 GB")])

@@ -198,6 +198,7 @@ class HandlerEngine(Engine):
     def __init__(self, job: str, handover: Handover) -> None:
         super().__init__(job, partial(own.start, spawn=partial(_spawn, handover)), NoOrphans(), TorchHere())
         self.torchrun_ends = asyncio.Event()
+        self._job = job
         self._handover = handover
         self._stopping = False
         self._ops["end"] = self._end

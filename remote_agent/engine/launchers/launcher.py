@@ -37,7 +37,6 @@ Launch = Callable[["LaunchContext", "Order"], Awaitable["WorkerGroup"]]
 class LaunchContext:
     """What the engine shares with its launchers."""
 
-    job: str
     notes: HostNotes
     orphans: Orphans
     leaked: dict[str, str]

@@ -89,7 +89,7 @@ def _start_processes(
     """Start the workers, in the thread that lives as long as this process; returns pids, and what reaps them."""
     commands, envs = {}, {local_rank: dict(env) for local_rank, env in envs.items()}
     for local_rank, env in envs.items():
-        commands[local_rank] = boot_dir.command(context.job, order.kind, boot, env, [order.script, *order.args])
+        commands[local_rank] = boot_dir.command(order, boot, env)
         if order.kind != "binary":
             boot_dir.add_bootstrap(env, boot)
     if order.numa_binding:
@@ -142,6 +142,7 @@ class OwnGroup(WorkerGroup):
     ) -> None:
         super().__init__(context, generation, boot)
         self._why_cold = why_cold
+        self._standby = context.standby
         self._ranks = self._workers = {worker.rank: worker for worker in workers}
         self._reap = reap
         self._reports: list[asyncio.Task[None]] = []
@@ -173,6 +174,7 @@ class OwnGroup(WorkerGroup):
             await asyncio.wait_for(loop.run_in_executor(None, self._reap), KILL_S)
         except asyncio.TimeoutError:
             log.warning("generation %d: cannot reap the workers", self.generation)
+        self._standby.learn()
         self.close()
         self.ended.set()
 

@@ -73,18 +73,18 @@ async def start(context: LaunchContext, order: Order) -> WorkerGroup:
     order.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     boot = boot_dir.BootDirectory(order.log_dir)
     try:
-        process = await context.in_thread(_start_process, context.job, order, boot)
+        process = await context.in_thread(_start_process, order, boot)
     except BaseException:
         boot.close()
         raise
     return TorchAgentGroup(context, order, boot, process)
 
 
-def _start_process(job: str, order: Order, boot: boot_dir.BootDirectory) -> subprocess.Popen[bytes]:
+def _start_process(order: Order, boot: boot_dir.BootDirectory) -> subprocess.Popen[bytes]:
     """Start the agent, in the thread that lives as long as this process; raises OSError."""
     shared = worker_environment(order, 0, {})
     env = {**order.env, **{name: shared[name] for name in OF_TORCHRUN if name in shared}}
-    command = boot_dir.command(job, order.kind, boot.path, env, [order.script, *order.args])
+    command = boot_dir.command(order, boot.path, env)
     worker_env = dict(env)
     if order.kind != "binary":
         boot_dir.add_bootstrap(worker_env, boot.path)
