@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.bench.resume import ONE, SAVER, TORCH, burn, copies, start
+from remote_agent.snapshots.rules import Verdict, judge
+from remote_agent.snapshots.scan import scan
+from tests.bench.resume import LIGHT, ONE, SAVER, burn, copies, start
 from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
 from tests.contract.test_succession import until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.e2e, pytest.mark.torch]
+hosts = hosts_of(4, stub_torch=True)
+SAVES = """
+import torch, torch.distributed.checkpoint as dcp
+state = {"weights": torch.rand(5000)}
+torch.save(state, "snapshot.pt")
+dcp.save(state, checkpoint_id="sharded", no_dist=True)
+"""
 
-hosts = hosts_of(4)
+
+@pytest.mark.torch
+def test_what_torch_itself_saves_is_complete(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", SAVES], cwd=tmp_path, check=True, timeout=120)
+    found = scan(tmp_path, ["snapshot.pt", "sharded"]).found
+    assert [judge(one) for one in found] == [Verdict("torch", True), Verdict("dcp", True)]
 
 
+@pytest.mark.cluster
+@pytest.mark.e2e
 def test_the_only_savers_host_burns_and_the_job_resumes_at_its_last_complete_snapshot(
     hosts: Cluster, tmp_path: Path
 ) -> None:
     """`python -m tests.bench.resume` does it at random moments, and with other ways to save."""
-    with start(hosts, tmp_path, SAVER.format(form=TORCH, savers=ONE), ["snapshot.pt"]) as job:
+    with start(hosts, tmp_path, SAVER.format(form=LIGHT, savers=ONE), ["snapshot.pt"]) as job:
         try:
             job.until("generation_running")
             until(lambda: copies(hosts, without="n1"), "a copy")
