@@ -164,7 +164,7 @@ async def engine(
     finally:
         await one.channel.close()
         try:
-            await asyncio.wait_for(process.wait(), 5.0)
+            await asyncio.wait_for(process.wait(), 60)
         except asyncio.TimeoutError:
             process.kill()
             await process.wait()

@@ -106,4 +106,4 @@ async def jump_host(
         yield port
     finally:
         acceptor.close()
-        await asyncio.wait_for(acceptor.wait_closed(), 5)
+        await asyncio.wait_for(acceptor.wait_closed(), 60)

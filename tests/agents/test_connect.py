@@ -111,7 +111,7 @@ def test_a_link_notices_that_the_server_is_gone(tmp_path: Path, agent: AgentFile
     async def body(served: Served) -> None:
         link = await connect(served.hosts[0], agent=agent)
         os.kill(link.hello["pid"], 9)
-        await asyncio.wait_for(link.closed.wait(), 5)
+        await asyncio.wait_for(link.closed.wait(), 60)
         await link.close()
 
     with_hosts(tmp_path, body)
@@ -330,8 +330,8 @@ def test_who_does_not_wait_for_a_local_bridge_leaves_none() -> None:
         await asyncio.sleep(0)
         closing.cancel()
         await asyncio.gather(closing, return_exceptions=True)
-        assert await asyncio.wait_for(wire.wait_exit(), 5) == -signal.SIGKILL
+        assert await asyncio.wait_for(wire.wait_exit(), 60) == -signal.SIGKILL
         # Its child holds the other end of this pipe.
-        assert await asyncio.wait_for(wire.reader.read(), 5) == b""
+        assert await asyncio.wait_for(wire.reader.read(), 60) == b""
 
     asyncio.run(run())

@@ -187,7 +187,7 @@ def test_a_hook_that_hangs_has_its_time_after_the_end_and_no_more(tmp_path: Path
         desk.record("job_failed", reason="it failed")
         begun = time.monotonic()
         await desk.hooks.finish()
-        assert time.monotonic() - begun < 5.0
+        assert time.monotonic() - begun < 60.0
         left = "the job ended before it was delivered"
         assert desk.failed == [(1, f"hook 1 (failure): {left}"), (2, f"hook 1 (end): {left}")]
         assert not [pid for pid in (tmp_path / "pids").read_text().split() if alive(int(pid))]

@@ -37,7 +37,7 @@ def test_nothing_lives_after_the_agent(tmp_path: Path, phase: str) -> None:
     if phase != "import":
         pids += [int(pid) for rank in (0, 1) for pid in (tmp_path / f"pids{rank}").read_text().split()]
         assert len(pids) == 9
-    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() - killed < 2.0:
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() - killed < 30.0:
         time.sleep(0.01)
     print(f"{phase}: all gone after {(time.monotonic() - killed) * 1000:.0f} ms")
     assert left == []

@@ -212,6 +212,6 @@ def test_a_malformed_answer_is_the_hosts_error_and_the_channel_goes_on() -> None
         finally:
             await channel.close()
             await other.close()
-            await asyncio.wait_for(asyncio.gather(*owners), 5)
+            await asyncio.wait_for(asyncio.gather(*owners), 60)
 
     asyncio.run(asyncio.wait_for(scenario(), 20))

@@ -118,7 +118,7 @@ def test_a_follower_gets_every_record_once_and_ends(tmp_path: Path) -> None:
             if seq % 7 == 0:
                 await asyncio.sleep(0)
         journal.end()
-        assert await asyncio.wait_for(task, 5.0) == list(range(1, 50))
+        assert await asyncio.wait_for(task, 60) == list(range(1, 50))
         journal.close()
 
     asyncio.run(check())

@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 
-from remote_agent.logs import LogStore, watch
+from remote_agent.logs import LogStore, follow, watch
 from remote_agent.wire import Answer
 from tests.fast.log_files import append, log, opened, until
 
@@ -60,7 +60,7 @@ def test_new_generations_ranks_and_bytes_are_found_while_following(tmp_path: Pat
             await until(lambda: _equal(store.progress(1).get(1, {}).get("step"), 7))
             await store.finish(0)
             await store.end()
-            await asyncio.wait_for(all_of_it.task, 5)
+            await asyncio.wait_for(all_of_it.task, 60)
         assert all_of_it.text(0, 0) == b"hello 0\n"
         bodies = [item.body for item in all_of_it.items if (item.data["rank"], item.data["generation"]) == (1, 1)]
         assert sorted(bodies) == [b"half", b"hello 1\n", b"step=7 loss=1\n"]
@@ -113,7 +113,7 @@ def test_a_half_line_is_held_back_until_it_has_rested(tmp_path: Path) -> None:
             assert time.monotonic() - started > 0.9
             append(log(tmp_path), b"f\n")
             await store.end()
-            await asyncio.wait_for(got.task, 5)
+            await asyncio.wait_for(got.task, 60)
             assert got.text() == b"whole\nhalf\n"
             assert [item.data["offset"] for item in got.items] == [0, 6, 9]
 
@@ -130,7 +130,7 @@ def test_following_from_the_end_starts_with_the_line_that_is_being_written(tmp_p
             append(log(tmp_path), b"w\n")
             append(log(tmp_path, generation=1), b"next generation\n")
             await store.end()
-            await asyncio.wait_for(got.task, 5)
+            await asyncio.wait_for(got.task, 60)
             assert got.text(0, 0) == b"new\n"
             assert got.text(0, 1) == b"next generation\n"
 
@@ -158,7 +158,7 @@ def test_a_slow_reader_loses_nothing_and_stops_nobody(tmp_path: Path) -> None:
             async for item in slow:
                 got += item.body
             assert got == wanted
-            await asyncio.wait_for(fast.task, 5)
+            await asyncio.wait_for(fast.task, 60)
 
     asyncio.run(run())
 
@@ -170,7 +170,7 @@ def test_one_generation_can_be_followed_to_its_end(tmp_path: Path) -> None:
             got = Follow(store, generation=0, start="begin")
             append(log(tmp_path, generation=1), b"not this\n")
             await store.finish(0)
-            await asyncio.wait_for(got.task, 5)
+            await asyncio.wait_for(got.task, 60)
             assert [item.body for item in got.items] == [b"only this\n"]
 
     asyncio.run(run())
@@ -185,7 +185,7 @@ def test_ranks_are_followed_in_the_order_of_arrival(tmp_path: Path) -> None:
                 await asyncio.sleep(0.15)
             got = Follow(store, start="begin")
             await store.end()
-            await asyncio.wait_for(got.task, 5)
+            await asyncio.wait_for(got.task, 60)
             assert b"".join(item.body for item in got.items) == b"0\n1\n2\n3\n"
 
     asyncio.run(run())
@@ -274,14 +274,16 @@ def test_a_filter_gives_records_as_a_whole_while_they_are_written(tmp_path: Path
                 await asyncio.sleep(0.15)
             append(log(tmp_path, 0), b"on\n")
             await store.end()
-            await asyncio.wait_for(asyncio.gather(kept.task, left.task), 10)
+            await asyncio.wait_for(asyncio.gather(kept.task, left.task), 60)
             assert kept.lines() == TRACEBACK.splitlines()
             assert sorted(left.lines()) == [b"on", *[b"step 1"] * 4]
 
     asyncio.run(run())
 
 
-def test_lines_of_a_level_or_a_pattern_come_at_once(tmp_path: Path) -> None:
+def test_lines_of_a_level_or_a_pattern_come_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "REST_S", 3600.0)
+
     async def run() -> None:
         async with opened(tmp_path, live=True) as store:
             errors = Follow(store, rows=True, level="error")
@@ -291,15 +293,13 @@ def test_lines_of_a_level_or_a_pattern_come_at_once(tmp_path: Path) -> None:
             async def has(got: Follow, lines: list[bytes]) -> bool:
                 return got.lines() == lines
 
-            started = time.monotonic()
             await until(lambda: has(errors, [b"ERROR one"]))
             await until(lambda: has(found, [b"STEP 1"]))
-            assert time.monotonic() - started < 1.0
             append(log(tmp_path), b"o\nfine\n")
             append(log(tmp_path, generation=1), b"ERROR three\n")
             await until(lambda: has(errors, [b"ERROR one", b"  ERROR two", b"ERROR three"]))
             await store.end()
-            await asyncio.wait_for(asyncio.gather(errors.task, found.task), 10)
+            await asyncio.wait_for(asyncio.gather(errors.task, found.task), 60)
             assert found.lines() == [b"STEP 1"]
 
     asyncio.run(run())
@@ -337,7 +337,7 @@ def test_a_pattern_matches_what_a_terminal_shows_of_a_line(tmp_path: Path, is_th
                     await until(reader.has_begun)
                 await write()
             await store.end()
-            await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers.values())), 10)
+            await asyncio.wait_for(asyncio.gather(*(reader.task for reader in readers.values())), 60)
             got = {pattern: reader.lines() for pattern, reader in readers.items()}
             assert got == {pattern: [b"first", *lines, b"last"] for pattern, lines in patterns.items()}
 
@@ -380,17 +380,17 @@ def test_rows_go_on_where_a_reader_was(tmp_path: Path) -> None:
             append(log(tmp_path), b"old\n" + TRACEBACK[:-5])
             await store.window(0, 0, "stdout", 0, 1)
             there = Follow(store, rows=True, past=True, whole=True, shown={"exclude": ["nothing"]})
-            await asyncio.wait_for(there.task, 5)
+            await asyncio.wait_for(there.task, 60)
             assert there.lines() == [b"old"]
             after = there.items[-1].data["after"]
             assert after == [[0, 0, "stdout", 1]]
             every = Follow(store, rows=True, past=True)
-            await asyncio.wait_for(every.task, 5)
+            await asyncio.wait_for(every.task, 60)
             assert every.lines() == [b"old", *TRACEBACK[:-5].splitlines()], "half lines as well"
             append(log(tmp_path), TRACEBACK[-5:])
             rest = Follow(store, rows=True, after=after, shown={"exclude": ["nothing"]})
             await store.end()
-            await asyncio.wait_for(rest.task, 5)
+            await asyncio.wait_for(rest.task, 60)
             assert rest.lines() == TRACEBACK.splitlines()
 
     asyncio.run(run())
@@ -406,7 +406,7 @@ def test_rows_of_many_files_come_by_time_and_those_of_nccl_are_counted(tmp_path:
                 await asyncio.sleep(0.02)
             await store.end()
             got = Follow(store, rows=True, past=True)
-            await asyncio.wait_for(got.task, 5)
+            await asyncio.wait_for(got.task, 60)
             assert got.lines() == [b"%d" % number for number in range(6)]
             assert sum(item.data["apart"] for item in got.items) == 6
 
@@ -424,7 +424,7 @@ def test_pieces_go_on_where_a_reader_was(tmp_path: Path) -> None:
             await first.aclose()
             append(log(tmp_path), b"f\n")
             rest = Follow(store, start="begin", first=0, after=answer.data["after"], past=True)
-            await asyncio.wait_for(rest.task, 5)
+            await asyncio.wait_for(rest.task, 60)
             assert b"".join(item.body for item in rest.items[1:]) == b"half\n"
 
     asyncio.run(run())

@@ -68,7 +68,7 @@ def test_of_hosts_that_are_gone_together_each_is_asked_once_and_the_one_that_ans
 
     async def check() -> None:
         following = asyncio.ensure_future(updates.Updates(hub).run())
-        await asyncio.wait_for(both.wait(), 10)
+        await asyncio.wait_for(both.wait(), 60)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
 

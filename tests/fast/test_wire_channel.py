@@ -35,7 +35,7 @@ async def _channels(left: Handler = refuse, right: Handler = refuse) -> AsyncIte
     finally:
         for channel in channels:
             await channel.close()
-        await asyncio.wait_for(asyncio.gather(*owners), 5)
+        await asyncio.wait_for(asyncio.gather(*owners), 60)
 
 
 def _run(body: Callable[[], Awaitable[None]]) -> None:
@@ -52,7 +52,7 @@ def test_an_answer_over_the_limit_fails_its_call_and_nothing_else(caplog: pytest
     async def body() -> None:
         async with _channels(right=handle) as (left, _):
             with pytest.raises(CallFailed, match="frame too large"):
-                await left.call("big", {"size": MAX_BODY + 1}, timeout=5)
+                await left.call("big", {"size": MAX_BODY + 1}, timeout=60)
             assert len((await left.call("big", {"size": MAX_BODY})).body) == MAX_BODY
 
     with caplog.at_level(logging.CRITICAL):
@@ -142,9 +142,9 @@ def test_closing_a_stream_cancels_it_on_the_other_side() -> None:
                 if item.data["n"] == 10:
                     break
             await stream.aclose()
-            await asyncio.wait_for(counter.ended.wait(), 5)
+            await asyncio.wait_for(counter.ended.wait(), 60)
             # The wire is free for others: what was under way of the stream is thrown away.
-            assert (await left.call("ping", timeout=5)).data == {}
+            assert (await left.call("ping", timeout=60)).data == {}
 
     _run(body)
 
@@ -158,14 +158,14 @@ def test_a_stream_that_is_not_read_does_not_block_the_wire() -> None:
             # All that there is room for is sent, and nothing more.
             while counter.sent < STREAM_BACKLOG:
                 await asyncio.sleep(0.001)
-            assert (await left.call("ping", timeout=5)).data == {}
+            assert (await left.call("ping", timeout=60)).data == {}
             assert counter.sent <= STREAM_BACKLOG + 1
             for number in range(1, 5 * STREAM_BACKLOG):
                 assert (await stream.__anext__()).data["n"] == number
-            assert (await left.call("ping", timeout=5)).data == {}
+            assert (await left.call("ping", timeout=60)).data == {}
             await stream.aclose()
-            await asyncio.wait_for(counter.ended.wait(), 5)
-            assert (await left.call("ping", timeout=5)).data == {}
+            await asyncio.wait_for(counter.ended.wait(), 60)
+            assert (await left.call("ping", timeout=60)).data == {}
 
     _run(body)
 
@@ -185,7 +185,7 @@ def test_what_was_sent_before_the_wire_ended_is_read_to_its_end() -> None:
             while right._serving:
                 await asyncio.sleep(0)
             await right.close()
-            await asyncio.wait_for(left.closed.wait(), 5)
+            await asyncio.wait_for(left.closed.wait(), 60)
             assert [item.data["n"] async for item in stream] == list(range(1, STREAM_BACKLOG - 1))
 
     _run(body)
@@ -203,7 +203,7 @@ def test_the_unread_bytes_of_a_stream_are_bounded(size: int) -> None:
             assert (await stream.__anext__()).data == {"n": 0}
             # Once 100 answers have come the stream has had time to go on, too.
             for _ in range(100):
-                assert (await left.call("ping", timeout=5)).data == {}
+                assert (await left.call("ping", timeout=60)).data == {}
             assert counter.sent <= most
             assert [item.data["n"] async for item in stream] == list(range(1, 3 * most))
 
@@ -221,7 +221,7 @@ async def _against(handler: Handler = refuse) -> AsyncIterator[tuple[Channel, St
     finally:
         theirs[1].close()
         await channel.close()
-        await asyncio.wait_for(owner, 5)
+        await asyncio.wait_for(owner, 60)
 
 
 async def _write(writer: asyncio.StreamWriter, frame: bytes, count: int) -> None:
@@ -239,7 +239,7 @@ def test_a_sender_that_does_not_wait_for_room_loses_the_connection(size: int) ->
             first = asyncio.ensure_future(stream.__anext__())
             await asyncio.sleep(0)
             await _write(writer, encode({"re": 1, "item": {}}, bytes(size)), 2 * STREAM_BACKLOG)
-            await asyncio.wait_for(channel.closed.wait(), 5)
+            await asyncio.wait_for(channel.closed.wait(), 60)
             await first
             unread = 0
             with pytest.raises(ChannelClosed, match="more items of a stream than there is room for"):
@@ -281,8 +281,8 @@ def test_an_end_that_only_asks_loses_the_connection(size: int) -> None:
             for number in range(2 * REQUEST_ROOM // max(size, LEAST_COST)):
                 await _write(writer, encode({"id": number, "op": "x"}, bytes(size)), 1)
             with pytest.raises(ChannelClosed, match="more requests without an answer than there is room for"):
-                await asyncio.wait_for(waiting, 5)
-            await asyncio.wait_for(channel.closed.wait(), 5)
+                await asyncio.wait_for(waiting, 60)
+            await asyncio.wait_for(channel.closed.wait(), 60)
             assert not channel._serving
 
     _run(body)
@@ -295,8 +295,8 @@ def test_a_number_of_a_request_that_is_being_served_is_refused() -> None:
             waiting = asyncio.ensure_future(channel.call("x"))
             await _write(writer, encode({"id": 7, "op": "x"}), 2)
             with pytest.raises(ChannelClosed, match="request 7 is still being served"):
-                await asyncio.wait_for(waiting, 5)
-            await asyncio.wait_for(channel.closed.wait(), 5)
+                await asyncio.wait_for(waiting, 60)
+            await asyncio.wait_for(channel.closed.wait(), 60)
             assert not channel._serving
 
     _run(body)
@@ -324,7 +324,7 @@ def test_a_call_that_times_out_is_cancelled_there() -> None:
         async with _channels(right=silent.handle) as (left, _):
             with pytest.raises(asyncio.TimeoutError):
                 await left.call("wait", timeout=0.05)
-            await asyncio.wait_for(silent.cancelled.wait(), 5)
+            await asyncio.wait_for(silent.cancelled.wait(), 60)
 
     _run(body)
 
@@ -338,7 +338,7 @@ def test_a_caller_that_is_cancelled_cancels_there_too() -> None:
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            await asyncio.wait_for(silent.cancelled.wait(), 5)
+            await asyncio.wait_for(silent.cancelled.wait(), 60)
 
     _run(body)
 
@@ -358,8 +358,8 @@ def test_what_waits_fails_when_the_other_side_is_gone() -> None:
             await right.close()
             for task in (call, stream):
                 with pytest.raises(ChannelClosed):
-                    await asyncio.wait_for(task, 5)
-            await asyncio.wait_for(left.closed.wait(), 5)
+                    await asyncio.wait_for(task, 60)
+            await asyncio.wait_for(left.closed.wait(), 60)
             with pytest.raises(ChannelClosed):
                 await left.call("again")
             with pytest.raises(ChannelClosed):
@@ -376,7 +376,7 @@ def test_junk_and_half_frames_end_the_channel(junk: bytes) -> None:
         owner = asyncio.ensure_future(channel.run())
         writer.write(junk)
         writer.close()
-        await asyncio.wait_for(owner, 5)
+        await asyncio.wait_for(owner, 60)
         assert channel.closed.is_set()
         await writer.wait_closed()
 
@@ -407,7 +407,7 @@ def test_odd_headers_neither_hang_nor_leak(header: dict[str, Any]) -> None:
         writer.write(encode(header))
         await writer.drain()
         writer.close()
-        await asyncio.wait_for(owner, 5)
+        await asyncio.wait_for(owner, 60)
         with pytest.raises((ChannelClosed, CallFailed)):
             await call
         await writer.wait_closed()
@@ -439,7 +439,7 @@ def test_closing_twice_and_from_inside_is_harmless() -> None:
         async with _channels() as (left, right):
             await left.close()
             await left.close()
-            await asyncio.wait_for(right.closed.wait(), 5)
+            await asyncio.wait_for(right.closed.wait(), 60)
 
     _run(body)
 
