@@ -62,9 +62,10 @@ def goodput(events: Sequence[Document], now_s: float, redone_s: float = 0.0) -> 
             name = _SPENT.get(phase, phase)
             lost[name] = lost.get(name, 0.0) + milliseconds / 1000
     lost["hang"] = _hung_s(events, end_s)
-    if (waits := _unfinished(events, end_s)) is not None:
-        name, spent_s = waits
-        lost[name] = lost.get(name, 0.0) + spent_s
+    if (waits := _waits(events)) is not None:
+        # No phase has that time yet.
+        name, since = waits
+        lost[name] = lost.get(name, 0.0) + max(0.0, end_s - since)
     lost["redo"] = redone_s
     total_s = max(0.0, end_s - began)
     return Goodput(total_s, {name: value for name, value in lost.items() if value > 0})
@@ -74,42 +75,37 @@ def _hung_s(events: Sequence[Document], end_s: float) -> float:
     """Return for how long the group hung, from each incident of a hang to what ended it."""
     hung_s, since = 0.0, None
     for event in events:
-        kind, time_s = event.get("type"), _time(event)
-        if kind == EventType.INCIDENT and is_hang(event.get("detail") or {}):
-            since = time_s if since is None else since
-        elif kind in (EventType.HANG_OVER, EventType.GENERATION_STOPPED) and since is not None and time_s is not None:
-            hung_s, since = hung_s + max(0.0, time_s - since), None
+        # A time is read only where it counts: a screen asks for this with each new status.
+        kind = event["type"]
+        if kind == EventType.INCIDENT and since is None and is_hang(event["detail"]):
+            since = _time(event)
+        elif kind in (EventType.HANG_OVER, EventType.GENERATION_STOPPED) and since is not None:
+            hung_s, since = hung_s + max(0.0, (_time(event) or since) - since), None
     return hung_s + (max(0.0, end_s - since) if since is not None else 0.0)
-
-
-def _unfinished(events: Sequence[Document], end_s: float) -> tuple[str, float] | None:
-    """Return what a restart without a first step waits for, and for how long: no phase has that time yet."""
-    waits: tuple[str, float] | None = None
-    for event in events:
-        kind, time_s = event.get("type"), _time(event)
-        if kind == EventType.GENERATION_STOPPED:
-            waits = "restart", end_s if time_s is None else time_s
-        elif kind in (EventType.FIRST_STEP, *ENDED_EVENTS):
-            waits = None
-        elif waits is not None and time_s is not None and kind in _NEXT:
-            waits = _NEXT[kind], time_s
-    return None if waits is None else (waits[0], max(0.0, end_s - waits[1]))
 
 
 def start_waits(events: Sequence[Document], now_s: float) -> str:
     """Return what a running group without a first step waits for: `imports: 8 s`; "" where there is none."""
+    what, since = _waits(events) or ("restart", 0.0)
+    return "" if what == "restart" else f"{'imports' if what == 'import' else what}: {elapsed(now_s - since)}"
+
+
+def _waits(events: Sequence[Document]) -> tuple[str, float] | None:
+    """Return what a job waits for that makes no steps yet, or again, and since when; None: it trains, or has ended."""
     for event in reversed(events):
-        kind, time_s = event.get("type"), _time(event)
-        if kind in _NEXT and time_s is not None:
-            what = {"import": "imports"}.get(_NEXT[kind], _NEXT[kind])
-            return f"{what}: {elapsed(now_s - time_s)}"
-        if kind in (EventType.FIRST_STEP, EventType.GENERATION_STARTED, *ENDED_EVENTS):
-            return ""
-    return ""
+        if (kind := event["type"]) in (EventType.FIRST_STEP, *ENDED_EVENTS):
+            return None
+        if kind in _NEXT and (since := _time(event)) is not None:
+            return _NEXT[kind], since
+    return None
 
 
-# What a group waits for after these events.
-_NEXT = {EventType.GENERATION_RUNNING: "import", EventType.PROCESS_GROUP_UP: "first step"}
+# What a job waits for after these events.
+_NEXT = {
+    EventType.GENERATION_STOPPED: "restart",
+    EventType.GENERATION_RUNNING: "import",
+    EventType.PROCESS_GROUP_UP: "first step",
+}
 
 
 def redone_s(steps: Iterable[tuple[float, float, float]], restarts: Iterable[float], step_s: float) -> float:
