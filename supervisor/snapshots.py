@@ -71,7 +71,7 @@ def _checked(name: str, answer: Mapping[str, Any]) -> tuple[str, list[tuple[str,
         for one in files
     )
     if not files or not is_inside or hashlib.sha256(json.dumps([path, contents]).encode()).hexdigest()[:12] != name:
-        raise RequestFailed(f"what it sent is not snapshot {name}")
+        raise RequestFailed(f"its answer does not match snapshot {name}")
     return path, files
 
 

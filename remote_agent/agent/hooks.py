@@ -53,14 +53,14 @@ def summary(record: Record) -> str:
 def message(kind: str, head: Mapping[str, str]) -> dict[str, Any]:
     """Return what the incoming webhook of a chat takes: a line with the job, the event and its summary.
 
-    kind: slack, discord or mattermost. Nothing in a summary, which a script may have printed, calls anybody.
+    kind: slack, discord or mattermost. A summary, which a script may have printed, mentions nobody.
     """
     text = f"supervisor {head['job']}: {head['event']}" + (f": {head['summary']}" if head["summary"] else "")
     if kind == "discord":
         return {"content": text[:DISCORD_CHARS], "allowed_mentions": {"parse": []}}
     if kind == "slack":
         return {"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}
-    # Between a sign and the name behind it: nothing to see, and no mention.
+    # With an invisible character after the sign it is no mention.
     return {"text": text.replace("@", "@\u200b")}
 
 

@@ -79,7 +79,7 @@ class Beat(Report):
 
 @dataclasses.dataclass(frozen=True)
 class NodeWarning(Report):
-    """A node says what is no failure and what an operator should know."""
+    """A node reports what an operator should know and what is no failure."""
 
     kind: str
     message: str

@@ -71,7 +71,7 @@ def _choose(turn: Turn) -> None:
     chosen = choose(state)
     begin = next((one["time_ns"] for one in chosen if one["id"] == state.resume_from), None)
     if begin is not None:
-        # Whoever goes back and then forth again wants what was skipped meanwhile.
+        # Going back and then to a newer one again makes those in between count again.
         before = (each for each in state.skipped if not each[0] < begin <= each[1])
         turn.set(skipped=(*before, (begin, turn.wall_ns)))
     members = frozenset(state.members if chosen else ())

@@ -38,7 +38,7 @@ CATEGORIES = {
 
 # What to do, where a signal means more than its category.
 SIGNAL_HINTS = {
-    "SIGABRT": "its stderr does not say why: set PYTHONFAULTHANDLER=1 to see the line, or open the core file in gdb",
+    "SIGABRT": "stderr has no reason: set PYTHONFAULTHANDLER=1 to see the line, or open the core file in gdb",
     "SIGFPE": "an integer was divided by zero in native code: check sizes that may be 0, and run with "
     "PYTHONFAULTHANDLER=1 to see the line",
     "SIGILL": "compare the node's CPU (lscpu) with the one that torch and its extensions were built for",

@@ -149,7 +149,7 @@ def lines(result: Preflight, rows: Sequence[FactRow], problems: Sequence[CheckFi
 
 
 def verdict(result: Preflight, problems: Sequence[CheckFinding]) -> str:
-    """Return in a line what a launch on these hosts would come to."""
+    """Return in one line whether a job on these hosts would start, and what stands against it."""
     errors, warnings = ([one for one in problems if one.severity == severity] for severity in ("error", "warning"))
     if not problems and not result.unreachable:
         return f"{count(len(result.facts), 'host')}, no problems found"

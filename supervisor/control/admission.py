@@ -1,4 +1,4 @@
-"""What a node that joins gets to know, and the others of it: the job's description, whose certificates count.
+"""What a joining node receives, and what the others receive about it: the job's description, accepted authorities.
 
 In: what linked nodes report of themselves; the authorities that this session has made. Out: a description and
 authorities that no single node can forge; nodes that believe them.

@@ -158,7 +158,7 @@ def _hooks(path: Path, document: dict[str, Any]) -> Iterator[Hook]:
         if ("command" in values) == ("url" in values):
             raise place.wrong("", "needs either command or url", 'write command = "…" or url = "https://…"')
         if "kind" in values and "url" not in values:
-            raise place.wrong("kind", "is the kind of a url, and there is none", "leave it out, or write url instead")
+            raise place.wrong("kind", "needs a url, and there is only a command", "leave it out, or write url instead")
         yield Hook(**values)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # An agent that sends nothing for this long is asked whether it is still there, and has as long to answer, seconds.
-# Together well below 10 s: so long a status of a host that is gone may stand there.
+# Together well below 10 s: no longer may the status that a lost host has sent be shown as current.
 SILENCE = 3.0
 # Before the same agent is asked again, seconds.
 REST = 0.5
@@ -44,7 +44,7 @@ class Updates:
             try:
                 await self._follow(link)
             except asyncio.TimeoutError:
-                # Its host may be gone without a word: those that have answered are next, and at once.
+                # Its host may be down: the next one is asked at once, of those that have answered.
                 log.debug("%s does not answer any more", link.view.name)
             except (CallFailed, WireError) as error:
                 log.debug("updates from %s ended: %s", link.view.name, error)
@@ -125,8 +125,8 @@ class Updates:
     async def _ask_whether_there(self, link: Link) -> None:
         """Return when this agent has answered; raises TimeoutError when it does not.
 
-        All agents are asked at the same time, and all that are silent are connected to anew: where several hosts are
-        gone, each would be waited for after the other.
+        All agents are asked at the same time, and the connections to all silent ones are opened again: otherwise
+        several lost hosts would be waited for one after the other.
         """
         links = dict.fromkeys([link, *self._hub.opened_links()])
         asked = {one: asyncio.ensure_future(one.call("identity", timeout_s=SILENCE)) for one in links}

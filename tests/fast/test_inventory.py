@@ -71,7 +71,7 @@ def test_a_hook_may_speak_to_a_chat(tmp_path: Path) -> None:
         "must be slack, discord or mattermost, not 'irc'"
         in _refused(tmp_path, HOOK + 'url = "https://h/x"\nkind = "irc"\n').message
     )
-    assert "there is none" in _refused(tmp_path, HOOK + 'command = "x"\nkind = "slack"\n').message
+    assert "needs a url" in _refused(tmp_path, HOOK + 'command = "x"\nkind = "slack"\n').message
 
 
 def test_the_example_of_the_repository_loads(repository: Path) -> None:

@@ -96,7 +96,7 @@ def test_what_is_damaged_or_would_lie_elsewhere_leaves_nothing(nodes: Mapping[st
         return Answer({"path": "a.pt", "files": [["a.pt/../../b.pt", 0o600, 1, sha]]})
 
     nodes["n1"].requests.ops["snapshot_files"] = elsewhere
-    with pytest.raises(RequestFailed, match="is not snapshot"):
+    with pytest.raises(RequestFailed, match="does not match snapshot"):
         bring(nodes, one.id)
     assert not os.listdir()
 

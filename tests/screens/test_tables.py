@@ -98,7 +98,7 @@ def test_keys_and_clicks_filter_and_sort_the_table_that_is_shown() -> None:
             await press(app, pilot, "escape")
             assert (table.line_count(), table.has_focus) == (4, True)
             text = await press(app, pilot, "slash", *"zz")
-            assert "nothing has zz" in text
+            assert "no row contains zz" in text
             await press(app, pilot, "escape")
             head = text_of(table.head)
             await pilot.click(table, offset=(head.index("loss"), 1))

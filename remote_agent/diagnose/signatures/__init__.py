@@ -38,7 +38,7 @@ HINTS = {
     "host_oom_kill": "use less host memory per rank (fewer DataLoader workers, one copy of the model) or raise the "
     "limit",
     "segfault": "check the top native frame; try another build of that library, NCCL or the driver",
-    "sigabrt": "native code ended the process with this message: check what it was given, and the library's version",
+    "sigabrt": "native code ended the process with this message: check its input, and the library's version",
     "bus_error_shm": "/dev/shm is too small or full: enlarge it (--shm-size, --ipc=host) or use fewer workers",
     "nccl_timeout_watchdog": "see what the missing rank is doing: supervisor stacks",
     "nccl_system_error": "rerun with NCCL_DEBUG=WARN: NCCL's warning line shows the reason",

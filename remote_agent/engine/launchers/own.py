@@ -107,7 +107,7 @@ def _start_processes(
             process.kill()
             process.wait()
         raise
-    # The objects must live as long as the processes: Python reaps what nobody has any more.
+    # The objects must live as long as the processes: Python reaps a process whose object is gone.
     return {local_rank: one.pid for local_rank, one in processes.items()}, partial(_wait, list(processes.values()))
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PROBLEMS: Final = (SupervisorError, WireError, OSError, asyncio.TimeoutError)
 _OUTSIDE: Final = ("removed", "spare", "lost", "failed", "")
-_ENDS: Final = "a process that does not handle it ends, and the group restarts"
+_ENDS: Final = "an unhandled signal ends the process, and the group restarts"
 # Name, what it is for, what happens to the process of the rank.
 SIGNALS: Final = (
     ("USR1", "many scripts save a snapshot on it; ends a script without a handler", _ENDS),

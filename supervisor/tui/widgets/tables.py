@@ -50,10 +50,12 @@ class LaidOut(Picker):
         if self.needle:
             self.heading += f" /{self.needle}"
         nothing = " no problem; ! shows all" if problems_only else f" {self._nothing}"
-        self.placeholder = ((f" nothing has {self.needle}; / changes that" if self.needle else nothing, "dim"),)
+        self.placeholder = (
+            (f" no row contains {self.needle}; / changes the filter" if self.needle else nothing, "dim"),
+        )
 
     def chosen(self, items: Sequence[T], columns: Sequence[Column[T]]) -> list[T]:
-        """Return the items that the reader wants to see, in the order that he has chosen."""
+        """Return the items that pass the filter, in the chosen order."""
         found = matching(items, columns, self.needle) if self.needle else items
         return self.order.sorted(found, columns)
 
