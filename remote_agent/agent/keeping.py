@@ -110,6 +110,8 @@ class EngineKeeper:
         await asyncio.wait(tasks, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             task.cancel()
+        # A job that begins only now is refused: nobody would serve it.
+        self._decided.set()
         return self._next
 
     def close(self) -> None:
