@@ -6,10 +6,10 @@ In: regular expressions. Out: Signature.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import signal as signals
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from remote_agent.text.names import read_number
@@ -34,11 +34,16 @@ class Signature:
 
     category: str
     role: str
-    regex: re.Pattern[str]
+    texts: tuple[str, ...]
     title: str = ""
     hint: str = ""
     signal: str = ""
     """The signal that ended the process, according to the text."""
+
+    @functools.cached_property
+    def regex(self) -> re.Pattern[str]:
+        """One expression for all texts, compiled when it is first searched: most agents never judge a failure."""
+        return _compile(self.texts)
 
     def ranks_in(self, text: str) -> dict[str, Any]:
         """Return the ranks that a text names, as `named` and `peer` of its finding."""
@@ -53,19 +58,19 @@ class Signature:
 
 def _signature(role: str, category: str, *texts: str, title: str = "", hint: str = "") -> Signature:
     """Return the signature of expressions that all mean the same."""
-    return Signature(category, role, _compile(texts), title, hint)
+    return Signature(category, role, texts, title, hint)
 
 
 # One function a role.
-primary = partial(_signature, PRIMARY)
-generic = partial(_signature, GENERIC)
-secondary = partial(_signature, SECONDARY)
-neutral = partial(_signature, NEUTRAL)
+primary = functools.partial(_signature, PRIMARY)
+generic = functools.partial(_signature, GENERIC)
+secondary = functools.partial(_signature, SECONDARY)
+neutral = functools.partial(_signature, NEUTRAL)
 
 
 def killed_by(signal: str, word: str, category: str, *also: str, role: str = PRIMARY, title: str = "") -> Signature:
     """Return the signature of a process that a signal ended, as launchers, shells and Python print it, or `also`."""
-    return Signature(category, role, _compile((*_printed_for(signal, word), *also)), title, signal=signal)
+    return Signature(category, role, (*_printed_for(signal, word), *also), title, signal=signal)
 
 
 def _printed_for(name: str, word: str) -> tuple[str, ...]:
