@@ -17,7 +17,7 @@ import asyncssh
 import pytest
 
 from supervisor.demo_hosts import DemoHosts, demo_hosts
-from tests.cluster import LoopbackHosts
+from tests.cluster.loopback import LoopbackHosts
 
 pytestmark = [pytest.mark.ssh, pytest.mark.usefixtures("ssh_home")]
 

@@ -1,7 +1,7 @@
 """Hosts to test against, on this one machine.
 
-In: nothing but root rights (namespaces), or not even these (loopback).
-Out: `Cluster`, `LoopbackHosts`, `ClusterError`, `cluster_obstacle`.
+In: nothing but root rights (namespaces), or not even these (loopback.py).
+Out: `Cluster`, `ClusterError`, `cluster_obstacle`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import subprocess
 from pathlib import Path
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.loopback import LoopbackHosts
 from tests.cluster.machine import Machine
 from tests.cluster.network import ClusterError
 
-__all__ = ["Cluster", "ClusterError", "LoopbackHosts", "Machine", "cluster_obstacle"]
+__all__ = ["Cluster", "ClusterError", "Machine", "cluster_obstacle"]
 
 
 @functools.lru_cache(maxsize=1)

@@ -10,6 +10,7 @@ import ipaddress
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import time
@@ -199,6 +200,20 @@ def kill_all(netns: str, deadline_s: float = 10.0) -> None:
 
 def _alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if process_state(pid) not in {"Z", "X", ""}]
+
+
+def await_ends(pids: Iterable[int], timeout_s: float) -> None:
+    """Wait until all of these processes have ended, or this time has passed."""
+    end = time.monotonic() + timeout_s
+    for pid in pids:
+        try:
+            ended = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            select.select([ended], [], [], max(0.0, end - time.monotonic()))
+        finally:
+            os.close(ended)
 
 
 def process_state(pid: int) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from tests import skew
 from tests.cluster import Cluster
 from tests.cluster.job import POLL_S, Job, journal
-from tests.cluster.network import OPERATOR
+from tests.cluster.network import OPERATOR, await_ends
 from tests.faults import invariants, ranks
 from tests.faults.commands import Operator, Verb
 from tests.faults.invariants import BACK_S, GONE_S, Awake, Violation
@@ -298,7 +298,7 @@ class Case:
                 some = "; ".join(f"{pid} {line[-70:]}" for pid, line in list(left.items())[:4])
                 self._wrong("orphan", f"{len(left)} processes {GONE_S:g} s after `stop`: {some}")
                 return
-            time.sleep(POLL_S)
+            await_ends(left, end - time.monotonic())
 
     # --- the judgement
 
