@@ -42,11 +42,11 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run one mode of the node's side and return its exit status."""
     words = sys.argv[1:] if argv is None else argv
-    if sys.flags.no_site:
-        _enter_site()
-    # It has no options: each command of an operator starts it on every node, and argparse takes longer to import.
+    # Each command of an operator starts it on every node: it needs neither options nor start files, which take longer.
     if words == ["connect"]:
         return _connect()
+    if sys.flags.no_site:
+        _enter_site()
     args = _parser().parse_args(words)
     if args.mode == "serve":
         if args.detach:

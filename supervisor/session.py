@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from supervisor import history, known
 from supervisor.control import heal, promotion, requests, resync
 from supervisor.errors import LaunchFailed, SupervisorError
-from supervisor.launch.launch import Launch
 from supervisor.link import jobs
 from supervisor.link.hub import Hub
 from supervisor.link.updates import Updates
@@ -103,6 +102,8 @@ class Session(Hub):
             await asyncio.wait([self._launch_task], timeout=CANCEL_LAUNCH)
 
     async def _launch(self, plan: LaunchPlan) -> None:
+        from supervisor.launch.launch import Launch  # of one command in twenty
+
         try:
             await Launch(plan).run(self)
         except SupervisorError as error:

@@ -29,7 +29,7 @@ def is_pushed(program: str) -> bool:
 def become_compiled(pushed: str) -> None:
     """Run this command from the compiled file, which is made if it is not there; returns where it cannot be written."""
     with contextlib.suppress(OSError):
-        os.execv(sys.executable, [sys.executable, compiled(pushed), *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, "-S", compiled(pushed), *sys.argv[1:]])
 
 
 def compiled(pushed: str) -> str:

@@ -104,7 +104,8 @@ if hashed(path) != sha:
 compiled = path[:-3] + str(sys.implementation.cache_tag) + ".pyz"
 if is_sealed(compiled, read_key(home)):
     path = compiled
-os.execv(sys.executable, [sys.executable, path] + sys.argv[4:])
+# -S: what needs the installation's start files runs them itself, where their output mixes with nothing.
+os.execv(sys.executable, [sys.executable, "-S", path] + sys.argv[4:])
 """
 
 

@@ -15,12 +15,15 @@ import re
 import stat
 import subprocess
 import threading
+from collections.abc import Iterable
 from pathlib import Path
-
-import pathspec
+from typing import TYPE_CHECKING
 
 from supervisor.errors import SyncError
 from supervisor.inventory.sshconfig import SshConfigError, local_user
+
+if TYPE_CHECKING:
+    import pathspec
 
 READ_SIZE = 1024 * 1024
 # One frame must hold the list; a larger tree is a data set.
@@ -232,7 +235,7 @@ class Ignored:
     def __init__(self, root: Path, exclude: tuple[str, ...]) -> None:
         self._root = root
         try:
-            self._exclude = pathspec.GitIgnoreSpec.from_lines(exclude)
+            self._exclude = _patterns(exclude)
         except ValueError as error:
             raise SyncError(f"exclude: {error}", "patterns are written as in .gitignore") from error
         self._by_git: set[str] = set()
@@ -285,9 +288,16 @@ class Ignored:
         return verdict
 
 
+def _patterns(lines: Iterable[str]) -> pathspec.GitIgnoreSpec:
+    # Half of the commands read no tree.
+    import pathspec
+
+    return pathspec.GitIgnoreSpec.from_lines(lines)
+
+
 def _read_patterns(file: Path) -> pathspec.GitIgnoreSpec:
     try:
-        return pathspec.GitIgnoreSpec.from_lines(file.read_text(errors="surrogateescape").splitlines())
+        return _patterns(file.read_text(errors="surrogateescape").splitlines())
     except OSError as error:
         raise SyncError(f"{file}: cannot be read: {error.strerror}", f"try: ls -l {file}") from error
     except ValueError as error:
