@@ -55,6 +55,8 @@ class EngineLink:
         """What the engine said last about its waiting process."""
         self.ended = asyncio.Event()
         """Set when the engine's process is gone."""
+        self.has_served = False
+        """An earlier job was served: where it ends, the installation is not why."""
         self._channel: Channel | None = None
         self._serving: asyncio.Future[str] | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -82,6 +84,7 @@ class EngineLink:
         self._files, self._notice, self._hello = files, notice, hello
         self.facts = {}
         self.ready = asyncio.Event()
+        self.has_served = True
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self._process = await asyncio.create_subprocess_exec(

@@ -246,7 +246,7 @@ class MemberLoop:
             if len(deaths) >= ENGINE_DEATHS:
                 minutes = ENGINE_WINDOW_S / 60
                 self.engine.give_up(f"its engine died {len(deaths)} times in {minutes:.0f} minutes, last: {how}")
-            if len(deaths) >= ENGINE_DEATHS or not self.engine.facts:
+            if len(deaths) >= ENGINE_DEATHS or not (self.engine.facts or self.engine.has_served):
                 self.report("unfit", {"reason": self.engine.problem})
                 return
             self.engine = self._make_engine(self._hear_engine)

@@ -255,6 +255,32 @@ def test_the_lease_is_kept_whatever_fails(tmp_path: Path, caplog: pytest.LogCapt
     asyncio.run(check())
 
 
+def test_an_engine_of_an_earlier_job_that_ends_is_replaced(tmp_path: Path) -> None:
+    class Ended(EngineLink):
+        async def run(self) -> str:
+            return self._over("exit status -9")
+
+    async def hear(_op: str, _args: dict[str, Any]) -> None:
+        """It says nothing."""
+
+    async def check() -> None:
+        async with agents(tmp_path, "n1") as (agent,):
+            files, made = agent.context.files, asyncio.Event()
+            agent.member.engine = left = Ended(files, hear, {})
+            left.turn_to(files, hear, {})
+
+            def make_engine(_notice: Any) -> EngineLink:
+                made.set()
+                return Ended(files, hear, {})
+
+            agent.member._make_engine = make_engine
+            keeping = agent._tasks.spawn(agent.member._engines(), "engine")
+            await asyncio.wait_for(keeping, WAIT_S)
+            assert made.is_set(), "the node was called unfit, although its installation works"
+
+    asyncio.run(check())
+
+
 def test_another_coordinator_has_another_clock(tmp_path: Path) -> None:
     async def check() -> None:
         async with agents(tmp_path, "n1") as (agent,):
