@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.inventory import Host, Inventory, JobDefaults
+from tests.cluster.prepared import prepared
 
 WAIT_S = 60.0
 # Prints lines of its own length and content, then what the test asks for.
@@ -42,13 +43,15 @@ if len(sys.argv) > 3 and sys.argv[3] == rank:
 
 
 class Hosts:
-    """`count` hosts n1, n2 … on this machine."""
+    """`count` hosts n1, n2 … on this machine, which have the agent already."""
 
     def __init__(self, root: Path, count: int, **job: Any) -> None:
         self.root = root
         self.work = root / "work"
         self.work.mkdir()
         (self.work / "talk.py").write_text(TALK)
+        for number in range(1, count + 1):
+            shutil.copytree(prepared(), self.root / f"n{number}")
         self.hosts = tuple(
             Host(
                 name=f"n{number}",
