@@ -6,6 +6,7 @@ Out: their directories; nothing left of abandoned ones.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -30,40 +31,33 @@ def process_stamp(pid: int) -> str:
 
 def directories() -> list[Path]:
     """The directories of all clusters that have a state file, oldest first."""
-    found = [path.parent for path in outer().glob(f"{PREFIX}*/{STATE_FILE}")]
-    return sorted(found, key=lambda path: path.stat().st_mtime)
+    return [path for path, _ in _found()]
 
 
 def by_hand() -> list[Path]:
     """The directories of the clusters that belong to no process: made by `python -m tests.cluster up`."""
-    return [path for path in directories() if _state(path).get("owner") is None]
+    return [path for path, state in _found() if state.get("owner") is None]
 
 
-def abandoned() -> list[Path]:
-    """The directories of the clusters whose owner ended without removing them."""
-    found = []
-    for path in directories():
-        owner = _state(path).get("owner")
-        if isinstance(owner, list) and process_stamp(int(owner[0])) != owner[1]:
-            found.append(path)
-    return found
+def _is_owned(state: dict[str, object]) -> bool:
+    owner = state.get("owner")
+    return not isinstance(owner, list) or process_stamp(int(owner[0])) == owner[1]
 
 
-def sweep() -> list[Path]:
-    """Remove the abandoned clusters and return where they were; one process at a time does so."""
+def sweep() -> None:
+    """Remove the clusters whose owner ended without removing them; one process at a time does so."""
     if os.geteuid() != 0:
-        return []
+        return
     # The directory itself is what is locked: a lock file would be left over.
     lock = os.open(outer(), os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        gone = abandoned()
-        for path in gone:
-            Network(str(_state(path)["net_id"])).remove()
-            remove(path)
+        for path, state in _found():
+            if not _is_owned(state):
+                Network(str(state["net_id"])).remove()
+                remove(path)
     finally:
         os.close(lock)
-    return gone
 
 
 def remove(directory: Path) -> None:
@@ -74,6 +68,10 @@ def remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _state(directory: Path) -> dict[str, object]:
-    state: dict[str, object] = json.loads((directory / STATE_FILE).read_text())
-    return state
+def _found() -> list[tuple[Path, dict[str, object]]]:
+    found = []
+    for path in outer().glob(f"{PREFIX}*/{STATE_FILE}"):
+        # Its owner may remove it at this moment.
+        with contextlib.suppress(FileNotFoundError):
+            found.append((path.stat().st_mtime, path.parent, json.loads(path.read_text())))
+    return [(path, state) for _, path, state in sorted(found, key=lambda one: one[0])]
