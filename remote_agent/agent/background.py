@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# One may hash a snapshot of gigabytes for many seconds; what takes a millisecond does not wait for it.
-THREADS = 2
+# Some hash or receive a snapshot of gigabytes for many seconds; what takes a millisecond does not wait for them.
+THREADS = 4
 # ioprio_set by machine; class 3 is idle: such a thread reads and writes when nobody else does.
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_IDLE = 3 << 13

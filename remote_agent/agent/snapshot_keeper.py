@@ -14,6 +14,7 @@ import datetime
 import logging
 import os
 import re
+import socket
 import threading
 import time
 from collections import Counter, deque
@@ -37,9 +38,10 @@ from remote_agent.snapshots.rules import (
     step_of,
 )
 from remote_agent.snapshots.scan import is_open_for_writing, scan
-from remote_agent.snapshots.store import PIECE, Abandoned, Snapshot, Store, content_at, remove_asides, set_aside
+from remote_agent.snapshots.store import Abandoned, Snapshot, Store, content_at, remove_asides, set_aside
 from remote_agent.tree.manifest import File, Manifest, pack, unpack
 from remote_agent.wire import Answer, CallFailed, Channel, Items, Problem, WireError
+from remote_agent.wire.blocking import bodies
 from remote_agent.wire.events import SNAPSHOT_LEFT_OUT, SNAPSHOT_NOT_KEPT, SNAPSHOT_UNNAMED
 
 if TYPE_CHECKING:
@@ -68,6 +70,8 @@ SHARED_ASKS = 3
 COPIES = 1
 # Less than a tenth of a 10-gigabit link, more than a snapshot of 2 GiB every 30 s.
 COPY_BYTES_S = 100e6
+# What a node sends at once: an event loop moves what is left of a larger piece again and again.
+SENT_BYTES = 256 * 1024
 HEAD_TIMEOUT_S = 10.0
 # A node copies its shards before it says what they are.
 SHARDS_TIMEOUT_S = 60.0
@@ -317,7 +321,7 @@ class SnapshotKeeper:
                 raise Problem("bad_snapshot", f"{node} sent files that {found.path} does not name")
             work = self._background.run if slow else asyncio.to_thread
             missing = await self._locked(work, self._store.expect_shards, found.path, files)
-            await self._fetch(channel, missing, slow=slow)
+            await self._fetch(node, missing, slow=slow)
         return files
 
     async def _hear_shards(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
@@ -420,21 +424,34 @@ class SnapshotKeeper:
             self._store.check_place(snapshot)
             await self._locked(work, self._store.make_room, snapshot.slot, snapshot.size)
             missing = await self._locked(work, self._store.expect, snapshot)
-            await self._fetch(channel, missing, slow=slow)
+        await self._fetch(node, missing, slow=slow)
         return snapshot
 
-    async def _fetch(self, channel: Channel, missing: Mapping[str, tuple[int, int]], *, slow: bool) -> None:
+    async def _fetch(self, node: str, missing: Mapping[str, tuple[int, int]], *, slow: bool) -> None:
         """Bring contents; `missing`: size and the bytes that are here of each. Raises what `_pull` raises."""
-        work = self._background.run if slow else asyncio.to_thread
+        run = self._background.run if slow else asyncio.to_thread
         for sha, (_, here) in missing.items():
-            pieces = channel.stream("snapshot_read", {"sha": sha, "offset": here, "slow": slow})
+            opened: list[socket.socket] = []
+            receiving = asyncio.ensure_future(run(self._receive, node, sha, here, slow, opened))
             try:
-                async for piece in _in_time(pieces):
-                    await self._locked(work, self._store.write, sha, here, piece.body)
-                    here += len(piece.body)
-            finally:
-                await pieces.aclose()
-            await self._locked(work, self._store.complete, sha, self._abandon.is_set)
+                await asyncio.shield(receiving)
+            except asyncio.CancelledError:
+                self._abandon.set()
+                for sock in opened:
+                    # The thread may be waiting for a host without power.
+                    with contextlib.suppress(OSError):
+                        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+                await asyncio.wait({receiving})
+                raise
+
+    def _receive(self, node: str, sha: str, here: int, slow: bool, opened: list[socket.socket]) -> None:
+        """Bring one content over a connection of this thread's own, which `opened` gets."""
+        with self._peers.open(node, PIECE_TIMEOUT_S) as sock:
+            opened.append(sock)
+            if self._abandon.is_set():
+                raise Abandoned
+            pieces = bodies(sock, "snapshot_read", {"sha": sha, "offset": here, "slow": slow})
+            self._store.receive(sha, here, pieces, self._abandon.is_set)
 
     async def _hear_head(self, node: str, channel: Channel | None, args: dict[str, Any]) -> Answer:
         return Answer(*self._store.get(str(args["id"])).described())
@@ -446,7 +463,7 @@ class SnapshotKeeper:
         work = self._background.run if slow else asyncio.to_thread
         content = await work(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            while piece := await work(os.pread, content, PIECE, offset):
+            while piece := await work(os.pread, content, SENT_BYTES, offset):
                 if slow:
                     await self._wait_for_rate(len(piece))
                 yield Answer({}, piece)
@@ -584,12 +601,3 @@ class SnapshotKeeper:
                     f'snapshots = ["{name}"] in [job], keeps copies of it on other nodes',
                 )
                 return
-
-
-async def _in_time(pieces: Items) -> Items:
-    """Yield what arrives; raises asyncio.TimeoutError when nothing does for too long."""
-    while True:
-        try:
-            yield await asyncio.wait_for(pieces.__anext__(), PIECE_TIMEOUT_S)
-        except StopAsyncIteration:
-            return

@@ -34,9 +34,9 @@ HANDSHAKE_S = 5.0
 LEAST_S = 0.1
 # For strangers, in addition to one for each node: all nodes may come at once.
 STRANGERS = 16
-# A node's link to the coordinator, a question, a request for a vote, an announcement; a snapshot that it takes, and the
-# last output of ranks.
-PER_NODE = 6
+# A node's link to the coordinator, a question, a request for a vote, an announcement; two for a snapshot that it
+# takes, and one for the last output of ranks.
+PER_NODE = 7
 # The next attempt to accept where the machine has no descriptor or memory for a connection.
 EXHAUSTED_S = 1.0
 Accepted = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import socket
 import ssl
 from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
@@ -100,6 +101,27 @@ class Peers:
         self._certain[node] = where
         return channel
 
+    def open(self, node: str, timeout_s: float) -> ssl.SSLSocket:
+        """Return a socket to a node, for a thread that may block; raises PeerUnreachable, KeyError.
+
+        `timeout_s`: how long each wait on it may take, once it is connected.
+        """
+        where = self.members[node]
+        there = f"{node} ({where['address']}:{where['port']})"
+        try:
+            # As `connect`: names of nodes are not host names.
+            context = tls_context(self._files, ssl.Purpose.SERVER_AUTH)
+            context.check_hostname = False
+            plain = socket.create_connection((where["address"], int(where["port"])), CONNECT_TIMEOUT_S)
+            sock = context.wrap_socket(plain)
+        except OSError as error:
+            raise PeerUnreachable(f"{there}: {error}") from error
+        if certified_name(sock.getpeercert() or {}) != node:
+            sock.close()
+            raise PeerUnreachable(f"{there}: another node answers")
+        sock.settimeout(timeout_s)
+        return sock
+
     async def is_dead(self, node: str) -> bool:
         """Whether a node's machine answers and nothing listens where its agent is known to have listened."""
         where = self._certain.get(node)
@@ -166,7 +188,11 @@ def tls_context(files: JobFiles, side: ssl.Purpose) -> ssl.SSLContext:
 
 def peer_name(writer: asyncio.StreamWriter) -> str:
     """Return the node name in the other side's certificate, "" when there is none."""
-    certificate = writer.get_extra_info("peercert") or {}
+    return certified_name(writer.get_extra_info("peercert") or {})
+
+
+def certified_name(certificate: Mapping[str, Any]) -> str:
+    """Return the node name in a certificate, "" when there is none."""
     names = [value for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
     return names[0] if names else ""
 

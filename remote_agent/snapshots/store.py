@@ -19,7 +19,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Union
@@ -250,30 +250,35 @@ class Store:
             if not (self._contents / sha).exists()
         }
 
-    def write(self, sha: str, offset: int, piece: bytes) -> None:
-        """Append to a content that arrives; raises Problem, OSError."""
+    def receive(self, sha: str, here: int, pieces: Iterable[bytes | memoryview], stop: Stop) -> None:
+        """Take what arrives of a content, if it is what its name says in the end; any thread may call it.
+
+        `here`: how many bytes of it earlier connections have brought. Raises Abandoned, Problem, OSError, and what the
+        pieces raise: then the part that has arrived stays.
+        """
         self._contents.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = self._contents / f"{sha}.part"
-        if _size(part) != offset:
-            raise Problem("bad_piece", f"a piece at {offset} is out of order")
-        with open(part, "ab", buffering=0) as file:
-            _write(file.fileno(), piece)
-
-    def complete(self, sha: str, stop: Stop) -> None:
-        """Take a content that has arrived, if it is what its name says; raises Abandoned, Problem, OSError."""
-        part = self._contents / f"{sha}.part"
-        part.touch()
         digest = hashlib.sha256()
-        with open(part, "rb", buffering=0) as file:
-            while piece := file.read(PIECE):
+        with open(part, "a+b", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size != here:
+                raise Problem("bad_piece", f"a piece at {here} is out of order")
+            file.seek(0)
+            while before := file.read(PIECE):
+                digest.update(before)
+            for piece in pieces:
                 if stop():
                     raise Abandoned
+                _write(file.fileno(), piece)
                 digest.update(piece)
             os.fsync(file.fileno())
         if digest.hexdigest() != sha:
             part.unlink()
             raise Problem("bad_piece", "a copy of a snapshot arrived damaged")
-        os.replace(part, self._contents / sha)
+        try:
+            os.replace(part, self._contents / sha)
+        except FileNotFoundError:
+            # A newer one has made it worthless meanwhile.
+            raise Abandoned from None
 
     def give_up(self, name: str) -> None:
         """Remove what has arrived of a snapshot that does not fit; raises OSError."""
@@ -423,7 +428,7 @@ def _copy(source: Path, target: Path, stop: Stop) -> None:
         os.fsync(copy.fileno())
 
 
-def _write(fd: int, piece: bytes) -> None:
+def _write(fd: int, piece: bytes | memoryview) -> None:
     view = memoryview(piece)
     while view:
         view = view[os.write(fd, view) :]

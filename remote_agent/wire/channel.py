@@ -236,11 +236,11 @@ class Channel:
                 await self._writer.drain()
             except (ConnectionError, OSError, RuntimeError) as error:
                 raise ChannelClosed(f"the connection is closed: {error}") from error
-        return _cost(size)
+        return cost_of(size)
 
     async def _dispatch(self, frame: Frame) -> None:
         header = frame.header
-        _check(header)
+        check_header(header)
         if "re" in header:
             self._receive(header, frame)
         elif "cancel" in header:
@@ -268,7 +268,7 @@ class Channel:
             raise ProtocolError(f"request {number} is still being served")
         if self._requested >= REQUEST_ROOM:
             raise ProtocolError("more requests without an answer than there is room for")
-        cost = _cost(frame.size)
+        cost = cost_of(frame.size)
         self._requested += cost
         task = self._serving[number] = asyncio.ensure_future(self._serve(number, frame.header["op"], args, frame.body))
 
@@ -288,7 +288,7 @@ class Channel:
         if incoming is not None:
             data = header.get("item", header.get("ok"))
             if failure is None and data is not None:
-                incoming.add(Answer(data, frame.body), _cost(frame.size))
+                incoming.add(Answer(data, frame.body), cost_of(frame.size))
             if failure is not None or "item" not in header:
                 incoming.queue.put_nowait(failure)
                 del self._streams[number]
@@ -363,11 +363,12 @@ class Channel:
         self._writer.close()
 
 
-def _cost(size: int) -> int:
+def cost_of(size: int) -> int:
+    """Return what a frame of that size counts as."""
     return max(size, LEAST_COST)
 
 
-def _check(header: dict[str, Any]) -> None:
+def check_header(header: dict[str, Any]) -> None:
     """Raise ProtocolError for a header with fields of wrong types."""
     if any(not isinstance(header.get(key, 0), int) for key in ("id", "re", "cancel", "more", "bytes")):
         raise ProtocolError("a frame's number is not a number")

@@ -75,6 +75,35 @@ def test_another_node_of_the_job_is_not_the_one_we_mean(tmp_path: Path) -> None:
         asyncio.run(exchange(server, client, "n3"))
 
 
+def test_a_threads_own_connection_leads_to_that_node_of_that_job_or_nowhere(tmp_path: Path) -> None:
+    authority = make_authority("job")
+    server = files_for(tmp_path / "a", "n2", authority)
+    own = files_for(tmp_path / "b", "n1", authority)
+    foreign = files_for(tmp_path / "c", "n1", make_authority("other"))
+
+    async def accepted(peer: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await Channel(reader, writer, who).run()
+
+    async def check() -> None:
+        listener = listen(server, 0, accepted, lambda: 2)
+        where = {"address": "127.0.0.1", "port": listener.port}
+
+        def reach(files: JobFiles, name: str) -> None:
+            known = peers.Peers(files, "n1", "", Tasks())
+            known.members.update({"n2": where, "n3": where})
+            known.open(name, 5.0).close()
+
+        try:
+            await asyncio.to_thread(reach, own, "n2")
+            for files, name in ((own, "n3"), (foreign, "n2")):
+                with pytest.raises(peers.PeerUnreachable):
+                    await asyncio.to_thread(reach, files, name)
+        finally:
+            listener.close()
+
+    asyncio.run(check())
+
+
 def test_another_job_is_refused(tmp_path: Path) -> None:
     server = files_for(tmp_path / "a", "n2", make_authority("job"))
     client = files_for(tmp_path / "b", "n1", make_authority("other"))

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import shutil
+import socket
 import struct
 import time
 import zipfile
@@ -20,12 +21,12 @@ from typing import Any
 import pytest
 
 from remote_agent.agent.background import Background
-from remote_agent.agent.snapshot_keeper import SnapshotKeeper
+from remote_agent.agent.snapshot_keeper import SENT_BYTES, SnapshotKeeper
 from remote_agent.base.paths import Home
 from remote_agent.election.peers import PeerUnreachable
 from remote_agent.snapshots.rules import SETTLE_NS, InPlace, Moment, Verdict, is_complete, judge, slot_of, step_of
 from remote_agent.snapshots.scan import matches, scan
-from remote_agent.snapshots.store import PIECE, Abandoned, Snapshot, Store, remove_asides, set_aside
+from remote_agent.snapshots.store import Abandoned, Snapshot, Store, remove_asides, set_aside
 from remote_agent.tree.manifest import pack
 from remote_agent.wire import Answer, CallFailed, Channel, Handler, Items, JobSpec, NodeSpec, Problem, WireError
 from supervisor.wording.status import snapshot_rows
@@ -187,9 +188,20 @@ class Disk:
         for sha, (size, here) in self.store.expect(snapshot).items():
             content = other.store.path_of(sha).read_bytes()
             assert len(content) == size
-            self.store.write(sha, here, content[here:])
-            self.store.complete(sha, lambda: False)
+            self.store.receive(sha, here, [content[here:]], lambda: False)
         self.store.add(snapshot)
+
+
+def cut(store: Store, sha: str, piece: bytes) -> bool:
+    """Let a part of a content arrive, then the connection be cut; returns whether that is what it was."""
+
+    def pieces() -> Iterator[bytes]:
+        yield piece
+        raise WireError("the link was cut")
+
+    with pytest.raises(WireError):
+        store.receive(sha, 0, pieces(), lambda: False)
+    return True
 
 
 def test_the_newest_two_of_each_series_are_kept_by_content(tmp_path: Path) -> None:
@@ -214,14 +226,13 @@ def test_a_copy_goes_on_where_it_was_cut_and_a_damaged_one_is_refused(tmp_path: 
     content = torch_zip(b"w" * 5000)
     snapshot = source.save("snapshot.pt", content, 1)
     (sha,) = target.store.expect(snapshot)
-    target.store.write(sha, 0, content[:1000])
+    assert cut(target.store, sha, content[:1000])
     again = Store(tmp_path / "b" / "kept", target.base, ("**",))
     assert again.expect(snapshot) == {sha: (len(content), 1000)}
     with pytest.raises(Problem, match="out of order"):
-        again.write(sha, 0, content)
-    again.write(sha, 1000, b"x" * (len(content) - 1000))
+        again.receive(sha, 0, [content], lambda: False)
     with pytest.raises(Problem, match="damaged"):
-        again.complete(sha, lambda: False)
+        again.receive(sha, 1000, [b"x" * (len(content) - 1000)], lambda: False)
     assert again.expect(snapshot) == {sha: (len(content), 0)}
     assert not again.kept
     target.take_from(source, snapshot)
@@ -300,7 +311,7 @@ def test_what_lost_its_content_is_forgotten_and_what_a_loss_of_power_left_is_rem
     contents = tmp_path / "kept/contents"
     (sha,) = [file.sha256 for file in lost.manifest.files.values()]
     disk.store.path_of(sha).write_bytes(b"half")
-    disk.store.write("0" * 64, 0, b"arriving")
+    assert cut(disk.store, "0" * 64, b"arriving")
     (contents / "12.copy").write_bytes(b"half")
     again = Store(tmp_path / "kept", disk.base, ("**",))
     assert again.kept == (stays,)
@@ -600,21 +611,30 @@ def linked(made: SnapshotKeeper, other: SnapshotKeeper, *, pieces: int = 99) -> 
     """Let a keeper reach another one as n2; each connection ends after some pieces. Returns the offsets it asks for."""
     offsets: list[int] = []
 
-    class Cut(Link):
-        async def stream(self, op: str, args: dict[str, Any]) -> Items:
-            offsets.append(args["offset"])
-            number = 0
-            async for item in super().stream(op, args):
-                if number == pieces:
-                    raise WireError("the link was cut")
-                number += 1
-                yield item
-
     @contextlib.asynccontextmanager
     async def connected(node: str) -> AsyncIterator[Link]:
-        yield Cut(other)
+        if node != "n2":
+            raise PeerUnreachable("no answer")
+        yield Link(other)
+
+    def receive(node: str, sha: str, here: int, slow: bool, opened: list[Any]) -> None:
+        offsets.append(here)
+
+        def bodies() -> Iterator[bytes]:
+            args = {"sha": sha, "offset": here, "slow": slow}
+
+            async def read() -> list[bytes]:
+                return [item.body async for item in Link(other).stream("snapshot_read", args)]
+
+            for number, body in enumerate(asyncio.run(read())):
+                if number == pieces:
+                    raise WireError("the link was cut")
+                yield body
+
+        made._store.receive(sha, here, bodies(), lambda: False)
 
     made._background.connected = connected  # type: ignore[method-assign, assignment]
+    made._receive = receive  # type: ignore[method-assign]
     return offsets
 
 
@@ -624,7 +644,7 @@ def two_keepers(tmp_path: Path) -> tuple[SnapshotKeeper, list[dict[str, Any]], S
         (tmp_path / name).mkdir()
     made, said = keeper(tmp_path / "a", Others({"sees": False}), snapshots=("*.pt",))
     other, _ = keeper(tmp_path / "b", Others({"sees": False}), snapshots=("*.pt",))
-    lay(tmp_path / "b/work", {"snapshot.pt": torch_zip(os.urandom(5 * PIECE // 2))})
+    lay(tmp_path / "b/work", {"snapshot.pt": torch_zip(os.urandom(5 * SENT_BYTES // 2))})
     (head,) = asyncio.run(other.hold())
     return made, said, other, head
 
@@ -636,9 +656,25 @@ def test_a_link_that_is_cut_in_the_middle_of_a_copy_is_no_warning_and_the_rest_f
         asyncio.run(made._take("n2", head["id"]))
         # A part of it is never handed out.
         assert made.heads() in ([], [head])
-    assert offsets == [0, PIECE, 2 * PIECE]
+    assert offsets == [0, SENT_BYTES, 2 * SENT_BYTES]
     assert made.heads() == [head]
     assert not said
+
+
+def test_a_copy_that_is_no_longer_wanted_does_not_wait_for_a_silent_node(tmp_path: Path) -> None:
+    made, _ = keeper(tmp_path, Others(None), snapshots=("*.pt",))
+    ours, silent = socket.socketpair()
+    made._peers.open = lambda node, timeout_s: ours  # type: ignore[method-assign, assignment, return-value]
+
+    async def abandon() -> None:
+        fetching = asyncio.ensure_future(made._fetch("n2", {"0" * 64: (9, 0)}, slow=True))
+        assert await asyncio.to_thread(silent.recv, 9)
+        fetching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(fetching, 20.0)
+
+    with silent:
+        asyncio.run(abandon())
 
 
 def test_a_full_disk_at_the_copys_node_is_named_once_and_costs_no_older_copy(
@@ -716,13 +752,7 @@ def test_shards_on_several_nodes_become_one_snapshot_on_the_node_with_the_metada
     other, _ = keeper(tmp_path / "b", Others({"sees": False}), snapshots=("ckpt/*",), records=[LONG_AGO])
     shards = {"n2": {"__1_0.distcp": b"one" * 500}, "n3": {}}
 
-    @contextlib.asynccontextmanager
-    async def connected(node: str) -> AsyncIterator[Link]:
-        if node != "n2":
-            raise PeerUnreachable("no answer")
-        yield Link(other)
-
-    made._background.connected = connected  # type: ignore[method-assign, assignment]
+    linked(made, other)
     files = {".metadata": dcp(["__0_0.distcp", "__1_0.distcp"]), "__0_0.distcp": b"zero"}
     lay(tmp_path / "a/work/ckpt/step_20", files)
     lay(tmp_path / "b/work/ckpt/step_20", {"other.distcp": b"not asked for"})

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from remote_agent.wire import MAX_BODY, Answer, CallFailed, Channel, ChannelClosed, Handler, Items, Problem, encode
+from remote_agent.wire.blocking import bodies
 from remote_agent.wire.channel import LEAST_COST, REQUEST_ROOM, STREAM_ROOM, refuse
 
 # Items that are small.
@@ -465,3 +466,40 @@ def test_only_an_end_from_the_other_side_is_one(how: str, ended: bool) -> None:
         assert channel.ended is ended
 
     _run(body)
+
+
+def test_a_thread_reads_a_stream_of_any_length_and_learns_why_it_ends() -> None:
+    """More than the other side may send unread, so it is given back while it is read."""
+    pieces = [bytes([number]) * (STREAM_ROOM // 3) for number in range(10)]
+
+    async def handle(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        async def items() -> Items:
+            for piece in pieces:
+                yield Answer({}, piece)
+            if args["refused"]:
+                raise Problem("no_snapshot", "it is no longer kept")
+
+        return items()
+
+    def read(sock: socket.socket, **args: Any) -> list[bytes]:
+        return [bytes(body) for body in bodies(sock, "read", args)]
+
+    async def check() -> None:
+        for refused in (False, True):
+            one, other = socket.socketpair()
+            channel = Channel(*await asyncio.open_connection(sock=one), handle)
+            running = asyncio.ensure_future(channel.run())
+            with other:
+                reading = asyncio.to_thread(read, other, refused=refused)
+                if refused:
+                    with pytest.raises(CallFailed, match="no longer kept"):
+                        await reading
+                else:
+                    assert await reading == pieces
+                    await channel.close()
+                    with pytest.raises(ChannelClosed):
+                        await asyncio.to_thread(read, other, refused=False)
+            await channel.close()
+            await asyncio.wait_for(running, 5)
+
+    _run(check)
