@@ -38,7 +38,9 @@ def run(verb: str, argv: Sequence[str]) -> int:
     parser = make_parser(verb, USAGE, target=False)
     add_json(parser)
     colours.add_color(parser)
-    parser.add_argument("paths", nargs="*", metavar="PATH", type=Path, help="log files, or directories of log files")
+    parser.add_argument(
+        "paths", nargs="*", metavar="PATH", type=Path, help="logs, torch's flight records, or directories of them"
+    )
     options = parser.parse_args(list(argv))
     if not options.paths:
         raise UsageError("PATH is missing", f"supervisor {verb} {USAGE}")

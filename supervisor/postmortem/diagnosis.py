@@ -18,6 +18,7 @@ from remote_agent.diagnose.nccl import NcclText
 from remote_agent.diagnose.tracebacks import find_traces, read_error_document
 from remote_agent.diagnose.verdict import verdict
 from supervisor.postmortem.files import LeaveOut, RunFile, find
+from supervisor.postmortem.flights import FlightRecords
 from supervisor.postmortem.healthy import never_started, was_retried, was_survived, without_recovered
 from supervisor.postmortem.journal import Generation, Json, RankRecord, read_journal
 from supervisor.postmortem.lines import FileLine, time_of_line
@@ -51,11 +52,14 @@ def diagnose(
     """Return {incidents, nccl} of the files under these paths; raises UsageError, OSError."""
     nccl = NcclText()
     runs: dict[tuple[str, int], Generation] = {}
+    flights = FlightRecords()
     files = find(paths, leave_out)
     for file in files:
         why = ""
         if file.stream == "journal":
             why = read_journal(file, runs)
+        elif file.stream == "flight":
+            why = flights.add(file)
         elif file.stream == "error":
             rank = _generation(runs, file).rank(file.rank)
             with file.path.open("rb") as text:
@@ -64,7 +68,7 @@ def diagnose(
             why = "" if rank.error else "not an error file of torch, or damaged"
         if why:
             leave_out(f"{file.path}: {why}")
-    logs = [file for file in files if file.stream not in ("journal", "error")]
+    logs = [file for file in files if file.stream not in ("journal", "error", "flight")]
     with closing(read_all([file.path for file in logs], progress)) as read:
         for lines, file in zip(read, logs, strict=True):
             _add_lines(file, lines, _generation(runs, file), nccl)
@@ -75,6 +79,8 @@ def diagnose(
     cut_short = bool(failed) and (failed[-1][0].stopped_on_request() or failed[-1][0].is_running())
     if not incidents and failed and not ended_well and not cut_short and never_started(texts := _texts(failed[-1][0])):
         incidents = [_hang(failed[-1][1], texts[-1]).to_json()]
+    nodes = {node: ranks for run in runs.values() for node, ranks in run.nodes.items()}
+    incidents = flights.explain(incidents, nodes)
     numbered = [{**document, "id": number} for number, document in enumerate(incidents, 1)]
     return {"incidents": numbered, "nccl": nccl.result()}
 

@@ -14,13 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from remote_agent.wire.documents import COPY_MARK
+from remote_agent.wire.documents import COPY_MARK, MAX_RANKS
 from supervisor.errors import UsageError
+from supervisor.postmortem.flight_files import is_flight_record
 
 _GENERATION = re.compile(r"generation_(\d+)\Z")
 _RANK = re.compile(r"rank_(\d+)(?:\.old\d+)?\Z")
 _ATTEMPT = re.compile(r"attempt_(\d+)\Z")
 _RANK_FILE = re.compile(r"rank_?(\d+)[._-](stdout|stderr)\.(?:log|txt)\Z")
+# torch names its flight records nccl_trace_rank_3; people add a suffix.
+_FLIGHT = re.compile(r"(?:.*\D)?(\d{1,6})(?:\.(?:json|pkl|pickle|dump))?\Z")
 _STREAM = re.compile(r"(stdout|stderr|nccl)\.log\Z")
 # Written by us or by torch next to the logs, but no logs.
 _NOT_LOGS = (".idx", ".json", ".jsonl", ".pt", ".pyc", ".pid", ".sock", ".so", ".bin", ".npz")
@@ -54,7 +57,7 @@ class RunFile:
     generation: int = 0
     rank: int | None = None
     stream: str = "stderr"
-    """stdout, stderr, nccl, error (error.json) or journal (events.jsonl)."""
+    """stdout, stderr, nccl, error (error.json), journal (events.jsonl) or flight (a flight record of torch)."""
 
 
 def find(paths: Sequence[Path], leave_out: LeaveOut = lambda _why: None) -> list[RunFile]:
@@ -88,7 +91,7 @@ def _under(folder: Path, leave_out: LeaveOut) -> Iterator[RunFile]:
         for name in sorted(names):
             path = Path(base, name)
             # Reading a pipe would block; a broken link has no target.
-            found = _classify(path) if path.is_file() else None
+            found = (_flight(path) or _classify(path)) if path.is_file() else None
             if found is None:
                 continue
             why = _unfit(found)
@@ -100,11 +103,22 @@ def _under(folder: Path, leave_out: LeaveOut) -> Iterator[RunFile]:
 
 def _named(path: Path) -> RunFile:
     """Return a file that the user named, whatever its name is; raises UsageError."""
-    found = _classify(path) or RunFile(path, stream="stdout")
+    found = _flight(path) or _classify(path) or RunFile(path, stream="stdout")
     why = _unfit(found)
     if why:
         raise UsageError(f"{path}: {why}")
     return found
+
+
+def _flight(path: Path) -> RunFile | None:
+    """Return a flight record of the rank that its name ends with."""
+    named = _FLIGHT.fullmatch(path.name)
+    if named is None or path.name.startswith(".") or int(named[1]) >= MAX_RANKS:
+        return None
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        if is_flight_record(file.read(_SNIFF)):
+            return RunFile(path, rank=int(named[1]), stream="flight")
+    return None
 
 
 def few(texts: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from supervisor.cli.diagnose import lines_of
 from supervisor.errors import UsageError
 from supervisor.postmortem.diagnosis import diagnose
+from tests.fast.test_flight import HOSTILE, call, document, done
 from tests.fuzz import damages, seeds
 from tests.fuzz.driver import fuzz
 
@@ -91,3 +93,18 @@ def test_error_files(tmp_path: Path) -> None:
         show([job])
 
     fuzz(run, [json.dumps(document).encode() for document in real], damages.of_json)
+
+
+def test_flight_records(tmp_path: Path) -> None:
+    """Pickles are damaged as bytes, and JSON, too; the other ranks' records are whole."""
+    path = tmp_path / "nccl_trace_rank_2"
+    for rank in (0, 1):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(document(done(1), call(2)), 2))
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        show([tmp_path])
+
+    parted = document(done(1), call(2, "broadcast", 3, 5), call(1, group="1"))
+    real = [pickle.dumps(parted, protocol) for protocol in (2, 4)]
+    fuzz(run, [*real, json.dumps(parted).encode(), *(data for data, _ in HOSTILE.values())], damages.mixed(real))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from remote_agent.base.files import read_text
 from remote_agent.base.proc import stat_fields
+from remote_agent.diagnose import flight
 from remote_agent.diagnose.hang.pulses import SCRIPT
 from remote_agent.diagnose.tracebacks import find_traces, last_background_failure, traces_of_error
 from remote_agent.engine import evidence
@@ -25,7 +26,7 @@ from remote_agent.engine.inspect import ras as nccl_ras
 from remote_agent.engine.inspect.children import Tree, descendants, process_tree
 from remote_agent.engine.inspect.stacks import ask, tidy
 from remote_agent.vitals.netif import own_addresses
-from remote_agent.wire import documents, gate
+from remote_agent.wire import gate
 
 if TYPE_CHECKING:
     from remote_agent.engine.boot_dir import BootDirectory
@@ -95,9 +96,9 @@ async def _pulse(boot: BootDirectory, one: RankProcess, tree: Tree, with_stack: 
     pulse.update({"unanswered": [], "reached": [], "addresses": []})
     if not boot.has_socket(one.rank):
         return pulse
-    flight = await ask(boot, one.rank, True, "fr_trace_json")
-    if isinstance(flight, bytes):
-        pulse["groups"] = read_flight(flight, time.time_ns())
+    recorded = await ask(boot, one.rank, True, "fr_trace_json")
+    if isinstance(recorded, bytes):
+        pulse["groups"] = read_flight(recorded, time.time_ns())
     if with_stack:
         stacks = await ask(boot, one.rank, True, "dump_traceback")
         pulse["deaf"] = not isinstance(stacks, bytes)
@@ -207,20 +208,6 @@ def _may_wait(frame: re.Match[str]) -> bool:
     return is_distributed and not part.startswith(_WORKSHOPS) and frame["name"] not in _PICKLES
 
 
-_ENTRY = gate.record(
-    {"process_group": gate.row(gate.anything, gate.anything), "collective_seq_id": documents.count},
-    {"time_created_ns": gate.maybe(documents.time_ns), "timeout_ms": gate.maybe(gate.number)},
-)
-_FLIGHT_RECORD = gate.record(
-    {},
-    {
-        "entries": gate.maybe(gate.each(_ENTRY)),
-        "pg_config": gate.maybe(gate.by_name(gate.record({}, {"ranks": gate.maybe(gate.text)}))),
-    },
-)
-_RANKS = gate.each(documents.rank)
-
-
 def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
     """Return by process group: ranks, last, and the fields of the oldest collective that is not done.
 
@@ -229,38 +216,27 @@ def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
     this rank called the newest ones over gloo.
     """
     try:
-        document = _FLIGHT_RECORD(gate.parse(text))
+        document = flight.DOCUMENT(gate.parse(text))
     except gate.Misfit:
         # Another torch may write another format.
         return {}
-    entries = _newest([one for one in document.get("entries") or () if not one.get("is_p2p")])
+    entries = flight.newest(flight.collectives(document))
     known = document.get("pg_config") or {}
     groups: dict[str, dict[str, Any]] = {}
     for one in entries:
-        name = _kind(one)[0]
-        group = groups.setdefault(name, {"ranks": _members(known.get(name)), "last": 0})
+        name = flight.kind_of(one)[0]
+        group = groups.setdefault(name, {"ranks": flight.members_of(known.get(name)), "last": 0})
         group["last"] = max(group["last"], one["collective_seq_id"])
-        if "seq" not in group and not one.get("retired") and one.get("state") != "completed":
+        if "seq" not in group and not flight.is_done(one):
             group.update(_waiting(one, now_ns))
     stamps = {
         one["collective_seq_id"]: one["time_created_ns"] // 1000
         for one in entries
-        if _kind(one) == ("0", "gloo") and one.get("time_created_ns")
+        if flight.kind_of(one) == (flight.DEFAULT_GROUP, "gloo") and one.get("time_created_ns")
     }
     if stamps:
         groups["0"]["came"] = _came(stamps)
     return groups
-
-
-def _newest(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the entries of existing groups: an earlier group of the same name may have been destroyed."""
-    newest = {_kind(one): one.get("pg_id") for one in entries}
-    return [one for one in entries if one.get("pg_id") == newest[_kind(one)]]
-
-
-def _kind(entry: Mapping[str, Any]) -> tuple[str, str]:
-    """Return group and backend."""
-    return str(entry["process_group"][0]), str(entry.get("profiling_name")).partition(":")[0]
 
 
 def _came(stamps: Mapping[int, int]) -> dict[str, Any]:
@@ -274,23 +250,14 @@ def _came(stamps: Mapping[int, int]) -> dict[str, Any]:
 
 def _waiting(entry: Mapping[str, Any], now_ns: int) -> dict[str, Any]:
     timeout_ms = entry.get("timeout_ms")
-    call = str(entry.get("profiling_name") or "collective")
     return {
         "seq": entry["collective_seq_id"],
-        "backend": call.rpartition(":")[0],
-        "op": call.partition(":")[2] or call,
+        "backend": flight.backend_of(entry),
+        "op": flight.op_of(entry),
         "sizes": json.dumps([entry.get("input_sizes"), entry.get("input_dtypes")]),
         "age_s": round(max(0.0, (now_ns - (entry.get("time_created_ns") or now_ns)) / 1e9), 1),
         "timeout_s": None if timeout_ms is None else timeout_ms / 1000,
     }
-
-
-def _members(config: Mapping[str, Any] | None) -> list[int] | None:
-    try:
-        ranks: list[int] = _RANKS(gate.parse((config or {}).get("ranks") or ""))
-    except gate.Misfit:
-        return None
-    return ranks
 
 
 def _process(pid: int, tree: Tree) -> dict[str, Any]:
