@@ -15,6 +15,7 @@ import functools
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from remote_agent.wire.events import EventType
 from supervisor import history, known
 from supervisor.control import heal, promotion, requests, resync
 from supervisor.errors import LaunchFailed, SupervisorError
@@ -79,6 +80,10 @@ class Session(Hub):
 
     async def close(self) -> None:
         """Detach: end all links. The job is unaffected; a launch in progress is undone."""
+        # After a short session the newest status may be older than the group.
+        group = next((event for event in reversed(self.events) if event["type"] == EventType.GENERATION_RUNNING), None)
+        if group is not None:
+            known.note(self.inventory, [{"job": self.job, "world_size": group["detail"].get("world_size")}])
         await self.cancel_launch()
         await super().close()
 

@@ -88,7 +88,7 @@ def _up(toml: Path, headless: bool) -> int:
     from supervisor.cli import main  # not above: the command line imports this module
 
     where = str(toml.parent / "work" / "train.py")
-    mode = ["--headless"] if headless else []
+    mode = ["--headless"] if headless else ["--ends-with-screen"]
     return main(["up", str(toml), *mode, where, *(_HEADLESS_ARGS if headless else _TUI_ARGS)])
 
 

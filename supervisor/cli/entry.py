@@ -13,6 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from types import ModuleType
 
 from supervisor import __version__
 from supervisor.actions import ACTIONS, BY_VERB
@@ -87,6 +88,10 @@ def _show_traceback() -> None:
 
 
 def _dispatch(words: list[str]) -> int:
+    # --debug lowers the level.
+    logging.basicConfig(level=logging.CRITICAL, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    if not words and _module("options").is_terminal():
+        return int(_module("home").run())
     if not words or words[0] in ("-h", "--help", "help"):
         write_out(overview())
         return 0 if words else UsageError.exit_status
@@ -102,12 +107,14 @@ def _dispatch(words: list[str]) -> int:
         os.getcwd()
     except FileNotFoundError as error:
         raise UsageError("the current directory has been removed", "cd to another one") from error
-    # --debug lowers the level.
-    logging.basicConfig(level=logging.CRITICAL, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     return run_verb(verb, words[1:])
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"supervisor.cli.{name}")
 
 
 def run_verb(verb: str, argv: Sequence[str]) -> int:
     """Run one verb; returns its exit status. Its module is imported only now, so that `--help` stays quick."""
     module, _, function = BY_VERB[verb].runner.partition(".")
-    return int(getattr(importlib.import_module(f"supervisor.cli.{module}"), function or "run")(verb, argv))
+    return int(getattr(_module(module), function or "run")(verb, argv))

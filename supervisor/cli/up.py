@@ -10,7 +10,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,12 +31,12 @@ from supervisor.errors import UsageError
 from supervisor.standard_streams import binary_out, out_is_terminal
 
 if TYPE_CHECKING:
+    from supervisor.cli.options import Parser
     from supervisor.cli.torchrun import Console
     from supervisor.inventory import Inventory
     from supervisor.launch.specs import UpOptions
     from supervisor.link.view import LaunchPlan
     from supervisor.session import Session
-    from supervisor.tui.source import Source
 
 USAGE = "[HOSTS] [options] SCRIPT [ARGS…]"
 EPILOG = """\
@@ -47,10 +46,8 @@ exit status: 0 succeeded (or detached), 1 failed, 2 usage error, 3 too few nodes
 """
 
 
-def parse_up(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the options, with `hosts`, `script` and `args`; raises UsageError."""
-    parser = make_parser("up", USAGE, target=False)
-    parser.epilog = EPILOG
+def _add_job(parser: Parser) -> None:
+    """Add the options of the job that are not torchrun's."""
     parser.add_argument(
         "--detach", action="store_true", help="return once all ranks are running, and print the job's id"
     )
@@ -80,6 +77,15 @@ def parse_up(argv: Sequence[str]) -> argparse.Namespace:
         metavar="T",
         help="keep that process for T (10m) after the job's end: the next `up` from this work tree imports nothing",
     )
+    # Of the demo, whose hosts are part of its process.
+    parser.add_argument("--ends-with-screen", action="store_true", help=argparse.SUPPRESS)
+
+
+def parse_up(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the options, with `hosts`, `script` and `args`; raises UsageError."""
+    parser = make_parser("up", USAGE, target=False)
+    parser.epilog = EPILOG
+    _add_job(parser)
     add_screen(parser)
     add_sources(parser)
     torchrun.add_torchrun(parser)
@@ -202,30 +208,21 @@ def _headless(inventory: Inventory, plan: LaunchPlan, options: argparse.Namespac
 
 
 def _tui(inventory: Inventory, plan: LaunchPlan, options: argparse.Namespace) -> int:
+    from supervisor.cli import home
     from supervisor.session import Session
-    from supervisor.tui.app import run_tui
 
     def session() -> Session:
         return Session(inventory, attach="control", plan=plan, read_only=options.read_only)
 
-    part = partial(say_what_is_next, source_words(options.hosts, options))
-    return run_tui(session, theme=options.theme, read_only=options.read_only, ascii_only=options.ascii, part=part)
-
-
-def say_what_is_next(hosts: str | None, source: Source) -> None:
-    """Leave on the terminal what the user of a screen needs next: the error of a launch, the command to attach."""
-    from supervisor.cli.headless import attach_command
-    from supervisor.wording.values import one_line
-
-    status, failure = source.status, source.failure
-    job = str(status.get("job") or "")
-    if failure is not None and not status:
-        say(str(failure))
-    elif not source.ended:
-        say(f"job {job} continues; watch it with: {attach_command(hosts, job)}")
-    elif status.get("state") == "failed":
-        why = one_line(status.get("failure") or "")
-        say(f"job {job} failed: {why}\n  hint: {attach_command(hosts, job).replace('attach', 'incidents', 1)}")
+    hosts = source_words(options.hosts, options)
+    return home.show(
+        session,
+        hosts,
+        read_only=options.read_only,
+        theme=options.theme,
+        ascii_only=options.ascii,
+        job_stays=not options.ends_with_screen,
+    )
 
 
 # --- attach
@@ -252,10 +249,10 @@ def run_attach(verb: str, argv: Sequence[str]) -> int:
             return await Headless(session, binary_out()).attached(hosts=source_words(hosts, options))
 
         return asyncio.run(watch())
-    from supervisor.tui.app import run_tui
+    from supervisor.cli import home
 
     def make() -> Session:
         return Session(inventory, job, attach=mode, read_only=options.read_only)
 
-    part = partial(say_what_is_next, source_words(hosts, options))
-    return run_tui(make, theme=options.theme, read_only=options.read_only, ascii_only=options.ascii, part=part)
+    words = source_words(hosts, options)
+    return home.show(make, words, read_only=options.read_only, theme=options.theme, ascii_only=options.ascii)

@@ -28,6 +28,7 @@ from supervisor.tui.looks import Glyphs
 from supervisor.tui.model import Snapshot, take
 from supervisor.tui.rows.spans import clean
 from supervisor.tui.screens.base import LiveScreen
+from supervisor.tui.screens.home import HomeScreen
 from supervisor.tui.screens.incident import IncidentScreen
 from supervisor.tui.screens.launch import LaunchScreen
 from supervisor.tui.screens.lists import NodesScreen, RanksScreen
@@ -35,7 +36,7 @@ from supervisor.tui.screens.logs.screen import LogsScreen
 from supervisor.tui.screens.map import MapScreen
 from supervisor.tui.screens.nccl import NcclScreen
 from supervisor.tui.screens.run import RunScreen
-from supervisor.tui.shell import Level, Target
+from supervisor.tui.shell import JobChoice, Level, Target
 from supervisor.tui.widgets.tables import RankTable
 from supervisor.wording.incidents import is_open as is_open_incident
 
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from textual.screen import Screen
 
     from supervisor.tui.rows.incident import LogPlace
-    from supervisor.tui.source import SessionContext, Source
+    from supervisor.tui.source import HomeSource, SessionContext, Source
 
 Typed = events.Key | events.Paste
 # Keys, Ctrl-C among them, wait at most this long for a screen, seconds.
@@ -130,6 +131,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         "incident": IncidentScreen,
         "run": RunScreen,
         "nccl": NcclScreen,
+        keys.HOME: HomeScreen,
     }
 
     def __init__(
@@ -141,6 +143,9 @@ class SupervisorApp(App[int], inherit_bindings=False):
         ascii_only: bool = False,
         changed_keys: Mapping[str, str] | None = None,
         notice: str = keys.NOTICES[0],
+        home: HomeSource | None = None,
+        has_job: bool = True,
+        job_stays: bool = True,
     ) -> None:
         self._no_color_wanted = _no_color()
         super().__init__(ansi_color=True if self._no_color_wanted else None)
@@ -162,6 +167,9 @@ class SupervisorApp(App[int], inherit_bindings=False):
         # Movement that nobody asked for only costs bytes on a slow line.
         self.animation_level = "none"
         self.read_only = read_only
+        self.home, self.has_job, self.job_stays = home, has_job, job_stays
+        self.choice: JobChoice | None = None
+        """The job that is to be shown next."""
         self.glyphs = Glyphs(ascii_only or not terminal.is_utf8())
         self.snapshot: Snapshot = take(source)
         self.key_table: Sequence[keys.KeyBinding] = keys.changed(changed_keys or {})
@@ -223,7 +231,9 @@ class SupervisorApp(App[int], inherit_bindings=False):
     def on_mount(self) -> None:
         """Start the timer."""
         self.set_class(self.glyphs.ascii, "-ascii")
-        if self.source.launching or self.snapshot.problem:
+        if not self.has_job:
+            self.switch_mode(keys.HOME)
+        elif self.source.launching or self.snapshot.problem:
             self.switch_mode("launch")
             self._was_launching = self.source.launching
         self.watch_themes()
@@ -263,7 +273,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
     def _tell_terminal(self) -> None:
         """Set the terminal's title, and ring its bell when the job comes to need somebody."""
-        title, condition = self.snapshot.title, self.snapshot.condition
+        title, condition = self.snapshot.title if self.has_job else self.TITLE, self.snapshot.condition
         if title != self._title and self._driver is not None:
             if not self._title:
                 self._driver.write(terminal.keep_title_sequence())
@@ -444,7 +454,11 @@ class SupervisorApp(App[int], inherit_bindings=False):
 
     def action_go(self, mode: str) -> None:
         """Go to a screen."""
-        if mode != self.current_mode:
+        if mode == keys.HOME and self.home is None:
+            self.say("here is one job only; `supervisor` alone shows all")
+        elif mode != keys.HOME and not self.has_job:
+            self.say("no job is open; enter opens the selected one")
+        elif mode != self.current_mode:
             self._history = [*self._history[-HISTORY:], self.current_mode]
             self.switch_mode(mode)
             self.look_again()
@@ -452,11 +466,15 @@ class SupervisorApp(App[int], inherit_bindings=False):
     @property
     def has_way_back(self) -> bool:
         """There is another screen to go back to."""
-        return bool(self._history) or self.current_mode != "map"
+        return bool(self._history) or self.current_mode != self._first
+
+    @property
+    def _first(self) -> str:
+        return "map" if self.has_job else keys.HOME
 
     def back(self) -> None:
         """Go back to the screen before, at last to the map."""
-        mode = self._history.pop() if self._history else "map"
+        mode = self._history.pop() if self._history else self._first
         if mode != self.current_mode:
             self.switch_mode(mode)
             self.look_again()
@@ -531,6 +549,14 @@ class SupervisorApp(App[int], inherit_bindings=False):
         """Ask whether to detach or to stop the job; exit at once if it has ended."""
         ActionDialogs(self).leave()
 
+    def switch_to(self, choice: JobChoice) -> None:
+        """Detach, and show another job."""
+        if self.source.launching:
+            self.say("the launch is not over; q gives it up", level="warning")
+            return
+        self.choice = choice
+        self.exit(DETACHED)
+
     def leave_at_end(self, wanted: bool) -> None:
         """Exit as soon as the job has ended, or do not."""
         self._leave_when_ended = wanted
@@ -568,12 +594,17 @@ async def run_app(
     session_factory: Callable[[], SessionContext],
     make: Callable[[Source], SupervisorApp],
     part: Callable[[Source], None] = _say_nothing,
-) -> int:
-    """Show a session until the user leaves; returns the exit status. `part`: called when the screen is gone."""
+) -> int | JobChoice:
+    """Show a session until the user leaves; returns the exit status, or the job to which the user switches.
+
+    `part`: called when the screen is gone, unless another one follows.
+    """
     async with session_factory() as source:
         app = make(source)
         with terminal.held(lambda: app.exit(DETACHED)):
             status = await app.run_async()
+        if app.choice is not None:
+            return app.choice
         part(source)
         return status if status is not None else app.return_code or DETACHED
 
@@ -585,16 +616,22 @@ def run_tui(
     read_only: bool,
     ascii_only: bool,
     part: Callable[[Source], None] = _say_nothing,
-) -> int:
+    home: HomeSource | None = None,
+    has_job: bool = True,
+    job_stays: bool = True,
+) -> int | JobChoice:
     """Show a session until the user leaves; returns 0 detached or succeeded, 1 failed, 3 launch failed, 4 stopped.
 
-    `part` is called when the terminal is as it was, and the session still there.
+    Returns the job to which the user switches instead. `part` is called when the terminal is as it was, and the session
+    still there. `home`: all jobs of all inventories; without `has_job` the application shows only these.
+    `job_stays`: see `Shell`.
     Raises UsageError for a bad config.toml before anything is started.
     """
     config = keys.load_config()
 
     def make(source: Source) -> SupervisorApp:
         options: dict[str, Any] = {"theme": theme, "read_only": read_only, "ascii_only": ascii_only}
+        options |= {"home": home, "has_job": has_job, "job_stays": job_stays}
         return SupervisorApp(source, changed_keys=config.keys, notice=config.notice, **options)
 
     return asyncio.run(run_app(session_factory, make, part))

@@ -43,7 +43,7 @@ class KeyBinding:
     help: str
     """What it does, for the help and the palette."""
     where: str = "any"
-    """any, or the screens it belongs to, separated by spaces."""
+    """any, job (any screen of a job), or the screens it belongs to, separated by spaces."""
     footer: int = 0
     """Order in the footer from the left, 0: not there."""
     bound: bool = True
@@ -61,9 +61,12 @@ SCREENS: Final = (
     ("nccl", "NCCL"),
 )
 
+# Screens to which no number leads.
+HOME: Final = "home"
+
 _LISTS = "map nodes ranks run"
 _PANES = "map nodes ranks run nccl"
-_TABLES = "map nodes ranks"
+_TABLES = "map nodes ranks home"
 
 KEYS: Final[tuple[KeyBinding, ...]] = (
     *(
@@ -77,6 +80,16 @@ KEYS: Final[tuple[KeyBinding, ...]] = (
         "open",
         "open: the ranks of a node, the log of a rank",
         _LISTS,
+        10,
+        bound=False,
+    ),
+    KeyBinding(
+        "home.open",
+        "enter",
+        "open",
+        "attach",
+        "show this job: detach from the present one, and attach",
+        HOME,
         10,
         bound=False,
     ),
@@ -120,8 +133,8 @@ KEYS: Final[tuple[KeyBinding, ...]] = (
         48,
         palette=True,
     ),
-    KeyBinding("act", "x", "act", "actions", "actions on the selection and on the job", "any", 50, palette=True),
-    KeyBinding("sync", "R", "sync", "", "sync edited files and restart, or roll back"),
+    KeyBinding("act", "x", "act", "actions", "actions on the selection and on the job", "job", 50, palette=True),
+    KeyBinding("sync", "R", "sync", "", "sync edited files and restart, or roll back", "job"),
     KeyBinding("mark", "space", "mark", "mark", "mark or unmark; actions apply to the marked", "map nodes ranks"),
     KeyBinding("mark.failed", "asterisk", "mark_failed", "", "mark all that failed or were lost", "map nodes ranks"),
     KeyBinding("mark.none", "U", "unmark", "unmark all", "remove all marks", "map nodes ranks", palette=True),
@@ -239,6 +252,7 @@ KEYS: Final[tuple[KeyBinding, ...]] = (
     ),
     KeyBinding("palette", "colon,ctrl+p", "palette", "palette", "run any of these by name", "any", 70),
     KeyBinding("help", "question_mark,f1", "help", "help", "this page", "any", 80),
+    KeyBinding("home", "H", f"app.go('{HOME}')", "home", "all jobs of the inventories used here; switch", palette=True),
     KeyBinding("theme", "T", "app.theme", "theme", "next theme", "any", palette=True),
     KeyBinding("back", "escape", "back", "back", "go back", "any", 75),
     KeyBinding("last", "minus", "app.last", "", "previous screen", "any"),
@@ -300,7 +314,8 @@ def changed(changes: Mapping[str, str]) -> tuple[KeyBinding, ...]:
 
 def of(screen: str, table: Sequence[KeyBinding] = KEYS) -> list[KeyBinding]:
     """The keys that work on a screen."""
-    return [key for key in table if key.where == "any" or screen in key.where.split()]
+    wheres = {"any", screen} | ({"job"} if screen != HOME else set())
+    return [key for key in table if not wheres.isdisjoint(key.where.split())]
 
 
 def bindings(screen: str) -> list[Binding]:

@@ -71,4 +71,6 @@ def run_replay(player: Player, *, theme: str | None, ascii_only: bool) -> int:
         return ReplayApp(player, theme=theme, ascii_only=ascii_only)
 
     with times.read_from(player.now_s):
-        return asyncio.run(run_app(lambda: player, make))
+        status = asyncio.run(run_app(lambda: player, make))
+        assert isinstance(status, int), "a replay has no home screen"
+        return status

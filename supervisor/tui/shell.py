@@ -6,7 +6,7 @@ In: nothing. Out: the `Shell` protocol, which `app.SupervisorApp` implements, an
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from supervisor.tui.preferences import Preferences
     from supervisor.tui.rows.incident import LogPlace
     from supervisor.tui.rows.spans import Palette
-    from supervisor.tui.source import Source
+    from supervisor.tui.source import HomeSource, Source
     from supervisor.tui.themes import Skin
 
 T = TypeVar("T")
@@ -32,6 +32,14 @@ class Target:
 
     node: str | None = None
     rank: int | None = None
+
+
+class JobChoice(NamedTuple):
+    """The job to which the user switches."""
+
+    words: str
+    """The inventory as on a command line; "" for this machine only."""
+    job: str
 
 
 class ActiveScreen(Protocol):
@@ -56,6 +64,12 @@ class Shell(Protocol):
     glyphs: Glyphs
     key_table: Sequence[KeyBinding]
     read_only: bool
+    home: HomeSource | None
+    """The jobs of all inventories; None where there is no switching."""
+    job_stays: bool
+    """The job continues when the user leaves; False: its hosts are part of this program."""
+    has_job: bool
+    """False: the application shows the home screen alone."""
 
     # --- state
 
@@ -135,6 +149,9 @@ class Shell(Protocol):
 
     def open_ranks_of(self, node: str) -> None:
         """Show the ranks with the first rank of a node selected."""
+
+    def switch_to(self, choice: JobChoice) -> None:
+        """Detach, and show another job."""
 
     def leave_at_end(self, wanted: bool) -> None:
         """Exit as soon as the job has ended, or do not."""

@@ -1,12 +1,12 @@
 """What the screens use of a session: this package uses nothing else of it.
 
-In: `supervisor.session.Session`, or a recorded one. Out: protocols.
+In: `supervisor.session.Session`, or a recorded one; for the home screen `supervisor.cli.home`. Out: protocols.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -137,6 +137,44 @@ class Source(Protocol):
 
     def search(self, selection: Any, **query: Any) -> AsyncGenerator[Any, None]:
         """Yield the matching rows."""
+
+
+class HomeJob(NamedTuple):
+    """One job of those that this machine knows of."""
+
+    words: str
+    """The inventory as on a command line; "" for this machine only."""
+    place: str
+    """The inventory in short."""
+    listed: Json
+    """The job as its hosts list it: job, state, live, created_ns, world_size, hosts, script."""
+    status: Json
+    """Its status document, {} before it has come."""
+    incident: Json | None
+    """Its newest incident."""
+
+
+class HomeSource(Protocol):
+    """The jobs of all inventories that this machine knows of."""
+
+    @property
+    def jobs(self) -> Sequence[HomeJob]:
+        """What is known by now, live jobs first, then the newest."""
+
+    @property
+    def troubles(self) -> Sequence[str]:
+        """Hosts and inventories that cannot be read, and why."""
+
+    @property
+    def asked(self) -> tuple[int, int]:
+        """How many hosts have answered or failed, and how many there are."""
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of the properties above."""
+
+    async def run(self) -> None:
+        """Keep them up to date until cancelled."""
 
 
 SessionContext = AbstractAsyncContextManager[Source]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 
 import supervisor.inventory
 from supervisor.cli import main
+from supervisor.cli.home import Home
 from supervisor.inventory import Inventory
 from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
 
@@ -69,7 +71,8 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
         yield cli
 
 
-def test_a_run_and_everything_that_reads_it(alone: Cli) -> None:
+def test_a_run_and_everything_that_reads_it(alone: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUPERVISOR_HOME", "/dev/null/none")  # this machine has no job of its own
     run = alone("up", "h.toml", "--headless", "--job", "job-t", "--env", "NCCL_DEBUG=INFO", "talk.py", "30")
     assert run.status == 0, run.err
     for rank in (0, 1):
@@ -85,6 +88,7 @@ def test_a_run_and_everything_that_reads_it(alone: Cli) -> None:
     known = alone("completion", "--line", "logs", "h.toml", "--rank", "").lines
     assert known == ["words", "0\trank", "1\trank"], "as the run has left it"
     _check_readers(alone)
+    asyncio.run(_check_home(alone))
     for words in (
         ["restart", "h.toml"],
         ["stop", "h.toml", "job-t"],
@@ -98,6 +102,22 @@ def test_a_run_and_everything_that_reads_it(alone: Cli) -> None:
     assert (cleaned.status, cleaned.lines[0]) == (0, "removed job-t on n1")
     assert alone("completion", "--line", "status", "h.toml", "").lines == ["words"], "nothing is known any more"
     assert alone.json("jobs", "h.toml", "--json")["jobs"] == []
+
+
+async def _check_home(cli: Cli) -> None:
+    home = Home()
+    reading = asyncio.create_task(home.run())
+    while not any(job.status for job in home.jobs):
+        done, _ = await asyncio.wait({reading}, timeout=0.05)
+        assert not done, reading.result()
+    reading.cancel()
+    await asyncio.wait({reading})
+    assert [(one.listed["job"], one.status["state"], one.place) for one in home.jobs] == [
+        ("job-t", "succeeded", "h.toml")
+    ]
+    assert home.jobs[0].incident is None
+    assert home.asked == (1, 1)
+    assert home.troubles == []
 
 
 def _check_readers(cli: Cli) -> None:

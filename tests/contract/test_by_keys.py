@@ -9,6 +9,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,6 +47,7 @@ class Screen:
         command = ["tmux", "-u", "-f", os.devnull, "-L", self._server, *words]
         known = {name: value for name, value in os.environ.items() if name not in ("TMUX", "NO_COLOR")}
         own = {"XDG_CONFIG_HOME": str(self._work), "XDG_STATE_HOME": str(self._work), "LC_ALL": "C.UTF-8"}
+        own["SUPERVISOR_HOME"] = str(self._work / "none")  # of this machine, which has no job
         own["TMUX_TMPDIR"] = tempfile.gettempdir()  # the run's own, and a short one: a socket lies below it
         done = subprocess.run(command, env={**known, **own}, capture_output=True, timeout=30, check=False)
         assert done.returncode == 0, (words, done.stderr.decode())
@@ -95,6 +97,11 @@ class Screen:
         found = ENDED.search(self.until(ENDS_WITH, fits=lambda text: ENDED.search(text) is not None))
         assert found is not None
         return int(found[1])
+
+
+def has_step_of_walk(text: str) -> bool:
+    """Whether home shows the job's step beside its two ranks."""
+    return re.search(r"walk  hosts.toml +2 +[\d,]+ ", text) is not None
 
 
 def step_of(text: str) -> int:
@@ -157,7 +164,13 @@ def test_a_whole_session_by_keys(pair: Cluster, tmp_path: Path) -> None:
         tty.until("continues without this screen")
         tty.press("Enter")
         assert tty.ended() == 0
-        tty.run(job.command("attach"))
+        tty.run([sys.executable, "-m", "supervisor"])
+        tty.until("● RUNNING     walk  hosts.toml", "last incident", "rank 1 (n2): kill", fits=has_step_of_walk)
+        tty.press("Enter")
+        tty.runs(4, 2)
+        tty.press("H")
+        tty.until("● RUNNING     walk")
+        tty.press("Escape")
         tty.runs(4, 2)
         tty.press("x", "S")
         tty.until("Type walk to confirm:")

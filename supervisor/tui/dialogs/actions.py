@@ -454,7 +454,9 @@ class ActionDialogs:
     def leave(self) -> None:
         """Ask whether to detach (the default) or to stop the job; exit at once if it has ended."""
         snapshot, failure = self._shell.snapshot, self._shell.source.failure
-        if snapshot.ended:
+        if not self._shell.has_job:
+            self._shell.exit(0)
+        elif snapshot.ended:
             self._shell.exit(snapshot.exit_status or 0)
         elif failure is not None and not snapshot.state:
             self._shell.exit(int(getattr(failure, "exit_status", 3)))
@@ -464,14 +466,15 @@ class ActionDialogs:
             self._ask_detach()
 
     def _ask_detach(self) -> None:
-        job = self._shell.snapshot.job or "The job"
-        facts = [("", f"{job} continues without this screen. `supervisor attach` opens it again.")]
+        job, stays = self._shell.snapshot.job or "The job", self._shell.job_stays
+        text = f"{job} continues without this screen. `supervisor attach` opens it again."
+        facts = [("", text if stays else f"{job} ends with this program, which its hosts are part of.")]
         buttons = [
-            DialogButton("detach", "Detach"),
+            DialogButton("detach", "Detach" if stays else "End it and quit"),
             DialogButton("stop", "Stop the job", danger=True),
             DialogButton("cancel", "Cancel"),
         ]
-        if self._shell.read_only:
+        if self._shell.read_only or not stays:
             buttons.pop(1)
 
         def answered(answer: str | None) -> None:

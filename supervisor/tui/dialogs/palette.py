@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 # The longest list of keys, `left right 0 $`, and a space.
 KEYS_WIDTH: Final = 15
 RANKS_LISTED: Final = 1024
+_EVERYWHERE: Final = ("any", "job")
 
 
 class PaletteEntry(NamedTuple):
@@ -154,7 +155,7 @@ def open_palette(shell: Shell) -> None:
 def _entries(shell: Shell, screen: str) -> list[PaletteEntry]:
     snapshot = shell.snapshot
     bound = [key for key in keys.of(screen, shell.key_table) if key.palette]
-    offers = [action for action in offered() if not (shell.read_only and changes(action))]
+    offers = [one for one in offered() if not (shell.read_only and changes(one))] if screen != keys.HOME else []
     ranks = snapshot.ranks[:RANKS_LISTED]
     return [
         *(PaletteEntry(f"key:{k.action}", _titled(k.label), k.help, keys.shown(k.keys.split(",")[0])) for k in bound),
@@ -185,9 +186,9 @@ def open_help(shell: Shell, screen: str) -> None:
     bound = keys.of(screen, shell.key_table)
     letters = [PaletteEntry(one.id, one.label, one.help, one.key) for one in offered()]
     sections = [
-        ("this screen", [_help_entry(key) for key in bound if key.where != "any"]),
-        ("everywhere", [_help_entry(key) for key in bound if key.where == "any"]),
-        ("after x (changes to the job ask for confirmation)", letters),
+        ("this screen", [_help_entry(key) for key in bound if key.where not in _EVERYWHERE]),
+        ("everywhere", [_help_entry(key) for key in bound if key.where in _EVERYWHERE]),
+        ("after x (changes to the job ask for confirmation)", letters if screen != keys.HOME else []),
         ("glyphs", _glyph_entries(shell.glyphs)),
     ]
     shell.push_screen(Help(f"help: {screen}", [section for section in sections if section[1]]))

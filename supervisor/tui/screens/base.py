@@ -38,9 +38,9 @@ SMALLEST: Final = (60, 16)
 NO_TABLE: Final = "no table here: the heat map shows all ranks"
 
 
-def quit_label(snapshot: Snapshot) -> str:
+def quit_label(snapshot: Snapshot, shell: Shell) -> str:
     """What q does now, in a word or two."""
-    if snapshot.ended or snapshot.problem:
+    if snapshot.ended or snapshot.problem or shell.replay_status or not shell.has_job or not shell.job_stays:
         return "quit"
     return "give up" if snapshot.bringing_up and not snapshot.state else "detach"
 
@@ -120,8 +120,9 @@ class LiveScreen(Screen[None], inherit_bindings=False):
                 theme=self.shell.palette.name,
                 read_only=self.shell.read_only,
                 marked=len(self.shell.preferences.nodes) + len(self.shell.preferences.ranks),
-                quit_label="quit" if self.shell.replay_status else quit_label(snapshot),
+                quit_label=quit_label(snapshot, self.shell),
                 has_way_back=self.shell.has_way_back,
+                has_job=self.shell.has_job,
             )
 
     def tick_paused(self, snapshot: Snapshot, age_s: float, changed: bool) -> None:

@@ -267,14 +267,18 @@ class KeyBar(Bar):
         marked: int,
         quit_label: str,
         has_way_back: bool,
+        has_job: bool,
     ) -> None:
         """Show screens and keys; `quit_label`: what q does now; `has_way_back`: esc leads anywhere."""
-        self.rows = (self._screens(theme, read_only, marked), self._keys(table, quit_label, has_way_back))
+        self.rows = (
+            self._screens(theme, read_only, marked, keys.SCREENS if has_job else ()),
+            self._keys(table, quit_label, has_way_back),
+        )
         self.redraw()
 
-    def _screens(self, theme: str, read_only: bool, marked: int) -> Row:
-        spans: list[Span] = []
-        for number, (name, title) in enumerate(keys.SCREENS, 1):
+    def _screens(self, theme: str, read_only: bool, marked: int, screens: Sequence[tuple[str, str]]) -> Row:
+        spans: list[Span] = [(" H Home ", "accent")] if self.screen_name == keys.HOME else []
+        for number, (name, title) in enumerate(screens, 1):
             here = name == self.screen_name
             spans += [(" ", ""), (f"{number} ", "accent" if here else "dim"), (title, "accent" if here else "dim")]
             if self.size.width >= 100:

@@ -1,0 +1,258 @@
+"""Home: the jobs of all inventories that were used on this machine, for the screen that switches between them.
+
+In: the known inventories; what their hosts answer. Out: a `HomeSource`; the screens of one job after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from remote_agent.wire import CallFailed, WireError
+from supervisor import known
+from supervisor.cli.entry import say
+from supervisor.cli.jobs import CONNECT_DEADLINE, list_jobs
+from supervisor.cli.options import open_known
+from supervisor.errors import HostError, UsageError, why
+from supervisor.inventory import Inventory, JobDefaults
+from supervisor.link.jobs import group_jobs
+from supervisor.session import Session
+from supervisor.ssh import AgentFile, connect
+
+if TYPE_CHECKING:
+    from supervisor.inventory import Host
+    from supervisor.ssh import NodeLink
+    from supervisor.tui.source import HomeJob, Json, Source
+
+# How often a host is asked for its jobs, and after how long one that does not answer is tried again, seconds.
+EVERY: Final = 3.0
+AGAIN: Final = 15.0
+# Ended jobs of an inventory that are read in full, and how many of them at a time: each is a connection.
+ENDED_READ: Final = 20
+AT_ONCE: Final = 4
+# So many of a job's hosts are connected to for its status.
+HOSTS_OF_JOB: Final = 2
+_ALLOCATION: Final = ("--slurm", "--srun")
+JobKey = tuple[str, str]
+
+
+class Home:
+    """The jobs of all known inventories; hosts are asked while `run` runs."""
+
+    version = 0
+
+    def __init__(self) -> None:
+        self.troubles: list[str] = []
+        self._inventories: dict[str, Inventory] = {}
+        for words in _words():
+            try:
+                self._inventories[words] = open_known(words)
+            except UsageError as error:
+                self.troubles.append(f"{place_of(words)}: {error.message}")
+        self._broken = list(self.troubles)
+        self._answers: dict[str, dict[str, Sequence[Json]]] = {words: {} for words in self._inventories}
+        self._failures: dict[tuple[str, str], str] = {}
+        self._read: dict[JobKey, tuple[Json, Json | None]] = {}
+        self._tasks: dict[object, asyncio.Task[None]] = {}
+        self._rows: list[HomeJob] = []
+
+    @property
+    def jobs(self) -> Sequence[HomeJob]:
+        """The jobs, live ones first, then the newest."""
+        return self._rows
+
+    @property
+    def asked(self) -> tuple[int, int]:
+        """How many hosts have answered or failed, and how many there are."""
+        answered = {(words, name) for words, jobs in self._answers.items() for name in jobs}
+        hosts = sum(len(inventory.hosts) for inventory in self._inventories.values())
+        return len(answered | set(self._failures)), hosts
+
+    async def run(self) -> None:
+        """Keep asking all hosts, until cancelled."""
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._agent = await asyncio.to_thread(AgentFile.build)
+        try:
+            for words, inventory in self._inventories.items():
+                for host in inventory.hosts:
+                    self._own((words, host.name, ""), self._watch(words, host))
+            await asyncio.Event().wait()
+        finally:
+            tasks = list(self._tasks.values())
+            self._tasks.clear()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _own(self, key: object, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks[key] = asyncio.create_task(work)
+
+    async def _watch(self, words: str, host: Host) -> None:
+        while True:
+            try:
+                node = await connect(
+                    host, agent=self._agent, progress=lambda step, text: None, deadline_s=CONNECT_DEADLINE
+                )
+                try:
+                    await self._ask(words, node)
+                finally:
+                    await node.close()
+            except HostError as error:
+                self._fail(words, host, f"{error.step}: {error.reason}")
+            except CallFailed as error:
+                self._fail(words, host, error.message)
+            except (WireError, asyncio.TimeoutError) as error:
+                self._fail(words, host, why(error))
+            await asyncio.sleep(AGAIN)
+
+    async def _ask(self, words: str, node: NodeLink) -> None:
+        while True:
+            jobs = (await list_jobs(node))["jobs"]
+            self._failures.pop((words, node.host.name), None)
+            self._answers[words][node.host.name] = jobs
+            self._changed()
+            self._read_new(words)
+            await asyncio.sleep(EVERY)
+
+    def _fail(self, words: str, host: Host, reason: str) -> None:
+        self._failures[words, host.name] = f"{place_of(words)}: {host.name}: {reason}"
+        self._answers[words].pop(host.name, None)
+        self._changed()
+
+    def _read_new(self, words: str) -> None:
+        """Read the status of live jobs from now on, and that of ended ones once."""
+        ended = 0
+        for row in group_jobs(self._answers[words]):
+            key = (words, str(row["job"]))
+            ended += not row["live"]
+            task = self._tasks.get(key)
+            if (task is None or task.done()) and (row["live"] or (key not in self._read and ended <= ENDED_READ)):
+                self._own(key, self._read_job(key, row))
+
+    async def _read_job(self, key: JobKey, row: Json) -> None:
+        inventory = self._inventories[key[0]]
+        hosts = tuple(host for host in inventory.hosts if host.name in row["hosts"])[:HOSTS_OF_JOB]
+        if row["live"]:
+            await self._follow(key, dataclasses.replace(inventory, hosts=hosts))
+        else:
+            async with self._slots:
+                await self._follow(key, dataclasses.replace(inventory, hosts=hosts))
+
+    async def _follow(self, key: JobKey, inventory: Inventory) -> None:
+        async with Session(inventory, key[1], follow=True) as session:
+            version = 0
+            while session.failure is None and not session.ended:
+                version = await session.wait_change(1.0, version)
+                if session.status:
+                    self._read[key] = session.status, session.incidents[-1] if session.incidents else None
+                    self._changed()
+
+    def _changed(self) -> None:
+        from supervisor.tui.source import HomeJob
+
+        rows: dict[tuple[str, object], HomeJob] = {}
+        for words, answers in self._answers.items():
+            for listed in group_jobs(answers):
+                status, incident = self._read.get((words, listed["job"]), ({}, None))
+                # The same hosts may be in several inventories: the first one that has the job stands for it.
+                job = HomeJob(words, place_of(words), listed, status, incident)
+                rows.setdefault((listed["job"], listed.get("created_ns")), job)
+        self._rows = sorted(rows.values(), key=_order)
+        self.troubles = [*self._broken, *self._failures.values()]
+        self.version += 1
+
+
+def _order(job: HomeJob) -> tuple[bool, int]:
+    return not job.listed["live"], -(job.listed.get("created_ns") or 0)
+
+
+def _words() -> list[str]:
+    """Return the inventories: the one that was used last first, this machine, the allocation that we are in."""
+    inside = "SLURM_JOB_NODELIST" in os.environ
+    # Somebody else may have launched a job here. Where there was none, nothing is installed.
+    here = Path(os.environ.get("SUPERVISOR_HOME") or "~/.supervisor").expanduser() / "jobs"
+    words = [one.words for one in known.recall()] + ([""] if here.is_dir() else []) + (["--slurm"] if inside else [])
+    return list(dict.fromkeys(one for one in words if inside or one not in _ALLOCATION))
+
+
+def place_of(words: str) -> str:
+    """Return an inventory in short: a file with its directory unless that is the current one."""
+    if not words.startswith("/"):
+        return words or "this machine"
+    path = Path(words)
+    return path.name if path.parent == Path.cwd() else f"{path.parent.name}/{path.name}"
+
+
+# --- the screens of one job after the other
+
+
+def run() -> int:
+    """Show all jobs until the user leaves; returns the exit status."""
+    return show(None, None)
+
+
+def show(
+    session: Callable[[], Session] | None,
+    hosts: str | None,
+    *,
+    read_only: bool = False,
+    theme: str | None = None,
+    ascii_only: bool = False,
+    job_stays: bool = True,
+) -> int:
+    """Show a job, or without one all jobs, until the user leaves; returns the exit status.
+
+    The job to which the user switches follows. `hosts`: the arguments that name the inventory. Without `job_stays` the
+    job ends with this program, so there is no switching and no command to attach.
+    """
+    from supervisor.tui.app import run_tui
+
+    home = Home() if job_stays else None
+    while True:
+        part = partial(say_what_is_next, hosts, job_stays=job_stays) if session is not None else lambda source: None
+        result = run_tui(
+            _no_job if session is None else session,
+            theme=theme,
+            read_only=read_only,
+            ascii_only=ascii_only,
+            part=part,
+            home=home,
+            has_job=session is not None,
+            job_stays=job_stays,
+        )
+        if isinstance(result, int):
+            return result
+        hosts = result.words or None
+        mode = "watch" if read_only else "control"
+        session = partial(Session, open_known(result.words), result.job, attach=mode, read_only=read_only)
+
+
+def say_what_is_next(hosts: str | None, source: Source, *, job_stays: bool) -> None:
+    """Leave on the terminal what the user of a screen needs next: the error of a launch, the command to attach."""
+    from supervisor.cli.headless import attach_command
+    from supervisor.wording.values import one_line
+
+    status, failure = source.status, source.failure
+    job = str(status.get("job") or "")
+    if failure is not None and not status:
+        say(str(failure))
+    elif not job_stays:
+        return
+    elif not source.ended:
+        say(f"job {job} continues; watch it with: {attach_command(hosts, job)}")
+    elif status.get("state") == "failed":
+        why = one_line(status.get("failure") or "")
+        say(f"job {job} failed: {why}\n  hint: {attach_command(hosts, job).replace('attach', 'incidents', 1)}")
+
+
+def _no_job() -> AbstractAsyncContextManager[Session]:
+    """A session that connects to nothing."""
+    nothing = Inventory(None, (), JobDefaults(Path.cwd()))
+    return contextlib.nullcontext(Session(nothing))
