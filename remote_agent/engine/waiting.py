@@ -217,6 +217,8 @@ def load(names: list[str], notes: Notes, priority: Priority) -> float:
     del main.__file__
     gc.enable()
     gc.collect()
+    # The collector passes over what is loaded: it would copy all of it into each rank, at the latest when that ends.
+    gc.freeze()
     now = _state()
     changed = [what for what, value in before.items() if now[what] != value]
     if changed:
