@@ -266,7 +266,13 @@ _NODE_VITALS = _measurements(
 )
 _RANK_VITALS = _measurements("cpu", "rss", gpu=maybe(count))
 _PROGRESS = _measurements(
-    *("rate", "steps_s", "total", "lag", "saved"), loss=_figure, lr=_figure, grad_norm=_figure, unit=maybe(text)
+    *("rate", "steps_s", "lag"),
+    loss=_figure,
+    lr=_figure,
+    grad_norm=_figure,
+    unit=maybe(text),
+    total=maybe(whole()),
+    saved=maybe(whole()),
 )
 _RANK = record(
     {"rank": rank},

@@ -230,9 +230,7 @@ def _joined(detail: Document) -> str:
 
 
 def _ready(detail: Document) -> str:
-    parts = [count(int(detail["nproc"]), "rank") if isinstance(detail.get("nproc"), int) else ""]
-    parts += [word for word in ("returned", "spare") if detail.get(word)]
-    return ", ".join(part for part in parts if part)
+    return ", ".join([count(detail["nproc"], "rank"), *(word for word in ("returned", "spare") if detail.get(word))])
 
 
 def _stop_requested(detail: Document) -> str:
@@ -252,7 +250,7 @@ def _forming(detail: Document) -> str:
     nodes = fold(str(member.get("node")) for member in detail.get("members") or ())
     meeting = detail.get("rendezvous")
     where = ""
-    if isinstance(meeting, Mapping):
+    if meeting is not None:
         where = f", {meeting.get('backend')} rendezvous at {meeting.get('endpoint')}, id {meeting.get('run_id')}"
     return f"world size {detail.get('world_size')} on {nodes}{where}"
 
@@ -285,7 +283,7 @@ def starts_text(starts: Mapping[str, Document]) -> str:
 def _stopped(detail: Document) -> str:
     cause = str(detail.get("cause") or "")
     took = detail.get("stop_ms")
-    return cause_text(cause) + (f"; stopped in {duration(took / 1000)}" if isinstance(took, (int, float)) else "")
+    return cause_text(cause) + (f"; stopped in {duration(took / 1000)}" if took is not None else "")
 
 
 PRELIMINARY = "preliminary: the group is still stopping"

@@ -57,8 +57,7 @@ def plan(op: str, names: Sequence[str], status: Json, events: Sequence[Json], sn
     if joining:
         facts.append(("Joins", f"{', '.join(joining)} ({'spare' if len(joining) == 1 else 'spares'})"))
     facts += [("Lost", _lost_steps(status, snapshot)), ("Downtime", _downtime(events))]
-    number = status.get("generation")
-    return Plan(number if isinstance(number, int) else None, seen.members, tuple(facts))
+    return Plan(status.get("generation"), seen.members, tuple(facts))
 
 
 def _size(state: State, members: Sequence[str]) -> str:
@@ -102,7 +101,7 @@ def _roles(seen: Preview) -> str:
 
 def _minimum(status: Json, members: int) -> str:
     least = status.get("min_nodes")
-    if not isinstance(least, int):
+    if least is None:
         return "unknown"
     if not members:
         return f"too few nodes for a group (min_nodes is {least})"
@@ -114,17 +113,16 @@ def _minimum(status: Json, members: int) -> str:
 def _lost_steps(status: Json, snapshot: str) -> str:
     """Return which steps are repeated: all since the snapshot that nodes keep, or the last that a rank has reported."""
     ranks = [rank for node in status.get("nodes") or () for rank in node.get("ranks") or ()]
-    steps = [rank["step"] for rank in ranks if isinstance(rank.get("step"), int)]
+    steps = [rank["step"] for rank in ranks if rank.get("step") is not None]
     named = status.get("snapshots") or ()
     kept = [one for one in named if (one["id"] == snapshot if snapshot else not one.get("skipped"))]
     if snapshot and not kept:
         return f"not known: no node has snapshot {snapshot}"
-    if kept and isinstance(kept[-1].get("step"), int):
+    if kept and kept[-1].get("step") is not None:
         step, path = kept[-1]["step"], kept[-1]["path"]
         lost = f"{count(max(0, max(steps) - step), 'step')} lost" if steps else "no rank has reported a step yet"
         return f"resumes from step {step:,} ({path}), {lost}"
-    reported = [(rank.get("progress") or {}).get("saved") for rank in ranks]
-    saved = [step for step in reported if isinstance(step, int)]
+    saved = [step for rank in ranks if (step := (rank.get("progress") or {}).get("saved")) is not None]
     if not steps:
         return "unknown: no rank has reported a step yet"
     if not saved:

@@ -168,10 +168,10 @@ def status_lines(status: Document) -> list[str]:
 def environment(status: Document) -> str:
     """Return the environment that operators have set for the workers, and since when; nothing if they have not."""
     overrides = status.get("environment")
-    if not isinstance(overrides, Mapping):
+    if overrides is None:
         return ""
-    first = int(overrides.get("from_generation") or 0)
-    waits = first > int(status.get("generation") or 0)
+    first = overrides.get("from_generation") or 0
+    waits = first > (status.get("generation") or 0)
     return f"{variables(overrides)}, {'from' if waits else 'since'} generation {first}"
 
 
@@ -229,7 +229,7 @@ def snapshot_rows(snapshots: Sequence[Document]) -> list[list[str]]:
 def snapshot_words(one: Document) -> tuple[str, str]:
     """Return a kept snapshot in short, and where and how large it is."""
     step = one.get("step")
-    label = f"step {step:,}" if isinstance(step, int) else one_line(one.get("path"))
+    label = one_line(one.get("path")) if step is None else f"step {step:,}"
     facts = (clock_ns(one.get("time_ns"), millis=False), one_line(one.get("path")), size(int(one.get("bytes") or 0)))
     skipped = _SKIPPED if one.get("skipped") else ""
     return label, "  ".join(filter(None, (*facts, f"on {one_line(fold(map(str, one.get('nodes') or ())))}", skipped)))

@@ -35,10 +35,9 @@ def event_row(event: Mapping[str, Any], glyphs: Glyphs, width: int, *, wide: boo
     kind = str(event.get("type") or "?")
     role = ROLES.get(kind, "dim")
     mark = _OF_TYPE.get(kind) or _OF_ROLE.get(role, glyphs.dot)
-    generation = event.get("generation")
     spans = [(f" {values.clock(event.get('time'), millis=wide and width >= 100)} ", "time"), (f"{mark} ", role)]
     if wide:
-        number = f"g{generation}" if isinstance(generation, int) and generation >= 0 else ""
+        number = f"g{event['generation']}" if event["generation"] >= 0 else ""
         spans.append((fit(number, 4, glyphs.more), "dim"))
     place = " ".join(
         part
