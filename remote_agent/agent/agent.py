@@ -30,8 +30,9 @@ from remote_agent.base.proc import raise_open_files, slurm_ending
 from remote_agent.base.tasks import Tasks
 from remote_agent.coordinator import inputs, replay
 from remote_agent.coordinator import state as s
-from remote_agent.coordinator.formation import floor, holds_quorum, shortage
+from remote_agent.coordinator.formation import holds_quorum
 from remote_agent.coordinator.journal import Journal
+from remote_agent.coordinator.views import floor, shortage
 from remote_agent.election import peers
 from remote_agent.election.ballot import Ballot
 from remote_agent.election.listener import Listener, listen

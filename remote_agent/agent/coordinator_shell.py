@@ -21,12 +21,13 @@ from remote_agent.base import clocks
 from remote_agent.base.tasks import Tasks
 from remote_agent.coordinator import inputs, replay
 from remote_agent.coordinator import state as s
-from remote_agent.coordinator.formation import holds_quorum, is_held, is_short
+from remote_agent.coordinator.formation import holds_quorum, is_held
 from remote_agent.coordinator.journal import chunks
 from remote_agent.coordinator.machine import step
 from remote_agent.coordinator.operator_requests import answer, read
 from remote_agent.coordinator.output_watch import Losses, moved
 from remote_agent.coordinator.status import document
+from remote_agent.coordinator.views import is_short
 from remote_agent.diagnose.incidents import iso_time
 from remote_agent.text.shapes import clip
 from remote_agent.wire import Answer, Channel, NodeSpec, Problem, WireError

@@ -8,36 +8,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.coordinator import formation, inputs
+from remote_agent.coordinator import inputs, views
 from remote_agent.coordinator import state as s
 from remote_agent.wire.events import EventType
 
 if TYPE_CHECKING:
     from remote_agent.coordinator.transitions import Turn
 
-# Of a digest, for people.
-SHORT = 8
 LACKING = "it is missing the work tree"
 # Files that the journal names.
 MAX_LISTED = 20
 
 
-def current(state: s.State) -> s.Version:
-    """Return the tree that the next group starts from."""
-    return state.trees[-1] if state.trees else s.Version(state.spec.tree_digest, state.spec.created_ns)
-
-
 def admits(turn: Turn, name: str) -> bool:
     """Note whether a node has the tree of the next group; returns False where it has not, as it is not ready then."""
     state, node = turn.state, turn.node(name)
-    digest = current(state).digest
+    digest = views.current(state).digest
     missing = bool(state.trees) and digest not in node.trees
     # A node that is not ready yet will report its trees when it is.
     lacks = missing and (node.ready or node.lacks)
     # Another reason why the node is out is kept.
     reason = None if (node.reason or "").startswith(LACKING) else node.reason
     if lacks and node.connected and node.status not in ("removed", "failed", "draining"):
-        reason = f"{LACKING} {digest[:SHORT]}: `supervisor add --node {name}` brings it"
+        reason = f"{LACKING} {digest[: views.SHORT]}: `supervisor add --node {name}` brings it"
     if lacks or node.lacks:
         turn.set_node(name, lacks=lacks, ready=node.connected and not lacks, reason=reason)
     return not missing
@@ -46,12 +39,12 @@ def admits(turn: Turn, name: str) -> bool:
 def change(turn: Turn, event: inputs.Restart) -> bool:
     """Start the next group from another tree, if all that take part have it; returns whether that is so."""
     state, digest = turn.state, event.tree
-    before = current(state)
+    before = views.current(state)
     if state.spec.tree is None or not before.digest:
         turn.refuse("not_synced", "this job does not run from a work tree that was synced", "supervisor restart")
         return False
     if digest == before.digest:
-        turn.refuse("done", f"the group runs from work tree {digest[:SHORT]} already", "supervisor restart")
+        turn.refuse("done", f"the group runs from work tree {digest[: views.SHORT]} already", "supervisor restart")
         return False
     if not _is_there(turn, event):
         return False
@@ -78,7 +71,7 @@ def _take(turn: Turn, before: s.Version, after: s.Version, back: bool, detail: d
 def fall_back(turn: Turn, reason: str) -> bool:
     """Go back to the tree before one that has made no step, where that would end the job; returns whether it does."""
     state = turn.state
-    if len(state.trees) < 2 or formation.has_proven_tree(state):
+    if len(state.trees) < 2 or views.has_proven_tree(state):
         return False
     before, after = state.trees
     part = [node for node in state.nodes.values() if node.connected and node.status == "ready"]
@@ -98,30 +91,14 @@ def _is_there(turn: Turn, event: inputs.Restart) -> bool:
         if digest not in node.trees and node.status != "spare" and node.name not in event.without
     ]
     if lacking:
-        text = f"{' '.join(lacking)}: work tree {digest[:SHORT]} is not there, so nothing is restarted"
+        text = f"{' '.join(lacking)}: work tree {digest[: views.SHORT]} is not there, so nothing is restarted"
         turn.refuse("no_tree", text, "sync again; --partial continues without them")
         return False
     fit = [digest in node.trees for node in part if not node.cordoned]
-    having, floor = sum(fit), formation.floor(state)
+    having, floor = sum(fit), views.floor(state)
     # A job that waits for nodes anyway goes on waiting for them.
     if having < min(floor, len(fit)):
-        text = f"{having} nodes have work tree {digest[:SHORT]}, and {floor} are needed (min_nodes)"
+        text = f"{having} nodes have work tree {digest[: views.SHORT]}, and {floor} are needed (min_nodes)"
         turn.refuse("min_nodes", text, "`supervisor remove` those that cannot get it")
         return False
     return True
-
-
-def tree_status(state: s.State) -> dict[str, Any] | None:
-    """Return the work tree as the status document shows it; None where it is not synced."""
-    if state.spec.tree is None or not (now := current(state)).digest:
-        return None
-    before = state.trees[0]._asdict() if state.trees else None
-    return {"name": state.spec.tree, **now._asdict(), "previous": before}
-
-
-def origin(state: s.State) -> str:
-    """Say which tree a group is started from, where that is not the launch's, and how to get the one before."""
-    if not state.trees:
-        return ""
-    way_back = f"; R rolls back to {state.trees[0].digest[:SHORT]}" if state.fingerprint is not None else ""
-    return f" from work tree {state.trees[-1].digest[:SHORT]}{way_back}"

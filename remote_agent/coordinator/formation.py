@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from remote_agent.coordinator import hang_watch, phases, snapshots
+from remote_agent.coordinator import hang_watch, phases, snapshots, views
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.quorum import Group, lacking
 from remote_agent.coordinator.transitions import NOT_JOINED, Turn, lose_node, stop_group
@@ -26,28 +26,16 @@ ALONE_TIMEOUT_S = 3600.0
 JOIN_TIMEOUT_S = 600.0
 
 
-def floor(state: s.State) -> int:
-    """Return how many nodes the group needs: what an operator removed is not waited for."""
-    known = len(_wanted(state))
-    if state.spec.endpoint:
-        known = max(known, state.spec.min_nodes - sum(node.status == "removed" for node in state.nodes.values()))
-    return max(1, min(state.spec.min_nodes, known))
-
-
-def _wanted(state: s.State) -> list[s.Node]:
-    return [node for node in state.nodes.values() if node.status != "removed" and not node.spec.spare]
-
-
 def try_form(turn: Turn) -> None:
     """Form the next generation if enough nodes are ready; else wait, and say since when."""
     state = turn.state
-    group = choose(state)
-    short = len(group) < _limit(state)
+    group = views.choose(state)
+    short = len(group) < views.limit(state)
     pending = any(_is_pending(node, short) for node in state.nodes.values()) or _expects_more(state, len(group))
     if state.deadline is not None and pending and not _is_settled(turn, len(group)):
         return
     state = turn.state
-    if len(group) < floor(state) or not holds_quorum(state, turn.now):
+    if len(group) < views.floor(state) or not holds_quorum(state, turn.now):
         _wait_for_nodes(turn)
         return
     generation, disks = state.generation + 1, state.disks(group)
@@ -71,7 +59,7 @@ def try_form(turn: Turn) -> None:
         world_size=None,
         troubles={},
         stepped=False,
-        tree_new_since=None if has_proven_tree(state) else state.tree_new_since,
+        tree_new_since=None if views.has_proven_tree(state) else state.tree_new_since,
         cause=None,
         alone_since=None,
         enough_since=None,
@@ -97,12 +85,6 @@ def prepare(turn: Turn, returned: str | None = None) -> None:
         turn.send(opener[0], "prepare", **opener[1])
 
 
-def has_proven_tree(state: s.State) -> bool:
-    """Tell whether a group has made a step from the tree, or it is not a new one."""
-    since = state.tree_new_since
-    return since is None or (state.stepped and state.generation > since)
-
-
 def _is_settled(turn: Turn, ready: int) -> bool:
     """Whether an elastic job has waited long enough for those that are still coming; they are admitted later.
 
@@ -111,7 +93,7 @@ def _is_settled(turn: Turn, ready: int) -> bool:
     state = turn.state
     spec = state.spec
     first = state.generation < 0 and state.term == FIRST_TERM
-    if not first or spec.min_nodes >= spec.max_nodes or ready < floor(state):
+    if not first or spec.min_nodes >= spec.max_nodes or ready < views.floor(state):
         turn.set(enough_since=None)
         return False
     since = turn.now if state.enough_since is None else state.enough_since
@@ -152,25 +134,6 @@ def _expects_more(state: s.State, ready: int) -> bool:
     return bool(state.spec.endpoint) and state.generation < 0 and ready < state.spec.max_nodes
 
 
-def choose(state: s.State) -> list[str]:
-    """Return the nodes of the next generation in inventory order.
-
-    Spares fill the places of absent nodes; that of a removed one only where min_nodes asks for it.
-    """
-    fit = [node for node in state.nodes.values() if node.connected and node.ready and node.running is None]
-    regular = [node.name for node in fit if node.status in ("ready", "running")]
-    spare = [node.name for node in fit if node.status == "spare" and not node.cordoned]
-    regular.sort(key=lambda name: name not in state.members)
-    chosen = set(regular[: state.spec.max_nodes])
-    chosen.update(spare[: max(0, _limit(state) - len(chosen))])
-    return [name for name in state.nodes if name in chosen]
-
-
-def _limit(state: s.State) -> int:
-    """Return up to how many nodes spares fill the group."""
-    return min(state.spec.max_nodes, max(len(_wanted(state)), state.spec.min_nodes))
-
-
 def is_held(state: s.State, name: str, now: float) -> bool:
     """Whether a node has lately known that it is ours."""
     return name == state.me or now - state.nodes[name].held <= leases.HELD * state.spec.node_timeout
@@ -199,16 +162,11 @@ def holds_quorum(state: s.State, now: float) -> bool:
     return lacking(state.groups, state.disks(held(state, now)), state.given_up) is None
 
 
-def is_short(state: s.State) -> bool:
-    """Whether no group can be formed until more nodes are there."""
-    return state.phase == s.FORMING and state.alone_since is not None
-
-
 def note_shortage(turn: Turn) -> None:
     """Write to the journal why no group can be formed now."""
     state = turn.state
-    ready = len(choose(state))
-    turn.emit(EventType.JOB_DEGRADED, ready=ready, needed=floor(state), reason=shortage(state))
+    ready = len(views.choose(state))
+    turn.emit(EventType.JOB_DEGRADED, ready=ready, needed=views.floor(state), reason=views.shortage(state))
 
 
 def _wait_for_nodes(turn: Turn) -> None:
@@ -223,24 +181,7 @@ def _wait_for_nodes(turn: Turn) -> None:
         if state.generation >= 0 or state.deadline is None:
             note_shortage(turn)
     elif turn.now - state.alone_since > patience:
-        turn.end("failed", f"fewer than {floor(state)} nodes for {waited}")
-
-
-def shortage(state: s.State) -> str:
-    """Say why no group can be formed now, and which nodes are left out for good unless an operator adds them."""
-    fewer = len(choose(state)) < floor(state)
-    connected = state.disks([name for name, node in state.nodes.items() if node.connected or name == state.me])
-    group = lacking(state.groups, connected, state.given_up)
-    reason = "fewer than min_nodes are ready"
-    if not fewer:
-        others = "" if group is None else f" ({group.needed} must be; if the others are dead: `supervisor promote`)"
-        reason = f"too few nodes of the last group are connected{others}"
-    return "; ".join([reason, *left_out(state, "failed")])
-
-
-def left_out(state: s.State, *statuses: str) -> list[str]:
-    """Return each node with one of these states, and why it has it."""
-    return [f"{name}: {node.reason}" for name, node in state.nodes.items() if node.status in statuses]
+        turn.end("failed", f"fewer than {views.floor(state)} nodes for {waited}")
 
 
 def go_when_recorded(turn: Turn) -> None:
@@ -342,7 +283,7 @@ def admit(turn: Turn, name: str, cause: StopCause) -> None:
     """
     state, node = turn.state, turn.node(name)
     active = state.phase in (s.PREPARING, s.STARTING, s.RUNNING)
-    room = {"ready": state.spec.max_nodes, "spare": _limit(state)}.get(node.status, 0)
+    room = {"ready": state.spec.max_nodes, "spare": views.limit(state)}.get(node.status, 0)
     kept_out = node.cordoned and node.status == "spare"
     outside = name not in state.members and node.ready and node.running is None and not kept_out
     if active and outside and len(state.members) < room:

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from remote_agent.coordinator import code_version, formation, hang_watch, inputs, phases, policy, snapshots
+from remote_agent.coordinator import code_version, formation, hang_watch, inputs, phases, policy, snapshots, views
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.operator_requests import CORDONED, VERBS
 from remote_agent.coordinator.transitions import (
@@ -179,7 +179,7 @@ def on_unfit(turn: Turn, event: inputs.Unfit) -> None:
     if node.status == "lost":
         # It is back, and cannot take part: why it was lost is not what keeps it out now.
         fail_node(turn, event.node, event.reason)
-        if formation.is_short(turn.state):
+        if views.is_short(turn.state):
             formation.note_shortage(turn)
         return
     connected = node.connected

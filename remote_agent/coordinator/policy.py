@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.coordinator import code_version, formation
+from remote_agent.coordinator import code_version, views
 from remote_agent.coordinator import state as s
 from remote_agent.coordinator.formation import patience, send_away
 from remote_agent.coordinator.quorum import without
@@ -168,10 +168,10 @@ def _can_do_without(state: s.State, incident: Incident) -> str | None:
     """
     name = incident.culprit_node
     early = _came_early(state) and incident.exit_signal in OWN_ENDS and incident.confidence != "unknown"
-    if name is None or name not in state.nodes or not early or not formation.has_proven_tree(state):
+    if name is None or name not in state.nodes or not early or not views.has_proven_tree(state):
         return None
     others = {**state.nodes, name: dataclasses.replace(state.nodes[name], ready=False)}
-    enough = len(formation.choose(dataclasses.replace(state, nodes=others))) >= formation.floor(state)
+    enough = len(views.choose(dataclasses.replace(state, nodes=others))) >= views.floor(state)
     return name if enough else None
 
 

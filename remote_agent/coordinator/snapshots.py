@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from remote_agent.coordinator import state as s
+from remote_agent.coordinator import views
 from remote_agent.coordinator.transitions import Turn, give_up_on, stop_group
 from remote_agent.snapshots.rules import slot_of
 from remote_agent.wire.events import EventType, StopCause
@@ -23,8 +24,6 @@ OTHERS_S = 5.0
 # To put in place what another node sends: a fixed part, and bytes at the rate of a slow network.
 PLACE_S = 60.0
 PLACE_BYTES_S = 10e6
-# What the journal and the status say of a snapshot.
-NAMED = ("id", "path", "step", "bytes", "time_ns")
 
 
 def ask(turn: Turn, names: Iterable[str]) -> None:
@@ -102,25 +101,9 @@ def choose(state: s.State) -> list[dict[str, Any]]:
     for one in sorted(versions.values(), key=lambda each: (each["time_ns"], each["id"])):
         if named is not None and one["time_ns"] > named["time_ns"]:
             continue
-        if one is named or not is_skipped(state, one["time_ns"]):
+        if one is named or not views.is_skipped(state, one["time_ns"]):
             newest[slot_of(one["path"])] = one
     return list(newest.values())
-
-
-def document(state: s.State) -> list[dict[str, Any]]:
-    """Return the snapshots that the nodes keep, oldest first, as the status shows them."""
-    versions: dict[str, dict[str, Any]] = {}
-    for name, node in state.nodes.items():
-        for one in node.snapshots:
-            known = versions.setdefault(one["id"], {**{key: one[key] for key in NAMED}, "nodes": []})
-            known["nodes"] += [name] if node.connected else []
-    shown = [{**one, "skipped": is_skipped(state, one["time_ns"])} for one in versions.values() if one["nodes"]]
-    return sorted(shown, key=lambda one: (one["time_ns"], one["id"]))
-
-
-def is_skipped(state: s.State, time_ns: int) -> bool:
-    """Whether an operator has gone back behind a snapshot of that time."""
-    return any(begin < time_ns <= end for begin, end in state.skipped)
 
 
 def on_placed(turn: Turn, node: str, report: Mapping[str, Any]) -> None:
@@ -137,7 +120,7 @@ def on_placed(turn: Turn, node: str, report: Mapping[str, Any]) -> None:
     if not turn.state.resume.placing:
         turn.emit(
             EventType.SNAPSHOTS_CHOSEN,
-            snapshots=[{key: one[key] for key in NAMED} for one in resume.chosen or ()],
+            snapshots=[{key: one[key] for key in views.NAMED} for one in resume.chosen or ()],
             placed={name: one for name, one in placed.items() if one.get("placed") or one.get("aside")},
             skipped=[list(each) for each in state.skipped],
         )

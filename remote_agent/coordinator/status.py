@@ -9,9 +9,8 @@ import statistics
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.coordinator import code_version, replay, snapshots
+from remote_agent.coordinator import replay, views
 from remote_agent.coordinator import state as s
-from remote_agent.coordinator.formation import is_short, left_out, shortage
 from remote_agent.wire.events import Condition, StopCause
 from remote_agent.wire.status_diff import changes
 
@@ -30,7 +29,7 @@ def job_state(state: s.State) -> str:
         return state.ended or "running"
     if state.phase == s.RUNNING:
         return "running"
-    if is_short(state):
+    if views.is_short(state):
         return "degraded"
     return "starting" if state.generation <= 0 and not state.marks.get("stop") else "restarting"
 
@@ -47,7 +46,7 @@ def condition(state: s.State) -> Condition:
         return Condition.RESTARTING
     if state.phase == s.RUNNING:
         return _condition_of_group(state)
-    if is_short(state):
+    if views.is_short(state):
         return Condition.DEGRADED
     return Condition.LAUNCHING if state.generation <= 0 else Condition.RESTARTING
 
@@ -116,8 +115,8 @@ def document(state: s.State, facts: Facts, coordinator: str | None, now: float |
         "failure": state.failure,
         "plan": _plan(state),
         "environment": {"env": dict(state.env), "from_generation": state.env_from} if state.env else None,
-        "tree": code_version.tree_status(state),
-        "snapshots": snapshots.document(state),
+        "tree": views.tree_status(state),
+        "snapshots": views.kept_snapshots(state),
         "script": {"kind": state.spec.kind, "script": state.spec.script, "args": list(state.spec.args)},
     }
 
@@ -231,17 +230,17 @@ def _plan(state: s.State) -> str | None:
         waits = " ".join(sorted(state.waiting))
         cause = str(state.cause).replace("_", " ")
         return f"stopping generation {state.generation} ({cause}); waiting for {waits}"
-    if is_short(state):
-        return f"waiting for nodes: {shortage(state)}; bring one back or add one"
+    if views.is_short(state):
+        return f"waiting for nodes: {views.shortage(state)}; bring one back or add one"
     if state.phase in (s.PREPARING, s.STARTING):
         where = f"{' '.join(state.members)}{_meeting(state)}"
-        return f"starting generation {state.generation} on {where}{code_version.origin(state)}"
+        return f"starting generation {state.generation} on {where}{views.origin(state)}"
     strangers = (state.world_size or 0) - len(state.ranks)
     if state.phase == s.RUNNING and strangers > 0:
         return f"{strangers} of {state.world_size} ranks are not ours: other agents of torch joined{_meeting(state)}"
     if condition(state) is Condition.DEGRADED:
         running = f"waiting for nodes: {len(state.members)} of {_wanted_nodes(state)} run"
-        return "; ".join([running, *left_out(state, "failed", "lost")])
+        return "; ".join([running, *views.left_out(state, "failed", "lost")])
     return None
 
 

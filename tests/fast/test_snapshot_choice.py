@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remote_agent.coordinator import inputs, replay, snapshots
+from remote_agent.coordinator import inputs, replay, snapshots, views
 from remote_agent.coordinator import state as s
 from tests.examples import examples
 from tests.fast.world import World, spec
@@ -157,7 +157,7 @@ def test_the_status_names_each_snapshot_once_with_the_nodes_that_have_it() -> No
     world = job()
     world.feed(inputs.Beat("n1", snapshots=(kept("a", 1, 20), kept("b", 2, 30))))
     world.feed(inputs.Beat("n3", snapshots=(kept("b", 2, 30),)))
-    shown = snapshots.document(world.state)
+    shown = views.kept_snapshots(world.state)
     assert [(one["id"], one["nodes"], one["skipped"]) for one in shown] == [
         ("a", ["n1"], False), ("b", ["n1", "n3"], False)
     ]  # fmt: skip

@@ -1,0 +1,114 @@
+"""What a State says of nodes, trees and snapshots: whom the next group can have, what it waits for, what is kept.
+
+In: a State. Out: answers; nothing is changed. The status of a job needs no more of the coordinator than this and the
+fold of its journal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remote_agent.coordinator import state as s
+from remote_agent.coordinator.quorum import lacking
+
+# Of a digest, for people.
+SHORT = 8
+# What the journal and the status say of a snapshot.
+NAMED = ("id", "path", "step", "bytes", "time_ns")
+
+
+def floor(state: s.State) -> int:
+    """Return how many nodes the group needs: what an operator removed is not waited for."""
+    known = len(wanted(state))
+    if state.spec.endpoint:
+        known = max(known, state.spec.min_nodes - sum(node.status == "removed" for node in state.nodes.values()))
+    return max(1, min(state.spec.min_nodes, known))
+
+
+def wanted(state: s.State) -> list[s.Node]:
+    """Return the nodes that the job is meant to have."""
+    return [node for node in state.nodes.values() if node.status != "removed" and not node.spec.spare]
+
+
+def choose(state: s.State) -> list[str]:
+    """Return the nodes of the next generation in inventory order.
+
+    Spares fill the places of absent nodes; that of a removed one only where min_nodes asks for it.
+    """
+    fit = [node for node in state.nodes.values() if node.connected and node.ready and node.running is None]
+    regular = [node.name for node in fit if node.status in ("ready", "running")]
+    spare = [node.name for node in fit if node.status == "spare" and not node.cordoned]
+    regular.sort(key=lambda name: name not in state.members)
+    chosen = set(regular[: state.spec.max_nodes])
+    chosen.update(spare[: max(0, limit(state) - len(chosen))])
+    return [name for name in state.nodes if name in chosen]
+
+
+def limit(state: s.State) -> int:
+    """Return up to how many nodes spares fill the group."""
+    return min(state.spec.max_nodes, max(len(wanted(state)), state.spec.min_nodes))
+
+
+def is_short(state: s.State) -> bool:
+    """Whether no group can be formed until more nodes are there."""
+    return state.phase == s.FORMING and state.alone_since is not None
+
+
+def shortage(state: s.State) -> str:
+    """Say why no group can be formed now, and which nodes are left out for good unless an operator adds them."""
+    fewer = len(choose(state)) < floor(state)
+    connected = state.disks([name for name, node in state.nodes.items() if node.connected or name == state.me])
+    group = lacking(state.groups, connected, state.given_up)
+    reason = "fewer than min_nodes are ready"
+    if not fewer:
+        others = "" if group is None else f" ({group.needed} must be; if the others are dead: `supervisor promote`)"
+        reason = f"too few nodes of the last group are connected{others}"
+    return "; ".join([reason, *left_out(state, "failed")])
+
+
+def left_out(state: s.State, *statuses: str) -> list[str]:
+    """Return each node with one of these states, and why it has it."""
+    return [f"{name}: {node.reason}" for name, node in state.nodes.items() if node.status in statuses]
+
+
+def has_proven_tree(state: s.State) -> bool:
+    """Tell whether a group has made a step from the tree, or it is not a new one."""
+    since = state.tree_new_since
+    return since is None or (state.stepped and state.generation > since)
+
+
+def current(state: s.State) -> s.Version:
+    """Return the tree that the next group starts from."""
+    return state.trees[-1] if state.trees else s.Version(state.spec.tree_digest, state.spec.created_ns)
+
+
+def tree_status(state: s.State) -> dict[str, Any] | None:
+    """Return the work tree as the status document shows it; None where it is not synced."""
+    if state.spec.tree is None or not (now := current(state)).digest:
+        return None
+    before = state.trees[0]._asdict() if state.trees else None
+    return {"name": state.spec.tree, **now._asdict(), "previous": before}
+
+
+def origin(state: s.State) -> str:
+    """Say which tree a group is started from, where that is not the launch's, and how to get the one before."""
+    if not state.trees:
+        return ""
+    way_back = f"; R rolls back to {state.trees[0].digest[:SHORT]}" if state.fingerprint is not None else ""
+    return f" from work tree {state.trees[-1].digest[:SHORT]}{way_back}"
+
+
+def kept_snapshots(state: s.State) -> list[dict[str, Any]]:
+    """Return the snapshots that the nodes keep, oldest first, as the status shows them."""
+    versions: dict[str, dict[str, Any]] = {}
+    for name, node in state.nodes.items():
+        for one in node.snapshots:
+            known = versions.setdefault(one["id"], {**{key: one[key] for key in NAMED}, "nodes": []})
+            known["nodes"] += [name] if node.connected else []
+    shown = [{**one, "skipped": is_skipped(state, one["time_ns"])} for one in versions.values() if one["nodes"]]
+    return sorted(shown, key=lambda one: (one["time_ns"], one["id"]))
+
+
+def is_skipped(state: s.State, time_ns: int) -> bool:
+    """Whether an operator has gone back behind a snapshot of that time."""
+    return any(begin < time_ns <= end for begin, end in state.skipped)
