@@ -171,6 +171,7 @@ def test_a_change_is_told_where_the_run_is_told(detail: dict[str, Any], text: st
     event = {"type": "tree_changed", "generation": 0, "time": "2026-11-21T14:02:00.000Z", "detail": detail}
     assert event_text(event) == text
     runs = Runs()
-    started = {"type": "generation_started", "generation": 1, "detail": {"tree": detail["digest"]}}
-    runs.follow([event, started])
+    started = {"type": "generation_started", "generation": 1, "time": "2026-11-21T14:02:01.000Z"}
+    facts = {"tree": detail["digest"], "world_size": 2, "restarts": 0, "members": []}
+    runs.follow([event, {**started, "detail": facts}])
     assert runs.runs[0].tree.startswith(f"{text} at ")
