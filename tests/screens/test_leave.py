@@ -17,7 +17,7 @@ def no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "GUARD_S", 0.0)
 
 
-@pytest.mark.parametrize(("key", "enter"), [("q", "enter"), ("ctrl+c", "ctrl+j")])
+@pytest.mark.parametrize(("key", "enter"), [("q", "enter"), ("ctrl+c", "ctrl+j"), ("q", "y")])
 def test_leaving_asks_and_enter_detaches(key: str, enter: str) -> None:
     async def scenario() -> None:
         session = recorded.load("running_2x2")
@@ -32,10 +32,11 @@ def test_leaving_asks_and_enter_detaches(key: str, enter: str) -> None:
     asyncio.run(scenario())
 
 
-def test_escape_stays() -> None:
+@pytest.mark.parametrize("key", ["escape", "n"])
+def test_escape_stays(key: str) -> None:
     async def scenario() -> None:
         async with running(recorded.load("running_2x2")) as (app, pilot):
-            await press(app, pilot, "q", "escape")
+            await press(app, pilot, "q", key)
             assert app.return_value is None
             assert len(app.screen_stack) == 1
 

@@ -9,9 +9,6 @@ import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from textual.binding import Binding
-from textual.widgets import Button
-
 from remote_agent.text.names import count, ranges
 from remote_agent.wire import WireError
 from supervisor import actions
@@ -73,17 +70,6 @@ def _named(action: Action, names: Sequence[str]) -> str:
 def _result_facts(results: dict[str, Any]) -> list[tuple[str, str]]:
     """What each node or rank answered."""
     return [(name, f"{one['message']}  {one.get('hint') or ''}".strip()) for name, one in results.items()]
-
-
-class SyncDialog(ButtonDialog):
-    """The edited files, and what can be done with them."""
-
-    BINDINGS = [Binding("y", "yes", show=False)]
-
-    def action_yes(self) -> None:
-        """Press Sync, if there is something to sync."""
-        for button in self.query("#sync").results(Button):
-            button.press()
 
 
 class ActionDialogs:
@@ -377,7 +363,7 @@ class ActionDialogs:
 
         title = f"{action.label}: {len(results) - len(failed)} done, {len(failed)} failed"
         buttons = [DialogButton("close", "Close"), again]
-        self._shell.push_screen(ButtonDialog(title, _result_facts(results), buttons, "close"), answered)
+        self._shell.push_screen(ButtonDialog(title, _result_facts(results), buttons, "close", "again"), answered)
 
     def _warn(self, text: str) -> None:
         self._shell.say(text, level="warning")
@@ -411,7 +397,7 @@ class ActionDialogs:
             if answer in ("sync", "rollback"):
                 self._begin_sync(action, answer, {"digest": change["digest"]} if answer == "sync" else {})
 
-        self._shell.push_screen(SyncDialog(f"{action.label}?", facts, buttons, "cancel"), answered)
+        self._shell.push_screen(ButtonDialog(f"{action.label}?", facts, buttons, "cancel", "sync"), answered)
 
     def _begin_sync(self, action: Action, verb: str, args: dict[str, Any]) -> None:
         self._shell.run_worker(self._sync(action, verb, args), exit_on_error=False, group="requests")
@@ -447,7 +433,7 @@ class ActionDialogs:
                 self._begin_sync(action, verb, {**args, "partial": choice == "partial"})
 
         title = f"{action.label}: {len(failed)} of {count(len(nodes), 'node')} failed"
-        self._shell.push_screen(ButtonDialog(title, facts, buttons, "cancel"), answered)
+        self._shell.push_screen(ButtonDialog(title, facts, buttons, "cancel", "again"), answered)
 
     # --- leaving
 
@@ -484,7 +470,7 @@ class ActionDialogs:
                 self._shell.leave_at_end(True)
                 self.begin(actions.BY_ID["job.stop"], Target())
 
-        self._shell.push_screen(ButtonDialog("Leave?", facts, buttons, "detach"), answered)
+        self._shell.push_screen(ButtonDialog("Leave?", facts, buttons, "detach", "detach"), answered)
 
     def _ask_abort(self) -> None:
         facts = [("", "The hosts are still being brought up. Aborting stops what was started on them.")]
@@ -494,7 +480,7 @@ class ActionDialogs:
             if answer == "abort":
                 self._shell.run_worker(self._abort(), exit_on_error=False, group="requests")
 
-        self._shell.push_screen(ButtonDialog("Leave?", facts, buttons, "cancel"), answered)
+        self._shell.push_screen(ButtonDialog("Leave?", facts, buttons, "cancel", "abort"), answered)
 
     async def _abort(self) -> None:
         self._shell.say("stopping what was started on the hosts")

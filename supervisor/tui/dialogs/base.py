@@ -117,14 +117,18 @@ class ButtonDialog(Dialog[str]):
     BINDINGS = [
         Binding("left", "app.focus_previous", show=False),
         Binding("right", "app.focus_next", show=False),
+        Binding("y", "yes", show=False),
+        Binding("n", "cancel", show=False),
     ]
     OTHER_LINES: ClassVar[int] = 4
     """Lines of the box that are not facts: border, buttons, the widgets of `extra`."""
 
     def __init__(
-        self, title: str, facts: Sequence[tuple[str, str]], buttons: Sequence[DialogButton], focus: str
+        self, title: str, facts: Sequence[tuple[str, str]], buttons: Sequence[DialogButton], focus: str, yes: str = ""
     ) -> None:
+        """`focus`: the id of the safe button, `yes`: of the one that y presses; there may be none."""
         super().__init__(title)
+        self._yes = yes
         self._facts = facts
         self._buttons = buttons
         self._focus = focus
@@ -157,6 +161,12 @@ class ButtonDialog(Dialog[str]):
             lines = [*lines[: rows - 1], self.more]
         return "\n".join(lines)
 
+    def action_yes(self) -> None:
+        """Do what the dialog asks, as its button does."""
+        for button in self.query(Button):
+            if button.id == self._yes:
+                button.press()
+
     def on_mount(self) -> None:
         """Focus the safe button."""
         self.query_one(f"#{self._focus}", Button).focus()
@@ -173,16 +183,9 @@ class ButtonDialog(Dialog[str]):
 class Confirm(ButtonDialog):
     """Target and effect of an action; Cancel has the focus."""
 
-    BINDINGS = [Binding("y", "yes", show=False), Binding("n", "cancel", show=False)]
-
     def __init__(self, title: str, facts: Sequence[tuple[str, str]], yes: str) -> None:
-        super().__init__(
-            title, facts, [DialogButton("cancel", "Cancel"), DialogButton("yes", yes, danger=True)], "cancel"
-        )
-
-    def action_yes(self) -> None:
-        """The same as the button."""
-        self.query_one("#yes", Button).press()
+        buttons = [DialogButton("cancel", "Cancel"), DialogButton("yes", yes, danger=True)]
+        super().__init__(title, facts, buttons, "cancel", "yes")
 
 
 class ConfirmTyped(Confirm):
