@@ -152,7 +152,7 @@ def read(document: Mapping[str, Any]) -> Record:
     for one in newest(collectives(known)):
         name, title = str(one["process_group"][0]), str(one["process_group"][1] or "")
         titles[name] = "" if title in ("undefined", _DEFAULT) else title
-        call = _call(one)
+        call = call_of(one)
         calls.setdefault(name, {})[call.seq] = call
     return {name: GroupCalls(name, titles[name], members_of(config.get(name)), own) for name, own in calls.items()}
 
@@ -198,7 +198,23 @@ def members_of(config: Mapping[str, Any] | None) -> list[int] | None:
     return ranks or None
 
 
-def _call(entry: Mapping[str, Any]) -> Call:
+def newest_rows(entries: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Return the newest of these entries as rows that a wire can carry, for `from_rows`."""
+    return [list(call_of(one)) for one in entries[-_NEAR:]]
+
+
+def from_rows(rows: Mapping[str, Sequence[Sequence[Any]]], where: str) -> Record:
+    """Return the calls of a live rank from its rows by group; where: the line at which it waits."""
+    calls = {name: [Call(*row) for row in own] for name, own in rows.items()}
+    placed = {
+        name: {call.seq: call if call.done else call._replace(place=where) for call in own}
+        for name, own in calls.items()
+    }
+    return {name: GroupCalls(name, "", None, own) for name, own in placed.items()}
+
+
+def call_of(entry: Mapping[str, Any]) -> Call:
+    """Return a call from its entry."""
     op = op_of(entry).lstrip("_").replace("_oop", "")
     key = "output_sizes" if op == "scatter" else "input_sizes"
     sizes = entry.get(key) or []
@@ -277,6 +293,24 @@ class _Group:
         return None
 
 
+def mismatch(records: Mapping[int, Record]) -> Parting | None:
+    """Return the first collective that ranks called differently; None if all calls agree, finished or not."""
+    return _first_mismatch(_groups(records, records))
+
+
+def _groups(records: Mapping[int, Record], everyone: Iterable[int]) -> list[_Group]:
+    names = sorted({name for record in records.values() for name in record})
+    return [
+        _Group(name, {rank: record[name] for rank, record in records.items() if name in record}, everyone)
+        for name in names
+    ]
+
+
+def _first_mismatch(groups: Iterable[_Group]) -> Parting | None:
+    partings = [parting for group in groups if (parting := _mismatch(group)) is not None]
+    return min(partings, key=lambda parting: parting.call.at_ns, default=None)
+
+
 def compare(records: Mapping[int, Record], world: Iterable[int] = ()) -> Parting | None:
     """Return where these ranks part; `world`: all ranks, as far as they are known besides.
 
@@ -284,15 +318,8 @@ def compare(records: Mapping[int, Record], world: Iterable[int] = ()) -> Parting
     """
     listed = {rank for record in records.values() for each in record.values() for rank in each.members or ()}
     everyone = {*world, *listed, *range(max(records, default=-1) + 1)}
-    names = sorted({name for record in records.values() for name in record})
-    groups = [
-        _Group(name, {rank: record[name] for rank, record in records.items() if name in record}, everyone)
-        for name in names
-    ]
-    partings = [parting for group in groups if (parting := _mismatch(group)) is not None]
-    if partings:
-        return min(partings, key=lambda parting: parting.call.at_ns)
-    return _held_up(groups, records)
+    groups = _groups(records, everyone)
+    return _first_mismatch(groups) or _held_up(groups, records)
 
 
 def _mismatch(group: _Group) -> Parting | None:

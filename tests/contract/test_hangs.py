@@ -154,6 +154,9 @@ def test_ranks_in_different_collectives_are_told(tmp_path: Path) -> None:
             assert (incident["category"], incident["culprit_ranks"]) == ("collective_desync", [1]), incident
             missing = incident["missing"]
             assert (missing["waiting"], missing["missing"]) == ([0, 2], [1])
+            assert incident["summary"].startswith("rank 1 (n1): called broadcast 7 at train.py:")
+            assert " in act where ranks 0,2 called all_reduce at train.py:" in incident["summary"]
+            assert "broadcast 7 [7] Float, not ended at " in incident["evidence"][1]["text"]
 
     asyncio.run(check())
 

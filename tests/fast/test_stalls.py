@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from remote_agent.coordinator import state as s
 from remote_agent.diagnose.evidence import JobContext
 from remote_agent.diagnose.hang.loops import find_loops
 from remote_agent.diagnose.hang.stalls import Stall, find_stall, is_suspect, stall_incident
+from remote_agent.engine.inspect.pulse import read_flight
+from tests.fast.test_flight import call, done
 from tests.fast.world import World, spec
 
 IDLE: dict[str, Any] = {
@@ -313,6 +316,29 @@ def test_different_collectives_under_the_same_number() -> None:
     even = stall(waiting(5), waiting(5, op="broadcast"))
     assert even is not None
     assert (even.kind, dict(even.missing)) == ("mismatch", {})
+
+
+def recorded(*entries: dict[str, Any], where: str = "train.py:9 in step") -> dict[str, Any]:
+    """A pulse with what a rank's flight record has, after the JSON of the wire."""
+    text = json.dumps({"entries": [{**entry, "frames": None} for entry in entries]}).encode()
+    return {**IDLE, "where": where, "groups": json.loads(json.dumps(read_flight(text, call(1)["time_created_ns"])))}
+
+
+def test_a_live_mismatch_is_read_as_its_flight_records_are() -> None:
+    usual = recorded(done(1), call(2, "all_reduce", 4))
+    found = stall(usual, recorded(done(1), call(2, "all_reduce", 5), where="train.py:7 in f"), usual)
+    assert found is not None
+    incident = stall_incident(found, JobContext(world_size=3))
+    assert (incident.category, incident.culprit_ranks) == ("collective_desync", (1,))
+    assert incident.summary == (
+        "rank 1: called all_reduce 2 with 5 elements [5] at train.py:7 in f, ranks 0,2 with 4 [4] at train.py:9 in step"
+    )
+    assert [line.text for line in incident.evidence][1] == "all_reduce 2 [5] Float, not ended at train.py:7 in f"
+    # Another call long before leads to the wait; of two ranks neither is known to be right.
+    found = stall(recorded(done(1, "a"), done(2, "b"), call(3)), recorded(done(1, "b"), done(2, "a"), call(3, "b")))
+    assert found is not None
+    assert (found.kind, dict(found.missing)) == ("mismatch", {})
+    assert stall_incident(found, JobContext()).summary == "rank 0 called a [4] before b [4], rank 1 in the other order"
 
 
 def test_stacks_are_asked_for_on_suspicion_alone() -> None:

@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from remote_agent.diagnose.evidence import JobContext, name_nodes
+from remote_agent.diagnose.flight import Parting, Record, from_rows, mismatch
 from remote_agent.diagnose.hang.pulses import (
     IDLE,
     SCRIPT,
@@ -123,6 +124,8 @@ class Stall:
     """What their child processes are doing."""
     ras: Sequence[str] = ()
     """What NCCL's RAS service reports."""
+    parting: Parting | None = None
+    """The first collective that ranks called differently."""
     unanswered: Unanswered | None = None
     """Connection attempts of waiting ranks that get no answer."""
 
@@ -248,7 +251,16 @@ def _all_wait(waits: Mapping[int, Wait], wanted: set[int], now: Mapping[int, Pul
     odd = [ranks for ranks in calls.values() if len(ranks) == fewest]
     # If no side is smaller, it is unknown which one is wrong.
     ranks = odd[0] if len(odd) == 1 and len(calls) > 1 else []
-    return Stall("mismatch", waits, dict.fromkeys(ranks, BEHIND), _places(dict.fromkeys(waits, ""), now))
+    parting = mismatch({rank: _flight(one) for rank, one in now.items()})
+    if parting is not None:
+        ranks = list(parting.culprits) if parting.is_sure else []
+    places = _places(dict.fromkeys(waits, ""), now)
+    return Stall("mismatch", waits, dict.fromkeys(ranks, BEHIND), places, parting=parting)
+
+
+def _flight(pulse: Pulse) -> Record:
+    rows = {name: group["calls"] for name, group in pulse["groups"].items() if "calls" in group}
+    return from_rows(rows, pulse["where"])
 
 
 def _blockers(
@@ -327,7 +339,9 @@ def _evidence(stall: Stall, context: JobContext) -> Iterator[EvidenceLine]:
         yield EvidenceLine(context.node_of(rank), rank, file, failure["line"], clip(failure["headline"]))
     if stall.unanswered is not None:
         yield from itertools.islice(stall.unanswered.evidence(context), MAX_LINES)
-    for rank, how in sorted(stall.missing.items())[:MAX_LINES]:
+    for rank, text in stall.parting.lines[:MAX_LINES] if stall.parting is not None else ():
+        yield EvidenceLine(context.node_of(rank), rank, None, None, clip(text))
+    for rank, how in sorted(stall.missing.items())[:MAX_LINES] if stall.parting is None else ():
         yield EvidenceLine(context.node_of(rank), rank, None, None, f"{how}: {stall.where.get(rank, 'no stack')}")
     for rank, kind in [(rank, kind) for rank, kinds in sorted(stall.children.items()) for kind in kinds][:MAX_LINES]:
         at = f" at {kind['where']}" if kind["where"] else ""
@@ -370,6 +384,8 @@ _STATES = {
 def _headline(stall: Stall, waiting: list[int], context: JobContext) -> str:
     if stall.kind == "network":
         return f"all {len(stall.waits)} ranks reached {call_text(stall.first)}, and none finished it"
+    if stall.parting is not None:
+        return stall.parting.headline
     if stall.kind == "mismatch":
         calls: dict[str, list[int]] = {}
         for rank, wait in stall.waits.items():

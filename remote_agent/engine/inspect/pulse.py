@@ -212,8 +212,8 @@ def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
     """Return by process group: ranks, last, and the fields of the oldest collective that is not done.
 
     last: number of the newest collective; seq, op, sizes, age_s, timeout_s: of the oldest one that is not done; age_s
-    is 0 where the record has no time. ranks: the group's members, None where the record does not have them. came: when
-    this rank called the newest ones over gloo.
+    is 0 where the record has no time. calls: the newest ones, where one is not done. ranks: the group's members, None
+    where the record does not have them. came: when this rank called the newest ones over gloo.
     """
     try:
         document = flight.DOCUMENT(gate.parse(text))
@@ -229,6 +229,8 @@ def read_flight(text: bytes, now_ns: int) -> dict[str, dict[str, Any]]:
         group["last"] = max(group["last"], one["collective_seq_id"])
         if "seq" not in group and not flight.is_done(one):
             group.update(_waiting(one, now_ns))
+    for name in [name for name, group in groups.items() if "seq" in group]:
+        groups[name]["calls"] = flight.newest_rows([one for one in entries if flight.kind_of(one)[0] == name])
     stamps = {
         one["collective_seq_id"]: one["time_created_ns"] // 1000
         for one in entries
