@@ -169,7 +169,7 @@ class Agent:
 
     async def close(self) -> None:
         """End all that this agent has started, but an engine that is kept."""
-        await self.member.close(keep_engine=self.keeper is not None)
+        await self.member.close(self.keeper.engine if self.keeper is not None else None)
         # At once: those that do not answer share one deadline.
         channels = (*self._peers, *self.life.operators)
         await asyncio.gather(*(channel.close() for channel in channels), return_exceptions=True)

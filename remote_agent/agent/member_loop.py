@@ -108,11 +108,11 @@ class MemberLoop:
         if self._context.spec.standby == "auto":
             self._tasks.spawn(self._keep_standby(), "standby")
 
-    async def close(self, *, keep_engine: bool = False) -> None:
-        """End the coordinator, the engine with its workers unless somebody else has it now, then all else."""
+    async def close(self, kept: EngineLink | None = None) -> None:
+        """End the coordinator, the engine with its workers unless it is the one that is kept, then all else."""
         self._closing = True
         await self.office.close()
-        if not keep_engine:
+        if self.engine is not kept:
             await self.engine.close()
         await self._tasks.close()
 

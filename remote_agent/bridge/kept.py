@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from remote_agent.base.paths import Home, JobFiles
 
 # What its job has left to do at its end, such as a hook, may take longer: then the launch is like any other.
-TAKE_S = 3.0
-END_S = 10.0
+TAKE_S = 10.0
+END_S = 30.0
 
 
 async def look(path: Path) -> int | None:

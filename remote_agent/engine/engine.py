@@ -298,7 +298,8 @@ class Engine:
     async def _rest(self, args: dict[str, Any]) -> dict[str, Any]:
         """Start the waiting process for the next job, now that this one is over."""
         self._refuse_while_running()
-        await self._standby.begin()
+        # No rank runs here that it could slow down.
+        await self._standby.begin(is_urgent=True)
         return {}
 
     async def _next(self, args: dict[str, Any]) -> dict[str, Any]:

@@ -109,6 +109,7 @@ def test_the_next_job_of_the_tree_is_warm_and_runs_the_edited_script(
             assert not (await jobs.run("third-4", "four", script="else.py"))[0]["warm"]
             assert jobs.pid("third-4") != jobs.pid("third-3")
             await jobs.kept("third-3")
+            await jobs.kept("third-4")
             assert sorted((await jobs.ask("clean"))["removed"]) == ["first-1", "other-2", "third-3", "third-4"]
             await jobs.disconnect()
             while jobs.all_pids():
