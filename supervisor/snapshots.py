@@ -57,8 +57,11 @@ async def pull(session: Hub, name: str, place: Path | None = None) -> Pulled:
         except (CallFailed, WireError, asyncio.TimeoutError) as error:
             reasons.append(f"{node}: {why(error)}")
         except (RequestFailed, Unreachable) as refused:
+            if isinstance(refused, RequestFailed) and refused.kind == "no_snapshot":
+                continue
             reasons.append(refused.message if refused.message.startswith(node) else f"{node}: {refused.message}")
-    raise RequestFailed(f"no node sent snapshot {name}: {'; '.join(reasons)}", "`supervisor snapshots` lists them")
+    why_not = f"no node sent snapshot {name}: {'; '.join(reasons)}" if reasons else f"no node has snapshot {name}"
+    raise RequestFailed(why_not, "`supervisor snapshots` lists them")
 
 
 def _checked(name: str, answer: Mapping[str, Any]) -> tuple[str, list[tuple[str, int, int, str]]]:

@@ -351,11 +351,12 @@ def _shown(node: str, keeper: str, rank: int, name: str, end: End, time: str) ->
     if len(body) < end.size:
         # The first line began before the end.
         body = body[body.find(b"\n") + 1 :]
-    part = f"the last {len(body):,} of {end.size:,} bytes" if len(body) < end.size else f"all {end.size:,} bytes"
+    part = f"the last {len(body):,} of {end.size:,} bytes" if len(body) < end.size else f"{end.size:,} bytes"
     stamp = datetime.datetime.fromisoformat(time.rstrip("Z")).strftime("%Y-%m-%d %H:%M:%S")
-    head = f"supervisor: rank {rank} wrote this on {node}, which was lost at {stamp} UTC; {keeper} has a copy of {part}"
+    head = f"supervisor: rank {rank} wrote this on {node}, which was lost at {stamp} UTC"
+    what = f"{keeper} has {part} of its {name}, without what it wrote in its last {LOOK_S:g} s"
     newline = b"" if body.endswith(b"\n") else b"\n"
-    return f"{head} of its {name}\n".encode() + body + newline
+    return f"{head}; {what}\n".encode() + body + newline
 
 
 def _message(body: bytes) -> str:

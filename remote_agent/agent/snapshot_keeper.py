@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import json
 import logging
 import os
 import re
@@ -37,7 +38,7 @@ from remote_agent.snapshots.rules import (
     stamp_of,
     step_of,
 )
-from remote_agent.snapshots.scan import is_open_for_writing, scan
+from remote_agent.snapshots.scan import is_open_for_writing, matches, scan
 from remote_agent.snapshots.store import Abandoned, Snapshot, Store, content_at, remove_asides, set_aside
 from remote_agent.tree.manifest import File, Manifest, pack, unpack
 from remote_agent.wire import Answer, CallFailed, Channel, Items, Problem, WireError
@@ -59,7 +60,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOOK_S = 1.0
-# Where no snapshots are named: how often what ranks write is looked at, and how deep.
+# Where no snapshots are named, or nothing matches: how often what ranks write is looked at, and how deep.
 UNNAMED_LOOK_S = 10.0
 # Of the time: a work tree may have tens of thousands of files.
 UNNAMED_SHARE = 0.01
@@ -149,12 +150,12 @@ class SnapshotKeeper:
         }
 
     def start(self, tasks: Tasks, member: MemberView) -> None:
-        """Begin to keep what ranks save, or to look for it where no snapshots are named."""
+        """Begin to keep what ranks save, and to look for snapshots that are not named."""
         self._tasks, self._member = tasks, member
         if self._spec.snapshots:
             tasks.spawn(self._repeat(self._keep_new, LOOK_S), "snapshots")
             tasks.spawn(self._repeat(self._send_copies, LOOK_S), "copies of snapshots")
-        elif len(self._spec.nodes) > 1:
+        if len(self._spec.nodes) > 1:
             tasks.spawn(self._repeat(self.look_for_unnamed, UNNAMED_LOOK_S, UNNAMED_SHARE), "unnamed snapshots")
 
     def close(self) -> None:
@@ -583,12 +584,14 @@ class SnapshotKeeper:
     # Where no snapshots are named
 
     async def look_for_unnamed(self) -> None:
-        """Report once that ranks write a snapshot which no other node has."""
-        group_ns = self._group_ns
-        if group_ns is None or self._shared.get(-1):
+        """Report once that ranks write a snapshot which no other node has, where nothing that is named is there."""
+        group_ns, named = self._group_ns, self._spec.snapshots
+        if group_ns is None or self._shared.get(-1) or (named and (self._store.kept or self._known)):
             return
+        wrong = f"nothing matches snapshots = {json.dumps(list(named))} so far, and " if named else ""
         for found in (await self._background.run(scan, self._base, UNNAMED)).found:
-            if found.changed_ns < group_ns or self._is_known(found):
+            is_named = any(matches(pattern, found.path) for pattern in named)
+            if found.changed_ns < group_ns or self._is_known(found) or is_named:
                 continue
             self._known[found.path] = found.files, None
             verdict = await self._background.run(judge, found)
@@ -597,7 +600,7 @@ class SnapshotKeeper:
                 self._shared[-1] = True
                 self._notice(
                     SNAPSHOT_UNNAMED,
-                    f"{found.path} is a snapshot on this node's disk alone; --snapshots '{name}', or "
+                    f"{wrong}{found.path} is a snapshot on this node's disk alone; --snapshots '{name}', or "
                     f'snapshots = ["{name}"] in [job], keeps copies of it on other nodes',
                 )
                 return

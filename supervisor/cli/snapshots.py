@@ -39,7 +39,10 @@ def run(verb: str, argv: Sequence[str]) -> int:
         elif kept:
             write_table(snapshot_rows(kept), rich=is_rich())
         else:
-            say("no node keeps a snapshot of this job: `snapshots` in [job], or up --snapshots, names what to keep")
+            say(
+                "no node keeps a snapshot of this job yet: what `snapshots` in [job] or up --snapshots names is kept "
+                "once ranks have saved it; `supervisor events` has a warning where they save something else"
+            )
 
     async def bring(session: Session) -> None:
         await session.settle()

@@ -204,7 +204,8 @@ def _placed(node: str, report: Document) -> str:
 
 
 def _last_output(detail: Document) -> str:
-    return f"{one_line(detail.get('kept_by'))} has a copy of what {name_ranks(detail.get('ranks') or ())} wrote last"
+    who = name_ranks(detail.get("ranks") or ())
+    return f"{one_line(detail.get('kept_by'))} has what {who} wrote last: see logs --generation"
 
 
 def _restart_requested(detail: Document) -> str:

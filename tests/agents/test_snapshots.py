@@ -113,9 +113,11 @@ def test_a_group_resumes_from_the_last_complete_snapshot_after_the_node_that_sav
             assert chosen["placed"]["n2"]["placed"] == {kept["id"]: None}
             assert await resumed(nodes, 1) == {"n1": step, "n2": step}
 
-            # What its ranks say is on the other member by now.
+            # What its ranks say is on another node by now: the other member, if that answers in time.
             note = "the last output of n2 in generation 1 is kept here"
-            await until_true(lambda: note in (nodes.journal("n1").parent / "agent.log").read_text())
+            logs = {name: nodes.journal(name).parent / "agent.log" for name in ("n1", "n3")}
+            await until_true(lambda: any(note in path.read_text() for path in logs.values()))
+            keepers = [name for name, path in logs.items() if note in path.read_text()]
             agent = next(one["agent_pid"] for one in (await nodes.call("n1", "status"))["nodes"] if one["name"] == "n2")
             os.kill(agent, signal.SIGKILL)
             await nodes.nodes["n2"].close()
@@ -127,12 +129,13 @@ def test_a_group_resumes_from_the_last_complete_snapshot_after_the_node_that_sav
             assert await resumed(nodes, 2) == {"n1": step, "n3": step}
 
             said = await nodes.until("last_output")
-            assert (said["generation"], said["node"], said["detail"]["kept_by"]) == (1, "n2", "n1")
+            keeper = said["detail"]["kept_by"]
+            assert (said["generation"], said["node"], keeper in keepers) == (1, "n2", True)
             incident = (await nodes.call("n1", "incidents"))["incidents"][-1]
             assert incident["category"] == "node_lost"
             assert incident["evidence"][-1]["text"].startswith("last output on n2: step=")
             place = {"generation": 1, "rank": 1, "stream": "stdout"}
-            channel = await nodes.nodes["n1"].opened(nodes.spec.job)
+            channel = await nodes.nodes[keeper].opened(nodes.spec.job)
             answer = await channel.call("log_read", {**place, "offset": 0, "length": 1_000})
             assert answer.body.startswith(b"supervisor: rank 1 wrote this on n2, which was lost at ")
             for name in ("n1", "n3"):

@@ -436,6 +436,24 @@ def test_the_operator_is_told_once_of_a_snapshot_that_the_job_does_not_name(tmp_
     assert shared or "--snapshots 'b.pt'" in said[0]["message"]
 
 
+def test_a_pattern_that_matches_nothing_is_reported_once_ranks_save_something_else(tmp_path: Path) -> None:
+    made, said = keeper(tmp_path, Others({"sees": False}), snapshots=("ckpts/**", "part.pt"))
+    lay(tmp_path / "work", {"part.pt": torch_zip()[:-5]})
+    asyncio.run(made.look_for_unnamed())
+    assert not said
+    lay(tmp_path / "work", {"checkpoints/a.pt": torch_zip()})
+    for _ in range(2):
+        asyncio.run(made.look_for_unnamed())
+    (notice,) = said
+    assert notice["message"].startswith('nothing matches snapshots = ["ckpts/**", "part.pt"] so far, and checkpoints/')
+    # Once something matches, others may be left out on purpose.
+    made, said = keeper(tmp_path / "work", Others({"sees": False}), snapshots=("own.pt",))
+    lay(tmp_path / "work/work", {"own.pt": torch_zip(), "best.pt": torch_zip(b"best")})
+    asyncio.run(made.hold())
+    asyncio.run(made.look_for_unnamed())
+    assert not said
+
+
 def test_why_a_snapshot_is_not_kept_is_said_once(tmp_path: Path) -> None:
     made, said = keeper(tmp_path, Others(None), snapshots=("*.pt",), snapshots_limit=10)
     lay(tmp_path / "work", {"snapshot.pt": torch_zip()})
