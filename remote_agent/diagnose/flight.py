@@ -1,7 +1,7 @@
 """torch's flight records: which collective each rank called, and where the ranks part. Pure.
 
 In: a record of each rank, parsed, as `_dump_fr_trace` and `_dump_fr_trace_json` of torch write it. Out: a
-Parting, or None where all ranks agree and have finished; its incident.
+Parting, or None where all ranks agree and have finished.
 
 torch numbers the collectives of a group on each rank: call 5 of one rank must be call 5 of every other member. The
 number, the operation and its sizes are compared; of calls that are no collectives (send, recv), nothing. A ring buffer
@@ -18,11 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from remote_agent.diagnose.evidence import JobContext, name_nodes
-from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
-from remote_agent.diagnose.signatures import HINTS
 from remote_agent.text.names import name_ranks
-from remote_agent.text.shapes import clip, fingerprint
 from remote_agent.wire import documents, gate
 
 DEFAULT_GROUP = "0"
@@ -498,44 +494,3 @@ def _lines(calls: Mapping[int, Call], group: _Group) -> tuple[tuple[int, str], .
         if len(texts) <= _MAX_LINES or seen[text] <= 2:
             kept.append((rank, text))
     return tuple(kept)
-
-
-def incident_of(parting: Parting, context: JobContext, files: Mapping[int, str]) -> Incident:
-    """Return the incident of a parting; files: the path of each rank's record."""
-    culprits = parting.culprits
-    nodes = sorted(context.nodes_of(culprits))
-    is_stuck = parting.kind in ("missing", "unfinished")
-    category = "hang_no_output" if is_stuck else "collective_desync"
-    # Where the sides are equal the text begins with one of them.
-    begins = parting.headline.startswith(("rank ", "ranks ", "all "))
-    subject = "" if begins or not culprits else f"{name_ranks(culprits)}{name_nodes(nodes)}: "
-    several = "one_rank" if len(culprits) == 1 else "several_or_all_ranks"
-    waiting = tuple(rank for rank in parting.waiting if rank not in culprits)
-    victims = (Victims(waiting, category, f"in {parting.call.text}"),) if waiting and culprits else ()
-    return Incident(
-        id=context.incident_id,
-        generation=context.generation,
-        time_ns=parting.call.at_ns or None,
-        category=category,
-        scope=several if culprits else "outside_the_ranks",
-        confidence="established" if parting.is_sure else "supported",
-        summary=clip(f"{subject}{parting.headline}"),
-        hint=_hint(parting),
-        fingerprint=fingerprint(category, parting.kind, parting.call.place, parting.call.op),
-        culprit_ranks=tuple(sorted(culprits)),
-        culprit_node=nodes[0] if len(nodes) == 1 else None,
-        evidence=tuple(
-            EvidenceLine(context.node_of(rank), rank, files.get(rank), None, clip(text))
-            for rank, text in parting.lines[:_MAX_LINES]
-        ),
-        victims=victims,
-        missing=parting.missing_document(),
-    )
-
-
-def _hint(parting: Parting) -> str:
-    if parting.kind == "unfinished":
-        return HINTS["nccl_network"]
-    if parting.kind == "missing":
-        return f"check the output of {name_ranks(parting.culprits)}, and what the script does after the last call shown"
-    return HINTS["collective_desync"]

@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from remote_agent.diagnose.evidence import JobContext
-from remote_agent.diagnose.flight import Record, compare, incident_of, read
+from remote_agent.diagnose.evidence import JobContext, name_nodes
+from remote_agent.diagnose.flight import Parting, Record, compare, read
+from remote_agent.diagnose.incidents import EvidenceLine, Incident, Victims
+from remote_agent.diagnose.signatures import HINTS
+from remote_agent.text.names import name_ranks
+from remote_agent.text.shapes import clip, fingerprint
 from remote_agent.wire.gate import Misfit
 from supervisor.postmortem.flight_files import MAX_BYTES, parse_flight_record
 
@@ -81,3 +85,44 @@ class FlightRecords:
         files = {rank: path for folder in folders for rank, path in self._files[folder].items()}
         parting = compare(records, (rank for ranks in nodes.values() for rank in ranks))
         return None if parting is None else incident_of(parting, JobContext(ranks_per_node=nodes), files).to_json()
+
+
+def incident_of(parting: Parting, context: JobContext, files: Mapping[int, str]) -> Incident:
+    """Return the incident of a parting; files: the path of each rank's record."""
+    culprits = parting.culprits
+    nodes = sorted(context.nodes_of(culprits))
+    is_stuck = parting.kind in ("missing", "unfinished")
+    category = "hang_no_output" if is_stuck else "collective_desync"
+    # Where the sides are equal the text begins with one of them.
+    begins = parting.headline.startswith(("rank ", "ranks ", "all "))
+    subject = "" if begins or not culprits else f"{name_ranks(culprits)}{name_nodes(nodes)}: "
+    several = "one_rank" if len(culprits) == 1 else "several_or_all_ranks"
+    waiting = tuple(rank for rank in parting.waiting if rank not in culprits)
+    victims = (Victims(waiting, category, f"in {parting.call.text}"),) if waiting and culprits else ()
+    return Incident(
+        id=context.incident_id,
+        generation=context.generation,
+        time_ns=parting.call.at_ns or None,
+        category=category,
+        scope=several if culprits else "outside_the_ranks",
+        confidence="established" if parting.is_sure else "supported",
+        summary=clip(f"{subject}{parting.headline}"),
+        hint=_hint(parting),
+        fingerprint=fingerprint(category, parting.kind, parting.call.place, parting.call.op),
+        culprit_ranks=tuple(sorted(culprits)),
+        culprit_node=nodes[0] if len(nodes) == 1 else None,
+        evidence=tuple(
+            EvidenceLine(context.node_of(rank), rank, files.get(rank), None, clip(text))
+            for rank, text in parting.lines[:_MAX_EVIDENCE]
+        ),
+        victims=victims,
+        missing=parting.missing_document(),
+    )
+
+
+def _hint(parting: Parting) -> str:
+    if parting.kind == "unfinished":
+        return HINTS["nccl_network"]
+    if parting.kind == "missing":
+        return f"check the output of {name_ranks(parting.culprits)}, and what the script does after the last call shown"
+    return HINTS["collective_desync"]
