@@ -231,7 +231,8 @@ def _joined(detail: Document) -> str:
 
 
 def _ready(detail: Document) -> str:
-    return ", ".join([count(detail["nproc"], "rank"), *(word for word in ("returned", "spare") if detail.get(word))])
+    ranks = [count(detail["nproc"], "rank")] if "nproc" in detail else []
+    return ", ".join([*ranks, *(word for word in ("returned", "spare") if detail.get(word))])
 
 
 def _stop_requested(detail: Document) -> str:

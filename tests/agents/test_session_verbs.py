@@ -45,6 +45,8 @@ class Cli:
         self.inventory = made.inventory()
         monkeypatch.setattr(supervisor.inventory, "load", self._load)
         monkeypatch.chdir(made.work)
+        # What other tests have used is not known here.
+        monkeypatch.setenv("XDG_STATE_HOME", str(made.root / "state"))
 
     def _load(self, path: Path) -> Inventory:
         return dataclasses.replace(self.inventory, words=str(path.absolute()))
