@@ -24,7 +24,7 @@ place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 socket.create_connection(place, 30).close()
 print("met", os.environ["TORCHELASTIC_RUN_ID"], *place, flush=True)
 Path(sys.argv[1], f"{os.environ['TORCHELASTIC_RUN_ID']}.{os.environ['RANK']}").touch()
-while len(os.listdir(sys.argv[1])) < 20:
+while len(os.listdir(sys.argv[1])) < 10:
     time.sleep(0.1)
 """
 
@@ -51,29 +51,27 @@ def test_four_unequal_hosts_then_two_then_four_from_the_snapshot(hosts: Cluster,
         assert {group["restarts"] for group in groups} == {0}
 
 
-def test_ten_jobs_at_once_do_not_disturb_each_other(hosts: Cluster, tmp_path: Path) -> None:
-    names = [f"job{number}" for number in range(10)]
+def test_five_jobs_at_once_do_not_disturb_each_other(hosts: Cluster, tmp_path: Path) -> None:
+    names = [f"job{number}" for number in range(5)]
     pairs = [("n1", "n2"), ("n3", "n4"), ("n1", "n3"), ("n2", "n4"), ("n1", "n4")]
     here = tmp_path / "here"
     here.mkdir()
     with contextlib.ExitStack() as stack:
         jobs = [
             stack.enter_context(
-                Job(hosts, tmp_path / name, MEETS, str(here), nproc_per_node=1, only=pairs[number % 5]).start(
-                    "--job", name
-                )
+                Job(hosts, tmp_path / name, MEETS, str(here), nproc_per_node=1, only=pairs[number]).start("--job", name)
             )
             for number, name in enumerate(names)
         ]
         try:
-            assert [job.wait() for job in jobs] == [0] * 10, [job.errors()[-300:] for job in jobs]
+            assert [job.wait() for job in jobs] == [0] * 5, [job.errors()[-300:] for job in jobs]
             places = set()
             for name, job in zip(names, jobs, strict=True):
                 first, second = (line.partition("| ")[2] for line in job.out.read_text().splitlines())
                 assert first == second
                 assert first.startswith(f"met {name} ")
                 places.add(first.removeprefix(f"met {name} "))
-            assert len(places) == 10
+            assert len(places) == 5
         finally:
             for job in jobs:
                 if job.up is not None and job.up.poll() is None:
