@@ -288,12 +288,9 @@ def _stopped(detail: Document) -> str:
     return cause_text(cause) + (f"; stopped in {duration(took / 1000)}" if took is not None else "")
 
 
-PRELIMINARY = "preliminary: the group is still stopping"
-
-
 def _incident(detail: Document) -> str:
-    note = f" ({PRELIMINARY})" if detail.get("preliminary") else ""
-    return f"{detail.get('summary') or ''}{note}"
+    # In front: the end of a long line may be cut off, and the final verdict often says the same.
+    return f"{'so far: ' if detail.get('preliminary') else ''}{detail.get('summary') or ''}"
 
 
 def _rank_failed(detail: Document) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from remote_agent.text.names import name_ranks
-from supervisor.wording.events import PRELIMINARY, cause_text, exit_text
+from supervisor.wording.events import cause_text, exit_text
 from supervisor.wording.values import clock, elapsed, local_time, one_line, or_dash, safe
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def standing(incident: Document, now_s: float | None = None, *, utc: bool = Fals
         since = f"since {clock(began, utc=utc)}{_times_out(incident, None, utc)}"
         return f"hangs for {_ago(began, now_s)}" if now_s else f"hangs {since}"
     if incident.get("preliminary"):
-        return PRELIMINARY
+        return "preliminary: the group is still stopping"
     why = f": {cause_text(incident['over'])}" if incident.get("over") else ""
     if state not in ("healed", "over"):
         return f"hang ended{why}" if why else ""
