@@ -42,7 +42,7 @@ from remote_agent.snapshots.scan import is_open_for_writing, matches, scan
 from remote_agent.snapshots.store import Abandoned, Snapshot, Store, content_at, remove_asides, set_aside
 from remote_agent.tree.manifest import File, Manifest, pack, unpack
 from remote_agent.wire import Answer, CallFailed, Channel, Items, Problem, WireError
-from remote_agent.wire.blocking import bodies
+from remote_agent.wire.channel import bodies
 from remote_agent.wire.events import SNAPSHOT_LEFT_OUT, SNAPSHOT_NOT_KEPT, SNAPSHOT_UNNAMED
 
 if TYPE_CHECKING:

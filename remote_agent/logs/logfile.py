@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from remote_agent.logs.index import BYTES_PER_BLOCK, Block, LineIndex
-from remote_agent.logs.sidecar import Covered, Sidecar
+from remote_agent.logs.index import BYTES_PER_BLOCK, Block, Covered, LineIndex, Sidecar
 from remote_agent.text.levels import WARN
 from remote_agent.text.rows import CLIP, Row, dropped_text, visible, visible_ends
 

@@ -12,10 +12,13 @@ loading the shards of a checkpoint): any counter that follows replaces it.
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Union
 
 # Only the end of the new bytes is parsed: the newest figures stand there.
@@ -76,6 +79,12 @@ _FULL_BAR = re.compile(rb"\d%\|[^|\r\n]{0,400}\|\s*(\d[\w.]{0,15})/\1 \[")
 Number = Union[float, str]
 # The largest number that a script may write for us: it must fit the wire.
 _MOST = 10**15
+
+# What a script writes for us, in the file that SUPERVISOR_METRICS names to each rank: a line each, each field optional:
+# `{"step": 803, "total": 2000, "loss": 1.9, "lr": 3e-4, "grad_norm": 0.7, "rate": 41000, "unit": "tok/s"}`.
+REPORTS = "metrics.jsonl"
+# Of what is new there, only the end is read.
+REPORTS_LOOK_BACK = 65_536
 
 
 class Figures:
@@ -437,3 +446,47 @@ class StepReader:
             said = _not_finite(data)
             if said:
                 self.warning = said if self.step is None else f"{said}, about step {self.step}"
+
+
+class Reports:
+    """What scripts write of their progress for us: how far each rank's file was read."""
+
+    def __init__(self) -> None:
+        self._read: dict[Path, int] = {}
+
+    def read(self, directory: Path, steps: StepReader) -> None:
+        """Give what is new in a rank's file to the reader of its progress."""
+        path = directory / REPORTS
+        try:
+            facts = os.stat(path)
+        except OSError:
+            return
+        at = self._read.get(path, 0)
+        # A file that the script has cut begins anew.
+        at = 0 if facts.st_size < at else at
+        if facts.st_size == at:
+            return
+        try:
+            with open(path, "rb") as file:
+                file.seek(max(at, facts.st_size - REPORTS_LOOK_BACK))
+                data = file.read(REPORTS_LOOK_BACK)
+                end = file.tell() - len(data) + data.rfind(b"\n") + 1
+        except OSError:
+            return
+        # The last line may still be written.
+        self._read[path] = max(at, end)
+        if values := _values(data[: data.rfind(b"\n") + 1]):
+            steps.take_report(values, facts.st_mtime_ns)
+
+
+def _values(data: bytes) -> dict[str, Any]:
+    """Return the newest value of each field."""
+    values: dict[str, Any] = {}
+    for line in data.splitlines():
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(found, dict):
+            values.update(found)
+    return values

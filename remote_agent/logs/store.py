@@ -19,8 +19,8 @@ from remote_agent.logs import selection
 from remote_agent.logs.catalogue import Catalogue
 from remote_agent.logs.logfile import Key, LogFile
 from remote_agent.logs.merge import merged
+from remote_agent.logs.progress import Reports
 from remote_agent.logs.records import Forwards
-from remote_agent.logs.reports import Reports
 from remote_agent.logs.slices import Bell, Breather
 from remote_agent.logs.watch import LogWatch, adopt
 from remote_agent.logs.window import index_until, window

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         MAX_HEADER,
         PROTOCOL,
         Frame,
+        Problem,
         ProtocolError,
         WireError,
         encode,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         read_ports,
         split_endpoint,
     )
-    from remote_agent.wire.problem import Problem
 
 __all__ = [
     "FIRST_TERM",
@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 # What is quick to import comes first.
-_MODULES = ("problem", "frames", "gate", "job_spec", "channel")
+_MODULES = ("frames", "gate", "job_spec", "channel")
 
 
 def __getattr__(name: str) -> Any:

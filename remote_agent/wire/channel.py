@@ -17,12 +17,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any, NamedTuple, Union
 
-from remote_agent.wire.frames import CUT, LENGTHS_BYTES, Frame, ProtocolError, WireError, decode, encode_sized, sizes
-from remote_agent.wire.problem import Problem
+from remote_agent.wire.frames import (
+    CUT,
+    LENGTHS_BYTES,
+    MAX_BODY,
+    Frame,
+    Problem,
+    ProtocolError,
+    WireError,
+    decode,
+    encode,
+    encode_sized,
+    sizes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -374,3 +387,51 @@ def check_header(header: dict[str, Any]) -> None:
         raise ProtocolError("a frame's number is not a number")
     if any(not isinstance(header.get(key, {}), dict) for key in ("args", "ok", "item", "error")):
         raise ProtocolError("a part of a frame's header is not a JSON object")
+
+
+def bodies(sock: socket.socket, op: str, args: dict[str, Any]) -> Iterator[memoryview]:
+    """Yield the body of each item of a stream, which counts until the next one; raises CallFailed, WireError.
+
+    For a thread that may block: an event loop copies gigabytes several times.
+    """
+    _send(sock, {"id": 1, "op": op, "args": args})
+    space = memoryview(bytearray(MAX_BODY))
+    unread = 0
+    while True:
+        size = sizes(bytes(_receive(sock, space, LENGTHS_BYTES)))
+        frame = decode(size, bytes(_receive(sock, space, size.header)), b"")
+        body, header = _receive(sock, space, size.body), frame.header
+        check_header(header)
+        if "error" in header:
+            error = header["error"]
+            raise CallFailed(str(error.get("kind")), str(error.get("message")), str(error.get("hint")))
+        if header.get("end"):
+            return
+        if "item" not in header:
+            raise ProtocolError(f"not an item of a stream: {json.dumps(header)[:80]}")
+        yield body
+        unread += cost_of(frame.size + size.body)
+        if unread >= STREAM_ROOM // 2:
+            _send(sock, {"more": 1, "bytes": unread})
+            unread = 0
+
+
+def _send(sock: socket.socket, header: dict[str, Any]) -> None:
+    try:
+        sock.sendall(encode(header))
+    except OSError as error:
+        raise ChannelClosed(f"the connection is closed: {error}") from error
+
+
+def _receive(sock: socket.socket, space: memoryview, length: int) -> memoryview:
+    """Return so many bytes, in `space`; raises ChannelClosed where the other side has closed."""
+    count = 0
+    while count < length:
+        try:
+            received = sock.recv_into(space[count:length])
+        except OSError as error:
+            raise ChannelClosed(f"the connection is closed: {error}") from error
+        if not received:
+            raise ChannelClosed("the other side closed the connection")
+        count += received
+    return space[:length]

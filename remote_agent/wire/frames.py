@@ -7,6 +7,7 @@ A long header is compressed: what a link that has rested takes at once is some 1
     WireError
      ├ ProtocolError      the other side does not speak this protocol, or a frame is over its limit
      └ ChannelClosed      the other side is gone (channel.py)
+    Problem              a request is refused: the error of an answer
 """
 
 from __future__ import annotations
@@ -34,6 +35,16 @@ CUT = "the stream ended inside a frame"
 # This bit of a header's length marks a compressed header; headers from this many bytes on are compressed.
 _PACKED = 1 << 31
 _PACKED_FROM = 1024
+
+
+class Problem(Exception):
+    """A handler's refusal: kind for programs, message and hint for people."""
+
+    def __init__(self, kind: str, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.hint = hint
 
 
 class WireError(Exception):

@@ -18,8 +18,7 @@ from remote_agent.base.paths import Home
 from remote_agent.history import keeper, pyramid, samples
 from remote_agent.history.keeper import Keeper
 from remote_agent.history.pyramid import BUCKETS, WIDTHS_S, History, Span, unpack
-from remote_agent.logs.progress import StepReader
-from remote_agent.logs.reports import LOOK_BACK, NAME, Reports
+from remote_agent.logs.progress import REPORTS, REPORTS_LOOK_BACK, Reports, StepReader
 from remote_agent.wire import Answer, JobSpec, NodeSpec, Problem
 from supervisor.history import Series, merge, query
 from supervisor.ssh.answers import MalformedAnswer, read_answer
@@ -226,7 +225,7 @@ def test_what_a_script_writes_for_us_replaces_what_its_output_shows(tmp_path: Pa
     reader.feed("stdout", b"step 5 loss 9\n", 1)
     reports.read(tmp_path, reader)
     assert (reader.step, reader.figures.values()["loss"]) == (5, 9.0)
-    file = tmp_path / NAME
+    file = tmp_path / REPORTS
     own = {"step": 803, "total": 2000, "loss": 1.5, "lr": 3e-4, "rate": 41000, "unit": "tok/s"}
     file.write_text("junk\n" + json.dumps(own) + '\n{"grad_norm": 0.5}\n{"step": 9')
     reports.read(tmp_path, reader)
@@ -241,7 +240,7 @@ def test_what_a_script_writes_for_us_replaces_what_its_output_shows(tmp_path: Pa
     assert (reader.step, reader.total, reader.warning) == (904, 2000, "loss is nan, about step 904")
     assert {**reader.figures.values(), "steps_s": None} == {**wanted, "loss": "nan"}
     # Of a flood only the end is read, and a file that is cut begins anew.
-    file.write_text("x" * LOOK_BACK * 2 + '\n{"step": 7}\n')
+    file.write_text("x" * REPORTS_LOOK_BACK * 2 + '\n{"step": 7}\n')
     reports.read(tmp_path, reader)
     assert reader.step == 7
     file.write_text('{"step": 8}\n')

@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 # A room may import rooms above it in this table. A dotted name is a package or one module.
 ROOMS = (
     # What runs on a node, in the order of the data.
-    "remote_agent.__version__",
     "remote_agent.wire",
     "remote_agent.text",
     "remote_agent.base",
@@ -76,7 +75,6 @@ SHARED = (
     "remote_agent.history",
     "remote_agent.coordinator.preview",
     "remote_agent.coordinator.state",
-    "remote_agent.__version__",
     "remote_agent",
 )
 # It runs on a node, in torchrun's process, and hands the node's side its certificate.

@@ -16,10 +16,9 @@ from unittest import mock
 import pytest
 
 from remote_agent.logs import index
-from remote_agent.logs.index import IndexEntry, LineIndex
+from remote_agent.logs.index import Covered, IndexEntry, LineIndex, Sidecar
 from remote_agent.logs.nccl import read_map
 from remote_agent.logs.progress import StepReader
-from remote_agent.logs.sidecar import Covered, Sidecar
 from remote_agent.logs.watch import Inotify
 from remote_agent.text.levels import DEBUG, ERROR, INFO, NCCL, WARN, block_bits, level_of
 from remote_agent.text.patterns import compile_pattern

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from remote_agent.wire import MAX_BODY, Answer, CallFailed, Channel, ChannelClosed, Handler, Items, Problem, encode
-from remote_agent.wire.blocking import bodies
-from remote_agent.wire.channel import LEAST_COST, REQUEST_ROOM, STREAM_ROOM, refuse
+from remote_agent.wire.channel import LEAST_COST, REQUEST_ROOM, STREAM_ROOM, bodies, refuse
 
 # Items that are small.
 STREAM_BACKLOG = STREAM_ROOM // LEAST_COST
