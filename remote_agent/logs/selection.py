@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Union
 
 from remote_agent.logs.logfile import STREAMS, Key, LogFile
-from remote_agent.text.filters import Filter, make_filter
 from remote_agent.text.levels import NCCL_MARK, minimum_level
+from remote_agent.text.patterns import Filter, make_filter
 from remote_agent.text.rows import stream_of
 from remote_agent.wire import Problem
 

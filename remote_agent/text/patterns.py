@@ -1,6 +1,7 @@
-"""Search patterns, with a time limit and the literals that a matching line must contain.
+"""Search patterns, with a time limit and the literals that a matching line must contain; filters made of them.
 
-In: a regular expression as typed. Out: a compiled pattern with literals to search for first; Problem ("pattern").
+In: regular expressions as typed. Out: compiled patterns with literals to search for first; whether a record is kept;
+Problem ("pattern").
 
 Patterns run on the only thread of the agent, which also sends its heartbeats: a match that takes too long is aborted.
 """
@@ -12,7 +13,8 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,8 +31,9 @@ _UNBOUNDED = 64
 LINE_S = 0.1
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 
-
 _T = TypeVar("_T")
+
+_PATTERNS_LIMIT = 32
 
 
 class TooLong(Exception):
@@ -209,3 +212,55 @@ def _member_avoids_newline(kind: str, item: Any) -> bool:
     if kind == "CATEGORY":
         return str(item) in ("CATEGORY_DIGIT", "CATEGORY_WORD")
     return kind == "LITERAL" and item != 10
+
+
+class Filter(NamedTuple):
+    """Keeps a record if one of its lines matches one of `include` (none: any) and no line matches one of `exclude`."""
+
+    include: tuple[Pattern, ...] = ()
+    exclude: tuple[Pattern, ...] = ()
+
+    def may_keep(self, data: bytes) -> bool:
+        """False when no line in these bytes can match an included pattern."""
+        data = without_escapes(data)
+        return not self.include or any(_may_match(pattern, data) for pattern in self.include)
+
+    def keeps(self, lines: Iterable[bytes]) -> bool:
+        """True for a record that is shown; raises Problem (pattern) when a pattern takes too long."""
+        if not self.include and not self.exclude:
+            return True
+        texts = list(map(without_escapes, lines))
+        try:
+            return within(LINE_S, lambda: self._keeps(texts))
+        except TooLong:
+            raise Problem(
+                "pattern",
+                f"the filter takes more than {LINE_S:g} s on: {texts[0][:80].decode(errors='replace')}",
+                "fewer * and + in its patterns, or words between them",
+            ) from None
+
+    def _keeps(self, texts: list[bytes]) -> bool:
+        if any(pattern.regex.search(text) for pattern in self.exclude for text in texts):
+            return False
+        return not self.include or any(pattern.regex.search(text) for pattern in self.include for text in texts)
+
+
+def _may_match(pattern: Pattern, data: bytes) -> bool:
+    if pattern.choices or pattern.scanner is None or b"\r" in data:
+        return pattern.where(data) is not None
+    try:
+        return within(LINE_S, partial(pattern.scanner.search, data)) is not None
+    except TooLong:
+        # Trying line by line finds the one that takes too long.
+        return True
+
+
+def make_filter(include: Sequence[str] | None, exclude: Sequence[str] | None) -> Filter:
+    """Return the filter of these patterns; raises Problem (pattern, usage)."""
+    if len(include or ()) + len(exclude or ()) > _PATTERNS_LIMIT:
+        raise Problem("usage", f"a filter has at most {_PATTERNS_LIMIT} patterns")
+    return Filter(_compiled(include), _compiled(exclude))
+
+
+def _compiled(patterns: Sequence[str] | None) -> tuple[Pattern, ...]:
+    return tuple(compile_pattern(text, ignores_case(text)) for text in patterns or ())

@@ -16,8 +16,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from remote_agent.text.filters import make_filter
-from remote_agent.text.patterns import compile_pattern, ignores_case
+from remote_agent.text.patterns import compile_pattern, ignores_case, make_filter
 from remote_agent.text.rows import dropped_text
 from remote_agent.wire import Problem
 from supervisor.cli.entry import say

@@ -1,24 +1,40 @@
 """`supervisor snapshots`: the snapshots that the nodes keep, and where; bring one here.
 
-In: argv. Out: a table, oldest first, or one JSON document; with --pull a file or directory.
+In: argv. Out: a table, oldest first, or one JSON document; with --pull a file or directory, complete or not at all.
+What a node sends is checked by its hashes, and written only below that place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from remote_agent.wire import CallFailed, WireError
 from supervisor.cli.entry import say
 from supervisor.cli.options import add_json, in_session, make_parser, parse
 from supervisor.cli.output import is_rich, write_json, write_table
-from supervisor.errors import UsageError
-from supervisor.snapshots import pull
+from supervisor.errors import RequestFailed, Unreachable, UsageError, why
+from supervisor.link.tasks import each
+from supervisor.logs.files import ask, sources
 from supervisor.wording.status import snapshot_rows
 from supervisor.wording.values import size as size_text
 
 if TYPE_CHECKING:
+    from supervisor.link.host_link import Link
+    from supervisor.link.hub import Hub
     from supervisor.session import Session
+
+
+# A node that sends nothing for this long is given up, seconds.
+PIECE_DEADLINE = 60.0
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
@@ -53,3 +69,86 @@ def run(verb: str, argv: Sequence[str]) -> int:
             say(f"{place}: {size_text(size)} from {node}")
 
     return in_session(options, bring if options.pull else show)
+
+
+class Pulled(NamedTuple):
+    """A snapshot that has arrived."""
+
+    place: Path
+    size: int
+    """Bytes."""
+    node: str
+
+
+async def pull(session: Hub, name: str, place: Path | None = None) -> Pulled:
+    """Bring a snapshot from the first node that sends it; `place`: a new name, by default its own one here.
+
+    Raises RequestFailed, UsageError where something lies at that place, OSError.
+    """
+    reasons = []
+    for link in sources(session, None):
+        node = link.view.name
+        try:
+            answer = await ask(session, node, "snapshot_files", {"id": name})
+            path, files = _checked(name, answer.data)
+            target = place or Path(path.rpartition("/")[2])
+            if os.path.lexists(target):
+                raise UsageError(f"{target} exists", "-o PATH names another place")
+            return Pulled(target, await _take(link, files, target), node)
+        except (CallFailed, WireError, asyncio.TimeoutError) as error:
+            reasons.append(f"{node}: {why(error)}")
+        except (RequestFailed, Unreachable) as refused:
+            if isinstance(refused, RequestFailed) and refused.kind == "no_snapshot":
+                continue
+            reasons.append(refused.message if refused.message.startswith(node) else f"{node}: {refused.message}")
+    why_not = f"no node sent snapshot {name}: {'; '.join(reasons)}" if reasons else f"no node has snapshot {name}"
+    raise RequestFailed(why_not, "`supervisor snapshots` lists them")
+
+
+def _checked(name: str, answer: Mapping[str, Any]) -> tuple[str, list[tuple[str, int, int, str]]]:
+    """Return path and files of a snapshot, if they are what its id says; raises RequestFailed."""
+    path, files = answer["path"], [tuple(file) for file in answer["files"]]
+    contents = sorted([one[0], one[3]] for one in files)
+    last = path.rpartition("/")[2]
+    is_inside = all(
+        one[0].split("/")[0] == last and not {"", ".", ".."} & set(one[0].split("/")) and "\0" not in one[0]
+        for one in files
+    )
+    if not files or not is_inside or hashlib.sha256(json.dumps([path, contents]).encode()).hexdigest()[:12] != name:
+        raise RequestFailed(f"its answer does not match snapshot {name}")
+    return path, files
+
+
+async def _take(link: Link, files: list[tuple[str, int, int, str]], target: Path) -> int:
+    """Bring the files beside the target, then put them there at once; returns their bytes."""
+    total = sum(size for _, _, size, _ in files)
+    free = shutil.disk_usage(target.parent).free
+    if total > free:
+        raise UsageError(f"{target.parent} has {free:,} bytes free, and the snapshot has {total:,}", "-o PATH")
+    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    try:
+        for path, mode, size, sha in files:
+            place = work / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            await _take_one(link, sha, size, place)
+            place.chmod(mode | 0o600)
+        if os.path.lexists(target):
+            raise UsageError(f"{target} exists now", "-o PATH names another place")
+        os.rename(work / files[0][0].split("/")[0], target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return total
+
+
+async def _take_one(link: Link, sha: str, size: int, place: Path) -> None:
+    digest, left = hashlib.sha256(), size
+    with place.open("wb") as file:
+        async with aclosing(each(link.stream("snapshot_read", {"sha": sha}), PIECE_DEADLINE)) as pieces:
+            async for piece in pieces:
+                left -= len(piece.body)
+                if left < 0:
+                    break
+                digest.update(piece.body)
+                await asyncio.to_thread(file.write, piece.body)
+    if left or digest.hexdigest() != sha:
+        raise RequestFailed(f"{link.view.name}: {place.name} arrived damaged")

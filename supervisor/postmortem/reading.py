@@ -1,20 +1,32 @@
 """The relevant lines of logs with their numbers, in bounded time and memory.
 
-In: paths. Out: all lines of a short file; of a long one the relevant lines (long_files.py) and its end.
+In: paths. Out: all lines of a short file; of a long one the relevant lines and its end.
+
+A line is relevant if it contains one of the words in HOT, or is near such a line. If most lines differ, GNU grep
+searches for the words if it is installed: it reads a text three times as fast as Python's expressions. Several
+processes, which run this module, take one piece of a long file each.
 """
 
 from __future__ import annotations
 
+import functools
+import io
+import marshal
 import os
-from collections import deque
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
+from typing import NamedTuple
 
 from supervisor.postmortem.lines import FileLine, clean
-from supervisor.postmortem.long_files import BEFORE, FirstAndLast, KeepLimit, Picked, PickProcess, Piece, pick, shown
 
 Progress = Callable[[int], None]
 # Up to so many bytes in all, every line is read; beyond that only the relevant lines of long files.
@@ -27,6 +39,43 @@ PIECE = 16 << 20
 # Less than this is read faster than other processes start.
 HELP_BYTES = 96 << 20
 HELPERS_MAX = 8
+
+BLOCK = 1 << 20
+LINE_MAX = 8192
+# Bytes kept per line of a limit: a few thousand long lines would take minutes to diagnose.
+LINE_MEAN = 200
+# Lines kept before and after a relevant one; a traceback may be long.
+BEFORE, AFTER = 4, 60
+Numbered = tuple[int, bytes]
+# A failure contains one of these words, and everything that the diagnosis needs is near it. Lines far from any of them
+# are only counted.
+HOT = (
+    *(b"Traceback", b"rror", b"xception", b"nterrupt", b"atchdog", b"imed out", b"imeout", b"exitcode", b"return code"),
+    *(b"signal", b"ailed", b"ailure", b"kill", b"Kill", b"oom", b"bort", b" fault", b"orrupt", b"free", b"malloc"),
+    *(b"rrno", b"No ", b"denied", b"refused", b"closed", b"Xid", b" nan", b"oss is", b"throwing"),
+    *(b"ERROR", b"CCL", b"IBV_WC", b"SIG", b"DUE TO", b"CANCELLED", b"STATUS", b"ECC", b"OVERFLOW"),
+)
+# A kind of line that occurs so often is printed at each step of a training.
+ROUTINE = 1000
+_KNOWN_MAX = 100_000
+# If a larger share of the lines of a block is new, remembering them is slower than searching them.
+_NEW_SHARE = 0.5
+
+# Python has searched a shorter text before grep has started.
+_GREP_BYTES = 1 << 17
+_GREP_S = 60
+
+# Most lines of a log differ only in numbers, punctuation and bars.
+_BLANKS = b":='\"\t"
+_SIGNS = bytes.maketrans(_BLANKS, b" " * len(_BLANKS))
+_LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz \n" + _BLANKS)
+_DROPPED = bytes(code for code in range(256) if code not in _LETTERS)
+# Letters from the rarest one; b is frequent because of hexadecimal numbers. Capitals are rarer than all.
+_RARE = b"zqjxkvpygfwmu"
+_FREQUENT = b"bcldrhsnioate "
+_FROM_RARE = _RARE + _FREQUENT
+# Returns the position of the next match in a text from an index on; negative: none.
+_Finder = Callable[[bytes, int], int]
 
 
 def read_all(paths: Sequence[Path], progress: Progress = lambda _bytes: None) -> Generator[list[FileLine], None, None]:
@@ -124,3 +173,332 @@ def _ahead(
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
+
+
+class KeepLimit(NamedTuple):
+    """How many lines of usual length are kept of a file: of the first and of the last relevant ones, and of its end."""
+
+    kept: int
+    end: int
+
+
+class Piece(NamedTuple):
+    """The lines that begin at these bytes of a file."""
+
+    path: str
+    begin: int
+    end: int
+    limit: KeepLimit
+
+
+class Picked(NamedTuple):
+    """The relevant lines of a piece; numbers count from 0."""
+
+    lines: int
+    kept: list[Numbered]
+    head: list[bytes]
+    """The first lines: they are kept if the previous piece ends with a relevant line."""
+    last: list[Numbered]
+    first_hot: int | None
+    after: int
+    """How many lines of the next piece are to be kept."""
+
+
+class FirstAndLast:
+    """The first and the last of many lines, each once, in order."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._first: list[Numbered] = []
+        self._last: deque[Numbered] = deque()
+        self._newest = -1
+        self._first_room = self._last_room = limit * LINE_MEAN
+
+    def add(self, line: Numbered) -> None:
+        """Add a line, unless it or a later one has been added already."""
+        if line[0] <= self._newest:
+            return
+        self._newest = line[0]
+        size = len(line[1])
+        if not self._last and len(self._first) < self._limit and size <= self._first_room:
+            self._first.append(line)
+            self._first_room -= size
+            return
+        self._last.append(line)
+        self._last_room -= size
+        while len(self._last) > self._limit or self._last_room < 0:
+            self._last_room += len(self._last.popleft()[1])
+
+    def lines(self) -> list[Numbered]:
+        """Return the kept lines."""
+        return [*self._first, *self._last]
+
+
+def letters(text: bytes) -> bytes:
+    """Return the letters of a text; equal letters are the same kind of line."""
+    return text.translate(_SIGNS, _DROPPED)
+
+
+def _finders(words: Iterable[bytes]) -> list[_Finder]:
+    """Return the functions that together find any of these words in a text of letters.
+
+    One expression finds all words with a rare letter: it starts there, so it stops at few positions of a text. Words of
+    frequent letters are found faster one by one.
+    """
+    alone: list[_Finder] = []
+    by_letter: dict[bytes, list[bytes]] = {}
+    for word in words:
+        at = min(range(len(word)), key=lambda index: _FROM_RARE.find(word[index]))
+        if word[at] in _FREQUENT:
+            alone.append(_finder(word))
+        else:
+            rest = word[at + 1 :] + (b"(?<=%s)" % word if at else b"")
+            by_letter.setdefault(word[at : at + 1], []).append(rest)
+    together = re.compile(b"|".join(b"%s(?:%s)" % (letter, b"|".join(rests)) for letter, rests in by_letter.items()))
+
+    def first(text: bytes, begin: int) -> int:
+        match = together.search(text, begin)
+        return -1 if match is None else match.start()
+
+    return [first, *alone]
+
+
+def _finder(word: bytes) -> _Finder:
+    return lambda text, begin: text.find(word, begin)
+
+
+_FINDERS = _finders(map(letters, HOT))
+
+
+def _hot_in(text: bytes) -> set[bytes]:
+    """Return the lines of a text of letters that contain one of the words."""
+    by_grep = _by_grep(text) if len(text) >= _GREP_BYTES else None
+    return _by_python(text) if by_grep is None else by_grep
+
+
+@functools.cache
+def _gnu_grep() -> str | None:
+    """Return the path of GNU grep; other implementations may be slower than Python."""
+    path = shutil.which("grep")
+    try:
+        version = (
+            subprocess.run([path, "--version"], capture_output=True, timeout=_GREP_S, check=True) if path else None
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return path if version and b"GNU grep" in version.stdout else None
+
+
+def _by_grep(text: bytes) -> set[bytes] | None:
+    """Return the same by grep; None: it is missing or has failed."""
+    grep = _gnu_grep()
+    if grep is None:
+        return None
+    # The words are letters only: none has a meaning in an expression.
+    command = [grep, "-a", "-E", "-e", b"|".join(map(letters, HOT)).decode()]
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, timeout=_GREP_S, env={"LC_ALL": "C"})
+    except (OSError, subprocess.SubprocessError):
+        return None
+    # 1: no match.
+    return set(done.stdout.split(b"\n")) - {b""} if done.returncode in (0, 1) else None
+
+
+def _by_python(text: bytes) -> set[bytes]:
+    hot: set[bytes] = set()
+    for find in _FINDERS:
+        end = 0
+        # A progress bar may have a thousand matches in one line: one is enough.
+        while (place := find(text, end)) >= 0:
+            end = text.find(b"\n", place)
+            end = len(text) if end < 0 else end
+            hot.add(text[text.rfind(b"\n", 0, place) + 1 : end])
+    return hot
+
+
+class LineScan:
+    """Finds the relevant lines block by block; remembers the kinds of lines while most are alike."""
+
+    def __init__(self) -> None:
+        self._alike = True
+        self._cold: set[bytes] = set()
+        self._hot: Counter[bytes] = Counter()
+
+    def hot(self, block: bytes) -> list[int]:
+        """Return the indexes of the relevant lines, up to a number of each kind."""
+        if len(self._cold) + len(self._hot) > _KNOWN_MAX:
+            self._cold.clear()
+            self._hot.clear()
+        text = letters(block)
+        hot = self._hot_of_new(text) if self._alike else _hot_in(text) - self._cold
+        if not hot:
+            return []
+        kinds = text.split(b"\n")
+        found = [index for index, kind in enumerate(kinds) if kind in hot]
+        self._hot.update(kinds[index] for index in found)
+        self._cold.update(kind for kind in hot if self._hot[kind] >= ROUTINE)
+        return found
+
+    def _hot_of_new(self, text: bytes) -> set[bytes]:
+        """Return the kinds of lines with one of the words, without searching known kinds again."""
+        kinds = text.split(b"\n")
+        new = set(kinds) - self._cold
+        self._alike = len(new) <= _NEW_SHARE * len(kinds)
+        hot = _hot_in(b"\n".join(new)) if new else set()
+        self._cold |= new - hot
+        return hot
+
+
+def pick(piece: Piece) -> Picked:
+    """Return the relevant lines of a piece; raises OSError."""
+    picker = _Picker(piece.limit)
+    with Path(piece.path).open("rb") as file:
+        start, stop = _line_start(file, piece.begin), _line_start(file, piece.end)
+        for block in _blocks(file, start, stop):
+            picker.feed(block)
+    return picker.picked()
+
+
+class _Picker:
+    def __init__(self, limit: KeepLimit) -> None:
+        self._end = limit.end
+        self._scan = LineScan()
+        self._kept = FirstAndLast(limit.kept)
+        self._head: list[bytes] = []
+        self._last: list[Numbered] = []
+        self._lines = 0
+        self._first_hot: int | None = None
+        self._after = 0
+
+    def feed(self, block: bytes) -> None:
+        """Search the next whole lines."""
+        first = self._lines
+        hot = self._scan.hot(block)
+        if hot or self._after or len(self._head) < AFTER:
+            lines = block.split(b"\n")
+            self._head += map(shown, lines[: AFTER - len(self._head)])
+            self._look(first, lines, hot)
+        self._lines = first + block.count(b"\n") + 1
+        ending = block.rsplit(b"\n", self._end)[-self._end :]
+        recent = list(enumerate(map(shown, ending), self._lines - len(ending)))
+        self._last = [*self._last, *recent][-self._end :]
+
+    def picked(self) -> Picked:
+        """Return the relevant lines."""
+        return Picked(self._lines, self._kept.lines(), self._head, self._last, self._first_hot, self._after)
+
+    def _look(self, first: int, lines: list[bytes], hot: list[int]) -> None:
+        self._keep(first, lines, 0, self._after)
+        self._after = max(0, self._after - len(lines))
+        for index in hot:
+            if self._first_hot is None:
+                self._first_hot = first + index
+            if index < BEFORE:
+                for line in self._last[index - BEFORE :]:
+                    self._kept.add(line)
+            self._keep(first, lines, index - BEFORE, index + AFTER + 1)
+            self._after = max(0, index + AFTER + 1 - len(lines))
+
+    def _keep(self, first: int, lines: list[bytes], begin: int, end: int) -> None:
+        for index in range(max(0, begin), min(end, len(lines))):
+            self._kept.add((first + index, shown(lines[index])))
+
+
+def shown(raw: bytes) -> bytes:
+    """Return a line as a terminal finally shows it, with the last state of a progress bar, of limited length."""
+    if b"\r" in raw:
+        raw = raw.rstrip(b"\r").rpartition(b"\r")[2]
+    return raw[:LINE_MAX]
+
+
+def _line_start(file: io.BufferedReader, offset: int) -> int:
+    """Return the position of the first line that starts at this offset or later."""
+    if offset == 0:
+        return 0
+    file.seek(offset - 1)
+    while chunk := file.read(LINE_MAX):
+        newline = chunk.find(b"\n")
+        if newline >= 0:
+            return file.tell() - len(chunk) + newline + 1
+    return file.tell()
+
+
+def _blocks(file: io.BufferedReader, start: int, stop: int) -> Iterator[bytes]:
+    """Yield blocks of whole lines; a line of any length takes no more memory than a block."""
+    rest, skipping = b"", False
+    file.seek(start)
+    while block := file.read(min(BLOCK, stop - file.tell())):
+        if skipping:
+            _, newline, block = block.partition(b"\n")
+            if not newline:
+                continue
+            block, skipping = rest + b"\n" + block, False
+        else:
+            block = rest + block
+        whole, newline, rest = block.rpartition(b"\n")
+        if newline:
+            yield whole
+        if len(rest) > LINE_MAX:
+            # Only the last state of a long progress bar is kept.
+            state = rest.rpartition(b"\r")[2]
+            rest, skipping = state[:LINE_MAX], len(state) > LINE_MAX
+    if rest:
+        yield rest
+
+
+class PickProcess:
+    """A process that picks from pieces and ends with this one; if it cannot run, this process picks."""
+
+    def __init__(self) -> None:
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        try:
+            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+                [sys.executable, "-m", __name__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        except OSError:
+            self._process = None
+
+    def pick(self, piece: Piece) -> Picked:
+        """Return the relevant lines of a piece; raises OSError."""
+        process = self._process
+        if process is None or process.stdin is None or process.stdout is None:
+            return pick(piece)
+        try:
+            marshal.dump((*piece[:3], tuple(piece.limit)), process.stdin)
+            process.stdin.flush()
+            return Picked(*marshal.load(process.stdout))
+        except (OSError, EOFError, ValueError, TypeError):
+            if self._process is not process:
+                raise  # close() was called: nobody waits for the result
+            self.close()
+            return pick(piece)
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def serve() -> None:
+    """Answer each piece on stdin with its relevant lines, until stdin is closed."""
+    # Ctrl-C is for the process that asked.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        try:
+            path, begin, end, limit = marshal.load(sys.stdin.buffer)
+            found = pick(Piece(path, begin, end, KeepLimit(*limit)))
+            marshal.dump(tuple(found), sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+        except (EOFError, OSError):
+            return
+
+
+if __name__ == "__main__":
+    serve()

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remote_agent.history import pyramid, samples
-from remote_agent.text.filters import make_filter
-from remote_agent.text.patterns import LINE_S, Pattern, TooLong, compile_pattern
+from remote_agent.text.patterns import LINE_S, Pattern, TooLong, compile_pattern, make_filter
 from remote_agent.text.rows import RECORD_GAP_NS, RECORD_LIMIT, RecordReader
 from remote_agent.wire import Answer, Problem
 from remote_agent.wire.documents import count, parse_event

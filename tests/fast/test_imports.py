@@ -49,7 +49,6 @@ ROOMS = (
     "supervisor.link",
     "supervisor.logs",
     "supervisor.history",
-    "supervisor.snapshots",
     "supervisor.nccl",
     "supervisor.wording",
     "supervisor.preflight",

@@ -20,7 +20,7 @@ from remote_agent.logs import LogStore, index, logfile, merge, selection
 from remote_agent.logs.catalogue import Catalogue
 from remote_agent.logs.logfile import STREAMS, Key, LogFile
 from remote_agent.logs.records import Backwards
-from remote_agent.text import filters
+from remote_agent.text import patterns
 from remote_agent.text.levels import ESCAPES, level_of, minimum_level
 from remote_agent.text.rows import RecordReader, stream_of
 from tests.examples import examples
@@ -368,7 +368,7 @@ def test_a_filter_keeps_what_a_naive_one_keeps(
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(merge, "_LOOK_S", look_s),
         # The garbage collector runs for longer than a pattern may after many examples.
-        mock.patch.object(filters, "LINE_S", 10.0),
+        mock.patch.object(patterns, "LINE_S", 10.0),
         mock.patch.object(index, "LINES_PER_BLOCK", 8),
     ):
         asyncio.run(check(Job(folder)))

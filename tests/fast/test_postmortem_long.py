@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from supervisor.postmortem import long_files, reading
+from supervisor.postmortem import reading
 from supervisor.postmortem.diagnosis import diagnose
-from supervisor.postmortem.long_files import (
+from supervisor.postmortem.reading import (
     AFTER,
     BEFORE,
     HOT,
@@ -63,7 +63,7 @@ def test_of_a_long_file_the_same_is_kept_as_by_a_look_at_each_line(
     monkeypatch.setattr(reading, "WHOLE_BYTES", 1000)
     monkeypatch.setattr(reading, "KEPT_MAX", 300)
     monkeypatch.setattr(reading, "PIECE", (40_000, 90_001)[seed % 2])
-    monkeypatch.setattr(long_files, "BLOCK", (9_000, 30_011)[seed // 2])
+    monkeypatch.setattr(reading, "BLOCK", (9_000, 30_011)[seed // 2])
     seen: list[int] = []
     (lines,) = reading.read_all([log], seen.append)
     assert [line.number for line in lines] == plainly_picked(text, KeepLimit(300, 300))
@@ -109,13 +109,13 @@ def test_words_are_found_the_same_with_grep_without_it_and_where_it_fails(
         )
         grep.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    long_files._gnu_grep.cache_clear()
+    reading._gnu_grep.cache_clear()
     try:
-        assert (long_files._gnu_grep() is None) == (kind in ("not GNU's", "absent"))
-        assert len(letters(b"\n".join(lines))) > long_files._GREP_BYTES
+        assert (reading._gnu_grep() is None) == (kind in ("not GNU's", "absent"))
+        assert len(letters(b"\n".join(lines))) > reading._GREP_BYTES
         assert LineScan().hot(b"\n".join(lines)) == hot
     finally:
-        long_files._gnu_grep.cache_clear()
+        reading._gnu_grep.cache_clear()
 
 
 def test_of_long_lines_fewer_are_kept() -> None:
@@ -165,7 +165,7 @@ def test_other_processes_pick_the_same_lines_and_a_dead_one_is_replaced(
     monkeypatch.setattr(reading, "HELPERS_MAX", 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert list(reading.read_all(logs)) == alone
-    helper = long_files.PickProcess()
+    helper = reading.PickProcess()
     process = helper._process
     assert process is not None
     process.communicate(timeout=20)  # the end of its stdin, as when we are killed

@@ -13,9 +13,9 @@ import pytest
 
 from remote_agent.agent.file_requests import JobRequests
 from remote_agent.wire import Answer, CallFailed, Items, Problem
-from supervisor import snapshots
+from supervisor.cli import snapshots
+from supervisor.cli.snapshots import pull
 from supervisor.errors import RequestFailed, UsageError
-from supervisor.snapshots import pull
 from supervisor.ssh.answers import read_answer
 from tests.fast.test_snapshots import Disk, lay, torch_zip
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from remote_agent.history import samples
 from remote_agent.history.pyramid import History
-from remote_agent.text.filters import make_filter
+from remote_agent.text.patterns import make_filter
 from remote_agent.wire import Answer
 from supervisor.errors import LaunchFailed, RequestFailed, SupervisorError, Unreachable
 from supervisor.history import Series, merge, query

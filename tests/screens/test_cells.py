@@ -12,8 +12,7 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from supervisor.tui.logs import ansi
-from supervisor.tui.rows.spans import clean, crop_row, fit, fit_row, row_width, text_of
-from supervisor.tui.rows.wrapping import wrap
+from supervisor.tui.rows.spans import clean, crop_row, fit, fit_row, row_width, text_of, wrap
 from supervisor.tui.screens.map import EVENTS_MIN, map_layout
 from supervisor.wording import values
 

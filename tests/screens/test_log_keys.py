@@ -16,8 +16,8 @@ from supervisor.tui.app import SupervisorApp
 from supervisor.tui.logs.feeds import RankFeed
 from supervisor.tui.logs.folded import FoldedFeed
 from supervisor.tui.logs.merged import MergedFeed
+from supervisor.tui.rows.spans import fold_row
 from supervisor.tui.rows.spans import text_of as plain_text
-from supervisor.tui.rows.wrapping import fold_row
 from supervisor.tui.screens.logs.search import read_time
 from supervisor.tui.shell import Target
 from tests.screens import recorded

@@ -16,8 +16,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Static
 
-from supervisor.tui.rows.spans import Row, clean, fit, width_of
-from supervisor.tui.rows.wrapping import wrap
+from supervisor.tui.rows.spans import Row, clean, fit, width_of, wrap
 from supervisor.tui.widgets.picker import Picker
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from supervisor import actions
 from supervisor.tui import keys, looks
 from supervisor.tui.dialogs.actions import ActionDialogs, changes, offered
 from supervisor.tui.dialogs.base import Dialog, RowsDialog
-from supervisor.tui.rows.spans import Row, fit
-from supervisor.tui.rows.wrapping import wrap
+from supervisor.tui.rows.spans import Row, fit, wrap
 from supervisor.tui.shell import Target
 from supervisor.tui.widgets.picker import Picker
 

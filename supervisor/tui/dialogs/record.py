@@ -14,8 +14,7 @@ from remote_agent.wire import WireError
 from supervisor.errors import SupervisorError, why
 from supervisor.tui.dialogs.base import TextDialog
 from supervisor.tui.logs import ansi
-from supervisor.tui.rows.spans import clean
-from supervisor.tui.rows.wrapping import wrap
+from supervisor.tui.rows.spans import clean, wrap
 from supervisor.wording import values
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.text.names import count, name_ranks
-from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit
-from supervisor.tui.rows.wrapping import wrap
+from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit, wrap
 from supervisor.wording import incidents, values
 from supervisor.wording.incidents import category_text
 

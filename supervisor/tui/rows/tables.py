@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from remote_agent.text.names import ranges
 from supervisor.tui import looks
-from supervisor.tui.rows.spans import Row, Span, clean, fit, fit_row, row_width, width_of
-from supervisor.tui.rows.wrapping import wrap
+from supervisor.tui.rows.spans import Row, Span, clean, fit, fit_row, row_width, width_of, wrap
 from supervisor.wording import values
 
 if TYPE_CHECKING:

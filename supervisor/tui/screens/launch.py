@@ -9,9 +9,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from remote_agent.text.names import count
-from supervisor.tui.rows.spans import Row, Span, clean, fit
+from supervisor.tui.rows.spans import Row, Span, clean, fit, wrap
 from supervisor.tui.rows.tables import name_width
-from supervisor.tui.rows.wrapping import wrap
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import Target
 from supervisor.tui.widgets.picker import Picker

@@ -15,8 +15,7 @@ from remote_agent.text.names import count, name_ranks, ranges
 from supervisor.errors import SupervisorError
 from supervisor.inventory.pattern import fold
 from supervisor.tui.rows.incident import PageBuilder, PageLine
-from supervisor.tui.rows.spans import Row, Span, clean, fit
-from supervisor.tui.rows.wrapping import wrap
+from supervisor.tui.rows.spans import Row, Span, clean, fit, wrap
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import Target
 from supervisor.tui.widgets.picker import Picker

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 from textual.binding import Binding
 
 from supervisor.tui.logs import ansi
-from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, crop_row, fit, row_width, text_of
-from supervisor.tui.rows.wrapping import fold_row
+from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, crop_row, fit, fold_row, row_width, text_of
 from supervisor.tui.widgets.feed_view import FeedView
 from supervisor.wording import values
 from supervisor.wording.values import size
