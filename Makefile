@@ -4,7 +4,7 @@
 # make lint         ruff, mypy and codespell alone
 # make coverage     every test, with the coverage of lines and branches
 # make nightly      the long ones: every Python here, 20 times the random examples, more damaged inputs, benchmarks
-# make faults       the fault matrix: 20 seeds of each fault, which takes hours; SUPERVISOR_FAULTS="--seeds 1-3" for fewer
+# make faults       the fault matrix: 20 seeds of each fault, in about an hour; SUPERVISOR_FAULTS="--seeds 1-3" for fewer
 # make bench        timings against clush and torchrun, printed as tables
 # make screenshots  the pictures of the README, from a real job
 # make clean        remove what these made

@@ -1,4 +1,4 @@
-"""A few cases of the fault matrix, always the same; `make faults` runs all of them, with many seeds."""
+"""A few faults of the matrix on one job, always the same; `make faults` runs all of them, with many seeds."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import cluster_obstacle
-from tests.faults.case import run
 from tests.faults.matrix import BY_NAME
+from tests.faults.row import run
 
 pytestmark = [
     pytest.mark.cluster,
@@ -17,7 +17,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("fault", ["connections refused", "host and its disk gone", "all agents killed"])
-def test_what_holds_while_something_fails(fault: str, tmp_path: Path) -> None:
-    result = run(dataclasses.replace(BY_NAME[fault], hosts=(3,)), 1, tmp_path)
-    assert not result.violations, (result.did, result.violations)
+def test_what_holds_while_one_thing_after_the_other_fails(tmp_path: Path) -> None:
+    names = ("connections refused", "host and its disk gone", "all agents killed")
+    row = [dataclasses.replace(BY_NAME[name], hosts=(3,), node_timeouts=(4.0,)) for name in names]
+    results = run(row, 1, tmp_path)
+    assert not [(result.did, result.violations) for result in results if result.violations]
+    assert [result.fault for result in results] == [*names]

@@ -13,6 +13,7 @@ from tests.faults.commands import Answer
 from tests.faults.invariants import Awake, Document
 from tests.faults.matrix import BY_NAME, FAULTS
 from tests.faults.ranks import Rank, Stamps, line
+from tests.faults.row import MOST, drawn, rows
 
 _MS = 10**6
 _S = 1000 * _MS
@@ -132,7 +133,7 @@ def status(second: float, *pids: int, state: str = "running") -> Document:
 
 def false_s(documents: list[Document], *ranks: Rank, **more: Any) -> float:
     """Return for how long it was false within 30 s."""
-    return invariants.status_false_s(documents, ranks, 30 * _S, **more)[0]
+    return invariants.StatusJudge().until(documents, ranks, 30 * _S, **more)[0]
 
 
 def test_a_status_that_agrees_is_not_false() -> None:
@@ -152,6 +153,63 @@ def test_a_status_may_be_old_where_nobody_can_look_and_about_what_was_stopped() 
     away = [(8 * _S, 25 * _S)]
     assert false_s([status(1, 1)], rank(0, 0, 10000), unseen=away) == pytest.approx(4.75, abs=0.5)
     assert false_s([status(1, 1)], rank(0, 0, 10000), stopped={1}) == 0
+
+
+def test_what_is_false_in_one_case_goes_on_in_the_next() -> None:
+    judge = invariants.StatusJudge()
+    documents, dead = [status(1, 1)], [rank(0, 0, 2000)]
+    assert judge.until(documents, dead, 10 * _S)[0] == pytest.approx(6.5, abs=0.5)
+    assert judge.until(documents, dead, 15 * _S)[0] == pytest.approx(11.5, abs=0.5)
+    documents.append(status(15, state="degraded"))
+    assert judge.until(documents, dead, 30 * _S)[0] < 12
+
+
+def test_an_overlap_counts_in_the_case_in_which_it_was() -> None:
+    ranks = [rank(0, 0, 1525), rank(1, 1000, 2000)]
+    assert invariants.overlap_ms(ranks, since_ns=1400 * _MS)[0] == 500
+    assert invariants.overlap_ms(ranks, since_ns=1525 * _MS) == (0.0, "")
+
+
+def test_a_row_has_each_fault_once_and_what_ends_the_job_last() -> None:
+    for seed in (1, 2, 3):
+        made = rows(FAULTS, seed)
+        assert sorted(fault.name for row in made for fault in row) == sorted(BY_NAME)
+        assert max(map(len, made)) <= MOST
+        assert not [row for row in made for fault in row[:-1] if fault.over]
+        assert {len({drawn(fault, seed) for fault in row}) for row in made} == {1}
+
+
+def test_the_faults_of_a_row_make_the_same_row_again_up_to_each_of_them() -> None:
+    longest = max(rows(FAULTS, 5), key=len)
+    for count in range(1, len(longest) + 1):
+        assert rows(sorted(longest[:count], key=lambda fault: fault.name), 5) == [longest[:count]]
+
+
+def loss(seq: int, second: int, reason: str = "cut off", kind: str = "node_lost", node: str = "n2") -> dict[str, Any]:
+    """Return a record of what happened to a node."""
+    detail = {"reason": reason, "culprit_node": node}
+    return {"seq": seq, "type": kind, "node": node, "time": f"2026-11-23T10:00:{second:02}.000Z", "detail": detail}
+
+
+_THREE = "quarantined: lost 3 times in 10 minutes, last: cut off"
+_TWICE = "quarantined: failed alone twice before the first step, last: x"
+
+
+@pytest.mark.parametrize(
+    ("records", "place", "nodes"),
+    [
+        ([loss(1, 0), loss(2, 10), loss(3, 20, _THREE)], 2, {"n2"}),
+        ([loss(1, 0), loss(2, 10), loss(3, 20, _THREE)], 1, {"n2"}),
+        ([loss(1, 0), loss(2, 10), loss(3, 20, _THREE)], 0, set()),  # one case alone
+        ([loss(1, 0), loss(2, 10), loss(3, 20), loss(4, 22, _THREE)], 1, {"n2"}),  # the last two are one
+        ([loss(1, 0), loss(2, 10), loss(3, 20, _THREE), loss(4, 30, kind="node_added")], 2, set()),
+        ([loss(1, 0), loss(2, 10, "no space")], 1, set()),
+        ([loss(1, 0, kind="incident"), loss(2, 9, kind="incident"), loss(3, 9, _TWICE, "node_failed")], 1, {"n2"}),
+        ([loss(1, 0, kind="incident"), loss(2, 9, kind="incident"), loss(3, 9, _TWICE, "node_failed")], 0, set()),
+    ],
+)
+def test_who_is_left_out_for_earlier_cases_too(records: list[Any], place: int, nodes: set[str]) -> None:
+    assert invariants.left_out(records, place, 4.0) == nodes
 
 
 @pytest.mark.parametrize(

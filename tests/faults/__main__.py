@@ -1,7 +1,8 @@
 """Run the fault matrix: `python -m tests.faults`, as root.
 
-    python -m tests.faults                                 # every fault with the seeds 1 to 20, cases beside each other
-    python -m tests.faults "host gone" --seeds 7 -v        # one case again
+    python -m tests.faults                                 # every fault with the seeds 1 to 20, rows beside each other
+    python -m tests.faults "host gone" --seeds 7 -v        # one case, on hosts of its own
+    python -m tests.faults "host gone" "rank killed" --seeds 7 -v  # both on one job, if that seed gives both such hosts
     python -m tests.faults --list
 
 In: names of faults, seeds; SUPERVISOR_FAULTS has more arguments, for `make faults`. Out: a line for each case that did
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,14 +32,16 @@ from tests import skew
 from tests.bench.report import Table, machine, machine_line
 from tests.cluster import cluster_obstacle
 from tests.cluster.leftovers import MARK, describe, end, marked
-from tests.faults.case import Fault, run
+from tests.faults.case import Fault
 from tests.faults.matrix import BY_NAME, FAULTS
+from tests.faults.row import MOST, rows, run
 from tests.scratch import scratch
 
 SEEDS = "1-20"
 _POLL_S = 0.1
-# A case whose program hangs for as long as it may, at every step.
-_CASE_S = 420.0
+# A row, and each case of it, whose program hangs for as long as it may, at every step.
+_ROW_S = 300.0
+_CASE_S = 180.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
-        return _one(faults[0], options) if options.one else _many(faults, options)
+        return _one(faults, options) if options.one else _many(faults, options)
     except KeyboardInterrupt:
         return 130
 
@@ -73,7 +77,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("names", nargs="*", metavar="FAULT", help="(default: all)")
     parser.add_argument("--seeds", default=SEEDS, metavar="A-B", help=f"one seed, or the first and the last ({SEEDS})")
-    parser.add_argument("-j", type=int, default=2 * len(os.sched_getaffinity(0)), metavar="N", help="cases at once")
+    parser.add_argument("-j", type=int, default=2 * len(os.sched_getaffinity(0)), metavar="N", help="jobs at once")
+    parser.add_argument(
+        "--row", type=int, default=MOST, metavar="N", help=f"faults in a row on one job at most ({MOST})"
+    )
     parser.add_argument("--json", type=Path, metavar="PATH", help="append the figures of each case as a JSON line")
     parser.add_argument("-v", action="store_true", help="print each case, also those that went well")
     parser.add_argument("--list", action="store_true", help="print the faults")
@@ -92,21 +99,21 @@ def _seeds(text: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-# --- one case, in a process of its own
+# --- one row, in a process of its own
 
 
-def _one(fault: Fault, options: argparse.Namespace) -> int:
+def _one(faults: Sequence[Fault], options: argparse.Namespace) -> int:
     # What goes through SSH ends with its host; all else inherits the mark.
     os.environ[MARK] = secrets.token_hex(8)
     with scratch(), tempfile.TemporaryDirectory() as place:
         try:
-            result = run(fault, _seeds(options.seeds)[0], Path(place), options.keep)
+            results = run(faults, _seeds(options.seeds)[0], Path(place), options.keep)
         finally:
             left = marked(os.environ[MARK])
             for pid in left:
                 print(f"left behind (ended now): {describe(pid)}", file=sys.stderr)
             end(left)
-    print(json.dumps(result.to_json()))
+    print(json.dumps([result.to_json() for result in results]))
     return 0
 
 
@@ -114,26 +121,29 @@ def _one(fault: Fault, options: argparse.Namespace) -> int:
 
 
 class _Runs:
-    """Cases as child processes, so many at once."""
+    """Rows as child processes, so many at once."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self._running: dict[subprocess.Popen[str], tuple[Fault, int, float]] = {}
+        self._running: dict[subprocess.Popen[str], tuple[tuple[Fault, ...], int, float]] = {}
 
-    def results(self, cases: list[tuple[Fault, int]]) -> Generator[dict[str, Any], None, None]:
-        """Run all, and return the outcome of each as it ends."""
-        waiting = cases[::-1]
+    def results(self, waiting: deque[tuple[tuple[Fault, ...], int]]) -> Generator[dict[str, Any], None, None]:
+        """Run all, and return the outcome of each case as its row ends; what a row does not reach makes another."""
         try:
             while waiting or self._running:
                 while waiting and len(self._running) < self._options.j:
-                    self._begin(*waiting.pop())
-                yield from self._ended()
+                    self._begin(*waiting.popleft())
+                for faults, seed, results in self._ended():
+                    yield from results
+                    if len(results) < len(faults):
+                        waiting.append((faults[len(results) :], seed))
                 time.sleep(_POLL_S)
         finally:
             self._end()
 
-    def _begin(self, fault: Fault, seed: int) -> None:
-        words = [sys.executable, "-m", "tests.faults", fault.name, "--seeds", str(seed), "--one"]
+    def _begin(self, faults: tuple[Fault, ...], seed: int) -> None:
+        names = (fault.name for fault in faults)
+        words = [sys.executable, "-m", "tests.faults", *names, "--seeds", str(seed), "--one"]
         if self._options.keep is not None:
             words += ["--keep", str(self._options.keep)]
         environment = {name: value for name, value in os.environ.items() if name != "SUPERVISOR_FAULTS"}
@@ -141,21 +151,23 @@ class _Runs:
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True, env=environment,
         )  # fmt: skip
-        self._running[child] = (fault, seed, time.monotonic())
+        self._running[child] = (faults, seed, time.monotonic())
 
-    def _ended(self) -> Iterator[dict[str, Any]]:
-        for child, (fault, seed, begun) in list(self._running.items()):
+    def _ended(self) -> Iterator[tuple[tuple[Fault, ...], int, list[dict[str, Any]]]]:
+        for child, (faults, seed, begun) in list(self._running.items()):
             if child.poll() is None:
-                if time.monotonic() - begun > _CASE_S:
+                if time.monotonic() - begun > _ROW_S + _CASE_S * len(faults):
                     child.terminate()
                 continue
             del self._running[child]
             out, err = child.communicate()
             try:
-                yield json.loads(out)
+                yield faults, seed, json.loads(out)
             except ValueError:
                 text = f"exit status {child.returncode}: {err.strip()[-1500:]}"
-                yield {"fault": fault.name, "seed": seed, "violations": [{"invariant": "case", "text": text}]}
+                names = ", ".join(fault.name for fault in faults)
+                violation = {"invariant": "case", "text": f"{text} (of the row {names})"}
+                yield faults, seed, [{"fault": faults[0].name, "seed": seed, "violations": [violation]}]
 
     def _end(self) -> None:
         """End what runs; each removes its own hosts."""
@@ -166,17 +178,19 @@ class _Runs:
 
 
 def _many(faults: Sequence[Fault], options: argparse.Namespace) -> int:
-    cases = [(fault, seed) for seed in _seeds(options.seeds) for fault in faults]
-    print(f"{len(cases)} cases, {options.j} at once; {machine_line(machine())}", flush=True)
+    seeds = _seeds(options.seeds)
+    waiting = deque((row, seed) for seed in seeds for row in rows(faults, seed, options.row))
+    count = len(seeds) * len(faults)
+    print(f"{count} cases on {len(waiting)} jobs, {options.j} at once; {machine_line(machine())}", flush=True)
     results: list[dict[str, Any]] = []
     try:
         with (
             scratch(),
-            contextlib.closing(_Runs(options).results(cases)) as found,
+            contextlib.closing(_Runs(options).results(waiting)) as found,
         ):
             for result in found:
                 results.append(result)
-                _report(result, len(results), len(cases), options)
+                _report(result, len(results), count, options)
     finally:
         print(f"\n{_figures(faults, results).text()}\n{machine_line(machine())}")
     return 1 if any(result["violations"] for result in results) else 0
@@ -190,11 +204,14 @@ def _report(result: dict[str, Any], number: int, count: int, options: argparse.N
     if options.v and "hosts" in result:
         print(f"{head}: {result['hosts']} hosts; {'; '.join(result['did'])}; {_facts(result)}", flush=True)
     if result["violations"]:
-        again = f'python -m tests.faults "{result["fault"]}" --seeds {result["seed"]} -v'
+        again = f"--seeds {result['seed']} -v"
+        row = " ".join(f'"{name}"' for name in (*result.get("after", ()), result["fault"]))
         print(f"{head}: {'; '.join(result.get('did', ()))}; load {result.get('load')}", flush=True)
         for one in result["violations"]:
             print(f"    {one['invariant']}: {one['text']}", flush=True)
-        print(f"    again: {again}", flush=True)
+        print(f'    alone: python -m tests.faults "{result["fault"]}" {again}', flush=True)
+        if result.get("after"):
+            print(f"    after the same faults: python -m tests.faults {row} {again}", flush=True)
 
 
 def _facts(result: dict[str, Any]) -> str:

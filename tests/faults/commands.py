@@ -6,13 +6,14 @@ In: how a command line is made. Out: what each printed, when, and how long it to
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,13 +118,14 @@ class Operator:
         place.mkdir()
         self._place = place
         self._command = command
+        self._numbers = itertools.count()
         self._verbs: list[Verb] = []
         self._attached: list[subprocess.Popen[bytes]] = []
         self.watch: Watch | None = None
 
     def begin(self, verb: str, *options: str) -> Verb:
         """Start a command."""
-        place = self._place / f"{len(self._verbs)}-{verb}"
+        place = self._place / f"{next(self._numbers)}-{verb}"
         started = Verb(self._command(verb, *options), (verb, *options), place)
         self._verbs.append(started)
         return started
@@ -132,9 +134,10 @@ class Operator:
         """Run a command to its end."""
         return self.begin(verb, *options).answer()
 
-    def answers(self) -> Iterator[Answer]:
-        """Wait for the end of each command."""
-        return (verb.answer() for verb in self._verbs)
+    def answers(self) -> list[Answer]:
+        """Wait for the end of each command that has been started since the last call, and of `run`."""
+        verbs, self._verbs = self._verbs, []
+        return [verb.answer() for verb in verbs]
 
     def begin_watch(self) -> Watch:
         """Look at the status from now on."""

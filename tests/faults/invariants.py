@@ -23,8 +23,10 @@ from __future__ import annotations
 import bisect
 import itertools
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ _LOOK_S = 0.25
 _STEPPING_S = 1.5
 """A process that has made no step for as long does not step; a busy machine may hold one up."""
 _LIVING = {"starting", "running", "silent"}
+_OUT = {"node_lost", "node_failed"}
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,11 @@ class Document:
     status: Mapping[str, Any]
 
 
-def overlap_ms(ranks: Iterable[Rank], awake: Iterable[Awake] = ()) -> tuple[float, str]:
-    """Return for how long steps of two groups overlapped at most, in ms, and which; 0.0 and "" when none did."""
+def overlap_ms(ranks: Iterable[Rank], awake: Iterable[Awake] = (), since_ns: int = 0) -> tuple[float, str]:
+    """Return for how long steps of two groups overlapped at most, in ms, and which; 0.0 and "" when none did.
+
+    `since_ns`: steps before that are judged already.
+    """
     allowed = {one.pid: one.since_ns for one in awake}
     groups: dict[tuple[int, str], list[Rank]] = {}
     for rank in ranks:
@@ -80,7 +86,8 @@ def overlap_ms(ranks: Iterable[Rank], awake: Iterable[Awake] = ()) -> tuple[floa
             if begins[older] >= begin:
                 continue
             for rank in members:
-                late = [t for t in rank.times_ns if t >= begin and not _waking(t, allowed.get(rank.pid))]
+                new = rank.times_ns[bisect.bisect_left(rank.times_ns, max(begin, since_ns)) :]
+                late = [t for t in new if not _waking(t, allowed.get(rank.pid))]
                 if late and (late[-1] - begin) / 1e6 >= worst:
                     worst = (late[-1] - begin) / 1e6
                     text = f"rank {rank.rank} on {rank.node} of group {older} stepped {worst:.0f} ms into {newer}"
@@ -149,36 +156,44 @@ def journal_violations(journals: Mapping[str, bytes], *, all_there: bool = True)
     return found
 
 
-def status_false_s(
-    documents: Sequence[Document],
-    ranks: Sequence[Rank],
-    end_ns: int,
-    *,
-    unseen: Sequence[tuple[int, int]] = (),
-    stopped: Collection[int] = (),
-) -> tuple[float, str]:
-    """Return for how long the status was false about one process at most, in seconds, and how.
+class StatusJudge:
+    """Judges the status of one job from time to time; what is false when one judgement ends is so in the next."""
 
-    `unseen` are the times (ns) in which the operator reached no host; `stopped` the processes that the case stopped.
-    """
-    if not documents:
-        return 0.0, ""
-    since: dict[int, int] = {}
-    worst, text = 0.0, ""
-    place = 0
-    now = documents[0].t_ns
-    while now < end_ns:
-        while place + 1 < len(documents) and documents[place + 1].t_ns <= now:
-            place += 1
-        said = _said(documents[place].status)
-        wrong = {} if any(begin <= now <= end for begin, end in unseen) else _wrong(said, ranks, now)
-        since = {pid: since.get(pid, now) for pid in wrong if pid not in stopped}
-        for pid, begin in since.items():
-            if (now - begin) / _NS > worst:
-                worst = (now - begin) / _NS
-                text = f"{wrong[pid]} (process {pid}); the state said {documents[place].status.get('state')}"
-        now += int(_LOOK_S * _NS)
-    return worst, text
+    def __init__(self) -> None:
+        self._now = 0
+        self._place = 0
+        self._since: dict[int, int] = {}
+
+    def until(
+        self,
+        documents: Sequence[Document],
+        ranks: Sequence[Rank],
+        end_ns: int,
+        *,
+        unseen: Sequence[tuple[int, int]] = (),
+        stopped: Collection[int] = (),
+    ) -> tuple[float, str]:
+        """Return for how long the status was false about one process at most until then, in seconds, and how.
+
+        `unseen` are the times (ns) in which the operator reached no host; `stopped` the processes that the case
+        stopped.
+        """
+        worst, text = 0.0, ""
+        if documents:
+            self._now = max(self._now, documents[0].t_ns)
+        while documents and self._now < end_ns:
+            now = self._now
+            while self._place + 1 < len(documents) and documents[self._place + 1].t_ns <= now:
+                self._place += 1
+            status = documents[self._place].status
+            wrong = {} if any(begin <= now <= end for begin, end in unseen) else _wrong(_said(status), ranks, now)
+            self._since = {pid: self._since.get(pid, now) for pid in wrong if pid not in stopped}
+            for pid, begin in self._since.items():
+                if (now - begin) / _NS > worst:
+                    worst = (now - begin) / _NS
+                    text = f"{wrong[pid]} (process {pid}); the state said {status.get('state')}"
+            self._now += int(_LOOK_S * _NS)
+        return worst, text
 
 
 def _said(status: Mapping[str, Any]) -> set[int]:
@@ -205,3 +220,33 @@ def _steps_between(times_ns: Sequence[int], begin: int, end: int) -> bool:
     if not times_ns or times_ns[0] > end or times_ns[-1] < begin:
         return False
     return bisect.bisect_left(times_ns, begin) < bisect.bisect_right(times_ns, end)
+
+
+def left_out(records: Sequence[Mapping[str, Any]], place: int, node_timeout: float) -> set[str]:
+    """Return the nodes that the job leaves out for what they did before this place of the journal too.
+
+    A node that is lost three times in ten minutes is left out until the operator adds it, as documented. Where all of
+    these are after `place`, one case alone was taken for several, and the node is not among these.
+    """
+    found = set()
+    for record in records[place:]:
+        node, reason = str(record.get("node")), str(record["detail"].get("reason") or "")
+        if record["type"] in _OUT and reason.startswith("quarantined: "):
+            own = _outages(records[place : record["seq"]], node, node_timeout)
+            if own < (2 if "alone twice" in reason else 3):
+                found.add(node)
+        elif record["type"] == "node_added":
+            found.discard(node)
+    return found
+
+
+def _outages(records: Sequence[Mapping[str, Any]], node: str, node_timeout: float) -> int:
+    """Count what happened to a node; what follows within a node_timeout is the same."""
+    count, last = 0, -math.inf
+    for record in records:
+        is_its = record["type"] == "node_lost" and record.get("node") == node
+        if is_its or (record["type"] == "incident" and record["detail"].get("culprit_node") == node):
+            now = datetime.fromisoformat(record["time"].replace("Z", "+00:00")).timestamp()
+            count += abs(now - last) >= node_timeout
+            last = now
+    return count

@@ -422,14 +422,12 @@ def _promote_races(case: Case) -> None:
 
 
 def _stop_races(case: Case) -> None:
-    case.over = True
     case.verb("stop")
     case.sleep(0.0, 0.1)
     _break_by_chance(case)
 
 
 def _stop_beside(case: Case) -> None:
-    case.over = True
     _break_by_chance(case)
     case.sleep(0.0, 1.5)
     case.verb("stop", *(["--kill"] if case.rng.random() < 0.5 else []))
@@ -551,8 +549,8 @@ FAULTS = (
     Fault("cordon races", "`cordon` and `restart` during such a fault", "`uncordon`", _cordon_races),
     Fault("signal races", "`signal KILL` during such a fault", _LINKS, _ranks_signalled),
     Fault("promote races", "`promote` while hosts are gone", _BOOT, _promote_races),
-    Fault("stop races", "`stop`, then such a fault", "`stop`", _stop_races),
-    Fault("stop while broken", "such a fault, then `stop` or `stop --kill`", "`stop`", _stop_beside),
+    Fault("stop races", "`stop`, then such a fault", "`stop`", _stop_races, over=True),
+    Fault("stop while broken", "such a fault, then `stop` or `stop --kill`", "`stop`", _stop_beside, over=True),
     Fault("many commands", "six at once", "`uncordon`", _all_commands_at_once, _SHORT),
     Fault("faults in sequence", "2 to 4 at random, overlapping", "all", _sequence),
     Fault("faults with healing between", "2 or 3 at random", "all", _sequence_with_healing, _SHORT),

@@ -9,6 +9,7 @@ a fault does to the clocks of the day.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,13 +75,16 @@ class Stamps:
     def __init__(self, directory: Path) -> None:
         directory.mkdir()
         self.directory = directory
-        self._ranks: dict[Path, Rank] = {}
-        self._read: dict[Path, int] = {}
+        self._ranks: dict[str, Rank] = {}
+        self._read: dict[str, int] = {}
 
     def read(self) -> list[Rank]:
         """Return all processes that have noted something."""
-        for path in self.directory.iterdir():
-            with path.open("rb") as file:
+        with os.scandir(self.directory) as entries:
+            # Most of the processes of a long job are over.
+            grown = [entry.path for entry in entries if entry.stat().st_size > self._read.get(entry.path, 0)]
+        for path in grown:
+            with open(path, "rb") as file:
                 file.seek(self._read.get(path, 0))
                 # The last line may still be under way.
                 new = file.read().rpartition(b"\n")[0]
@@ -90,7 +94,7 @@ class Stamps:
             self._take(path, new.splitlines())
         return list(self._ranks.values())
 
-    def _take(self, path: Path, lines: list[bytes]) -> None:
+    def _take(self, path: str, lines: list[bytes]) -> None:
         if path not in self._ranks:
             head = json.loads(lines.pop(0))
             self._ranks[path] = Rank(tuple(head["group"]), head["rank"], head["world"], head["node"], head["pid"])
