@@ -15,6 +15,7 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from rich.segment import Segment
@@ -60,6 +61,9 @@ async def lend(app: App[Any], command: Sequence[str]) -> None:
             problem = error
         finally:
             signal.signal(signal.SIGINT, before)
+        if app.return_value is not None:
+            # The application leaves, and may have stopped reading the terminal already: nothing would end it again.
+            raise problem or asyncio.CancelledError
     if problem is not None:
         raise problem
 
@@ -83,12 +87,24 @@ def is_utf8() -> bool:
 @contextlib.contextmanager
 def held(leave: Callable[[], None]) -> Iterator[None]:
     """Draw on the terminal, and leave cleanly on SIGTERM and when it is closed; the job continues."""
-    loop = asyncio.get_running_loop()
-    with contextlib.suppress(NotImplementedError, ValueError):
-        loop.add_signal_handler(signal.SIGTERM, leave)
-        loop.add_signal_handler(signal.SIGHUP, _hang_up, leave, [fd for fd in (0, 1, 2) if os.isatty(fd)])
-    with _drawn_on_terminal():
+    terminal = [fd for fd in (0, 1, 2) if os.isatty(fd)]
+    with _handled(signal.SIGTERM, leave), _handled(signal.SIGHUP, _hang_up, leave, terminal), _drawn_on_terminal():
         yield
+
+
+@contextlib.contextmanager
+def _handled(number: signal.Signals, call: Callable[..., None], *args: object) -> Iterator[None]:
+    """Call a function on a signal, and afterwards have it do what it did before: the demo cleans up then."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop, before = asyncio.get_running_loop(), signal.getsignal(number)
+    loop.add_signal_handler(number, call, *args)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(number)
+        signal.signal(number, before)
 
 
 def _hang_up(leave: Callable[[], None], closed: Sequence[int]) -> None:

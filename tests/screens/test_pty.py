@@ -104,10 +104,14 @@ class Terminal:
             if drawn != held:
                 held, since = drawn, time.monotonic()
 
-    def hang_up(self) -> None:
-        """Close the window."""
+    def close(self) -> None:
+        """Close the window: no signal comes to a process that is not the leader of the terminal's session."""
         os.close(self.master)
         self.master = -1
+
+    def hang_up(self) -> None:
+        """Close the window, with the signal that the session's leader gets."""
+        self.close()
         self.process.send_signal(signal.SIGHUP)
 
 
@@ -175,13 +179,30 @@ def test_sigterm_gives_the_terminal_back() -> None:
         assert b"\x1b[?1049l" in tty.seen
 
 
-def test_a_window_that_is_closed_ends_the_screen_under_a_question_too() -> None:
-    with terminal(80, 24) as tty:
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ('run_tui(lambda: recorded.load("running_2x2"), theme=None, read_only=False, ascii_only=False)', 0),
+        ("print('train-k3f9 continues without this screen', flush=True), signal.pause()", -signal.SIGHUP),
+    ],
+    ids=["screen", "plain follow"],
+)
+def test_a_window_that_is_closed_ends_every_command_without_a_signal_too(command: str, status: int) -> None:
+    program = f"""
+import signal
+import supervisor.cli
+from supervisor.__main__ import main
+from supervisor.tui.app import run_tui
+from tests.screens import recorded
+supervisor.cli.main = lambda: ({command})
+raise SystemExit(main())
+"""
+    with terminal(80, 24, (sys.executable, "-c", program)) as tty:
         tty.wait_for(b"train-k3f9")
         tty.send(b"q")
         tty.wait_for(b"continues without this screen")
-        tty.hang_up()
-        tty.process.wait(DEADLINE_S)
+        tty.close()
+        assert tty.process.wait(DEADLINE_S) == status
 
 
 def test_a_window_that_is_closed_in_the_midst_of_a_flood_ends_the_screen() -> None:
@@ -212,6 +233,21 @@ def test_a_pager_has_the_terminal_and_gives_it_back() -> None:
         tty.wait_for(b"\x1b[?1049h")
         tty.wait_for(b"log of all ranks")
         tty.leave()
+
+
+def test_a_window_that_is_closed_ends_the_screen_and_the_pager_on_it() -> None:
+    with terminal(80, 24, PAGER="sh -c 'echo pager $$ is there; exec sleep 600'") as tty:
+        tty.wait_for(b"train-k3f9")
+        tty.send(b"4")
+        tty.wait_for(b"log of all ranks")
+        tty.seen = b""
+        tty.send(b"o")
+        tty.wait_for(b" is there")
+        pager = int(tty.seen.rpartition(b"pager ")[2].split()[0])
+        tty.hang_up()
+        assert tty.process.wait(DEADLINE_S) == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pager, 0)
 
 
 def test_no_color_on_a_real_terminal() -> None:
