@@ -19,7 +19,7 @@ from remote_agent.agent import agent_log, keeping, orders
 from remote_agent.agent.background import Background
 from remote_agent.agent.context import Context, Life, working_directory
 from remote_agent.agent.engine_link import EngineLink, Notice, TorchrunLink
-from remote_agent.agent.last_output import LastOutput
+from remote_agent.agent.last_output import LastOutputKeeper
 from remote_agent.agent.member_loop import MemberLoop
 from remote_agent.agent.requests import serve_operators
 from remote_agent.agent.snapshot_keeper import SnapshotKeeper
@@ -88,7 +88,7 @@ class Agent:
             peers=others,
             ballot=Ballot(files.term, Member(me=node, node_timeout=spec.node_timeout, contact=clocks.now())),
             snapshots=SnapshotKeeper(files, spec, working_directory(files, spec), background, others, logs, journal),
-            last_output=LastOutput(files, node, background, others, logs, journal),
+            last_output=LastOutputKeeper(files, node, background, others, logs, journal),
         )
 
         def make_engine(notice: Notice) -> EngineLink:

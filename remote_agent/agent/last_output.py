@@ -57,7 +57,7 @@ MAX_LINES = 12
 _RANK = re.compile(r"rank_(\d{1,9})")
 
 
-class Place(NamedTuple):
+class RankFile(NamedTuple):
     """One file of one rank."""
 
     generation: int
@@ -73,7 +73,7 @@ class End(NamedTuple):
     body: bytes
 
 
-class LastOutput:
+class LastOutputKeeper:
     """The last output of one job's ranks: this node's for another one, and that of other nodes here."""
 
     def __init__(
@@ -91,7 +91,7 @@ class LastOutput:
         """The node that takes the ends of this node's files; the list is that connection's own."""
         self._reading: dict[str, asyncio.Task[None]] = {}
         """By node: what takes the ends of its files."""
-        self._kept: dict[str, dict[Place, End]] = {}
+        self._kept: dict[str, dict[RankFile, End]] = {}
         """By node: the ends of its files, of its newest generation."""
         self._returned: set[str] = set()
         """Nodes that are back, and may have the files themselves that were copied here."""
@@ -135,7 +135,7 @@ class LastOutput:
 
     async def _changes(self, reader: list[str]) -> Items:
         """Yield the ends of this node's files as they change, until the other node closes, is lost, or reads anew."""
-        sent: dict[Place, tuple[int, int]] = {}
+        sent: dict[RankFile, tuple[int, int]] = {}
         self._reader = reader
         try:
             while self._reader is reader:
@@ -147,17 +147,17 @@ class LastOutput:
             if self._reader is reader:
                 self._reader = []
 
-    def _read_new(self, generation: int, sent: dict[Place, tuple[int, int]]) -> list[Answer]:
+    def _read_new(self, generation: int, sent: dict[RankFile, tuple[int, int]]) -> list[Answer]:
         """Return what is new at the ends of a generation's files; `sent`: inode and size of each when it was sent."""
         folder = self._files.generation(generation)
         with contextlib.suppress(FileNotFoundError):
             ranks = [int(match[1]) for name in os.listdir(folder) if (match := _RANK.fullmatch(name))]
             limit = _limit(len(ranks))
-            places = [Place(generation, rank, name) for rank in sorted(ranks) for name in NAMES]
+            places = [RankFile(generation, rank, name) for rank in sorted(ranks) for name in NAMES]
             return [piece for place in places for piece in self._read_end(place, limit, sent)]
         return []
 
-    def _read_end(self, place: Place, limit: int, sent: dict[Place, tuple[int, int]]) -> Iterator[Answer]:
+    def _read_end(self, place: RankFile, limit: int, sent: dict[RankFile, tuple[int, int]]) -> Iterator[Answer]:
         path = self._files.rank(place.generation, place.rank) / place.name
         try:
             # A fifo in place of a log must not block the thread.
@@ -213,7 +213,7 @@ class LastOutput:
 
     def _keep(self, node: str, piece: Answer) -> None:
         """Add new bytes; raises KeyError, TypeError, ValueError for what no agent of ours sends."""
-        place = Place(int(piece.data["generation"]), int(piece.data["rank"]), str(piece.data["name"]))
+        place = RankFile(int(piece.data["generation"]), int(piece.data["rank"]), str(piece.data["name"]))
         begin = int(piece.data["begin"])
         if place.name not in NAMES or min(place.generation, place.rank, begin) < 0:
             raise ValueError(f"no file of a rank: {place}")
@@ -269,7 +269,7 @@ class LastOutput:
             # It may have lost its workers only.
             self._tasks.spawn(self._give_way(node), f"last output of {node}")
 
-    def _write(self, node: str, ends: Mapping[Place, End], time: str) -> list[dict[str, Any]]:
+    def _write(self, node: str, ends: Mapping[RankFile, End], time: str) -> list[dict[str, Any]]:
         """Write these ends; returns the last line of each file, as evidence."""
         lines: list[dict[str, Any]] = []
         for rank in sorted({place.rank for place in ends}):
@@ -279,7 +279,7 @@ class LastOutput:
             # Before the logs: whoever finds them sees whose they are.
             (folder / COPY_MARK).write_text(json.dumps({"node": node}))
             for name in NAMES:
-                end = ends.get(Place(generation, rank, name))
+                end = ends.get(RankFile(generation, rank, name))
                 if end is None:
                     continue
                 if name == ERROR:

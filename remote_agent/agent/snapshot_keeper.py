@@ -39,7 +39,7 @@ from remote_agent.snapshots.rules import (
     step_of,
 )
 from remote_agent.snapshots.scan import is_open_for_writing, matches, scan
-from remote_agent.snapshots.store import Abandoned, Snapshot, Store, content_at, remove_asides, set_aside
+from remote_agent.snapshots.store import Abandoned, KeptSnapshot, Store, content_at, remove_asides, set_aside
 from remote_agent.tree.manifest import File, Manifest, pack, unpack
 from remote_agent.wire import Answer, CallFailed, Channel, Items, Problem, WireError
 from remote_agent.wire.channel import bodies
@@ -271,7 +271,7 @@ class SnapshotKeeper:
             own_step = step_of(found)
             step = self._printed_step(found.changed_ns) if own_step is None else own_step
 
-            def keep() -> Snapshot:
+            def keep() -> KeptSnapshot:
                 stop = self._abandon.is_set if at_once else self._hurry.is_set
                 time_ns = found.changed_ns + self._shift_ns()
                 exact = own_step is not None
@@ -416,12 +416,12 @@ class SnapshotKeeper:
         finally:
             self._arriving.pop(name, None)
 
-    async def _pull(self, node: str, name: str, *, slow: bool) -> Snapshot:
+    async def _pull(self, node: str, name: str, *, slow: bool) -> KeptSnapshot:
         """Bring a snapshot from another node; raises Problem, OSError, and what a connection raises."""
         work = self._background.run if slow else asyncio.to_thread
         async with self._background.connected(node) as channel:
             answer = await channel.call("snapshot_head", {"id": name}, timeout=HEAD_TIMEOUT_S)
-            snapshot = Snapshot.read(answer.data, answer.body)
+            snapshot = KeptSnapshot.read(answer.data, answer.body)
             self._store.check_place(snapshot)
             await self._locked(work, self._store.make_room, snapshot.slot, snapshot.size)
             missing = await self._locked(work, self._store.expect, snapshot)
@@ -563,7 +563,7 @@ class SnapshotKeeper:
         is_named = bool(chosen.get("exact")) and step_of(current) == chosen.get("step")
         return is_named and judge(current).whole is True
 
-    async def _obtain(self, chosen: Mapping[str, Any]) -> tuple[Snapshot, str | None]:
+    async def _obtain(self, chosen: Mapping[str, Any]) -> tuple[KeptSnapshot, str | None]:
         """Return a snapshot whose contents are here, and from which node they came; raises Problem."""
         name = str(chosen["id"])
         arriving = list(self._arriving.values())

@@ -81,9 +81,24 @@ def _read(operator: Operator, frame: Frame, files: JobFiles) -> bool:
     """Answer from the files of a job that has no agent; return False when they cannot be read."""
     import asyncio
 
-    from remote_agent.bridge import reader
+    from remote_agent.agent.file_requests import FileRequests
+    from remote_agent.base.streams import open_pipes
+    from remote_agent.wire import Channel
 
-    return asyncio.run(reader.serve(operator, frame, files))
+    async def serve_files() -> bool:
+        try:
+            requests = FileRequests(files)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            message = f"the files of job {files.name} cannot be read: {error}"
+            hint = f"supervisor clean removes it; its logs lie in {files.root}"
+            operator.refuse(frame, Problem("broken_job", message, hint))
+            return False
+        operator.answer(frame, {"live": False, "node": read_json(files.node).get("node")})
+        source, sink = (os.fdopen(fd, mode, 0) for fd, mode in ((operator.source, "rb"), (operator.sink, "wb")))
+        await Channel(*await open_pipes(source, sink), requests.handle).run()
+        return True
+
+    return asyncio.run(serve_files())
 
 
 def _reach(files: JobFiles) -> socket.socket | None:

@@ -31,7 +31,7 @@ PeerRequest = Callable[[str, "Channel | None", Args], Awaitable[Union[Answer, It
 """Answers one request of another agent: its node, the connection, the arguments."""
 
 
-class Office(Protocol):
+class CoordinatorRole(Protocol):
     """The coordinator's role on this node: `Office` of agent.coordinator_shell."""
 
     @property
@@ -47,7 +47,7 @@ class Election:
     """Elections as one node takes part in them."""
 
     def __init__(
-        self, spec: JobSpec, journal: Journal, ballot: Ballot, peers: Peers, office: Office, tasks: Tasks
+        self, spec: JobSpec, journal: Journal, ballot: Ballot, peers: Peers, office: CoordinatorRole, tasks: Tasks
     ) -> None:
         self._spec = spec
         self._me = ballot.view.me

@@ -42,7 +42,7 @@ EXHAUSTED_S = 1.0
 Accepted = Callable[[str, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-class _Reader(asyncio.StreamReader):
+class _TimedReader(asyncio.StreamReader):
     """A reader that knows when something last arrived."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Listener:
         self._tasks = Tasks()
         self._strangers: dict[socket.socket, str] = {}
         """The handshakes in progress, oldest first, with the addresses at the other end."""
-        self._links: dict[str, dict[asyncio.StreamWriter, _Reader]] = collections.defaultdict(dict)
+        self._links: dict[str, dict[asyncio.StreamWriter, _TimedReader]] = collections.defaultdict(dict)
         """The connections of each node."""
         self._proven: set[str] = set()
         """Addresses from which nodes have come."""
@@ -145,9 +145,9 @@ class Listener:
         self._proven.add(address)
         await self._serve(peer_name(writer), reader, writer)
 
-    async def _shake_hands(self, sock: socket.socket) -> tuple[asyncio.StreamWriter, _Reader]:
+    async def _shake_hands(self, sock: socket.socket) -> tuple[asyncio.StreamWriter, _TimedReader]:
         """Return a connection whose other side has proved to be of this job; raises OSError, asyncio.TimeoutError."""
-        reader = _Reader()
+        reader = _TimedReader()
         protocol = asyncio.StreamReaderProtocol(reader)
         end = self._loop.time() + HANDSHAKE_S
         try:
@@ -181,7 +181,7 @@ class Listener:
         if not sock.recv(1, socket.MSG_PEEK):
             raise ConnectionResetError
 
-    async def _serve(self, name: str, reader: _Reader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, name: str, reader: _TimedReader, writer: asyncio.StreamWriter) -> None:
         links = self._links[name]
         if len(links) >= PER_NODE:
             # The other side may have lost it without a trace.

@@ -154,10 +154,10 @@ class Engine:
             await asyncio.wait({running})
             raise
 
-    async def _installed(self, here: installed.Torch | None = None, nproc: str = "1") -> dict[str, Any]:
+    async def _installed(self, here: installed.Installation | None = None, nproc: str = "1") -> dict[str, Any]:
         """Return torch's facts; raises Problem when it cannot be imported."""
         if self._facts is None:
-            here = here or installed.Torch("", self._torch.ask)
+            here = here or installed.Installation("", self._torch.ask)
             self._facts = asyncio.ensure_future(here.facts(nproc))
         facts = await asyncio.shield(self._facts)
         if "error" in facts:
@@ -168,7 +168,7 @@ class Engine:
     async def _hello(self, args: dict[str, Any]) -> dict[str, Any]:
         """Return what is installed; `order`: what `go` will probably have, to prepare for it meanwhile."""
         known, nproc = str(args.get("known") or ""), str(args.get("nproc") or "1")
-        here = installed.Torch(known, self._torch.ask)
+        here = installed.Installation(known, self._torch.ask)
         remembered = here.remembered()
         if remembered is not None:
             await self._expect(args.get("order"), nproc, remembered)

@@ -48,7 +48,7 @@ async def ask(timeout_s: float = IMPORT_S) -> dict[str, Any]:
     return {"error": last_line(err) or f"the probe ended with {status}"}
 
 
-class Torch:
+class Installation:
     """The facts of one installation; those that were seen before count while its files are as they were."""
 
     def __init__(self, known: str, ask_torch: Ask = ask) -> None:

@@ -161,7 +161,7 @@ def is_installed(file: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Started:
+class LastStart:
     """How the newest ranks were started: a waiting process is started in the same way."""
 
     order: Order
@@ -178,9 +178,9 @@ class Standby:
         self._orphans = orphans
         self._in_thread = in_thread
         self._notify = notify
-        self._started: Started | None = None
+        self._started: LastStart | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._made_for: Started | None = None
+        self._made_for: LastStart | None = None
         self._room = 0
         """How long its command is in memory."""
         self._folder: Path | None = None
@@ -201,7 +201,7 @@ class Standby:
 
     def note_start(self, order: Order, env: dict[str, str], boot: Path | None) -> None:
         """Note how ranks were started, or will be."""
-        self._started = Started(order, env, boot)
+        self._started = LastStart(order, env, boot)
 
     def learn(self) -> None:
         """Remember which modules the newest ranks have loaded so far."""
@@ -237,7 +237,7 @@ class Standby:
         except OSError as error:
             self._fail(f"the waiting process does not start: {error}")
 
-    async def _start(self, started: Started, memory: Memory, is_urgent: bool) -> None:
+    async def _start(self, started: LastStart, memory: Memory, is_urgent: bool) -> None:
         order = started.order
         ours, theirs = socket.socketpair()
         try:
@@ -395,7 +395,7 @@ class Standby:
         if not await within(self._settled, LAUNCH_S):
             await self._end(f"the modules were not loaded within {LAUNCH_S:.0f} s")
 
-    def _differs(self, made: Started, order: Order, envs: Mapping[int, Mapping[str, str]]) -> str:
+    def _differs(self, made: LastStart, order: Order, envs: Mapping[int, Mapping[str, str]]) -> str:
         """Return why these ranks are not those that the process was made for; empty if they are."""
         if (made.order.cwd, made.order.kind, made.order.script) != (order.cwd, order.kind, order.script):
             return "another script is started"

@@ -53,7 +53,7 @@ def wait(here: str, known: set[str], loader: Any) -> tuple[str, Stash]:
     engine = os.getppid()
     with open(os.path.join(here, ORDER), encoding="utf-8") as file:
         order = json.load(file)
-    wire = Wire(int(order["descriptor"]))
+    wire = EnginePipe(int(order["descriptor"]))
     begun = Priority(order["is_urgent"])
     try:
         added = {name: value for name, value in os.environ.items() if name not in order["env"]}
@@ -92,7 +92,7 @@ def wait(here: str, known: set[str], loader: Any) -> tuple[str, Stash]:
             return rank["boot"], stash
 
 
-class Wire:
+class EnginePipe:
     """Documents to and from the engine, one a line."""
 
     def __init__(self, descriptor: int) -> None:
@@ -320,7 +320,7 @@ def shadowed(directory: str, names: set[str]) -> str:
     return f"{both[0]} is a module of the work tree too" if both else ""
 
 
-def fork_ranks(ranks: list[dict[str, Any]], wire: Wire) -> Any:
+def fork_ranks(ranks: list[dict[str, Any]], wire: EnginePipe) -> Any:
     """Fork these ranks as children of the engine; returns None here, and each rank its own part of the order."""
     pids, tell = os.pipe()
     begin, let_begin = os.pipe()

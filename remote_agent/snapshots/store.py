@@ -48,7 +48,7 @@ class Abandoned(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Snapshot:
+class KeptSnapshot:
     """One version of a snapshot, the same on every node that has it."""
 
     path: str
@@ -87,7 +87,7 @@ class Snapshot:
         return self.head(), pack(self.manifest)
 
     @classmethod
-    def read(cls, head: Mapping[str, Any], body: bytes) -> Snapshot:
+    def read(cls, head: Mapping[str, Any], body: bytes) -> KeptSnapshot:
         """Return a snapshot as another node describes it; raises Problem for one that would lie elsewhere."""
         manifest = unpack(body)
         step = head.get("step")
@@ -113,8 +113,8 @@ class Store:
         self._base = base
         self._patterns = tuple(patterns)
         self._limit = limit
-        self._kept: dict[str, Snapshot] = {}
-        self._expected: dict[str, Snapshot] = {}
+        self._kept: dict[str, KeptSnapshot] = {}
+        self._expected: dict[str, KeptSnapshot] = {}
         """Those whose contents are arriving."""
         self._load()
 
@@ -132,17 +132,17 @@ class Store:
                 self._drop([one])
 
     @property
-    def kept(self) -> tuple[Snapshot, ...]:
+    def kept(self) -> tuple[KeptSnapshot, ...]:
         """The kept snapshots, oldest first."""
         return tuple(sorted(self._kept.values(), key=lambda one: (one.time_ns, one.id)))
 
-    def get(self, name: str) -> Snapshot:
+    def get(self, name: str) -> KeptSnapshot:
         """Return a kept snapshot; raises Problem."""
         if name not in self._kept:
             raise Problem("no_snapshot", f"snapshot {name} is not kept on this node")
         return self._kept[name]
 
-    def check_place(self, snapshot: Snapshot) -> None:
+    def check_place(self, snapshot: KeptSnapshot) -> None:
         """Raise Problem for a snapshot that this node's own description of the job does not name."""
         pattern = next((one for one in self._patterns if matches(one, snapshot.path)), None)
         if pattern is None or not is_inside(self.place_of(snapshot).parent, self._base, pattern):
@@ -150,7 +150,7 @@ class Store:
                 "bad_snapshot", f"{snapshot.path} is not one of this job's snapshots, or lies outside the work tree"
             )
 
-    def place_of(self, snapshot: Snapshot) -> Path:
+    def place_of(self, snapshot: KeptSnapshot) -> Path:
         """Return where a snapshot lies for the script."""
         return self._base / snapshot.path
 
@@ -163,7 +163,7 @@ class Store:
         exact: bool,
         stop: Stop,
         elsewhere: Mapping[str, File] = MappingProxyType({}),
-    ) -> Snapshot:
+    ) -> KeptSnapshot:
         """Copy a complete snapshot and keep it; raises Abandoned, Problem where it does not fit, OSError.
 
         `elsewhere`: its files that were on other nodes, and whose contents are here.
@@ -171,7 +171,7 @@ class Store:
         # It lies in place, so the last copy of an older one may go.
         self.make_room(slot_of(found.path), sum(stamp[0] for stamp in found.files.values()), spare=0)
         files = self._take_all(found, stop)
-        snapshot = Snapshot(found.path, time_ns, step, exact, Manifest({**files, **elsewhere}, {}, {}))
+        snapshot = KeptSnapshot(found.path, time_ns, step, exact, Manifest({**files, **elsewhere}, {}, {}))
         self.add(snapshot)
         return snapshot
 
@@ -181,7 +181,7 @@ class Store:
         `time_ns`: the latest time at which they may have changed, by this machine's clock.
         """
         place = self._base / path
-        shards = Snapshot(path, time_ns, None, False, Manifest({}, {}, {}))
+        shards = KeptSnapshot(path, time_ns, None, False, Manifest({}, {}, {}))
         self.check_place(shards)
         stamps: dict[str, Stamp] = {}
         for name in names:
@@ -202,7 +202,7 @@ class Store:
     def expect_shards(self, path: str, files: Mapping[str, File]) -> dict[str, tuple[int, int]]:
         """Return what `expect` does for the shards that another node has; raises Problem where they do not fit."""
         self.make_room(slot_of(path), sum(file.size for file in files.values()), spare=0)
-        return self.expect(Snapshot(path, time.time_ns(), None, False, Manifest(dict(files), {}, {})))
+        return self.expect(KeptSnapshot(path, time.time_ns(), None, False, Manifest(dict(files), {}, {})))
 
     def _take_all(self, found: InPlace, stop: Stop) -> dict[str, File]:
         """Copy these files into the contents, all of them as they were found or none."""
@@ -240,7 +240,7 @@ class Store:
                 temporary.unlink()
         return File(mode, size, digest.hexdigest())
 
-    def expect(self, snapshot: Snapshot) -> dict[str, tuple[int, int]]:
+    def expect(self, snapshot: KeptSnapshot) -> dict[str, tuple[int, int]]:
         """Return size and the bytes that are here by hash of each content that has yet to arrive."""
         self._expected[snapshot.id] = snapshot
         sizes = {file.sha256: file.size for file in snapshot.manifest.files.values()}
@@ -285,7 +285,7 @@ class Store:
         if self._expected.pop(name, None) is not None:
             self._sweep()
 
-    def add(self, snapshot: Snapshot) -> None:
+    def add(self, snapshot: KeptSnapshot) -> None:
         """Keep a snapshot whose contents are here, and drop what is too old; raises OSError."""
         self._expected.pop(snapshot.id, None)
         known = self._kept.get(snapshot.id)
@@ -321,7 +321,7 @@ class Store:
         free = disk.free - int(disk.total * RESERVED_SHARE)
         return "" if needed <= free else f"{needed:,} bytes are needed, {max(0, free):,} are free (a tenth stays free)"
 
-    def _drop(self, snapshots: Sequence[Snapshot]) -> None:
+    def _drop(self, snapshots: Sequence[KeptSnapshot]) -> None:
         for one in snapshots:
             (self._root / one.id).unlink()
             del self._kept[one.id]
@@ -339,7 +339,7 @@ class Store:
                 if name.partition(".")[0] not in used:
                     (self._contents / name).unlink()
 
-    def put_in_place(self, snapshot: Snapshot, changed_ns: int, stop: Stop) -> InPlace:
+    def put_in_place(self, snapshot: KeptSnapshot, changed_ns: int, stop: Stop) -> InPlace:
         """Put a kept snapshot where the script looks for it, at once; raises Abandoned, Problem, OSError.
 
         `changed_ns`: its time by this machine's clock.
@@ -367,16 +367,16 @@ class Store:
         return InPlace(snapshot.path, place, files)
 
 
-def read_kept(root: Path) -> dict[str, Snapshot]:
+def read_kept(root: Path) -> dict[str, KeptSnapshot]:
     """Return the snapshots that are kept in a directory, by id."""
-    kept: dict[str, Snapshot] = {}
+    kept: dict[str, KeptSnapshot] = {}
     with contextlib.suppress(FileNotFoundError):
         for name in sorted(os.listdir(root)):
             if _ID.fullmatch(name):
                 # What a cut has left of one is of no use: it is written again with the next copy.
                 with contextlib.suppress(OSError, ValueError, KeyError, Problem):
                     head, _, body = (root / name).read_bytes().partition(b"\n")
-                    snapshot = Snapshot.read(json.loads(head), body)
+                    snapshot = KeptSnapshot.read(json.loads(head), body)
                     kept[snapshot.id] = snapshot
     return kept
 

@@ -74,7 +74,7 @@ class Candidate(NamedTuple):
 
 
 @dataclasses.dataclass
-class Line:
+class CommandLine:
     """What the words before the cursor say."""
 
     action: Action
@@ -120,8 +120,8 @@ def complete(words: Sequence[str]) -> tuple[str, list[Candidate]]:
     return kind, [candidate for _, found in answers for candidate in found]
 
 
-def _read(action: Action, words: Sequence[str], options: Mapping[str, argparse.Action]) -> Line:
-    line = Line(action)
+def _read(action: Action, words: Sequence[str], options: Mapping[str, argparse.Action]) -> CommandLine:
+    line = CommandLine(action)
     sources = {f"--{source.name}" for source in SOURCES}
     for word in words:
         name, equals, value = word.partition("=")
@@ -144,7 +144,7 @@ def _is_job(word: str) -> bool:
     return not word.endswith(".toml")
 
 
-def _values(line: Line, argument: argparse.Action, current: str) -> tuple[str, list[Candidate]]:
+def _values(line: CommandLine, argument: argparse.Action, current: str) -> tuple[str, list[Candidate]]:
     """Return what fits for an argument, by the names in its metavar."""
     if argument.choices is not None:
         return "words", _fitting((Candidate(str(one)) for one in argument.choices), current)
@@ -157,7 +157,7 @@ def _values(line: Line, argument: argparse.Action, current: str) -> tuple[str, l
     return kind, _fitting((Candidate(head + one.word, one.text) for one in dict.fromkeys(found)), current)
 
 
-def _wants_hosts(line: Line, names: Sequence[str]) -> bool:
+def _wants_hosts(line: CommandLine, names: Sequence[str]) -> bool:
     return "HOSTS" in names and not line.hosts
 
 
@@ -169,7 +169,7 @@ def _fitting(candidates: Iterable[Candidate], current: str) -> list[Candidate]:
     return [Candidate(one.word, clean(one.text)) for one in candidates if one.word.startswith(current)]
 
 
-def _hosts(line: Line) -> list[Candidate]:
+def _hosts(line: CommandLine) -> list[Candidate]:
     if line.hosts:
         return []
     paths = [one.words for one in known.recall() if one.words.startswith("/")]
@@ -177,11 +177,11 @@ def _hosts(line: Line) -> list[Candidate]:
     return [Candidate(path.removeprefix(here), "used before") for path in paths]
 
 
-def _known_jobs(line: Line) -> list[known.KnownJob]:
+def _known_jobs(line: CommandLine) -> list[known.KnownJob]:
     return [job for one in known.recall() if one.words == line.hosts for job in one.jobs]
 
 
-def _jobs(line: Line) -> list[Candidate]:
+def _jobs(line: CommandLine) -> list[Candidate]:
     if line.job:
         return []
     jobs = [
@@ -192,26 +192,26 @@ def _jobs(line: Line) -> list[Candidate]:
     return [Candidate(job.job, job.state or "job") for job in jobs]
 
 
-def _nodes(line: Line) -> list[Candidate]:
+def _nodes(line: CommandLine) -> list[Candidate]:
     try:
         return [Candidate(host.name, host.ssh) for host in open_known(line.hosts).hosts]
     except (SupervisorError, OSError):
         return []
 
 
-def _ranks(line: Line) -> list[Candidate]:
+def _ranks(line: CommandLine) -> list[Candidate]:
     jobs = [job for job in _known_jobs(line) if line.job in ("", job.job)]
     live = [job for job in jobs if job.state not in ENDED_STATES]
     world = (live or jobs)[0].world_size if jobs else 0
     return [Candidate(str(rank), "rank") for rank in range(min(world, MOST_RANKS))]
 
 
-def _signals(_line: Line) -> list[Candidate]:
+def _signals(_line: CommandLine) -> list[Candidate]:
     return [Candidate(one.name.removeprefix("SIG"), "signal") for one in signal.Signals]
 
 
 # By the names in metavars.
-VALUES: Mapping[str, Callable[[Line], list[Candidate]]] = {
+VALUES: Mapping[str, Callable[[CommandLine], list[Candidate]]] = {
     "HOSTS": _hosts,
     "JOB": _jobs,
     "NODE": _nodes,

@@ -1,32 +1,40 @@
 """`supervisor demo`: two SSH hosts inside this process, a real DDP run on them, and nothing left afterwards.
 
-In: argv. Out: the exit status of `up`.
+In: argv. Out: the exit status of `up`. `DemoHosts` are servers on loopback addresses, each with its own home directory,
+that run commands as real processes.
 """
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import getpass
 import importlib.util
 import logging
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remote_agent.wire.events import ENDED_EVENTS
 from supervisor.cli.options import is_terminal, make_parser, parse
-from supervisor.demo_hosts import DemoHosts, hosts_in_thread
+from supervisor.inventory.sources import to_toml
 from supervisor.paths import examples_dir
+from supervisor.ssh_library import asyncssh
 from supervisor.standard_streams import write_err
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +48,12 @@ _TUI_ARGS = ("--epochs", "60", "--steps-per-epoch", "20", "--step-time", "0.1")
 
 _NO_TORCH = """supervisor demo: {python} has no torch, and the demo trains with it
   hint: install it into the same environment, for example: {python} -m pip install torch numpy"""
+
+MARK = "SUPERVISOR_DEMO"
+_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+_HANGUP_GRACE_S = 1.0
+_CHUNK = 65536
+_THREAD_DEADLINE_S = 10.0
 
 
 def run(verb: str, argv: Sequence[str]) -> int:
@@ -155,3 +169,292 @@ def _terminated_as_interrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class DemoHost:
+    """One embedded host: n1 is 127.0.0.2, n2 is 127.0.0.3, and so on."""
+
+    name: str
+    address: str
+    port: int
+    home: Path
+
+
+@dataclass(frozen=True)
+class DemoHosts:
+    """All embedded hosts; `mark` is in the environment of every process that was started through them."""
+
+    root: Path
+    hosts: tuple[DemoHost, ...]
+    identity_file: Path
+    known_hosts: Path
+    mark: str
+
+    def inventory(self, path: Path, python: str, job: Mapping[str, object]) -> Path:
+        """Write a hosts.toml for these hosts, with `job` as keys of [job], and return its path."""
+        hosts = [{"name": host.name, "ssh": host.address, "port": host.port} for host in self.hosts]
+        document = {"job": dict(job), "defaults": self.defaults(python), "hosts": hosts}
+        path.write_text(to_toml(document, "embedded hosts on loopback addresses"))
+        return path
+
+    def defaults(self, python: str) -> dict[str, object]:
+        """The [defaults] of a hosts.toml for these hosts."""
+        return {
+            "user": getpass.getuser(),
+            "identity_file": str(self.identity_file),
+            "known_hosts": str(self.known_hosts),
+            "python": python,
+        }
+
+    def processes(self) -> dict[int, str]:
+        """Return the live processes that were started through these hosts: command lines by pid."""
+        return marked_processes(self.mark)
+
+    def end_processes(self, grace_s: float) -> list[str]:
+        """Send SIGTERM, wait at most `grace_s`, send SIGKILL; returns the command lines of killed processes."""
+        for pid in self.processes():
+            _signal(pid, signal.SIGTERM)
+        self.await_end(grace_s)
+        killed: list[str] = []
+        while left := self.processes():
+            killed += [line for line in left.values() if line not in killed]
+            for pid in left:
+                _signal(pid, signal.SIGKILL)
+            time.sleep(0.01)  # they are no children, so there is nothing to wait for
+        return killed
+
+    def await_end(self, deadline_s: float) -> bool:
+        """Wait until no process that was started through these hosts is alive; False after the deadline."""
+        end = time.monotonic() + deadline_s
+        while self.processes():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)  # they are no children, so there is nothing to wait for
+        return True
+
+
+@dataclass
+class _Server:
+    """The state that the sessions of one host share."""
+
+    home: Path
+    address: str
+    mark: str
+    sessions: set[asyncio.Task[None]] = field(default_factory=set)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Ends all sessions: a session that is cancelled while it ends its command could not wait for the command."""
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a login, without the operator's variables."""
+        user = getpass.getuser()
+        return {
+            "HOME": str(self.home),
+            "USER": user,
+            "LOGNAME": user,
+            "SHELL": "/bin/sh",
+            "PATH": _PATH,
+            "LANG": os.environ.get("LANG", "C.UTF-8"),
+            "SSH_CONNECTION": f"127.0.0.1 0 {self.address} 22",
+            MARK: self.mark,
+        }
+
+    async def serve(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
+        """Run one command of a client until it ends or the channel closes."""
+        task = asyncio.current_task()
+        if task is not None:
+            self.sessions.add(task)
+            task.add_done_callback(self.sessions.discard)
+        child = await asyncio.create_subprocess_exec(
+            *("/bin/sh", "-c", process.command or "exec /bin/sh"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=self.environment(),
+            cwd=self.home,
+            start_new_session=True,
+        )
+        try:
+            await self._until_over(process, child)
+        finally:
+            await _end_group(child)
+
+    async def _until_over(self, process: asyncssh.SSHServerProcess[bytes], child: asyncio.subprocess.Process) -> None:
+        ends = [
+            asyncio.ensure_future(process.wait_closed()),
+            asyncio.ensure_future(_answer(process, child)),
+            asyncio.ensure_future(self.over.wait()),
+        ]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in ends:
+                task.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+
+
+async def _answer(process: asyncssh.SSHServerProcess[bytes], child: asyncio.subprocess.Process) -> None:
+    """Copy bytes in both directions until the command closes its outputs, then send its exit status."""
+    if child.stdin is None or child.stdout is None or child.stderr is None:
+        raise RuntimeError("the command was started without pipes")
+    copying = asyncio.ensure_future(_copy_in(process.stdin, child.stdin))
+    outputs = [
+        asyncio.ensure_future(_copy_out(child.stdout, process.stdout)),
+        asyncio.ensure_future(_copy_out(child.stderr, process.stderr)),
+    ]
+    try:
+        await asyncio.gather(*outputs)
+        status = await child.wait()
+    finally:
+        for task in (copying, *outputs):
+            task.cancel()
+        await asyncio.gather(copying, *outputs, return_exceptions=True)
+    if status >= 0:
+        process.exit(status)
+    else:
+        process.exit_with_signal(signal.Signals(-status).name.removeprefix("SIG"))
+
+
+async def _copy_in(source: asyncssh.SSHReader[bytes], target: asyncio.StreamWriter) -> None:
+    try:
+        while chunk := await source.read(_CHUNK):
+            target.write(chunk)
+            await target.drain()
+    except (OSError, asyncssh.Error):
+        log.debug("the command or its client stopped listening")
+    finally:
+        target.close()
+
+
+async def _copy_out(source: asyncio.StreamReader, target: asyncssh.SSHWriter[bytes]) -> None:
+    try:
+        while chunk := await source.read(_CHUNK):
+            target.write(chunk)
+            await target.drain()
+    except (OSError, asyncssh.Error):
+        log.debug("the client stopped listening")
+
+
+async def _end_group(child: asyncio.subprocess.Process) -> None:
+    """End a command whose channel has closed, with its process group; a daemon outside the group stays."""
+    try:
+        if child.returncode is None:
+            _signal(-child.pid, signal.SIGHUP)
+            await asyncio.wait_for(child.wait(), _HANGUP_GRACE_S)
+    except asyncio.TimeoutError:
+        _signal(-child.pid, signal.SIGKILL)
+    finally:
+        # Before the wait: asyncio reports the end of a process only once its pipes are closed, which a daemon may keep
+        # open. It closes itself only in a later turn of the loop, which may not happen; there is no public way.
+        child._transport.close()  # type: ignore[attr-defined]
+    await child.wait()
+
+
+@asynccontextmanager
+async def demo_hosts(count: int, root: Path) -> AsyncIterator[DemoHosts]:
+    """Serve `count` hosts until the block ends; raises OSError if 127.0.0.2 and up are not loopback addresses."""
+    identity = asyncssh.generate_private_key("ssh-ed25519")
+    identity_file = root / "identity"
+    identity_file.touch(mode=0o600)
+    identity_file.write_bytes(identity.export_private_key("openssh"))
+    authorized = asyncssh.import_authorized_keys(identity.export_public_key("openssh").decode())
+    mark = secrets.token_hex(16)
+    known: list[str] = []
+    hosts: list[DemoHost] = []
+    servers: list[_Server] = []
+    acceptors: list[asyncssh.SSHAcceptor] = []
+    try:
+        for number in range(1, count + 1):
+            name, address = f"n{number}", f"127.0.0.{number + 1}"
+            home = root / name
+            home.mkdir(mode=0o700)
+            server = _Server(home, address, mark)
+            host_key = asyncssh.generate_private_key("ssh-ed25519")
+            acceptor = await asyncssh.listen(
+                address,
+                0,
+                server_host_keys=[host_key],
+                authorized_client_keys=authorized,
+                process_factory=server.serve,
+                encoding=None,
+            )
+            acceptors.append(acceptor)
+            servers.append(server)
+            hosts.append(DemoHost(name, address, acceptor.get_port(), home))
+            public = host_key.export_public_key("openssh").decode().strip()
+            known.append(f"[{address}]:{acceptor.get_port()} {public}\n")
+        (root / "known_hosts").write_text("".join(known))
+        yield DemoHosts(root, tuple(hosts), identity_file, root / "known_hosts", mark)
+    finally:
+        await _close(acceptors, servers)
+
+
+async def _close(acceptors: Sequence[asyncssh.SSHAcceptor], servers: Sequence[_Server]) -> None:
+    for acceptor in acceptors:
+        acceptor.close()
+    for server in servers:
+        server.over.set()
+    await asyncio.gather(*(task for server in servers for task in server.sessions), return_exceptions=True)
+    for acceptor in acceptors:
+        await asyncio.wait_for(acceptor.wait_closed(), 5.0)
+
+
+@contextmanager
+def hosts_in_thread(count: int, root: Path) -> Iterator[DemoHosts]:
+    """Serve as `demo_hosts` does, from a thread with its own event loop; raises OSError."""
+    ready: concurrent.futures.Future[tuple[DemoHosts, asyncio.AbstractEventLoop, asyncio.Event]]
+    ready = concurrent.futures.Future()
+    thread = threading.Thread(target=_serve, args=(count, root, ready), name="demo-hosts", daemon=True)
+    thread.start()
+    hosts, loop, over = ready.result(timeout=_THREAD_DEADLINE_S)
+    try:
+        yield hosts
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(timeout=_THREAD_DEADLINE_S)
+
+
+def _serve(
+    count: int,
+    root: Path,
+    ready: concurrent.futures.Future[tuple[DemoHosts, asyncio.AbstractEventLoop, asyncio.Event]],
+) -> None:
+    async def serve() -> None:
+        over = asyncio.Event()
+        async with demo_hosts(count, root) as hosts:
+            ready.set_result((hosts, asyncio.get_running_loop(), over))
+            await over.wait()
+
+    try:
+        asyncio.run(serve())
+    except Exception as error:
+        if ready.done():
+            log.exception("the embedded hosts failed")
+        else:
+            ready.set_exception(error)
+
+
+def marked_processes(mark: str) -> dict[int, str]:
+    """Return the live processes whose environment has the mark: command lines by pid."""
+    wanted = f"{MARK}={mark}".encode()
+    processes: dict[int, str] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            environment = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+            line = Path(f"/proc/{entry}/cmdline").read_bytes()
+        except OSError:
+            continue
+        # The environment of a zombie is empty.
+        if wanted in environment:
+            processes[int(entry)] = line.replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    return processes
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process, or to a group, whose number is negative, if there is one still."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        log.debug("process %d has ended by itself", pid)

@@ -43,7 +43,7 @@ _ALLOCATION: Final = ("--slurm", "--srun")
 JobKey = tuple[str, str]
 
 
-class Home:
+class KnownJobs:
     """The jobs of all known inventories; hosts are asked while `run` runs."""
 
     version = 0
@@ -214,7 +214,7 @@ def show(
     """
     from supervisor.tui.app import run_tui
 
-    home = Home() if job_stays else None
+    home = KnownJobs() if job_stays else None
     while True:
         part = partial(say_what_is_next, hosts, job_stays=job_stays) if session is not None else lambda source: None
         result = run_tui(

@@ -57,7 +57,7 @@ class Chunk(NamedTuple):
     data: bytes
 
 
-class _Reader:
+class _NodeReader:
     """Reads one stream of log answers from one node, and resumes it after a lost link."""
 
     def __init__(
@@ -197,7 +197,7 @@ def _wanted_links(hub: Hub, selection: Selection) -> list[Link]:
 
 
 async def _read_nodes(
-    hub: Hub, selection: Selection, make: Callable[[Link, asyncio.Queue[_Item]], _Reader]
+    hub: Hub, selection: Selection, make: Callable[[Link, asyncio.Queue[_Item]], _NodeReader]
 ) -> AsyncGenerator[tuple[str, Answer], None]:
     """Yield the answers of all nodes, also of those that join, until the job is over and all is read."""
     queue: asyncio.Queue[_Item] = asyncio.Queue(BACKLOG)
@@ -229,8 +229,8 @@ async def follow(
     newest). The hub must be kept up to date.
     """
 
-    def make(link: Link, queue: asyncio.Queue[_Item]) -> _Reader:
-        return _Reader(hub, link, "log_follow", {**selection.args(), "start": start, "first": first}, {}, queue)
+    def make(link: Link, queue: asyncio.Queue[_Item]) -> _NodeReader:
+        return _NodeReader(hub, link, "log_follow", {**selection.args(), "start": start, "first": first}, {}, queue)
 
     async with aclosing(_read_nodes(hub, selection, make)) as items:
         async for node, answer in items:
@@ -315,10 +315,10 @@ class RowReader:
         Raises RequestFailed. The hub must be kept up to date.
         """
 
-        def make(link: Link, queue: asyncio.Queue[_Item]) -> _Reader:
+        def make(link: Link, queue: asyncio.Queue[_Item]) -> _NodeReader:
             name = link.view.name
             args = {**self._request(name), "first": first}
-            return _Reader(self._hub, link, "log_rows", args, self._positions.get(name, {}), queue)
+            return _NodeReader(self._hub, link, "log_rows", args, self._positions.get(name, {}), queue)
 
         async with aclosing(_read_nodes(self._hub, self._selection, make)) as items:
             async for node, answer in items:

@@ -79,7 +79,7 @@ def diagnose(
         if file.stream == "journal":
             why = read_journal(file, runs)
         elif file.stream == "flight":
-            why = flights.add(file)
+            why = flights.add(file.path, file.rank or 0)
         elif file.stream == "error":
             rank = _generation(runs, file).rank(file.rank)
             with file.path.open("rb") as text:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from remote_agent.wire.documents import COPY_MARK, MAX_RANKS
 from supervisor.errors import UsageError
-from supervisor.postmortem.flight_files import is_flight_record
+from supervisor.postmortem.flights import is_flight_record
 
 _GENERATION = re.compile(r"generation_(\d+)\Z")
 _RANK = re.compile(r"rank_(\d+)(?:\.old\d+)?\Z")

@@ -96,7 +96,7 @@ def scan(
     if not root.is_dir():
         raise SyncError(f"workdir {root}: there is no such directory", "correct workdir in [job]")
     stop = stop or threading.Event()
-    walk = _Walk(root, Ignored(root, exclude), stop)
+    walk = _TreeWalk(root, Ignored(root, exclude), stop)
     walk.walk("")
     _check_size(root, walk.sizes, limit_bytes)
     files = [_read(root, path, stop) for path in sorted(walk.sizes)]
@@ -104,7 +104,7 @@ def scan(
     return Tree(tree_name(root), root, present, tuple(sorted(walk.links)), tuple(sorted(walk.dirs)))
 
 
-class _Walk:
+class _TreeWalk:
     """Names, kinds and sizes of a tree; contents are read only once the tree is small enough."""
 
     def __init__(self, root: Path, ignored: Ignored, stop: threading.Event) -> None:

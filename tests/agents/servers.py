@@ -16,7 +16,7 @@ from typing import Any
 
 import asyncssh
 
-from supervisor.demo_hosts import DemoHosts, demo_hosts
+from supervisor.cli.demo import DemoHosts, demo_hosts
 from supervisor.inventory import Host
 
 

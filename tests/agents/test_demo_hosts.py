@@ -16,7 +16,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from supervisor.demo_hosts import DemoHosts, demo_hosts
+from supervisor.cli.demo import DemoHosts, demo_hosts
 from tests.cluster.loopback import LoopbackHosts
 
 pytestmark = [pytest.mark.ssh, pytest.mark.usefixtures("ssh_home")]

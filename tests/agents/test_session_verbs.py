@@ -18,7 +18,7 @@ import pytest
 
 import supervisor.inventory
 from supervisor.cli import main
-from supervisor.cli.home import Home
+from supervisor.cli.home import KnownJobs
 from supervisor.inventory import Inventory
 from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
 
@@ -107,7 +107,7 @@ def test_a_run_and_everything_that_reads_it(alone: Cli, monkeypatch: pytest.Monk
 
 
 async def _check_home(cli: Cli) -> None:
-    home = Home()
+    home = KnownJobs()
     reading = asyncio.create_task(home.run())
     while not any(job.status for job in home.jobs):
         done, _ = await asyncio.wait({reading}, timeout=0.05)

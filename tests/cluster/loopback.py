@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from supervisor.demo_hosts import DemoHost, DemoHosts, hosts_in_thread
+from supervisor.cli.demo import DemoHost, DemoHosts, hosts_in_thread
 from tests.cluster.inventory import write_inventory
 from tests.scratch import outer
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from supervisor.cli import demo
-from supervisor.demo_hosts import hosts_in_thread
+from supervisor.cli.demo import hosts_in_thread
 from tests.cluster.leftovers import describe
 from tests.cluster.network import process_state
 from tests.cluster.scripts import STEPS

@@ -60,7 +60,6 @@ ROOMS = (
     "supervisor.recording",
     "supervisor.report",
     "supervisor.tui",
-    "supervisor.demo_hosts",
     "supervisor.cli",
     "supervisor.__main__",
 )
@@ -326,7 +325,7 @@ def test_a_command_that_uses_ssh_starts_without_a_compiler(tmp_path: Path) -> No
         program = tmp_path / name
         program.write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/started\n')
         program.chmod(0o755)
-    code = "import supervisor.ssh, supervisor.demo_hosts, supervisor.inventory.sshconfig"
+    code = "import supervisor.ssh, supervisor.cli.demo, supervisor.inventory.sshconfig"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60
     )

@@ -38,7 +38,7 @@ class Node:
         return self.answer
 
     def facts(self, nproc: str = "2") -> dict[str, Any]:
-        return asyncio.run(installed.Torch(self._known, self._ask).facts(nproc))
+        return asyncio.run(installed.Installation(self._known, self._ask).facts(nproc))
 
 
 def test_torch_is_asked_once_for_each_state_of_its_files(tmp_path: Path, package: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from remote_agent.agent import last_output
 from remote_agent.agent.background import Background
 from remote_agent.agent.coordinator_shell import REPORTS
-from remote_agent.agent.last_output import END_BYTES, LastOutput
+from remote_agent.agent.last_output import END_BYTES, LastOutputKeeper
 from remote_agent.base.paths import Home, JobFiles
 from remote_agent.base.tasks import Tasks
 from remote_agent.coordinator import inputs, replay
@@ -52,7 +52,7 @@ class Node:
         peers: Any = SimpleNamespace(members=nodes, ask=self._ask)
         self.background = Background(name, peers)
         self.background.connected = self._connected  # type: ignore[method-assign, assignment]
-        self.care = LastOutput(self.files, name, self.background, peers, self.logs, self.journal)
+        self.care = LastOutputKeeper(self.files, name, self.background, peers, self.logs, self.journal)
         self.name = name
         nodes[name] = self
 

@@ -26,7 +26,7 @@ from remote_agent.base.paths import Home
 from remote_agent.election.peers import PeerUnreachable
 from remote_agent.snapshots.rules import SETTLE_NS, InPlace, Moment, Verdict, is_complete, judge, slot_of, step_of
 from remote_agent.snapshots.scan import matches, scan
-from remote_agent.snapshots.store import Abandoned, Snapshot, Store, remove_asides, set_aside
+from remote_agent.snapshots.store import Abandoned, KeptSnapshot, Store, remove_asides, set_aside
 from remote_agent.tree.manifest import pack
 from remote_agent.wire import Answer, CallFailed, Channel, Handler, Items, JobSpec, NodeSpec, Problem, WireError
 from supervisor.wording.status import snapshot_rows
@@ -177,13 +177,13 @@ class Disk:
         self.base.mkdir(parents=True)
         self.store = Store(root / "kept", self.base, patterns, limit)
 
-    def save(self, path: str, content: bytes, time_ns: int, step: int | None = None) -> Snapshot:
+    def save(self, path: str, content: bytes, time_ns: int, step: int | None = None) -> KeptSnapshot:
         lay(self.base, {path: content})
         top = path.partition("/")[0]
         found = next(found for found in scan(self.base, ["**"]).found if found.path in (path, top))
         return self.store.keep(found, time_ns, step, exact=step is not None, stop=lambda: False)
 
-    def take_from(self, other: Disk, snapshot: Snapshot) -> None:
+    def take_from(self, other: Disk, snapshot: KeptSnapshot) -> None:
         """Copy a snapshot piece by piece, as the agents do."""
         for sha, (size, here) in self.store.expect(snapshot).items():
             content = other.store.path_of(sha).read_bytes()
@@ -275,7 +275,7 @@ def test_another_node_cannot_name_a_place_that_is_no_snapshot_of_this_job(tmp_pa
         target.store.check_place(source.save("links/a.pt", torch_zip(), 1))
     head = {**script.head(), "path": "a.pt"}
     with pytest.raises(Problem, match="not what its description says"):
-        Snapshot.read(head, pack(script.manifest))
+        KeptSnapshot.read(head, pack(script.manifest))
 
 
 def test_a_full_disk_and_the_limit_are_named_and_the_newest_copy_stays(tmp_path: Path) -> None:
@@ -485,7 +485,7 @@ def test_a_copy_that_its_node_has_dropped_meanwhile_is_no_reason_to_warn(tmp_pat
     made, said = keeper(tmp_path, Others(None), snapshots=("*.pt",))
 
     async def pull(failure: Exception) -> None:
-        async def fails(node: str, name: str, *, slow: bool) -> Snapshot:
+        async def fails(node: str, name: str, *, slow: bool) -> KeptSnapshot:
             raise failure
 
         made._pull = fails  # type: ignore[method-assign]
@@ -595,7 +595,7 @@ def test_a_damaged_content_is_taken_from_the_next_node_that_has_it(tmp_path: Pat
     made, _ = keeper(tmp_path, Others(None), snapshots=("*.pt",))
     source = Disk(tmp_path / "a").save("snapshot.pt", torch_zip(), 1)
 
-    async def pull(node: str, name: str, *, slow: bool) -> Snapshot:
+    async def pull(node: str, name: str, *, slow: bool) -> KeptSnapshot:
         if node == "n2":
             raise Problem("bad_piece", "a copy of a snapshot arrived damaged")
         return source

@@ -9,7 +9,7 @@ from textual.widgets import Input
 from supervisor.tui.looks import Glyphs
 from supervisor.tui.model import Snapshot, take
 from supervisor.tui.rows.spans import text_of
-from supervisor.tui.rows.tables import Column, Order, Table, matching, rank_columns
+from supervisor.tui.rows.tables import Column, SortOrder, Table, matching, rank_columns
 from supervisor.tui.rows.usage import rank_vitals
 from supervisor.tui.widgets.tables import RankTable
 from tests.screens import recorded
@@ -36,19 +36,19 @@ def test_a_table_is_sorted_by_values_and_what_is_unknown_comes_last() -> None:
     snapshot = take(uneven())
 
     def order(name: str, falling: bool = False) -> list[int]:
-        return [rank.rank for rank in Order(name, falling).sorted(snapshot.ranks, columns(snapshot))]
+        return [rank.rank for rank in SortOrder(name, falling).sorted(snapshot.ranks, columns(snapshot))]
 
     assert order("loss") == [3, 0, 2, 1]
     assert order("loss", falling=True) == [2, 0, 3, 1]
     assert order("rank", falling=True) == [3, 2, 1, 0]
     assert order("") == order("no such column") == [0, 1, 2, 3]
     failed = take(recorded.load("failed_4x2"))
-    assert [row.rank for row in Order().sorted(failed.ranks, columns(failed))] == [*range(8)]
+    assert [row.rank for row in SortOrder().sorted(failed.ranks, columns(failed))] == [*range(8)]
 
 
 def test_names_are_sorted_as_people_count() -> None:
     column: Column[str] = Column("node", 9, lambda name: ((name, ""),))
-    assert Order("node").sorted(["n10", "n9", "m", "-", "n1"], [column]) == ["m", "n1", "n9", "n10", "-"]
+    assert SortOrder("node").sorted(["n10", "n9", "m", "-", "n1"], [column]) == ["m", "n1", "n9", "n10", "-"]
 
 
 def test_one_row_without_values_hides_no_column() -> None:
@@ -59,15 +59,15 @@ def test_one_row_without_values_hides_no_column() -> None:
 def test_the_name_of_the_sorted_column_is_marked_and_has_its_place() -> None:
     snapshot = take(uneven())
     table = Table(columns(snapshot), 120, GLYPHS)
-    head = text_of(table.head(Order("loss", True)))
+    head = text_of(table.head(SortOrder("loss", True)))
     assert "loss▼" in head
     assert len(head) == len(text_of(table.head()))
     assert table.column_at(head.index("loss▼")) == "loss"
     assert table.column_at(head.index("rank")) == "rank"
     assert (table.column_at(0), table.column_at(500)) == ("", "")
-    order = Order("rank").of("loss")
-    assert (order, order.of("loss")) == (Order("loss", True), Order("loss", False))
-    assert Order().next(["a", "b"]).next(["a", "b"]).next(["a", "b"]) == Order()
+    order = SortOrder("rank").of("loss")
+    assert (order, order.of("loss")) == (SortOrder("loss", True), SortOrder("loss", False))
+    assert SortOrder().next(["a", "b"]).next(["a", "b"]).next(["a", "b"]) == SortOrder()
 
 
 def test_a_filter_finds_text_in_any_cell() -> None:
@@ -102,11 +102,11 @@ def test_keys_and_clicks_filter_and_sort_the_table_that_is_shown() -> None:
             await press(app, pilot, "escape")
             head = text_of(table.head)
             await pilot.click(table, offset=(head.index("loss"), 1))
-            assert [table.table.columns[0].name, table.order] == ["state", Order("loss", True)]
+            assert [table.table.columns[0].name, table.order] == ["state", SortOrder("loss", True)]
             await settle(app, pilot)
             assert [table._keys[at] for at in range(4)] == [2, 0, 3, 1]
             await press(app, pilot, "O")
-            assert table.order == Order("loss", False)
+            assert table.order == SortOrder("loss", False)
             await press(app, pilot, "o")
             assert table.order.column not in ("", "loss")
 

@@ -18,7 +18,7 @@ from supervisor.tui.model import Snapshot, build, take
 from supervisor.tui.rows.events import event_row
 from supervisor.tui.rows.incident import incident_lines
 from supervisor.tui.rows.spans import row_width, text_of
-from supervisor.tui.rows.tables import Order
+from supervisor.tui.rows.tables import SortOrder
 from supervisor.tui.rows.usage import PAST_KINDS, node_usage_lines, node_vitals, rank_lines, rank_vitals
 from supervisor.tui.training import gather, newest
 from supervisor.tui.widgets.rank_grid import METRICS, RankGrid, share
@@ -65,7 +65,7 @@ def _draw_status(status: dict[str, Any]) -> None:
     shown = build(status, {}, (), job="t", ended=False, stale=False)
     for columns, rows in ((rank_vitals(shown.ranks), shown.ranks), (node_vitals(shown.nodes, GLYPHS), shown.nodes)):
         for column in columns:
-            ordered: list[Any] = Order(column.name).sorted(rows, columns)
+            ordered: list[Any] = SortOrder(column.name).sorted(rows, columns)
             assert not {"nan%", "inf", "None"} & {column.text(row) for row in ordered}, column.name
     for node in shown.nodes:
         node_usage_lines(node, 80)

@@ -18,7 +18,7 @@ from remote_agent.text.names import name_ranks
 
 
 @dataclasses.dataclass(frozen=True)
-class Frame:
+class LoopFrame:
     """A function of the script; several lines: it was seen at these and maybe at those between."""
 
     file: str
@@ -35,7 +35,7 @@ class Frame:
 class Loop:
     """A rank that others wait for, and that has computed all the time."""
 
-    frames: tuple[Frame, ...]
+    frames: tuple[LoopFrame, ...]
     """What all its stacks have in common, the outermost function first."""
     seconds: float
     """For how long it has been observed."""
@@ -87,18 +87,18 @@ def missing_in(loops: Mapping[int, Loop]) -> dict[str, Any] | None:
     }
 
 
-def _frames(script: Sequence[Sequence[Any]]) -> tuple[Frame, ...]:
-    return tuple(Frame(file, line, line, name) for file, line, name in script)
+def _frames(script: Sequence[Sequence[Any]]) -> tuple[LoopFrame, ...]:
+    return tuple(LoopFrame(file, line, line, name) for file, line, name in script)
 
 
-def _common(known: Sequence[Frame], stack: Sequence[Frame]) -> tuple[Frame, ...]:
+def _common(known: Sequence[LoopFrame], stack: Sequence[LoopFrame]) -> tuple[LoopFrame, ...]:
     """Return the functions in which two stacks agree, down to the one in which the line differs."""
     common = []
     for ours, theirs in zip(known, stack):
         if (ours.file, ours.name) != (theirs.file, theirs.name):
             break
         first, last = min(ours.first, theirs.first), max(ours.last, theirs.last)
-        common.append(Frame(ours.file, first, last, ours.name))
+        common.append(LoopFrame(ours.file, first, last, ours.name))
         if first != last:
             break
     return tuple(common)

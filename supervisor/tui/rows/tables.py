@@ -55,7 +55,7 @@ class Column(Generic[T]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class SortOrder:
     """By which column a table is sorted; "": in its own order."""
 
     column: str = ""
@@ -71,14 +71,14 @@ class Order:
         known = sorted(((key, item) for key, item in ranked if key is not None), key=_first, reverse=self.falling)
         return [*(item for _, item in known), *(item for key, item in ranked if key is None)]
 
-    def next(self, names: Sequence[str]) -> Order:
+    def next(self, names: Sequence[str]) -> SortOrder:
         """Return the order by the next of these columns, and at last the table's own."""
         at = names.index(self.column) + 1 if self.column in names else 0
-        return Order(names[at], names[at] in FALLING) if at < len(names) else Order()
+        return SortOrder(names[at], names[at] in FALLING) if at < len(names) else SortOrder()
 
-    def of(self, name: str) -> Order:
+    def of(self, name: str) -> SortOrder:
         """Return the order after a click on a column's name: by it, then the other way round."""
-        return Order(name, not self.falling) if name == self.column else Order(name, name in FALLING)
+        return SortOrder(name, not self.falling) if name == self.column else SortOrder(name, name in FALLING)
 
 
 # Of these the greatest values are of interest.
@@ -114,7 +114,7 @@ class Table(Generic[T]):
     def _needs(columns: Sequence[Column[T]], rest: int = 14) -> int:
         return 1 + sum((column.width or rest) + 2 for column in columns) - 2
 
-    def head(self, order: Order | None = None) -> Row:
+    def head(self, order: SortOrder | None = None) -> Row:
         """The names of the columns; that of the order is marked."""
         by = "" if order is None else order.column
         mark = "" if order is None else self.glyphs.falling if order.falling else self.glyphs.rising

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from textual.binding import Binding
 
 from supervisor.tui.looks import Glyphs
-from supervisor.tui.rows.tables import Column, Order, Table, legend, matching, name_width, node_columns, rank_columns
+from supervisor.tui.rows.tables import (
+    Column,
+    SortOrder,
+    Table,
+    legend,
+    matching,
+    name_width,
+    node_columns,
+    rank_columns,
+)
 from supervisor.tui.rows.usage import node_vitals, rank_vitals
 from supervisor.tui.widgets.lines import LineView
 from supervisor.tui.widgets.picker import Picker
@@ -39,7 +48,7 @@ class LaidOut(Picker):
         self._again: Callable[[], None] = self.redraw
         self.needle = ""
         """What the rows shown have in a cell."""
-        self.order = Order()
+        self.order = SortOrder()
         self.table: Table[Any] = Table((), 0, Glyphs())
         """How the columns are laid out now."""
 
@@ -71,7 +80,7 @@ class LaidOut(Picker):
 
     def sort_back(self) -> None:
         """Sort the other way round."""
-        self.order = Order(self.order.column, not self.order.falling)
+        self.order = SortOrder(self.order.column, not self.order.falling)
         self._again()
 
     def on_click(self, event: events.Click) -> None:
