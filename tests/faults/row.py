@@ -158,12 +158,17 @@ class _Row:
             case.result.wrong("log", f"{text}; exit status {answer.status} {answer.err[-300:]}")
 
 
+def _special(directory: str, names: list[str]) -> list[str]:
+    """Return which of these are pipes and sockets."""
+    return [name for name in names if not ((path := Path(directory, name)).is_file() or path.is_dir())]
+
+
 def _copy(row: _Row, target: Path) -> None:
     site = row.site
     shutil.rmtree(target, ignore_errors=True)
     for node in site.nodes:
         if site.files(node).exists():
-            shutil.copytree(site.files(node), target / node, ignore=shutil.ignore_patterns(".run-*", "*.sock"))
+            shutil.copytree(site.files(node), target / node, ignore=_special)
     for name in ("commands", "stamps"):
         shutil.copytree(site.place / name, target / name)
     documents = site.operator.watch.documents if site.operator.watch is not None else []
