@@ -59,6 +59,7 @@ _exit_code = whole(-(1 << 31), 1 << 32)
 _EVIDENCE = each(
     record({"node": maybe(name), "rank": maybe(rank), "file": maybe(text), "line": maybe(whole()), "text": text})
 )
+_CALL = record({"collective": text, "seq": maybe(whole()), "group": text, "ranks": each(rank)})
 INCIDENT = record(
     {
         "id": count,
@@ -83,7 +84,11 @@ INCIDENT = record(
                     "waiting": each(rank),
                     "missing": each(rank),
                     "stacks": by_name(text),
-                }
+                },
+                {
+                    "calls": each(_CALL),
+                    "sources": by_name(record({"first": whole(1), "text": text})),
+                },
             )
         ),
     },

@@ -70,6 +70,8 @@ class Glyphs:
         """Between two facts of one line."""
         self.pointer, self.mark = ">+" if ascii else "▸◆"
         """Before the selected row, and before a marked one."""
+        self.waits, self.missing, self.elsewhere = "#?." if ascii else "■?·"
+        """A rank in the picture of a hang: in this collective, in none, in another one."""
         self.done = "+" if ascii else "✓"
         self.spinner = "|/-\\" if ascii else "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
         self.rising, self.falling = "^v" if ascii else "▲▼"

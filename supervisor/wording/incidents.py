@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from remote_agent.text.names import name_ranks
 from supervisor.wording.events import cause_text, exit_text
+from supervisor.wording.stacks import numbered_source
 from supervisor.wording.values import clock, elapsed, local_time, one_line, or_dash, safe
 
 if TYPE_CHECKING:
@@ -170,7 +171,13 @@ def _missing(missing: Document | None) -> list[str]:
         name_ranks(missing.get("waiting") or ()),
     )
     lines = [f"  missing in {what}: {absent}; waiting: {waiting}"]
-    return lines + [f"    rank {rank}: {one_line(text)}" for rank, text in (missing.get("stacks") or {}).items()]
+    sources = dict(missing.get("sources") or {})
+    for rank, place in (missing.get("stacks") or {}).items():
+        lines.append(f"    rank {rank}: {one_line(place)}")
+        if source := sources.pop(place, None):
+            marked = ((">" if here else " ", number, text) for number, text, here in numbered_source(place, source))
+            lines += [f"      {mark} {number}  {safe(text)}".rstrip() for mark, number, text in marked]
+    return lines
 
 
 def _place(proof: Document) -> str:

@@ -1,11 +1,12 @@
-"""Python stacks of ranks as text: equal stacks grouped, the smallest group first.
+"""Python stacks of ranks as text: equal stacks grouped, the smallest group first; lines of a script around a place.
 
-In: the stacks of each rank, as the nodes return them. Out: lines.
+In: the stacks of each rank, as the nodes return them; the `sources` of a hang. Out: lines.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +15,8 @@ from supervisor.wording.values import one_line, safe
 
 Item = TypeVar("Item")
 _ADDRESS = re.compile(r"(?m)(?<=^Thread )0x[0-9a-f]+ |(?<=^Current thread )0x[0-9a-f]+ ")
+# train.py:88 in load
+_LINE = re.compile(r":(\d{1,9}) in ")
 # The directory of the work tree: it differs between nodes with different homes.
 _TREE = re.compile(r'(?<=File ")[^"\n]*/trees/[^/"\n]+-[0-9a-f]{8}/')
 
@@ -39,6 +42,26 @@ def stacks_lines(
     for reason, ranks in _grouped((reason, int(rank)) for rank, reason in unreachable.items()):
         lines.append(f"{name_ranks(ranks)}: no stack: {one_line(reason)}")
     return lines + [f"{one_line(node)}: {one_line(note)}" for node, note in notes.items()]
+
+
+def numbered_source(place: str, source: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
+    """Return number, text, and whether a rank is there, of the lines around a place: those of its block, dedented."""
+    texts = source["text"].expandtabs(4).split("\n")
+    match = _LINE.search(place)
+    here = int(match[1]) - source["first"] if match is not None else -1
+    # What follows the function has nothing to do with it.
+    outer = min((text for text in texts[: here + 1] if text.strip()), key=_indent, default="")
+    inside = _indent(outer) + outer.lstrip().startswith(("def ", "async def ", "class "))
+    end = next(
+        (at for at, text in enumerate(texts) if at > here >= 0 and text.strip() and _indent(text) < inside), None
+    )
+    shown = textwrap.dedent("\n".join(texts[:end])).rstrip().split("\n")
+    digits = len(str(source["first"] + len(shown)))
+    return [(f"{source['first'] + at:>{digits}}", text, at == here) for at, text in enumerate(shown)]
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip())
 
 
 def _common(stack: str) -> str:

@@ -48,6 +48,7 @@ def test_the_rank_that_holds_the_others_up_is_named(tmp_path: Path) -> None:
                 assert says in incident["summary"], (mode, incident)
                 missing = incident["missing"]
                 assert (missing["collective"], missing["waiting"], missing["missing"]) == (collective, [0], [1]), mode
+                check_sources(mode, missing)
                 check_evidence(mode, incident, nodes.journal("n1").parent)
                 status = await nodes.call("n1", "status")
                 assert (status["state"], status["condition"]) == ("running", "hung")
@@ -63,6 +64,15 @@ def test_the_rank_that_holds_the_others_up_is_named(tmp_path: Path) -> None:
             assert (blocked["category"], blocked["culprit_node"]) == ("rendezvous_timeout", "n1")
 
     asyncio.run(check())
+
+
+def check_sources(mode: str, missing: dict[str, Any]) -> None:
+    """The lines of the script around the place of the missing rank, as it is a file of the work tree."""
+    place = missing["stacks"].get("1", "")
+    if not place.startswith("train.py:"):
+        return
+    source, number = missing["sources"][place], int(place.split(":")[1].split()[0])
+    assert source["text"].split("\n")[number - source["first"]] == SCRIPT.splitlines()[number - 1].rstrip(), mode
 
 
 def check_evidence(mode: str, incident: dict[str, Any], files: Path) -> None:

@@ -83,7 +83,14 @@ INCIDENT: dict[str, Any] = {
     "exit": {"code": 1, "signal": None},
     "hint": "lower the batch size",
     "victims": [{"ranks": [0, 1, 2, 5], "category": "nccl_remote_error", "summary": "remote closed"}],
-    "missing": {"collective": "ALLREDUCE", "seq": 44, "waiting": [0, 2], "missing": [1], "stacks": {"1": "load"}},
+    "missing": {
+        "collective": "ALLREDUCE",
+        "seq": 44,
+        "waiting": [0, 2],
+        "missing": [1],
+        "stacks": {"1": "train.py:9 in load"},
+        "sources": {"train.py:9 in load": {"first": 8, "text": "def load():\n\tready.wait()\n\nload()"}},
+    },
 }
 
 
@@ -255,6 +262,7 @@ def test_an_incident_names_culprit_victims_evidence_and_hint() -> None:
         "evidence: n2 rank 3 stderr.log:412: OutOfMemoryError",
         "hint: lower the batch size",
         "missing in ALLREDUCE 44: rank 1; waiting: ranks 0,2",
+        "rank 1: train.py:9 in load\n         8  def load():\n      >  9      ready.wait()\n  evidence",
         "\\x1b[2J",
     ):
         assert words in text, words

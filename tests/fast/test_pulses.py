@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from remote_agent.agent import member_loop
-from remote_agent.engine.inspect.pulse import MAX_FRAMES, ended_part, read_flight, read_stack
+from remote_agent.engine.inspect.pulse import MAX_FRAMES, ended_part, read_flight, read_source, read_stack
 from remote_agent.logs.progress import StepReader
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
@@ -55,6 +56,22 @@ def test_what_the_script_runs_itself_is_shown_from_the_outermost_function_on() -
     assert read_stack(stack(*own, runner))["script"] == shown
     assert read_stack(stack((f"{TORCH}/nn/modules/linear.py", "forward"), *own))["script"] == []
     assert len(read_stack(stack(*[own[0]] * 500))["script"]) == MAX_FRAMES
+
+
+def test_the_lines_around_a_frame_are_read_as_the_rank_sees_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("".join(f"line {number}  \n" for number in range(1, 12)))
+    monkeypatch.chdir(tmp_path)
+    frame = read_stack(stack((f"{TORCH}/nn/modules/linear.py", "forward"), ("train.py", "main")))["frame"]
+    assert frame == ("train.py", 7)
+    assert read_source(os.getpid(), *frame) == {"first": 3, "text": "\n".join(f"line {n}" for n in range(3, 12))}
+    assert read_source(os.getpid(), str(tmp_path / "train.py"), 1) == {
+        "first": 1,
+        "text": "\n".join(f"line {n}" for n in range(1, 6)),
+    }
+    # The file was replaced by a shorter one, or is no file.
+    assert (read_source(os.getpid(), "train.py", 12), read_source(os.getpid(), "<string>", 1)) == (None, None)
 
 
 THREADING = "/usr/lib/python3.12/threading.py"

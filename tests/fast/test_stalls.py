@@ -13,6 +13,7 @@ from remote_agent.diagnose.evidence import JobContext
 from remote_agent.diagnose.hang.loops import find_loops
 from remote_agent.diagnose.hang.stalls import Stall, find_stall, is_suspect, stall_incident
 from remote_agent.engine.inspect.pulse import read_flight
+from remote_agent.wire.documents import INCIDENT
 from tests.fast.test_flight import call, done
 from tests.fast.world import World, spec
 
@@ -55,6 +56,19 @@ def test_an_idle_rank_that_others_wait_for() -> None:
     assert found is not None
     assert (found.kind, dict(found.missing), found.where) == ("missing", {1: "idle"}, {1: "train.py:9 in load"})
     assert (found.first.op, found.first.seq, found.first.timeout_s) == ("all_reduce", 5, 600.0)
+
+
+def test_an_incident_has_who_waits_where_and_the_lines_at_which_the_missing_are() -> None:
+    code = {"first": 8, "text": "def load():\n    ready.wait()"}
+    found = stall(waiting(5), came(4), waiting(5, "7"), waiting(5), r1={"source": code}, r0={"source": {}})
+    assert found is not None
+    reported = stall_incident(found, JobContext(world_size=4)).to_json()
+    assert INCIDENT(reported)["missing"] == reported["missing"]
+    assert reported["missing"]["calls"] == [
+        {"collective": "all_reduce", "seq": 5, "group": "0", "ranks": [0, 3]},
+        {"collective": "all_reduce", "seq": 5, "group": "7", "ranks": [2]},
+    ]
+    assert reported["missing"]["sources"] == {"train.py:9 in load": code}
 
 
 def test_reports_of_nccl_ras_are_in_the_evidence_once() -> None:

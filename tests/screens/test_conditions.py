@@ -170,7 +170,9 @@ def test_the_page_of_a_healed_hang_is_in_the_past_without_advice(later: Any) -> 
             assert "kill -CONT" in text
             assert "hangs for 32 s" in text
             assert "waiting for you; torch times out in 29 min 7 s (11:14)" in text
-            assert "rank 3 never reached it; 3 ranks are waiting" in text
+            assert "all_reduce 44: 3 ranks are waiting" in text
+            assert "n1 ■■  n2 ■?" in text
+            assert "rank 3 never reached it" in text
             later(2)
             app.tick()
             await pilot.pause()

@@ -46,6 +46,8 @@ LATE_S = 600.0
 MESSAGE_CHARS = 80
 # Of each kind of evidence.
 MAX_LINES = 12
+# Places of which an incident keeps the lines of the script.
+MAX_SOURCES = 3
 # Addresses named in one sentence.
 MAX_ENDS = 3
 
@@ -124,6 +126,8 @@ class Stall:
     """What their child processes are doing."""
     ras: Sequence[str] = ()
     """What NCCL's RAS service reports."""
+    sources: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    """The lines of the script around the places in `where`: {first, text}."""
     parting: Parting | None = None
     """The first collective that ranks called differently."""
     unanswered: Unanswered | None = None
@@ -147,7 +151,18 @@ def find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], exited: fr
         stall = Stall("unanswered", stall.waits, missing, _places(missing, now), unanswered=unanswered)
     # The service reports the same on every node.
     ras = next((now[rank]["ras"] for rank in sorted(now) if now[rank]["ras"]), ())
-    return dataclasses.replace(stall, ras=ras)
+    return dataclasses.replace(stall, ras=ras, sources=_sources(stall, now))
+
+
+def _sources(stall: Stall, now: Mapping[int, Pulse]) -> dict[str, Mapping[str, Any]]:
+    """Return the lines of the script by place, those of the missing ranks first."""
+    sources: dict[str, Mapping[str, Any]] = {}
+    for rank in sorted(stall.where, key=lambda rank: (rank not in stall.missing, rank)):
+        # An agent of an older version sends none.
+        source = now[rank].get("source")
+        if source and len(sources) < MAX_SOURCES:
+            sources.setdefault(stall.where[rank], source)
+    return sources
 
 
 def _find_stall(before: Mapping[int, Pulse], now: Mapping[int, Pulse], exited: frozenset[int]) -> Stall | None:
@@ -286,12 +301,19 @@ def _places(ranks: Mapping[int, str], now: Mapping[int, Pulse]) -> dict[int, str
 def missing_of(stall: Stall) -> dict[str, Any]:
     """Return the contract's `missing` object."""
     first = stall.first if stall.waits else None
+    calls: dict[tuple[str, str, int | None], list[int]] = {}
+    for rank, wait in sorted(stall.waits.items()):
+        calls.setdefault((wait.group, wait.op, wait.seq if wait.group else None), []).append(rank)
     return {
         "collective": first.op if first is not None else None,
         "seq": first.seq if first is not None and first.group else None,
         "waiting": sorted(set(stall.waits) - set(stall.missing)),
         "missing": sorted(stall.missing),
         "stacks": {str(rank): place for rank, place in stall.where.items()},
+        "calls": [
+            {"collective": op, "seq": seq, "group": group, "ranks": ranks} for (group, op, seq), ranks in calls.items()
+        ],
+        "sources": {place: dict(source) for place, source in stall.sources.items()},
     }
 
 

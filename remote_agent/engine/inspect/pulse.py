@@ -48,6 +48,9 @@ _WORKSHOPS = ("checkpoint/", "fsdp/", "optim/")
 _PICKLES = ("_object_to_tensor", "_tensor_to_object")
 # Of a recursion the outermost frames are enough.
 MAX_FRAMES = 16
+# Of the script, before and after the line at which a rank is.
+SOURCE_LINES = 4
+SOURCE_CHARS = 120
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
 
 
@@ -57,7 +60,8 @@ async def pulses(boot: BootDirectory, ranks: Sequence[RankProcess], stacks: bool
     t: monotonic seconds; state: the kernel's letter, D also when it sleeps on a file; cpu_s, io (bytes) and net
     (bytes over TCP, None if unknown), with all descendants; sleeps: how often the main thread has gone to sleep
     (None if unknown); deaf: its worker server does not answer; stack: a hash of the main thread's stack; where: the
-    innermost frame of the user's code; calls: the library function that it called; script: file, line and function
+    innermost frame of the user's code; source: the lines of its file around it, see `read_source`; calls: the library
+    function that it called; script: file, line and function
     of the outermost frames of the user's code, while the main thread calls no library; parked: the main thread
     waits for another thread; over: the script is over, and Python waits for its threads; inside: the function of
     torch.distributed that the main thread is in; groups: see `read_flight`; ended: the exception that ended its
@@ -85,12 +89,16 @@ async def pulses(boot: BootDirectory, ranks: Sequence[RankProcess], stacks: bool
         ends = await children.in_time(lambda: sockets.remote_ends(waiting)) if waiting else None
         for pid, (silent, reached) in (ends or {}).items():
             waiting[pid].update(unanswered=silent, reached=reached)
+        frames = {one.pid: frame for one, pulse in zip(ranks, each) if (frame := pulse.pop("frame", None))}
+        sources = await children.in_time(lambda: {pid: read_source(pid, *frame) for pid, frame in frames.items()})
+        for one, pulse in zip(ranks, each):
+            pulse["source"] = (sources or {}).get(one.pid)
     return {str(one.rank): pulse for one, pulse in zip(ranks, each)}
 
 
 async def _pulse(boot: BootDirectory, one: RankProcess, tree: Tree, with_stack: bool) -> dict[str, Any]:
     pulse: dict[str, Any] = {"t": time.monotonic(), **_process(one.pid, tree)}
-    pulse.update({"deaf": False, "stack": "", "where": "", "calls": "", "script": [], "parked": False})
+    pulse.update({"deaf": False, "stack": "", "where": "", "source": None, "calls": "", "script": [], "parked": False})
     pulse.update({"inside": None, "groups": {}})
     pulse.update({"over": False, "net": None, "ended": None, "children": [], "ras": []})
     pulse.update({"unanswered": [], "reached": [], "addresses": []})
@@ -120,7 +128,7 @@ async def _look_closer(ranks: Sequence[RankProcess], pulses_: Mapping[int, dict[
         pulse = pulses_[one.rank]
         if one.pid in spied:
             place = read_stack(spied[one.pid])
-            pulse.update({key: place[key] for key in ("where", "calls")} if pulse["deaf"] else place)
+            pulse.update({key: place[key] for key in ("where", "frame", "calls")} if pulse["deaf"] else place)
         kinds: dict[tuple[str, str, str], int] = {}
         for child in below.get(one.pid, ()):
             where = read_stack(spied[child["pid"]])["where"] if child["pid"] in spied else ""
@@ -184,7 +192,16 @@ def read_stack(text: str) -> dict[str, Any]:
     last = frames[-1] if frames else None
     over = last is not None and (os.path.basename(last["file"]), last["name"]) == ("threading.py", "_shutdown")
     place = {"stack": digest, "where": where, "calls": calls, "script": script, "parked": parked, "over": over}
-    return {**place, "inside": _inside(frames)}
+    frame = (frames[at]["file"], int(frames[at]["line"])) if frames else None
+    return {**place, "frame": frame, "inside": _inside(frames)}
+
+
+def read_source(pid: int, file: str, line: int) -> dict[str, Any] | None:
+    """Return the lines of a rank's file around this one: {first, text}; None where the file has no such line."""
+    lines = read_text(os.path.join(f"/proc/{pid}/cwd", file)).splitlines()
+    first = max(1, line - SOURCE_LINES)
+    around = [text[:SOURCE_CHARS].rstrip() for text in lines[first - 1 : line + SOURCE_LINES]]
+    return {"first": first, "text": "\n".join(around)} if line <= len(lines) else None
 
 
 def _inside(frames: list[re.Match[str]]) -> str | None:

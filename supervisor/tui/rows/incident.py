@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
 from remote_agent.text.names import count, name_ranks
+from supervisor.tui.rows.hang import hang_rows
 from supervisor.tui.rows.spans import EMPTY, Row, Span, clean, fit, wrap
 from supervisor.wording import incidents, values
 from supervisor.wording.incidents import category_text
@@ -91,9 +92,9 @@ def incident_lines(
     """The page of one incident; now_s: Unix time."""
     page = PageBuilder(width, glyphs)
     _culprit(page, incident, now_s)
+    _missing(page, incident, snapshot)
     # Above the traceback, which may be longer than the screen.
     _next(page, incident, snapshot, now_s)
-    _missing(page, incident)
     _traceback(page, incident)
     _evidence(page, incident)
     _victims(page, incident, unfolded)
@@ -127,18 +128,15 @@ def _exit(incident: Json) -> str:
     return ended["signal"] or (f"exit {ended['code']}" if ended["code"] is not None else "")
 
 
-def _missing(page: PageBuilder, incident: Json) -> None:
+def _missing(page: PageBuilder, incident: Json, snapshot: Snapshot) -> None:
     missing = incident.get("missing")
     if missing is None:
         return
-    page.section("missing ranks")
-    absent, waiting = missing["missing"], missing["waiting"]
-    what = f"{missing['collective'] or 'collective'} {missing['seq'] or ''}".strip()
-    verb = ("was", "were") if incident.get("ongoing") is False else ("is", "are")
-    waits = f"{count(len(waiting), 'rank')} {verb[len(waiting) != 1]} waiting"
-    page.prose(f"{what}: {name_ranks(absent)} never reached it; {waits}", "text")
-    for rank, stack in missing["stacks"].items():
-        page.prose(f"rank {rank} was in {stack}", "dim", 4)
+    page.section("who waits for whom")
+    is_current = snapshot.generation == incident["generation"] and not snapshot.ended
+    nodes = snapshot.nodes if is_current else ()
+    for row in hang_rows(missing, nodes, page.width, page.glyphs, over=incident.get("ongoing") is False):
+        page.add(row)
 
 
 def _traceback(page: PageBuilder, incident: Json) -> None:
