@@ -28,8 +28,8 @@ CLOSED_PIPE = 141
 SYNOPSIS = "supervisor COMMAND [HOSTS] [JOB] [options]"
 SUMMARY = "torchrun over SSH: launch, watch, restart and scale PyTorch jobs on several hosts."
 NOTES = (
-    "HOSTS is an inventory, a file that ends in .toml; without it, the command applies to this machine only.",
-    "Without JOB, a command applies to the only live job; of several, commands that only read take the newest.",
+    "HOSTS is an inventory, a file whose name ends in .toml; without it, a command applies to this machine only.",
+    "Without JOB, a command applies to the only live job; if there are several, read-only commands use the newest.",
     "`supervisor COMMAND --help` shows the options of a command.",
 )
 

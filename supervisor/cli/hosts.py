@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from supervisor.preflight.oddities import CheckFinding, FactRow
     from supervisor.preflight.probe import Preflight
 
-USAGE = "--from hosts A,B | --from hostfile FILE | --from slurm  > hosts.toml"
+USAGE = " | ".join(f"--from {one.name} {one.metavar}".rstrip() for one in sources.SOURCES) + " >\xa0hosts.toml"
 
 
 def run(verb: str, argv: Sequence[str]) -> int:

@@ -325,7 +325,7 @@ def parse_logs(argv: Sequence[str]) -> argparse.Namespace:
 def _check_filter(options: argparse.Namespace) -> None:
     if options.raw or options.grep is not None:
         other = "--raw" if options.raw else "--grep"
-        raise UsageError(f"{other} excludes --include and --exclude", "leave one of them out")
+        raise UsageError(f"{other} cannot be combined with --include or --exclude", "leave one of them out")
     try:
         make_filter(options.include, options.exclude)
     except Problem as refused:
@@ -335,9 +335,9 @@ def _check_filter(options: argparse.Namespace) -> None:
 def _check_raw(options: argparse.Namespace) -> None:
     filters = [name for name in ("grep", "level", "since", "tail") if getattr(options, name) is not None]
     if filters:
-        raise UsageError(f"--raw and --{filters[0]} exclude each other: --raw writes every byte")
+        raise UsageError(f"--raw and --{filters[0]} cannot be combined: --raw writes every byte")
     if options.fold:
-        raise UsageError("--raw and --fold exclude each other: --raw writes every byte")
+        raise UsageError("--raw and --fold cannot be combined: --raw writes every byte")
     if options.rank is None or len(options.rank) != 1:
         raise UsageError("--raw writes one stream of one rank", "add --rank R")
     if options.stream in ("both", "all"):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # The positional arguments of verbs, by their names in the usage.
 TARGET = {
     "HOSTS": "an inventory (*.toml; default: this machine only)",
-    "JOB": "an id, as listed by `supervisor jobs`",
+    "JOB": "an id from `supervisor jobs`",
     "RECORDING": "a file written by `supervisor record`",
     "FILE": "the recording to write",
     "SIGNAL": "the name of a signal, such as USR1",
@@ -85,7 +85,7 @@ def make_parser(verb: str, usage: str = "[HOSTS] [JOB]", *, target: bool = True)
     )
     if target:
         taken = {word: text for word, text in TARGET.items() if re.search(rf"\b{word}\b", usage)}
-        words = "; ".join(f"{word}: {text}" for word, text in taken.items())
+        words = "; ".join(f"{word}: {text}" if len(taken) > 1 else text for word, text in taken.items())
         parser.add_argument("target", nargs="*", metavar=" ".join(taken), help=words)
         add_sources(parser)
     words = "log to stderr and show tracebacks"

@@ -53,7 +53,8 @@ def read_limit(text: str) -> Limit:
 def run(verb: str, argv: Sequence[str]) -> int:
     """Record a job; returns the exit status."""
     parser = make_parser(verb, "[HOSTS] [JOB] FILE")
-    words = "how much of the end of each log: all, none, or a size (default: 1M, 64M in total); always with evidence"
+    words = "how much of the end of each log: all, none, or a size (default: 1M, 64M in total); "
+    words += "the lines around evidence are always included"
     parser.add_argument("--logs", metavar="all|none|SIZE", type=read_limit, default=Limit(), help=words)
     parser.add_argument("-f", "--follow", action="store_true", help="record until the job is over, or Ctrl-C")
     options = parse(parser, argv)
@@ -94,7 +95,7 @@ def run_replay(verb: str, argv: Sequence[str]) -> int:
     """Play a recording; returns the exit status."""
     parser = make_parser(verb, "FILE", target=False)
     parser.add_argument("file", metavar="FILE", type=Path, help="written by `supervisor record`")
-    words = "start 90s, 10m or 2h after the beginning, a local time 10:03:51, a journal time, or the end"
+    words = "where to start: 90s, 10m or 2h after the beginning, 10:03:51 local time, a time as in the journal, or end"
     parser.add_argument("--at", metavar="TIME", help=words)
     parser.add_argument(
         "--speed", metavar="N", type=float, help="play N times as fast (default: 1; headless: all at once)"

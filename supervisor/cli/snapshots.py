@@ -40,7 +40,7 @@ PIECE_DEADLINE = 60.0
 def run(verb: str, argv: Sequence[str]) -> int:
     """Show the snapshots; returns the exit status."""
     parser = make_parser(verb)
-    parser.add_argument("--pull", default="", metavar="ID", help="bring this snapshot to this machine")
+    parser.add_argument("--pull", default="", metavar="ID", help="copy this snapshot to this machine")
     words = "with --pull: the new file or directory (default: the snapshot's own name, in this directory)"
     parser.add_argument("-o", "--output", metavar="PATH", type=Path, help=words)
     add_json(parser)
@@ -56,8 +56,8 @@ def run(verb: str, argv: Sequence[str]) -> int:
             write_table(snapshot_rows(kept), rich=is_rich())
         else:
             say(
-                "no node keeps a snapshot of this job yet: what `snapshots` in [job] or up --snapshots names is kept "
-                "once ranks have saved it; `supervisor events` has a warning where they save something else"
+                "no node keeps a snapshot of this job yet: nodes keep what `snapshots` in [job] or up --snapshots "
+                "names, once ranks have saved it; if ranks save something else, `supervisor events` has a warning"
             )
 
     async def bring(session: Session) -> None:

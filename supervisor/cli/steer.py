@@ -80,13 +80,13 @@ def _add_tree(parser: argparse.ArgumentParser) -> None:
 def _tree_verb(options: argparse.Namespace) -> str:
     """Return the request for the work tree: sync, rollback or nothing; raises UsageError."""
     if options.sync and options.rollback:
-        raise UsageError("--sync and --rollback exclude each other")
+        raise UsageError("--sync and --rollback cannot be combined")
     tree = "sync" if options.sync else "rollback" if options.rollback else ""
     if tree and (options.env or options.unset):
-        raise UsageError(f"--{tree} and --env exclude each other", "set variables with --later, then sync")
+        raise UsageError(f"--{tree} and --env cannot be combined", "set variables with --later, then sync")
     if options.snapshot and (tree or options.later):
         other = f"--{tree}" if tree else "--later"
-        raise UsageError(f"--from and {other} exclude each other", "restart from the snapshot first")
+        raise UsageError(f"--from and {other} cannot be combined", "restart from the snapshot first")
     if options.partial and not tree:
         raise UsageError("--partial needs --sync or --rollback")
     return tree

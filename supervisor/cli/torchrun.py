@@ -31,7 +31,7 @@ ACTING: tuple[OptionRow, ...] = (
     (
         ("--max-restarts",),
         "N",
-        "most restarts after failures; the same failure twice without a step ends the job",
+        "maximum number of restarts after failures; the same failure twice without a step ends the job",
     ),
     (("--rdzv-id",), "ID", "the job's id, like --job"),
     (
@@ -43,7 +43,7 @@ ACTING: tuple[OptionRow, ...] = (
     (
         ("--rdzv-conf",),
         "K=V,…",
-        "join_timeout and last_call_timeout in seconds; with a backend of torch's: all that it reads",
+        "join_timeout and last_call_timeout in seconds; with one of torch's backends: whatever that backend reads",
     ),
     (("--role",), "NAME", "the workers' ROLE_NAME"),
     (("--shutdown-timeout",), "S", "seconds from SIGTERM to SIGKILL, at every stop (default: stop_grace of HOSTS)"),
@@ -51,8 +51,8 @@ ACTING: tuple[OptionRow, ...] = (
     (("--no-python",), None, "SCRIPT is a program, started without python"),
     (("--run-path",), None, "SCRIPT is run by runpy.run_path inside the interpreter"),
     (("--standalone",), None, "this machine only, like `up` without HOSTS"),
-    (("--local-addr",), "HOST", "without HOSTS: this machine's address; with it each host's `address` counts"),
-    (("--log-dir",), "DIR", "on each node, also DIR/<job>_<node>/attempt_<generation>/<local rank>: links to the logs"),
+    (("--local-addr",), "HOST", "without HOSTS: this machine's address; with HOSTS, each host's `address` is used"),
+    (("--log-dir",), "DIR", "on each node, also link the logs as DIR/<job>_<node>/attempt_<generation>/<local rank>"),
     (("-r", "--redirects"), "SPEC", "streams to keep off the console: 3, 0:1,1:3 by local rank, rank5:3 by rank"),
     (("-t", "--tee"), "SPEC", "redirected streams to show on the console anyway"),
     (("--local-ranks-filter",), "RANKS", "show only these local ranks on the console"),
@@ -97,7 +97,7 @@ def add_torchrun(parser: Parser) -> None:
     """Add every option of torchrun, in both spellings."""
     acting = parser.add_argument_group("torchrun's options")
     silent = parser.add_argument_group("torchrun's options without effect here (a notice says why)")
-    refused = parser.add_argument_group("torchrun's options that are refused (what does it instead)")
+    refused = parser.add_argument_group("torchrun's options that are refused (with what to use instead)")
     for group, table in ((acting, ACTING), (silent, SILENT), (refused, REFUSED)):
         for flags, metavar, text in table:
             if metavar is None:

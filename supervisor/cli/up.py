@@ -140,7 +140,7 @@ def job_options(options: argparse.Namespace) -> UpOptions:
 
     kinds = [name for name in ("module", "no_python", "run_path") if getattr(options, name)]
     if len(kinds) > 1:
-        raise UsageError(f"{' and '.join('--' + name.replace('_', '-') for name in kinds)} exclude each other")
+        raise UsageError(f"{' and '.join('--' + name.replace('_', '-') for name in kinds)} cannot be combined")
     timeouts = read_timeouts(options)
     grace = torchrun.duration(options, "shutdown_timeout")
     rdzv_id = options.rdzv_id if options.rdzv_id not in (None, "none") else None

@@ -225,7 +225,7 @@ def test_the_console_shows_what_torchrun_would() -> None:
         (["--env", "1A=x", "t.py"], "not a valid variable name"),
         (["--env", "SURELY_NOT_SET_HERE", "t.py"], "not set here"),
         (["--job", "a", "--rdzv-id", "b", "t.py"], "both name the job"),
-        (["-m", "--no-python", "t"], "exclude each other"),
+        (["-m", "--no-python", "t"], "cannot be combined"),
     ],
 )
 def test_bad_values_are_named(argv: list[str], words: str) -> None:
@@ -283,9 +283,9 @@ def test_durations(text: str, seconds: float) -> None:
         (["--raw"], "--rank"),
         (["--raw", "--rank", "0,1"], "one rank"),
         (["--raw", "--rank", "0", "--stream", "all"], "one stream"),
-        (["--raw", "--rank", "0", "--grep", "x"], "exclude each other"),
+        (["--raw", "--rank", "0", "--grep", "x"], "cannot be combined"),
         (["--raw", "--rank", "0", "--generation", "all"], "one generation"),
-        (["--raw", "--rank", "0", "--fold"], "exclude each other"),
+        (["--raw", "--rank", "0", "--fold"], "cannot be combined"),
         (["--grep", "("], "--grep"),
         (["--tail", "-1"], "tail"),
         (["--stream", "no"], "invalid choice"),
@@ -333,8 +333,8 @@ def test_a_pattern_that_the_nodes_would_not_take_is_a_mistake() -> None:
     [
         (["--later"], "--later needs a variable"),
         (["--env", "A-B=1"], "not a valid variable name"),
-        (["--sync", "--rollback"], "--sync and --rollback exclude each other"),
-        (["--sync", "--env", "NCCL_DEBUG=INFO"], "--sync and --env exclude each other"),
+        (["--sync", "--rollback"], "--sync and --rollback cannot be combined"),
+        (["--sync", "--env", "NCCL_DEBUG=INFO"], "--sync and --env cannot be combined"),
         (["--partial"], "needs --sync or --rollback"),
         (["--env", "NCCL_NOT_SET_HERE"], "not set here"),
     ],
