@@ -201,7 +201,7 @@ def _shows_where(run: Run, watch_s: float) -> Outcome:
         if "read_a_file_that_never_comes" in run.where(1):
             return Outcome(time.monotonic() - begun)
         if time.monotonic() > begun + watch_s:
-            return Outcome(None, f"nothing said within {watch_s:g} s")
+            return Outcome(None, f"no report within {watch_s:g} s")
         time.sleep(POLL_S)
 
 
@@ -227,11 +227,11 @@ SCENARIOS = (
         Setting(LIGHT, _PAIR, "2:3", later=("n3",)), _kill_worker(1, "world2"), 5.0, 60.0,
     ),
     Scenario(
-        "host gone (2:3): the rest train on", 2,
+        "host gone (2:3): the others continue", 2,
         Setting(LIGHT, _ALL, "2:3", keys=_LOST), _host_gone("n3"), 10.0, 60.0,
     ),
     Scenario(
-        "rank 0's host gone (2:3): the rest train on", 1,
+        "rank 0's host gone (2:3): the others continue", 1,
         Setting(LIGHT, _ALL, "2:3", keys=_LOST), _host_gone("n1"), 10.0, 90.0,
     ),
     Scenario(
@@ -239,7 +239,7 @@ SCENARIOS = (
         Setting(LIGHT, _PAIR, "2"), _agent_killed_orphans, 5.0, 15.0,
     ),
     Scenario(
-        "agent killed (2:3): the rest train on", 2,
+        "agent killed (2:3): the others continue", 2,
         Setting(LIGHT, _ALL, "2:3", keys=_LOST), _agent_killed_rest, 10.0, 60.0,
     ),
     Scenario(

@@ -473,13 +473,13 @@ def _sequence_with_healing(case: Case) -> None:
         case.sleep(0.0, 1.0)
 
 
-_SELF = "nothing: the job recovers by itself"
+_SELF = "not needed"
 _BOOT = "the host boots"
 _ADD = "`add`, after the boot"
 _CONT = "SIGCONT"
 _LINKS = "the links"
 _KILL, _STOP, _TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM
-_REPAIR = "whoever is attached starts the agent again"
+_REPAIR = "an attached supervisor restarts the agent"
 _SHORT = (0.1, 1.0)
 
 FAULTS = (
@@ -506,8 +506,8 @@ FAULTS = (
     Fault("coordinator's host and disk gone", "the same", _ADD, _crash(_coordinator, lose_disk=True)),
     Fault("several hosts gone", "power fails on one or more at once", _BOOT, _crash(Case.some)),
     Fault("all hosts gone", "power fails in the whole rack", _BOOT, _crash(_all), _SHORT),
-    Fault("host frozen", "all processes of a member stop", _CONT, _freeze(_member)),
-    Fault("coordinator's host frozen", "all its processes stop", _CONT, _freeze(_coordinator)),
+    Fault("host frozen", "all processes of a member are stopped", _CONT, _freeze(_member)),
+    Fault("coordinator's host frozen", "all its processes are stopped", _CONT, _freeze(_coordinator)),
     Fault("host cut off", "nothing reaches a member", _LINKS, _cut(_member)),
     Fault("coordinator cut off", "nothing reaches it", _LINKS, _cut(_coordinator)),
     Fault(
