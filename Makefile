@@ -17,7 +17,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Hundreds of short processes: none compiles what another has.
 export PYTHONDONTWRITEBYTECODE :=
-.PHONY: help demo fast test coverage nightly lint faults bench screenshots clean system
+.PHONY: help demo fast test collect coverage nightly lint faults bench screenshots clean system
 
 # 3.11 first: a torch wheel that lies ready on the machine is made for it.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
@@ -72,8 +72,13 @@ fast: $(STAMP)
 
 # Most of a test's time is waiting, so there are more workers than cores. The groups with the longest tests come first.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --durations 15
-test: system lint
+test: system $(STAMP)
+	@$(MAKE) --no-print-directory --jobs 2 lint collect
 	$(PYTEST) $(TESTS)
+
+# Loads every test once, beside mypy, which uses one core: what is compiled here no worker compiles.
+collect: $(STAMP)
+	@found=$$($(BIN)/python -m pytest --collect-only -q $(TESTS)) || { echo "$$found"; exit 1; }
 
 coverage: system $(STAMP)
 	$(PYTEST) --cov=supervisor --cov=remote_agent --cov-branch --cov-report=json:coverage.json $(TESTS)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from remote_agent.base.proc import stat_fields
 from remote_agent.wire import Answer, Channel
+from tests import known_torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -41,6 +42,7 @@ class EngineProcess:
         self.grouped: dict[tuple[int, int], dict[str, Any]] = {}
         self.standby: list[dict[str, Any]] = []
         self._changed = asyncio.Event()
+        self._is_asked = False
         self.channel = Channel(process.stdout, process.stdin, self._hear)
         self.runner = asyncio.ensure_future(self.channel.run())
 
@@ -64,6 +66,10 @@ class EngineProcess:
         return (await self.channel.call(op, args, timeout=DEADLINE_S)).data
 
     async def go(self, script: str | Path, *args: str, **changes: Any) -> dict[str, Any]:
+        if not self._is_asked:
+            # As an agent does, so that what is known of torch counts.
+            self._is_asked = True
+            await self.call("hello", known=str(self.root / known_torch.NAME))
         return await self.call("go", **order(self.root, script, *args, **changes))
 
     async def wait_mains(self, generation: int, ranks: int = 1, base: int = 0) -> list[int]:
@@ -159,8 +165,10 @@ async def engine(
             env={**(os.environ if env is None else env), "SUPERVISOR_HOME": str(root)},
         )
     one = EngineProcess(process, root)
+    known_torch.lend(root)
     try:
         yield one
+        known_torch.keep(root)
     finally:
         await one.channel.close()
         try:

@@ -164,7 +164,7 @@ def burn(hosts: Cluster, job: Job, victim: str) -> dict[str, Any]:
         return {"step": begun["0"], "id": ""}
     chosen = job.until("snapshots_chosen", generation=1)["detail"]["snapshots"][0]
     assert chosen["time_ns"] >= before[-1], f"{chosen} is older than a copy of {before[-1]}"
-    return {"step": begun["0"], "id": chosen["id"]}
+    return {"step": begun["0"], "id": chosen["id"], "time_ns": chosen["time_ns"]}
 
 
 def burned(seed: int, place: Path, *, form: str = LIGHT, savers: tuple[str, ...] = ONE) -> str:

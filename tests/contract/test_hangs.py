@@ -13,6 +13,7 @@ import pytest
 from supervisor.postmortem.diagnosis import diagnose
 from tests.agents.engine_process import PY_SPY, SCRIPTS
 from tests.agents.nodes import Nodes
+from tests.examples import nightly
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
 SCRIPT = (SCRIPTS / "hangs.py").read_text()
@@ -208,7 +209,7 @@ def test_a_hang_is_restarted_where_the_job_says_so(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("mode", ["busy", "unrecorded"])
+@pytest.mark.parametrize("mode", ["busy", pytest.param("unrecorded", marks=nightly)])
 def test_who_works_is_waited_for(tmp_path: Path, mode: str) -> None:
     async def check() -> None:
         async with job(tmp_path, mode) as nodes:

@@ -6,13 +6,14 @@ parts of the rule that are taken away one at a time: without each of them two gr
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.examples import nightly
 
 MODEL = Path(__file__).parent / "protocol.pml"
 LIMIT_S = 600.0
@@ -21,8 +22,7 @@ SMALL = ["-DGROUPS=3", "-DTERMS=2"]
 LARGE = [["-DGROUPS=4", "-DTERMS=2", "-DLOSSES=1"], ["-DGROUPS=3", "-DTERMS=3", "-DLOSSES=1"]]
 # For a search of minutes; the others take as long to compile as to run.
 FOR_LONG = ["-O2", "-DCOLLAPSE"]
-FLAWS = ["OWN_GROUP", "ANY_TIE", "EARLY_GO", "LAST_ONLY", "NO_PROMISE"]
-long = pytest.mark.skipif("SUPERVISOR_EXAMPLES" not in os.environ, reason="a long one: make nightly")
+FLAWS = ["ANY_TIE", "EARLY_GO", *(pytest.param(one, marks=nightly) for one in ("OWN_GROUP", "LAST_ONLY", "NO_PROMISE"))]
 
 pytestmark = pytest.mark.skipif(
     shutil.which("spin") is None or shutil.which("gcc") is None, reason="no spin or no gcc: apt-get install spin gcc"
@@ -49,7 +49,7 @@ def test_no_history_has_two_groups(tmp_path: Path) -> None:
     assert violations(tmp_path, *SMALL) == 0
 
 
-@long
+@nightly
 @pytest.mark.parametrize("size", LARGE)
 def test_no_longer_history_has_two_groups(tmp_path: Path, size: list[str]) -> None:
     assert violations(tmp_path, *size, compiler=FOR_LONG) == 0
@@ -60,6 +60,6 @@ def test_without_a_part_of_the_rule_two_groups_run(tmp_path: Path, flaw: str) ->
     assert violations(tmp_path, "-DGROUPS=4", "-DTERMS=2", f"-D{flaw}") == 1
 
 
-@long
+@nightly
 def test_if_a_node_without_its_disk_counted_two_groups_would_run(tmp_path: Path) -> None:
     assert violations(tmp_path, "-DGROUPS=4", "-DTERMS=2", "-DSAME_DISK", "-DLOSSES=1", compiler=FOR_LONG) == 1

@@ -1,4 +1,7 @@
-"""The verdict does not depend on what the nodes' clocks say: n1 lives 5 s ahead, n2 5 s behind. Real ranks."""
+"""The verdict does not depend on what the nodes' clocks say: n1 lives 5 s ahead, n2 5 s behind.
+
+The ranks that communicate have the real torch; what the nodes do needs none.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import pytest
 from supervisor.postmortem.diagnosis import diagnose
 from tests import skew
 from tests.agents.nodes import Nodes
+from tests.stub import STUB
 
 pytestmark = [
     pytest.mark.e2e,
@@ -35,9 +39,10 @@ def linger():
     time.sleep(60)
 
 if generation == 0:
+    sys.path.remove(os.environ["STUB"])
     import torch
     import torch.distributed as dist
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/group", rank=rank, world_size=2)
     for step in range(100):
         if rank == 1 and step == 5:
             sys.exit(0)
@@ -59,11 +64,12 @@ if generation == 2 and rank == 1:
 RIGHT = [("collective_desync", [1], "n2"), ("user_exception", [0], "n1"), ("user_exception", [0], "n1")]
 
 
+@pytest.mark.usefixtures("light_torch")
 def test_who_was_first_is_told_though_clocks_are_ten_seconds_apart(tmp_path: Path) -> None:
     library = skew.build(tmp_path)
 
     async def check() -> None:
-        async with Nodes(tmp_path, 2, SCRIPT, max_restarts=2) as nodes:
+        async with Nodes(tmp_path, 2, SCRIPT, max_restarts=2, env={"STUB": str(STUB)}) as nodes:
             for name, node in nodes.nodes.items():
                 wrong = skew.environment(library, AHEAD_S[name])
                 node.prefix = ("env", *(f"{key}={value}" for key, value in wrong.items()))

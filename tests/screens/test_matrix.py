@@ -1,7 +1,7 @@
 """Every screen at every size, of jobs of 2 to 512 ranks: one application per job and mode walks them all.
 
-What the default shows is stored. The other modes are held against it at the smallest and the largest size, and stored
-only where they say something else.
+What the default shows is stored. The other modes are held against it for the smallest and the largest job, at the
+smallest and the largest size; `make nightly` has all jobs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from rich.segment import Segment
 from textual.pilot import Pilot
 
 from supervisor.tui.app import SupervisorApp
+from tests.examples import nightly
 from tests.screens.jobs import RANKS, job
 from tests.screens.screens import SIZES, compare, named, rest, running, stored, strips_of, type_key
 
@@ -45,6 +46,7 @@ ASKS = ("confirm", "typed")
 FOR_LOOKERS = ("palette", "menu", "leave")
 
 ENDS = (SIZES[0], SIZES[-1])
+FEW_JOBS = [pytest.param(ranks, marks=[nightly] * (ranks not in (min(RANKS), max(RANKS)))) for ranks in RANKS]
 
 Texts = dict[str, dict[str, str]]
 Check = Callable[[SupervisorApp], None]
@@ -104,7 +106,7 @@ def test_default(ranks: int) -> None:
         compare(f"{ranks}_{name}", texts)
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", FEW_JOBS)
 def test_ascii_differs_where_the_default_is_not_ascii(ranks: int) -> None:
     for name, texts in asyncio.run(walk(ranks, plain_dialogs(ranks), ascii_only=True)).items():
         default = stored(f"{ranks}_{name}")
@@ -115,7 +117,7 @@ def test_ascii_differs_where_the_default_is_not_ascii(ranks: int) -> None:
                 assert all(a == b or not a.isascii() for a, b in cells), (line, plain)
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", FEW_JOBS)
 def test_no_color_has_the_same_text_and_no_colour(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def colourless(app: SupervisorApp) -> None:
         styles = [segment.style for segment in segments(app) if segment.style is not None]
@@ -126,7 +128,7 @@ def test_no_color_has_the_same_text_and_no_colour(ranks: int, monkeypatch: pytes
     same_text(ranks, asyncio.run(walk(ranks, plain_dialogs(ranks), colourless)))
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", FEW_JOBS)
 def test_light_has_the_same_text_on_a_light_ground(ranks: int) -> None:
     def light(app: SupervisorApp) -> None:
         cells: Counter[str] = Counter()
@@ -148,7 +150,7 @@ def same_text(ranks: int, texts: Texts) -> None:
             assert without_bar(text) == without_bar(default[size]), f"{name} {size}"
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", FEW_JOBS)
 def test_read_only_says_so_and_offers_nothing(ranks: int) -> None:
     over = [name for name in plain_dialogs(ranks) if name not in ASKS]
     texts = asyncio.run(walk(ranks, over, sizes=SIZES, read_only=True))

@@ -26,6 +26,7 @@ from supervisor.tui.dialogs.palette import CommandPalette
 from supervisor.tui.source import Source
 from supervisor.tui.widgets.lines import LineView
 from supervisor.tui.widgets.picker import Picker
+from tests.examples import TIMES
 from tests.hostile import HOSTILE, check_harmless, hostile_session
 from tests.screens import recorded
 from tests.screens.screens import press, running, settle, text_of, type_key, until
@@ -45,7 +46,8 @@ def as_source(session: Session) -> Source:
 
 @pytest.mark.parametrize("screen", "1234567")
 def test_random_keys_on_every_screen(screen: str) -> None:
-    """1,000 on each, as fast as a pasted text; KEYS_SEED=… plays other ones."""
+    """Hundreds on each, as fast as a pasted text; KEYS_SEED=… plays other ones."""
+    count = 400 * TIMES
     seed = int(os.environ.get("KEYS_SEED") or 518831469)
     rng = random.Random(f"{seed} {screen}")
     pressed: list[str] = []
@@ -53,7 +55,7 @@ def test_random_keys_on_every_screen(screen: str) -> None:
 
     async def until_it_is_left() -> None:
         async with running(session, (80, 24)) as (app, pilot):
-            while app.return_value is None and len(pressed) < 1000:
+            while app.return_value is None and len(pressed) < count:
                 burst = rng.choices(KEYS, k=rng.randint(1, 30))
                 pressed.extend(burst)
                 for key in (*["escape"] * 3, screen, *burst) if rng.random() < 0.2 else burst:
@@ -62,7 +64,7 @@ def test_random_keys_on_every_screen(screen: str) -> None:
                 await settle(app, pilot, 0)
 
     try:
-        while len(pressed) < 1000:
+        while len(pressed) < count:
             asyncio.run(until_it_is_left())
     except Exception as error:
         raise AssertionError(f"KEYS_SEED={seed}, after {len(pressed)} keys: {' '.join(pressed[-40:])}") from error
@@ -82,7 +84,7 @@ def test_resize_during_everything(name: str) -> None:
         recording, keys = SCREENS[name]
         async with running(open_recording(recording), (100, 30)) as (app, pilot):
             await press(app, pilot, *keys)
-            for size in ((60, 16), (200, 60), (61, 17), (20, 5), (1, 1), (80, 24)):
+            for size in ((60, 16), (200, 60), (1, 1), (80, 24)):
                 await pilot.resize_terminal(*size)
                 await pilot.pause()
                 app.tick()
