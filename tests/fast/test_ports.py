@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 from collections.abc import Iterator
 
@@ -16,13 +17,13 @@ HERE = "127.0.0.1"
 
 @contextlib.contextmanager
 def neighbours() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Yield two sockets that listen at consecutive ports."""
+    """Yield two sockets that listen at consecutive ports; the system gives these to nobody who asks for any port."""
     with contextlib.ExitStack() as stack:
         while True:
-            first = stack.enter_context(bind(HERE, 0))
+            port = random.randrange(10_000, 28_000)
             try:
-                second = stack.enter_context(bind(HERE, first.getsockname()[1] + 1))
-            except (OSError, OverflowError):
+                first, second = (stack.enter_context(bind(HERE, number)) for number in (port, port + 1))
+            except OSError:
                 continue
             break
         yield first, second
