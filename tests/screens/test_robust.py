@@ -30,7 +30,7 @@ from tests.examples import TIMES
 from tests.hostile import HOSTILE, check_harmless, hostile_session
 from tests.screens import recorded
 from tests.screens.screens import press, running, settle, text_of, type_key, until
-from tests.screens.test_snapshots import SCREENS, open_recording
+from tests.screens.test_snapshots import open_recording
 
 KEYS = [
     *"1234567", *"lifxmTMsen/Nt#[]<>gGjkudb0?:-", "enter", "escape", "tab", "shift+tab", "up", "down", "left", "right",
@@ -76,23 +76,6 @@ def test_a_screen_that_is_opened_as_the_application_ends() -> None:
             app.push_screen(CommandPalette([]))
 
     asyncio.run(body())
-
-
-@pytest.mark.parametrize("name", SCREENS)
-def test_resize_during_everything(name: str) -> None:
-    async def scenario() -> None:
-        recording, keys = SCREENS[name]
-        async with running(open_recording(recording), (100, 30)) as (app, pilot):
-            await press(app, pilot, *keys)
-            for size in ((60, 16), (200, 60), (1, 1), (80, 24)):
-                await pilot.resize_terminal(*size)
-                await pilot.pause()
-                app.tick()
-                await pilot.pause()
-                text_of(app)
-            await settle(app, pilot)
-
-    asyncio.run(scenario())
 
 
 class Painted:

@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.tui import times
 from tests.screens import fabrics, recorded
-from tests.screens.screens import SIZES, compare, named, press, running, settle
+from tests.screens.screens import SIZES, compare, named, press, running, settle, text_of
 
 # Name, recording, keys to the screen.
 SCREENS = {
@@ -70,7 +70,17 @@ def open_recording(name: str) -> recorded.RecordedSession:
     return recorded.load(name)
 
 
-async def _shots(name: str, mode: str = "", sizes: Sequence[tuple[int, int]] = SIZES, **options: object) -> None:
+# What nobody has planned for: no picture, and no error either.
+ODD_SIZES = ((60, 16), (200, 60), (1, 1), (80, 24))
+
+
+async def _shots(
+    name: str,
+    mode: str = "",
+    sizes: Sequence[tuple[int, int]] = SIZES,
+    odd: Sequence[tuple[int, int]] = (),
+    **options: object,
+) -> None:
     recording, keys = SCREENS[name]
     session = open_recording(recording)
     if name == "map_stale":
@@ -81,12 +91,19 @@ async def _shots(name: str, mode: str = "", sizes: Sequence[tuple[int, int]] = S
         for size in sizes:
             await pilot.resize_terminal(*size)
             texts[named(size) + mode] = await settle(app, pilot)
+        for size in odd:
+            await pilot.resize_terminal(*size)
+            await pilot.pause()
+            app.tick()
+            await pilot.pause()
+            text_of(app)
+        await settle(app, pilot)
     compare(name, texts)
 
 
 @pytest.mark.parametrize("name", SCREENS)
 def test_screen(name: str) -> None:
-    asyncio.run(_shots(name))
+    asyncio.run(_shots(name, odd=ODD_SIZES))
 
 
 ASCII = ("map", "map_training", "map_512", "incident", "confirm_stop", "logs_found")

@@ -162,6 +162,8 @@ def time_line(
     marks: Iterable[tuple[float, str, str]],
 ) -> Row:
     """Return a line of the time: thick while a group ran (from, to), with marks (when, glyph, role)."""
+    if width < 1:
+        return ()
     cells: list[Span] = [("." if glyphs.ascii else "╌", "rule")] * width
     scale = width / max(1e-9, end_s - begin_s)
 
