@@ -31,7 +31,7 @@ PROMOTE_DEADLINE = 30.0
 # A removed agent stays for some seconds so that its end can be read.
 REPLACE_DEADLINE = 20.0
 REPLACE_PAUSE = 0.3
-# How long connected hosts wait for one before them in the inventory that is not connected yet.
+# How long connected hosts wait for one before them in the inventory to connect, and then to lock its tree.
 PASS_OVER_S = 5.0
 
 
@@ -39,25 +39,24 @@ class TreeOrder:
     """The order in which a launch locks the work tree of its hosts: on one host first, then on all others at once.
 
     That host is the first of the inventory, so launches of one tree at the same time meet there: the one that finds the
-    lock taken holds none elsewhere, and the other one is not kept from starting. A host that failed is passed over;
-    hosts that do not arrive within PASS_OVER_S are, too. A host where another job is in the way is not: nothing else is
-    locked then.
+    lock taken holds none elsewhere, and the other one is not kept from starting. A host that failed is passed over; so
+    are hosts that do not arrive within PASS_OVER_S, and one that does not answer within PASS_OVER_S of its turn. A host
+    where another job is in the way is not: nothing else is locked then.
     """
 
     def __init__(self, hosts: Iterable[str]) -> None:
         self._candidates = list(hosts)
         self._turns: dict[str, asyncio.Future[None]] = {}
         self._is_locked = False
+        self._timer: asyncio.TimerHandle | None = None
 
     async def turn(self, name: str) -> None:
         """Wait until a connected host may lock its tree."""
         turn = self._turns[name] = asyncio.get_running_loop().create_future()
+        if self._timer is None:
+            self._wait()
         self._give_turns()
-        await asyncio.wait((turn,), timeout=PASS_OVER_S)
-        if not turn.done():
-            self._candidates = [one for one in self._candidates if one in self._turns]
-            self._give_turns()
-            await turn
+        await turn
 
     def locked(self) -> None:
         """Note that a host has locked its tree."""
@@ -71,14 +70,32 @@ class TreeOrder:
             self._give_turns()
 
     def _give_turns(self) -> None:
-        if self._is_locked or not self._candidates:
+        is_open = self._is_locked or not self._candidates
+        if is_open:
             chosen, self._turns = self._turns, {}
         else:
             first = self._candidates[0]
             chosen = {first: self._turns[first]} if first in self._turns else {}
-        for turn in chosen.values():
-            if not turn.done():
-                turn.set_result(None)
+        waiting = [turn for turn in chosen.values() if not turn.done()]
+        for turn in waiting:
+            turn.set_result(None)
+        if is_open:
+            self._stop_waiting()
+        elif waiting:
+            self._wait()
+
+    def _wait(self) -> None:
+        self._stop_waiting()
+        self._timer = asyncio.get_running_loop().call_later(PASS_OVER_S, self._pass_over_silent)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _pass_over_silent(self) -> None:
+        """Pass over the hosts that have not arrived, and the one that has had its turn."""
+        self._candidates = [one for one in self._candidates if one in self._turns and not self._turns[one].done()]
+        self._give_turns()
 
 
 @dataclass(frozen=True)

@@ -97,9 +97,10 @@ def test_files_of_earlier_runs_are_named_before_the_script_finds_them(monkeypatc
 class Trees:
     """What one launch meets: four hosts, each with a work tree that one launch at a time can lock."""
 
-    def __init__(self, holders: dict[str, Trees], unreachable: str) -> None:
+    def __init__(self, holders: dict[str, Trees], unreachable: str = "", hangs: str = "") -> None:
         self.holders = holders
         self.unreachable = unreachable
+        self.hangs = hangs
         self.connected = {name: asyncio.Event() for name in NAMES}
 
     def connect(self, *names: str) -> None:
@@ -130,6 +131,8 @@ class Trees:
         async def call(op: str, *_: object, **__: object) -> Answer:
             if op == "open":
                 raise CallFailed("no_such_job", "")
+            if name == self.hangs:
+                await asyncio.Event().wait()
             if op == "tree_plan" and self.holders.setdefault(name, self) is not self:
                 raise CallFailed("tree_busy", "tree t is being synced by somebody else")
             done = {"root": "", "changed": 0, "removed": 0, "conflicts": [], "kept_in": None}
@@ -148,9 +151,9 @@ class Trees:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("first", ["connected", "unreachable", "silent"])
-def test_of_two_launches_of_one_tree_at_the_same_time_one_starts(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
-    """Both lock the first host before the others; if it cannot be had, the next one."""
+@pytest.fixture
+def light_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch does no more than to lock the trees of its hosts."""
 
     async def some(*_: object) -> dict[str, Any]:
         return {"address": "", "port": 1}
@@ -160,10 +163,16 @@ def test_of_two_launches_of_one_tree_at_the_same_time_one_starts(monkeypatch: py
 
     for name in ("engine", "peer_address", "assign"):
         monkeypatch.setattr(bringup, name, some)
-    monkeypatch.setattr(bringup, "PASS_OVER_S", 0.05 if first == "silent" else WAIT_S)
     monkeypatch.setattr("supervisor.launch.launch.read_tree", tree)
     monkeypatch.setattr("supervisor.launch.launch.quick", lambda _views: [])
     monkeypatch.setattr("supervisor.launch.launch.LAST_REPORTS_S", 0.05)
+
+
+@pytest.mark.usefixtures("light_launch")
+@pytest.mark.parametrize("first", ["connected", "unreachable", "silent"])
+def test_of_two_launches_of_one_tree_at_the_same_time_one_starts(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    """Both lock the first host before the others; if it cannot be had, the next one."""
+    monkeypatch.setattr(bringup, "PASS_OVER_S", 0.05 if first == "silent" else WAIT_S)
 
     async def body() -> None:
         holders: dict[str, Trees] = {}
@@ -182,3 +191,13 @@ def test_of_two_launches_of_one_tree_at_the_same_time_one_starts(monkeypatch: py
         await start
 
     asyncio.run(asyncio.wait_for(body(), WAIT_S))
+
+
+@pytest.mark.usefixtures("light_launch")
+def test_hosts_that_hang_before_their_tree_is_locked_keep_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bringup, "PASS_OVER_S", 0.05)
+    holders: dict[str, Trees] = {}
+    one = Trees(holders, hangs="n1")
+    one.connect(*NAMES)
+    asyncio.run(asyncio.wait_for(one.launch(), WAIT_S))
+    assert set(holders) == {*NAMES[1:]}
