@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 import sys
 from pathlib import Path
@@ -120,8 +121,7 @@ def load_all() -> tuple[dict[str, Skin], list[str]]:
     for folder in (themes_dir(), user_themes_dir()):
         for path in _files(folder, "*.toml", notices):
             try:
-                # Tests check ours; parsing style sheets with each theme takes a third of a second.
-                skin = load(path, is_ours=folder == themes_dir())
+                skin = _ours(path) if folder == themes_dir() else load(path)
             except ThemeError as error:
                 notices.append(str(error))
             else:
@@ -154,17 +154,26 @@ def find(name: str) -> str:
     raise ThemeError("; ".join([known, *broken]))
 
 
-def load(path: Path, *, is_ours: bool = False) -> Skin:
-    """One theme file; raises ThemeError that names file, line and key. is_ours: its variables are not checked."""
+def load(path: Path) -> Skin:
+    """One theme file; raises ThemeError that names file, line and key."""
     text = _read(path)
+    skin = _parsed(path, text)
+    _try_variables(skin, path, text)
+    return skin
+
+
+@functools.cache
+def _ours(path: Path) -> Skin:
+    """A theme of this installation. Tests check its variables: that takes a third of a second for all themes."""
+    return _parsed(path, _read(path))
+
+
+def _parsed(path: Path, text: str) -> Skin:
     try:
-        skin = parse(tomllib.loads(text), path, text)
+        return parse(tomllib.loads(text), path, text)
     except tomllib.TOMLDecodeError as error:
         line = re.search(r"line (\d+)", str(error))
         raise ThemeError(f"{path}:{line[1] if line else len(text.splitlines())}: {error}") from error
-    if not is_ours:
-        _try_variables(skin, path, text)
-    return skin
 
 
 def _try_variables(skin: Skin, path: Path, text: str) -> None:
@@ -218,7 +227,7 @@ def _theme(fields: dict[str, Any], path: Path, text: str) -> Theme:
             word = wanted.get(key, str).__name__
             raise ThemeError(f"{at(path, text, key)}: {key} must be a {word}, not {value!r}")
         if wanted.get(key, str) is str and key != "name":
-            _check_color(key, value, at(path, text, key))
+            _check_color(key, value, path, text)
     for key, value in fields.get("variables", {}).items():
         if not isinstance(value, str):
             raise ThemeError(f"{at(path, text, key, 'variables')}: {key} must be a text, not {value!r}")
@@ -230,26 +239,32 @@ def _theme(fields: dict[str, Any], path: Path, text: str) -> Theme:
     return theme
 
 
-def _check_color(key: str, value: Any, where: str) -> None:
+def _check_color(key: str, value: Any, path: Path, text: str) -> None:
     try:
         Color.parse(str(value))
     except ColorParseError as error:
-        raise ThemeError(f"{where}: {key}: {error}") from error
+        raise ThemeError(f"{at(path, text, key)}: {key}: {error}") from error
 
 
 def _roles(roles: dict[str, Any], path: Path, text: str) -> dict[str, Style]:
     styles: dict[str, Style] = {}
     for role, value in {**ROLES, **roles}.items():
-        where = at(path, text, role, "roles")
-        if role not in ROLES:
-            raise ThemeError(f"{where}: unknown role {role!r}{_meant(role, ROLES)}")
-        if not isinstance(value, str):
-            raise ThemeError(f"{where}: role {role} must be a text such as 'bold #ff6b6b', not {value!r}")
         try:
-            styles[role] = Style.parse(value)
-        except StyleSyntaxError as error:
-            raise ThemeError(f"{where}: role {role}: {error}") from error
+            styles[role] = _style(role, value)
+        except ThemeError as error:
+            raise ThemeError(f"{at(path, text, role, 'roles')}: {error}") from error
     return styles
+
+
+def _style(role: str, value: Any) -> Style:
+    if role not in ROLES:
+        raise ThemeError(f"unknown role {role!r}{_meant(role, ROLES)}")
+    if not isinstance(value, str):
+        raise ThemeError(f"role {role} must be a text such as 'bold #ff6b6b', not {value!r}")
+    try:
+        return Style.parse(value)
+    except StyleSyntaxError as error:
+        raise ThemeError(f"role {role}: {error}") from error
 
 
 def dress(skin: Skin, path: Path) -> Skin:

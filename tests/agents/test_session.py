@@ -29,6 +29,7 @@ from supervisor.logs.selection import Selection
 from supervisor.session import Session
 from supervisor.ssh import HostError, NodeLink
 from tests.agents.test_session_hosts import WAIT_S, Hosts, hosts
+from tests.examples import nightly
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 ALL = Selection(generation="all")
@@ -114,7 +115,7 @@ async def a_lost_agent_is_started_again_while_somebody_controls(session: Session
     assert [event["seq"] for event in session.events] == list(range(1, len(session.events) + 1))
 
 
-@pytest.mark.parametrize("killed", [("n1", "n3"), ("n1", "n2", "n3")], ids=" ".join)
+@pytest.mark.parametrize("killed", [pytest.param(("n1", "n3"), marks=nightly), ("n1", "n2", "n3")], ids=" ".join)
 def test_agents_that_are_killed_together_come_back_as_one_job(tmp_path: Path, killed: tuple[str, ...]) -> None:
     async def scenario(made: Hosts) -> None:
         async with planned(made.inventory(), made, "100000", "0.05") as session:

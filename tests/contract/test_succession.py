@@ -13,6 +13,7 @@ from tests.cluster import Cluster
 from tests.cluster.fixtures import hosts_of
 from tests.cluster.job import WAIT_S, Job, journal
 from tests.cluster.scripts import LIGHT
+from tests.examples import nightly
 
 pytestmark = [pytest.mark.cluster, pytest.mark.e2e]
 KEYS = {"nproc_per_node": 1, "min_nodes": 1, "node_timeout": 4.0}
@@ -47,7 +48,7 @@ def workers(cluster: Cluster, node: str) -> list[int]:
     ("away", "stay"),
     [
         (["n1"], ["n2", "n3"]),
-        (["n1"], ["n2", "n3", "n4"]),
+        pytest.param(["n1"], ["n2", "n3", "n4"], marks=nightly),
         (["n1", "n2"], ["n3", "n4", "n5"]),
     ],
     ids=["1 of 3", "1 of 4", "2 of 5"],

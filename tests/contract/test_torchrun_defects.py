@@ -18,8 +18,16 @@ hosts = hosts_of(defects.HOSTS)
 light_hosts = hosts_of(defects.HOSTS, stub_torch=True)
 
 
-# Other tests of real hosts show that ours keeps these: test_acceptance.py, test_patterns.py, test_succession.py.
-ELSEWHERE = ("worker killed, gloo", "host gone", "rank 0's host gone", "agent killed", "a third host", "restart on")
+# Other tests show that ours keeps these: test_acceptance.py, test_patterns.py, test_succession.py, test_hangs.py.
+ELSEWHERE = (
+    "worker killed, gloo",
+    "host gone",
+    "rank 0's host gone",
+    "agent killed",
+    "a third host",
+    "restart on",
+    "a rank hangs",
+)
 HERE = [scenario for scenario in SCENARIOS if not scenario.name.startswith(ELSEWHERE)]
 
 
