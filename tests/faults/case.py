@@ -225,14 +225,13 @@ class Case:
 
     def _come_back(self) -> None:
         begin = looked = time.monotonic()
-        while not self.site.whole():
+        while not self.site.well():
             self.site.look_for_agents()
             if time.monotonic() - looked > _LEFT_OUT_S:
                 self._add_left_out()
                 looked = time.monotonic()
             if time.monotonic() - begin > BACK_S:
-                nodes = sorted({f"{rank.node} in {rank.group}" for rank in self.site.stepping()})
-                self.result.wrong("back", f"{BACK_S:g} s after healing these step: {', '.join(nodes) or 'none'}")
+                self.result.wrong("back", f"{BACK_S:g} s after healing {self.site.state()}")
                 return
             time.sleep(POLL_S)
         if self.result.back_s is None:

@@ -9,7 +9,8 @@
    that was noted there may be one more line. What `supervisor logs --raw` prints is the file.
 4. *Journal.* On every node it is complete JSON lines, numbered from 1 without a gap, and the same on all nodes once the
    job is over. A node that was out of the job when it ended has the beginning.
-5. *Back.* Within `BACK_S` after healing, one group that has ranks on all hosts makes steps.
+5. *Back.* Within `BACK_S` after healing, one group that has ranks on all hosts makes steps, and each host has an agent
+   and the whole journal.
 6. *Status.* What `status --watch` has printed last disagrees with the ranks that make steps on no process for longer
    than `FALSE_S`; not while the operator's machine reaches no agent, nor about processes that the case has stopped.
 7. *Verbs.* Every command ends within `ANSWER_S`, without a traceback.

@@ -103,7 +103,7 @@ class _Row:
     def _form(self) -> None:
         self.site.job.start("--detach", "--nnodes", f"1:{len(self.site.nodes)}")
         assert self.site.job.wait() == 0, self.site.job.errors()
-        self.site.until(self.site.whole, _FORM_S, "first group")
+        self.site.until(self.site.well, _FORM_S, "first group")
         watch = self.site.operator.begin_watch()
         self.site.until(lambda: watch.documents, _FORM_S, "status")
 
@@ -124,7 +124,7 @@ class _Row:
             if rank.times_ns and rank.times_ns[-1] > self.site.lost_disks.get(rank.node, 0):
                 its = max((one for one in self.cases if one.begun_ns < rank.times_ns[-1]), key=lambda one: one.begun_ns)
                 its.result.violations += invariants.log_violations(rank, self._log(rank))
-        journals = {node: self._journal_file(node) for node in self.site.nodes}
+        journals = {node: self.site.journal_file(node) for node in self.site.nodes}
         case.result.violations += invariants.journal_violations(journals, all_there=not case.fault.over)
 
     def _await_end(self, case: Case) -> None:
@@ -136,10 +136,6 @@ class _Row:
                 case.result.wrong("orphan", f"{len(left)} processes {GONE_S:g} s after `stop`: {some}")
                 return
             await_ends(left, end - time.monotonic())
-
-    def _journal_file(self, node: str) -> bytes:
-        path = self.site.files(node) / "events.jsonl"
-        return path.read_bytes() if path.exists() else b""
 
     def _log(self, rank: Rank) -> Path:
         return self.site.files(rank.node) / f"generation_{rank.group[0]}" / f"rank_{rank.rank}" / "stdout.log"

@@ -14,6 +14,7 @@ from typing import Any
 from tests import skew
 from tests.cluster import Cluster
 from tests.cluster.job import POLL_S, Job, journal
+from tests.cluster.network import SSH_PORT
 from tests.faults import ranks
 from tests.faults.commands import Operator
 from tests.faults.invariants import Awake
@@ -21,6 +22,9 @@ from tests.faults.ranks import Rank
 
 _HEADS_S = 0.6
 """Within this time a rank that steps has noted a step."""
+_LOOK_S = 0.5
+_LISTENING = "0A"
+_SSH = f"{SSH_PORT:04X}"
 
 
 class Site:
@@ -37,6 +41,7 @@ class Site:
         self.lost_disks: dict[str, int] = {}
         """When (ns) a node lost its disk last."""
         self._unseen_since: int | None = None
+        self._looked = 0.0
         per_node = 2 if len(self.nodes) == 3 else 1
         self.world = per_node * len(self.nodes)
         keys: dict[str, Any] = {"nproc_per_node": per_node, "node_timeout": self.node_timeout, "min_nodes": 1}
@@ -89,8 +94,24 @@ class Site:
         """Return the pids of these nodes' ranks."""
         return self._pids(nodes, lambda line: line.endswith(" train.py"))
 
+    def _reachable(self) -> set[str]:
+        """Return the nodes whose agent runs and listens; none where one has just looked.
+
+        To look takes the processor that agents need to start.
+        """
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return set()
+        self._looked = now
+        return {node for node in self.nodes if any(map(_listens, self.agents(node)))}
+
     def _pids(self, nodes: Sequence[str], fits: Callable[[str], bool]) -> list[int]:
         return [pid for node in nodes for pid, line in self.cluster.processes(node).items() if fits(line)]
+
+    def journal_file(self, node: str) -> bytes:
+        """Return a node's journal as it is."""
+        path = self.files(node) / "events.jsonl"
+        return path.read_bytes() if path.exists() else b""
 
     def files(self, node: str) -> Path:
         """Return where a node keeps what belongs to the job."""
@@ -102,12 +123,27 @@ class Site:
         """Return the processes that make steps now."""
         return self.stamps.stepping(time.monotonic_ns() - int(_HEADS_S * 1e9))
 
-    def whole(self) -> bool:
+    def well(self) -> bool:
+        """Return whether one group of all hosts steps, each host has an agent, and all have the same journal.
+
+        A group steps on for most of a node_timeout after the agent of one of its nodes was killed.
+        """
+        one_journal = len(set(map(self.journal_file, self.nodes))) == 1
+        return one_journal and self._whole() and self._reachable() == set(self.nodes)
+
+    def _whole(self) -> bool:
         """Return whether one group of all hosts steps, and no other."""
         now = self.stepping()
         newest_group = max(now, key=lambda one: one.times_ns[0]).group if now else None
         newest = [rank for rank in now if rank.group == newest_group]
         return len({rank.rank for rank in newest}) == self.world and {rank.node for rank in newest} == set(self.nodes)
+
+    def state(self) -> str:
+        """Say what runs where, for a case that is not well."""
+        groups = sorted({f"{rank.node} in {rank.group}" for rank in self.stepping()})
+        agents = [node for node in self.nodes if self.agents(node)]
+        records = {node: len(self.journal(node)) for node in self.nodes}
+        return f"these step: {', '.join(groups) or 'none'}; agents on {agents}; records {records}"
 
     def until(self, look: Callable[[], object], timeout_s: float, what: str) -> None:
         """Wait until something is true; raises AssertionError."""
@@ -125,11 +161,21 @@ class Site:
             self._unseen_since = time.monotonic_ns()
 
     def look_for_agents(self) -> None:
-        """Note that an agent can be reached again, if one runs."""
-        if self._unseen_since is not None and self.agents(*self.nodes):
+        """Note that an agent can be reached again, if one can be."""
+        if self._unseen_since is not None and self._reachable():
             self._unseen.append((self._unseen_since, time.monotonic_ns()))
             self._unseen_since = None
 
     def unseen_until(self, end_ns: int) -> list[tuple[int, int]]:
         """Return when (ns) the operator's machine reached no agent."""
         return [*self._unseen, *([] if self._unseen_since is None else [(self._unseen_since, end_ns)])]
+
+
+def _listens(pid: int) -> bool:
+    """Return whether a process of a host's network listens there, beside sshd."""
+    try:
+        lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+        lines += Path(f"/proc/{pid}/net/tcp6").read_text().splitlines()[1:]
+    except OSError:
+        return False
+    return any(fields[3] == _LISTENING and not fields[1].endswith(_SSH) for fields in map(str.split, lines))
