@@ -192,6 +192,7 @@ def loss(seq: int, second: int, reason: str = "cut off", kind: str = "node_lost"
 
 
 _THREE = "quarantined: lost 3 times in 10 minutes, last: cut off"
+_ENGINE = "its engine died 3 times in 10 minutes, last: exit status -9"
 _TWICE = "quarantined: failed alone twice before the first step, last: x"
 
 
@@ -204,6 +205,11 @@ _TWICE = "quarantined: failed alone twice before the first step, last: x"
         ([loss(1, 0), loss(2, 10), loss(3, 20), loss(4, 22, _THREE)], 1, {"n2"}),  # the last two are one
         ([loss(1, 0), loss(2, 10), loss(3, 20, _THREE), loss(4, 30, kind="node_added")], 2, set()),
         ([loss(1, 0), loss(2, 10, "no space")], 1, set()),
+        (
+            [loss(1, 0), loss(2, 10), loss(3, 20, "its engine died 3 times in 10 minutes, last: exit status -9")],
+            2,
+            {"n2"},
+        ),
         ([loss(1, 0, kind="incident"), loss(2, 9, kind="incident"), loss(3, 9, _TWICE, "node_failed")], 1, {"n2"}),
         ([loss(1, 0, kind="incident"), loss(2, 9, kind="incident"), loss(3, 9, _TWICE, "node_failed")], 0, set()),
     ],

@@ -44,6 +44,8 @@ _STEPPING_S = 1.5
 """A process that has made no step for as long does not step; a busy machine may hold one up."""
 _LIVING = {"starting", "running", "silent"}
 _OUT = {"node_lost", "node_failed"}
+_LEFT_OUT = {" in 10 minutes, last: ": 3, "failed alone twice before the first step": 2}
+"""Words of the reason for which a node is left out, and how often that has to happen."""
 
 
 @dataclass(frozen=True)
@@ -226,15 +228,16 @@ def _steps_between(times_ns: Sequence[int], begin: int, end: int) -> bool:
 def left_out(records: Sequence[Mapping[str, Any]], place: int, node_timeout: float) -> set[str]:
     """Return the nodes that the job leaves out for what they did before this place of the journal too.
 
-    A node that is lost three times in ten minutes is left out until the operator adds it, as documented. Where all of
-    these are after `place`, one case alone was taken for several, and the node is not among these.
+    A node that is lost, or whose engine dies, three times in ten minutes is left out until the operator adds it, as
+    documented. Where all of these are after `place`, one case alone was taken for several, and the node is not among
+    these.
     """
     found = set()
     for record in records[place:]:
         node, reason = str(record.get("node")), str(record["detail"].get("reason") or "")
-        if record["type"] in _OUT and reason.startswith("quarantined: "):
-            own = _outages(records[place : record["seq"]], node, node_timeout)
-            if own < (2 if "alone twice" in reason else 3):
+        needed = next((count for words, count in _LEFT_OUT.items() if words in reason), 0)
+        if record["type"] in _OUT and needed:
+            if _outages(records[place : record["seq"]], node, node_timeout) < needed:
                 found.add(node)
         elif record["type"] == "node_added":
             found.discard(node)
