@@ -252,7 +252,7 @@ ACTIONS: tuple[Action, ...] = (
         "shell.completion", "completion", "", "Completion", "print the completion script of a shell: bash, zsh or fish",
         runner="completion",
     ),
-    Action("shell.man", "man", "", "Manual", "print the manual page of all commands", runner="man"),
+    Action("shell.man", "man", "", "Manual", "print the manual page of all commands", runner="completion.run_man"),
     Action(
         "demo.run", "demo", "", "Demo", "run a real DDP job on two embedded SSH hosts; nothing to configure",
         runner="demo",

@@ -1,8 +1,9 @@
-"""`supervisor completion SHELL`: print the script with which a shell completes a command line.
+"""`supervisor completion SHELL`: print the script with which a shell completes a command line. `man`: the manual page.
 
-In: argv; the parsers of all verbs, the known inventories and jobs. Out: a script for bash, zsh or fish on stdout. The
-script calls `supervisor completion --line WORD…` with the words up to the cursor and gets the candidates for the last
-one, so the same rules hold in every shell. No host is asked. To complete another kind of value, add a line to VALUES.
+In: argv; the parsers of all verbs, the known inventories and jobs. Out: the manual page in roff, or a script for bash,
+zsh or fish on stdout. The script calls `supervisor completion --line WORD…` with the words up to the cursor and gets
+the candidates for the last one, so the same rules hold in every shell. No host is asked. To complete another kind of
+value, add a line to VALUES.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import dataclasses
 import os
 import re
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from remote_agent.wire.events import ENDED_STATES
-from supervisor import known
+from supervisor import __version__, known
 from supervisor.actions import ACTIONS, BY_VERB, Action
-from supervisor.cli.entry import run_verb
+from supervisor.cli.entry import NOTES, SUMMARY, SYNOPSIS, run_verb
 from supervisor.cli.options import DESCRIBE, Described, make_parser, open_known, parse
 from supervisor.cli.output import write_lines
 from supervisor.errors import SupervisorError
@@ -284,3 +285,52 @@ complete -c supervisor -f -a '(__supervisor_complete)'
 """
 
 SHELLS: Mapping[str, str] = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+
+
+# --- the manual page
+
+
+def run_man(verb: str, argv: Sequence[str]) -> int:
+    """Print the manual page, `supervisor.1` in roff; returns the exit status."""
+    parser = make_parser(verb, "> supervisor.1", target=False)
+    parser.epilog = "to read it:     supervisor man | man -l -\nto install it:  supervisor man > DIR/man1/supervisor.1"
+    parse(parser, argv)
+    write_lines(list(page()))
+    return 0
+
+
+def page() -> Iterator[str]:
+    """Yield the lines of the page."""
+    yield f'.TH SUPERVISOR 1 "" "supervisor {__version__}" "User Commands"'
+    yield from (".SH NAME", f"supervisor \\- {_text(SUMMARY.rstrip('.'))}")
+    yield from (".SH SYNOPSIS", f".B {_text(SYNOPSIS)}")
+    yield ".SH DESCRIPTION"
+    for line in NOTES:
+        yield from (_text(line), ".br")
+    yield ".SH COMMANDS"
+    for action in ACTIONS:
+        if action.verb:
+            yield from _command(describe(action.verb))
+
+
+def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
+    usage = " ".join((parser.usage or "").split())
+    yield from (f".SS {_text(parser.prog)}", f".B {_text(usage)}", ".PP", f"{_text(parser.description or '')}.")
+    formatter = parser._get_formatter()
+    options = dict(named_options(parser))
+    for group in parser._action_groups:
+        mine = [one for one in group._group_actions if one in options and one.dest != "help"]
+        if mine and group is not parser._optionals:
+            yield from (".PP", f"{_text(group.title or '')}:")
+        for one in mine:
+            names = ", ".join(options[one])
+            value = "" if one.nargs == 0 else f" {one.metavar or '|'.join(map(str, one.choices or ()))}"
+            yield from (".TP", f".B {_text(names + value)}", _text(formatter._expand_help(one)))
+    if parser.epilog:
+        yield from (".PP", ".nf", *map(_text, parser.epilog.splitlines()), ".fi")
+
+
+def _text(text: str) -> str:
+    """Return a text of which roff takes nothing as a request."""
+    text = text.replace("\\", "\\e").replace("-", "\\-")
+    return f"\\&{text}" if text[:1] in (".", "'") else text

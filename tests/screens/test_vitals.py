@@ -15,10 +15,9 @@ from supervisor.tui import times
 from supervisor.tui.generations import Runs
 from supervisor.tui.looks import Glyphs
 from supervisor.tui.model import Snapshot, build, take
-from supervisor.tui.rows.events import event_row
 from supervisor.tui.rows.incident import incident_lines
 from supervisor.tui.rows.spans import row_width, text_of
-from supervisor.tui.rows.tables import SortOrder
+from supervisor.tui.rows.tables import SortOrder, event_row
 from supervisor.tui.rows.usage import PAST_KINDS, node_usage_lines, node_vitals, rank_lines, rank_vitals
 from supervisor.tui.training import gather, newest
 from supervisor.tui.widgets.rank_grid import METRICS, RankGrid, share

@@ -1,6 +1,6 @@
-"""Tables of nodes and ranks as rows of exact width: pure functions of a snapshot.
+"""Tables of nodes and ranks, and events of the journal, as rows of exact width: pure functions.
 
-In: `model.Snapshot`, a width, glyphs. Out: rows.
+In: `model.Snapshot`, events, a width, glyphs. Out: rows.
 """
 
 from __future__ import annotations
@@ -12,17 +12,32 @@ import re
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from remote_agent.text.names import ranges
+from remote_agent.wire.events import EventType, label
 from supervisor.tui import looks
 from supervisor.tui.rows.spans import Row, Span, clean, fit, fit_row, row_width, width_of, wrap
 from supervisor.wording import values
+from supervisor.wording.events import ROLES, event_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from supervisor.tui.looks import Glyphs
     from supervisor.tui.model import NodeRow, RankRow, Snapshot
 
 T = TypeVar("T")
+
+
+# The glyph of a role, and those of types that have another one.
+_OF_ROLE: Final = {"bad": "X", "warn": "!", "start": "~", "ok": "+", "done": "+", "off": "."}
+_OF_TYPE: Final[dict[str, str]] = {
+    EventType.INCIDENT: "!",
+    EventType.AGENT_LOST: "-",
+    EventType.RESTART_REQUESTED: "~",
+    EventType.REMOVE_REQUESTED: "~",
+    EventType.GENERATION_STOPPED: "~",
+    EventType.ENVIRONMENT_SET: "~",
+    EventType.TREE_CHANGED: "~",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -347,3 +362,25 @@ def name_width(nodes: Sequence[NodeRow]) -> int:
 @functools.lru_cache(maxsize=1024)
 def _cells_of(name: str) -> int:
     return width_of(clean(name))
+
+
+def event_row(event: Mapping[str, Any], glyphs: Glyphs, width: int, *, wide: bool = False) -> Row:
+    """One event; `wide` adds number and generation."""
+    kind = str(event.get("type") or "?")
+    role = ROLES.get(kind, "dim")
+    mark = _OF_TYPE.get(kind) or _OF_ROLE.get(role, glyphs.dot)
+    spans = [(f" {values.clock(event.get('time'), millis=wide and width >= 100)} ", "time"), (f"{mark} ", role)]
+    if wide:
+        number = f"g{event['generation']}" if event["generation"] >= 0 else ""
+        spans.append((fit(number, 4, glyphs.more), "dim"))
+    place = " ".join(
+        part
+        for part in (str(event.get("node") or ""), "" if event.get("rank") is None else f"r{event['rank']}")
+        if part
+    )
+    room = 10 if width < 100 else 16
+    spans.append((fit(place, room, glyphs.more) + " ", "tag"))
+    loud = role if role in ("bad", "warn", "done") else "text"
+    spans.append((fit(label(kind), 19, glyphs.more) + " ", loud))
+    spans.append((clean(event_text(event)), "bad" if role == "bad" else "dim"))
+    return tuple(spans)

@@ -18,7 +18,7 @@ from supervisor.tui.history import Past
 from supervisor.tui.logs.feeds import BOTH
 from supervisor.tui.logs.merged import MergedFeed
 from supervisor.tui.rows import tables
-from supervisor.tui.rows.events import event_row
+from supervisor.tui.rows.tables import event_row
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import Target
 from supervisor.tui.widgets.dashboard import Dashboard

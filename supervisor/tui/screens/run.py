@@ -14,8 +14,7 @@ from remote_agent.text.names import count
 from supervisor.inventory.pattern import fold
 from supervisor.tui import times
 from supervisor.tui.generations import Run, Runs, bar
-from supervisor.tui.rows.events import event_row
-from supervisor.tui.rows.tables import Column, Table, fact_lines, flow
+from supervisor.tui.rows.tables import Column, Table, event_row, fact_lines, flow
 from supervisor.tui.screens.base import LiveScreen
 from supervisor.tui.shell import Target
 from supervisor.tui.widgets.picker import Picker
