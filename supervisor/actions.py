@@ -233,7 +233,7 @@ ACTIONS: tuple[Action, ...] = (
         impact="deletes the logs and journals of finished jobs on the nodes; live jobs are kept",
     ),
     Action(
-        "job.record", "record", "", "Record", "record a job in one file: events, states and logs",
+        "job.record", "record", "", "Record", "save a job as one file: events, states and logs",
         runner="record",
     ),
     Action(

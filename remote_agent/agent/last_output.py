@@ -354,7 +354,7 @@ def _shown(node: str, keeper: str, rank: int, name: str, end: End, time: str) ->
     part = f"the last {len(body):,} of {end.size:,} bytes" if len(body) < end.size else f"{end.size:,} bytes"
     stamp = datetime.datetime.fromisoformat(time.rstrip("Z")).strftime("%Y-%m-%d %H:%M:%S")
     head = f"supervisor: rank {rank} wrote this on {node}, which was lost at {stamp} UTC"
-    what = f"{keeper} has {part} of its {name}, without what it wrote in its last {LOOK_S:g} s"
+    what = f"{keeper} has {part} of its {name}, without the output of its last {LOOK_S:g} s"
     newline = b"" if body.endswith(b"\n") else b"\n"
     return f"{head}; {what}\n".encode() + body + newline
 

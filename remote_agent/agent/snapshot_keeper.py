@@ -600,7 +600,7 @@ class SnapshotKeeper:
                 self._shared[-1] = True
                 self._notice(
                     SNAPSHOT_UNNAMED,
-                    f"{wrong}{found.path} is a snapshot on this node's disk alone; --snapshots '{name}', or "
+                    f"{wrong}{found.path} is a snapshot that only this node's disk has; --snapshots '{name}', or "
                     f'snapshots = ["{name}"] in [job], keeps copies of it on other nodes',
                 )
                 return

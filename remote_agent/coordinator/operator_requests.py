@@ -172,7 +172,7 @@ def on_cordon(turn: Turn, event: inputs.Cordon) -> None:
         turn.set_node(name, status="spare" if full else "ready", reason=formation.FULL if full else None)
     kind = EventType.NODE_CORDONED if event.on else EventType.NODE_UNCORDONED
     turn.emit(kind, node=name, operator=event.operator, status=turn.node(name).status)
-    turn.reply(f"{name} {'joins no further group' if event.on else 'may join groups again'}")
+    turn.reply(f"{name} {'will not join future groups' if event.on else 'may join future groups again'}")
     if not event.on:
         formation.admit(turn, name, StopCause.RETURNED)
 

@@ -237,7 +237,7 @@ def _plan(state: s.State) -> str | None:
         return f"starting generation {state.generation} on {where}{views.origin(state)}"
     strangers = (state.world_size or 0) - len(state.ranks)
     if state.phase == s.RUNNING and strangers > 0:
-        return f"{strangers} of {state.world_size} ranks are not ours: other agents of torch joined{_meeting(state)}"
+        return f"{strangers} of {state.world_size} ranks are outside HOSTS: other torch agents joined{_meeting(state)}"
     if condition(state) is Condition.DEGRADED:
         running = f"waiting for nodes: {len(state.members)} of {_wanted_nodes(state)} run"
         return "; ".join([running, *views.left_out(state, "failed", "lost")])

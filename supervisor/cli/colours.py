@@ -35,7 +35,7 @@ _RULES: Final = tuple(
         r"(?P<bad>incident \S+|error\b|failed:|a job on these hosts would fail)",
         r"(?P<warn>warning\b:?|note:)",
         r"(?P<ok>next:|  hint:|a job on these hosts would start|\d+ hosts?, no problems found)",
-        r"  (?P<name>evidence|victims|exit|missing in [^:]+|traceback|state|warning):",
+        r"  (?P<name>evidence|failed as a consequence|exit|missing in [^:]+|traceback|state|warning):",
         r"(?P<name>[a-z][\w $./-]*?) +(?P<warn>!) ",
     )
 )

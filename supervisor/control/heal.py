@@ -78,7 +78,7 @@ async def _start(hub: Hub, link: Link, spec: JobSpec, issuer: admission.Issuer, 
     authority = None if admission.is_certified(hub, link) else issuer.authority()
     if authority is not None and (untold := admission.untold(hub, name)):
         hub.notice(
-            f"{fold(untold)}: unreachable, does not know yet that {name} is new; learns it once reconnected", "warning"
+            f"{fold(untold)}: unreachable; it learns about the new node {name} once it is connected again", "warning"
         )
     read = functools.partial(read_tree_again, hub.inventory, spec, name) if full or resynced else None
     pems = "".join(believed.values())

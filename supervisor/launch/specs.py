@@ -287,9 +287,9 @@ async def read_tree_again(inventory: Inventory, spec: JobSpec, node: str) -> Tre
     raise HostError(
         node,
         "sync",
-        f"it is missing the work tree of {spec.job} and would run other code than the rest: {inventory.job.workdir} "
+        f"it is missing the work tree of {spec.job} and would run different code: {inventory.job.workdir} "
         f"has changed since the launch or the last sync{changed}",
-        "add the node with the files as they were, or bring all nodes the new ones: restart --sync",
+        "restore the files and add the node, or copy the new files to all nodes: restart --sync",
     )
 
 

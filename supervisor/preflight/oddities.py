@@ -36,8 +36,8 @@ OWN_TO_A_HOST = re.compile(
 )
 # Part of an error's text -> what it most likely means.
 CAUSES = (
-    ("another machine", "that name or address means another machine there: correct `address` in HOSTS"),
-    ("Name or service", "the nodes do not know that name: set `address` in HOSTS to a name that they resolve"),
+    ("another machine", "that name or address leads to another machine: correct `address` in HOSTS"),
+    ("Name or service", "the nodes cannot resolve that name: set `address` in HOSTS to a name that they can resolve"),
     ("name resolution", "the nodes cannot resolve that name now: write `address` in HOSTS as a number"),
     (
         "no answer within",

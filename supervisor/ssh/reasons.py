@@ -100,7 +100,7 @@ def channel_error(settings: Settings, error: asyncssh.ChannelOpenError) -> HostE
     """Return the error for a channel that a server or a jump host did not open."""
     if error.code == asyncssh.OPEN_CONNECT_FAILED:
         hint = "check the address as the jump host sees it"
-        reason = f"{settings.where} is not reached from the jump host: {error.reason}"
+        reason = f"{settings.where} cannot be reached from the jump host: {error.reason}"
         return HostError(settings.label, "connect", reason, hint)
     if error.code == asyncssh.OPEN_ADMINISTRATIVELY_PROHIBITED:
         hint = "sshd there must allow it: AllowTcpForwarding on a jump host, MaxSessions on a node"
@@ -174,7 +174,7 @@ def complaint(settings: Settings, address: str, offered: asyncssh.SSHKey | None)
     if is_known(settings, address):
         reason = f"the host key of {shown} has changed: it is not the one in {files}{key}"
         hint = (
-            "somebody may be listening in, or the machine was set up anew; if you know that it was: "
+            "the machine was reinstalled, or somebody intercepts the connection; if you know that it was reinstalled: "
             f"ssh-keygen -f {first} -R '{shown}', then add the new key"
         )
         return reason, hint

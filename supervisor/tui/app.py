@@ -455,7 +455,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
     def action_go(self, mode: str) -> None:
         """Go to a screen."""
         if mode == keys.HOME and self.home is None:
-            self.say("here is one job only; `supervisor` alone shows all")
+            self.say("this screen shows one job only; `supervisor` without a command lists all")
         elif mode != keys.HOME and not self.has_job:
             self.say("no job is open; enter opens the selected one")
         elif mode != self.current_mode:
@@ -552,7 +552,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
     def switch_to(self, choice: JobChoice) -> None:
         """Detach, and show another job."""
         if self.source.launching:
-            self.say("the launch is not over; q gives it up", level="warning")
+            self.say("the launch is still running; q aborts it", level="warning")
             return
         self.choice = choice
         self.exit(DETACHED)

@@ -205,7 +205,7 @@ def _placed(node: str, report: Document) -> str:
 
 def _last_output(detail: Document) -> str:
     who = name_ranks(detail.get("ranks") or ())
-    return f"{one_line(detail.get('kept_by'))} has what {who} wrote last: see logs --generation"
+    return f"{one_line(detail.get('kept_by'))} keeps the last output of {who}: see logs --generation"
 
 
 def _restart_requested(detail: Document) -> str:

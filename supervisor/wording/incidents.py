@@ -86,7 +86,7 @@ def standing(incident: Document, now_s: float | None = None, *, utc: bool = Fals
         began = incident.get("time")
         # What follows is a line of its own on a screen.
         since = f"since {clock(began, utc=utc)}{_times_out(incident, None, utc)}"
-        return f"hangs for {_ago(began, now_s)}" if now_s else f"hangs {since}"
+        return f"hung for {_ago(began, now_s)}" if now_s else f"hung {since}"
     if incident.get("preliminary"):
         return "preliminary: the group is still stopping"
     why = f": {cause_text(incident['over'])}" if incident.get("over") else ""
@@ -108,7 +108,7 @@ def healed_note(incident: Document, now_s: float) -> str:
 
 
 def hang_step(incident: Document, now_s: float | None = None) -> str:
-    """Return what follows a hang that lasts; now_s as in `standing`."""
+    """Return what happens next in a hang that lasts; now_s as in `standing`."""
     if incident.get("restarts_at"):
         return f"the group restarts {_at(incident['restarts_at'], now_s)} if the hang lasts"
     # A screen has keys for that.
@@ -154,7 +154,7 @@ def incident_lines(incident: Document, *, traceback: bool = True, utc: bool = Fa
         lines += [f"    {line}" for line in safe(incident["traceback"]).rstrip("\n").splitlines()]
     for victim in incident.get("victims") or ():
         ranks, category = victim.get("ranks") or (), category_text(victim.get("category"))
-        lines.append(f"  victims: {name_ranks(ranks)}: {category}: {one_line(victim.get('summary'))}")
+        lines.append(f"  failed as a consequence: {name_ranks(ranks)}: {category}: {one_line(victim.get('summary'))}")
     if now := standing(incident, utc=utc):
         lines.append(f"  state: {now}")
     if hint := advice(incident):

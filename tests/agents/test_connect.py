@@ -259,7 +259,7 @@ def test_what_a_jump_host_refuses_is_told(tmp_path: Path, agent: AgentFile) -> N
         counts: dict[str, int] = {}
         async with jump_host(served.demo, "127.0.0.1", counts) as port:
             host = dataclasses.replace(served.hosts[0], proxy_jump=f"127.0.0.1:{port}")
-            with pytest.raises(HostError, match="is not reached from the jump host"):
+            with pytest.raises(HostError, match="cannot be reached from the jump host"):
                 await connect(dataclasses.replace(host, port=1), agent=agent)
             assert counts["open"] == 0
         async with jump_host(served.demo, "127.0.0.1", counts, forbids=True) as port:

@@ -154,7 +154,7 @@ def test_restart_remove_add_and_stop(tmp_path: Path) -> None:
             trees.rename(made.home("n1") / "gone")
             async with Session(edited, follow=True, live_only=True) as other:
                 await other.ready()
-                with pytest.raises(RequestFailed, match=r"other code than the rest: .* \(newer than it: talk.py\)"):
+                with pytest.raises(RequestFailed, match=r"different code: .* \(newer than it: talk.py\)"):
                     await other.request("add", node="n1")
                 # Where the node has the job's tree already, nobody cares for the files here.
                 shutil.rmtree(trees, ignore_errors=True)

@@ -155,7 +155,7 @@ def test_a_torchrun_started_by_hand_joins_our_job(hosts: Cluster, tmp_path: Path
         assert where["nnodes"] == "2"
         with torchrun(hosts, "n3", tmp_path / "work", *words(where), "--nnodes", "2"):
             assert len(in_world(job, 2)) == 1
-            assert b"1 of 2 ranks are not ours" in job.run("status").stdout
+            assert b"1 of 2 ranks are outside HOSTS" in job.run("status").stdout
 
 
 def test_our_job_joins_a_torchrun_started_by_hand(hosts: Cluster, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_what_a_rank_wrote_last_is_on_another_node_and_shown_there_once_its_node
             assert head == (
                 "supervisor: rank 0 wrote this on n1, which was lost at 2026-11-20 10:03:51 UTC; "
                 f"n2 has the last 14 of {out.stat().st_size:,} bytes of its stdout.log, "
-                "without what it wrote in its last 0.01 s"
+                "without the output of its last 0.01 s"
             )
             assert rest == ["step=1", "step=2"]
             # It is served like a log, and is no progress of a rank of n2.
@@ -225,7 +225,7 @@ def test_a_copy_stays_while_the_node_is_out_of_reach_or_back_without_its_disk(
             n1.is_cut = False
             await until_true(lambda: not n2.care._returned)
             text = (n2.files.rank(0, 0) / "stdout.log").read_text()
-            assert "n2 has 6 bytes of its stdout.log, without what it wrote in its last 0.01 s\nshort\n" in text
+            assert "n2 has 6 bytes of its stdout.log, without the output of its last 0.01 s\nshort\n" in text
 
     asyncio.run(check())
 
@@ -266,7 +266,7 @@ def test_the_last_output_of_a_lost_node_is_evidence_of_its_incident_whenever_it_
     assert (told.node, told.generation) == ("n2", 0)
     assert (
         event_text({"type": told.type, "detail": told.detail})
-        == "n3 has what ranks 2-3 wrote last: see logs --generation"
+        == "n3 keeps the last output of ranks 2-3: see logs --generation"
     )
     (incident,) = incidents_in(world.records())
     assert incident["evidence"][-1] == output.evidence[0]

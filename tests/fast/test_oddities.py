@@ -171,8 +171,8 @@ def test_who_does_not_reach_whom_is_told_once_with_both_ends() -> None:
 @pytest.mark.parametrize(
     ("error", "cause"),
     [
-        ("another machine answers at that address", "means another machine"),
-        ("Name or service not known", "do not know that name"),
+        ("another machine answers at that address", "leads to another machine"),
+        ("Name or service not known", "cannot resolve that name:"),
         ("no answer within 3 s", "a firewall drops it"),
         ("No route to host", "a firewall rejects it"),
         ("Connection refused", "a firewall rejects it, or `address`"),

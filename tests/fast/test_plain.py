@@ -174,7 +174,7 @@ def test_a_hang_has_times_of_day_where_the_text_stays() -> None:
     text = "\n".join(status_lines(status))
     assert text.startswith("job train-k3f9  hung  ")
     assert "next: waiting for you; torch times out at 10:30:00; `supervisor restart` starts" in text
-    assert "incident 1 (hangs since 10:00:00; torch times out at 10:30:00): rank 3 (n2)" in text
+    assert "incident 1 (hung since 10:00:00; torch times out at 10:30:00): rank 3 (n2)" in text
     assert "  hint: kill -CONT" in "\n".join(incident_lines(HANG))
 
 
@@ -258,7 +258,7 @@ def test_an_incident_names_culprit_victims_evidence_and_hint() -> None:
         "CUDA out of memory in train.py:88",
         "CUDA out of memory, established; culprit: rank 3 on n2",
         "exit: exit 1",
-        "victims: ranks 0-2,5: NCCL error on another rank",
+        "failed as a consequence: ranks 0-2,5: NCCL error on another rank",
         "evidence: n2 rank 3 stderr.log:412: OutOfMemoryError",
         "hint: lower the batch size",
         "missing in ALLREDUCE 44: rank 1; waiting: ranks 0,2",

@@ -98,7 +98,7 @@ def test_ranks_of_others_are_counted_and_told() -> None:
         world.feed(inputs.Main(name, 0, rank))
     reported = document(world.state, {}, "n1")
     assert reported["world_size"] == 3
-    assert "1 of 3 ranks are not ours" in str(reported["plan"])
+    assert "1 of 3 ranks are outside HOSTS" in str(reported["plan"])
     assert "--rdzv-backend c10d --rdzv-endpoint" in str(reported["plan"])
 
 

@@ -168,7 +168,7 @@ def test_the_page_of_a_healed_hang_is_in_the_past_without_advice(later: Any) -> 
         async with running(job("hung", HANG), (100, 40)) as (app, pilot):
             text = await press(app, pilot, "5")
             assert "kill -CONT" in text
-            assert "hangs for 32 s" in text
+            assert "hung for 32 s" in text
             assert "waiting for you; torch times out in 29 min 7 s (11:14)" in text
             assert "all_reduce 44: 3 ranks are waiting" in text
             assert "n1 ■■  n2 ■?" in text
@@ -176,7 +176,7 @@ def test_the_page_of_a_healed_hang_is_in_the_past_without_advice(later: Any) -> 
             later(2)
             app.tick()
             await pilot.pause()
-            assert "hangs for 34 s" in screen_text(app), "it counts although no new status has arrived"
+            assert "hung for 34 s" in screen_text(app), "it counts although no new status has arrived"
             session: Any = app.source
             session.status.update(condition="running", incident=HEALED)
             session.touch(incidents=[HEALED])

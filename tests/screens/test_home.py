@@ -100,7 +100,7 @@ def test_home_is_a_key_away_from_a_job_and_asks_hosts_only_while_it_is_seen() ->
             await press(app, pilot, "H", "j", "j", "enter")
             assert app.current_mode == "map", "the selected job is the one that is shown already"
             session.launching = True
-            assert "the launch is not over" in await press(app, pilot, "H", "k", "enter")
+            assert "the launch is still running" in await press(app, pilot, "H", "k", "enter")
             session.launching = False
             type_key(app, "enter")
             await until(app, pilot, lambda: app.return_value is not None)
@@ -112,9 +112,9 @@ def test_home_is_a_key_away_from_a_job_and_asks_hosts_only_while_it_is_seen() ->
 def test_there_is_no_home_where_the_hosts_are_part_of_the_program() -> None:
     async def scenario() -> None:
         async with running(recorded.load("running_2x2"), job_stays=False) as (app, pilot):
-            assert "here is one job only" in await press(app, pilot, "H")
+            assert "this screen shows one job only" in await press(app, pilot, "H")
             text = await press(app, pilot, "q")
-            assert "ends with this program" in text
+            assert "and ends with it" in text
             assert "continues" not in text
             assert "End it and quit" in text
             type_key(app, "enter")

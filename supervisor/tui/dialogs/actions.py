@@ -35,7 +35,7 @@ _OUTSIDE: Final = ("removed", "spare", "lost", "failed", "")
 _ENDS: Final = "an unhandled signal ends the process, and the group restarts"
 # Name, what it is for, what happens to the process of the rank.
 SIGNALS: Final = (
-    ("USR1", "many scripts save a snapshot on it; ends a script without a handler", _ENDS),
+    ("USR1", "many scripts save a snapshot on it; a script without a handler ends", _ENDS),
     ("TERM", "ask the process to exit; the group restarts", _ENDS),
     ("KILL", "end the process at once; the group restarts", "the process ends at once, and the group restarts"),
     ("INT", "Ctrl-C", _ENDS),
@@ -454,7 +454,7 @@ class ActionDialogs:
     def _ask_detach(self) -> None:
         job, stays = self._shell.snapshot.job or "The job", self._shell.job_stays
         text = f"{job} continues without this screen. `supervisor attach` opens it again."
-        facts = [("", text if stays else f"{job} ends with this program, which its hosts are part of.")]
+        facts = [("", text if stays else f"{job} runs on hosts inside this program and ends with it.")]
         buttons = [
             DialogButton("detach", "Detach" if stays else "End it and quit"),
             DialogButton("stop", "Stop the job", danger=True),

@@ -49,12 +49,13 @@ class PageBuilder:
         self.glyphs = glyphs
         self._section = ""
         self._number = 0
+        self._unfolds = False
 
-    def section(self, title: str, note: str = "", role: str = "dim") -> None:
-        """Begin a section."""
+    def section(self, title: str, note: str = "", role: str = "dim", *, unfolds: bool = False) -> None:
+        """Begin a section; `unfolds`: its lines fold and unfold it."""
         if self.lines:
             self.add(EMPTY)
-        self._section, self._number = title, 0
+        self._section, self._number, self._unfolds = title, 0, unfolds
         rule = self.glyphs.rule
         head: list[Span] = [(f" {title} ", "accent")]
         used = len(title) + 2 + (len(note) + 2 if note else 0)
@@ -63,9 +64,9 @@ class PageBuilder:
             head.append((f" {note} ", role))
         self.add(tuple(head))
 
-    def add(self, row: Row, place: LogPlace | None = None, unfolds: bool = False) -> None:
+    def add(self, row: Row, place: LogPlace | None = None) -> None:
         """Add a line."""
-        self.lines.append(PageLine((self._section, self._number), row, place, unfolds))
+        self.lines.append(PageLine((self._section, self._number), row, place, self._unfolds))
         self._number += 1
 
     def prose(self, text: str, role: str, indent: int = 2) -> None:
@@ -177,13 +178,10 @@ def _victims(page: PageBuilder, incident: Json, unfolded: bool) -> None:
     if not victims:
         return
     total = sum(len(entry["ranks"]) for entry in victims)
-    page.section(f"victims ({total})", "enter: fold" if unfolded else "enter: unfold")
+    page.section(f"failed as a consequence ({total})", "enter: fold" if unfolded else "enter: unfold", unfolds=True)
     for entry in victims:
         ranks, kind = entry["ranks"], clean(category_text(entry["category"]))
-        page.add(
-            ((f"  {len(ranks):>4} x  ", "text"), (f"{kind}  ", "dim"), (name_ranks(ranks), "tag")),
-            unfolds=True,
-        )
+        page.add(((f"  {len(ranks):>4} x  ", "text"), (f"{kind}  ", "dim"), (name_ranks(ranks), "tag")))
         if unfolded:
             page.prose(entry["summary"], "dim", 10)
 

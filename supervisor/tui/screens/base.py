@@ -42,7 +42,7 @@ def quit_label(snapshot: Snapshot, shell: Shell) -> str:
     """What q does now, in a word or two."""
     if snapshot.ended or snapshot.problem or shell.replay_status or not shell.has_job or not shell.job_stays:
         return "quit"
-    return "give up" if snapshot.bringing_up and not snapshot.state else "detach"
+    return "abort" if snapshot.bringing_up and not snapshot.state else "detach"
 
 
 class TooSmall(Bar):

@@ -131,7 +131,7 @@ def summary_rows(home: HomeSource, width: int, glyphs: Glyphs) -> tuple[Row, Row
     spans: list[Span] = [(f" {count(len(home.jobs), 'job')} ", "title")]
     for look, many in sorted(states.items(), key=lambda pair: pair[0].word):
         spans.append((f"  {glyphs.of(look)} {many} {look.word.lower()}", look.role))
-    asked = f"{answered}/{hosts} hosts asked " if answered < hosts else f"{count(hosts, 'host')} "
+    asked = f"{answered}/{hosts} hosts answered " if answered < hosts else f"{count(hosts, 'host')} "
     first, *others = home.troubles or [""]
     more = f" (and {len(others)} more)" if others else ""
     trouble: Row = ((f" ! {clean(first)}{more}", "warn"),) if first else EMPTY

@@ -119,10 +119,10 @@ class IncidentScreen(LiveScreen):
 
     @on(Picker.Opened)
     def open_line(self, event: Picker.Opened) -> None:
-        """Go to the evidence, or unfold the victims."""
+        """Go to the evidence, or fold or unfold the section."""
         line = next((line for line in self._lines if line.key == event.key), None)
         if line is not None and line.place is not None:
             self.shell.open_place(line.place)
-        elif line is not None and (line.unfolds or line.key[0].startswith("victims")):
+        elif line is not None and line.unfolds:
             self._unfolded = not self._unfolded
             self.shell.look_again()

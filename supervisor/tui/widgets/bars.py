@@ -73,7 +73,7 @@ def _state_row(snapshot: Snapshot, end: Row, width: int, glyphs: Glyphs) -> Row:
 
 def _without_status(snapshot: Snapshot) -> tuple[str, str, str]:
     if snapshot.problem:
-        return "X", "LAUNCH FAILED" if snapshot.bringing_up else "NOT REACHED", "bad"
+        return "X", "LAUNCH FAILED" if snapshot.bringing_up else "UNREACHABLE", "bad"
     return "~", "LAUNCHING" if snapshot.bringing_up else "CONNECTING", "start"
 
 
@@ -216,7 +216,7 @@ def _calm(snapshot: Snapshot, now_s: float) -> str:
     return clean("   ".join(parts))
 
 
-STAY = ("actions", "help", "detach", "quit", "give up")
+STAY = ("actions", "help", "detach", "quit", "abort")
 
 
 class Bar(LineView, can_focus=False):
