@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Union
 
@@ -20,7 +19,7 @@ from remote_agent.election import authorities
 from remote_agent.history.keeper import Keeper
 from remote_agent.logs import LogStore
 from remote_agent.logs.nccl import read_facts, read_map
-from remote_agent.snapshots.store import PIECE, content_at, read_kept
+from remote_agent.snapshots.store import PIECE, Content, content_at, read_kept
 from remote_agent.wire import Answer, Items, JobSpec, Problem
 from remote_agent.wire.events import ENDED_EVENTS, ENDED_STATES, Condition
 
@@ -93,14 +92,13 @@ class JobRequests:
         """Stream a content of a snapshot; raises Problem."""
         place = content_at(self.files.root / "snapshots", str(args["sha"]))
         try:
-            content = await asyncio.to_thread(os.open, place, os.O_RDONLY | os.O_CLOEXEC)
+            content = await asyncio.to_thread(Content, place)
         except FileNotFoundError:
             raise Problem("no_snapshot", "it is no longer kept on this node") from None
-        try:
-            while piece := await asyncio.to_thread(os.read, content, PIECE):
-                yield Answer({}, piece)
-        finally:
-            os.close(content)
+        offset = 0
+        while piece := await asyncio.to_thread(content.read, PIECE, offset):
+            yield Answer({}, piece)
+            offset += len(piece)
 
     async def incidents(self, args: dict[str, Any]) -> Answer:
         """Answer with every incident so far, and with NCCL's facts on this node."""

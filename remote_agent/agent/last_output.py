@@ -149,6 +149,8 @@ class LastOutputKeeper:
 
     def _read_new(self, generation: int, sent: dict[RankFile, tuple[int, int]]) -> list[Answer]:
         """Return what is new at the ends of a generation's files; `sent`: inode and size of each when it was sent."""
+        for place in [each for each in sent if each.generation != generation]:
+            del sent[place]
         folder = self._files.generation(generation)
         with contextlib.suppress(FileNotFoundError):
             ranks = [int(match[1]) for name in os.listdir(folder) if (match := _RANK.fullmatch(name))]

@@ -39,7 +39,7 @@ from remote_agent.snapshots.rules import (
     step_of,
 )
 from remote_agent.snapshots.scan import is_open_for_writing, matches, scan
-from remote_agent.snapshots.store import Abandoned, KeptSnapshot, Store, content_at, remove_asides, set_aside
+from remote_agent.snapshots.store import Abandoned, Content, KeptSnapshot, Store, content_at, remove_asides, set_aside
 from remote_agent.tree.manifest import File, Manifest, pack, unpack
 from remote_agent.wire import Answer, CallFailed, Channel, Items, Problem, WireError
 from remote_agent.wire.channel import bodies
@@ -462,15 +462,12 @@ class SnapshotKeeper:
 
     async def _read(self, path: Path, offset: int, slow: bool) -> Items:
         work = self._background.run if slow else asyncio.to_thread
-        content = await work(os.open, path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            while piece := await work(os.pread, content, SENT_BYTES, offset):
-                if slow:
-                    await self._wait_for_rate(len(piece))
-                yield Answer({}, piece)
-                offset += len(piece)
-        finally:
-            os.close(content)
+        content = await work(Content, path)
+        while piece := await work(content.read, SENT_BYTES, offset):
+            if slow:
+                await self._wait_for_rate(len(piece))
+            yield Answer({}, piece)
+            offset += len(piece)
 
     async def _wait_for_rate(self, size: int) -> None:
         """Wait until so many bytes may leave this node."""

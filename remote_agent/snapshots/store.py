@@ -388,6 +388,25 @@ def content_at(root: Path, sha: str) -> Path:
     return root / "contents" / sha
 
 
+class Content:
+    """A content as it is sent, piece by piece, by threads; raises OSError.
+
+    It is closed with its last reference: a thread may open or read it when its reader has given up already.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._file = -1
+        self._file = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Return the bytes from an offset on, b"" at the end."""
+        return os.pread(self._file, size, offset)
+
+    def __del__(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+
+
 def set_aside(found: InPlace) -> str:
     """Hide a snapshot from the script, beside its place; returns its new name. Raises OSError."""
     number = 1

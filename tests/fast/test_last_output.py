@@ -175,6 +175,17 @@ def test_what_a_rank_wrote_last_is_on_another_node_and_shown_there_once_its_node
     asyncio.run(check())
 
 
+def test_what_was_sent_of_an_earlier_generation_is_forgotten(tmp_path: Path) -> None:
+    node = Node(tmp_path, "n1", {})
+    sent: dict[last_output.RankFile, tuple[int, int]] = {}
+    for generation in range(3):
+        append(log(node.files.root, generation=generation), b"a line\n")
+        assert [piece.data["generation"] for piece in node.care._read_new(generation, sent)] == [generation]
+    assert [place.generation for place in sent] == [2]
+    node.background.close()
+    node.journal.close()
+
+
 def test_who_follows_the_logs_does_not_read_again_what_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

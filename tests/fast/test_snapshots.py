@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import io
 import json
 import os
 import shutil
 import socket
 import struct
+import threading
 import time
 import zipfile
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -677,6 +679,44 @@ def test_a_link_that_is_cut_in_the_middle_of_a_copy_is_no_warning_and_the_rest_f
     assert offsets == [0, SENT_BYTES, 2 * SENT_BYTES]
     assert made.heads() == [head]
     assert not said
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_copy_that_is_given_up_while_its_file_is_opened_or_read_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool
+) -> None:
+    _, _, other, _ = two_keepers(tmp_path)
+    (sha,) = os.listdir(other._root / "contents")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held(call: Any) -> Any:
+        def work(*args: Any) -> Any:
+            begun.set()
+            assert go_on.wait(30.0)
+            return call(*args)
+
+        return work
+
+    async def give_up() -> None:
+        reading = asyncio.ensure_future(
+            anext(Link(other).stream("snapshot_read", {"sha": sha, "offset": 0, "slow": slow}))
+        )
+        assert await asyncio.to_thread(begun.wait, 30.0)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        go_on.set()
+
+    for name in ("open", "pread"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"os.{name}", held(getattr(os, name)))
+            asyncio.run(give_up())
+        begun.clear()
+        go_on.clear()
+    other.close()
+    gc.collect()
+    opened = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    assert [path for path in opened if path.endswith(sha)] == []
 
 
 def test_a_copy_that_is_no_longer_wanted_does_not_wait_for_a_silent_node(tmp_path: Path) -> None:
