@@ -76,7 +76,7 @@ async def _watch(app: SupervisorApp, writer: subprocess.Popen[str], odd: int, as
     return times
 
 
-async def _scenario(made: Hosts, odd: int, as_one: bool) -> list[float]:
+async def _scenario(made: Hosts, odd: int, size: tuple[int, int], as_one: bool) -> list[float]:
     async with planned(made.inventory(), made) as session:
         await session.ready()
         await until(session, lambda: has(session, "generation_running"))
@@ -84,7 +84,7 @@ async def _scenario(made: Hosts, odd: int, as_one: bool) -> list[float]:
             [sys.executable, "-c", WRITER, *_paths(made)], stdin=subprocess.PIPE, text=True
         ) as writer:
             app = SupervisorApp(session)
-            async with running_app(app, SIZE) as pilot:
+            async with running_app(app, size) as pilot:
                 await press(app, pilot, "4")
                 await shown(app, pilot, lambda: "log of all ranks" in text_of(app))
                 if "folded" not in text_of(app):
@@ -97,14 +97,16 @@ async def _scenario(made: Hosts, odd: int, as_one: bool) -> list[float]:
     return times
 
 
-def measure(root: Path, odd: int, nodes: int = NODES, *, as_one: bool = True) -> list[float]:
+def measure(
+    root: Path, odd: int, nodes: int = NODES, *, size: tuple[int, int] = SIZE, as_one: bool = True
+) -> list[float]:
     """Return how long each of so many odd lines took to be seen; raises AssertionError.
 
-    `as_one`: all others must be one line. Where their lines are written seconds apart they are more.
+    `as_one`: all others must be one line. Where their lines are read seconds apart they are more: give `size` room.
     """
     with hosts(root, nodes) as made:
         (made.work / "talk.py").write_text(QUIET)
-        return asyncio.run(_scenario(made, odd, as_one))
+        return asyncio.run(_scenario(made, odd, size, as_one))
 
 
 def run() -> Report:

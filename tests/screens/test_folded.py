@@ -41,18 +41,22 @@ def test_the_odd_one_of_512_ranks_is_seen_and_enter_unfolds() -> None:
     async def scenario() -> None:
         session = stepping(512, 3)
         async with running(session) as (app, pilot):
-            text = await press(app, pilot, "4", "z")
-            shown = [re.sub(r"^.{14}", "", line).split() for line in body(app) if "step" in line]
-            expected = [["[0-36,38-511]~", "step", str(number), "loss=1.0"] for number in range(3)]
+
+            def shown() -> list[list[str]]:
+                return [re.sub(r"^.{14}", "", line).split() for line in body(app) if "step" in line]
+
+            def shows(*texts: str) -> bool:
+                return all(text in text_of(app) for text in texts)
+
+            alike = [["[0-36,38-511]~", "step", str(number), "loss=1.0"] for number in range(3)]
             odd = [["n2", "r37", "step", str(number), "loss=nan"] for number in range(3)]
-            assert shown == [line for pair in zip(expected, odd, strict=True) for line in pair]
-            assert "folded" in text
+            rows = [line for pair in zip(alike, odd, strict=True) for line in pair]
+            await press(app, pilot, "4", "z")
+            await until(app, pilot, lambda: shown() == rows and shows("folded"))
             await press(app, pilot, "f", "enter")
-            assert "511 ranks alike" in text_of(app)
-            assert "n2 r1  step 0 loss=1.1" in text_of(app)
+            await until(app, pilot, lambda: shows("511 ranks alike", "n2 r1  step 0 loss=1.1"))
             await press(app, pilot, "escape", "z")
-            assert "n2 r1 " in text_of(app)
-            assert "[0-36" not in text_of(app)
+            await until(app, pilot, lambda: shows("n2 r1 ") and not shows("[0-36"))
 
     asyncio.run(scenario())
 
