@@ -17,7 +17,7 @@ from supervisor.inventory.pattern import fold
 from supervisor.logs.selection import Selection
 from supervisor.recording import redact
 from supervisor.recording.file_format import read_time
-from supervisor.wording.events import event_text, phase_name, phases_by_generation
+from supervisor.wording.events import EventRows, event_text, phase_name, phases_by_generation
 from supervisor.wording.events import line as event_row
 from supervisor.wording.incidents import incident_lines
 from supervisor.wording.status import condition_of
@@ -85,7 +85,8 @@ async def report(
     hosts: Iterable[Mapping[str, Any]],
 ) -> Json:
     """Return the post-mortem; steps are included if the ranks printed them."""
-    status = source.status
+    status, journal = source.status, EventRows()
+    journal.follow(events)
     generations = [event for event in events if event["type"] == EventType.GENERATION_RUNNING]
     steps = {int(event["generation"]): await _steps(source, int(event["generation"])) for event in generations}
     script = status.get("script") or {}
@@ -121,7 +122,7 @@ async def report(
         "membership": [_event(event) for event in events if event["type"] in MEMBERSHIP],
         "environment": environment(hosts),
         "nccl": nccl,
-        "timeline": [_event(event) for event in events],
+        "timeline": [_event(row) for row in journal.rows],
     }
     return dict(redact.document(document))
 

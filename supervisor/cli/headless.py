@@ -24,7 +24,7 @@ from supervisor.link.tasks import cancel_all
 from supervisor.link.view import local_rank_of
 from supervisor.logs.selection import Selection
 from supervisor.standard_streams import as_lines, write_err
-from supervisor.wording.events import event_line
+from supervisor.wording.events import EventRows, event_line
 from supervisor.wording.incidents import incident_lines
 from supervisor.wording.values import one_line
 
@@ -64,6 +64,7 @@ class Headless:
         """The job has ended, and the user does not want the rest of its log."""
         self._requests: set[asyncio.Task[None]] = set()
         self._printed_events = 0
+        self._event_rows = EventRows()
         self._printed_notices = 0
         self._printed_wait = False
         self._printed_hosts: dict[str, str] = {}
@@ -270,9 +271,11 @@ class Headless:
             lines.append(f"job {session.job}: waiting for nodes: {one_line(session.status.get('plan') or '')}")
         lines += [one_line(notice.text) for notice in session.notices[self._printed_notices :]]
         self._printed_notices = len(session.notices)
-        line = json.dumps if self._json_events else event_line
-        lines += [line(event) for event in session.events[self._printed_events :]]
-        self._printed_events = len(session.events)
+        if self._json_events:
+            lines += map(json.dumps, session.events[self._printed_events :])
+            self._printed_events = len(session.events)
+        else:
+            lines += map(event_line, self._event_rows.follow(session.events))
         if lines:
             _write_lines(lines)
 

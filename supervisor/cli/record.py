@@ -28,7 +28,7 @@ from supervisor.cli.whole_lines import line_of
 from supervisor.errors import SupervisorError, UsageError
 from supervisor.recording.writing import Limit, Seen, check_free, host_facts, watch, write
 from supervisor.standard_streams import binary_out, flush_out, lines_for, write_err
-from supervisor.wording.events import event_line
+from supervisor.wording.events import EventRows, event_line
 from supervisor.wording.values import size
 
 if TYPE_CHECKING:
@@ -169,7 +169,9 @@ def _items(recording: Recording) -> Iterator[tuple[int, str | LogLine]]:
 
     files = selected(recording, Selection(generation="all"), recording.end_ns)
     logs = [rows(file, recording.lines(file)) for file in files]
-    events = ((t_ns, event_line(event)) for t_ns, event in zip(recording.event_times_ns, recording.events, strict=True))
+    journal = EventRows()
+    journal.follow(recording.events)
+    events = ((recording.event_times_ns[row["seq"] - 1], event_line(row)) for row in journal.rows)
     return heapq.merge(events, *(((row.t_ns, row) for row in rows) for rows in logs), key=lambda item: item[0])
 
 

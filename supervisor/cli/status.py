@@ -14,12 +14,11 @@ from supervisor.cli import colours
 from supervisor.cli.options import add_json, in_session, make_parser, parse
 from supervisor.cli.output import is_rich, write_json, write_lines, write_table
 from supervisor.standard_streams import clear_screen
-from supervisor.wording.events import event_line
+from supervisor.wording.events import EventRows, event_line
 from supervisor.wording.incidents import incident_lines
 from supervisor.wording.status import fabric_lines, header, node_rows, rank_rows, status_lines, status_tail
 
 if TYPE_CHECKING:
-    from remote_agent.wire.events import JournalEvent
     from supervisor.session import Session
 
 JOB_KEYS = (
@@ -118,26 +117,21 @@ def run_events(verb: str, argv: Sequence[str]) -> int:
     options = parse(parser, argv)
 
     async def show(session: Session) -> None:
-        if not options.follow:
-            return _write(await session.journal(), as_json=options.json, color=options.color)
-        printed = 0
+        rows, printed = EventRows(), 0
         while True:
-            over, version = session.ended, session.version
-            _write(session.events[printed:], as_json=options.json, color=options.color)
-            printed = len(session.events)
+            over, version = session.ended or not options.follow, session.version
+            events = session.events if options.follow else await session.journal()
+            if options.json:
+                for event in events[printed:]:
+                    write_json(event)
+                printed = len(events)
+            elif news := rows.follow(events):
+                colours.write(list(map(event_line, news)), options.color)
             if over:
-                return None
+                return
             await session.wait_change(1.0, version)
 
     return in_session(options, show, follow=options.follow)
-
-
-def _write(events: Sequence[JournalEvent], *, as_json: bool, color: str) -> None:
-    if as_json:
-        for event in events:
-            write_json(event)
-    elif events:
-        colours.write([event_line(event) for event in events], color)
 
 
 def run_incidents(verb: str, argv: Sequence[str]) -> int:

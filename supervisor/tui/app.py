@@ -38,6 +38,7 @@ from supervisor.tui.screens.nccl import NcclScreen
 from supervisor.tui.screens.run import RunScreen
 from supervisor.tui.shell import JobChoice, Level, Target
 from supervisor.tui.widgets.tables import RankTable
+from supervisor.wording.events import EventRows
 from supervisor.wording.incidents import is_open as is_open_incident
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ class SupervisorApp(App[int], inherit_bindings=False):
         self.error_console = plain_error_console()
         self._only_text = terminal.OnlyText()
         self.source = source
+        self._event_rows = EventRows()
         self.preferences = preferences.Preferences()
         self.skins, self._problems = themes.load_all()
         self._theme_given = theme
@@ -530,16 +532,22 @@ class SupervisorApp(App[int], inherit_bindings=False):
         """Show the newest incident."""
         self.open_incident()
 
+    @property
+    def event_rows(self) -> Sequence[Mapping[str, Any]]:
+        """The journal, an incident as one row."""
+        self._event_rows.follow(self.source.events)
+        return self._event_rows.rows
+
     def target_of_event(self, index: Hashable) -> Target:
         """The node and rank of an event."""
-        events = self.source.events
+        events = self.event_rows
         if not isinstance(index, int) or not 0 <= index < len(events):
             return Target()
         return Target(events[index]["node"] or None, events[index]["rank"])
 
     def open_event(self, index: Hashable) -> None:
         """Show what an event is about: the incident, or the log."""
-        events = self.source.events
+        events = self.event_rows
         if isinstance(index, int) and 0 <= index < len(events) and events[index]["type"] == EventType.INCIDENT:
             self.open_incident(events[index]["detail"]["id"])
         else:

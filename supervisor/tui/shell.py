@@ -74,6 +74,10 @@ class Shell(Protocol):
     # --- state
 
     @property
+    def event_rows(self) -> Sequence[Mapping[str, Any]]:
+        """The journal, an incident as one row."""
+
+    @property
     def skins(self) -> Mapping[str, Skin]:
         """The usable themes by name."""
 

@@ -1,11 +1,11 @@
 """Journal events as text: the one wording for `events`, headless output, the screen, reports and recordings. Pure.
 
-In: events of the journal. Out: text without colour, one line an event.
+In: events of the journal. Out: text without colour, one line an event; the rows of a journal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from remote_agent.text.names import count, name_ranks, ranges
@@ -73,6 +73,47 @@ def cause_text(cause: object) -> str:
     """Return why a generation stopped; a cause that only a newer version knows as it is."""
     known = CAUSES.get(str(cause))
     return known.text if known else one_line(cause)
+
+
+class EventRows:
+    """The events of a journal as people read them, a row each.
+
+    An incident is one row: the verdict refines what was known of it while its group was stopping.
+    """
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self.rows: list[Document] = []
+        self._taken = 0
+        self._preliminary: dict[int | None, int] = {}
+        """By number of an incident: its row, which may still change."""
+
+    def follow(self, events: Sequence[Document]) -> list[Document]:
+        """Take the new events of a journal, or a journal that is shorter; return those whose text is new."""
+        if len(events) < self._taken:
+            self._start()
+        begin = len(self.rows)
+        news: dict[int, Document] = {}
+        for event in events[self._taken :]:
+            number = event["detail"].get("id") if event["type"] == EventType.INCIDENT else None
+            at = self._preliminary.pop(number, None)
+            if at is None:
+                at = len(self.rows)
+                self.rows.append(event)
+                news[at] = event
+            else:
+                before = self.rows[at]
+                self.rows[at] = {**event, "seq": before["seq"], "time": before["time"]}
+                if at >= begin:
+                    news[at] = self.rows[at]
+                elif event["detail"].get("summary") != before["detail"].get("summary"):
+                    news[at] = event  # at its own time: it is written below others
+            if number is not None and event["detail"].get("preliminary"):
+                self._preliminary[number] = at
+        self._taken = len(events)
+        return list(news.values())
 
 
 def event_line(event: Document) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from remote_agent.text.names import ranges
 from remote_agent.wire.events import EventType
-from supervisor.wording.events import event_line, outcome_line
+from supervisor.wording.events import EventRows, event_line, outcome_line
 from supervisor.wording.incidents import category_text, incident_lines
 from supervisor.wording.stacks import stacks_lines
 from supervisor.wording.status import job_rows, status_lines, status_tail
@@ -207,6 +207,28 @@ def test_events_are_one_safe_line_each() -> None:
     sent = event("signal_sent", detail={"ranks": [1, 2], "signal": "SIGUSR1", "operator": "me@here"})
     assert event_line(sent).endswith("SIGUSR1 to ranks 1-2, by me@here")
     assert "\n" not in event_line(event("job_failed", detail={"reason": "two\nlines"}))
+
+
+def test_the_verdict_takes_the_row_of_what_was_known_before_it() -> None:
+    def incident(seq: int, number: int, summary: str, **detail: Any) -> dict[str, Any]:
+        return event("incident", seq=seq, time=f"t{seq}", detail={"id": number, "summary": summary, **detail})
+
+    journal = [
+        incident(1, 1, "a", preliminary=True),
+        event("generation_stopped", seq=2),
+        incident(3, 1, "b", preliminary=True),
+        incident(4, 1, "b"),
+        incident(5, 2, "c", preliminary=True),
+        incident(6, 2, "d"),
+        incident(7, 2, "e"),
+    ]
+    refined = [{**journal[3], "seq": 1, "time": "t1"}, journal[1], {**journal[5], "seq": 5, "time": "t5"}, journal[6]]
+    rows = EventRows()
+    assert rows.follow(journal) == rows.rows == refined
+    # As a recording that goes back, and as a stream: a text that is on the terminal already is not written again.
+    written = [rows.follow(journal[:count]) for count in range(len(journal) + 1)]
+    assert written == [[], *([each] for each in journal[:3]), [], *([each] for each in journal[4:])]
+    assert rows.rows == refined
 
 
 @pytest.mark.parametrize(

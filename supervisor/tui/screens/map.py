@@ -146,14 +146,14 @@ class MapScreen(LiveScreen, bind=[Binding("enter", "open", show=False)]):
         picker = self.query_one("#events", Picker)
         if not picker.display:
             return
-        events = self.shell.source.events
+        rows = self.shell.event_rows
         at_end = picker.at_end or not (picker.has_focus or picker.scrolled)
         layout = self._layout
         glyphs, width = self.shell.glyphs, self.size.width // (2 if layout is not None and layout.abreast else 1)
-        picker.show(range(len(events)), lambda index: event_row(events[index], glyphs, width))
-        picker.note = ((f"{len(events)}", "dim"),) if events else ()
-        if at_end and events:
-            picker.select(len(events) - 1)
+        picker.show(range(len(rows)), lambda index: event_row(rows[index], glyphs, width))
+        picker.note = ((f"{len(rows)}", "dim"),) if rows else ()
+        if at_end and rows:
+            picker.select(len(rows) - 1)
 
     def _show_tail(self, snapshot: Snapshot, layout: MapLayout) -> None:
         tail = self.query_one(VirtualLog)

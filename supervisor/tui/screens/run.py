@@ -191,12 +191,12 @@ class RunScreen(LiveScreen):
         self._show_generations(snapshot)
         self._show_detail(snapshot)
         picker = self.query_one("#events", Picker)
-        at_end = picker.at_end
+        at_end, rows = picker.at_end, self.shell.event_rows
         glyphs, width = self.shell.glyphs, self.size.width
-        picker.show(range(len(events)), lambda index: event_row(events[index], glyphs, width, wide=True))
-        picker.note = ((f"{len(events):,} in total", "dim"),)
-        if at_end and events:
-            picker.select(len(events) - 1)
+        picker.show(range(len(rows)), lambda index: event_row(rows[index], glyphs, width, wide=True))
+        picker.note = ((f"{len(rows):,} in total", "dim"),)
+        if at_end and rows:
+            picker.select(len(rows) - 1)
 
     def _show_generations(self, snapshot: Snapshot) -> None:
         picker = self._generations
