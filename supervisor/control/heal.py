@@ -108,6 +108,7 @@ class Healer:
         self._brought: set[tuple[str, str]] = set()
         """Nodes, and the work trees that this supervisor has tried to bring them."""
         self._spreading: asyncio.Task[None] | None = None
+        self._restarting: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Check once a second; after the job's end, only for agents that do not know that it is over."""
@@ -125,7 +126,7 @@ class Healer:
                 if controls:
                     self._spread()
                     await promotion.promote_if_orphaned(hub)
-                    await self._restart_lost()
+                    self._restart_lost()
                     await self._bring_trees()
                 self._look_again()
             except (SupervisorError, HostError, CallFailed, WireError, asyncio.TimeoutError) as error:
@@ -156,16 +157,22 @@ class Healer:
                 await link.try_call("introduce", {"members": where}, timeout_s=IDENTITY_DEADLINE)
 
     def _dead_links(self) -> list[Link]:
-        now, links = time.monotonic(), self._hub.links.values()
+        """Return the links that have found no agent, without those whose agent is being restarted."""
+        now = time.monotonic()
+        self._restarting = {name: task for name, task in self._restarting.items() if not task.done()}
+        links = [link for link in self._hub.links.values() if link.view.name not in self._restarting]
         return [link for link in links if link.opened and link.view.live is False and now - link.opened_at > SETTLE]
 
-    async def _restart_lost(self) -> None:
+    def _restart_lost(self) -> None:
+        """Restart lost agents beside the other checks: a host that is slow to answer must not delay other hosts."""
         hub = self._hub
         if not hub.status:
             return
         wanted = self._taking_part(*OUT)
-        dead = [link for link in self._dead_links() if link.view.name in wanted]
-        await asyncio.gather(*(self._restart(link) for link in dead))
+        for link in self._dead_links():
+            name = link.view.name
+            if name in wanted:
+                self._restarting[name] = hub.own(self._restart(link), f"restart the agent of {name}")
 
     async def _bring_trees(self) -> None:
         """Bring nodes that came back the work tree that the group runs from, once."""

@@ -147,6 +147,7 @@ class Hub:
             self.touch()
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("task %s failed", task.get_name(), exc_info=error)
