@@ -135,7 +135,10 @@ def on_add(turn: Turn, event: inputs.Add) -> None:
             hint = f"start torchrun there first, with --rdzv-id {state.spec.job}"
         turn.refuse("not_ready", f"{name} is not ready", hint)
         return
-    if name in state.members and node.status in ("running", "draining") and state.phase != s.FORMING:
+    if node.status == "draining":
+        turn.refuse("leaving", f"{name} is being removed", "add it once it is out")
+        return
+    if name in state.members and node.status == "running" and state.phase != s.FORMING:
         turn.refuse("done", f"{name} is in the group already")
         return
     spec = dataclasses.replace(event.spec, spare=False)

@@ -137,14 +137,19 @@ async def _add(hub: Hub, verb: str, args: Args) -> Reply:
     _refuse_stale(hub, args)
     seq = int(hub.events[-1]["seq"]) if hub.events else 0
     was_running = any(node["name"] == name and node["state"] == "running" for node in hub.status.get("nodes", ()))
-    spec = await heal.bring_up_again(hub, name, full=True)
-    try:
-        return await _ask_until_ready(hub, "add", {**args, "spec": spec}, "not_ready")
-    except RequestFailed as refused:
-        if refused.kind == "done" and not was_running:
-            # A lost node: the coordinator admitted it as soon as its agent was back.
-            return {"accepted": True, "message": refused.message, "generation": 0, "seq": seq}
-        raise
+    end = time.monotonic() + JOIN_DEADLINE
+    while True:
+        spec = await heal.bring_up_again(hub, name, full=True)
+        try:
+            return await _ask_until_ready(hub, "add", {**args, "spec": spec}, "not_ready")
+        except RequestFailed as refused:
+            if refused.kind == "done" and not was_running:
+                # A lost node: the coordinator admitted it as soon as its agent was back.
+                return {"accepted": True, "message": refused.message, "generation": 0, "seq": seq}
+            if refused.kind != "leaving" or time.monotonic() > end:
+                raise
+        # Its agent ends with its removal: then it needs another one.
+        await hub.wait_change(MOVING_PAUSE)
 
 
 async def _add_several(hub: Hub, args: Args) -> Reply:

@@ -214,3 +214,13 @@ def test_a_cordoned_spare_takes_no_place_until_it_is_added() -> None:
     world.settle()
     assert members(world) == ["n1", "n3", "n4"]
     assert not replay.fold(world.state.spec, world.records()).nodes["n4"].cordoned
+
+
+def test_a_node_that_is_being_removed_is_not_in_the_group_already() -> None:
+    world = World(spec(3))
+    world.settle()
+    world.feed(inputs.Remove("n2"))
+    assert world.state.nodes["n2"].status == "draining"
+    world.feed(inputs.Add(world.state.nodes["n2"].spec))
+    reply = world.replies[-1]
+    assert (reply.accepted, reply.kind, reply.message) == (False, "leaving", "n2 is being removed")

@@ -1,4 +1,4 @@
-"""A verb while the job has no coordinator: it waits for the next one; every other refusal is told at once."""
+"""A verb while the job has no coordinator, or the node is leaving: it waits; every other refusal is told at once."""
 
 from __future__ import annotations
 
@@ -36,6 +36,9 @@ class OneAgent:
             raise CallFailed(kind, f"it is {kind}", "")
         return Answer({"accepted": True, "message": op, "generation": 4, "seq": 1})
 
+    async def settle(self, nodes: list[str]) -> None:
+        """All have answered."""
+
     async def wait_change(self, timeout_s: float) -> int:
         await asyncio.sleep(0)
         return 0
@@ -65,3 +68,18 @@ def test_any_other_refusal_is_the_answer() -> None:
     with pytest.raises(RequestFailed, match="it is cordoned"):
         cordon(hub)
     assert hub.notices == []
+
+
+def test_a_node_that_is_being_removed_is_added_once_it_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its agent ends with the removal: it is started again before the coordinator is asked again."""
+    started = []
+
+    async def start(_hub: object, name: str, *, full: bool) -> dict[str, Any]:
+        started.append(name)
+        return {"name": name}
+
+    monkeypatch.setattr(requests.heal, "bring_up_again", start)
+    hub: Any = OneAgent(["leaving", "leaving"])
+    hub.status["nodes"] = [{"name": "n1", "state": "draining"}]
+    assert asyncio.run(requests.request(hub, "add", {"node": "n1"}))["generation"] == 4
+    assert started == ["n1", "n1", "n1"]
