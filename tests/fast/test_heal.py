@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from supervisor.control import heal
+from supervisor.control import admission, heal, promotion
 from supervisor.inventory import Inventory, JobDefaults
 from supervisor.session import Session
 
@@ -48,7 +48,8 @@ class Silent(Dead):
 
     async def try_call(self, op: str, *, timeout_s: float) -> dict[str, Any]:
         self._later.opened = True
-        return await asyncio.get_running_loop().create_future()
+        await asyncio.get_running_loop().create_future()
+        return {}
 
 
 def test_a_host_that_does_not_answer_does_not_delay_the_repair_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +88,8 @@ def test_a_host_that_does_not_answer_does_not_delay_the_repair_of_others(monkeyp
 
     monkeypatch.setattr(heal, "INTERVAL", 0.0)
     monkeypatch.setattr(heal, "SETTLE", -1.0)
-    monkeypatch.setattr(heal.admission, "spread", nothing)
-    monkeypatch.setattr(heal.promotion, "promote_if_orphaned", nothing)
+    monkeypatch.setattr(admission, "spread", nothing)
+    monkeypatch.setattr(promotion, "promote_if_orphaned", nothing)
     assert asyncio.run(scenario()) == ["n2"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from remote_agent.wire import Answer, CallFailed
-from supervisor.control import requests
+from supervisor.control import heal, requests
 from supervisor.errors import RequestFailed
 
 
@@ -78,7 +78,7 @@ def test_a_node_that_is_being_removed_is_added_once_it_is_out(monkeypatch: pytes
         started.append(name)
         return {"name": name}
 
-    monkeypatch.setattr(requests.heal, "bring_up_again", start)
+    monkeypatch.setattr(heal, "bring_up_again", start)
     hub: Any = OneAgent(["leaving", "leaving"])
     hub.status["nodes"] = [{"name": "n1", "state": "draining"}]
     assert asyncio.run(requests.request(hub, "add", {"node": "n1"}))["generation"] == 4
