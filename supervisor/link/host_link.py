@@ -19,7 +19,7 @@ from remote_agent.wire import Answer, CallFailed, ChannelClosed, WireError
 from supervisor.errors import why
 from supervisor.link.tasks import wait_event
 from supervisor.link.view import HostView
-from supervisor.ssh import AgentFile, HostError, MalformedAnswer, NodeLink, connect
+from supervisor.ssh import AgentFile, HostError, MalformedAnswer, NodeLink, connect, read_refusal
 
 if TYPE_CHECKING:
     from supervisor.inventory import Host
@@ -125,12 +125,8 @@ class Link:
         """Ask the job on this host; raises CallFailed, WireError, asyncio.TimeoutError."""
         try:
             return await self.node.channel.call(op, args, body, timeout=timeout_s)
-        except MalformedAnswer as wrong:
-            self._distrust(wrong)
-            raise
-        except CallFailed as failed:
-            self._refuse_foreign(failed)
-            raise
+        except (CallFailed, MalformedAnswer) as failed:
+            raise self._judge(op, failed) from None
 
     async def try_call(self, op: str, args: dict[str, Any] | None = None, *, timeout_s: float) -> dict[str, Any] | None:
         """Ask the job on this host; returns None if it refuses or cannot be reached."""
@@ -146,28 +142,29 @@ class Link:
             try:
                 async for item in items:
                     yield item
-            except MalformedAnswer as wrong:
-                self._distrust(wrong)
-                raise
-            except CallFailed as failed:
-                self._refuse_foreign(failed)
-                raise
+            except (CallFailed, MalformedAnswer) as failed:
+                raise self._judge(op, failed) from None
 
-    def _distrust(self, wrong: MalformedAnswer) -> None:
-        """Show what the host answered, and prefer all others as sources."""
-        if not self.is_malformed:
-            self._owner.notice(f"{self.view.name}: {wrong.reason}", "warning", self.view.name)
-        self.is_malformed = True
-        self.fail(wrong.step, wrong.reason, wrong.hint)
+    def _judge(self, op: str, failed: CallFailed | MalformedAnswer) -> CallFailed | MalformedAnswer:
+        """Return the error to raise; of one that is the host's own, show it, and prefer all others as sources."""
+        if isinstance(failed, CallFailed):
+            failed = self._foreign(failed) or read_refusal(self.host.name, op, failed)
+        if isinstance(failed, MalformedAnswer):
+            if not self.is_malformed:
+                self._owner.notice(f"{self.view.name}: {failed.reason}", "warning", self.view.name)
+            self.is_malformed = True
+            self.fail(failed.step, failed.reason, failed.hint)
+        return failed
 
-    def _refuse_foreign(self, failed: CallFailed) -> None:
-        """Raise a clearer error if a request fails because another version of the supervisor started the agent."""
+    def _foreign(self, failed: CallFailed) -> CallFailed | None:
+        """Return a clearer error if a request fails because another version of the supervisor started the agent."""
         build = self.view.identity.get("build")
         known = build in ("", self._owner.agent.sha256)
         if self.view.live and not known and failed.kind in ("internal", "unknown_op"):
             version = self.view.identity.get("version") or "an earlier version"
             message = f"job {self._owner.job} was started by another supervisor ({version}): {failed.message}"
-            raise CallFailed("version", message, "use the one that started it") from failed
+            return CallFailed("version", message, "use the one that started it")
+        return None
 
     @property
     def connected(self) -> bool:

@@ -220,6 +220,10 @@ async def _read_nodes(
         await cancel_all(running.values())
 
 
+async def _head(stream: AsyncGenerator[LogLine, None]) -> LogLine | None:
+    return await anext(stream, None)
+
+
 async def follow(
     hub: Hub, selection: Selection, start: str = "end", first: int | None = None
 ) -> AsyncGenerator[Chunk, None]:
@@ -274,9 +278,10 @@ class RowReader:
         """
         links = sources(self._hub, self._selection.nodes)
         streams = [self._of_node(link, first, whole=whole) for link in links]
+        heads = [asyncio.ensure_future(_head(stream)) for stream in streams]
         try:
             heap: list[tuple[int, int, LogLine]] = []
-            for number, head in enumerate(await asyncio.gather(*(anext(stream, None) for stream in streams))):
+            for number, head in enumerate(await asyncio.gather(*heads)):
                 if head is not None:
                     heap.append((head.t_ns, number, head))
             heapq.heapify(heap)
@@ -289,6 +294,8 @@ class RowReader:
                 else:
                     heapq.heapreplace(heap, (following.t_ns, number, following))
         finally:
+            # A stream that is still read cannot be closed.
+            await cancel_all(heads)
             for stream in streams:
                 await stream.aclose()
 

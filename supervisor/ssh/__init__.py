@@ -5,7 +5,7 @@ In: hosts of the inventory. Out: one NodeLink per host, or a HostError that says
 
 from supervisor.errors import HostError, SyncError
 from supervisor.ssh.agent_file import AgentFile
-from supervisor.ssh.answers import MalformedAnswer
+from supervisor.ssh.answers import MalformedAnswer, read_refusal
 from supervisor.ssh.link import NodeLink, connect, connect_all
 from supervisor.ssh.scan import Tree, scan
 from supervisor.ssh.sync import SyncResult, push_tree
@@ -21,5 +21,6 @@ __all__ = [
     "connect",
     "connect_all",
     "push_tree",
+    "read_refusal",
     "scan",
 ]

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import Any
 
 from remote_agent.history.pyramid import BUCKETS
-from remote_agent.wire import Answer, Channel, Items, WireError
+from remote_agent.wire import Answer, CallFailed, Channel, Items, WireError
 from remote_agent.wire.documents import INCIDENT as _INCIDENT
 from remote_agent.wire.documents import (
     MAX_RANKS,
@@ -33,7 +33,7 @@ from supervisor.errors import HostError
 
 
 class MalformedAnswer(HostError, WireError):
-    """A host's answer is not of the shape that it should have: as if its connection had failed."""
+    """A host's answer is not of the shape that it should have, or none at all: as if its connection had failed."""
 
 
 Read = Callable[[Any, bytes], Any]
@@ -285,6 +285,18 @@ SHAPES: Mapping[str, Read] = {
     "snapshot_read": _plain(_nothing),
 }
 """How the answer to each request is read; of a stream, each item. Verbs that change the job have one shape."""
+
+
+_READS = {"status", "watch", "events", "history", "incidents", *(op for op in SHAPES if op.startswith("log_"))}
+# What such a request is refused with because of what it asks for: every host says the same.
+_OF_THE_REQUEST = {"no_log", "no_such_job", "pattern", "usage"}
+
+
+def read_refusal(host: str, op: str, refused: CallFailed) -> CallFailed | MalformedAnswer:
+    """Return a host's refusal, as MalformedAnswer if others may answer that request: then it is this host's failure."""
+    if op not in _READS or refused.kind in _OF_THE_REQUEST:
+        return refused
+    return MalformedAnswer(host, op, f"it refuses `{op}`: {refused.message}", refused.hint)
 
 
 def read_answer(host: str, op: str, answer: Answer) -> Answer:

@@ -229,12 +229,9 @@ class _Jumps:
 
     async def lease(self, host: Host, settings: Settings, progress: Progress) -> Lease:
         """Return a connection to the last jump host before a target; raises HostError."""
-        chain = hops(host.name, settings.jump or "")
-        return await self._lease_chain(host, chain, progress)
+        return await self._lease_chain(host, _chain(host, settings), progress)
 
     async def _lease_chain(self, host: Host, chain: list[Hop], progress: Progress) -> Lease:
-        if len(chain) > MAX_HOPS:
-            raise HostError(host.name, "resolve", f"more than {MAX_HOPS} jump hosts: does ProxyJump lead in a circle?")
         key = (tuple(chain), host.identity_file, host.known_hosts)
         shared = self._shared.get(key)
         if shared is not None and _is_dead(shared):
@@ -248,8 +245,7 @@ class _Jumps:
             connection, _before = await asyncio.shield(shared.task)
         except HostError as error:
             await self.release(key, shared)
-            via = error.host if error.host.startswith("jump host") else "jump host"
-            raise HostError(host.name, error.step, f"{via}: {error.reason}", error.hint) from error
+            raise _of_jump_host(host, error) from error
         except BaseException:
             await self.release(key, shared)
             raise
@@ -259,12 +255,8 @@ class _Jumps:
         self, host: Host, chain: list[Hop], progress: Progress
     ) -> tuple[asyncssh.SSHClientConnection, Lease | None]:
         *before, last = chain
-        settings = for_hop(host, last)
-        if not before and settings.jump:
-            # ~/.ssh/config may give the first hop a ProxyJump; `Host *` may name the jump host itself.
-            before = [hop for hop in hops(host.name, settings.jump) if hop.host not in (last.host, settings.host)]
         lease = await self._lease_chain(host, before, progress) if before else None
-        settings = dataclasses.replace(settings, jump=",".join(hop.host for hop in before) or None)
+        settings = dataclasses.replace(for_hop(host, last), jump=",".join(hop.host for hop in before) or None)
 
         def report(step: str, text: str) -> None:
             progress("connect", f"{settings.label}: {step} {text}")
@@ -286,6 +278,32 @@ class _Jumps:
         await hang_up(connection)
         if before is not None:
             await before.give_back()
+
+
+def _chain(host: Host, settings: Settings) -> list[Hop]:
+    """Return all jump hosts before a target in order, with those that ~/.ssh/config gives the first; raises HostError.
+
+    Nothing is connected before all are known: in a circle each connection would wait for the others.
+    """
+    chain = hops(host.name, settings.jump or "")
+    while len(chain) <= MAX_HOPS:
+        try:
+            first = for_hop(host, chain[0])
+        except HostError as error:
+            raise _of_jump_host(host, error) from error
+        before = hops(host.name, first.jump) if first.jump else []
+        # `Host *` may name the jump host itself.
+        before = [hop for hop in before if hop.host not in (chain[0].host, first.host)]
+        if not before:
+            return chain
+        chain = [*before, *chain]
+    raise HostError(host.name, "resolve", f"more than {MAX_HOPS} jump hosts: does ProxyJump lead in a circle?")
+
+
+def _of_jump_host(host: Host, error: HostError) -> HostError:
+    """Return the error of a jump host as that of the host behind it."""
+    via = error.host if error.host.startswith("jump host") else "jump host"
+    return HostError(host.name, error.step, f"{via}: {error.reason}", error.hint)
 
 
 def _is_dead(shared: _Shared) -> bool:

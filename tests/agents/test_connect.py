@@ -254,6 +254,13 @@ def test_jump_hosts_are_shared_and_may_be_chained(tmp_path: Path, agent: AgentFi
     with_hosts(tmp_path, body, count=3)
 
 
+def test_jump_hosts_that_lead_in_a_circle_are_an_error(agent: AgentFile, ssh_home: Path) -> None:
+    (ssh_home / ".ssh" / "config").write_text("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
+    hosts = [Host(f"n{jump}", "127.0.0.1", "127.0.0.1", proxy_jump=jump) for jump in "ab"]
+    found = asyncio.run(asyncio.wait_for(connect_all(hosts, agent=agent), 60))
+    assert ["circle" in str(one) for one in found.values()] == [True, True], found
+
+
 def test_what_a_jump_host_refuses_is_told(tmp_path: Path, agent: AgentFile) -> None:
     async def body(served: Served) -> None:
         counts: dict[str, int] = {}

@@ -9,13 +9,18 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from remote_agent.wire import Answer, Channel, Items, WireError
-from supervisor.errors import HostError, why
+from remote_agent.wire import Answer, CallFailed, Channel, Items, WireError
+from supervisor.errors import HostError, RequestFailed, why
+from supervisor.inventory import Host
+from supervisor.link.host_link import Link
 from supervisor.link.jobs import choose_job
+from supervisor.logs.live import RowReader
+from supervisor.logs.selection import Selection
 from supervisor.nccl import to_fabric
 from supervisor.preflight import oddities
 from supervisor.preflight.probe import Preflight
@@ -215,3 +220,48 @@ def test_a_malformed_answer_is_the_hosts_error_and_the_channel_goes_on() -> None
             await asyncio.wait_for(asyncio.gather(*owners), 60)
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def _refusing(name: str, kind: str) -> Any:
+    """A link to a host that refuses every request with that kind of error; without a kind it never answers."""
+
+    async def call(_op: str, _args: Any = None, _body: bytes = b"", timeout: float = 30.0) -> Answer:
+        if not kind:
+            await asyncio.sleep(timeout)
+        raise CallFailed(kind, "no")
+
+    async def stream(op: str, _args: Any = None) -> Items:
+        yield await call(op)
+
+    owner: Any = SimpleNamespace(touch=lambda: None, notice=lambda *_: None, agent=SimpleNamespace(sha256=""), job="j")
+    link: Any = Link(Host(name, name, name), owner)
+    link._node, link.opened = SimpleNamespace(channel=SimpleNamespace(call=call, stream=stream)), True
+    return link
+
+
+def test_a_refusal_is_the_hosts_own_failure_if_others_may_answer_that_request() -> None:
+    async def ask(kind: str, op: str) -> Any:
+        link = _refusing("n2", kind)
+        with pytest.raises((CallFailed, MalformedAnswer)) as refused:
+            await link.call(op)
+        assert link.is_malformed == isinstance(refused.value, MalformedAnswer) != link.rank_as_source()[0]
+        with pytest.raises(type(refused.value)):
+            await link.stream(op).__anext__()
+        return refused.value
+
+    for op in ("status", "events", "log_rows"):
+        wrong = asyncio.run(ask("internal", op))
+        assert (type(wrong), why(wrong)) == (MalformedAnswer, f"it refuses `{op}`: no")
+    for kind, op in (("pattern", "log_search"), ("internal", "stop"), ("internal", "identity")):
+        assert isinstance(asyncio.run(ask(kind, op)), CallFailed), op
+
+
+def test_a_log_request_that_fails_ends_those_that_are_still_being_answered() -> None:
+    links = {"n1": _refusing("n1", ""), "n2": _refusing("n2", "usage"), "n3": _refusing("n3", "")}
+    hub: Any = SimpleNamespace(links=links, status={}, job="j")
+
+    async def read() -> None:
+        with pytest.raises(RequestFailed, match="no"):
+            [row async for row in RowReader(hub, Selection()).there()]
+
+    asyncio.run(asyncio.wait_for(read(), 20))
