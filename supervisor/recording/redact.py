@@ -24,7 +24,7 @@ _BEGIN = r"(?:(?<![A-Za-z0-9])|(?<=[a-z0-9])(?=[A-Z]))"
 # Ends of names whose values are always secrets; the first ones also without a gap before them: PGPASSWORD.
 _SURE = (
     r"(?i:pass(?:wd|word|phrase|code)|sshpass|secret|api[_-]?key)"
-    rf"|{_BEGIN}(?i:(?:access|account|auth|encryption|master|private|shared|signing|subscription)[_-]?key"
+    rf"|{_BEGIN}(?i:(?:access|account|auth|encryption|master|private|rdzv|shared|signing|subscription)[_-]?key"
     r"|webhook(?:[_-]?url)?|dsn)"
 )
 # Ends of names that are ordinary words, too.
@@ -39,7 +39,7 @@ _TOKEN_OF_TEXT = re.compile(
 )
 # NAME=value, "name": "value", Name: value, --name value in a text, with or without quotes, also escaped ones.
 _PAIR = re.compile(
-    rf"{_NAME}(?P<sep>\\{{0,8}}[\"']?[ \t]{{0,20}}(?:=>|:=|[=:](?!=))[ \t]{{0,20}}|[ \t]+(?=[^\s-]))"
+    rf"{_NAME}(?P<sep>\\{{0,8}}[\"']?\]?[ \t]{{0,20}}(?:=>|:=|[=:](?!=))[ \t]{{0,20}}|[ \t]+(?=[^\s-]))"
     r"(?:[bBrRuU]{0,2}(?P<quote>\\{0,8}[\"'])(?P<quoted>(?:(?!(?P=quote))(?:\\.|[^\n]))+)"
     r"|(?P<value>(?:[^\s\"',;&\\]|\\(?![\"']))+))"
 )
@@ -78,7 +78,8 @@ _TOKEN = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-(?!ssh-|ecdsa-)(?=[\w-]{0,40}\d)[\w-]{16,}"
     r"|xox[abeprs]-[\w-]{10,}|xapp-[\w-]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|ya29\.[\w-]{20,}"
     r"|eyJ[\w-]{10,2000}\.[\w-]{10,}\.[\w-]*|npm_[A-Za-z0-9]{30,}|pypi-(?:AgE[\w-]{16,}|[\w-]{60,})|nvapi-[\w-]{20,}"
-    r"|dckr_pat_[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,})"
+    r"|dckr_pat_[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,}|(?:gsk|r8|whsec|[rs]k_live)_[A-Za-z0-9]{20,}|xai-[\w-]{40,}"
+    r"|hv[bs]\.[\w-]{20,}|do[opr]_v1_[a-f0-9]{40,}|AGE-SECRET-KEY-1[A-Z0-9]{40,})"
 )
 _KEY_BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)")
 
@@ -175,11 +176,12 @@ _RULES: tuple[tuple[re.Pattern[str], re.Pattern[str], str | Callable[[re.Match[s
         ("bearer", _BEARER, _KEPT),
         (r"basic\s", _BASIC, _basic),
         (
-            r"hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox|xapp-|akia|asia|aiza|ya29\.|eyj|npm_|pypi-|nvapi-|dckr_|sg\.",
+            r"hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox|xapp-|akia|asia|aiza|ya29\.|eyj|npm_|pypi-|nvapi-|dckr_|sg\."
+            r"|gsk_|r8_|whsec_|[rs]k_live_|xai-|hv[bs]\.|do[opr]_v1_|age-secret-key-",
             _TOKEN,
             MARK,
         ),
-        (rf"{_WORDS}[\w.-]{{0,20}}\\{{0,8}}[\"']?[ \t]{{0,20}}[=:]|--[\w-]{{0,80}}{_WORDS}", _PAIR, _pair),
+        (rf"{_WORDS}[\w.-]{{0,20}}\\{{0,8}}[\"']?\]?[ \t]{{0,20}}[=:]|--[\w-]{{0,80}}{_WORDS}", _PAIR, _pair),
     )
 )
 
