@@ -50,6 +50,11 @@ def why(error: BaseException) -> str:
     return error.reason if isinstance(error, HostError) else str(error) or "no answer in time"
 
 
+def one_line(text: str) -> str:
+    """Return a text that a node or a server may have written as one line: no line of it must look like one of ours."""
+    return " / ".join([part for line in text.splitlines() if (part := line.strip())])
+
+
 @dataclass(frozen=True)
 class HostFailure:
     """Why one host could not be brought up."""
@@ -61,7 +66,7 @@ class HostFailure:
 
     def __str__(self) -> str:
         line = f"{self.host}: {self.step}: {self.reason}"
-        return f"{line} ({self.hint})" if self.hint else line
+        return one_line(f"{line} ({self.hint})" if self.hint else line)
 
 
 class LaunchFailed(SupervisorError):
@@ -81,7 +86,7 @@ class RequestFailed(SupervisorError):
     """The job refused a request, or did not carry it out in time; `kind` is for programs."""
 
     def __init__(self, message: str, hint: str = "", kind: str = "") -> None:
-        super().__init__(message, hint)
+        super().__init__(one_line(message), one_line(hint))
         self.kind = kind
 
 
@@ -91,10 +96,9 @@ class HostError(SupervisorError):
     exit_status = 3
 
     def __init__(self, host: str, step: str, reason: str, hint: str = "") -> None:
-        super().__init__(f"{host}: {step}: {reason}", hint)
         self.host = host
-        self.step = step
-        self.reason = reason
+        self.step, self.reason = one_line(step), one_line(reason)
+        super().__init__(f"{host}: {self.step}: {self.reason}", one_line(hint))
 
 
 class JobInTheWay(HostError):

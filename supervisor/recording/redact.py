@@ -176,8 +176,10 @@ _RULES: tuple[tuple[re.Pattern[str], re.Pattern[str], str | Callable[[re.Match[s
         ("bearer", _BEARER, _KEPT),
         (r"basic\s", _BASIC, _basic),
         (
-            r"hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox|xapp-|akia|asia|aiza|ya29\.|eyj|npm_|pypi-|nvapi-|dckr_|sg\."
-            r"|gsk_|r8_|whsec_|[rs]k_live_|xai-|hv[bs]\.|do[opr]_v1_|age-secret-key-",
+            (
+                r"hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox|xapp-|akia|asia|aiza|ya29\.|eyj|npm_|pypi-|nvapi-|dckr_|sg\."
+                r"|gsk_|r8_|whsec_|[rs]k_live_|xai-|hv[bs]\.|do[opr]_v1_|age-secret-key-"
+            ),
             _TOKEN,
             MARK,
         ),

@@ -29,7 +29,7 @@ from remote_agent.wire.documents import (
 )
 from remote_agent.wire.gate import Misfit, by_name, each, flag, maybe, name, number, record, row, text, whole
 from supervisor.actions import ACTIONS
-from supervisor.errors import HostError
+from supervisor.errors import HostError, one_line
 
 
 class MalformedAnswer(HostError, WireError):
@@ -320,10 +320,21 @@ class HostChannel(Channel):
         self, op: str, args: dict[str, Any] | None = None, body: bytes = b"", timeout: float = 30.0
     ) -> Answer:
         """Return the answer to one request; raises MalformedAnswer, CallFailed, ChannelClosed, asyncio.TimeoutError."""
-        return read_answer(self._host, op, await super().call(op, args, body, timeout))
+        try:
+            return read_answer(self._host, op, await super().call(op, args, body, timeout))
+        except CallFailed as refused:
+            raise _in_lines(refused) from None
 
     async def stream(self, op: str, args: dict[str, Any] | None = None) -> Items:
         """Yield the items of one request; raises MalformedAnswer, CallFailed, ChannelClosed."""
         async with aclosing(super().stream(op, args)) as items:
-            async for item in items:
-                yield read_answer(self._host, op, item)
+            try:
+                async for item in items:
+                    yield read_answer(self._host, op, item)
+            except CallFailed as refused:
+                raise _in_lines(refused) from None
+
+
+def _in_lines(refused: CallFailed) -> CallFailed:
+    """Return a host's refusal with texts of one line each."""
+    return CallFailed(one_line(refused.kind), one_line(refused.message), one_line(refused.hint))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from remote_agent.wire import Answer, CallFailed, Channel, Items, WireError
+from remote_agent.wire import Answer, CallFailed, Channel, Items, Problem, WireError
 from supervisor.errors import HostError, RequestFailed, why
 from supervisor.inventory import Host
 from supervisor.link.host_link import Link
@@ -191,6 +191,8 @@ def test_a_malformed_answer_is_the_hosts_error_and_the_channel_goes_on() -> None
     hello = {key: value for key, value in HELLO.items() if key != "time_ns"}
 
     async def answer(op: str, args: dict[str, Any], body: bytes) -> Answer | Items:
+        if op == "stop":
+            raise Problem("a\nb", "no\n  hint: do this", "\nc")
         return {"hello": Answer(hello), "tree_has": Answer({"has": True})}.get(op) or _items()
 
     async def _items() -> Items:
@@ -214,6 +216,9 @@ def test_a_malformed_answer_is_the_hosts_error_and_the_channel_goes_on() -> None
             with pytest.raises(MalformedAnswer, match="n2: events: .*seq is missing"):
                 await items.__anext__()
             assert (await channel.call("tree_has")).data == {"has": True}
+            with pytest.raises(CallFailed) as refused:
+                await channel.call("stop")
+            assert vars(refused.value) == {"kind": "a / b", "message": "no / hint: do this", "hint": "c"}
         finally:
             await channel.close()
             await other.close()

@@ -20,7 +20,7 @@ from supervisor import handlers
 from supervisor.cli import entry, main
 from supervisor.cli.output import Writer, write_json, write_ranks, write_table
 from supervisor.cli.whole_lines import WholeLines, line_of, lines_of, prefixed
-from supervisor.errors import HostFailure, LaunchFailed, RequestFailed
+from supervisor.errors import HostError, HostFailure, LaunchFailed, RequestFailed
 from supervisor.logs.fold import Folder
 from supervisor.logs.live import Chunk
 from supervisor.logs.rows import LogLine
@@ -108,7 +108,10 @@ def test_whatever_a_command_writes(monkeypatch: pytest.MonkeyPatch, run: Callabl
 
 def test_no_text_of_a_node_looks_like_a_line_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
     entry.say(str(LaunchFailed("x\nsupervisor: y", (HostFailure("n1", "auth", "a\nn2: ready"),), "do z")))
-    assert capsys.readouterr().err == "supervisor: n1: auth: a\n  n2: ready\n  x\n  supervisor: y\n  hint: do z\n"
+    assert capsys.readouterr().err == "supervisor: n1: auth: a / n2: ready\n  x\n  supervisor: y\n  hint: do z\n"
+    for error in (HostError("n1", "connect", "a\n  hint: do y", "z\nb"), RequestFailed("a\n\n  hint: do y", "z\nb")):
+        entry.say(str(error))
+        assert capsys.readouterr().err.endswith("a / hint: do y\n  hint: z / b\n")
     write_ranks({"ranks": {0: {"message": "a\nrank 1: done", "accepted": True}}}, as_json=False)
     assert capsys.readouterr().out == "rank 0: a\\nrank 1: done\n"
 
