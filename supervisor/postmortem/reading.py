@@ -9,6 +9,7 @@ processes, which run this module, take one piece of a long file each.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import marshal
@@ -21,7 +22,6 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -101,8 +101,11 @@ def _whole(path: Path) -> list[FileLine]:
 
 
 def _cut(path: Path, size: int, limit: KeepLimit) -> list[Piece]:
-    """Return the pieces of a long file."""
-    return [Piece(str(path), begin, min(begin + PIECE, size), limit) for begin in range(0, size, PIECE)]
+    """Return the pieces of a long file, without the hole where the oldest bytes of one of our own logs were freed."""
+    first = 0
+    with path.open("rb") as file, contextlib.suppress(OSError, AttributeError):
+        first = os.lseek(file.fileno(), 0, os.SEEK_DATA)
+    return [Piece(str(path), begin, min(begin + PIECE, size), limit) for begin in range(first, size, PIECE)]
 
 
 def _with_progress(pieces: Sequence[Piece], picked: Iterator[Picked], progress: Progress) -> Iterator[Picked]:
@@ -134,7 +137,7 @@ def _text(raw: bytes) -> str:
     return clean(raw.decode("utf-8", "replace"))
 
 
-@contextmanager
+@contextlib.contextmanager
 def _picking(size: int) -> Iterator[Callable[[Sequence[Piece]], Iterator[Picked]]]:
     """Yield a function that picks from pieces, in order; with other processes if there are many bytes and cores."""
     helpers = min(os.cpu_count() or 1, HELPERS_MAX) if size > HELP_BYTES else 1
@@ -353,7 +356,9 @@ def pick(piece: Piece) -> Picked:
     """Return the relevant lines of a piece; raises OSError."""
     picker = _Picker(piece.limit)
     with Path(piece.path).open("rb") as file:
-        start, stop = _line_start(file, piece.begin), _line_start(file, piece.end)
+        start = _line_start(file, piece.begin, piece.end)
+        # A line may be longer than many pieces: only the one in which it starts looks for its end.
+        stop = _line_start(file, piece.end) if start < piece.end else start
         for block in _blocks(file, start, stop):
             picker.feed(block)
     return picker.picked()
@@ -411,12 +416,12 @@ def shown(raw: bytes) -> bytes:
     return raw[:LINE_MAX]
 
 
-def _line_start(file: io.BufferedReader, offset: int) -> int:
-    """Return the position of the first line that starts at this offset or later."""
+def _line_start(file: io.BufferedReader, offset: int, end: int | None = None) -> int:
+    """Return the position of the first line that starts at this offset or later, or one from `end` on."""
     if offset == 0:
         return 0
     file.seek(offset - 1)
-    while chunk := file.read(LINE_MAX):
+    while (end is None or file.tell() < end) and (chunk := file.read(LINE_MAX)):
         newline = chunk.find(b"\n")
         if newline >= 0:
             return file.tell() - len(chunk) + newline + 1

@@ -152,6 +152,31 @@ def test_what_comes_at_each_step_is_routine_among_lines_that_are_not_alike_too()
     assert found == [ROUTINE // 2, ROUTINE // 2, 0, 0]
 
 
+def test_lines_longer_than_pieces_and_freed_bytes_are_not_read_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    monkeypatch.setattr(reading, "PIECE", 20_000)
+    log = tmp_path / "a.log"
+    end = b"\nValueError: it broke\n"
+    log.write_bytes(b"x" * 3_000_000 + end)
+    before = read()
+    ((first, error),) = reading.read_all([log])
+    assert (first.text[:9], error.text) == ("xxxxxxxxx", "ValueError: it broke")
+    assert read() - before < 4 * log.stat().st_size
+    # As where log_bound frees the oldest bytes.
+    log.write_bytes(b"")
+    os.truncate(log, 1 << 30)
+    with log.open("ab") as file:
+        file.write(b"z" * 2_000_000 + end)
+    before = read()
+    ((error,),) = reading.read_all([log])
+    assert error.text == "ValueError: it broke"
+    assert read() - before < 10_000_000
+
+
 def test_other_processes_pick_the_same_lines_and_a_dead_one_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
